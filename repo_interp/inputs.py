@@ -1,0 +1,107 @@
+"""What one attention layer computes with: the record that capture hands to measures.
+
+The logit of query i and key j of a head is
+
+    W_ij = logit_scale * rotate(q_i, z_i) . rotate(k_j, z_j) + bias_ij        (j <= i, j in the window, both valid)
+
+with q, k after any QK-norm and before rotation, z the positions. Rotated queries and keys are derived here, not stored twice.
+Knows nothing about models, prompts or measures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from repo_interp.positions.rotary import expand_heads, rotate
+
+Spans = Mapping[str, Bool[Tensor, "prompt token"]]
+"""Named sets of tokens: for every span a mask over the tokens of each prompt of the batch."""
+
+PositionLogits = Callable[[Int[Tensor, "row"]], Float[Tensor, "prompt head row key"]]
+"""The position part that a scheme adds to the logits, for the asked query rows only - never the whole map."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionInputs:
+    """Inputs of one attention layer for a batch of prompts. Token order is causal order; padding may stand on either side."""
+
+    layer: int
+    scheme: str
+    queries: Float[Tensor, "prompt head token d_head"]
+    keys: Float[Tensor, "prompt kv_head token d_head"]
+    positions: Float[Tensor, "prompt any token"] | None
+    """One row a head, a key-value head, or one for all; None where the scheme has no positions (NoPE)."""
+    frequencies: Float[Tensor, "component"] | None
+    """theta_r of the rotation, None where nothing is rotated (NoPE, additive schemes)."""
+    attention_scaling: float
+    logit_scale: float
+    valid: Bool[Tensor, "prompt token"]
+    prompts: Int[Tensor, "prompt"]
+    """Number of each prompt of the batch within the whole analysis: the label of the axis `prompt`."""
+    window: int | None = None
+    """Query i sees keys i - window + 1 .. i; None sees all earlier keys."""
+    softcap: float | None = None
+    """Logits become softcap * tanh(logit / softcap) before the softmax (Gemma 2)."""
+    position_logits: PositionLogits | None = None
+
+    @property
+    def heads(self) -> int:
+        """Number of query heads."""
+        return self.queries.shape[1]
+
+    @property
+    def kv_heads(self) -> int:
+        """Number of key-value heads."""
+        return self.keys.shape[1]
+
+    @property
+    def head_positions(self) -> Float[Tensor, "prompt head token"] | None:
+        """Positions with one row a query head."""
+        return None if self.positions is None else expand_heads(self.positions, self.heads)
+
+    @property
+    def rotated_queries(self) -> Float[Tensor, "prompt head token d_head"]:
+        """Queries as they enter the dot product."""
+        return self._rotated(self.queries)
+
+    @property
+    def rotated_keys(self) -> Float[Tensor, "prompt head token d_head"]:
+        """Keys as they enter the dot product: one a key-value head, or one a query head where positions are a query head's own."""
+        if self.positions is not None and self.positions.shape[1] > self.kv_heads:
+            return self._rotated(expand_heads(self.keys, self.heads))
+        return self._rotated(self.keys)
+
+    def _rotated(self, features: Tensor) -> Tensor:
+        if self.positions is None or self.frequencies is None:
+            return features
+        return rotate(
+            features, expand_heads(self.positions, features.shape[1]), self.frequencies, self.attention_scaling
+        )
+
+    def visible(self, rows: Int[Tensor, "row"]) -> Bool[Tensor, "prompt row key"]:
+        """Which keys the queries at `rows` may attend to: causal, inside the window, both tokens valid."""
+        keys = torch.arange(self.valid.shape[1], device=rows.device)
+        distance = rows[:, None] - keys
+        seen = distance >= 0
+        if self.window is not None:
+            seen &= distance < self.window
+        return seen & self.valid[:, None, :] & self.valid[:, rows, None]
+
+    def logits(self, rows: Int[Tensor, "row"]) -> Float[Tensor, "prompt head row key"]:
+        """Pre-softmax logits of the queries at `rows` against every key; -inf where the key is not visible.
+
+        Costs rows x tokens: ask for the rows that a measure needs. Includes logit_scale, the soft cap and the position logits.
+        """
+        queries = self.rotated_queries[:, :, rows]
+        keys = expand_heads(self.rotated_keys, self.heads)
+        logits = queries @ keys.transpose(-1, -2) * self.logit_scale
+        if self.softcap is not None:
+            logits = torch.tanh(logits / self.softcap) * self.softcap
+        if self.position_logits is not None:
+            logits = logits + self.position_logits(rows)
+        return logits.masked_fill(~self.visible(rows)[:, None], float("-inf"))

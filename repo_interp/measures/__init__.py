@@ -1,0 +1,1 @@
+"""Attention inputs -> labelled statistics. Pure; knows no model, no task and no plot."""

@@ -1,0 +1,1 @@
+"""Everything that knows Hugging Face and TransformerLens. Knows no task and no measure."""

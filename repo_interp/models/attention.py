@@ -1,0 +1,220 @@
+"""The one attention module of a repositioned layer.
+
+    z = assign(h)                                   positions, or none
+    S = logit_scale * rotate(q, z) rotate(k, z)^T + position_logits(q, k, ...)       masked to the past
+    out = softmax(S) v Wo
+
+It takes over the projections (and QK-norms) of a stock Hugging Face attention module, so their weights keep their names and values.
+A scheme is a choice of three parts: an assigner of positions, frequencies to rotate by, and logits to add; each may be absent.
+Knows nothing about layouts, checkpoints or measures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from repo_interp.errors import InputError
+from repo_interp.models.seams import Seams
+from repo_interp.positions.assigners import Assigner
+from repo_interp.positions.rotary import expand_heads, rotation_tables, turn
+
+
+@dataclass(frozen=True)
+class SchemeParts:
+    """What a position scheme puts into a layer."""
+
+    name: str
+    assigner: nn.Module | None
+    """Gives positions; None where the scheme has none."""
+    frequencies: Float[Tensor, "component"] | None
+    """Rotation frequencies in radians a position; None where nothing is rotated."""
+    attention_scaling: float = 1.0
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What an observer of an attention layer is shown, once a forward pass, before the attention itself is computed."""
+
+    layer: int
+    scheme: str
+    queries: Float[Tensor, "batch head token d_head"]
+    keys: Float[Tensor, "batch kv_head token d_head"]
+    positions: Float[Tensor, "batch any token"] | None
+    frequencies: Float[Tensor, "component"] | None
+    attention_scaling: float
+    logit_scale: float
+    window: int | None
+    softcap: float | None
+
+
+class RepositionedAttention(nn.Module):
+    """Causal self-attention whose positions come from a scheme. Same weights, same interface as the stock module it replaces."""
+
+    def __init__(self, stock: nn.Module, scheme: SchemeParts) -> None:
+        """Take over the projections of `stock`, a Hugging Face attention module with q_proj, k_proj, v_proj, o_proj."""
+        super().__init__()
+        self.config = stock.config
+        self.layer_idx: int = stock.layer_idx
+        self.scheme = scheme.name
+        self.d_head: int = stock.d_head if isinstance(stock, RepositionedAttention) else stock.head_dim
+        self.scaling: float = stock.scaling
+        self.attention_dropout: float = stock.attention_dropout
+        self.sliding_window: int | None = getattr(stock, "sliding_window", None)
+        self.attn_logit_softcapping: float | None = getattr(stock, "attn_logit_softcapping", None)
+        self.is_causal = True
+        self.num_key_value_groups: int = stock.num_key_value_groups
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = stock.q_proj, stock.k_proj, stock.v_proj, stock.o_proj
+        self.q_norm: nn.Module | None = getattr(stock, "q_norm", None)
+        self.k_norm: nn.Module | None = getattr(stock, "k_norm", None)
+        self.norm_spans_heads = self.q_norm is not None and self.q_norm.weight.shape[-1] != self.d_head
+        self.assigner: nn.Module | None = scheme.assigner
+        # Not a buffer: `.to(bfloat16)` would round it, and angles at position 4096 with it.
+        self.frequencies = scheme.frequencies
+        self.attention_scaling = scheme.attention_scaling
+        self.seams = Seams()
+        self.observers: list[Callable[[Observed], None]] = []
+
+    @property
+    def head_dim(self) -> int:
+        """Refused: whoever asks re-implements attention, and would silently put the token index in place of the positions."""
+        raise InputError(
+            f"layer {self.layer_idx} assigns positions by {self.scheme!r}, which a stock TransformerLens adapter would lose; "
+            "make the bridge with repo_interp.load(path) or repo_interp.bridge(model)"
+        )
+
+    def forward(
+        self,
+        hidden_states: Float[Tensor, "batch token d_model"],
+        position_embeddings: object = None,
+        attention_mask: Tensor | None = None,
+        past_key_values=None,
+        position_ids: Int[Tensor, "batch token"] | None = None,
+        **kwargs,
+    ) -> tuple[Float[Tensor, "batch token d_model"], Tensor | None]:
+        """Attend. `position_embeddings`, the stock model's tables of the token index, are not used: the scheme makes its own."""
+        batch, tokens, _ = hidden_states.shape
+        queries, keys, values = self.project(hidden_states)
+        positions = None
+        if self.assigner is not None:
+            index = self._index(hidden_states, position_ids, past_key_values)
+            positions = self.seams.positions(self.assigner(hidden_states, index))
+        self._show(queries, keys, positions)
+        if positions is not None and positions.shape[1] > keys.shape[1]:
+            # A position a head: heads that share a key need it rotated each in its own way.
+            keys, values = expand_heads(keys, positions.shape[1]), expand_heads(values, positions.shape[1])
+        queries, keys = self.rotate(queries, keys, positions)
+        if past_key_values is not None:
+            keys, values = past_key_values.update(keys, values, self.layer_idx)
+        attended, pattern = self.attend(queries, keys, values, attention_mask, kwargs)
+        return self.o_proj(attended.reshape(batch, tokens, -1)), pattern
+
+    def project(
+        self, hidden_states: Float[Tensor, "batch token d_model"]
+    ) -> tuple[
+        Float[Tensor, "batch head token d_head"],
+        Float[Tensor, "batch kv_head token d_head"],
+        Float[Tensor, "batch kv_head token d_head"],
+    ]:
+        """Queries and keys after any QK-norm, and values, split into heads."""
+        queries = self._normed(self.q_proj(hidden_states), self.q_norm, self.seams.queries)
+        keys = self._normed(self.k_proj(hidden_states), self.k_norm, self.seams.keys)
+        return queries, keys, self._split(self.v_proj(hidden_states))
+
+    def rotate(
+        self, queries: Tensor, keys: Tensor, positions: Float[Tensor, "batch any token"] | None
+    ) -> tuple[Tensor, Tensor]:
+        """Queries and keys turned by their positions; as they are where the scheme does not rotate."""
+        if positions is not None and self.frequencies is not None:
+            if self.frequencies.device != queries.device:
+                self.frequencies = self.frequencies.to(queries.device)
+            cosines, sines = rotation_tables(positions, self.frequencies, self.attention_scaling, queries.dtype)
+            cosines, sines = self.seams.cosines(cosines), self.seams.sines(sines)
+            queries = turn(queries, expand_heads(cosines, queries.shape[1]), expand_heads(sines, queries.shape[1]))
+            keys = turn(keys, expand_heads(cosines, keys.shape[1]), expand_heads(sines, keys.shape[1]))
+        return self.seams.rotated_queries(queries), self.seams.rotated_keys(keys)
+
+    def attend(
+        self, queries: Tensor, keys: Tensor, values: Tensor, attention_mask: Tensor | None, kwargs: dict
+    ) -> tuple[Float[Tensor, "batch token head d_head"], Tensor | None]:
+        """Weighted values of every query, and the pattern where it was made."""
+        implementation = self.config._attn_implementation
+        dropout = self.attention_dropout if self.training else 0.0
+        if implementation == "eager" or self.attn_logit_softcapping is not None or self.seams.maps_are_watched:
+            return self.attend_openly(queries, keys, values, attention_mask, dropout)
+        self.num_key_value_groups = queries.shape[1] // keys.shape[1]  # read by the kernel
+        return ALL_ATTENTION_FUNCTIONS[implementation](
+            self,
+            queries,
+            keys,
+            values,
+            attention_mask,
+            dropout=dropout,
+            scaling=self.scaling,
+            sliding_window=self.sliding_window,
+            **kwargs,
+        )
+
+    def attend_openly(
+        self, queries: Tensor, keys: Tensor, values: Tensor, attention_mask: Tensor | None, dropout: float
+    ) -> tuple[Float[Tensor, "batch token head d_head"], Float[Tensor, "batch head token key"]]:
+        """The same with scores and pattern made, for whoever listens to them."""
+        heads = queries.shape[1]
+        scores = queries @ expand_heads(keys, heads).transpose(-1, -2) * self.scaling
+        if self.attn_logit_softcapping is not None:
+            scores = torch.tanh(scores / self.attn_logit_softcapping) * self.attn_logit_softcapping
+        scores = self.seams.scores(_masked(scores, attention_mask))
+        pattern = torch.softmax(scores, dim=-1, dtype=torch.float32).to(queries.dtype)
+        pattern = self.seams.pattern(torch.dropout(pattern, dropout, train=dropout > 0.0))
+        return (pattern @ expand_heads(values, heads)).transpose(1, 2), pattern
+
+    def _normed(self, flat: Tensor, norm: nn.Module | None, seam: nn.Module) -> Tensor:
+        if norm is None:
+            return self._split(flat)
+        if self.norm_spans_heads:  # OLMo-2: one norm over all heads jointly
+            return self._split(seam(norm(flat)))
+        return seam(norm(self._split(flat)))  # Qwen3, Gemma 3: one norm, head by head
+
+    def _split(self, flat: Float[Tensor, "batch token width"]) -> Float[Tensor, "batch any token d_head"]:
+        return flat.view(*flat.shape[:2], -1, self.d_head).transpose(1, 2)
+
+    def _index(self, hidden_states: Tensor, position_ids: Tensor | None, past_key_values) -> Int[Tensor, "any token"]:
+        if position_ids is not None:
+            return position_ids
+        start = 0 if past_key_values is None else past_key_values.get_seq_length(self.layer_idx)
+        return torch.arange(start, start + hidden_states.shape[1], device=hidden_states.device)[None]
+
+    def _show(self, queries: Tensor, keys: Tensor, positions: Tensor | None) -> None:
+        for observer in self.observers:
+            observer(
+                Observed(
+                    layer=self.layer_idx,
+                    scheme=self.scheme,
+                    queries=queries,
+                    keys=keys,
+                    positions=positions,
+                    frequencies=self.frequencies,
+                    attention_scaling=self.attention_scaling,
+                    logit_scale=self.scaling,
+                    window=self.sliding_window,
+                    softcap=self.attn_logit_softcapping,
+                )
+            )
+
+
+def _masked(scores: Float[Tensor, "batch head token key"], attention_mask: Tensor | None) -> Tensor:
+    """Scores with what may not be seen at the lowest finite value: `attention_mask` boolean, additive, or none (plainly causal)."""
+    tokens, keys = scores.shape[-2:]
+    lowest = torch.finfo(scores.dtype).min
+    if attention_mask is None:
+        seen = torch.ones(tokens, keys, dtype=torch.bool, device=scores.device).tril(keys - tokens)
+        return scores.masked_fill(~seen, lowest)
+    attention_mask = attention_mask[..., :keys]
+    if attention_mask.dtype == torch.bool:
+        return scores.masked_fill(~attention_mask, lowest)
+    return scores + attention_mask

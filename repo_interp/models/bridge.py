@@ -1,0 +1,107 @@
+"""A repositioned model as a TransformerLens `TransformerBridge`.
+
+    blocks.{i}.attn.hook_positions      [batch, P, token], P in {1, key-value heads, heads}; editable, also on RoPE layers
+    blocks.{i}.attn.hook_q, hook_k, hook_v, hook_z, hook_rot_q, hook_rot_k, hook_attn_scores, hook_pattern, ...     TransformerLens' own
+
+TransformerLens re-implements attention, and a stock adapter would silently rotate by the token index. Here its hook points are the
+seams of our own attention module instead, so bridge and Hugging Face model run the same code; scores and patterns are made only in
+layers where somebody listens to them, elsewhere the fused kernel runs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformer_lens.hook_points import HookPoint
+from transformer_lens.model_bridge import TransformerBridge
+from transformer_lens.model_bridge.generalized_components import LinearBridge, PositionEmbeddingsAttentionBridge
+from transformer_lens.model_bridge.sources import build_bridge_from_module
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from repo_interp.errors import InputError
+from repo_interp.models.attention import RepositionedAttention
+from repo_interp.models.families import FAMILIES
+from repo_interp.models.reposition import attentions
+from repo_interp.models.seams import Seams
+
+
+class RepositionedAttentionBridge(PositionEmbeddingsAttentionBridge):
+    """TransformerLens' view of a `RepositionedAttention`: its hook points stand in the attention's seams."""
+
+    rope_optional = True
+
+    def __init__(self, name: str, config: Any, submodules: dict[str, Any]) -> None:
+        super().__init__(name, config, submodules)
+        self.hook_positions = _hook(pos_dim=2)
+        self.hook_position_logits = _hook(pos_dim=2)
+        self.hook_cos.pos_dim = self.hook_sin.pos_dim = 2  # [batch, P, token, d_head/2]
+
+    def set_original_component(self, component: nn.Module) -> None:
+        """Put the hook points into the seams of `component`. Raises InputError for any other attention module."""
+        if not isinstance(component, RepositionedAttention):
+            raise InputError(f"{self.name} is a {type(component).__name__}; reposition the model before bridging it")
+        super().set_original_component(component)
+        silent = nn.Identity()
+        component.seams = Seams(
+            queries=getattr(self, "hook_q_normed", silent),
+            keys=getattr(self, "hook_k_normed", silent),
+            positions=self.hook_positions,
+            cosines=self.hook_cos,
+            sines=self.hook_sin,
+            rotated_queries=self.hook_rot_q,
+            rotated_keys=self.hook_rot_k,
+            position_logits=self.hook_position_logits,
+            scores=self.hook_attn_scores,
+            pattern=self.hook_pattern,
+        )
+
+    def _decide_qk_norm_phase(self, hf_attn: nn.Module) -> str | None:
+        if getattr(hf_attn, "q_norm", None) is None:
+            return None
+        return "pre_reshape" if hf_attn.norm_spans_heads else "post_reshape"
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the wrapped attention between hook_in and hook_out; the hooks inside it fire in its seams."""
+        for switch in ("use_attn_result", "use_split_qkv_input", "use_attn_in"):
+            if getattr(self.config, switch, False):
+                raise InputError(f"{switch} is not offered by repositioned attention; read hook_z, hook_q, hook_k, hook_v instead")
+        hidden_states = kwargs.pop("hidden_states") if "hidden_states" in kwargs else args[0]
+        output, pattern = self.original_component(self.hook_in(hidden_states), **kwargs)
+        return self.hook_out(output), pattern
+
+
+def bridge(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> TransformerBridge:
+    """Wrap a repositioned `model`. The bridge takes the model over: save it before, train it before.
+
+    Raises InputError when the model was not repositioned.
+    """
+    list(attentions(model))  # refuses a model that was never repositioned
+    implementation = model.config._attn_implementation
+    wrapped = build_bridge_from_module(
+        model,
+        FAMILIES[model.config.model_type],
+        hf_config=model.config,
+        tokenizer=tokenizer,
+        post_adapter_hook=_exchange_attention,
+    )
+    # Some adapters force eager attention for the whole model.
+    model.set_attn_implementation("sdpa" if implementation is None else implementation)
+    return wrapped
+
+
+def _exchange_attention(adapter: Any) -> None:
+    adapter.supports_fold_ln = False  # ln1 would be folded into q, k, v but not into the maps of f_phi
+    blocks = adapter.component_mapping["blocks"]
+    stock = blocks.submodules["attn"]
+    submodules = dict(stock.submodules)
+    for learned in ("gate_map", "content_map", "final_map", "dynamic_map"):
+        submodules[learned] = LinearBridge(name=f"assigner.{learned}", optional=True)
+    blocks.submodules["attn"] = RepositionedAttentionBridge(stock.name, stock.config, submodules)
+
+
+def _hook(pos_dim: int) -> HookPoint:
+    point = HookPoint()
+    point.pos_dim = pos_dim
+    return point

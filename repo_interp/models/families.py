@@ -1,0 +1,95 @@
+"""Which Hugging Face decoders can be repositioned, and how each rotates by the token index.
+
+A decoder qualifies when its attention is q_proj, k_proj, v_proj, o_proj, an optional QK-norm, half-split rotation of whole heads,
+softmax: then `RepositionedAttention` computes the same numbers. Others are refused by name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from repo_interp.errors import InputError
+
+FAMILIES = {
+    "llama": "LlamaForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
+    "olmo3": "Olmo3ForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "gemma": "GemmaForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+}
+"""`model_type` of every decoder that can be repositioned, with its class (and TransformerLens architecture)."""
+
+_STATIC_ROTATIONS = {"default", "linear", "yarn", "llama3"}
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """What a decoder's own rotary embedding uses in one layer."""
+
+    frequencies: Tensor
+    """[d_head/2], float32, radians a token."""
+    attention_scaling: float
+
+
+def require_family(config: PretrainedConfig) -> None:
+    """Raise InputError when decoders of this configuration cannot be repositioned."""
+    if config.model_type not in FAMILIES:
+        raise InputError(
+            f"decoders of type {config.model_type!r} cannot be repositioned; these can: {', '.join(sorted(FAMILIES))}"
+        )
+    if not hasattr(config, "rope_parameters") or config.rope_parameters is None:
+        raise InputError(f"the {config.model_type} configuration has no rope_parameters, so nothing says how to rotate")
+    for parameters in _rope_parameters(config):
+        kind = parameters.get("rope_type", "default")
+        if kind not in _STATIC_ROTATIONS:
+            raise InputError(
+                f"rope_type {kind!r} changes its frequencies with the prompt's length, which measures could not follow; "
+                f"wanted one of {', '.join(sorted(_STATIC_ROTATIONS))}"
+            )
+        share = parameters.get("partial_rotary_factor", 1.0)
+        if share != 1.0:
+            raise InputError(f"only {share} of each head is rotated (partial_rotary_factor); wanted whole heads")
+
+
+def rotations(model: PreTrainedModel) -> tuple[Rotation, ...]:
+    """The rotation of every layer, in float32 whatever the model's dtype: computed anew from the configuration."""
+    config = model.config
+    # Constructing the rotary module again avoids buffers that `.to(bfloat16)` has rounded.
+    rotary: nn.Module = type(model.model.rotary_emb)(config)
+    return tuple(_layer_rotation(rotary, config, layer) for layer in range(config.num_hidden_layers))
+
+
+def native_layout(config: PretrainedConfig) -> tuple[str, ...]:
+    """The schemes of the stock decoder: RoPE, but for layers that the configuration leaves without (SmolLM3)."""
+    with_rotation = getattr(config, "no_rope_layers", None) or [1] * config.num_hidden_layers
+    return tuple("rope" if rotated else "nope" for rotated in with_rotation)
+
+
+def training_length(config: PretrainedConfig) -> int:
+    """Longest prompts the model was trained on, in tokens: before any scaling of its frequencies."""
+    lengths = [p.get("original_max_position_embeddings") for p in _rope_parameters(config)]
+    known = [length for length in lengths if length]
+    return int(min(known)) if known else int(config.max_position_embeddings)
+
+
+def _rope_parameters(config: PretrainedConfig) -> list[dict]:
+    parameters = config.rope_parameters
+    by_layer_type = [value for value in parameters.values() if isinstance(value, dict)]
+    return by_layer_type or [parameters]
+
+
+def _layer_rotation(rotary: nn.Module, config: PretrainedConfig, layer: int) -> Rotation:
+    kind = config.layer_types[layer] if getattr(config, "layer_types", None) else None
+    prefix = f"{kind}_" if kind is not None and hasattr(rotary, f"{kind}_inv_freq") else ""
+    return Rotation(
+        frequencies=getattr(rotary, f"{prefix}inv_freq").detach().float(),
+        attention_scaling=float(getattr(rotary, f"{prefix}attention_scaling")),
+    )

@@ -1,0 +1,95 @@
+"""Put a layout of position schemes into a stock Hugging Face decoder.
+
+Every layer's attention becomes the one `RepositionedAttention`, with the stock projections and norms; only what a scheme learns
+(f_phi: 2 d d_p + d_p P parameters a layer) is new, drawn from normal(0, initializer_range) as in the RePo paper.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from repo_interp.errors import InputError
+from repo_interp.models.attention import RepositionedAttention
+from repo_interp.models.families import require_family, rotations
+from repo_interp.models.schemes import scheme_parts
+from repo_interp.positions.layouts import format_layout, parse_layout
+
+logger = logging.getLogger(__name__)
+
+
+def reposition(model: PreTrainedModel, layout: str, assignment: str = "kv_head") -> PreTrainedModel:
+    """Give `model` the position schemes of `layout` (see `positions.layouts`), in place, and return it.
+
+    `assignment` says what has a row of learned positions of its own: "kv_head", "head" or "layer". A model that was repositioned
+    before starts the new schemes afresh. The model trains, generates, and keeps its weights' names; `added_parameters` says what
+    the schemes cost. Raises InputError for decoders and layouts that do not fit.
+    """
+    require_family(model.config)
+    try:
+        schemes = parse_layout(layout, model.config.num_hidden_layers)
+    except ValueError as error:
+        raise InputError(str(error)) from None
+    reference = next(model.parameters())
+    for layer, rotation in zip(model.model.layers, rotations(model), strict=True):
+        stock = layer.self_attn
+        parts = scheme_parts(schemes[stock.layer_idx], model.config, rotation, assignment)
+        if parts.assigner is not None:
+            initialise(parts.assigner, model.config.initializer_range)
+            if reference.device.type != "meta":
+                parts.assigner.to(device=reference.device, dtype=reference.dtype)
+        attention = RepositionedAttention(stock, parts)
+        attention.train(stock.training)
+        layer.self_attn = attention
+    model.config.position_layout = {"layers": list(schemes), "assignment": assignment}
+    added = added_parameters(model)
+    share = 100 * added / max(1, sum(p.numel() for p in model.parameters()) - added)
+    logger.info("layout %s adds %d parameters (%.2f %%)", format_layout(schemes), added, share)
+    return model
+
+
+def initialise(scheme: nn.Module, deviation: float) -> None:
+    """Draw every linear map of a scheme from normal(0, deviation)."""
+    for module in scheme.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=deviation)
+
+
+def attentions(model: nn.Module) -> Iterator[RepositionedAttention]:
+    """The attention modules of a repositioned model - or of the bridge around it - from the first layer to the last."""
+    found = {module.layer_idx: module for module in model.modules() if isinstance(module, RepositionedAttention)}
+    if not found:
+        raise InputError("this model was never repositioned; call repo_interp.reposition(model, layout) or load it with repo_interp.load")
+    for layer in sorted(found):
+        yield found[layer]
+
+
+def layout(model: nn.Module) -> tuple[str, ...]:
+    """The position scheme of every layer of a repositioned model or bridge."""
+    return tuple(attention.scheme for attention in attentions(model))
+
+
+def added_parameters(model: nn.Module) -> int:
+    """How many parameters the position schemes have that the stock decoder has not."""
+    return sum(
+        parameter.numel()
+        for attention in attentions(model)
+        if attention.assigner is not None
+        for parameter in attention.assigner.parameters()
+    )
+
+
+def mix_with_index(model: nn.Module, share: float) -> None:
+    """Let learned positions be (1 - share) z + share i: 1 is plain RoPE, 0 the learned positions alone (the released code's pdrop)."""
+    if not 0.0 <= share <= 1.0:
+        raise ValueError(f"a share lies between 0 and 1, not {share}")
+    for attention in attentions(model):
+        if hasattr(attention.assigner, "index_share"):
+            attention.assigner.index_share = share
+
+
+
+

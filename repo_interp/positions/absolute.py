@@ -1,0 +1,43 @@
+"""Learned absolute positions: a vector a position, added to the token embedding at the model's input.
+
+    h_i <- h_i + e[i],  i = 0 .. length - 1                  (CoPE's and HoPE's baseline; GPT-2: e starts normal, deviation 0.02)
+
+There is no vector beyond the table, and so no longer prompt: that is an error, never another position's vector.
+Knows nothing about attention.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+
+class AbsoluteEmbedding(nn.Module):
+    """The table e and its addition."""
+
+    def __init__(self, length: int, d_model: int, initial_deviation: float = 0.02) -> None:
+        """`length` positions, as many as the longest prompt has tokens; vectors of width `d_model`."""
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(length, d_model))
+        nn.init.normal_(self.weight, std=initial_deviation)
+
+    def forward(
+        self, embeddings: Float[Tensor, "batch token d_model"], index: Int[Tensor, "batch token"]
+    ) -> Float[Tensor, "batch token d_model"]:
+        """Token embeddings with their position's vector added, in the embeddings' dtype.
+
+        `index`: the token's number among the valid tokens of its prompt; below 0 it marks padding, to which nothing is added.
+        A batch axis of 1 broadcasts. ValueError for an index beyond the table.
+        """
+        length = self.weight.shape[0]
+        last = int(index.max()) if index.numel() else -1
+        if last >= length:
+            raise ValueError(
+                f"a prompt reaches position {last}, but the learned table has {length} positions (0 to {length - 1}); "
+                "use shorter prompts, or train with a longer table"
+            )
+        vectors = nn.functional.embedding(index.clamp(min=0), self.weight).masked_fill(
+            index[..., None] < 0, 0.0
+        )
+        return embeddings + vectors.to(embeddings.dtype)

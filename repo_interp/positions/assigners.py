@@ -1,0 +1,88 @@
+"""How a token gets its position.
+
+    index        z_i = i                                                        (RoPE)
+    learned      z_i = (silu(h_i Wg) * (h_i Wc)) Wz                             (RePo eq. 4-6, app. A)
+    linear       z_i = h_i W                                                    (the released `continuous` modes)
+
+h_i is the input of the attention layer; Wg, Wc: d_model -> d_model // 8 (`gate_map`, `content_map`), Wz: d_model // 8 -> P (`final_map`);
+no biases. P is how many rows of positions the layer has: one a key-value head, one a head, or one for the whole layer - a key has
+one position, so heads that share a key share its position, unless keys are repeated for them.
+
+While a RoPE model learns to reposition, z may be mixed with the index: z <- (1 - p) z + p i (`index_share` p; the released code's `pdrop`).
+
+Knows nothing about how positions enter attention.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+
+class Assigner(Protocol):
+    """Anything that gives every token of a batch its positions: [batch, P, token], real-valued, in positions."""
+
+    def __call__(
+        self, hidden_states: Float[Tensor, "batch token d_model"], index: Int[Tensor, "batch token"]
+    ) -> Float[Tensor, "batch any token"]: ...
+
+
+class TokenIndex(nn.Module):
+    """The token's index, the same for all heads: P = 1."""
+
+    def forward(
+        self, hidden_states: Float[Tensor, "batch token d_model"], index: Int[Tensor, "batch token"]
+    ) -> Float[Tensor, "batch one token"]:
+        """Positions as float32: exact up to 2^24 whatever the model's dtype."""
+        return index.expand(hidden_states.shape[0], -1)[:, None].to(torch.float32)
+
+
+class _Mixed(nn.Module):
+    """Mixes what a subclass assigns with the token index."""
+
+    index_share: float = 0.0
+
+    def assign(self, hidden_states: Tensor) -> Float[Tensor, "batch token any"]:
+        raise TypeError("an assigner defines how it assigns")
+
+    def forward(
+        self, hidden_states: Float[Tensor, "batch token d_model"], index: Int[Tensor, "batch token"]
+    ) -> Float[Tensor, "batch any token"]:
+        """Positions in the dtype of the hidden states."""
+        positions = self.assign(hidden_states).transpose(1, 2)
+        if self.index_share == 0.0:
+            return positions
+        return (1.0 - self.index_share) * positions + self.index_share * index[:, None].to(positions.dtype)
+
+
+class LearnedPositions(_Mixed):
+    """RePo's f_phi: a gated representation of the position, then one linear row of it a head."""
+
+    def __init__(self, d_model: int, rows: int, representation: int | None = None) -> None:
+        """`rows` is P. `representation` is d_p, the width in between; d_model // 8 as in the paper unless given."""
+        super().__init__()
+        representation = d_model // 8 if representation is None else representation
+        self.gate_map = nn.Linear(d_model, representation, bias=False)
+        self.content_map = nn.Linear(d_model, representation, bias=False)
+        self.final_map = nn.Linear(representation, rows, bias=False)
+
+    def assign(self, hidden_states: Float[Tensor, "batch token d_model"]) -> Float[Tensor, "batch token any"]:
+        """Positions of every token, one column a row of positions."""
+        gated = nn.functional.silu(self.gate_map(hidden_states)) * self.content_map(hidden_states)
+        return self.final_map(gated)
+
+
+class LinearPositions(_Mixed):
+    """One linear map of the hidden state: for all heads together (`continuous`) or one a head (`multihead_continuous`)."""
+
+    def __init__(self, d_model: int, rows: int) -> None:
+        """`rows` is P: 1, or the number of key-value heads."""
+        super().__init__()
+        self.dynamic_map = nn.Linear(d_model, rows, bias=False)
+
+    def assign(self, hidden_states: Float[Tensor, "batch token d_model"]) -> Float[Tensor, "batch token any"]:
+        """Positions of every token, one column a row of positions."""
+        return self.dynamic_map(hidden_states)

@@ -1,0 +1,178 @@
+"""Biases that depend on positions alone: ALiBi, KERPLE and FIRE. With distance D = |z_i - z_j| of query i and key j, head h:
+
+    ALiBi         B = -m_h D,  m_h = 2^(-8 h / H) for h = 1 .. H               (Press et al. 2022, sec. 3)
+    KERPLE log    B = -a_h log(1 + b_h D),  a, b > 0                           (Chi et al. 2022, sec. 4; the one HoPE compares with)
+    KERPLE power  B = -a_h D^(b_h),  a > 0, 0 < b <= 2                         (the same)
+    FIRE          B = f_h(psi(D) / psi(max(L, z_i))),  psi(x) = log(1 + c x)   (Li et al. 2024, eq. 3-4 and its listing)
+
+z is the token's index, or any real-valued position; distances are symmetric, as KERPLE's kernels are. ALiBi and KERPLE see differences
+of positions only; FIRE's normaliser grows with the query's own position, so it wants positions counted from 0.
+
+KERPLE's constraints hold by construction: a = exp(.), b = exp(.) or 2 sigmoid(.) of unconstrained parameters. (The authors' code
+clamps a, b to at least 0.01 before every use instead; the starting values are drawn as there.)
+
+Knows nothing about queries and keys: these logits are the same whatever the tokens are.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float, Num
+from torch import Tensor, nn
+
+from repo_interp.positions.logits import PositionLogits, exact
+from repo_interp.positions.piecewise import relu_network
+from repo_interp.positions.rotary import expand_heads
+
+
+def geometric_slopes(
+    heads: int, first: float | None = None, ratio: float | None = None, device: torch.device | None = None
+) -> Float[Tensor, "head"]:
+    """Slopes first, first * ratio, first * ratio^2, ..., one a head, in logits a position.
+
+    Both are 2^(-8 / heads) unless given: 1/2 .. 1/256 for 8 heads. The paper's sentence is taken for any number of heads; its code
+    departs from it where that is no power of two.
+    """
+    if heads < 1:
+        raise ValueError(f"slopes for at least one head were wanted; got {heads} heads")
+    first = 2.0 ** (-8.0 / heads) if first is None else first
+    ratio = 2.0 ** (-8.0 / heads) if ratio is None else ratio
+    return first * ratio ** torch.arange(heads, dtype=torch.float32, device=device)
+
+
+class PositionBias(PositionLogits):
+    """Base of the biases that positions alone decide."""
+
+    def __init__(self, heads: int) -> None:
+        """`heads`: the layer's query heads."""
+        super().__init__()
+        self.heads = heads
+
+    def bias(
+        self, query_positions: Float[Tensor, "batch any row"], key_positions: Float[Tensor, "batch any key"]
+    ) -> Float[Tensor, "batch head row key"]:
+        """The bias of every pair, visible or not, finite everywhere."""
+        raise NotImplementedError(f"{type(self).__name__} does not define its bias")
+
+    def forward(
+        self,
+        queries: Float[Tensor, "batch head row d_head"],
+        keys: Float[Tensor, "batch kv_head key d_head"],
+        query_index: Num[Tensor, "batch row"],
+        key_index: Num[Tensor, "batch key"],
+        visible: Bool[Tensor, "batch 1 row key"],
+        logit_scale: float,
+        values: Float[Tensor, "batch kv_head key d_head"] | None = None,
+        gate_keys: Float[Tensor, "batch kv_head key d_head"] | None = None,
+    ) -> Float[Tensor, "batch head row key"]:
+        """Position logits of some rows against all keys, 0 where not visible; see PositionLogits."""
+        bias = self.bias(self._rows_of_positions(query_index), self._rows_of_positions(key_index))
+        return bias.masked_fill(~visible, 0.0)
+
+    def _rows_of_positions(self, index: Num[Tensor, "..."]) -> Float[Tensor, "batch any token"]:
+        """Positions in float32 with an axis of heads: one row for all of them, or one a head."""
+        positions = exact(index if index.ndim == 3 else index[:, None])
+        return positions if positions.shape[1] == 1 else expand_heads(positions, self.heads)
+
+
+class ALiBi(PositionBias):
+    """-m_h D with fixed slopes; nothing to learn."""
+
+    def __init__(self, heads: int, first: float | None = None, ratio: float | None = None) -> None:
+        """`first`, `ratio`: another geometric series of slopes than the paper's, see `geometric_slopes`."""
+        super().__init__(heads)
+        self.first, self.ratio = first, ratio
+
+    def bias(
+        self, query_positions: Float[Tensor, "batch any row"], key_positions: Float[Tensor, "batch any key"]
+    ) -> Float[Tensor, "batch head row key"]:
+        """The bias of every pair."""
+        # Made anew each time rather than kept in a buffer, which `.to(bfloat16)` would round.
+        slopes = geometric_slopes(self.heads, self.first, self.ratio, query_positions.device)
+        return -slopes[:, None, None] * distances(query_positions, key_positions)
+
+
+class KerpleLog(PositionBias):
+    """-a_h log(1 + b_h D); a starts uniform in (0, 2), b in (0, 1)."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__(heads)
+        self.log_scale = nn.Parameter(_uniform(heads, 2.0).log())
+        self.log_rate = nn.Parameter(_uniform(heads, 1.0).log())
+
+    def bias(
+        self, query_positions: Float[Tensor, "batch any row"], key_positions: Float[Tensor, "batch any key"]
+    ) -> Float[Tensor, "batch head row key"]:
+        """The bias of every pair."""
+        scale, rate = exact(self.log_scale).exp(), exact(self.log_rate).exp()
+        reached = torch.log1p(rate[:, None, None] * distances(query_positions, key_positions))
+        return -scale[:, None, None] * reached
+
+
+class KerplePower(PositionBias):
+    """-a_h D^(b_h); a starts uniform in (0, 1), b in (0, 2)."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__(heads)
+        self.log_scale = nn.Parameter(_uniform(heads, 1.0).log())
+        self.exponent_logit = nn.Parameter(torch.logit(_uniform(heads, 2.0) / 2.0, eps=1e-3))
+
+    def bias(
+        self, query_positions: Float[Tensor, "batch any row"], key_positions: Float[Tensor, "batch any key"]
+    ) -> Float[Tensor, "batch head row key"]:
+        """The bias of every pair."""
+        scale, exponent = exact(self.log_scale).exp(), 2.0 * exact(self.exponent_logit).sigmoid()
+        distance = distances(query_positions, key_positions)
+        apart = distance > 0  # D^b has no finite derivative at 0 where b < 1
+        powers = torch.where(apart, distance, 1.0) ** exponent[:, None, None]
+        return -scale[:, None, None] * torch.where(apart, powers, 0.0)
+
+
+class FIRE(PositionBias):
+    """f_h(psi(D) / psi(max(L, z_i))) with a small ReLU network f and learned c and L; starts as in the paper's listing."""
+
+    def __init__(
+        self,
+        heads: int,
+        width: int = 32,
+        curvature: float = 0.1,
+        threshold: float = 512.0,
+        margin: float = 1e-6,
+    ) -> None:
+        """`width`: hidden units of f. `curvature`: c at the start. `threshold`: L at the start, in positions; what is learned is a
+        factor of it. `margin`: added to the normaliser. All defaults are the paper's.
+        """
+        super().__init__(heads)
+        self.hidden = nn.Linear(1, width)
+        self.output = nn.Linear(width, heads)
+        self.curvature = nn.Parameter(torch.tensor(curvature))
+        self.threshold_factor = nn.Parameter(torch.tensor(1.0))
+        self.first_threshold, self.margin = threshold, margin
+
+    def bias(
+        self, query_positions: Float[Tensor, "batch any row"], key_positions: Float[Tensor, "batch any key"]
+    ) -> Float[Tensor, "batch head row key"]:
+        """The bias of every pair."""
+        curvature = exact(self.curvature).abs()
+        threshold = (exact(self.threshold_factor) * self.first_threshold).abs()
+        reach = torch.log1p(curvature * torch.maximum(query_positions, threshold.to(query_positions.dtype)))
+        progress = torch.log1p(curvature * distances(query_positions, key_positions))
+        progress = progress / (reach + self.margin)[..., None]
+        hidden_weight, hidden_bias, output_weight = (
+            parameter.to(progress.dtype)
+            for parameter in (self.hidden.weight[:, 0], self.hidden.bias, self.output.weight[:, None])
+        )
+        learned = relu_network(progress, hidden_weight, hidden_bias, output_weight)
+        return learned + self.output.bias.to(progress.dtype)[:, None, None]
+
+
+def distances(
+    query_positions: Float[Tensor, "batch any row"], key_positions: Float[Tensor, "batch any key"]
+) -> Float[Tensor, "batch any row key"]:
+    """|z_i - z_j| of every pair, in positions."""
+    return (query_positions[..., :, None] - key_positions[..., None, :]).abs()
+
+
+def _uniform(heads: int, upper: float) -> Float[Tensor, "head"]:
+    """Starting values drawn from (0, upper), none below the 0.01 to which KERPLE's code clamps."""
+    return (torch.rand(heads) * upper).clamp(min=1e-2)

@@ -1,0 +1,76 @@
+"""The layout language: which layer assigns positions how.
+
+    rope | nope | hope | ...       that scheme in every layer
+    repo                           learned positions in every layer
+    repo@1/3                       RoPE below, learned positions from 0-based layer floor(L/3) (RePo sec. 4.1: 5 of 16, 10 of 32)
+    repo@5                         ... from layer 5
+    r2n1, n2r1                     two RoPE layers then a NoPE layer, repeated; two NoPE layers then a RoPE layer
+    rope,rope,repo,...             an explicit list, one scheme a layer
+
+`SCHEME@START` works for every scheme. Knows nothing about how a scheme is built.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from fractions import Fraction
+
+SCHEMES: dict[str, str] = {
+    "rope": "rotation by the token index",
+    "nope": "no position",
+    "repo": "rotation by learned positions (RePo)",
+    "continuous": "rotation by one linear map of the hidden state, shared by all heads",
+    "multihead_continuous": "rotation by one linear map of the hidden state a head",
+}
+"""Every scheme a layer can have, with what it is."""
+
+LEARNED = ("repo", "continuous", "multihead_continuous")
+"""Schemes that learn positions from the hidden state."""
+
+_PERIODS = {"r2n1": ("rope", "rope", "nope"), "n2r1": ("nope", "nope", "rope")}
+
+
+def parse_layout(text: str, layers: int) -> tuple[str, ...]:
+    """The scheme of each of `layers` layers. Raises ValueError naming what is unknown or does not fit."""
+    text = text.strip()
+    if "," in text:
+        schemes = tuple(part.strip() for part in text.split(","))
+        if len(schemes) != layers:
+            raise ValueError(f"layout {text!r} names {len(schemes)} layers; the model has {layers}")
+        for scheme in schemes:
+            _known(scheme)
+        return schemes
+    if text in _PERIODS:
+        period = _PERIODS[text]
+        return tuple(period[layer % 3] for layer in range(layers))
+    scheme, at, start_text = text.partition("@")
+    _known(scheme)
+    start = _start(start_text, layers, text) if at else 0
+    return ("rope",) * start + (scheme,) * (layers - start)
+
+
+def format_layout(schemes: tuple[str, ...]) -> str:
+    """The shortest text that `parse_layout` reads back as `schemes`."""
+    layers = len(schemes)
+    for name in (*SCHEMES, *_PERIODS):
+        if parse_layout(name, layers) == schemes:
+            return name
+    start = next((layer for layer, scheme in enumerate(schemes) if scheme != "rope"), 0)
+    if len(set(schemes[start:])) == 1:
+        return f"{schemes[-1]}@{start}"
+    return ",".join(schemes)
+
+
+def _known(scheme: str) -> None:
+    if scheme not in SCHEMES:
+        raise ValueError(f"unknown position scheme {scheme!r}; known are {', '.join((*SCHEMES, *_PERIODS))}")
+
+
+def _start(text: str, layers: int, layout: str) -> int:
+    if not re.fullmatch(r"\d+(/\d+)?", text) or text.endswith("/0"):
+        raise ValueError(f"layout {layout!r}: after @ stands a layer (5) or a share of the layers (1/3), not {text!r}")
+    start = math.floor(Fraction(text) * layers) if "/" in text else int(text)
+    if start >= layers:
+        raise ValueError(f"layout {layout!r} starts at layer {start}; the model's layers are 0 to {layers - 1}")
+    return start

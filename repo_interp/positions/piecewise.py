@@ -1,0 +1,50 @@
+"""A ReLU network of one number, evaluated as the piecewise-linear function that it is.
+
+    f(x) = sum_n v_n relu(w_n x + b_n)  =  x sum_{n active at x} v_n w_n  +  sum_{n active at x} v_n b_n
+
+Unit n switches at its knot -b_n / w_n. Between two neighbouring knots the set of active units is fixed, so f needs one slope and one
+intercept a segment: (units + 1) of them, looked up by x. A map of x that is [row, key] then costs a few [row, key] arrays, never one
+with an axis of units; values and gradients are those of the network. FIRE and CoPE-MLP evaluate such networks at every pair of tokens.
+
+Knows nothing about positions.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def relu_network(
+    inputs: Float[Tensor, "... row key"],
+    hidden_weight: Float[Tensor, "unit"],
+    hidden_bias: Float[Tensor, "unit"],
+    output_weight: Float[Tensor, "... row unit"],
+) -> Float[Tensor, "... row key"]:
+    """f at every input, with output weights v of each row's own; leading axes broadcast.
+
+    Differentiable in all four arguments. At a knot, where the network has no derivative, that of the segment below is taken.
+    """
+    with torch.no_grad():
+        knots = torch.where(hidden_weight == 0, torch.inf, -hidden_bias / hidden_weight)
+        knots, order = knots.sort()
+        segments = torch.searchsorted(knots, inputs.detach().contiguous())
+        active = _active_units(hidden_weight, hidden_bias, order.argsort()).to(inputs.dtype)
+    slopes = (output_weight * hidden_weight) @ active
+    intercepts = (output_weight * hidden_bias) @ active
+    leading = torch.broadcast_shapes(slopes.shape[:-1], segments.shape[:-1])
+    segments = segments.expand(*leading, -1)
+    slopes, intercepts = slopes.expand(*leading, -1), intercepts.expand(*leading, -1)
+    return slopes.gather(-1, segments) * inputs + intercepts.gather(-1, segments)
+
+
+def _active_units(
+    weight: Float[Tensor, "unit"], bias: Float[Tensor, "unit"], rank: Tensor
+) -> Float[Tensor, "unit segment"]:
+    """Which units are active on which segment. Segment s lies above the s lowest knots; `rank` is each unit's place among knots."""
+    segment = torch.arange(len(weight) + 1, device=weight.device)
+    above_knot = rank[:, None] < segment
+    rising, falling = (weight > 0)[:, None], (weight < 0)[:, None]
+    constant = ((weight == 0) & (bias > 0))[:, None]
+    return (rising & above_knot) | (falling & ~above_knot) | constant

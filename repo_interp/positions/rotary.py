@@ -1,0 +1,64 @@
+"""Rotation of queries and keys by real-valued positions (RoPE; RePo eq. 3 and 7).
+
+    (x_r, x_r') -> (x_r cos(theta_r z) - x_r' sin(theta_r z),  x_r' cos(theta_r z) + x_r sin(theta_r z))
+
+x_r, x_r' are dimensions r and r + d_head/2 of a head (half-split pairs, component r = 0 the fastest), theta_r is the component's
+frequency in radians a position, z the token's position: its index for RoPE, the output of f_phi for RePo. Cosines and sines are
+scaled by `attention_scaling` (YaRN's), so logits are scaled by its square.
+
+Knows nothing about how positions were assigned, nor about models. Tables have d_head/2 columns, never d_head.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def rotate(
+    features: Float[Tensor, "... token d_head"],
+    positions: Float[Tensor, "... token"],
+    frequencies: Float[Tensor, "component"],
+    attention_scaling: float = 1.0,
+) -> Float[Tensor, "... token d_head"]:
+    """Rotate `features` by `positions`; leading axes broadcast. Returns the dtype of `features`.
+
+    Angles are computed in float32 (float64 for float64 features), as the released models do; cosines and sines are then cast to the
+    features' dtype. Gradients reach the positions.
+    """
+    cosines, sines = rotation_tables(positions, frequencies, attention_scaling, dtype=features.dtype)
+    return turn(features, cosines, sines)
+
+
+def turn(
+    features: Float[Tensor, "... token d_head"],
+    cosines: Float[Tensor, "... token component"],
+    sines: Float[Tensor, "... token component"],
+) -> Float[Tensor, "... token d_head"]:
+    """Rotate the half-split pairs of `features` by angles given as half tables."""
+    first, second = features.chunk(2, dim=-1)
+    return torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1)
+
+
+def rotation_tables(
+    positions: Float[Tensor, "... token"],
+    frequencies: Float[Tensor, "component"],
+    attention_scaling: float,
+    dtype: torch.dtype,
+) -> tuple[Float[Tensor, "... token component"], Float[Tensor, "... token component"]]:
+    """Cosines and sines of theta_r z, each times `attention_scaling`, in `dtype`."""
+    exact = torch.float64 if dtype == torch.float64 else torch.float32
+    angles = positions.to(exact)[..., None] * frequencies.to(device=positions.device, dtype=exact)
+    return (angles.cos() * attention_scaling).to(dtype), (angles.sin() * attention_scaling).to(dtype)
+
+
+def expand_heads(per_head: Tensor, heads: int) -> Tensor:
+    """Repeat axis 1 of `per_head` - 1, the key-value heads, or the heads - so that it has one entry a query head.
+
+    Consecutive query heads share a key-value head, the grouping of grouped-query attention.
+    """
+    present = per_head.shape[1]
+    if heads % present:
+        raise ValueError(f"{heads} heads cannot share {present} entries evenly")
+    return per_head if present == heads else per_head.repeat_interleave(heads // present, dim=1)

@@ -1,0 +1,70 @@
+"""Rotary frequencies for contexts longer than the training length: position interpolation and YaRN, for any set of frequencies.
+
+    interpolation   theta / s                                                       (Chen et al. 2023: positions z / s)
+    YaRN            theta ((1 - ramp) + ramp / s),  cosines and sines times 0.1 ln s + 1      (Peng et al. 2024, sec. 3.2-3.4)
+
+s is the factor of the extension. A component that turns theta L / 2 pi times within the training length L is left alone where it turns
+at least beta_fast = 32 times, divided by s where it turns at most beta_slow = 1 time; the ramp between them is linear in the
+component's number, as in the authors' code and transformers, and starts and ends at whole components. In a set of any frequencies the
+component's number is where ln theta stands between the largest and the smallest frequency other than 0, in units of their mean
+spacing: the number itself for RoPE, the same number for the components that HoPE keeps. A frequency of 0 stays 0.
+
+Knows nothing about which layers use them.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def interpolate(frequencies: Float[Tensor, "component"], factor: float) -> Float[Tensor, "component"]:
+    """Position interpolation: every frequency divided by `factor`."""
+    return frequencies / _positive(factor, "factor")
+
+
+def yarn_attention_scaling(factor: float) -> float:
+    """What YaRN multiplies cosines and sines with: 0.1 ln factor + 1; 1 where nothing is extended."""
+    return 1.0 if _positive(factor, "factor") <= 1.0 else 0.1 * math.log(factor) + 1.0
+
+
+def yarn_frequencies(
+    frequencies: Float[Tensor, "component"],
+    factor: float,
+    training_length: int,
+    beta_fast: float = 32.0,
+    beta_slow: float = 1.0,
+) -> Float[Tensor, "component"]:
+    """YaRN's frequencies in radians a position, in the order and dtype given. Go with `yarn_attention_scaling`.
+
+    `training_length`: the length before extension. `beta_fast`, `beta_slow`: turns within it at which the ramp starts and ends.
+    """
+    _positive(factor, "factor")
+    _positive(training_length, "training length")
+    exact = frequencies.double()
+    turning = exact > 0
+    distinct = exact[turning].unique().log()
+    if len(distinct) == 0:
+        return frequencies.clone()
+    fastest = float(distinct[-1])
+    spacing = float(distinct[-1] - distinct[0]) / (len(distinct) - 1) if len(distinct) > 1 else 1.0
+
+    def number(log_frequency: float) -> float:
+        return (fastest - log_frequency) / spacing
+
+    start = max(math.floor(number(math.log(2.0 * math.pi * beta_fast / training_length))), 0)
+    end = min(
+        math.ceil(number(math.log(2.0 * math.pi * beta_slow / training_length))), 2 * len(frequencies) - 1
+    )
+    numbers = (fastest - exact.where(turning, 1.0).log()) / spacing
+    ramp = ((numbers - start) / max(end - start, 1e-3)).clamp(0.0, 1.0)
+    return (exact * ((1.0 - ramp) + ramp / factor)).to(frequencies.dtype)
+
+
+def _positive(value: float, name: str) -> float:
+    if not value > 0:
+        raise ValueError(f"a positive {name} was wanted; got {value}")
+    return value
