@@ -1,3 +1,60 @@
-"""repo_interp: a microscope for token positions in attention."""
+"""repo_interp: a microscope for token positions in attention.
+
+    bridge  = ri.load("path/or/hub-id")                       a transformer_lens TransformerBridge
+    prompts = ri.tasks.niah(bridge.tokenizer, length=4096)    prompts with named token spans
+    run     = ri.analyze(bridge, prompts)                     labelled results, one node a measure
+    ri.plots.position_lines(run, layer=5, head=1)
+
+Everything is imported when it is first asked for: importing the package loads neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+_WHERE = {
+    "InputError": "repo_interp.errors",
+    "added_parameters": "repo_interp.models.reposition",
+    "analyze": "repo_interp.analysis",
+    "bridge": "repo_interp.models.bridge",
+    "layout": "repo_interp.models.reposition",
+    "load": "repo_interp.models.load",
+    "read_prompts": "repo_interp.tasks.prompts",
+    "read_run": "repo_interp.run",
+    "reposition": "repo_interp.models.reposition",
+    "save": "repo_interp.models.checkpoints",
+    "write_prompts": "repo_interp.tasks.prompts",
+    "write_run": "repo_interp.run",
+}
+_MODULES = ("plots", "tasks")
+
+__all__ = ["__version__", *sorted(_WHERE), *_MODULES]
+
+if TYPE_CHECKING:
+    from repo_interp import plots, tasks
+    from repo_interp.analysis import analyze
+    from repo_interp.errors import InputError
+    from repo_interp.models.bridge import bridge
+    from repo_interp.models.checkpoints import save
+    from repo_interp.models.load import load
+    from repo_interp.models.reposition import added_parameters, layout, reposition
+    from repo_interp.run import read_run, write_run
+    from repo_interp.tasks.prompts import read_prompts, write_prompts
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        value = getattr(import_module(_WHERE[name]), name)
+    elif name in _MODULES:
+        value = import_module(f"repo_interp.{name}")
+    else:
+        raise AttributeError(f"module 'repo_interp' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -10,8 +10,9 @@ Knows nothing about models, prompts or measures.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -26,7 +27,7 @@ PositionLogits = Callable[[Int[Tensor, "row"]], Float[Tensor, "prompt head row k
 """The position part that a scheme adds to the logits, for the asked query rows only - never the whole map."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AttentionInputs:
     """Inputs of one attention layer for a batch of prompts. Token order is causal order; padding may stand on either side."""
 
@@ -64,12 +65,12 @@ class AttentionInputs:
         """Positions with one row a query head."""
         return None if self.positions is None else expand_heads(self.positions, self.heads)
 
-    @property
+    @cached_property
     def rotated_queries(self) -> Float[Tensor, "prompt head token d_head"]:
         """Queries as they enter the dot product."""
         return self._rotated(self.queries)
 
-    @property
+    @cached_property
     def rotated_keys(self) -> Float[Tensor, "prompt head token d_head"]:
         """Keys as they enter the dot product: one a key-value head, or one a query head where positions are a query head's own."""
         if self.positions is not None and self.positions.shape[1] > self.kv_heads:
@@ -97,11 +98,39 @@ class AttentionInputs:
 
         Costs rows x tokens: ask for the rows that a measure needs. Includes logit_scale, the soft cap and the position logits.
         """
-        queries = self.rotated_queries[:, :, rows]
-        keys = expand_heads(self.rotated_keys, self.heads)
-        logits = queries @ keys.transpose(-1, -2) * self.logit_scale
+        keys = self.rotated_keys
+        # Query heads that share a key stand below each other, so that keys are never repeated.
+        queries = self.rotated_queries[:, :, rows].unflatten(1, (keys.shape[1], -1)).flatten(2, 3)
+        logits = (queries @ keys.transpose(-1, -2) * self.logit_scale).unflatten(2, (-1, len(rows))).flatten(1, 2)
         if self.softcap is not None:
             logits = torch.tanh(logits / self.softcap) * self.softcap
         if self.position_logits is not None:
             logits = logits + self.position_logits(rows)
         return logits.masked_fill(~self.visible(rows)[:, None], float("-inf"))
+
+
+def select_prompts(inputs: AttentionInputs, chosen: slice) -> AttentionInputs:
+    """The same layer for some prompts of the batch."""
+    position_logits = inputs.position_logits
+    return replace(
+        inputs,
+        queries=inputs.queries[chosen],
+        keys=inputs.keys[chosen],
+        positions=None if inputs.positions is None else inputs.positions[chosen],
+        valid=inputs.valid[chosen],
+        prompts=inputs.prompts[chosen],
+        position_logits=None if position_logits is None else lambda rows: position_logits(rows)[chosen],
+    )
+
+
+def select_heads(inputs: AttentionInputs, heads: Sequence[int]) -> AttentionInputs:
+    """The same layer for some heads, each with its own copy of the key it shares. Raises IndexError for a head it has not."""
+    chosen = torch.as_tensor(heads, device=inputs.queries.device)
+    position_logits = inputs.position_logits
+    return replace(
+        inputs,
+        queries=inputs.queries[:, chosen],
+        keys=expand_heads(inputs.keys, inputs.heads)[:, chosen],
+        positions=None if inputs.head_positions is None else inputs.head_positions[:, chosen],
+        position_logits=None if position_logits is None else lambda rows: position_logits(rows)[:, chosen],
+    )

@@ -31,12 +31,16 @@ def logit_maps(queries, keys, valid, window, scale):
     return logits.nan_to_num(0.0).masked_fill(~seen(valid, window)[:, None], 0)
 
 
-def random_inputs(tokens, kv_heads=4, seed=0, mean=0.5, dtype=torch.float64, heads=4, dimensions=12, prompts=3):
+def random_inputs(
+    tokens, kv_heads=4, seed=0, mean=0.5, dtype=torch.float64, heads=4, dimensions=12, prompts=3
+):
     generator = torch.Generator().manual_seed(seed)
 
     def draw(count):
         noise = torch.randn(prompts, count, tokens, dimensions, generator=generator, dtype=torch.float64)
-        return noise + mean * torch.randn(prompts, count, 1, dimensions, generator=generator, dtype=torch.float64)
+        return noise + mean * torch.randn(
+            prompts, count, 1, dimensions, generator=generator, dtype=torch.float64
+        )
 
     queries, keys = draw(heads), draw(kv_heads)
     valid = torch.ones(prompts, tokens, dtype=torch.bool)
@@ -72,13 +76,20 @@ def test_long_prompts_go_through_several_strides():
     queries, keys, valid = random_inputs(4200, dimensions=4, heads=1, kv_heads=1, prompts=3)
     sums = causal_sums(queries, keys, valid, window=3000)
     maps = logit_maps(queries, keys, valid, 3000, 1.0)
-    for ours, expected in ((sums.query, maps.sum(-1)), (sums.key, maps.sum(-2)), (sums.square, maps.square().sum((-1, -2)))):
+    for ours, expected in (
+        (sums.query, maps.sum(-1)),
+        (sums.key, maps.sum(-2)),
+        (sums.square, maps.square().sum((-1, -2))),
+    ):
         assert_close(ours, expected, rtol=1e-10, atol=1e-9)
 
 
 def test_how_many_heads_go_at_once_does_not_matter():
     queries, keys, valid = random_inputs(200, kv_heads=2)
-    one, all_at_once = causal_sums(queries, keys, valid, memory=1), causal_sums(queries, keys, valid, memory=2**40)
+    one, all_at_once = (
+        causal_sums(queries, keys, valid, memory=1),
+        causal_sums(queries, keys, valid, memory=2**40),
+    )
     for name in ("query", "key", "distance", "total", "square"):
         assert_close(getattr(one, name), getattr(all_at_once, name), rtol=1e-13, atol=1e-11)
 
@@ -108,7 +119,9 @@ def test_float32_variance_keeps_its_digits_also_where_the_mean_dwarfs_the_spread
 def test_longest_distances_are_right_in_float32():
     queries, keys, _ = random_inputs(1500, dtype=torch.float32)
     last = diagonal_sums(queries, keys)[..., -1]
-    assert_close(last, (queries[..., -1, :].double() * keys[..., 0, :].double()).sum(-1), rtol=1e-9, atol=1e-9)
+    assert_close(
+        last, (queries[..., -1, :].double() * keys[..., 0, :].double()).sum(-1), rtol=1e-9, atol=1e-9
+    )
 
 
 def test_strided_and_half_precision_features_are_taken():

@@ -37,6 +37,9 @@ class Measure(Protocol):
     name: str
     """The group of the run file."""
 
+    required_spans: tuple[str, ...]
+    """Spans without which a prompt cannot be measured; asked for before the first forward pass."""
+
     @property
     def parameters(self) -> Mapping[str, str | int | float]:
         """Every choice made, recorded in the group's attributes."""
@@ -59,7 +62,9 @@ def merge(parts: Sequence[Statistics]) -> Statistics:
     if not parts:
         return Statistics()
     return Statistics(
-        per_prompt=_by_layer([part.per_prompt for part in parts if part.per_prompt.data_vars], _concatenate_prompts),
+        per_prompt=_by_layer(
+            [part.per_prompt for part in parts if part.per_prompt.data_vars], _concatenate_prompts
+        ),
         sums=_by_layer([part.sums for part in parts if part.sums.data_vars], _add),
     )
 
@@ -98,5 +103,11 @@ def _concatenate(datasets: Iterable[xr.Dataset], axis: str) -> xr.Dataset:
     names = datasets[0].data_vars
     absent = {name: -1 if np.issubdtype(datasets[0][name].dtype, np.integer) else np.nan for name in names}
     return xr.concat(
-        datasets, dim=axis, join="outer", fill_value=absent, coords="minimal", compat="override", data_vars="all"
+        datasets,
+        dim=axis,
+        join="outer",
+        fill_value=absent,
+        coords="minimal",
+        compat="override",
+        data_vars="all",
     )

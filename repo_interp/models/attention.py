@@ -37,20 +37,8 @@ class SchemeParts:
     attention_scaling: float = 1.0
 
 
-@dataclass(frozen=True)
-class Observed:
-    """What an observer of an attention layer is shown, once a forward pass, before the attention itself is computed."""
-
-    layer: int
-    scheme: str
-    queries: Float[Tensor, "batch head token d_head"]
-    keys: Float[Tensor, "batch kv_head token d_head"]
-    positions: Float[Tensor, "batch any token"] | None
-    frequencies: Float[Tensor, "component"] | None
-    attention_scaling: float
-    logit_scale: float
-    window: int | None
-    softcap: float | None
+Observer = Callable[["RepositionedAttention", Tensor, Tensor, Tensor | None], None]
+"""Shown the layer, its queries and keys before rotation and its positions, once a forward pass, before attention is computed."""
 
 
 class RepositionedAttention(nn.Module):
@@ -78,7 +66,7 @@ class RepositionedAttention(nn.Module):
         self.frequencies = scheme.frequencies
         self.attention_scaling = scheme.attention_scaling
         self.seams = Seams()
-        self.observers: list[Callable[[Observed], None]] = []
+        self.observers: list[Observer] = []
 
     @property
     def head_dim(self) -> int:
@@ -104,7 +92,8 @@ class RepositionedAttention(nn.Module):
         if self.assigner is not None:
             index = self._index(hidden_states, position_ids, past_key_values)
             positions = self.seams.positions(self.assigner(hidden_states, index))
-        self._show(queries, keys, positions)
+        for observe in self.observers:
+            observe(self, queries, keys, positions)
         if positions is not None and positions.shape[1] > keys.shape[1]:
             # A position a head: heads that share a key need it rotated each in its own way.
             keys, values = expand_heads(keys, positions.shape[1]), expand_heads(values, positions.shape[1])
@@ -188,23 +177,6 @@ class RepositionedAttention(nn.Module):
             return position_ids
         start = 0 if past_key_values is None else past_key_values.get_seq_length(self.layer_idx)
         return torch.arange(start, start + hidden_states.shape[1], device=hidden_states.device)[None]
-
-    def _show(self, queries: Tensor, keys: Tensor, positions: Tensor | None) -> None:
-        for observer in self.observers:
-            observer(
-                Observed(
-                    layer=self.layer_idx,
-                    scheme=self.scheme,
-                    queries=queries,
-                    keys=keys,
-                    positions=positions,
-                    frequencies=self.frequencies,
-                    attention_scaling=self.attention_scaling,
-                    logit_scale=self.scaling,
-                    window=self.sliding_window,
-                    softcap=self.attn_logit_softcapping,
-                )
-            )
 
 
 def _masked(scores: Float[Tensor, "batch head token key"], attention_mask: Tensor | None) -> Tensor:

@@ -8,7 +8,6 @@ fallback to RoPE.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -26,7 +25,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Pretra
 from repo_interp.errors import InputError
 from repo_interp.models.families import FAMILIES, native_layout, require_family
 from repo_interp.models.released import released_layout
-from repo_interp.models.reposition import reposition
+from repo_interp.models.reposition import layout, reposition
+from repo_interp.models.schemes import ASSIGNMENTS
+from repo_interp.positions.layouts import SCHEMES, format_layout
 
 OURS = "repo_interp"
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -123,12 +124,11 @@ def save(model: PreTrainedModel, directory: str | os.PathLike[str], tokenizer: P
 
     Loading gives the same bits back. A layout that is the stock decoder's own is written as a stock checkpoint. Save before bridging.
     """
-    from repo_interp.models.reposition import layout  # noqa: PLC0415
-
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     schemes = layout(model)
-    raw = model.config.to_dict()
+    raw = model.config.to_dict() | {"dtype": str(model.dtype).removeprefix("torch."), "architectures": [type(model).__name__]}
+    raw.pop("_name_or_path", None)
     if schemes == native_layout(model.config):
         raw.pop("position_layout", None)
     else:
@@ -137,21 +137,11 @@ def save(model: PreTrainedModel, directory: str | os.PathLike[str], tokenizer: P
     if model.config.tie_word_embeddings:
         weights.pop("lm_head.weight", None)
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
-    (directory / "config.json").write_text(json.dumps(raw, indent=1, sort_keys=True, default=str) + "\n")
+    (directory / "config.json").write_text(json.dumps(raw, indent=1, sort_keys=True) + "\n")
     if model.generation_config is not None:
         model.generation_config.save_pretrained(directory)
     if tokenizer is not None:
         tokenizer.save_pretrained(directory)
-
-
-def digest(checkpoint: Checkpoint) -> str:
-    """SHA-256 over config.json and the weights, in hexadecimal: what a run was measured on."""
-    running = hashlib.sha256()
-    for file in (checkpoint.directory / "config.json", *_weight_files(checkpoint.directory)):
-        with file.open("rb") as stream:
-            while block := stream.read(1 << 22):
-                running.update(block)
-    return running.hexdigest()
 
 
 def _directory(path: str | os.PathLike[str]) -> Path:
@@ -214,9 +204,6 @@ def _configured(raw: dict[str, Any], source: str) -> PretrainedConfig:
 
 
 def _own_layout(raw: Mapping[str, Any], layers: int, directory: Path) -> tuple[tuple[str, ...], str]:
-    from repo_interp.models.schemes import ASSIGNMENTS  # noqa: PLC0415
-    from repo_interp.positions.layouts import SCHEMES  # noqa: PLC0415
-
     stored = raw.get("position_layout")
     schemes = stored.get("layers") if isinstance(stored, Mapping) else None
     if not isinstance(schemes, list) or len(schemes) != layers or not set(schemes) <= set(SCHEMES):
@@ -242,7 +229,7 @@ def _load_weights(model: PreTrainedModel, checkpoint: Checkpoint, device: torch.
             continue
         if tuple(tensor.shape) != shapes[wanted[key]]:
             raise InputError(
-                f"{checkpoint.directory}: {key} has shape {list(tensor.shape)}, the layout {_named(checkpoint.layout)} "
+                f"{checkpoint.directory}: {key} has shape {list(tensor.shape)}, the layout {format_layout(checkpoint.layout)} "
                 f"wants {list(shapes[wanted[key]])}"
             )
         if not torch.isfinite(tensor).all():
@@ -253,14 +240,14 @@ def _load_weights(model: PreTrainedModel, checkpoint: Checkpoint, device: torch.
     if missing or unexpected:
         faults = [f"{len(keys)} {what} (first: {keys[0]})" for keys, what in ((missing, "missing"), (unexpected, "unexpected")) if keys]
         raise InputError(
-            f"{checkpoint.directory}: the weights do not fit the layout {_named(checkpoint.layout)}: {', '.join(faults)}; "
+            f"{checkpoint.directory}: the weights do not fit the layout {format_layout(checkpoint.layout)}: {', '.join(faults)}; "
             "nothing was loaded"
         )
     model.load_state_dict(found, strict=False, assign=True)
 
 
 def _weights(directory: Path) -> Iterator[tuple[str, Tensor]]:
-    for file in _weight_files(directory):
+    for file in weight_files(directory):
         try:
             with safe_open(file, "pt") as weights:
                 for key in weights.keys():  # noqa: SIM118 - not a mapping
@@ -269,7 +256,8 @@ def _weights(directory: Path) -> Iterator[tuple[str, Tensor]]:
             raise InputError(f"{file} cannot be read as safetensors: {_one_line(error)}") from None
 
 
-def _weight_files(directory: Path) -> list[Path]:
+def weight_files(directory: Path) -> list[Path]:
+    """The safetensors files of a checkpoint directory, all present. Raises InputError naming what is missing."""
     index = directory / "model.safetensors.index.json"
     if index.is_file():
         named = _read_json(index).get("weight_map")
@@ -282,12 +270,6 @@ def _weight_files(directory: Path) -> list[Path]:
         if not file.is_file():
             raise InputError(f"{directory} has no {file.name}; weights are read from safetensors only")
     return files
-
-
-def _named(schemes: tuple[str, ...]) -> str:
-    from repo_interp.positions.layouts import format_layout  # noqa: PLC0415
-
-    return format_layout(schemes)
 
 
 def _one_line(error: Exception) -> str:

@@ -1,8 +1,8 @@
 """Learned absolute positions: a vector a position, added to the token embedding at the model's input.
 
-    h_i <- h_i + e[i],  i = 0 .. length - 1                  (CoPE's and HoPE's baseline; GPT-2: e starts normal, deviation 0.02)
+    h_i <- h_i + e[i],  i = 0 .. length - 1       (baseline of CoPE and HoPE; starts normal, 0.02, as GPT-2's)
 
-There is no vector beyond the table, and so no longer prompt: that is an error, never another position's vector.
+There is no vector beyond the table: a longer prompt is an error, never given another position's vector.
 Knows nothing about attention.
 """
 
@@ -27,14 +27,14 @@ class AbsoluteEmbedding(nn.Module):
     ) -> Float[Tensor, "batch token d_model"]:
         """Token embeddings with their position's vector added, in the embeddings' dtype.
 
-        `index`: the token's number among the valid tokens of its prompt; below 0 it marks padding, to which nothing is added.
-        A batch axis of 1 broadcasts. ValueError for an index beyond the table.
+        `index`: the token's number among the valid tokens of its prompt; below 0 it marks padding, to which
+        nothing is added. A batch axis of 1 broadcasts. ValueError for an index beyond the table.
         """
         length = self.weight.shape[0]
         last = int(index.max()) if index.numel() else -1
         if last >= length:
             raise ValueError(
-                f"a prompt reaches position {last}, but the learned table has {length} positions (0 to {length - 1}); "
+                f"a prompt reaches position {last}, but the learned table has {length}, 0 to {length - 1}; "
                 "use shorter prompts, or train with a longer table"
             )
         vectors = nn.functional.embedding(index.clamp(min=0), self.weight).masked_fill(

@@ -1,20 +1,24 @@
-"""Biases that depend on positions alone: ALiBi, KERPLE and FIRE. With distance D = |z_i - z_j| of query i and key j, head h:
+"""Biases that depend on positions alone: ALiBi, KERPLE, FIRE. For head h and distance D = |z_i - z_j|:
 
-    ALiBi         B = -m_h D,  m_h = 2^(-8 h / H) for h = 1 .. H               (Press et al. 2022, sec. 3)
-    KERPLE log    B = -a_h log(1 + b_h D),  a, b > 0                           (Chi et al. 2022, sec. 4; the one HoPE compares with)
-    KERPLE power  B = -a_h D^(b_h),  a > 0, 0 < b <= 2                         (the same)
-    FIRE          B = f_h(psi(D) / psi(max(L, z_i))),  psi(x) = log(1 + c x)   (Li et al. 2024, eq. 3-4 and its listing)
+    ALiBi         B = -m_h D,  m_h = 2^(-8 h / H),  h = 1 .. H              (Press et al. 2022, sec. 3)
+    KERPLE log    B = -a_h log(1 + b_h D),  a, b > 0                         (Chi et al. 2022; HoPE compares it)
+    KERPLE power  B = -a_h D^(b_h),  a > 0, 0 < b <= 2                       (the same)
+    FIRE          B = f_h(psi(D) / psi(max(L, z_i))),  psi(x) = log(1 + c x) (Li et al. 2024, listing)
 
-z is the token's index, or any real-valued position; distances are symmetric, as KERPLE's kernels are. ALiBi and KERPLE see differences
-of positions only; FIRE's normaliser grows with the query's own position, so it wants positions counted from 0.
+z is the token's index, or any real-valued position; distances are symmetric, as KERPLE's kernels are. ALiBi
+and KERPLE see differences of positions only; FIRE's normaliser grows with the query's own position, so it
+wants positions counted from 0.
 
-KERPLE's constraints hold by construction: a = exp(.), b = exp(.) or 2 sigmoid(.) of unconstrained parameters. (The authors' code
-clamps a, b to at least 0.01 before every use instead; the starting values are drawn as there.)
+KERPLE's constraints hold by construction: a = exp(.), b = exp(.) or 2 sigmoid(.) of unconstrained parameters.
+(The authors' code clamps a, b to at least 0.01 before every use instead; the starting values are drawn as
+there.)
 
 Knows nothing about queries and keys: these logits are the same whatever the tokens are.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from jaxtyping import Bool, Float, Num
@@ -30,13 +34,13 @@ def geometric_slopes(
 ) -> Float[Tensor, "head"]:
     """Slopes first, first * ratio, first * ratio^2, ..., one a head, in logits a position.
 
-    Both are 2^(-8 / heads) unless given: 1/2 .. 1/256 for 8 heads. The paper's sentence is taken for any number of heads; its code
-    departs from it where that is no power of two.
+    Both are 2^(-8 / heads) unless given: 1/2 .. 1/256 for 8 heads. The paper's sentence is taken for any
+    number of heads; its code departs from it where that is no power of two.
     """
     if heads < 1:
         raise ValueError(f"slopes for at least one head were wanted; got {heads} heads")
-    first = 2.0 ** (-8.0 / heads) if first is None else first
-    ratio = 2.0 ** (-8.0 / heads) if ratio is None else ratio
+    first = math.exp2(-8.0 / heads) if first is None else first
+    ratio = math.exp2(-8.0 / heads) if ratio is None else ratio
     return first * ratio ** torch.arange(heads, dtype=torch.float32, device=device)
 
 
@@ -129,7 +133,7 @@ class KerplePower(PositionBias):
 
 
 class FIRE(PositionBias):
-    """f_h(psi(D) / psi(max(L, z_i))) with a small ReLU network f and learned c and L; starts as in the paper's listing."""
+    """f_h(psi(D) / psi(max(L, z_i))) with a ReLU network f, learned c and L; starts as in the paper."""
 
     def __init__(
         self,
@@ -139,8 +143,8 @@ class FIRE(PositionBias):
         threshold: float = 512.0,
         margin: float = 1e-6,
     ) -> None:
-        """`width`: hidden units of f. `curvature`: c at the start. `threshold`: L at the start, in positions; what is learned is a
-        factor of it. `margin`: added to the normaliser. All defaults are the paper's.
+        """`width`: hidden units of f. `curvature`: c at the start. `threshold`: L at the start, in positions;
+        a factor of it is learned. `margin`: added to the normaliser. The defaults are those of the listing.
         """
         super().__init__(heads)
         self.hidden = nn.Linear(1, width)

@@ -1,18 +1,20 @@
 """How a contextual position p becomes a position logit of query q (CoPE, Golovneva et al. 2024).
 
-    embedding   q . e[p],  e[p] between the learned e[floor p] and e[floor p + 1]:             (eq. 5, 7, 8)
-                z[n] = q . e[n] for n = 0 .. p_max - 1, then (1 - w) z[floor p] + w z[floor p + 1],  w = p - floor p
-    MLP         q . e[p],  e[p] = W2 relu(W1 p / u + b1) + b2                                  (CoPE-MLP, app. C)
-    slopes      m_h p, fixed or learned                                                        (CoPE-ALiBi, eq. 10)
+    embedding   (1 - w) z[floor p] + w z[floor p + 1],  w = p - floor p,              (eq. 5, 7, 8)
+                z[n] = q . e[n] with a learned vector e[n] for n = 0 .. p_max - 1
+    MLP         q . e[p],  e[p] = W2 relu(W1 p / u + b1) + b2                         (CoPE-MLP, app. C)
+    slopes      m_h p, fixed or learned                                               (CoPE-ALiBi, eq. 10)
 
-Positions are clamped to p_max - 1 by whoever computes them (`maximum`), as listing 1 and the released code do for a table of p_max
-rows. e is shared by all heads that a map is called for. The table starts at zero (listing 1), and so does the MLP's output; learned
-slopes start at zero (app. C).
+Whoever computes positions clamps them to `maximum`: p_max - 1 for a table of p_max vectors, as listing 1 and
+the released code do. A map is shared by all heads that it is called for. The table, the MLP's output and
+learned slopes start at zero (listing 1, app. C).
 
 Knows nothing about gates.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from jaxtyping import Float
@@ -23,11 +25,26 @@ from repo_interp.positions.logits import exact
 from repo_interp.positions.piecewise import relu_network
 
 
-class InterpolatedEmbedding(nn.Module):
+class PositionMap(nn.Module):
+    """Base of the maps from queries and contextual positions to position logits."""
+
+    @property
+    def maximum(self) -> float:
+        """Larger positions are taken for this one; infinite where every position is its own."""
+        return math.inf
+
+    def forward(
+        self, queries: Float[Tensor, "batch head row d_head"], positions: Float[Tensor, "batch head row key"]
+    ) -> Float[Tensor, "batch head row key"]:
+        """Position logits of positions from 0 to `maximum`, in float32 (float64 for float64 input)."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how positions become logits")
+
+
+class InterpolatedEmbedding(PositionMap):
     """q . e[p] with a learned vector a whole position, interpolated between them."""
 
     def __init__(self, p_max: int, d_head: int) -> None:
-        """`p_max` vectors of width `d_head`: positions 0 .. p_max - 1."""
+        """`p_max` vectors of width `d_head`, for positions 0 .. p_max - 1."""
         super().__init__()
         if p_max < 2:
             raise ValueError(f"interpolation needs at least 2 whole positions; got p_max = {p_max}")
@@ -42,9 +59,7 @@ class InterpolatedEmbedding(nn.Module):
         self, queries: Float[Tensor, "batch head row d_head"], positions: Float[Tensor, "batch head row key"]
     ) -> Float[Tensor, "batch head row key"]:
         """Position logits. The products q . e[n] are made once a row, [row, p_max], and looked up."""
-        reachable = self.weight[
-            : positions.shape[-1] + 2
-        ]  # a row cannot count more tokens than there are keys
+        reachable = self.weight[: positions.shape[-1] + 1]  # a row counts no more tokens than there are keys
         whole = exact(exact(queries) @ exact(reachable).transpose(0, 1))
         rise = nn.functional.pad(whole.diff(dim=-1), (0, 1))
         below = positions.detach().floor()
@@ -52,13 +67,11 @@ class InterpolatedEmbedding(nn.Module):
         return torch.addcmul(whole.gather(-1, index), positions - below, rise.gather(-1, index))
 
 
-class PositionMLP(nn.Module):
+class PositionMLP(PositionMap):
     """q . e[p] with e a network of one hidden ReLU layer: any position has a vector."""
 
-    maximum = float("inf")
-
     def __init__(self, d_head: int, width: int = 64, unit: float = 64.0) -> None:
-        """`width`: the hidden layer's N. `unit`: how many positions are one unit of the network's input (ours; the paper is silent)."""
+        """`width`: the hidden layer's N. `unit`: how many positions are 1 for the network (our choice)."""
         super().__init__()
         self.unit = unit
         self.hidden = nn.Linear(1, width)
@@ -73,27 +86,25 @@ class PositionMLP(nn.Module):
         queries = exact(queries)
         row_weight = exact(queries @ exact(self.output.weight))
         row_bias = exact(queries @ exact(self.output.bias))
-        learned = relu_network(
-            positions / self.unit, exact(self.hidden.weight)[:, 0], exact(self.hidden.bias), row_weight
+        hidden_weight, hidden_bias = exact(self.hidden.weight)[:, 0], exact(self.hidden.bias)
+        return (
+            relu_network(positions / self.unit, hidden_weight, hidden_bias, row_weight) + row_bias[..., None]
         )
-        return learned + row_bias[..., None]
 
 
-class FixedSlopes(nn.Module):
+class FixedSlopes(PositionMap):
     """m_h p with slopes fixed before training; nothing to learn.
 
-    Eq. 10 is printed with + m p and positive slopes, which would prefer the farthest token. ALiBi, which it follows, subtracts: the
-    default is ALiBi's slopes with a minus sign. The printed sign, or one of the paper's own sets such as -1, -1/4, -1/16, -1/64, is a
-    matter of `first` and `ratio`.
+    Eq. 10 is printed with + m p and positive slopes, which would prefer the farthest token. ALiBi, which it
+    follows, subtracts: the default is ALiBi's slopes with a minus sign. The printed sign, or the paper's own
+    sets of slopes such as 1, 1/4, 1/16, 1/64, are a matter of `first` and `ratio`.
     """
 
-    maximum = float("inf")
-
     def __init__(self, heads: int, first: float | None = None, ratio: float | None = None) -> None:
-        """Slopes first, first * ratio, ... in logits a position; -2^(-8/heads) and 2^(-8/heads) unless given."""
+        """Slopes first, first * ratio, ... logits a position; -2^(-8/heads) and 2^(-8/heads) if not given."""
         super().__init__()
         self.heads, self.ratio = heads, ratio
-        self.first = -(2.0 ** (-8.0 / heads)) if first is None else first
+        self.first = -math.exp2(-8.0 / heads) if first is None else first
 
     def forward(
         self, queries: Float[Tensor, "batch head row d_head"], positions: Float[Tensor, "batch head row key"]
@@ -103,10 +114,8 @@ class FixedSlopes(nn.Module):
         return slopes[:, None, None] * positions
 
 
-class LearnedSlopes(nn.Module):
+class LearnedSlopes(PositionMap):
     """m_h p with one learned slope a head, 0 at the start."""
-
-    maximum = float("inf")
 
     def __init__(self, heads: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""HoPE: high-frequency rotary position encoding, and its ablations (Chen et al. 2025, sec. 4.1, 5, eq. 6-7, table 3).
+"""HoPE, high-frequency rotary position encoding, and its ablations (Chen et al. 2025, sec. 4.1, 5, eq. 6-7).
 
 With training length L, a rotary component of frequency theta (radians a position) turns within L
 
@@ -6,12 +6,14 @@ With training length L, a rotary component of frequency theta (radians a positio
     activated   pi / L < theta < 2 pi / L     more than half a turn: the "U shape" that the paper blames
     low         theta <= pi / L               at most half a turn
 
-    HoPE   high ones rotated; activated and low ones position-independent: theta = 0, so that q_l . k_l stays (eq. 7)
-    AB1    activated ones position-independent, low ones still rotated
-    AB2    low ones position-independent, activated ones still rotated
-    AB3    activated and low ones replaced by high-frequency ones: no component is position-independent. The paper does not say by
-           which: here the kept frequencies are repeated in their order, from the fastest.
-    removal without replacement   those components are taken out of the dot product: `keep_components`
+    HoPE      high ones rotated; the others position-independent: theta = 0, q_l . k_l stays         (eq. 7)
+    AB1       activated ones position-independent, low ones still rotated                            (table 3)
+    AB2       low ones position-independent, activated ones still rotated
+    AB3       activated and low ones replaced by high-frequency ones: none is position-independent
+    removed   activated and low ones taken out of the dot product, nothing put in their place
+
+The paper does not say which high frequencies AB3 takes: here the kept ones are repeated in order, from the
+fastest.
 
 Knows nothing about scaling: interpolate or stretch (scaling.py) the frequencies that come out; 0 stays 0.
 """
@@ -28,7 +30,7 @@ from torch import Tensor
 def high_components(
     frequencies: Float[Tensor, "component"], training_length: int
 ) -> Bool[Tensor, "component"]:
-    """Which components HoPE keeps rotated. ValueError where there is none: positions would be lost altogether."""
+    """Which components HoPE keeps rotated. ValueError where there is none: no position would be left."""
     high = frequencies >= 2.0 * math.pi / _at_least_one(training_length)
     if not bool(high.any()):
         raise ValueError(
@@ -83,7 +85,7 @@ def only_high(frequencies: Float[Tensor, "component"], training_length: int) -> 
 def keep_components(
     features: Float[Tensor, "... d_head"], kept: Bool[Tensor, "component"]
 ) -> Float[Tensor, "... d_head"]:
-    """Features with both halves of every component that is not kept set to 0, which takes it out of the dot product.
+    """Features with both halves of the components not kept set to 0, which takes them out of the dot product.
 
     One of queries and keys is enough. `logit_scale` is left alone: 1/sqrt(d_head) of the full head.
     """

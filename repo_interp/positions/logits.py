@@ -1,10 +1,10 @@
-"""What every scheme that adds to the attention logits has in common: one call for some query rows against all keys.
+"""What all schemes that add to the attention logits have in common.
 
     S_ij = logit_scale * q_i . k_j + B_ij        B_ij: the position logits, of every head
 
-A row of B depends on that row's query and on the keys it sees, never on other rows: so rows may be asked in blocks, or one by one
-against cached keys, and equal the rows of the full computation. Sums and distances are made in float32 (float64 for float64 input):
-bfloat16 would round positions.
+A row of B depends on that row's query and on the keys it sees, never on other rows: so rows may be asked in
+blocks, or one by one against cached keys, and equal the rows of the full computation. Sums and distances are
+made in float32 (float64 for float64 input): bfloat16 would round positions.
 
 Knows nothing about models, masks' origin, or which scheme it is.
 """
@@ -24,7 +24,7 @@ class PositionLogits(nn.Module):
     ) -> Float[Tensor, "batch kv_head token d_head"] | None:
         """Further keys that the scheme makes from the attention layer's input; None where it makes none.
 
-        They belong to tokens as keys do: who caches keys caches these beside them, and hands all of them to `forward`.
+        They belong to tokens as keys do: who caches keys caches these too, and hands all to `forward`.
         """
         return None
 
@@ -39,12 +39,13 @@ class PositionLogits(nn.Module):
         values: Float[Tensor, "batch kv_head key d_head"] | None = None,
         gate_keys: Float[Tensor, "batch kv_head key d_head"] | None = None,
     ) -> Float[Tensor, "batch head row key"]:
-        """Position logits of some query rows against all keys, to be added to the scaled logits; 0 where not visible.
+        """Position logits of some rows against all keys, to add to the scaled logits; 0 where not visible.
 
-        `queries`, `keys`: before any rotation. `query_index`, `key_index`: each token's number among the valid tokens of its prompt,
-        or real-valued positions, [batch, row] or [batch, P, row] with P one of 1, the key-value heads, the heads. `visible`: which
-        keys a row may attend to. Batch axes of 1 broadcast. Returns float32 (float64 for float64 input) whatever the model's dtype;
-        its batch axis is 1 where nothing it depends on differs between prompts.
+        `queries`, `keys`: before any rotation. `query_index`, `key_index`: each token's number among the
+        valid tokens of its prompt, or real-valued positions, [batch, row] or [batch, P, row] with P one of 1,
+        the key-value heads, the heads. `visible`: which keys a row may attend to. Batch axes of 1 broadcast.
+        Returns float32 (float64 for float64 input) whatever the model's dtype; its batch axis is 1 where
+        nothing it depends on differs between prompts.
         """
         raise NotImplementedError(f"{type(self).__name__} does not say what it adds to the logits")
 
@@ -57,10 +58,12 @@ def exact(tensor: Tensor) -> Tensor:
 def grouped_product(
     queries: Float[Tensor, "batch head row d_head"], keys: Float[Tensor, "batch kv_head key d_head"]
 ) -> Float[Tensor, "batch head row key"]:
-    """q_i . k_j of every head with the key of its group: consecutive heads share a key-value head. Keys are not copied."""
+    """q_i . k_j with the key of the head's group: consecutive heads share a key-value head. Copies no key."""
     batch, heads, rows, width = queries.shape
     kv_heads, tokens = keys.shape[1:3]
     if heads % kv_heads:
         raise ValueError(f"{heads} heads cannot share {kv_heads} keys evenly")
+    if heads == kv_heads:
+        return queries @ keys.transpose(-1, -2)
     grouped = queries.reshape(batch, kv_heads, heads // kv_heads * rows, width)
     return (grouped @ keys.transpose(-1, -2)).view(batch, heads, rows, tokens)

@@ -1,0 +1,51 @@
+"""The commands: parse, call, print. Nothing below prints.
+
+A command is a module with `SUMMARY`, `add_arguments(parser)` and `run(arguments) -> exit code`; it imports what is heavy inside `run`,
+so that `repo-interp --help` is fast. Bad input is one line and exit code 2, an interruption 130.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from repo_interp import __version__
+from repo_interp.errors import InputError
+
+COMMANDS = ("analyze", "inspect", "train", "score")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    parsed = _parser(given).parse_args(given)
+    # Libraries must neither look for a network nor talk over our progress bars; a hub id still goes to the hub.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        return import_module(f"repo_interp.cli.{parsed.command}").run(parsed)
+    except InputError as error:
+        sys.stderr.write(f"repo-interp {parsed.command}: {error}\n")
+        return 2
+    except KeyboardInterrupt as interruption:
+        reason = f": {interruption}" if str(interruption) else ""
+        sys.stderr.write(f"repo-interp {parsed.command}: interrupted{reason}\n")
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 141
+
+
+def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="repo-interp", description="A microscope for token positions in attention: RePo, RoPE, NoPE and their relatives."
+    )
+    parser.add_argument("--version", action="version", version=f"repo-interp {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name in COMMANDS:
+        module = import_module(f"repo_interp.cli.{name}")
+        module.add_arguments(commands.add_parser(name, help=module.SUMMARY, description=module.SUMMARY))
+    return parser

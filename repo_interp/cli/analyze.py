@@ -1,0 +1,150 @@
+"""`repo-interp analyze [CHECKPOINT]`: the main job, from a checkpoint and prompts to a run, figures and a report."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from repo_interp.cli.options import add_device, name_list, number_list, positive
+
+SUMMARY = "Measure what the heads of a checkpoint do with positions: a run file, figures and a report page."
+
+_VARIANTS = (
+    "small", "single_1", "single_2", "single_3", "multikey_1", "multikey_2", "multikey_3", "multivalue", "multiquery",
+)  # fmt: skip
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument(
+        "checkpoint",
+        nargs="?",
+        metavar="CHECKPOINT",
+        help="a directory, a hub id, or the name of a checkpoint that comes with the package (default: niah/repo)",
+    )
+    parser.add_argument("--prompts", metavar="FILE", help="prompts.jsonl to analyse (default: needle-in-a-haystack prompts are made)")
+    parser.add_argument("--out", metavar="DIR", help="where results go (default: runs/NAME, numbered when there is one)")
+    parser.add_argument("--overwrite", action="store_true", help="replace the run that stands in --out")
+    parser.add_argument(
+        "--measures",
+        type=name_list,
+        default=None,
+        metavar="A,B",
+        help="what to measure (default: positions,patterns,attention_mass - the last where prompts mark generated tokens)",
+    )
+    parser.add_argument("--layers", type=number_list, metavar="5-15", help="layers to measure (default: all)")
+    parser.add_argument("--heads", type=number_list, metavar="0,3", help="heads to measure (default: all)")
+    made = parser.add_argument_group("needle-in-a-haystack prompts, when no --prompts are given")
+    made.add_argument(
+        "--variant",
+        choices=_VARIANTS,
+        help="RULER's task, or `small` for models with our small vocabulary (default: small for the packaged checkpoint, else multikey_1)",
+    )
+    made.add_argument("--length", type=positive, metavar="TOKENS", help="tokens of a prompt (default: the training length, at most 4096)")
+    made.add_argument("--count", type=positive, default=20, metavar="N", help="how many prompts (default: 20)")
+    made.add_argument("--seed", type=int, default=0, help="seed of the prompts (default: 0)")
+    add_device(parser)
+    parser.add_argument("--batch-size", type=positive, default=1, metavar="N", help="prompts in one forward pass (default: 1)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Analyse, write, and print the tables."""
+    from rich.console import Console
+
+    from repo_interp.analysis import analyze
+    from repo_interp.cli.checkpoint import DEFAULT, find
+    from repo_interp.cli.progress import layers_bar
+    from repo_interp.cli.tables import print_tables
+    from repo_interp.cost import estimate
+    from repo_interp.errors import InputError
+    from repo_interp.measures.catalogue import measure_named
+    from repo_interp.models.load import load
+    from repo_interp.publication import STORE, prepare, publish, withdraw
+    from repo_interp.tasks.prompts import read_prompts
+
+    console = Console()
+    name = arguments.checkpoint or DEFAULT
+    for measure in arguments.measures or ():
+        measure_named(measure)  # an unknown name is refused before the checkpoint is read
+    bridge = load(find(name), device=_device(arguments.device), dtype=arguments.dtype)
+    if arguments.dtype != "float32" and arguments.dtype != "float64":
+        console.print(f"[yellow]positions are rounded in {arguments.dtype}; measure them in float32[/yellow]")
+    if arguments.prompts is not None:
+        prompts = read_prompts(arguments.prompts, tokenizer=bridge.tokenizer, vocab_size=bridge.cfg.d_vocab)
+    else:
+        prompts = _make_prompts(arguments, bridge)
+    measures = arguments.measures or _default_measures(prompts)
+    cost = estimate(bridge, [len(prompt.tokens) for prompt in prompts], arguments.batch_size)
+    longest = max(len(prompt.tokens) for prompt in prompts)
+    console.print(
+        f"[bold]{name}[/bold]: {len(prompts)} prompts of up to {longest} tokens, measures {', '.join(measures)}; {cost}",
+        highlight=False,
+    )
+    directory = prepare(arguments.out or _free_directory(name), arguments.overwrite)
+    try:
+        with layers_bar(console) as progress:
+            result = analyze(
+                bridge,
+                prompts,
+                measures,
+                layers=arguments.layers,
+                heads=arguments.heads,
+                batch_size=arguments.batch_size,
+                store=directory / STORE,
+                progress=progress,
+            )
+        with console.status("drawing"):
+            files = publish(result, directory)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("finished batches are kept; the same command goes on from there") from None
+    except BaseException as error:
+        withdraw(directory)
+        if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+            raise InputError(f"not enough memory ({cost}); give shorter prompts or a smaller --batch-size") from None
+        raise
+    print_tables(console, result)
+    figures = sum(file.parent.name == "figures" for file in files)
+    console.print(f"[bold]{directory / 'report.html'}[/bold]  the page to look at", highlight=False)
+    console.print(f"{directory / 'run.nc'}  the numbers; {directory / 'figures'}  {figures} figures", highlight=False)
+    return 0
+
+
+def _default_measures(prompts) -> tuple[str, ...]:
+    spans = ("positions", "patterns")
+    return (*spans, "attention_mass") if all(prompt.generated for prompt in prompts) else spans
+
+
+def _make_prompts(arguments: argparse.Namespace, bridge):
+    from repo_interp import tasks
+    from repo_interp.errors import InputError
+    from repo_interp.models.provenance import loaded_from
+
+    origin = loaded_from(bridge)
+    length = arguments.length or min(4096, origin.training_length if origin else 4096)
+    variant = arguments.variant or ("small" if arguments.checkpoint is None else "multikey_1")
+    if bridge.tokenizer is None and variant != "small":
+        raise InputError("this checkpoint has no tokenizer, so no prompts can be made for it; give --prompts with token ids")
+    if variant == "small":
+        return tasks.niah_small(length=length, count=arguments.count, seed=arguments.seed)
+    return tasks.niah(bridge.tokenizer, variant=variant, length=length, count=arguments.count, seed=arguments.seed)
+
+
+def _free_directory(name: str) -> Path:
+    stem = Path("runs") / "-".join(part for part in name.strip("./").split("/")[-2:] if part not in ("", "..", "."))
+    number, directory = 1, stem
+    while (directory / "run.nc").exists():
+        number += 1
+        directory = stem.with_name(f"{stem.name}-{number}")
+    return directory
+
+
+def _device(name: str) -> str:
+    import torch
+
+    from repo_interp.errors import InputError
+
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"device {name!r} is not to be had here ({str(error).splitlines()[0][:120]}); --device cpu always is") from None
+    return name

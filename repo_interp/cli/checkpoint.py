@@ -1,0 +1,17 @@
+"""A checkpoint as users name it: a path, a hub id, or a checkpoint that comes with the package, such as niah/repo."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+DEFAULT = "niah/repo"
+"""What is analysed when no checkpoint is named."""
+
+
+def find(name: str) -> str:
+    """The path or hub id that `name` means. A directory of that name goes before a checkpoint of the zoo."""
+    from repo_interp.training.zoo import zoo_names, zoo_path
+
+    if not Path(name).exists() and name in zoo_names():
+        return str(zoo_path(name))
+    return name

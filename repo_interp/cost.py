@@ -1,0 +1,65 @@
+"""What an analysis will cost, said before it starts.
+
+    operations(n) = 2 P n + 2 L H d n^2         P parameters outside the embeddings, n tokens, L layers, H heads of d dimensions
+    seconds = operations of all prompts / speed, the speed from a short forward pass of the same model
+
+Knows nothing about measures; exact measures add about a tenth to the forward pass.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from repo_interp.models.capture import decode
+from repo_interp.models.reposition import attentions
+
+_PROBE_TOKENS = 128
+_MEASURES_SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class Cost:
+    """An estimate: good to a factor of two."""
+
+    seconds: float
+    bytes: float
+    """Weights, the activations of one layer, and what is kept of all prompts."""
+
+    def __str__(self) -> str:
+        return f"about {_duration(self.seconds)} and {self.bytes / 2**30:.1f} GiB of memory"
+
+
+@torch.no_grad()
+def estimate(model: nn.Module, lengths: Sequence[int], batch_size: int) -> Cost:
+    """The cost of analysing prompts of these lengths, from a forward pass over a few tokens."""
+    config = next(attentions(model)).config
+    parameters = list(model.parameters())
+    device, width = parameters[0].device, config.hidden_size
+    inner = sum(p.numel() for p in parameters) - 2 * config.vocab_size * width
+    heads, layers = config.num_attention_heads * next(attentions(model)).d_head, config.num_hidden_layers
+
+    def operations(tokens: int) -> float:
+        return 2.0 * max(inner, width) * tokens + 2.0 * layers * heads * tokens**2
+
+    tokens = torch.zeros(1, min(_PROBE_TOKENS, max(lengths)), dtype=torch.long, device=device)
+    valid = torch.ones_like(tokens, dtype=torch.bool)
+    decode(model, tokens, valid)  # first calls allocate and compile
+    start = time.perf_counter()
+    decode(model, tokens, valid)
+    speed = operations(tokens.shape[1]) / max(time.perf_counter() - start, 1e-6)
+    seconds = (1 + _MEASURES_SHARE) * sum(operations(length) for length in lengths) / speed
+    activations = 4.0 * batch_size * max(lengths) * (8 * width + 3 * config.intermediate_size)
+    kept = 6.0 * len(lengths) * max(lengths) * layers * config.num_attention_heads
+    weights = sum(p.numel() * p.element_size() for p in parameters)
+    return Cost(seconds, weights + activations + kept)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,153 @@
+"""Constant, mono and hybrid stretches of positions (RePo sec. 5.2, fig. 3).
+
+A prompt's positions are cut into chunks of C tokens. A chunk is
+
+    constant (0)   all |z - mean of the chunk| <= epsilon
+    mono (1)       else, strictly increasing or strictly decreasing
+    hybrid (2)     else
+
+with C = 16 and epsilon = 0.2 positions in the paper. Constant is asked first. A shorter last chunk is dropped, or kept by
+`last_chunk="keep"`. -1 stands where a layer has no positions or a prompt no chunk. Shares over all heads count layers that learn
+positions; index positions are mono by definition.
+
+Knows nothing about what the positions mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from repo_interp.inputs import AttentionInputs, Spans
+from repo_interp.measures.labels import described, of_layer
+from repo_interp.measures.statistics import Statistics
+from repo_interp.positions.layouts import LEARNED
+
+PATTERNS = ("constant", "mono", "hybrid")
+CHUNK_SIZES = (8, 16, 32, 64)
+EPSILONS = (0.05, 0.1, 0.2, 0.4, 0.8)
+
+
+def chunk_patterns(
+    positions: Float[Tensor, "... token"],
+    valid: Bool[Tensor, "... token"],
+    chunk_size: int = 16,
+    epsilon: float = 0.2,
+    last_chunk: str = "drop",
+) -> Int[Tensor, "... chunk"]:
+    """The pattern of every chunk of the valid tokens: 0 constant, 1 mono, 2 hybrid, -1 no chunk.
+
+    Chunks count from a prompt's first valid token, on whichever side its padding stands. `last_chunk` is "drop" or "keep"; a kept
+    chunk of one token is constant.
+    """
+    if chunk_size < 2:
+        raise ValueError(f"a chunk has at least 2 tokens, not {chunk_size}")
+    if last_chunk not in ("drop", "keep"):
+        raise ValueError(f"last_chunk is 'drop' or 'keep', not {last_chunk!r}")
+    positions, valid = _from_first_valid(*torch.broadcast_tensors(positions.double(), valid))
+    missing = -positions.shape[-1] % chunk_size
+    chunks = torch.nn.functional.pad(positions, (0, missing)).unflatten(-1, (-1, chunk_size))
+    present = torch.nn.functional.pad(valid, (0, missing)).unflatten(-1, (-1, chunk_size))
+    tokens = present.sum(-1)
+    mean = (chunks * present).sum(-1) / tokens.clamp_min(1)
+    constant = (((chunks - mean[..., None]).abs() <= epsilon) | ~present).all(-1)
+    step, both = chunks.diff(dim=-1), present[..., 1:] & present[..., :-1]
+    mono = ((step > 0) | ~both).all(-1) | ((step < 0) | ~both).all(-1)
+    pattern = torch.where(constant, 0, torch.where(mono, 1, 2))
+    enough = tokens == chunk_size if last_chunk == "drop" else tokens > 0
+    known = torch.isfinite(mean)
+    return torch.where(enough & known, pattern, -1)
+
+
+def _from_first_valid(positions: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+    first = valid.to(torch.int8).argmax(-1, keepdim=True)
+    order = (torch.arange(valid.shape[-1], device=valid.device) + first) % valid.shape[-1]
+    return positions.gather(-1, order), valid.gather(-1, order)
+
+
+@dataclass(frozen=True)
+class Patterns:
+    """The measure `patterns`."""
+
+    chunk_size: int = 16
+    epsilon: float = 0.2
+    last_chunk: str = "drop"
+    name: str = "patterns"
+    required_spans: tuple[str, ...] = ()
+
+    @property
+    def parameters(self) -> Mapping[str, str | int | float]:
+        """Chunk size in tokens, tolerance in positions, what happens to a shorter last chunk."""
+        return {"chunk_size": self.chunk_size, "epsilon": self.epsilon, "last_chunk": self.last_chunk}
+
+    def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
+        """Chunk patterns, and how many chunks of each pattern a grid of chunk sizes and tolerances finds where positions are learned."""
+        positions = inputs.head_positions
+        if positions is None:
+            positions = torch.full(inputs.queries.shape[:3], float("nan"), device=inputs.valid.device)
+        valid = inputs.valid[:, None]
+        chunks = chunk_patterns(positions, valid, self.chunk_size, self.epsilon, self.last_chunk)
+        counts = np.zeros((len(CHUNK_SIZES), len(EPSILONS), len(PATTERNS)))
+        if inputs.scheme in LEARNED:
+            for row, size in enumerate(CHUNK_SIZES):
+                for column, epsilon in enumerate(EPSILONS):
+                    found = chunk_patterns(positions, valid, size, epsilon, self.last_chunk)
+                    counts[row, column] = [int((found == pattern).sum()) for pattern in range(len(PATTERNS))]
+        return Statistics(
+            per_prompt=xr.Dataset(
+                {
+                    "chunk_pattern": of_layer(
+                        inputs,
+                        ("prompt", "layer", "head", "chunk"),
+                        chunks.to(torch.int8),
+                        chunk=np.arange(chunks.shape[-1]),
+                    )
+                }
+            ),
+            sums=xr.Dataset(
+                {
+                    "sensitivity_chunks": of_layer(
+                        inputs,
+                        ("layer", "chunk_size", "epsilon", "pattern"),
+                        counts,
+                        chunk_size=list(CHUNK_SIZES),
+                        epsilon=list(EPSILONS),
+                        pattern=list(PATTERNS),
+                    ),
+                    "learned": of_layer(inputs, ("layer",), np.float64(inputs.scheme in LEARNED)),
+                }
+            ),
+        )
+
+    def conclude(self, statistics: Statistics) -> xr.Dataset:
+        """The group `patterns` of a run. Shares are NaN where there is no chunk."""
+        chunk_pattern = statistics.per_prompt["chunk_pattern"]
+        counts = xr.concat([(chunk_pattern == code).sum(("prompt", "chunk")) for code in range(len(PATTERNS))], dim="pattern")
+        counts = counts.assign_coords(pattern=list(PATTERNS)).transpose("layer", "head", "pattern")
+        learned = statistics.sums["learned"] > 0
+        grid = statistics.sums["sensitivity_chunks"].sum("layer")
+        return xr.Dataset(
+            {
+                "chunk_pattern": described(chunk_pattern, "pattern of each chunk: 0 constant, 1 mono, 2 hybrid, -1 none", "1"),
+                "pattern_share": described(_share(counts), "share of a head's chunks with each pattern", "1"),
+                "pattern_share_all": described(
+                    _share(counts.where(learned, 0).sum(("layer", "head"))),
+                    "share of the chunks with each pattern, over the layers that learn positions",
+                    "1",
+                ),
+                "sensitivity": described(
+                    _share(grid), "share of each pattern by chunk size and tolerance, over the layers that learn positions", "1"
+                ),
+            }
+        )
+
+
+def _share(counts: xr.DataArray) -> xr.DataArray:
+    total = counts.sum("pattern")
+    return (counts / total.where(total > 0)).astype(np.float64)

@@ -1,0 +1,76 @@
+"""What positions a layer gives its tokens, and how far they spread: d = max z - min z (RePo eq. 4-7, sec. 5.2, fig. 2, 6, 8).
+
+z_i is the position of token i in a head: the index for RoPE, the output of f_phi for RePo, none (NaN) for NoPE, where a constant for
+all tokens would give the same logits. Heads that share a key share its position and are listed each.
+
+Knows nothing about what positions do to attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import xarray as xr
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from repo_interp.inputs import AttentionInputs, Spans
+from repo_interp.measures.labels import described, masked_to_nan, of_layer
+from repo_interp.measures.statistics import Statistics
+
+
+def position_range(
+    positions: Float[Tensor, "... token"], valid: Bool[Tensor, "... token"]
+) -> Float[Tensor, "..."]:
+    """Largest minus smallest position of the valid tokens, in positions. 0 for a constant head; -inf where no token is valid."""
+    infinity = float("inf")
+    largest = positions.masked_fill(~valid, -infinity).amax(-1)
+    smallest = positions.masked_fill(~valid, infinity).amin(-1)
+    return largest - smallest
+
+
+@dataclass(frozen=True)
+class Positions:
+    """The measure `positions`."""
+
+    name: str = "positions"
+    required_spans: tuple[str, ...] = ()
+
+    @property
+    def parameters(self) -> Mapping[str, str | int | float]:
+        """It has none."""
+        return {}
+
+    def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
+        """Positions [prompt, layer, head, token] and their ranges [prompt, layer, head]; NaN where a layer has no positions."""
+        positions = inputs.head_positions
+        if positions is None:
+            shape = (inputs.valid.shape[0], inputs.heads, inputs.valid.shape[1])
+            positions = torch.full(shape, float("nan"), device=inputs.valid.device)
+        valid = inputs.valid[:, None]
+        return Statistics(
+            per_prompt=xr.Dataset(
+                {
+                    "position": of_layer(
+                        inputs, ("prompt", "layer", "head", "token"), masked_to_nan(positions, inputs.valid).float()
+                    ),
+                    "position_range": of_layer(
+                        inputs, ("prompt", "layer", "head"), position_range(positions.double(), valid)
+                    ),
+                }
+            )
+        )
+
+    def conclude(self, statistics: Statistics) -> xr.Dataset:
+        """The group `positions` of a run."""
+        measured = statistics.per_prompt
+        return xr.Dataset(
+            {
+                "position": described(measured["position"], "position of each token", "positions"),
+                "position_range": described(
+                    measured["position_range"], "largest minus smallest position of a prompt", "positions"
+                ),
+            }
+        )

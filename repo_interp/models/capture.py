@@ -1,0 +1,110 @@
+"""A forward pass becomes a stream of `AttentionInputs`, one layer at a time.
+
+The receiver is called inside the pass, as soon as a layer has its queries, keys and positions; nothing of a layer is kept once it
+returns, so memory does not grow with layers. Interventions made by hooks before attention - on hook_q, hook_k, hook_positions - are
+seen; those on hook_rot_q, hook_rot_k and later come after and are not. Observers are gone when the pass ends, also when it raised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor, nn
+
+from repo_interp.errors import InputError
+from repo_interp.inputs import AttentionInputs
+from repo_interp.models.attention import RepositionedAttention
+from repo_interp.models.reposition import attentions
+
+
+@torch.no_grad()
+def capture(
+    model: nn.Module,
+    tokens: Int[Tensor, "prompt token"],
+    valid: Bool[Tensor, "prompt token"],
+    prompts: Int[Tensor, "prompt"],
+    receive: Callable[[AttentionInputs], None],
+    layers: Collection[int] | None = None,
+) -> None:
+    """Run `tokens` through a repositioned model or bridge and hand every layer in `layers` (None: all) to `receive`.
+
+    `valid` marks tokens that are not padding, which may stand on either side. `prompts` numbers the prompts. Queries, keys and
+    positions arrive in float32 or wider. Raises InputError naming layer and prompt where a value is not finite.
+    """
+    with observing(model, valid, prompts, receive, layers):
+        decode(model, tokens, valid)
+
+
+def decode(model: nn.Module, tokens: Int[Tensor, "prompt token"], valid: Bool[Tensor, "prompt token"]) -> Tensor:
+    """The decoder's last hidden states: the forward pass without the unembedding, which at long prompts is the largest array."""
+    decoder = getattr(model, "original_model", model).model
+    starts_late = not bool(valid[:, 0].all())
+    # Right padding needs no mask, since no token sees a later one: then the fused causal kernel runs.
+    mask = valid.to(torch.long) if starts_late else None
+    index = (valid.cumsum(1) - 1).clamp_min(0) if starts_late else None
+    output = decoder(input_ids=tokens, attention_mask=mask, position_ids=index, use_cache=False)
+    return output.last_hidden_state
+
+
+@contextmanager
+def observing(
+    model: nn.Module,
+    valid: Bool[Tensor, "prompt token"],
+    prompts: Int[Tensor, "prompt"],
+    receive: Callable[[AttentionInputs], None],
+    layers: Collection[int] | None = None,
+) -> Iterator[None]:
+    """While the context lasts, every forward pass hands its attention inputs to `receive`."""
+
+    def observe(attention: RepositionedAttention, queries: Tensor, keys: Tensor, positions: Tensor | None) -> None:
+        inputs = AttentionInputs(
+            layer=attention.layer_idx,
+            scheme=attention.scheme,
+            queries=_wide(queries),
+            keys=_wide(keys),
+            positions=None if positions is None else _wide(positions).expand(valid.shape[0], -1, -1),
+            frequencies=attention.frequencies,
+            attention_scaling=attention.attention_scaling,
+            logit_scale=attention.scaling,
+            valid=valid,
+            prompts=prompts,
+            window=attention.sliding_window,
+            softcap=attention.attn_logit_softcapping,
+        )
+        _require_finite(inputs)
+        receive(inputs)
+
+    watched = [attention for attention in attentions(model) if layers is None or attention.layer_idx in layers]
+    for attention in watched:
+        attention.observers.append(observe)
+    try:
+        yield
+    finally:
+        for attention in watched:
+            attention.observers.remove(observe)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def _require_finite(inputs: AttentionInputs) -> None:
+    for name in ("positions", "queries", "keys"):
+        tensor = getattr(inputs, name)
+        if tensor is None:
+            continue
+        seen = tensor.transpose(1, 2)[inputs.valid]
+        if torch.isfinite(seen.sum()) or torch.isfinite(seen).all():
+            continue
+        prompt = next(
+            number
+            for number, one, mask in zip(inputs.prompts.tolist(), tensor.transpose(1, 2), inputs.valid, strict=True)
+            if not torch.isfinite(one[mask]).all()
+        )
+        raise InputError(
+            f"{name} of layer {inputs.layer} are not finite in prompt {prompt}, the first place where that happens; "
+            "if the checkpoint was loaded in float16, load it in float32"
+        )

@@ -1,0 +1,70 @@
+"""Greedy continuations of many prompts at once, with a key-value cache.
+
+Prompts of different lengths are padded on the left, with each token's number among the valid ones as its index, so that a prompt's
+continuation does not depend on the prompts beside it. Knows nothing about tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+
+@torch.inference_mode()
+def continue_greedily(
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], counts: Sequence[int], batch_size: int = 32
+) -> list[tuple[int, ...]]:
+    """The most probable next tokens of every prompt, `counts[i]` of them for prompt i.
+
+    The model is used as it stands (put it into evaluation mode). Prompts of similar length share a forward pass, whatever their order.
+    """
+    if len(prompts) != len(counts):
+        raise ValueError(f"one count a prompt was wanted; got {len(counts)} for {len(prompts)} prompts")
+    order = sorted(range(len(prompts)), key=lambda number: (len(prompts[number]), counts[number]))
+    continuations: dict[int, tuple[int, ...]] = {}
+    for start in range(0, len(order), batch_size):
+        chosen = order[start : start + batch_size]
+        wanted = [counts[number] for number in chosen]
+        made = _continue_batch(model, [prompts[number] for number in chosen], max(wanted))
+        continuations.update(
+            (number, tuple(row[:count])) for number, row, count in zip(chosen, made.tolist(), wanted, strict=True)
+        )
+    return [continuations[number] for number in range(len(prompts))]
+
+
+def _continue_batch(model: PreTrainedModel, prompts: Sequence[Sequence[int]], count: int) -> Tensor:
+    """[prompt, count] tokens."""
+    device = next(model.parameters()).device
+    tokens, valid = pad_left(prompts, device)
+    made = torch.empty(len(prompts), count, dtype=torch.long, device=device)
+    cache = DynamicCache(config=model.config)
+    padded = not bool(valid.all())
+    index = (valid.cumsum(1) - 1).clamp(min=0)
+    for step in range(count):
+        output = model(
+            tokens,
+            attention_mask=valid.long() if padded else None,
+            position_ids=index,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        tokens = output.logits[:, -1].argmax(-1, keepdim=True)
+        made[:, step] = tokens[:, 0]
+        valid = torch.cat((valid, torch.ones_like(valid[:, :1])), dim=1)
+        index = index[:, -1:] + 1
+    return made
+
+
+def pad_left(prompts: Sequence[Sequence[int]], device: torch.device | str) -> tuple[Tensor, Tensor]:
+    """Tokens [prompt, token] with 0 where padded, and which are valid."""
+    longest = max(len(prompt) for prompt in prompts)
+    tokens = torch.zeros(len(prompts), longest, dtype=torch.long)
+    valid = torch.zeros(len(prompts), longest, dtype=torch.bool)
+    for row, prompt in enumerate(prompts):
+        tokens[row, longest - len(prompt) :] = torch.as_tensor(prompt)
+        valid[row, longest - len(prompt) :] = True
+    return tokens.to(device), valid.to(device)

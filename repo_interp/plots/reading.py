@@ -1,0 +1,99 @@
+"""What figures, tables and the page take out of a run: a group, a prompt's tokens and spans, the scheme of a layer.
+
+A run is an `xarray.DataTree` as `definitions.md` describes it; a group that is not there, or a layer, head or prompt that it does not
+hold, is an InputError that says what there is. Knows nothing about how a run came about, nor how it is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import xarray as xr
+
+from repo_interp.errors import InputError
+
+LEARNED_SCHEMES = ("repo", "continuous", "multihead_continuous")
+"""Schemes whose positions are learned: the ones that ranges and patterns say something about."""
+BACKGROUND = "rest"
+"""The span that is never shaded."""
+
+
+@dataclass(frozen=True)
+class PromptTokens:
+    """The tokens of one prompt: how many, their texts where a tokenizer was there, and which of them each span holds."""
+
+    prompt: int
+    count: int
+    texts: tuple[str, ...] | None
+    spans: dict[str, tuple[int, ...]]
+
+    def text(self, token: int) -> str:
+        """Text of a token; its index where there is no text."""
+        return str(token) if self.texts is None else self.texts[token]
+
+    @property
+    def top_spans(self) -> dict[str, tuple[int, ...]]:
+        """The spans that are no part of another one, without the background."""
+        return {name: tokens for name, tokens in self.spans.items() if "." not in name and name != BACKGROUND}
+
+
+def group(run: xr.DataTree, name: str) -> xr.Dataset:
+    """The group `name` of the run. Raises InputError when the run was made without that measure."""
+    if name not in run.children:
+        has = ", ".join(run.children) or "none"
+        raise InputError(f"this figure needs the measure {name!r}; the run has: {has}. Analyse again with it")
+    return run[name].to_dataset()
+
+
+def has_groups(run: xr.DataTree, names: Sequence[str]) -> bool:
+    """Whether the run holds all these measures."""
+    return all(name in run.children for name in names)
+
+
+def pick(array: xr.DataArray, **labels: int | str) -> xr.DataArray:
+    """`array` at these coordinate labels. Raises InputError when a label is not in the run."""
+    for axis, label in labels.items():
+        present = array[axis].values.tolist()
+        if label not in present:
+            raise InputError(f"this run has no {axis} {label}; it has {_listed(present)}")
+    return array.sel(labels)
+
+
+def prompt_tokens(positions: xr.Dataset, prompt: int) -> PromptTokens:
+    """Tokens and spans of `prompt`, from the group `positions`."""
+    count = int(pick(positions["token_count"], prompt=prompt))
+    texts, spans = None, {}
+    if "token_text" in positions:
+        texts = tuple(str(text) for text in positions["token_text"].sel(prompt=prompt).values[:count])
+    if "span_mask" in positions:
+        mask = positions["span_mask"].sel(prompt=prompt).values[:, :count] > 0
+        for name, members in zip(positions["span"].values, mask, strict=True):
+            if members.any():
+                spans[str(name)] = tuple(np.flatnonzero(members).tolist())
+    return PromptTokens(prompt, count, texts, spans)
+
+
+def schemes(dataset: xr.Dataset | xr.DataArray) -> dict[int, str]:
+    """The position scheme of every layer of `dataset`; "unknown" where none was recorded."""
+    layers = [int(layer) for layer in dataset["layer"].values]
+    names = dataset["scheme"].values if "scheme" in dataset.coords else ["unknown"] * len(layers)
+    return dict(zip(layers, map(str, names), strict=True))
+
+
+def learned_layers(dataset: xr.Dataset | xr.DataArray) -> list[int]:
+    """Layers whose positions are learned."""
+    return [layer for layer, scheme in schemes(dataset).items() if scheme in LEARNED_SCHEMES]
+
+
+def unit_label(name: str, array: xr.DataArray) -> str:
+    """`name` with the array's units in brackets; pure numbers have none."""
+    units = str(array.attrs.get("units", ""))
+    return name if units in ("", "1") else f"{name} ({units})"
+
+
+def _listed(labels: list) -> str:
+    if len(labels) > 8 and all(isinstance(label, int) for label in labels):
+        return f"{labels[0]}-{labels[-1]} ({len(labels)})"
+    return ", ".join(map(str, labels)) or "none"

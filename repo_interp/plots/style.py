@@ -1,0 +1,203 @@
+"""One look for every figure: column and page widths of a paper, one colour a scheme, a span and a pattern, the same bytes every time.
+
+The colours are those of Okabe and Ito (2008) and four more that stay apart from them for protanopes and deuteranopes; the lightest
+are darkened where they have to be read as text. Fonts travel with the file: TrueType in PDF (fonttype 42), text in SVG.
+
+Knows nothing about runs: names in, colours and figures out. It never touches pyplot, so nothing is left open and no state is global.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure
+
+COLUMN_WIDTH = 3.3
+"""Inches: one column of a two-column paper."""
+PAGE_WIDTH = 6.8
+"""Inches: both columns."""
+PAGE_HEIGHT = 8.8
+"""Inches: the tallest figure that still leaves room for its caption."""
+
+SCHEME_COLOURS: Mapping[str, str] = {
+    "rope": "#0072B2",
+    "repo": "#D55E00",
+    "nope": "#5A5A5A",
+    "hope": "#009E73",
+    "alibi": "#56B4E9",
+    "kerple": "#CC79A7",
+    "fire": "#E69F00",
+    "learned": "#4B2BD6",
+    "cope": "#44D07B",
+    "continuous": "#000000",
+    "multihead_continuous": "#804020",
+}
+SCHEME_NAMES: Mapping[str, str] = {
+    "rope": "RoPE",
+    "repo": "RePo",
+    "nope": "NoPE",
+    "hope": "HoPE",
+    "alibi": "ALiBi",
+    "kerple": "KERPLE",
+    "fire": "FIRE",
+    "learned": "learned",
+    "cope": "CoPE",
+    "continuous": "continuous",
+    "multihead_continuous": "multi-head continuous",
+}
+PATTERN_COLOURS: Mapping[str, str] = {"constant": "#0072B2", "mono": "#E69F00", "hybrid": "#B9B9B9"}
+SPAN_COLOURS: Mapping[str, str] = {
+    "needle": "#E69F00",
+    "query": "#56B4E9",
+    "generated": "#CC79A7",
+    "distractor": "#F0E442",
+    "answer": "#009E73",
+    "prefix": "#0072B2",
+    "rest": "#B9B9B9",
+}
+_OTHER_SPANS = ("#009E73", "#0072B2", "#F0E442", "#D55E00", "#804020", "#4B2BD6")
+_UNKNOWN = "#5A5A5A"
+
+_SETTINGS: Mapping[str, Any] = {
+    "font.family": ["DejaVu Sans"],
+    "font.size": 7.0,
+    "mathtext.fontset": "dejavusans",
+    "axes.titlesize": 7.5,
+    "axes.titlelocation": "left",
+    "axes.titlepad": 4.0,
+    "axes.labelsize": 7.0,
+    "axes.labelpad": 2.5,
+    "axes.linewidth": 0.6,
+    "axes.edgecolor": "#333333",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.formatter.use_mathtext": True,
+    "grid.color": "#E4E4E4",
+    "grid.linewidth": 0.5,
+    "xtick.labelsize": 6.5,
+    "ytick.labelsize": 6.5,
+    "xtick.major.size": 2.2,
+    "ytick.major.size": 2.2,
+    "xtick.minor.size": 1.2,
+    "ytick.minor.size": 1.2,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.minor.width": 0.4,
+    "ytick.minor.width": 0.4,
+    "xtick.major.pad": 2.0,
+    "ytick.major.pad": 2.0,
+    "legend.fontsize": 6.5,
+    "legend.frameon": False,
+    "legend.handlelength": 1.2,
+    "legend.handletextpad": 0.5,
+    "legend.columnspacing": 1.2,
+    "lines.linewidth": 0.9,
+    "lines.markersize": 2.5,
+    "hatch.linewidth": 0.4,
+    "figure.facecolor": "white",
+    "savefig.facecolor": "white",
+    "savefig.dpi": 300,
+    "pdf.fonttype": 42,
+    "ps.fonttype": 42,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "repo_interp",
+}
+_METADATA: Mapping[str, Mapping[str, None]] = {
+    "png": {"Software": None},
+    "svg": {"Date": None, "Creator": None},
+    "pdf": {"CreationDate": None, "ModDate": None, "Creator": None, "Producer": None},
+}
+FORMATS = tuple(_METADATA)
+"""The formats a figure is written in."""
+
+
+class PaperFigure(Figure):
+    """A matplotlib figure that is saved in this style, with embedded fonts and without dates, and shows itself in a notebook."""
+
+    def savefig(self, fname: Any, **options: Any) -> None:
+        """Save as matplotlib does. The format follows the name unless `format` is given; the same figure gives the same bytes."""
+        suffix = options.get("format") or (Path(fname).suffix.lstrip(".") if isinstance(fname, str | Path) else "png")
+        metadata = {**_METADATA.get(suffix, {}), **options.pop("metadata", {})}
+        with style():
+            super().savefig(fname, metadata=metadata, **options)
+
+    def _repr_png_(self) -> bytes:
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png", dpi=150)
+        return buffer.getvalue()
+
+
+@contextmanager
+def style(fallback_fonts: Sequence[str] = ()) -> Iterator[None]:
+    """Draw in the paper style inside this context. `fallback_fonts`: installed families for scripts that DejaVu Sans lacks."""
+    with mpl.rc_context({**_SETTINGS, "font.family": [*_SETTINGS["font.family"], *fallback_fonts]}):
+        yield
+
+
+def paper_figure(width: float = PAGE_WIDTH, height: float = 2.4) -> PaperFigure:
+    """An empty figure of `width` x `height` inches, laid out by its content. Call inside `style()`."""
+    figure = PaperFigure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.get_layout_engine().set(w_pad=0.03, h_pad=0.03, wspace=0.03, hspace=0.03)  # pyright: ignore[reportOptionalMemberAccess]
+    return figure
+
+
+def save_figure(figure: Figure, stem: str | Path, formats: Sequence[str] = FORMATS) -> list[Path]:
+    """Write `figure` as `stem`.png, .svg and .pdf; the same figure gives the same bytes. Returns the paths written.
+
+    Raises ValueError for a format that is not one of FORMATS.
+    """
+    unknown = [name for name in formats if name not in FORMATS]
+    if unknown:
+        raise ValueError(f"a figure is written as {', '.join(FORMATS)}; got {', '.join(unknown)}")
+    paths = []
+    for name in formats:
+        path = Path(f"{stem}.{name}")
+        with style():
+            Figure.savefig(figure, path, format=name, metadata=dict(_METADATA[name]))
+        paths.append(path)
+    return paths
+
+
+def scheme_colour(scheme: str) -> str:
+    """The colour of a position scheme; dark grey for a scheme that has none of its own."""
+    return SCHEME_COLOURS.get(scheme, _UNKNOWN)
+
+
+def scheme_name(scheme: str) -> str:
+    """A scheme as papers write it: "repo" -> "RePo"."""
+    return SCHEME_NAMES.get(scheme, scheme)
+
+
+def span_colours(spans: Sequence[str]) -> dict[str, str]:
+    """A colour for each span name: fixed for the usual ones, the next free one for others, a darker shade for a dotted part.
+
+    The same names in the same order give the same colours.
+    """
+    colours: dict[str, str] = {}
+    other = 0
+    for top in dict.fromkeys(name.split(".")[0] for name in spans):
+        if top in SPAN_COLOURS:
+            colours[top] = SPAN_COLOURS[top]
+        else:
+            colours[top] = _OTHER_SPANS[other % len(_OTHER_SPANS)]
+            other += 1
+    for name in spans:
+        if "." in name:
+            shade = 0.55 if name.endswith(".value") else 0.75
+            colours[name] = darker(colours[name.split(".")[0]], shade)
+    return {name: colours[name] for name in spans}
+
+
+def darker(colour: str, share: float = 0.7) -> str:
+    """`colour` with `share` of its light left: a span's colour as text, or a part of a span."""
+    red, green, blue = to_rgb(colour)
+    return to_hex((red * share, green * share, blue * share))

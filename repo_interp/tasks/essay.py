@@ -1,0 +1,101 @@
+"""English prose for haystacks: a file that the user names, or the docstrings of Python's standard library.
+
+White space is collapsed to single spaces. The docstrings are read module by module in the order of their names, as far as asked for, so
+the first n words are the same however many are taken; paragraphs that are not prose (code, tables, signatures) are left out. The text
+depends on the Python version. Knows nothing about needles or tokens.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import itertools
+import re
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+from repo_interp.errors import InputError
+
+SENTENCE_END = re.compile(r"(?<=[.!?])(?<!e\.g\.)(?<!i\.e\.) (?=[\"'(]?[A-Z0-9])")
+_LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__", "turtledemo"}
+
+
+class Essay:
+    """Words of a text that goes on for ever: it begins again at its end."""
+
+    def __init__(self, paragraphs: Iterator[str]) -> None:
+        self._source = paragraphs
+        self._words: list[str] = []
+        self._own = 0
+
+    def words(self, count: int) -> list[str]:
+        """The first `count` words."""
+        while len(self._words) < count:
+            paragraph = next(self._source, None)
+            if paragraph is not None:
+                self._words.extend(paragraph.split())
+                continue
+            self._own = self._own or len(self._words)
+            self._words.extend(itertools.islice(self._words[: self._own], count - len(self._words)))
+        return self._words[:count]
+
+    def sentences(self, count: int) -> list[str]:
+        """The first `count` words as sentences; the last one may be cut."""
+        return SENTENCE_END.split(" ".join(self.words(count)))
+
+
+def essay(path: str | Path | None = None) -> Essay:
+    """The prose in a UTF-8 file, or the standard library's docstrings. Raises InputError: no file, no text in it, no sources."""
+    return _standard_library() if path is None else _file(str(path))
+
+
+@functools.cache
+def _file(path: str) -> Essay:
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise InputError(f"{path}: wanted a text file for the haystack, but {reason}; name a UTF-8 text file") from error
+    if not text.split():
+        raise InputError(f"{path}: wanted prose for the haystack, the file is empty; name a file with text")
+    return Essay(iter([text]))
+
+
+@functools.cache
+def _standard_library() -> Essay:
+    paragraphs = _docstring_prose(Path(sysconfig.get_paths()["stdlib"]))
+    first = next(paragraphs, None)
+    if first is None:
+        raise InputError("this Python comes without the standard library's sources; name a text file for the haystack")
+    return Essay(itertools.chain([first], paragraphs))
+
+
+def standard_library_sources(root: Path) -> Iterator[Path]:
+    """Source files of the standard library without its tests, in the order of their names."""
+    for path in sorted(root.rglob("*.py"), key=lambda path: path.relative_to(root).parts):
+        if not _LEFT_OUT & set(path.relative_to(root).parts[:-1]):
+            yield path
+
+
+def _docstring_prose(root: Path) -> Iterator[str]:
+    for path in standard_library_sources(root):
+        try:
+            tree = ast.parse(path.read_bytes())
+        except (SyntaxError, ValueError, OSError):
+            continue  # a file that is no module of this Python: nothing to read in it
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                for paragraph in re.split(r"\n\s*\n", ast.get_docstring(node) or ""):
+                    if _is_prose(paragraph):
+                        yield " ".join(paragraph.split())
+
+
+def _is_prose(paragraph: str) -> bool:
+    """Whole sentences of mostly letters: no code, tables, lists or signatures."""
+    text = " ".join(paragraph.split())
+    if len(text.split()) < 12 or text[-1] not in ".!?" or not text[0].isupper() or not text.isascii():
+        return False
+    if re.search(r">>>|::|[{}<>|\\*`@#$]|[=_/~^]{2}|\w\(|  \S.*\n  \S", paragraph):
+        return False
+    return sum(character.isalpha() or character == " " for character in text) > 0.93 * len(text)

@@ -1,0 +1,207 @@
+"""Needle in a haystack, compatible with RULER (Hsieh et al. 2024): eight variants, two dialects, for any tokenizer.
+
+    A special magic number is hidden within the following text. Make sure to memorize it. I will quiz you about the number afterwards.
+    [haystack, and in it] One of the special magic numbers for KEY is: VALUE.
+    What is the special magic number for KEY mentioned in the provided text?
+     The special magic number for KEY mentioned in the provided text is
+
+plural ("Some special magic numbers are ...") where several values are asked for. The haystack is as large as fits:
+
+    tokens(prompt and answer prefix, with BOS) + 128 <= length
+
+found by search for each prompt: one more line (noise, needle haystacks) or word (essay) would not fit.
+Depth: essay - percentages drawn without replacement from round(linspace(0, 100, 40)), a needle goes before sentence
+int(sentences * depth / 100); noise and needle - before uniformly drawn lines. Dialects: "ruler" puts the answer prefix behind the question
+after a space; "repo" (the evaluation RePo used) after a newline, without the space, generates 50 tokens in place of 128, and counts the
+prefix as a part of the output.
+
+Spans: `needle` (whole sentences of the needles asked for; `needle.1`, `needle.1.key`, `needle.1.value`, numbered in the order of the text),
+`distractor` (other needles), `query` (question and answer prefix, as RePo's table 4 counts it; parts `query.question`, `query.key`,
+`query.prefix`); the reference answer is appended and generated. Prompt i depends on the seed and i, not on how many are made.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import Float
+
+from repo_interp.errors import InputError
+from repo_interp.tasks.encoding import count_tokens, encode
+from repo_interp.tasks.essay import essay as essay_text
+from repo_interp.tasks.haystacks import HAYSTACKS, Haystack
+from repo_interp.tasks.marked_text import MarkedText
+from repo_interp.tasks.needles import Needle, Question, draw_question
+from repo_interp.tasks.prompt import Prompt, prompt_from_text
+from repo_interp.tasks.spans import GENERATED
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+RESERVE = 128
+"""Tokens that every prompt leaves room for."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One of RULER's tasks: what the haystack is, what keys and values are, and how many of them."""
+
+    haystack: str
+    key_type: str
+    value_type: str
+    keys: int = 1
+    values: int = 1
+    queries: int = 1
+
+
+VARIANTS = {
+    "single_1": Variant("noise", "words", "numbers"),
+    "single_2": Variant("essay", "words", "numbers"),
+    "single_3": Variant("essay", "words", "uuids"),
+    "multikey_1": Variant("essay", "words", "numbers", keys=4),
+    "multikey_2": Variant("needle", "words", "numbers"),
+    "multikey_3": Variant("needle", "uuids", "uuids"),
+    "multivalue": Variant("essay", "words", "numbers", values=4),
+    "multiquery": Variant("essay", "words", "numbers", keys=4, queries=4),
+}
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How the answer prefix follows the question, how many tokens are generated, and what is put before the output to score it."""
+
+    before_prefix: str
+    new_tokens: int
+    scored_from: str
+    """"output", or "prefix": the answer prefix and then the output."""
+
+
+DIALECTS = {"ruler": Dialect(" ", 128, "output"), "repo": Dialect("\n", 50, "prefix")}
+
+
+def niah(
+    tokenizer: PreTrainedTokenizerBase,
+    variant: str = "multikey_1",
+    length: int = 4096,
+    count: int = 20,
+    seed: int = 0,
+    dialect: str = "ruler",
+    essay: str | Path | None = None,
+    depth: float | None = None,
+    answer: str = "reference",
+) -> list[Prompt]:
+    """`count` needle-in-a-haystack prompts of at most `length` tokens with 128 to generate.
+
+    `essay`: a text file for essay haystacks, by default the standard library's docstrings. `depth`: percent of the haystack before the
+    needle asked for (0-100), for variants that ask for one; drawn when None. `answer`: "reference" appends the reference answer as
+    generated tokens, "none" ends with the answer prefix.
+    Raises InputError: unknown names, a length too short for the variant, a tokenizer without offsets, a file that cannot be read.
+    """
+    chosen = _one_of("variant", variant, VARIANTS)
+    spoken = _one_of("dialect", dialect, DIALECTS)
+    _one_of("answer", answer, {"reference": None, "none": None})
+    if count < 1:
+        raise InputError(f"wanted at least one prompt, got {count}; ask for 1 or more")
+    if depth is not None and not 0 <= depth <= 100:
+        raise InputError(f"wanted a depth of 0 to 100 percent, got {depth}")
+    if depth is not None and chosen.values * chosen.queries > 1:
+        raise InputError(f"{variant} asks for several needles, which have no one depth; leave the depth out")
+    encode("One word.", tokenizer)
+    text = essay_text(essay) if chosen.haystack == "essay" else None
+    prompts = []
+    for index in range(count):
+        rng = random.Random(f"{variant}/{seed}/{index}")
+        question = draw_question(rng, chosen.key_type, chosen.value_type, chosen.keys, chosen.values, chosen.queries)
+        haystack = HAYSTACKS[chosen.haystack](question, rng.randrange(2**32), depth, text)
+        size = _largest_size(question, haystack, spoken, tokenizer, length, variant)
+        attributes = {
+            "task": "niah",
+            "variant": variant,
+            "dialect": dialect,
+            "length": length,
+            "seed": seed,
+            "index": index,
+            "new_tokens": spoken.new_tokens,
+        }
+        prompts.append(_prompt(question, haystack, size, spoken, tokenizer, answer, attributes))
+    return prompts
+
+
+def niah_scores(outputs: Sequence[str], prompts: Sequence[Prompt]) -> Float[np.ndarray, " prompt"]:
+    """Per prompt, 100 x the share of reference values found in the output, ignoring case; the output as the dialect counts it.
+
+    `outputs` are the generated texts without the prompt. Raises InputError when prompts are not of this task or numbers differ.
+    """
+    if len(outputs) != len(prompts):
+        raise InputError(f"wanted one output a prompt, got {len(outputs)} for {len(prompts)} prompts")
+    scores = []
+    for output, prompt in zip(outputs, prompts, strict=True):
+        if not prompt.answers or not {"dialect", "prefix"} <= prompt.attributes.keys():
+            raise InputError("wanted prompts of the needle-in-a-haystack task with answers, dialect and prefix")
+        dialect = _one_of("dialect", str(prompt.attributes["dialect"]), DIALECTS)
+        counted = (prompt.attributes["prefix"] if dialect.scored_from == "prefix" else "") + output
+        found = [reference.lower() in counted.lower() for reference in prompt.answers]
+        scores.append(100.0 * sum(found) / len(found))
+    return np.array(scores)
+
+
+def niah_score(outputs: Sequence[str], prompts: Sequence[Prompt]) -> float:
+    """The task's score, 0 to 100: the mean of `niah_scores`."""
+    return float(niah_scores(outputs, prompts).mean())
+
+
+def _one_of(what: str, name: str, known: dict):
+    if name not in known:
+        raise InputError(f"wanted one of {', '.join(known)} as the {what}, got {name!r}")
+    return known[name]
+
+
+def _prefix(question: Question, dialect: Dialect) -> str:
+    kind, be = question.asked_type, "is" if question.singular else "are"
+    return f"{dialect.before_prefix}The special magic {kind} for {question.asked} mentioned in the provided text {be}"
+
+
+def _write(question: Question, haystack: Haystack, size: int, dialect: Dialect) -> tuple[MarkedText, list[float]]:
+    """The prompt up to the answer prefix, and the depth of each needle asked for, in the order of the text."""
+    text = MarkedText()
+    kind = question.asked_type
+    if question.singular:
+        text.add(f"A special magic {kind} is hidden within the following text. Make sure to memorize it. ")
+    else:
+        text.add(f"Some special magic {kind} are hidden within the following text. Make sure to memorize it. ")
+    text.add(f"I will quiz you about the {kind} afterwards.\n")
+    depths = haystack.write(text, size)
+    what = "What is the" if question.singular else "What are all the"
+    text.add("\n")
+    text.add(f"{what} special magic {kind} for ", "query.question")
+    text.add(question.asked, "query.question", "query.key")
+    text.add(" mentioned in the provided text?", "query.question")
+    text.add(_prefix(question, dialect), "query.prefix")
+    return text, depths
+
+
+def _prompt(
+    question: Question,
+    haystack: Haystack,
+    size: int,
+    dialect: Dialect,
+    tokenizer: PreTrainedTokenizerBase,
+    answer: str,
+    attributes: dict,
+) -> Prompt:
+    text, depths = _write(question, haystack, size, dialect)
+    references = _references(question, haystack.order(size))
+    if answer == "reference":
+        text.add(" " + _joined(references), GENERATED)
+    attributes |= {
+        "haystack_size": size,
+        "prefix": _prefix(question, dialect),
+        "depths": depths,
+        "depth": depths[0] if len(depths) == 1 else None,
+    }
+    return prompt_from_text(text.text, text.characters, tokenizer, references, attributes)

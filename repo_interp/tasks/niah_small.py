@@ -1,0 +1,171 @@
+"""A needle in a haystack for small models: a small vocabulary, and one hop from the question to the value.
+
+    <bos> filler ... M M v ... filler ... M M v' ... filler  Q c v*
+
+A needle is the marker M twice and a value. There are `classes` x `values_per_class` values (16 x 8); value "c3v5" belongs to class c3, so
+the value itself says what it is a value of, and the question "Q c3" is answered by the one value of class c3 in the context. One hop of
+attention finds it - no key stands apart from its value, as it would in a two-hop key-value pair, which small models do not learn in minutes.
+Each context holds `needles` (8) needles of distinct classes, their classes, values and places drawn uniformly; one of them is asked for. The
+filler is drawn uniformly, with replacement, from `fillers` words. Only the answer is a target. Chance: 1 / values_per_class for a model that
+knows the class of a value, 1 / needles for one that knows the context.
+
+Context lengths, in tokens with everything: a curriculum grows them from `first_length` to `length`; one length a batch. Test sets are
+named by the length. Spans: `needle` (parts `needle.1`, `.key` the markers, `.value`), `distractor` (the other needles), `query` (Q c, part
+`query.key` c); the answer is generated. attributes: depth in percent of the haystack (0 first, 100 last), length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from repo_interp.errors import InputError
+from repo_interp.tasks.prompt import Prompt
+from repo_interp.tasks.task import Batch, Task, whole_number
+from repo_interp.tasks.vocabulary import BOS, Vocabulary
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+MARKER, QUESTION = "M", "Q"
+NEEDLE = 3
+"""Tokens of a needle."""
+AROUND = 4
+"""Tokens that are not haystack: <bos>, Q, c and the answer."""
+
+
+@dataclass(frozen=True)
+class SmallNiah(Task):
+    """Needle in a haystack for small models. Lengths in tokens."""
+
+    name: ClassVar[str] = "niah"
+    axes: ClassVar[tuple[str, ...]] = ("depth", "length")
+
+    length: int = 256
+    first_length: int = 64
+    """Length where the curriculum begins."""
+    longest_test: int = 1024
+    """Test sets are length, 2 x length, ... up to this."""
+    needles: int = 8
+    classes: int = 16
+    values_per_class: int = 8
+    fillers: int = 64
+
+    def __post_init__(self) -> None:
+        self._require(1 <= self.needles <= self.classes, f"wanted 1 to {self.classes} needles, got {self.needles}")
+        self._require(self.values_per_class >= 1 and self.fillers >= 1, "wanted at least one value and filler")
+        self._require(
+            self.shortest <= self.first_length <= self.length <= self.longest_test,
+            f"wanted {self.shortest} <= first_length <= length <= longest_test, got "
+            f"{self.first_length}, {self.length}, {self.longest_test}",
+        )
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """M, Q, classes, values by class, filler words."""
+        classes = [f"c{index}" for index in range(self.classes)]
+        values = [f"{name}v{index}" for name in classes for index in range(self.values_per_class)]
+        return Vocabulary((MARKER, QUESTION, *classes, *values, *(f"w{index}" for index in range(self.fillers))))
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of token ids."""
+        return len(self.vocabulary)
+
+    @property
+    def shortest(self) -> int:
+        """Tokens of a prompt without filler."""
+        return AROUND + NEEDLE * self.needles
+
+    @property
+    def training_length(self) -> int:
+        """Tokens of the longest context to train on."""
+        return self.length
+
+    @property
+    def test_sets(self) -> tuple[str, ...]:
+        """The training length and its doublings."""
+        doublings = (self.longest_test // self.length).bit_length()
+        return tuple(str(self.length << power) for power in range(doublings))
+
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        """Word-level."""
+        return self.vocabulary.tokenizer()
+
+    def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
+        """Contexts of one length, which grows from `first_length` to `length`."""
+        length = self.first_length + round(progress * (self.length - self.first_length))
+        return self._sequences(generator, size, length)
+
+    def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
+        """Contexts of one length."""
+        length = whole_number(test_set, "the number of tokens")
+        if length < self.shortest:
+            raise InputError(f"{self.needles} needles need at least {self.shortest} tokens, got {length}; ask for more")
+        return self._sequences(generator, size, length)
+
+    def _sequences(self, generator: np.random.Generator, size: int, length: int) -> Batch:
+        vocabulary = self.vocabulary
+        first_value, first_filler = vocabulary["c0v0"], vocabulary["w0"]
+        tokens = generator.integers(first_filler, first_filler + self.fillers, (size, length))
+        tokens[:, 0] = BOS
+        starts = 1 + self._starts(generator, size, length - AROUND)
+        classes = np.argsort(generator.random((size, self.classes)))[:, : self.needles]
+        values = first_value + classes * self.values_per_class
+        values = values + generator.integers(0, self.values_per_class, values.shape)
+        rows = np.arange(size)[:, None]
+        tokens[rows, starts] = tokens[rows, starts + 1] = vocabulary[MARKER]
+        tokens[rows, starts + 2] = values
+        asked = generator.integers(0, self.needles, size)
+        tokens[:, -3] = vocabulary[QUESTION]
+        tokens[:, -2] = vocabulary["c0"] + classes[rows[:, 0], asked]
+        tokens[:, -1] = values[rows[:, 0], asked]
+        targets: Bool[np.ndarray, "sequence token"] = np.zeros(tokens.shape, dtype=bool)
+        targets[:, -1] = True
+        return Batch(tokens, targets)
+
+    def _starts(self, generator: np.random.Generator, size: int, room: int) -> Int[np.ndarray, "sequence needle"]:
+        """Uniform places of needles that do not overlap: choose among slots where a needle is one slot wide."""
+        slots = room - (NEEDLE - 1) * self.needles
+        chosen = np.sort(np.argsort(generator.random((size, slots)))[:, : self.needles])
+        return chosen + (NEEDLE - 1) * np.arange(self.needles)
+
+    def describe(self, tokens: Sequence[int]) -> Prompt:
+        """Spans, the answer and the depth of the needle asked for."""
+        marker = self.vocabulary[MARKER]
+        starts = [at for at in range(len(tokens) - 1) if tokens[at] == tokens[at + 1] == marker]
+        needle = next(at for at in starts if tokens[at + 2] == tokens[-1])
+        distractors = tuple(at + step for at in starts if at != needle for step in range(NEEDLE))
+        whole = tuple(range(needle, needle + NEEDLE))
+        last = len(tokens) - 1
+        spans = {
+            "needle": whole,
+            "needle.1": whole,
+            "needle.1.key": whole[:2],
+            "needle.1.value": whole[2:],
+            "query": (last - 2, last - 1),
+            "query.key": (last - 1,),
+        }
+        if distractors:
+            spans["distractor"] = distractors
+        text = self.vocabulary.text(tokens)
+        room = len(tokens) - AROUND - NEEDLE
+        return Prompt(
+            tokens=tuple(tokens),
+            spans=spans,
+            generated=(last,),
+            token_text=text,
+            answers=(text[last],),
+            attributes={
+                "length": len(tokens),
+                "depth": round(100 * (needle - 1) / max(room, 1), 3),
+            },
+        )
+
+
+SIZES = {"small": SmallNiah(), "paper": SmallNiah(length=4096, first_length=256, longest_test=16384)}

@@ -1,0 +1,130 @@
+"""Text reversal (RePo, app. C): say the words of a text backwards.
+
+    <bos> Reverse the following words: w_1 ... w_L Answer: w_L ... w_1
+
+w_i drawn with replacement from a fixed list, so that their places must be used; the answer is w_L ... w_1. Lengths 2-20 to train,
+2-30 to test (Kazemnejad et al. 2023). A batch mixes all lengths up to a limit that the curriculum grows from `first_longest` to `longest`.
+
+Spans: `instruction` (up to "words:"), `words`, `separator` ("Answer:"); the answer is generated. attributes["source"] holds, for each
+generated token in order, the index of the word that it copies: the mirror of the mirror effect (fig. 6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from jaxtyping import Int
+
+from repo_interp.tasks.prompt import Prompt
+from repo_interp.tasks.task import Batch, Task, whole_number
+from repo_interp.tasks.vocabulary import BOS, PAD, Vocabulary
+from repo_interp.tasks.words import NOUNS
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+INSTRUCTION = ("Reverse", "the", "following", "words:")
+SEPARATOR = "Answer:"
+
+
+@dataclass(frozen=True)
+class Reversal(Task):
+    """Text reversal; lengths are numbers of words. Test sets are named by the length: "2" ... "30", or any other."""
+
+    name: ClassVar[str] = "reversal"
+    axes: ClassVar[tuple[str, ...]] = ("length",)
+
+    words: int = 32
+    """Size of the list that words are drawn from."""
+    shortest: int = 2
+    longest: int = 20
+    """Longest text to train on."""
+    first_longest: int = 6
+    """Longest text where the curriculum begins."""
+    longest_test: int = 30
+
+    def __post_init__(self) -> None:
+        self._require(2 <= self.words <= len(NOUNS), f"wanted 2 to {len(NOUNS)} words, got {self.words}")
+        self._require(
+            1 <= self.shortest <= self.first_longest <= self.longest <= self.longest_test,
+            "wanted 1 <= shortest <= first_longest <= longest <= longest_test, got "
+            f"{self.shortest}, {self.first_longest}, {self.longest}, {self.longest_test}",
+        )
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """Instruction, separator, then the list of words."""
+        return Vocabulary((*INSTRUCTION, SEPARATOR, *NOUNS[: self.words]))
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of token ids."""
+        return len(self.vocabulary)
+
+    @property
+    def training_length(self) -> int:
+        """Tokens of the longest text to train on."""
+        return self._tokens(self.longest)
+
+    @property
+    def test_sets(self) -> tuple[str, ...]:
+        """Every length, those trained on first."""
+        return tuple(str(length) for length in range(self.shortest, self.longest_test + 1))
+
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        """Word-level."""
+        return self.vocabulary.tokenizer()
+
+    def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
+        """Lengths uniform from `shortest` to a limit that grows from `first_longest` to `longest`."""
+        limit = self.first_longest + round(progress * (self.longest - self.first_longest))
+        return self._sequences(generator, generator.integers(self.shortest, limit + 1, size))
+
+    def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
+        """Texts of one length."""
+        return self._sequences(generator, np.full(size, whole_number(test_set, "the number of words")))
+
+    def _tokens(self, length: int) -> int:
+        return 1 + len(INSTRUCTION) + length + 1 + length
+
+    def _sequences(self, generator: np.random.Generator, lengths: Int[np.ndarray, " sequence"]) -> Batch:
+        size, longest = len(lengths), int(lengths.max())
+        first = 1 + len(INSTRUCTION)
+        listed = self.vocabulary.ids(NOUNS[: self.words])
+        drawn = np.array(listed)[generator.integers(0, self.words, (size, longest))]
+        tokens = np.full((size, self._tokens(longest)), PAD)
+        tokens[:, :first] = [BOS, *self.vocabulary.ids(INSTRUCTION)]
+        place = np.arange(tokens.shape[1]) - first
+        ends = lengths[:, None]
+        word, separator = (place >= 0) & (place < ends), place == ends
+        copy = (place > ends) & (place <= 2 * ends)
+        row = np.broadcast_to(np.arange(size)[:, None], tokens.shape)
+        tokens[word] = drawn[row[word], np.broadcast_to(place, tokens.shape)[word]]
+        tokens[separator] = self.vocabulary[SEPARATOR]
+        tokens[copy] = drawn[row[copy], (2 * ends - place)[copy]]
+        return Batch(tokens, copy)
+
+    def describe(self, tokens: Sequence[int]) -> Prompt:
+        """Spans and the source of every generated word."""
+        first, separator = 1 + len(INSTRUCTION), list(tokens).index(self.vocabulary[SEPARATOR])
+        words, generated = range(first, separator), range(separator + 1, len(tokens))
+        text = self.vocabulary.text(tokens)
+        return Prompt(
+            tokens=tuple(tokens),
+            spans={
+                "instruction": tuple(range(1, first)),
+                "words": tuple(words),
+                "separator": (separator,),
+            },
+            generated=tuple(generated),
+            token_text=text,
+            answers=(" ".join(text[separator + 1 :]),),
+            attributes={"length": len(words), "source": list(reversed(words))},
+        )
+
+
+SIZES = {"small": Reversal(), "paper": Reversal()}

@@ -1,0 +1,143 @@
+"""What every task is to those who train and score models: tokens with a mask of what is to be predicted, prompts, and a score.
+
+    loss       mean over targets t of  -log p(tokens[t] | tokens[:t])          targets = Batch.targets
+    response   for every target t of a prompt: argmax p(. | tokens[:t]) and log p(tokens[t] | tokens[:t]), both teacher-forced
+    score      a number a prompt from its response (`metric`); its mean over prompts is the task's score
+
+All targets right in the teacher-forced response is the same as greedy generation giving the reference, so exact match needs no
+generation. Tokens are padded on the right, so padding is never seen by a causal model and is never a target.
+
+A task is a frozen dataclass whose fields - numbers, words and truth values - are its options; they rebuild it (`make_task`).
+Knows nothing about models, losses or optimizers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from repo_interp.errors import InputError
+from repo_interp.tasks.prompt import Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+
+class Batch(NamedTuple):
+    """Sequences for one training step, padded on the right with <pad> (0)."""
+
+    tokens: Int[np.ndarray, "sequence token"]
+    """int64 token ids."""
+    targets: Bool[np.ndarray, "sequence token"]
+    """True where the token is to be predicted from those before it. Never at token 0, never at padding."""
+
+
+@dataclass(frozen=True)
+class Response:
+    """What a model said at the targets of one prompt (`Task.targets`, in their order), teacher-forced."""
+
+    tokens: tuple[int, ...]
+    """The most likely token at each target."""
+    log_probabilities: tuple[float, ...] = ()
+    """Natural logarithm of the probability of each target's own token. Only tasks scored in nats need it."""
+
+
+@dataclass(frozen=True)
+class Task(ABC):
+    """A task. Subclasses say what a batch is, and read a sequence back as a prompt with spans."""
+
+    name: ClassVar[str]
+    metric: ClassVar[str] = "exact match"
+    """What `score` gives."""
+    higher_is_better: ClassVar[bool] = True
+    axes: ClassVar[tuple[str, ...]] = ("test_set",)
+    """Attributes of prompts to tabulate scores by, such as ("length",) or ("depth", "length")."""
+
+    @property
+    @abstractmethod
+    def vocabulary_size(self) -> int:
+        """Number of token ids."""
+
+    @property
+    @abstractmethod
+    def training_length(self) -> int:
+        """Tokens of the longest sequence that `batch` gives: the context length a model is trained at."""
+
+    @property
+    @abstractmethod
+    def test_sets(self) -> tuple[str, ...]:
+        """Names that `prompts` takes, those within the training distribution first."""
+
+    @abstractmethod
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        """The tokenizer to be saved beside a checkpoint."""
+
+    @abstractmethod
+    def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
+        """`size` training sequences at a difficulty `progress`: 0 where a curriculum begins, 1 the whole task."""
+
+    @abstractmethod
+    def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
+        """`size` sequences of one test set. Raises InputError for an unknown name."""
+
+    @abstractmethod
+    def describe(self, tokens: Sequence[int]) -> Prompt:
+        """Read a sequence of this task (without padding) back: its spans, generated tokens, answer and attributes."""
+
+    def targets(self, prompt: Prompt) -> tuple[int, ...]:
+        """Indices of the tokens that are to be predicted, ascending: where a response is asked for."""
+        return prompt.generated
+
+    def prompts(self, count: int, seed: int = 0, test_set: str | None = None) -> list[Prompt]:
+        """`count` prompts of one test set (default: the first). Prompt i depends on the seed, the set and i alone."""
+        if count < 1:
+            raise InputError(f"wanted at least one prompt, got {count}; ask for 1 or more")
+        if seed < 0:
+            raise InputError(f"wanted a seed of 0 or more, got {seed}")
+        chosen = self.test_sets[0] if test_set is None else test_set
+        tag = zlib.crc32(f"{self.name}/{chosen}".encode())
+        prompts = []
+        for index in range(count):
+            tokens = self.sample(np.random.default_rng([seed, index, tag]), 1, chosen).tokens[0]
+            prompt = self.describe(tokens.tolist())
+            attributes = {"task": self.name, "test_set": chosen, **prompt.attributes}
+            prompts.append(dataclasses.replace(prompt, attributes=attributes))
+        return prompts
+
+    def score(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> Float[np.ndarray, " prompt"]:
+        """One number a prompt, in the unit `metric` names; here exact match: 1 where every target is right, else 0."""
+        return np.array([float(right.all()) for right in self.right(responses, prompts)])
+
+    def right(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> list[Bool[np.ndarray, " target"]]:
+        """For every prompt, whether each target was predicted. Raises ValueError where responses do not fit the prompts."""
+        if len(responses) != len(prompts):
+            raise ValueError(f"wanted one response a prompt, got {len(responses)} for {len(prompts)} prompts")
+        right = []
+        for response, prompt in zip(responses, prompts, strict=True):
+            targets = self.targets(prompt)
+            if len(response.tokens) != len(targets):
+                raise ValueError(f"wanted {len(targets)} tokens in a response, got {len(response.tokens)}")
+            right.append(np.array(response.tokens) == np.array(prompt.tokens)[list(targets)])
+        return right
+
+    def options(self) -> dict[str, Any]:
+        """The fields that rebuild this task: `make_task(task.name, **task.options())`."""
+        return dataclasses.asdict(self)
+
+    def _require(self, holds: bool, message: str) -> None:
+        if not holds:
+            raise InputError(f"task {self.name}: {message}")
+
+
+def whole_number(name: str, wanted: str) -> int:
+    """A test set's name as a positive number. Raises InputError where it is none."""
+    if not (name.isascii() and name.isdigit() and int(name) > 0):
+        raise InputError(f"wanted a test set named by {wanted}, got {name!r}; give a number like 64")
+    return int(name)

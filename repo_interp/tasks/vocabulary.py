@@ -1,0 +1,75 @@
+"""The vocabulary of a synthetic task: a list of words, token id = place in the list, and the tokenizer that knows them.
+
+Ids 0 and 1 are <pad> and <bos>; the task's words follow. Text is words with one space between; the tokenizer puts <bos> in front.
+An unknown word is refused, never replaced. Knows nothing about what the words mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from repo_interp.errors import InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+PAD, BOS = 0, 1
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Words of a task, without the two special ones. Raises InputError for doubled words and words with white space."""
+
+    task_words: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        for word in self.task_words:
+            if not word or word.split() != [word]:
+                raise InputError(f"{word!r} is no word of a vocabulary: wanted text without white space")
+        if len(set(self.words)) < len(self.words):
+            doubled = sorted(word for word in set(self.words) if self.words.count(word) > 1)
+            raise InputError(f"the word {doubled[0]!r} stands twice in a vocabulary; keep one")
+
+    @cached_property
+    def words(self) -> tuple[str, ...]:
+        """Every word, by id."""
+        return ("<pad>", "<bos>", *self.task_words)
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return {word: index for index, word in enumerate(self.words)}
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def __getitem__(self, word: str) -> int:
+        """The id of a word."""
+        return self._ids[word]
+
+    def ids(self, words: Iterable[str]) -> list[int]:
+        """The ids of words."""
+        return [self._ids[word] for word in words]
+
+    def text(self, tokens: Sequence[int]) -> tuple[str, ...]:
+        """The words of ids."""
+        return tuple(self.words[token] for token in tokens)
+
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        """A Hugging Face word-level tokenizer of this vocabulary, to be saved beside a checkpoint."""
+        from tokenizers import Tokenizer, models, pre_tokenizers, processors
+        from transformers import PreTrainedTokenizerFast
+
+        backend = Tokenizer(models.WordLevel(self._ids))
+        backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        backend.post_processor = processors.TemplateProcessing(
+            single="<bos> $A", special_tokens=[("<bos>", BOS)]
+        )
+        return PreTrainedTokenizerFast(
+            tokenizer_object=backend,
+            pad_token="<pad>",
+            bos_token="<bos>",
+            clean_up_tokenization_spaces=False,
+        )

@@ -1,0 +1,38 @@
+"""Shared fixtures: the authors' tiny checkpoints with what their code computed, and tiny random decoders of every family."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import numpy as np
+import pytest
+
+OFFICIAL = Path(__file__).parent / "official"
+"""Checkpoints in the released format, with outputs of the original code (see official/README.md for how they were made)."""
+
+
+@pytest.fixture(scope="session")
+def official() -> Path:
+    return OFFICIAL
+
+
+@pytest.fixture(scope="session")
+def expected():
+    """Arrays of an official checkpoint: expected("repo_mha")["logits"]."""
+
+    def arrays(name: str, variant: str = "expected"):
+        return np.load(OFFICIAL / name / f"{variant}.npz")
+
+    return arrays
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    import torch
+
+    torch.manual_seed(0)

@@ -1,0 +1,56 @@
+"""Learned absolute positions: a table added to the embeddings, and its end."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from repo_interp.positions.absolute import AbsoluteEmbedding
+
+
+def test_adds_the_vector_of_each_tokens_index():
+    absolute = AbsoluteEmbedding(5, 3)
+    embeddings = torch.randn(2, 4, 3)
+    index = torch.tensor([[0, 1, 2, 3], [4, 0, 0, 2]])
+    for prompt in range(2):
+        for token in range(4):
+            torch.testing.assert_close(
+                absolute(embeddings, index)[prompt, token],
+                embeddings[prompt, token] + absolute.weight[index[prompt, token]],
+            )
+
+
+def test_left_padding_gets_nothing_and_moves_no_token():
+    absolute = AbsoluteEmbedding(4, 3)
+    embeddings = torch.randn(1, 4, 3)
+    padded = torch.cat((torch.zeros(1, 3, 3), embeddings), dim=1)
+    valid = torch.tensor([[0, 0, 0, 1, 1, 1, 1]])
+    found = absolute(padded, valid.cumsum(-1) - 1)
+    assert (found[:, :3] == 0).all()
+    torch.testing.assert_close(found[:, 3:], absolute(embeddings, torch.arange(4)[None]))
+
+
+def test_a_cached_token_gets_the_vector_it_has_in_the_whole_prompt():
+    absolute, embeddings = AbsoluteEmbedding(4, 3), torch.randn(2, 4, 3)
+    whole = absolute(embeddings, torch.arange(4)[None])
+    torch.testing.assert_close(absolute(embeddings[:, 3:], torch.tensor([[3]])), whole[:, 3:])
+
+
+def test_a_prompt_beyond_the_table_is_an_error_that_names_both():
+    absolute = AbsoluteEmbedding(4, 3)
+    with pytest.raises(
+        ValueError, match=r"reaches position 6, but the learned table has 4, 0 to 3; use shorter"
+    ):
+        absolute(torch.zeros(1, 7, 3), torch.arange(7)[None])
+
+
+def test_starts_small_trains_and_keeps_the_dtype_of_the_embeddings():
+    torch.manual_seed(0)
+    absolute = AbsoluteEmbedding(200, 50)
+    assert 0.019 < absolute.weight.std() < 0.021
+    absolute(torch.randn(1, 3, 50), torch.tensor([[0, 5, -1]])).square().sum().backward()
+    touched = absolute.weight.grad.abs().sum(-1) > 0
+    assert touched.nonzero().flatten().tolist() == [0, 5]
+    assert (
+        absolute(torch.randn(1, 3, 50, dtype=torch.bfloat16), torch.arange(3)[None]).dtype == torch.bfloat16
+    )

@@ -1,0 +1,172 @@
+"""ALiBi, KERPLE and FIRE: closed forms, starting values, and real-valued positions."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from repo_interp.positions.biases import (
+    FIRE,
+    ALiBi,
+    KerpleLog,
+    KerplePower,
+    PositionBias,
+    distances,
+    geometric_slopes,
+)
+
+BIASES = (ALiBi, KerpleLog, KerplePower, FIRE)
+
+
+def bias_of(module: PositionBias, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """Of one head-less row of positions."""
+    return module.bias(query[None, None], key[None, None])[0]
+
+
+def test_slopes_of_eight_heads_are_a_half_to_a_256th():
+    assert geometric_slopes(8).tolist() == [2.0**-power for power in range(1, 9)]
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 12, 16, 20])
+def test_slopes_are_a_geometric_series_that_ends_at_a_256th(heads):
+    slopes = geometric_slopes(heads)
+    assert slopes[-1].item() == pytest.approx(1 / 256)
+    torch.testing.assert_close(slopes[1:] / slopes[:-1], torch.full((heads - 1,), 2.0 ** (-8 / heads)))
+    torch.testing.assert_close(slopes[0].item(), 2.0 ** (-8 / heads))
+
+
+def test_slopes_can_be_another_series():
+    assert geometric_slopes(4, first=1.0, ratio=0.25).tolist() == [1.0, 1 / 4, 1 / 16, 1 / 64]
+    assert bias_of(ALiBi(2, first=3.0, ratio=0.5), torch.tensor([2.0]), torch.tensor([0.0])).tolist() == [
+        [[-6.0]],
+        [[-3.0]],
+    ]
+
+
+def test_slopes_for_no_head_are_refused():
+    with pytest.raises(ValueError, match="got 0 heads"):
+        geometric_slopes(0)
+
+
+def test_alibi_is_exact_far_beyond_what_bfloat16_can_count():
+    alibi = ALiBi(8).to(torch.bfloat16)
+    index = torch.tensor([[4097, 9999]])
+    queries, keys = (torch.zeros(1, 8, 2, 4, dtype=torch.bfloat16) for _ in range(2))
+    visible = torch.ones(1, 1, 2, 2, dtype=torch.bool)
+    logits = alibi(queries, keys, index, torch.tensor([[0, 4096]]), visible, 1.0)
+    expected = [[-4097 / 2, -1 / 2], [-9999 / 2, -5903 / 2]]
+    assert logits[0, 0].tolist() == expected
+
+
+def test_kerple_reduces_to_its_closed_forms():
+    log, power = KerpleLog(2), KerplePower(2)
+    with torch.no_grad():
+        log.log_scale.copy_(torch.tensor([2.0, 3.0]).log())
+        log.log_rate.copy_(torch.tensor([1.0, 0.5]).log())
+        power.log_scale.copy_(torch.tensor([2.0, 3.0]).log())
+        power.exponent_logit.copy_(torch.tensor([0.0, math.log(3.0)]))  # exponents 1 and 3/2
+    query, key = torch.tensor([4.0]), torch.tensor([4.0, 3.0, 0.0])
+    torch.testing.assert_close(
+        bias_of(log, query, key)[:, 0],
+        torch.tensor(
+            [[0.0, -2 * math.log(2), -2 * math.log(5)], [0.0, -3 * math.log(1.5), -3 * math.log(3)]]
+        ),
+    )
+    torch.testing.assert_close(
+        bias_of(power, query, key)[:, 0], torch.tensor([[0.0, -2.0, -8.0], [0.0, -3.0, -24.0]])
+    )
+
+
+def test_kerple_starts_inside_the_ranges_of_its_authors_and_stays_lawful():
+    torch.manual_seed(0)
+    log, power = KerpleLog(4000), KerplePower(4000)
+    scale, rate = log.log_scale.exp(), log.log_rate.exp()
+    assert 0.01 <= scale.min() and 1.9 < scale.max() <= 2.0 and abs(scale.mean() - 1.0) < 0.05
+    assert 0.01 <= rate.min() and 0.95 < rate.max() <= 1.0 and abs(rate.mean() - 0.5) < 0.03
+    exponent = 2 * power.exponent_logit.sigmoid()
+    assert 0.0 < exponent.min() and exponent.max() < 2.0 and abs(exponent.mean() - 1.0) < 0.05
+    assert abs(power.log_scale.exp().mean() - 0.5) < 0.03
+    with torch.no_grad():
+        log.log_scale.fill_(-30.0)
+        power.exponent_logit.fill_(30.0)
+    positions = torch.arange(5.0)
+    assert (bias_of(log, positions, positions) <= 0).all()
+    assert (
+        bias_of(power, torch.tensor([3.0]), torch.tensor([0.0])).min()
+        >= -9.0001 * power.log_scale.exp().max()
+    )
+
+
+def test_fire_starts_as_published():
+    fire = FIRE(12)
+    assert fire.curvature.item() == pytest.approx(0.1)
+    assert fire.first_threshold * fire.threshold_factor.item() == pytest.approx(512.0)
+    assert fire.hidden.weight.shape == (32, 1) and fire.output.weight.shape == (12, 32)
+
+
+def test_fire_sees_the_distance_relative_to_the_query_once_it_is_beyond_the_threshold():
+    torch.manual_seed(0)
+    fire = FIRE(3, threshold=4.0)
+    near = bias_of(fire, torch.tensor([2.0, 3.0]), torch.tensor([2.0, 3.0]))
+    torch.testing.assert_close(near[:, 0, 0], near[:, 1, 1])  # distance 0
+    # The farthest key of any query beyond the threshold stands at psi(D) / psi(i) = 1.
+    far = bias_of(fire, torch.tensor([10.0, 1000.0]), torch.tensor([0.0]))
+    torch.testing.assert_close(far[:, 0], far[:, 1], atol=1e-5, rtol=1e-5)
+    # Within the threshold it is a function of the distance alone.
+    inside = bias_of(fire, torch.tensor([2.0, 4.0]), torch.tensor([1.0, 3.0]))
+    torch.testing.assert_close(inside[:, 0, 0], inside[:, 1, 1])
+
+
+@pytest.mark.parametrize("kind", BIASES)
+def test_real_valued_positions_a_head_equal_each_head_by_itself(kind):
+    torch.manual_seed(0)
+    module = kind(4)
+    queries, keys = torch.zeros(2, 4, 3, 5), torch.zeros(2, 2, 6, 5)
+    visible = torch.ones(1, 1, 3, 6, dtype=torch.bool)
+    for rows in (1, 2, 4):
+        query_positions, key_positions = 9 * torch.rand(2, rows, 3), 9 * torch.rand(2, rows, 6)
+        logits = module(queries, keys, query_positions, key_positions, visible, 1.0)
+        assert logits.shape == (2, 4, 3, 6)
+        for head in range(4):
+            row = head * rows // 4
+            alone = module(queries, keys, query_positions[:, row], key_positions[:, row], visible, 1.0)
+            torch.testing.assert_close(logits[:, head], alone[:, head])
+
+
+@pytest.mark.parametrize("kind", [ALiBi, KerpleLog, KerplePower])
+def test_only_differences_of_real_positions_matter_and_only_their_size(kind):
+    torch.manual_seed(0)
+    module, positions = kind(4), torch.randn(7, dtype=torch.float64)
+    original = bias_of(module, positions, positions)
+    torch.testing.assert_close(bias_of(module, positions + 3.5, positions + 3.5), original)
+    torch.testing.assert_close(bias_of(module, -positions, -positions), original)
+    assert (original.diagonal(dim1=-2, dim2=-1) == 0).all()
+    assert (original <= 0).all()
+
+
+@pytest.mark.parametrize("kind", BIASES)
+def test_gradients_reach_real_valued_positions_and_are_finite_at_distance_zero(kind):
+    torch.manual_seed(0)
+    module = kind(4)
+    positions = torch.tensor([0.0, 0.0, 1.5, 4.0], requires_grad=True)
+    weights = torch.randn(4, 4, 4)
+    (bias_of(module, positions, positions) * weights).sum().backward()
+    assert positions.grad.isfinite().all() and positions.grad.abs().max() > 0
+    for name, parameter in module.named_parameters():
+        assert parameter.grad.isfinite().all(), name
+
+
+def test_distances_are_those_of_every_pair():
+    assert distances(torch.tensor([[[1.0, 5.0]]]), torch.tensor([[[0.0, 2.0, 7.0]]])).tolist() == [
+        [[[1.0, 1.0, 6.0], [5.0, 3.0, 2.0]]]
+    ]
+
+
+@pytest.mark.parametrize("kind", BIASES)
+def test_a_bias_is_made_once_for_prompts_that_share_their_index(kind):
+    index = torch.arange(5)[None]
+    queries, keys = torch.zeros(3, 4, 5, 2), torch.zeros(3, 4, 5, 2)
+    visible = torch.ones(5, 5, dtype=torch.bool).tril()[None, None]
+    assert kind(4)(queries, keys, index, index, visible, 1.0).shape == (1, 4, 5, 5)

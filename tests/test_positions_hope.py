@@ -1,0 +1,104 @@
+"""HoPE and its ablations: which components turn, and what that does to the dot product."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from repo_interp.positions.hope import (
+    activated_components,
+    high_components,
+    hope_frequencies,
+    keep_components,
+    low_components,
+    only_high,
+    without_activated,
+    without_low,
+)
+from repo_interp.positions.rotary import rotate
+
+LENGTH = 512
+FREQUENCIES = 10_000.0 ** -(torch.arange(32) / 32)
+"""RoPE of a head of 64 dimensions: with L = 512 components 0-15 are high, 16-18 activated, 19-31 low."""
+
+
+def test_the_paper_s_small_model_keeps_sixteen_of_thirty_two_components():
+    assert high_components(FREQUENCIES, LENGTH).nonzero().flatten().tolist() == list(range(16))
+    assert activated_components(FREQUENCIES, LENGTH).nonzero().flatten().tolist() == [16, 17]
+    assert low_components(FREQUENCIES, LENGTH).nonzero().flatten().tolist() == list(range(18, 32))
+
+
+@pytest.mark.parametrize("length", [16, 512, 8192, 60_000, 10**6])
+def test_every_component_is_high_activated_or_low(length):
+    kinds = torch.stack(
+        [kind(FREQUENCIES, length) for kind in (high_components, activated_components, low_components)]
+    )
+    assert (kinds.sum(0) == 1).all()
+    turns = FREQUENCIES * length / (2 * math.pi)
+    assert torch.equal(kinds[0], turns >= 1) and torch.equal(kinds[2], turns <= 0.5)
+
+
+def test_bounds_belong_to_the_neighbours_of_the_open_interval():
+    edges = torch.tensor([2 * math.pi / 64, math.pi / 64], dtype=torch.float64)
+    assert high_components(edges, 64).tolist() == [True, False]
+    assert low_components(edges, 64).tolist() == [False, True]
+    assert not activated_components(edges, 64).any()
+
+
+def test_the_schemes_change_exactly_the_components_that_the_paper_names():
+    high, activated, low = (
+        kind(FREQUENCIES, LENGTH) for kind in (high_components, activated_components, low_components)
+    )
+    zero = torch.zeros(())
+    assert torch.equal(hope_frequencies(FREQUENCIES, LENGTH), torch.where(high, FREQUENCIES, zero))
+    assert torch.equal(without_activated(FREQUENCIES, LENGTH), torch.where(activated, zero, FREQUENCIES))
+    assert torch.equal(without_low(FREQUENCIES, LENGTH), torch.where(low, zero, FREQUENCIES))
+    third = only_high(FREQUENCIES, LENGTH)
+    assert torch.equal(third[high], FREQUENCIES[high])
+    assert torch.equal(third[~high], FREQUENCIES[high])  # sixteen kept, sixteen replaced
+    assert (third >= 2 * math.pi / LENGTH).all()
+
+
+def test_replaced_components_go_round_the_kept_ones_when_there_are_fewer_of_them():
+    frequencies = torch.tensor([1.0, 0.5, 0.01, 0.001, 0.0001])
+    assert only_high(frequencies, 20).tolist() == [1.0, 0.5, 1.0, 0.5, 1.0]
+
+
+def test_a_hope_logit_is_the_rotated_high_part_plus_the_plain_low_part():
+    torch.manual_seed(0)
+    queries, keys = (
+        torch.randn(2, 3, 5, 64, dtype=torch.float64),
+        torch.randn(2, 3, 5, 64, dtype=torch.float64),
+    )
+    positions = torch.tensor([0.0, 3.0, 100.0, 700.0, 5000.0], dtype=torch.float64)
+    frequencies = FREQUENCIES.double()
+    ours = [rotate(x, positions, hope_frequencies(frequencies, LENGTH)) for x in (queries, keys)]
+    high = high_components(frequencies, LENGTH)
+    pairs = torch.cat((high, high))
+    rotated = [rotate(x[..., pairs], positions, frequencies[high]) for x in (queries, keys)]
+    expected = rotated[0] @ rotated[1].mT + queries[..., ~pairs] @ keys[..., ~pairs].mT
+    torch.testing.assert_close(ours[0] @ ours[1].mT, expected)
+
+
+def test_removed_components_leave_the_dot_product_of_the_others():
+    torch.manual_seed(0)
+    queries, keys = torch.randn(4, 5, 64), torch.randn(4, 5, 64)
+    high = high_components(FREQUENCIES, LENGTH)
+    pairs = torch.cat((high, high))
+    expected = queries[..., pairs] @ keys[..., pairs].mT
+    torch.testing.assert_close(keep_components(queries, high) @ keys.mT, expected)
+    torch.testing.assert_close(keep_components(queries, high) @ keep_components(keys, high).mT, expected)
+    assert keep_components(queries.bfloat16(), high).dtype == torch.bfloat16
+
+
+def test_what_cannot_be_is_refused_with_a_reason():
+    with pytest.raises(ValueError, match=r"no frequency reaches 2 pi / 6, the largest is 1"):
+        hope_frequencies(FREQUENCIES, 6)
+    with pytest.raises(ValueError, match="no frequency reaches"):
+        only_high(FREQUENCIES, 6)
+    with pytest.raises(ValueError, match="got 0"):
+        without_low(FREQUENCIES, 0)
+    with pytest.raises(ValueError, match="32 components need features of width 64; got 32"):
+        keep_components(torch.zeros(2, 32), high_components(FREQUENCIES, LENGTH))

@@ -1,0 +1,333 @@
+"""What every scheme that adds to the logits must do: equal a slow loop, row by row, padded, grouped, in bfloat16."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from repo_interp.positions.biases import FIRE, ALiBi, KerpleLog, KerplePower
+from repo_interp.positions.contextual import ContextualPositions, SeparatelyGatedPositions
+from repo_interp.positions.contextual_maps import (
+    FixedSlopes,
+    InterpolatedEmbedding,
+    LearnedSlopes,
+    PositionMLP,
+)
+from repo_interp.positions.logits import PositionLogits, grouped_product
+from repo_interp.positions.piecewise import relu_network
+
+HEADS, KV_HEADS, D_HEAD, D_MODEL = 4, 2, 6, 12
+SCALE = D_HEAD**-0.5
+
+SCHEMES = {
+    "alibi": lambda: ALiBi(HEADS),
+    "kerple log": lambda: KerpleLog(HEADS),
+    "kerple power": lambda: KerplePower(HEADS),
+    "fire": lambda: FIRE(HEADS, width=8, threshold=5.0),
+    "cope": lambda: ContextualPositions(InterpolatedEmbedding(20, D_HEAD)),
+    "cope, few positions": lambda: ContextualPositions(InterpolatedEmbedding(3, D_HEAD)),
+    "cope, value gates": lambda: ContextualPositions(InterpolatedEmbedding(20, D_HEAD), "values"),
+    "cope, separate keys": lambda: SeparatelyGatedPositions(
+        InterpolatedEmbedding(20, D_HEAD), D_MODEL, KV_HEADS, D_HEAD
+    ),
+    "cope mlp": lambda: ContextualPositions(PositionMLP(D_HEAD, width=5, unit=4.0)),
+    "cope alibi": lambda: ContextualPositions(FixedSlopes(HEADS)),
+    "cope learned slopes": lambda: ContextualPositions(LearnedSlopes(HEADS)),
+}
+
+
+LEARNED = [name for name in SCHEMES if name not in ("alibi", "cope alibi")]
+CONTEXTUAL = [name for name in SCHEMES if name.startswith("cope")]
+
+
+@pytest.fixture(params=SCHEMES)
+def scheme(request) -> PositionLogits:
+    torch.manual_seed(3)
+    module = SCHEMES[request.param]()
+    with torch.no_grad():  # away from the zeros at which some of them start
+        for parameter in module.parameters():
+            parameter.add_(0.5 * torch.randn_like(parameter))
+    return module
+
+
+class Prompts:
+    """Queries, keys and values of a batch, with the tokens of each prompt that are valid."""
+
+    def __init__(self, valid: torch.Tensor, seed: int = 0, dtype: torch.dtype = torch.float32) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        batch, tokens = valid.shape
+        self.queries = torch.randn(batch, HEADS, tokens, D_HEAD, generator=generator).to(dtype)
+        self.keys = torch.randn(batch, KV_HEADS, tokens, D_HEAD, generator=generator).to(dtype)
+        self.values = torch.randn(batch, KV_HEADS, tokens, D_HEAD, generator=generator).to(dtype)
+        self.hidden = torch.randn(batch, tokens, D_MODEL, generator=generator).to(dtype)
+        self.index = valid.cumsum(-1) - 1
+        causal = torch.ones(tokens, tokens, dtype=torch.bool).tril()
+        self.visible = (causal & valid[:, None, :] & valid[:, :, None])[:, None]
+
+    def logits(self, scheme: PositionLogits, rows: slice = slice(None), shift: int = 0) -> torch.Tensor:
+        return scheme(
+            self.queries[:, :, rows],
+            self.keys,
+            self.index[:, rows] + shift,
+            self.index + shift,
+            self.visible[:, :, rows],
+            SCALE,
+            self.values,
+            scheme.gate_keys(self.hidden),
+        )
+
+
+def whole(batch: int = 2, tokens: int = 9) -> torch.Tensor:
+    return torch.ones(batch, tokens, dtype=torch.bool)
+
+
+def slow_bias(scheme: PositionLogits, head: int, query: float, key: float) -> float:
+    distance = abs(query - key)
+    if isinstance(scheme, ALiBi):
+        return -(2.0 ** (-8.0 * (head + 1) / HEADS)) * distance
+    if isinstance(scheme, KerpleLog):
+        scale, rate = math.exp(scheme.log_scale[head]), math.exp(scheme.log_rate[head])
+        return -scale * math.log(1.0 + rate * distance)
+    if isinstance(scheme, KerplePower):
+        scale, exponent = (
+            math.exp(scheme.log_scale[head]),
+            2.0 / (1.0 + math.exp(-scheme.exponent_logit[head])),
+        )
+        return -scale * distance**exponent
+    assert isinstance(scheme, FIRE)
+    curvature, threshold = abs(float(scheme.curvature)), abs(float(scheme.threshold_factor) * 5.0)
+    normaliser = math.log(curvature * max(query, threshold) + 1.0) + 1e-6
+    progress = torch.tensor([math.log(curvature * distance + 1.0) / normaliser])
+    return float(scheme.output(torch.relu(scheme.hidden(progress)))[head])
+
+
+def slow_map(position_map: torch.nn.Module, head: int, query: torch.Tensor, position: float) -> float:
+    if isinstance(position_map, InterpolatedEmbedding):
+        position = min(position, len(position_map.weight) - 1)
+        share = position - math.floor(position)
+        below, above = position_map.weight[math.floor(position)], position_map.weight[math.ceil(position)]
+        return float(query @ (share * above + (1.0 - share) * below))
+    if isinstance(position_map, PositionMLP):
+        hidden = position_map.hidden(torch.tensor([position / position_map.unit]))
+        return float(query @ position_map.output(torch.relu(hidden)))
+    if isinstance(position_map, LearnedSlopes):
+        return float(position_map.slopes[head]) * position
+    return -(2.0 ** (-8.0 * (head + 1) / HEADS)) * position
+
+
+@torch.no_grad()
+def slow_logits(scheme: PositionLogits, prompts: Prompts) -> torch.Tensor:
+    """Pair by pair, from the formulas."""
+    batch, _, tokens, _ = prompts.queries.shape
+    gate_keys = scheme.gate_keys(prompts.hidden)
+    result = torch.zeros(batch, HEADS, tokens, tokens)
+    for prompt in range(batch):
+        for head in range(HEADS):
+            for i in range(tokens):
+                query = prompts.queries[prompt, head, i]
+                counted = 0.0
+                for j in reversed(range(tokens)):
+                    if not prompts.visible[prompt, 0, i, j]:
+                        continue
+                    if not isinstance(scheme, ContextualPositions):
+                        index = prompts.index[prompt]
+                        result[prompt, head, i, j] = slow_bias(scheme, head, float(index[i]), float(index[j]))
+                        continue
+                    by = {"keys": prompts.keys, "values": prompts.values, "separate_keys": gate_keys}
+                    against = by[scheme.gate_source][prompt, head // (HEADS // KV_HEADS), j]
+                    counted += 1.0 / (1.0 + math.exp(-float(query @ against) * SCALE))
+                    result[prompt, head, i, j] = slow_map(scheme.position_map, head, query, counted)
+    return result
+
+
+def test_equals_the_formula_pair_by_pair(scheme):
+    prompts = Prompts(whole())
+    torch.testing.assert_close(prompts.logits(scheme), slow_logits(scheme, prompts), atol=2e-5, rtol=1e-5)
+
+
+def test_equals_the_formula_with_left_and_right_padding_and_a_window(scheme):
+    prompts = Prompts(
+        torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1, 0, 0]], dtype=torch.bool)
+    )
+    prompts.visible &= torch.ones(9, 9, dtype=torch.bool).triu(-3)
+    torch.testing.assert_close(prompts.logits(scheme), slow_logits(scheme, prompts), atol=2e-5, rtol=1e-5)
+
+
+def test_rows_asked_alone_against_all_keys_equal_the_rows_of_the_whole(scheme):
+    prompts = Prompts(whole())
+    full = prompts.logits(scheme)
+    for rows in (slice(8, 9), slice(2, 6), slice(0, 1)):
+        torch.testing.assert_close(prompts.logits(scheme, rows), full[:, :, rows], atol=1e-6, rtol=1e-6)
+
+
+def test_a_row_equals_that_of_a_shorter_cache_since_later_keys_are_not_seen(scheme):
+    prompts, cut = Prompts(whole(tokens=9)), 5
+    shorter = Prompts(whole(tokens=9))
+    for name in ("queries", "keys", "values"):
+        setattr(shorter, name, getattr(shorter, name)[:, :, :cut])
+    shorter.hidden, shorter.index = shorter.hidden[:, :cut], shorter.index[:, :cut]
+    shorter.visible = shorter.visible[:, :, :cut, :cut]
+    torch.testing.assert_close(
+        shorter.logits(scheme), prompts.logits(scheme)[:, :, :cut, :cut], atol=1e-6, rtol=1e-6
+    )
+
+
+def test_left_padding_changes_nothing(scheme):
+    alone = Prompts(whole(batch=1, tokens=6), seed=5)
+    padded = Prompts(torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1]], dtype=torch.bool), seed=6)
+    for name in ("queries", "keys", "values"):
+        getattr(padded, name)[:, :, 3:] = getattr(alone, name)
+    padded.hidden[:, 3:] = alone.hidden
+    torch.testing.assert_close(
+        padded.logits(scheme)[:, :, 3:, 3:], alone.logits(scheme), atol=1e-6, rtol=1e-6
+    )
+
+
+def test_what_is_not_visible_is_zero_and_counts_nothing(scheme):
+    prompts = Prompts(whole())
+    logits = prompts.logits(scheme)
+    hidden = ~prompts.visible.expand_as(logits)
+    assert (logits[hidden] == 0).all()
+    prompts.keys[:, :, 7:] = 100.0
+    prompts.values[:, :, 7:] = 100.0
+    prompts.hidden[:, 7:] = 100.0
+    torch.testing.assert_close(prompts.logits(scheme)[:, :, :7], logits[:, :, :7], atol=0, rtol=0)
+
+
+def test_grouped_keys_equal_keys_repeated_for_every_head(scheme):
+    prompts = Prompts(whole())
+    grouped = prompts.logits(scheme)
+    prompts.keys, prompts.values = (t.repeat_interleave(2, dim=1) for t in (prompts.keys, prompts.values))
+    torch.testing.assert_close(prompts.logits(scheme), grouped, atol=1e-6, rtol=1e-6)
+
+
+def test_one_mask_and_one_index_serve_the_whole_batch(scheme):
+    prompts = Prompts(whole(batch=3))
+    full = prompts.logits(scheme)
+    prompts.index, prompts.visible = prompts.index[:1], prompts.visible[:1]
+    torch.testing.assert_close(prompts.logits(scheme).expand_as(full), full, atol=0, rtol=0)
+
+
+def test_where_a_prompt_starts_changes_nothing_but_for_fire(scheme):
+    prompts = Prompts(whole())
+    if isinstance(scheme, FIRE):
+        assert not torch.allclose(prompts.logits(scheme, shift=7), prompts.logits(scheme), atol=1e-3)
+    else:
+        torch.testing.assert_close(prompts.logits(scheme, shift=7), prompts.logits(scheme), atol=0, rtol=0)
+
+
+def test_bfloat16_features_are_used_as_they_are_and_positions_are_not_rounded(scheme):
+    scheme = scheme.to(torch.bfloat16)
+    prompts = Prompts(whole(batch=1, tokens=400), dtype=torch.bfloat16)
+    prompts.keys[:] = prompts.keys.abs()
+    prompts.queries[:] = prompts.queries.abs()  # gates above a half: positions far beyond the 256 of bfloat16
+    logits = prompts.logits(scheme)
+    assert logits.dtype == torch.float32
+    gate_keys = scheme.gate_keys(prompts.hidden)
+    wide = scheme.to(torch.float64)
+    exact = Prompts(whole(batch=1, tokens=400))
+    exact.queries, exact.keys, exact.values = (
+        t.double() for t in (prompts.queries, prompts.keys, prompts.values)
+    )
+    exact.index = exact.index.double()
+    expected = wide(
+        exact.queries,
+        exact.keys,
+        exact.index,
+        exact.index,
+        exact.visible,
+        SCALE,
+        exact.values,
+        None if gate_keys is None else gate_keys.double(),
+    )
+    assert expected.dtype == torch.float64
+    torch.testing.assert_close(logits.double(), expected, atol=2e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("scheme", LEARNED, indirect=True)
+def test_gradients_reach_every_parameter_and_are_those_of_the_formula(scheme):
+    scheme = scheme.double()
+    prompts = Prompts(whole(batch=1, tokens=6), dtype=torch.float64)
+    prompts.index = prompts.index.double()
+    weights = torch.randn(1, HEADS, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+    def loss() -> torch.Tensor:
+        return (prompts.logits(scheme) * weights).sum()
+
+    loss().backward()
+    for name, parameter in scheme.named_parameters():
+        assert parameter.grad is not None and parameter.grad.abs().max() > 0, name
+        with torch.no_grad():
+            direction = torch.randn_like(parameter)
+            parameter += 1e-6 * direction
+            above = loss()
+            parameter -= 2e-6 * direction
+            below = loss()
+            parameter += 1e-6 * direction
+        torch.testing.assert_close(
+            (above - below) / 2e-6, (parameter.grad * direction).sum(), atol=1e-5, rtol=1e-4
+        )
+
+
+@pytest.mark.parametrize("scheme", CONTEXTUAL, indirect=True)
+def test_contextual_gradients_reach_queries_and_what_the_gates_look_at(scheme):
+    prompts = Prompts(whole())
+    looked_at = {"keys": prompts.keys, "values": prompts.values, "separate_keys": prompts.hidden}[
+        scheme.gate_source
+    ]
+    prompts.queries.requires_grad_()
+    looked_at.requires_grad_()
+    prompts.logits(scheme).square().sum().backward()
+    assert prompts.queries.grad.abs().max() > 0
+    assert looked_at.grad.abs().max() > 0
+
+
+def test_heads_that_cannot_share_keys_are_refused():
+    with pytest.raises(ValueError, match="4 heads cannot share 3 keys evenly"):
+        grouped_product(torch.zeros(1, 4, 2, 5), torch.zeros(1, 3, 2, 5))
+
+
+def test_a_base_class_refuses_to_add_anything():
+    prompts = Prompts(whole())
+    with pytest.raises(NotImplementedError, match="PositionLogits"):
+        prompts.logits(PositionLogits())
+
+
+@pytest.mark.parametrize("units", [1, 2, 16])
+def test_the_piecewise_form_is_the_network_itself_with_its_gradients(units):
+    generator = torch.Generator().manual_seed(units)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, dtype=torch.float64, generator=generator, requires_grad=True)
+
+    inputs, weight, bias, output = draw(2, 3, 5, 7), draw(units), draw(units), draw(3, 5, units)
+    if units > 2:
+        with torch.no_grad():
+            weight[:2], bias[0], bias[1] = 0.0, 0.7, -0.7  # units that never switch
+            weight[2], bias[2] = weight[3], bias[3]  # two that switch together
+    direct = (torch.relu(inputs[..., None] * weight + bias) * output[None, :, :, None]).sum(-1)
+    ours = relu_network(inputs, weight, bias, output)
+    torch.testing.assert_close(ours, direct, atol=1e-12, rtol=1e-12)
+    arguments = (inputs, weight, bias, output)
+    cotangent = torch.randn(direct.shape, dtype=torch.float64, generator=generator)
+    for mine, expected in zip(
+        torch.autograd.grad(ours, arguments, cotangent),
+        torch.autograd.grad(direct, arguments, cotangent),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, expected, atol=1e-11, rtol=1e-11)
+
+
+def test_the_piecewise_form_makes_no_array_with_an_axis_of_units():
+    inputs = torch.rand(1, 2, 64, 64, requires_grad=True)
+    sizes = []
+
+    def watch(tensor: torch.Tensor) -> torch.Tensor:
+        sizes.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(watch, lambda tensor: tensor):
+        relu_network(inputs, torch.randn(32), torch.randn(32), torch.randn(2, 1, 32))
+    assert sizes and max(sizes) <= 2 * 64 * 64

@@ -1,0 +1,126 @@
+"""Position interpolation and YaRN: against transformers for RoPE, and for the sets of HoPE."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from repo_interp.positions.hope import high_components, hope_frequencies, only_high
+from repo_interp.positions.rotary import rotate
+from repo_interp.positions.scaling import interpolate, yarn_attention_scaling, yarn_frequencies
+
+
+def rope(base: float, d_head: int) -> torch.Tensor:
+    return 1.0 / base ** (torch.arange(0, d_head, 2, dtype=torch.float32) / d_head)
+
+
+def of_transformers(
+    base: float, d_head: int, length: int, factor: float, **more: float
+) -> tuple[torch.Tensor, float]:
+    parameters = {
+        "rope_type": "yarn",
+        "rope_theta": base,
+        "factor": factor,
+        "original_max_position_embeddings": length,
+        **more,
+    }
+    config = LlamaConfig(
+        hidden_size=2 * d_head,
+        num_attention_heads=2,
+        head_dim=d_head,
+        max_position_embeddings=int(length * factor),
+        rope_parameters=parameters,
+    )
+    return ROPE_INIT_FUNCTIONS["yarn"](config, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0, 4.0, 16.0])
+@pytest.mark.parametrize(
+    ("base", "d_head", "length"),
+    [
+        (10_000.0, 64, 512),
+        (500_000.0, 128, 4096),
+        (10_000.0, 16, 64),
+        (10_000.0, 128, 131_072),
+        (500_000.0, 8, 48),
+    ],
+)
+def test_yarn_equals_transformers_on_rope(base, d_head, length, factor):
+    expected, scaling = of_transformers(base, d_head, length, factor)
+    torch.testing.assert_close(
+        yarn_frequencies(rope(base, d_head), factor, length), expected, atol=0, rtol=2e-6
+    )
+    assert yarn_attention_scaling(factor) == pytest.approx(scaling)
+
+
+def test_yarn_equals_transformers_for_other_ends_of_the_ramp():
+    expected, _ = of_transformers(10_000.0, 64, 2048, 8.0, beta_fast=16.0, beta_slow=2.0)
+    ours = yarn_frequencies(rope(10_000.0, 64), 8.0, 2048, beta_fast=16.0, beta_slow=2.0)
+    torch.testing.assert_close(ours, expected, atol=0, rtol=2e-6)
+
+
+def test_yarn_leaves_the_fast_alone_and_interpolates_the_slow():
+    frequencies = rope(10_000.0, 64)
+    ratio = yarn_frequencies(frequencies, 4.0, 4096) / frequencies
+    turns = frequencies * 4096 / (2 * math.pi)
+    assert (ratio[turns > 40] == 1).all() and (turns > 40).any()
+    torch.testing.assert_close(ratio[turns < 0.7], torch.full_like(ratio[turns < 0.7], 0.25))
+    assert (ratio.diff() <= 0).all()
+
+
+@pytest.mark.parametrize("length", [24, 64, 512, 4096])
+def test_what_hope_keeps_is_stretched_as_in_rope_and_what_it_does_not_stays_zero(length):
+    frequencies = rope(10_000.0, 64)
+    kept = high_components(frequencies, length)
+    stretched = yarn_frequencies(frequencies, 4.0, length)
+    torch.testing.assert_close(
+        yarn_frequencies(hope_frequencies(frequencies, length), 4.0, length),
+        torch.where(kept, stretched, 0.0),
+        atol=0,
+        rtol=1e-5,
+    )
+    repeated = yarn_frequencies(only_high(frequencies, length), 4.0, length)
+    again = torch.arange(int((~kept).sum())) % int(kept.sum())
+    torch.testing.assert_close(repeated[~kept], stretched[kept][again], atol=0, rtol=1e-5)
+
+
+def test_order_and_dtype_are_kept_and_no_frequency_is_no_trouble():
+    frequencies, shuffle = (
+        rope(10_000.0, 32).double(),
+        torch.randperm(16, generator=torch.Generator().manual_seed(0)),
+    )
+    torch.testing.assert_close(
+        yarn_frequencies(frequencies[shuffle], 4.0, 512), yarn_frequencies(frequencies, 4.0, 512)[shuffle]
+    )
+    assert (yarn_frequencies(torch.zeros(3), 4.0, 512) == 0).all()
+    assert yarn_frequencies(torch.tensor([1.0, 0.0]), 4.0, 512).tolist() == [1.0, 0.0]
+
+
+def test_interpolated_frequencies_are_interpolated_positions():
+    torch.manual_seed(0)
+    features, positions, frequencies = torch.randn(3, 7, 16), torch.randn(7) * 30, rope(10_000.0, 16)
+    torch.testing.assert_close(
+        rotate(features, positions, interpolate(frequencies, 4.0)),
+        rotate(features, positions / 4.0, frequencies),
+    )
+
+
+def test_attention_scaling_grows_with_the_logarithm_of_the_factor():
+    assert yarn_attention_scaling(1.0) == yarn_attention_scaling(0.5) == 1.0
+    assert yarn_attention_scaling(math.e**2) == pytest.approx(1.2)
+
+
+def test_factors_and_lengths_that_are_not_positive_are_refused():
+    frequencies = rope(10_000.0, 16)
+    for call in (
+        lambda: interpolate(frequencies, 0.0),
+        lambda: yarn_attention_scaling(-1.0),
+        lambda: yarn_frequencies(frequencies, math.nan, 512),
+        lambda: yarn_frequencies(frequencies, 2.0, 0),
+    ):
+        with pytest.raises(ValueError, match="a positive (factor|training length) was wanted; got"):
+            call()
