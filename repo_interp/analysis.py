@@ -22,6 +22,7 @@ import torch
 import xarray as xr
 from jaxtyping import Bool
 from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
 
 from repo_interp.batch_store import BatchStore
 from repo_interp.errors import InputError
@@ -85,7 +86,7 @@ def analyze(
             progress((number + 1) * len(layers), len(batches) * len(layers))
     groups = {measure.name: _group(measure, merge(parts[measure.name]), schemes) for measure in chosen}
     if "positions" in groups:
-        groups["positions"] = groups["positions"].merge(describe_prompts(prompts))
+        groups["positions"] = groups["positions"].merge(describe_prompts(prompts, getattr(bridge, "tokenizer", None)))
     kept.clear()
     return make_run(groups, _provenance(bridge, prompts, schemes))
 
@@ -138,8 +139,8 @@ def make_batches(prompts: Sequence[Prompt], batch_size: int, device: torch.devic
     return batches
 
 
-def describe_prompts(prompts: Sequence[Prompt]) -> xr.Dataset:
-    """What the prompts are, beside the positions: tokens, their texts where known, and which span they belong to."""
+def describe_prompts(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase | None = None) -> xr.Dataset:
+    """What the prompts are, beside the positions: tokens, which span they belong to, and their texts - their own, or the tokenizer's."""
     longest = max(len(prompt.tokens) for prompt in prompts)
     names = sorted({name for prompt in prompts for name in prompt.all_spans()})
     ids = np.full((len(prompts), longest), -1, dtype=np.int64)
@@ -147,8 +148,7 @@ def describe_prompts(prompts: Sequence[Prompt]) -> xr.Dataset:
     masks = np.zeros((len(names), len(prompts), longest), dtype=np.int8)
     for row, prompt in enumerate(prompts):
         ids[row, : len(prompt.tokens)] = prompt.tokens
-        if prompt.token_text is not None:
-            texts[row, : len(prompt.tokens)] = prompt.token_text
+        texts[row, : len(prompt.tokens)] = _texts(prompt, tokenizer)
         masks[:, row, len(prompt.tokens) :] = -1
         for name, where in prompt.all_spans().items():
             masks[names.index(name), row, list(where)] = 1
@@ -166,9 +166,17 @@ def describe_prompts(prompts: Sequence[Prompt]) -> xr.Dataset:
             "1",
         ),
     }
-    if any(prompt.token_text is not None for prompt in prompts):
+    if texts.any():
         described_arrays["token_text"] = described(xr.DataArray(texts, coords, ("prompt", "token")), "text of each token", "1")
     return xr.Dataset(described_arrays)
+
+
+def _texts(prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None) -> Sequence[str]:
+    if prompt.token_text is not None:
+        return prompt.token_text
+    if tokenizer is None:
+        return [""] * len(prompt.tokens)
+    return [tokenizer.decode([token]) for token in prompt.tokens]
 
 
 def _group(measure: Measure, statistics: Statistics, schemes: Sequence[str]) -> xr.Dataset:

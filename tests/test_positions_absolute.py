@@ -42,6 +42,9 @@ def test_a_prompt_beyond_the_table_is_an_error_that_names_both():
         ValueError, match=r"reaches position 6, but the learned table has 4, 0 to 3; use shorter"
     ):
         absolute(torch.zeros(1, 7, 3), torch.arange(7)[None])
+    with pytest.raises(ValueError, match="reaches position 4"):
+        absolute(torch.zeros(1, 1, 3), torch.tensor([[4]]))
+    absolute(torch.zeros(1, 1, 3), torch.tensor([[3]]))
 
 
 def test_starts_small_trains_and_keeps_the_dtype_of_the_embeddings():

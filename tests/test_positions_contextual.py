@@ -129,7 +129,7 @@ def test_it_starts_without_any_position_as_in_the_listing():
     for start in (InterpolatedEmbedding(8, 3), PositionMLP(3), LearnedSlopes(2)):
         logits = ContextualPositions(start)(queries, keys, index, index, causal(5), 1.0)
         assert (logits == 0).all()
-        logits.requires_grad and (logits * torch.randn_like(logits)).sum().backward()
+        (logits * torch.randn_like(logits)).sum().backward()
         assert any(parameter.grad.abs().max() > 0 for parameter in start.parameters())
 
 
@@ -151,7 +151,6 @@ def test_a_map_given_to_two_layers_is_learned_by_both():
     grads = []
     for layer in layers:
         shared.weight.grad = None
-        layer(queries, queries.flip(1), index, index, causal(5), 1.0).square().sum()
         (layer(queries, queries, index, index, causal(5), 1.0) + 1.0).square().sum().backward()
         grads.append(shared.weight.grad)
     assert grads[0].abs().max() > 0 and torch.equal(*grads)
@@ -219,7 +218,7 @@ def rms_norm(hidden: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torc
 
 @torch.no_grad()
 def test_equals_the_official_model():
-    """OLMo-2 by hand: norms after the sub-layers, QK-norm over all heads jointly; RoPE in layer 0, CoPE in layers 1 to 3."""
+    """OLMo-2 by hand: norms after sub-layers, QK-norm over all heads jointly; RoPE in layer 0, CoPE above."""
     config = json.loads((OFFICIAL / "cope_model_config.json").read_text())
     arrays = official("cope_model.npz")
     weights = {name.removeprefix("w/transformer."): value for name, value in arrays.items() if name[0] == "w"}

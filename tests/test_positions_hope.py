@@ -21,7 +21,7 @@ from repo_interp.positions.rotary import rotate
 
 LENGTH = 512
 FREQUENCIES = 10_000.0 ** -(torch.arange(32) / 32)
-"""RoPE of a head of 64 dimensions: with L = 512 components 0-15 are high, 16-18 activated, 19-31 low."""
+"""RoPE of a head of 64 dimensions: with L = 512 components 0-15 are high, 16-17 activated, 18-31 low."""
 
 
 def test_the_paper_s_small_model_keeps_sixteen_of_thirty_two_components():

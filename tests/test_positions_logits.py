@@ -1,4 +1,4 @@
-"""What every scheme that adds to the logits must do: equal a slow loop, row by row, padded, grouped, in bfloat16."""
+"""What every scheme that adds to the logits must do: equal a slow loop, cached, padded, grouped, in bf16."""
 
 from __future__ import annotations
 
@@ -244,6 +244,26 @@ def test_bfloat16_features_are_used_as_they_are_and_positions_are_not_rounded(sc
     )
     assert expected.dtype == torch.float64
     torch.testing.assert_close(logits.double(), expected, atol=2e-3, rtol=1e-4)
+
+
+def test_float64_features_meet_float32_parameters(scheme):
+    prompts = Prompts(whole())
+    single = prompts.logits(scheme)
+    gate_keys = scheme.gate_keys(prompts.hidden)
+    scheme.gate_keys = lambda hidden_states: None if gate_keys is None else gate_keys.double()
+    prompts.queries, prompts.keys, prompts.values = (
+        features.double() for features in (prompts.queries, prompts.keys, prompts.values)
+    )
+    torch.testing.assert_close(prompts.logits(scheme).float(), single, atol=2e-5, rtol=1e-5)
+
+
+def test_autocast_changes_nothing(scheme):
+    prompts = Prompts(whole(tokens=40))
+    plain = prompts.logits(scheme)
+    gate_keys = scheme.gate_keys(prompts.hidden)
+    scheme.gate_keys = lambda hidden_states: gate_keys  # a projection as any other: autocast may round it
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(prompts.logits(scheme), plain, atol=0, rtol=0)
 
 
 @pytest.mark.parametrize("scheme", LEARNED, indirect=True)

@@ -122,5 +122,5 @@ def test_factors_and_lengths_that_are_not_positive_are_refused():
         lambda: yarn_frequencies(frequencies, math.nan, 512),
         lambda: yarn_frequencies(frequencies, 2.0, 0),
     ):
-        with pytest.raises(ValueError, match="a positive (factor|training length) was wanted; got"):
+        with pytest.raises(ValueError, match=r"a positive (factor|training length) was wanted; got"):
             call()

@@ -84,7 +84,7 @@ def test_positions_per_head_differ_where_heads_share_a_key():
     model = ri.reposition(tiny("llama"), "repo", assignment="head")
     seen = {}
     for attention in attentions(model):
-        attention.observers.append(lambda layer, q, k, z: seen.setdefault(layer.layer_idx, z))
+        attention.observers.append(lambda layer, q, k, z, added: seen.setdefault(layer.layer_idx, z))
     asked = {"max_new_tokens": 6, "do_sample": False, "attention_mask": torch.ones_like(TOKENS), "eos_token_id": None}
     with torch.no_grad():
         fused = model(TOKENS).logits

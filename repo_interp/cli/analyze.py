@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from repo_interp.cli.options import add_device, name_list, number_list, positive
+from repo_interp.cli.options import add_device, name_list, number_list, positive, positive_or_zero
 
 SUMMARY = "Measure what the heads of a checkpoint do with positions: a run file, figures and a report page."
 
-_VARIANTS = (
-    "small", "single_1", "single_2", "single_3", "multikey_1", "multikey_2", "multikey_3", "multivalue", "multiquery",
-)  # fmt: skip
+_VARIANTS = ("single_1", "single_2", "single_3", "multikey_1", "multikey_2", "multikey_3", "multivalue", "multiquery")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,15 +32,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--layers", type=number_list, metavar="5-15", help="layers to measure (default: all)")
     parser.add_argument("--heads", type=number_list, metavar="0,3", help="heads to measure (default: all)")
-    made = parser.add_argument_group("needle-in-a-haystack prompts, when no --prompts are given")
+    made = parser.add_argument_group("prompts that are made, when no --prompts are given")
     made.add_argument(
-        "--variant",
-        choices=_VARIANTS,
-        help="RULER's task, or `small` for models with our small vocabulary (default: small for the packaged checkpoint, else multikey_1)",
+        "--task",
+        metavar="NAME",
+        help="ruler (needle in a haystack), or a synthetic task of ours (default: the task that the checkpoint was trained on by "
+        "repo-interp train, else ruler)",
     )
-    made.add_argument("--length", type=positive, metavar="TOKENS", help="tokens of a prompt (default: the training length, at most 4096)")
+    made.add_argument("--variant", choices=_VARIANTS, default="multikey_1", help="of ruler (default: multikey_1)")
+    made.add_argument(
+        "--length",
+        type=positive,
+        metavar="N",
+        help="tokens of a ruler prompt (default: the training length, at most 4096), or the test set of a synthetic task",
+    )
     made.add_argument("--count", type=positive, default=20, metavar="N", help="how many prompts (default: 20)")
-    made.add_argument("--seed", type=int, default=0, help="seed of the prompts (default: 0)")
+    made.add_argument("--seed", type=positive_or_zero, default=0, help="seed of the prompts (default: 0)")
     add_device(parser)
     parser.add_argument("--batch-size", type=positive, default=1, metavar="N", help="prompts in one forward pass (default: 1)")
 
@@ -66,13 +71,14 @@ def run(arguments: argparse.Namespace) -> int:
     name = arguments.checkpoint or DEFAULT
     for measure in arguments.measures or ():
         measure_named(measure)  # an unknown name is refused before the checkpoint is read
-    bridge = load(find(name), device=_device(arguments.device), dtype=arguments.dtype)
+    path = find(name)
+    bridge = load(path, device=_device(arguments.device), dtype=arguments.dtype)
     if arguments.dtype != "float32" and arguments.dtype != "float64":
         console.print(f"[yellow]positions are rounded in {arguments.dtype}; measure them in float32[/yellow]")
     if arguments.prompts is not None:
         prompts = read_prompts(arguments.prompts, tokenizer=bridge.tokenizer, vocab_size=bridge.cfg.d_vocab)
     else:
-        prompts = _make_prompts(arguments, bridge)
+        prompts = _make_prompts(arguments, bridge, path)
     measures = arguments.measures or _default_measures(prompts)
     cost = estimate(bridge, [len(prompt.tokens) for prompt in prompts], arguments.batch_size)
     longest = max(len(prompt.tokens) for prompt in prompts)
@@ -114,19 +120,42 @@ def _default_measures(prompts) -> tuple[str, ...]:
     return (*spans, "attention_mass") if all(prompt.generated for prompt in prompts) else spans
 
 
-def _make_prompts(arguments: argparse.Namespace, bridge):
+def _make_prompts(arguments: argparse.Namespace, bridge, path: str):
     from repo_interp import tasks
     from repo_interp.errors import InputError
     from repo_interp.models.provenance import loaded_from
 
-    origin = loaded_from(bridge)
-    length = arguments.length or min(4096, origin.training_length if origin else 4096)
-    variant = arguments.variant or ("small" if arguments.checkpoint is None else "multikey_1")
-    if bridge.tokenizer is None and variant != "small":
-        raise InputError("this checkpoint has no tokenizer, so no prompts can be made for it; give --prompts with token ids")
-    if variant == "small":
-        return tasks.niah_small(length=length, count=arguments.count, seed=arguments.seed)
-    return tasks.niah(bridge.tokenizer, variant=variant, length=length, count=arguments.count, seed=arguments.seed)
+    trained = _trained_task(path)
+    name = arguments.task or (trained.name if trained is not None else "ruler")
+    if name == "ruler":
+        origin = loaded_from(bridge)
+        length = arguments.length or min(4096, origin.training_length if origin else 4096)
+        if bridge.tokenizer is None:
+            raise InputError("this checkpoint has no tokenizer, so no prompts can be made for it; give --prompts with token ids")
+        return tasks.niah(
+            bridge.tokenizer, variant=arguments.variant, length=length, count=arguments.count, seed=arguments.seed
+        )
+    task = trained if trained is not None and trained.name == name else tasks.make_task(name)
+    if bridge.cfg.d_vocab < task.vocabulary_size:
+        raise InputError(
+            f"the task {name} has {task.vocabulary_size} tokens, the checkpoint {bridge.cfg.d_vocab}; "
+            "wanted a checkpoint trained on it, or --prompts"
+        )
+    test_set = None if arguments.length is None else str(arguments.length)
+    return task.prompts(arguments.count, seed=arguments.seed, test_set=test_set)
+
+
+def _trained_task(path: str):
+    """The task that `repo-interp train` trained the checkpoint on; None for any other checkpoint."""
+    from repo_interp import tasks
+    from repo_interp.training.configuration import TrainingConfiguration, read_toml, replaced
+
+    record = Path(path) / "training.toml"
+    if not record.is_file():
+        return None
+    stated = read_toml(record)
+    trained = replaced(TrainingConfiguration(task=stated.get("task", "")), stated)
+    return tasks.make_task(trained.task, trained.task_size, **trained.task_options)
 
 
 def _free_directory(name: str) -> Path:

@@ -34,6 +34,13 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def positive_or_zero(text: str) -> int:
+    """A whole number, zero or above."""
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"wanted a whole number, zero or above, not {text!r}")
+    return int(text)
+
+
 def add_device(parser: argparse.ArgumentParser) -> None:
     """`--device` and `--dtype`."""
     parser.add_argument("--device", default="cpu", help="where the model runs: cpu, cuda, cuda:1, mps (default: cpu)")

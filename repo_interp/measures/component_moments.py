@@ -104,7 +104,10 @@ def _causal(queries: Tensor, keys: Tensor) -> _Sums:
     """Sums over all causal pairs, some chunks at a time."""
     items, _, dimensions = queries.shape
     new = {"dtype": torch.float64, "device": queries.device}
-    keys_before, gram_before = torch.zeros(items, dimensions, **new), torch.zeros(items, dimensions, dimensions, **new)
+    keys_before, gram_before = (
+        torch.zeros(items, dimensions, **new),
+        torch.zeros(items, dimensions, dimensions, **new),
+    )
     by_dimension, products = torch.zeros_like(keys_before), torch.zeros_like(gram_before)
     first = torch.zeros(items, dimensions // 2, **new)
     second = torch.zeros(items, dimensions // 2, dimensions // 2, **new)
@@ -117,7 +120,10 @@ def _causal(queries: Tensor, keys: Tensor) -> _Sums:
         products += more
         size = CHUNK // 2
         while size >= _LEAF:
-            later, earlier = q.unflatten(2, (-1, 2, size))[:, :, :, 1], k.unflatten(2, (-1, 2, size))[:, :, :, 0]
+            later, earlier = (
+                q.unflatten(2, (-1, 2, size))[:, :, :, 1],
+                k.unflatten(2, (-1, 2, size))[:, :, :, 0],
+            )
             later, earlier = later.flatten(1, 2), earlier.flatten(1, 2)
             by_dimension += (later.sum(2, dtype=torch.float64) * earlier.sum(2, dtype=torch.float64)).sum(1)
             gram = (later.transpose(-1, -2) @ later).mul_(earlier.transpose(-1, -2) @ earlier)

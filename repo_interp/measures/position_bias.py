@@ -25,7 +25,8 @@ def position_bias_sums(
     prompts, length = tokens.shape
     device = tokens.device
     sums = torch.zeros(inputs.heads, length, dtype=torch.float64, device=device)
-    if inputs.position_logits is None:
+    position_logits = inputs.position_logits
+    if position_logits is None:
         return sums
     distance = torch.arange(length, device=device)
     at_once = max(1, memory // (24 * prompts * inputs.heads * length))
@@ -34,7 +35,7 @@ def position_bias_sums(
         seen = (key >= 0) & tokens[:, rows, None] & tokens[:, key.clamp(min=0)]
         if inputs.window is not None:
             seen &= distance < inputs.window
-        added = inputs.position_logits(rows)
+        added = position_logits(rows)
         by_distance = added.gather(-1, key.clamp(min=0).expand(*added.shape[:2], -1, -1))
         sums += by_distance.masked_fill(~seen[:, None], 0).sum((0, 2), dtype=torch.float64)
     return sums / inputs.logit_scale

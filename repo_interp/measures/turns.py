@@ -22,11 +22,24 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repo_interp.measures.causal_pairs import pair_counts
+from repo_interp.measures.over_heads import MEMORY
 
-EDGES = (0.0, 0.01, 0.1, math.pi / 4, math.pi / 2, math.pi, 2 * math.pi, 4 * math.pi, 8 * math.pi, 16 * math.pi)
+EDGES = (
+    0.0,
+    0.01,
+    0.1,
+    math.pi / 4,
+    math.pi / 2,
+    math.pi,
+    2 * math.pi,
+    4 * math.pi,
+    8 * math.pi,
+    16 * math.pi,
+)
 """Lower edges of the bins in radians; the last one is open."""
 
-PER_SIDE = 512
+PER_SIDE = 256
+"""Queries and distances looked at in a longer prompt: about 30,000 pairs."""
 
 
 @dataclass(frozen=True)
@@ -47,28 +60,33 @@ def turns(
     per_side: int = PER_SIDE,
 ) -> Turns:
     """Histogram of turns over `EDGES`, and sums of position differences, over the seen pairs of `tokens`."""
-    rows = positions.shape[1]
-    difference, seen = _sampled_differences(positions.to(torch.float64), tokens, window, per_side)
-    sampled = seen.sum((1, 2)).clamp(min=1)
-    weight = (pair_counts(tokens, window).total / sampled)[:, None, None, None] * seen[:, None]
     rates = frequencies.to(device=positions.device, dtype=torch.float64).abs()
     edges = torch.tensor(EDGES[1:], dtype=torch.float64, device=positions.device) / rates[:, None]
-    order = edges.flatten().sort()
-    cells = torch.bucketize(difference, order.values, right=True)
-    cells += torch.arange(rows, device=cells.device)[:, None, None] * (edges.numel() + 1)
-    counts = torch.bincount(
-        cells.flatten(), weight.expand_as(difference).flatten(), minlength=rows * (edges.numel() + 1)
-    ).unflatten(0, (rows, -1))
-    below = torch.empty(rows, edges.numel(), dtype=torch.float64, device=counts.device)
-    below[:, order.indices] = counts.cumsum(-1)[:, :-1]
-    below = below.unflatten(-1, edges.shape)
-    total = counts.sum(-1)[:, None, None].expand(-1, len(edges), 1)
-    upto = torch.cat((below, total), dim=-1)
-    return Turns(upto.diff(dim=-1, prepend=torch.zeros_like(total)), (weight * difference).sum((0, 2, 3)))
+    in_order = edges.flatten().sort()
+    weights, query, key = _sampled_pairs(tokens, window, per_side)
+    counts, total = [], []
+    for rows in positions.to(torch.float64).split(max(1, MEMORY // (32 * key.numel())), dim=1):
+        some = rows.shape[1]
+        at_key = rows.gather(-1, key.flatten(1)[:, None].expand(-1, some, -1)).unflatten(-1, key.shape[1:])
+        at_query = rows.gather(-1, query[:, None].expand(-1, some, -1))
+        difference = (at_query[..., None] - at_key).abs_().masked_fill_(weights[:, None] == 0, 0)
+        weight = weights[:, None].expand_as(difference)
+        cells = torch.bucketize(difference, in_order.values, right=True)
+        cells += torch.arange(some, device=cells.device)[:, None, None] * (edges.numel() + 1)
+        found = torch.bincount(cells.flatten(), weight.flatten(), minlength=some * (edges.numel() + 1))
+        counts.append(found.unflatten(0, (some, -1)))
+        total.append((weight * difference).sum((0, 2, 3)))
+    upto = torch.cat(counts).cumsum(-1)
+    below = torch.empty_like(upto[:, :-1])
+    below[:, in_order.indices] = upto[:, :-1]
+    ends = torch.cat((below.unflatten(-1, edges.shape), upto[:, -1:, None].expand(-1, len(edges), 1)), dim=-1)
+    return Turns(ends.diff(dim=-1, prepend=torch.zeros_like(ends[..., :1])), torch.cat(total))
 
 
 def largest_difference(
-    positions: Float[Tensor, "prompt any token"], tokens: Bool[Tensor, "prompt token"], window: int | None = None
+    positions: Float[Tensor, "prompt any token"],
+    tokens: Bool[Tensor, "prompt token"],
+    window: int | None = None,
 ) -> Float[Tensor, "prompt any"]:
     """Largest |z_i - z_j| over the seen pairs of `tokens`, in positions. Exact; -inf where there are none."""
     positions, tokens = positions.to(torch.float64), tokens[:, None]
@@ -82,33 +100,34 @@ def _running_maximum(values: Float[Tensor, "... token"], window: int | None) -> 
     tokens = values.shape[-1]
     if window is None or window >= tokens:
         return values.cummax(-1).values
-    padded = torch.nn.functional.pad(values, (0, -tokens % window), value=-torch.inf).unflatten(-1, (-1, window))
+    padded = torch.nn.functional.pad(values, (0, -tokens % window), value=-torch.inf).unflatten(
+        -1, (-1, window)
+    )
     onward = padded.cummax(-1).values.flatten(-2)[..., :tokens]
     until = padded.flip(-1).cummax(-1).values.flip(-1).flatten(-2)[..., : tokens - window + 1]
     return torch.maximum(onward, torch.nn.functional.pad(until, (window - 1, 0), value=-torch.inf))
 
 
-def _sampled_differences(
-    positions: Tensor, tokens: Tensor, window: int | None, per_side: int
-) -> tuple[Float[Tensor, "prompt any query distance"], Bool[Tensor, "prompt query distance"]]:
-    """|z_i - z_j| of a grid of queries and distances, and which of its entries are seen pairs."""
+def _sampled_pairs(
+    tokens: Bool[Tensor, "prompt token"], window: int | None, per_side: int
+) -> tuple[
+    Float[Tensor, "prompt query distance"], Int[Tensor, "prompt query"], Int[Tensor, "prompt query distance"]
+]:
+    """Weights, queries and keys of a grid of queries and distances; weight 0 where it holds no seen pair."""
     length = tokens.shape[-1]
     indices = torch.arange(length, device=tokens.device)
     in_order = torch.where(tokens, indices, length).sort(-1).values.clamp(max=length - 1)
-    count = tokens.sum(-1)
-    first, last = in_order[:, 0], torch.where(tokens, indices, 0).amax(-1)
-    reach = (last - first + 1).clamp(max=length if window is None else window)
-    rank, is_query = _evenly(count, min(length, per_side), per_side)
+    last = torch.where(tokens, indices, 0).amax(-1)
+    reach = (last - in_order[:, 0] + 1).clamp(max=length if window is None else window)
+    rank, is_query = _evenly(tokens.sum(-1), min(length, per_side), per_side)
     distance, is_distance = _evenly(reach, min(length, per_side), per_side)
     query = in_order.gather(-1, rank)
     key = query[:, :, None] - distance[:, None, :]
     seen = (key >= 0) & is_query[:, :, None] & is_distance[:, None, :]
-    key = key.clamp(min=0)
-    seen &= tokens.gather(-1, query)[:, :, None] & tokens.gather(-1, key.flatten(1)).view_as(key)
-    at_key = positions.gather(-1, key.flatten(1)[:, None].expand(-1, positions.shape[1], -1))
-    at_query = positions.gather(-1, query[:, None].expand(-1, positions.shape[1], -1))
-    difference = (at_query[..., None] - at_key.unflatten(-1, key.shape[1:])).abs_()
-    return difference.masked_fill_(~seen[:, None], 0), seen
+    key = key.clamp_(min=0)
+    seen &= tokens.gather(-1, key.flatten(1)).view_as(key)
+    weight = pair_counts(tokens, window).total / seen.sum((1, 2)).clamp(min=1)
+    return seen * weight[:, None, None], query, key
 
 
 def _evenly(

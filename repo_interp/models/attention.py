@@ -15,13 +15,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from repo_interp.errors import InputError
 from repo_interp.models.seams import Seams
-from repo_interp.positions.assigners import Assigner
+from repo_interp.positions.hope import keep_components
+from repo_interp.positions.logits import PositionLogits
 from repo_interp.positions.rotary import expand_heads, rotation_tables, turn
 
 
@@ -35,10 +36,27 @@ class SchemeParts:
     frequencies: Float[Tensor, "component"] | None
     """Rotation frequencies in radians a position; None where nothing is rotated."""
     attention_scaling: float = 1.0
+    components: Bool[Tensor, "component"] | None = None
+    """Rotary components that take part in the dot product; None: all."""
+    position_logits: PositionLogits | None = None
+    """Adds to the logits; None where the scheme adds nothing."""
 
 
-Observer = Callable[["RepositionedAttention", Tensor, Tensor, Tensor | None], None]
-"""Shown the layer, its queries and keys before rotation and its positions, once a forward pass, before attention is computed."""
+LogitsOfRows = Callable[[Int[Tensor, "row"], Bool[Tensor, "batch 1 row key"]], Float[Tensor, "batch head row key"]]
+"""What a scheme adds to the logits of some rows, given which keys each may see."""
+
+Observer = Callable[["RepositionedAttention", Tensor, Tensor, Tensor | None, LogitsOfRows | None], None]
+"""Shown the layer, its queries and keys before rotation, its positions and what it adds to the logits, before attention is computed."""
+
+
+@dataclass(frozen=True)
+class Content:
+    """What position logits may depend on, before any rotation."""
+
+    queries: Float[Tensor, "batch head row d_head"]
+    keys: Float[Tensor, "batch kv_head key d_head"]
+    values: Float[Tensor, "batch kv_head key d_head"]
+    gate_keys: Float[Tensor, "batch kv_head key d_head"] | None
 
 
 class RepositionedAttention(nn.Module):
@@ -53,7 +71,8 @@ class RepositionedAttention(nn.Module):
         self.d_head: int = stock.d_head if isinstance(stock, RepositionedAttention) else stock.head_dim
         self.scaling: float = stock.scaling
         self.attention_dropout: float = stock.attention_dropout
-        self.sliding_window: int | None = getattr(stock, "sliding_window", None)
+        # Mistral keeps its window in the configuration alone.
+        self.sliding_window: int | None = getattr(stock, "sliding_window", getattr(stock.config, "sliding_window", None))
         self.attn_logit_softcapping: float | None = getattr(stock, "attn_logit_softcapping", None)
         self.is_causal = True
         self.num_key_value_groups: int = stock.num_key_value_groups
@@ -65,6 +84,8 @@ class RepositionedAttention(nn.Module):
         # Not a buffer: `.to(bfloat16)` would round it, and angles at position 4096 with it.
         self.frequencies = scheme.frequencies
         self.attention_scaling = scheme.attention_scaling
+        self.components = scheme.components
+        self.position_logits: PositionLogits | None = scheme.position_logits
         self.seams = Seams()
         self.observers: list[Observer] = []
 
@@ -88,19 +109,19 @@ class RepositionedAttention(nn.Module):
         """Attend. `position_embeddings`, the stock model's tables of the token index, are not used: the scheme makes its own."""
         batch, tokens, _ = hidden_states.shape
         queries, keys, values = self.project(hidden_states)
-        positions = None
-        if self.assigner is not None:
-            index = self._index(hidden_states, position_ids, past_key_values)
-            positions = self.seams.positions(self.assigner(hidden_states, index))
+        index = self._index(hidden_states, position_ids, past_key_values)
+        positions = None if self.assigner is None else self.seams.positions(self.assigner(hidden_states, index))
+        content = Content(queries, keys, values, self._gate_keys(hidden_states))
         for observe in self.observers:
-            observe(self, queries, keys, positions)
+            observe(self, queries, keys, positions, self._logits_of_rows(content, index))
         if positions is not None and positions.shape[1] > keys.shape[1]:
             # A position a head: heads that share a key need it rotated each in its own way.
             keys, values = expand_heads(keys, positions.shape[1]), expand_heads(values, positions.shape[1])
         queries, keys = self.rotate(queries, keys, positions)
         if past_key_values is not None:
-            keys, values = past_key_values.update(keys, values, self.layer_idx)
-        attended, pattern = self.attend(queries, keys, values, attention_mask, kwargs)
+            keys, values, content = self._cached(keys, values, content, past_key_values)
+        added = self._added(content, index, keys.shape[2], attention_mask)
+        attended, pattern = self.attend(queries, keys, values, attention_mask, added, kwargs)
         return self.o_proj(attended.reshape(batch, tokens, -1)), pattern
 
     def project(
@@ -112,6 +133,8 @@ class RepositionedAttention(nn.Module):
     ]:
         """Queries and keys after any QK-norm, and values, split into heads."""
         queries = self._normed(self.q_proj(hidden_states), self.q_norm, self.seams.queries)
+        if self.components is not None:  # a pair that is 0 stays 0 when rotated
+            queries = keep_components(queries, self.components.to(queries.device))
         keys = self._normed(self.k_proj(hidden_states), self.k_norm, self.seams.keys)
         return queries, keys, self._split(self.v_proj(hidden_states))
 
@@ -129,13 +152,23 @@ class RepositionedAttention(nn.Module):
         return self.seams.rotated_queries(queries), self.seams.rotated_keys(keys)
 
     def attend(
-        self, queries: Tensor, keys: Tensor, values: Tensor, attention_mask: Tensor | None, kwargs: dict
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        attention_mask: Tensor | None,
+        added: Float[Tensor, "batch head row key"] | None,
+        kwargs: dict,
     ) -> tuple[Float[Tensor, "batch token head d_head"], Tensor | None]:
-        """Weighted values of every query, and the pattern where it was made."""
+        """Weighted values of every query, and the pattern where it was made. `added` goes onto the scaled logits."""
         implementation = self.config._attn_implementation
         dropout = self.attention_dropout if self.training else 0.0
         if implementation == "eager" or self.attn_logit_softcapping is not None or self.seams.maps_are_watched:
-            return self.attend_openly(queries, keys, values, attention_mask, dropout)
+            return self.attend_openly(queries, keys, values, attention_mask, added, dropout)
+        if added is not None:
+            # Fused kernels take one additive mask, with a row of it for every head.
+            attention_mask = masked(added, attention_mask).to(queries.dtype)
+            keys, values = expand_heads(keys, queries.shape[1]), expand_heads(values, queries.shape[1])
         self.num_key_value_groups = queries.shape[1] // keys.shape[1]  # read by the kernel
         return ALL_ATTENTION_FUNCTIONS[implementation](
             self,
@@ -150,17 +183,66 @@ class RepositionedAttention(nn.Module):
         )
 
     def attend_openly(
-        self, queries: Tensor, keys: Tensor, values: Tensor, attention_mask: Tensor | None, dropout: float
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        attention_mask: Tensor | None,
+        added: Float[Tensor, "batch head row key"] | None,
+        dropout: float,
     ) -> tuple[Float[Tensor, "batch token head d_head"], Float[Tensor, "batch head token key"]]:
         """The same with scores and pattern made, for whoever listens to them."""
         heads = queries.shape[1]
         scores = queries @ expand_heads(keys, heads).transpose(-1, -2) * self.scaling
         if self.attn_logit_softcapping is not None:
             scores = torch.tanh(scores / self.attn_logit_softcapping) * self.attn_logit_softcapping
-        scores = self.seams.scores(_masked(scores, attention_mask))
+        if added is not None:
+            scores = scores + added.to(scores.dtype)
+        scores = self.seams.scores(masked(scores, attention_mask))
         pattern = torch.softmax(scores, dim=-1, dtype=torch.float32).to(queries.dtype)
         pattern = self.seams.pattern(torch.dropout(pattern, dropout, train=dropout > 0.0))
         return (pattern @ expand_heads(values, heads)).transpose(1, 2), pattern
+
+    def _added(
+        self, content: Content, index: Tensor, keys: int, attention_mask: Tensor | None
+    ) -> Float[Tensor, "batch head row key"] | None:
+        if self.position_logits is None:
+            return None
+        queries = content.queries
+        rows = queries.shape[2]
+        # The last token's index is right whatever the padding; earlier ones count back from it.
+        key_index = torch.arange(1 - keys, 1, device=queries.device) + index[:, -1:]
+        seen = visible(rows, keys, attention_mask, queries.device)
+        added = self.position_logits(
+            queries, content.keys, key_index[:, -rows:], key_index, seen, self.scaling, content.values, content.gate_keys
+        )
+        return self.seams.position_logits(added)
+
+    def _logits_of_rows(self, content: Content, index: Tensor) -> LogitsOfRows | None:
+        position_logits = self.position_logits
+        if position_logits is None:
+            return None
+
+        def of_rows(rows: Tensor, seen: Tensor) -> Tensor:
+            queries, query_index = content.queries[:, :, rows], index[:, rows]
+            return position_logits(
+                queries, content.keys, query_index, index, seen, self.scaling, content.values, content.gate_keys
+            )
+
+        return of_rows
+
+    def _gate_keys(self, hidden_states: Tensor) -> Tensor | None:
+        return None if self.position_logits is None else self.position_logits.gate_keys(hidden_states)
+
+    def _cached(self, keys: Tensor, values: Tensor, content: Content, past_key_values) -> tuple[Tensor, Tensor, Content]:
+        """Keys and values of all tokens so far. What position logits read of a key is cached beside it, in one wider key."""
+        rotated = self.frequencies is not None
+        beside = [content.keys] if self.position_logits is not None and rotated else []
+        beside += [] if content.gate_keys is None else [content.gate_keys]
+        stored, values = past_key_values.update(torch.cat([keys, *beside], dim=-1), values, self.layer_idx)
+        keys, *rest = stored.split(self.d_head, dim=-1)
+        unrotated = rest.pop(0) if self.position_logits is not None and rotated else keys
+        return keys, values, Content(content.queries, unrotated, values, rest[0] if rest else None)
 
     def _normed(self, flat: Tensor, norm: nn.Module | None, seam: nn.Module) -> Tensor:
         if norm is None:
@@ -179,14 +261,15 @@ class RepositionedAttention(nn.Module):
         return torch.arange(start, start + hidden_states.shape[1], device=hidden_states.device)[None]
 
 
-def _masked(scores: Float[Tensor, "batch head token key"], attention_mask: Tensor | None) -> Tensor:
-    """Scores with what may not be seen at the lowest finite value: `attention_mask` boolean, additive, or none (plainly causal)."""
-    tokens, keys = scores.shape[-2:]
-    lowest = torch.finfo(scores.dtype).min
+def visible(rows: int, keys: int, attention_mask: Tensor | None, device: torch.device) -> Bool[Tensor, "batch 1 row key"]:
+    """Which of the keys the last `rows` tokens may see: `attention_mask` boolean, additive, or none (plainly causal)."""
     if attention_mask is None:
-        seen = torch.ones(tokens, keys, dtype=torch.bool, device=scores.device).tril(keys - tokens)
-        return scores.masked_fill(~seen, lowest)
+        return torch.ones(rows, keys, dtype=torch.bool, device=device).tril(keys - rows)[None, None]
     attention_mask = attention_mask[..., :keys]
-    if attention_mask.dtype == torch.bool:
-        return scores.masked_fill(~attention_mask, lowest)
-    return scores + attention_mask
+    return attention_mask if attention_mask.dtype == torch.bool else attention_mask > torch.finfo(attention_mask.dtype).min / 2
+
+
+def masked(scores: Float[Tensor, "batch head row key"], attention_mask: Tensor | None) -> Tensor:
+    """Scores with what may not be seen at the lowest finite value."""
+    seen = visible(*scores.shape[-2:], attention_mask, scores.device)
+    return scores.masked_fill(~seen, torch.finfo(scores.dtype).min)

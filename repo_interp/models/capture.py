@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from jaxtyping import Bool, Int
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs
-from repo_interp.models.attention import RepositionedAttention
+from repo_interp.models.attention import LogitsOfRows, RepositionedAttention
 from repo_interp.models.reposition import attentions
 
 
@@ -59,7 +60,13 @@ def observing(
 ) -> Iterator[None]:
     """While the context lasts, every forward pass hands its attention inputs to `receive`."""
 
-    def observe(attention: RepositionedAttention, queries: Tensor, keys: Tensor, positions: Tensor | None) -> None:
+    def observe(
+        attention: RepositionedAttention,
+        queries: Tensor,
+        keys: Tensor,
+        positions: Tensor | None,
+        logits_of_rows: LogitsOfRows | None,
+    ) -> None:
         inputs = AttentionInputs(
             layer=attention.layer_idx,
             scheme=attention.scheme,
@@ -74,6 +81,9 @@ def observing(
             window=attention.sliding_window,
             softcap=attention.attn_logit_softcapping,
         )
+        if logits_of_rows is not None:
+            visible = inputs.visible
+            inputs = replace(inputs, position_logits=lambda rows: logits_of_rows(rows, visible(rows)[:, None]))
         _require_finite(inputs)
         receive(inputs)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from repo_interp.errors import InputError
 from repo_interp.models.families import FAMILIES, native_layout, require_family
 from repo_interp.models.released import released_layout
 from repo_interp.models.reposition import layout, reposition
-from repo_interp.models.schemes import ASSIGNMENTS
+from repo_interp.models.schemes import scheme_options
 from repo_interp.positions.layouts import SCHEMES, format_layout
 
 OURS = "repo_interp"
@@ -43,7 +43,8 @@ class Checkpoint:
     config: PretrainedConfig
     layout: tuple[str, ...]
     """The scheme of every layer."""
-    assignment: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Choices within schemes, as `reposition` takes them."""
 
 
 def identify(path: str | os.PathLike[str]) -> Checkpoint:
@@ -57,10 +58,10 @@ def identify(path: str | os.PathLike[str]) -> Checkpoint:
     if kind == "released":
         if not isinstance(raw["pe_config"], Mapping):
             raise InputError(f"{directory / 'config.json'}: pe_config is {raw['pe_config']!r}; wanted an object")
-        return Checkpoint(directory, kind, config, released_layout(raw["pe_config"], layers), "kv_head")
+        return Checkpoint(directory, kind, config, released_layout(raw["pe_config"], layers))
     if kind == OURS:
         return Checkpoint(directory, kind, config, *_own_layout(raw, layers, directory))
-    return Checkpoint(directory, kind, config, native_layout(config), "kv_head")
+    return Checkpoint(directory, kind, config, native_layout(config))
 
 
 def load_model(
@@ -83,7 +84,7 @@ def load_model(
         config = scaled_configuration(config, rope_scaling)
     with init_empty_weights(include_buffers=False):
         model = AutoModelForCausalLM.from_config(config)
-        reposition(model, ",".join(checkpoint.layout), checkpoint.assignment)
+        reposition(model, ",".join(checkpoint.layout), **checkpoint.options)
     _load_weights(model, checkpoint, torch.device(device), _DTYPES[dtype])
     model.tie_weights()
     model.config.dtype = _DTYPES[dtype]
@@ -133,7 +134,7 @@ def save(model: PreTrainedModel, directory: str | os.PathLike[str], tokenizer: P
         raw.pop("position_layout", None)
     else:
         raw |= {"model_type": OURS, "base_model_type": model.config.model_type}
-    weights = {_file_key(name): tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    weights = {_file_key(name): tensor.detach().cpu().clone().contiguous() for name, tensor in model.state_dict().items()}
     if model.config.tie_word_embeddings:
         weights.pop("lm_head.weight", None)
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
@@ -203,19 +204,22 @@ def _configured(raw: dict[str, Any], source: str) -> PretrainedConfig:
         raise InputError(f"{source} describes no decoder: {_one_line(error)}") from None
 
 
-def _own_layout(raw: Mapping[str, Any], layers: int, directory: Path) -> tuple[tuple[str, ...], str]:
+def _own_layout(raw: Mapping[str, Any], layers: int, directory: Path) -> tuple[tuple[str, ...], dict[str, Any]]:
     stored = raw.get("position_layout")
-    schemes = stored.get("layers") if isinstance(stored, Mapping) else None
+    options = dict(stored) if isinstance(stored, Mapping) else {}
+    schemes = options.pop("layers", None)
     if not isinstance(schemes, list) or len(schemes) != layers or not set(schemes) <= set(SCHEMES):
         raise InputError(f"{directory / 'config.json'}: position_layout is {stored!r}; wanted one known scheme for each of {layers} layers")
-    if stored.get("assignment") not in ASSIGNMENTS:
-        raise InputError(f"{directory / 'config.json'}: assignment {stored.get('assignment')!r} is unknown; wanted one of {', '.join(ASSIGNMENTS)}")
-    return tuple(schemes), stored["assignment"]
+    try:
+        scheme_options(options)
+    except InputError as error:
+        raise InputError(f"{directory / 'config.json'}: {error}") from None
+    return tuple(schemes), options
 
 
 def _file_key(name: str) -> str:
-    """A parameter's name in the file: the released format has f_phi's maps directly under self_attn."""
-    return name.replace(".self_attn.assigner.", ".self_attn.")
+    """A parameter's name in the file: the released format has what a scheme learns directly under self_attn."""
+    return name.replace(".self_attn.assigner.", ".self_attn.").replace(".self_attn.position_logits.", ".self_attn.")
 
 
 def _load_weights(model: PreTrainedModel, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> None:

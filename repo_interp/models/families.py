@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
@@ -37,6 +38,8 @@ class Rotation:
     frequencies: Tensor
     """[d_head/2], float32, radians a token."""
     attention_scaling: float
+    unscaled: Tensor
+    """The frequencies before position interpolation, YaRN or the like: rope_theta^(-2r / d_head)."""
 
 
 def require_family(config: PretrainedConfig) -> None:
@@ -89,7 +92,11 @@ def _rope_parameters(config: PretrainedConfig) -> list[dict]:
 def _layer_rotation(rotary: nn.Module, config: PretrainedConfig, layer: int) -> Rotation:
     kind = config.layer_types[layer] if getattr(config, "layer_types", None) else None
     prefix = f"{kind}_" if kind is not None and hasattr(rotary, f"{kind}_inv_freq") else ""
+    frequencies = getattr(rotary, f"{prefix}inv_freq").detach().float()
+    parameters = config.rope_parameters[kind] if prefix else config.rope_parameters
+    exponents = torch.arange(len(frequencies), dtype=torch.float32) / len(frequencies)
     return Rotation(
-        frequencies=getattr(rotary, f"{prefix}inv_freq").detach().float(),
+        frequencies=frequencies,
         attention_scaling=float(getattr(rotary, f"{prefix}attention_scaling")),
+        unscaled=1.0 / parameters["rope_theta"] ** exponents,
     )

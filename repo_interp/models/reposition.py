@@ -6,6 +6,7 @@ Every layer's attention becomes the one `RepositionedAttention`, with the stock 
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Iterator
 
@@ -13,38 +14,41 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
+from repo_interp.models.absolute import TABLE, learn_absolute_positions
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.families import require_family, rotations
-from repo_interp.models.schemes import scheme_parts
+from repo_interp.models.schemes import SchemeBuilder, scheme_options
 from repo_interp.positions.layouts import format_layout, parse_layout
 
 logger = logging.getLogger(__name__)
 
 
-def reposition(model: PreTrainedModel, layout: str, assignment: str = "kv_head") -> PreTrainedModel:
+def reposition(model: PreTrainedModel, layout: str, **options: str | int) -> PreTrainedModel:
     """Give `model` the position schemes of `layout` (see `positions.layouts`), in place, and return it.
 
-    `assignment` says what has a row of learned positions of its own: "kv_head", "head" or "layer". A model that was repositioned
-    before starts the new schemes afresh. The model trains, generates, and keeps its weights' names; `added_parameters` says what
-    the schemes cost. Raises InputError for decoders and layouts that do not fit.
+    `options` are choices within schemes (see `models.schemes.SchemeOptions`), above all `assignment`: what has a row of learned
+    positions of its own, "kv_head", "head" or "layer". A model that was repositioned before starts the new schemes afresh. The model
+    trains, generates, and keeps its weights' names; `added_parameters` says what the schemes cost. Raises InputError for decoders,
+    layouts and options that do not fit.
     """
     require_family(model.config)
     try:
         schemes = parse_layout(layout, model.config.num_hidden_layers)
     except ValueError as error:
         raise InputError(str(error)) from None
-    reference = next(model.parameters())
+    builder = SchemeBuilder(model.config, scheme_options(options))
+    learn_absolute_positions(model, builder.length if "learned" in schemes else None)
     for layer, rotation in zip(model.model.layers, rotations(model), strict=True):
         stock = layer.self_attn
-        parts = scheme_parts(schemes[stock.layer_idx], model.config, rotation, assignment)
+        d_head = stock.d_head if isinstance(stock, RepositionedAttention) else stock.head_dim
+        parts = builder.build(schemes[stock.layer_idx], rotation, d_head)
         if parts.assigner is not None:
             initialise(parts.assigner, model.config.initializer_range)
-            if reference.device.type != "meta":
-                parts.assigner.to(device=reference.device, dtype=reference.dtype)
         attention = RepositionedAttention(stock, parts)
         attention.train(stock.training)
         layer.self_attn = attention
-    model.config.position_layout = {"layers": list(schemes), "assignment": assignment}
+    _settle(model)
+    model.config.position_layout = {"layers": list(schemes), **dataclasses.asdict(builder.options)}
     added = added_parameters(model)
     share = 100 * added / max(1, sum(p.numel() for p in model.parameters()) - added)
     logger.info("layout %s adds %d parameters (%.2f %%)", format_layout(schemes), added, share)
@@ -72,14 +76,21 @@ def layout(model: nn.Module) -> tuple[str, ...]:
     return tuple(attention.scheme for attention in attentions(model))
 
 
+def scheme_modules(model: nn.Module) -> Iterator[nn.Module]:
+    """Everything with parameters that the position schemes brought in, each once."""
+    seen: set[int] = set()
+    table = getattr(_decoder(model), TABLE, None)
+    for attention in attentions(model):
+        for module in (table, attention.assigner, attention.position_logits):
+            if module is not None and id(module) not in seen:
+                seen.add(id(module))
+                yield module
+
+
 def added_parameters(model: nn.Module) -> int:
     """How many parameters the position schemes have that the stock decoder has not."""
-    return sum(
-        parameter.numel()
-        for attention in attentions(model)
-        if attention.assigner is not None
-        for parameter in attention.assigner.parameters()
-    )
+    unique = {id(parameter): parameter for module in scheme_modules(model) for parameter in module.parameters()}
+    return sum(parameter.numel() for parameter in unique.values())
 
 
 def mix_with_index(model: nn.Module, share: float) -> None:
@@ -91,5 +102,13 @@ def mix_with_index(model: nn.Module, share: float) -> None:
             attention.assigner.index_share = share
 
 
+def _decoder(model: nn.Module) -> nn.Module:
+    return getattr(model, "original_model", model).model
 
 
+def _settle(model: PreTrainedModel) -> None:
+    """Move what the schemes brought in to where the decoder is, in its dtype."""
+    reference = model.get_input_embeddings().weight
+    if reference.device.type != "meta":
+        for module in scheme_modules(model):
+            module.to(device=reference.device, dtype=reference.dtype)

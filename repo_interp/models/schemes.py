@@ -1,37 +1,161 @@
 """The parts that each position scheme puts into an attention layer: its assigner, its frequencies, the logits it adds.
 
+    scheme                      positions    rotation                        added to the logits
+    rope                        index        theta_r                         -
+    nope, learned               -            -                               - (learned: a vector a position at the model's input)
+    repo, continuous, ...       learned      theta_r                         -
+    hope, hope_ab1 .. ab3       index        theta_r of some components      -
+    rope_high                   index        theta_r, components dropped     -          (HoPE table 3, "removed")
+    alibi, kerple, fire         index        -                               a function of the distance
+    cope, cope_alibi, cope_mlp  -            -                               a function of gated counts
+    cope_rope                   index        theta_r                         as cope
+
 Knows the names of the layout language and the modules of `positions`; knows nothing about checkpoints or bridges.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from repo_interp.errors import InputError
 from repo_interp.models.attention import SchemeParts
-from repo_interp.models.families import Rotation
+from repo_interp.models.families import Rotation, training_length
+from repo_interp.positions import hope
 from repo_interp.positions.assigners import LearnedPositions, LinearPositions, TokenIndex
+from repo_interp.positions.biases import FIRE, ALiBi, KerpleLog
+from repo_interp.positions.contextual import ContextualPositions, SeparatelyGatedPositions
+from repo_interp.positions.contextual_maps import FixedSlopes, InterpolatedEmbedding, PositionMap, PositionMLP
+from repo_interp.positions.logits import PositionLogits
 
 ASSIGNMENTS = ("kv_head", "head", "layer")
 """What has a row of learned positions of its own: each key-value head, each head, or the layer as a whole."""
+GATES = ("keys", "separate_keys", "values")
+"""What CoPE's gates are made from."""
+MAPS = ("layer", "model")
+"""What has a map from CoPE's positions of its own: each layer, or the model as a whole."""
 
 
-def scheme_parts(scheme: str, config: PretrainedConfig, rotation: Rotation, assignment: str) -> SchemeParts:
-    """The modules of `scheme`, freshly made. `assignment` says what has a row of learned positions (schemes that learn one a head)."""
-    rows = position_rows(config, assignment)
-    assigners = {
-        "rope": TokenIndex,
-        "repo": lambda: LearnedPositions(config.hidden_size, rows),
-        "continuous": lambda: LinearPositions(config.hidden_size, 1),
-        "multihead_continuous": lambda: LinearPositions(config.hidden_size, rows),
-    }
-    if scheme == "nope":
-        return SchemeParts(scheme, assigner=None, frequencies=None)
-    return SchemeParts(scheme, assigners[scheme](), rotation.frequencies, rotation.attention_scaling)
+@dataclass(frozen=True)
+class SchemeOptions:
+    """Choices within schemes, the same for all layers of a model; part of its configuration."""
+
+    assignment: str = "kv_head"
+    gates: str = "keys"
+    map: str = "layer"
+    p_max: int = 0
+    """Whole positions of CoPE's map; 0: the training length."""
+    training_length: int = 0
+    """L of HoPE, of FIRE's threshold and of the learned table, in tokens; 0: the configuration's."""
+
+    def __post_init__(self) -> None:
+        for name, known in (("assignment", ASSIGNMENTS), ("gates", GATES), ("map", MAPS)):
+            if getattr(self, name) not in known:
+                raise InputError(f"{name} {getattr(self, name)!r} is unknown; wanted one of {', '.join(known)}")
+        for name in ("p_max", "training_length"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise InputError(f"{name} is {value!r}; wanted a whole number, zero for the training length")
 
 
-def position_rows(config: PretrainedConfig, assignment: str) -> int:
-    """How many rows of learned positions a layer has. Raises InputError for an unknown assignment."""
-    if assignment not in ASSIGNMENTS:
-        raise InputError(f"assignment {assignment!r} is unknown; wanted one of {', '.join(ASSIGNMENTS)}")
-    return {"kv_head": config.num_key_value_heads, "head": config.num_attention_heads, "layer": 1}[assignment]
+def scheme_options(stated: Mapping[str, Any]) -> SchemeOptions:
+    """Options by name. Raises InputError for a name that is none."""
+    known = [field.name for field in dataclasses.fields(SchemeOptions)]
+    unknown = sorted(set(stated) - set(known))
+    if unknown:
+        raise InputError(f"schemes have no option {unknown[0]!r}; they have {', '.join(known)}")
+    return SchemeOptions(**stated)
+
+
+class SchemeBuilder:
+    """Makes the parts of one model's layers, and what its layers share."""
+
+    def __init__(self, config: PretrainedConfig, options: SchemeOptions) -> None:
+        """For decoders of `config`."""
+        self.config = config
+        self.options = options
+        self.length = options.training_length or training_length(config)
+        self.heads: int = config.num_attention_heads
+        self.kv_heads: int = config.num_key_value_heads
+        self._maps: dict[str, PositionMap] = {}
+
+    def build(self, scheme: str, rotation: Rotation, d_head: int) -> SchemeParts:
+        """The parts of `scheme` for one layer, freshly made but for what the model's layers share."""
+        if scheme in _UNPOSITIONED:
+            return SchemeParts(scheme, assigner=None, frequencies=None)
+        if scheme in _ADDITIVE:
+            return SchemeParts(scheme, TokenIndex(), frequencies=None, position_logits=_ADDITIVE[scheme](self.heads, self.length))
+        if scheme in _CONTEXTUAL:
+            rotated = scheme == "cope_rope"
+            return SchemeParts(
+                scheme,
+                TokenIndex() if rotated else None,
+                rotation.frequencies if rotated else None,
+                rotation.attention_scaling if rotated else 1.0,
+                position_logits=self._contextual(scheme, d_head),
+            )
+        frequencies, components = rotation.frequencies, None
+        try:
+            if scheme in _FREQUENCIES:
+                frequencies = carried(_FREQUENCIES[scheme](rotation.unscaled, self.length), rotation)
+            if scheme == "rope_high":
+                components = hope.high_components(rotation.unscaled, self.length)
+        except ValueError as error:
+            raise InputError(str(error)) from None
+        return SchemeParts(scheme, self._assigner(scheme), frequencies, rotation.attention_scaling, components)
+
+    def _assigner(self, scheme: str) -> nn.Module:
+        width = self.config.hidden_size
+        rows = {"kv_head": self.kv_heads, "head": self.heads, "layer": 1}[self.options.assignment]
+        if scheme == "repo":
+            return LearnedPositions(width, rows)
+        if scheme == "multihead_continuous":
+            return LinearPositions(width, rows)
+        return LinearPositions(width, 1) if scheme == "continuous" else TokenIndex()
+
+    def _contextual(self, scheme: str, d_head: int) -> PositionLogits:
+        if self.options.map == "model":
+            position_map = self._maps.setdefault(scheme, self._position_map(scheme, d_head))
+        else:
+            position_map = self._position_map(scheme, d_head)
+        if self.options.gates == "separate_keys":
+            return SeparatelyGatedPositions(position_map, self.config.hidden_size, self.kv_heads, d_head, self.config.initializer_range)
+        return ContextualPositions(position_map, self.options.gates)
+
+    def _position_map(self, scheme: str, d_head: int) -> PositionMap:
+        if scheme == "cope_alibi":
+            return FixedSlopes(self.heads)
+        if scheme == "cope_mlp":
+            return PositionMLP(d_head)
+        return InterpolatedEmbedding(self.options.p_max or self.length, d_head)
+
+
+def carried(chosen: Float[Tensor, "component"], rotation: Rotation) -> Float[Tensor, "component"]:
+    """The scaled frequencies of components that were chosen by their unscaled ones; 0 stays 0.
+
+    Which components turn how far is decided by the frequencies of training, before position interpolation or YaRN.
+    """
+    source = (chosen[:, None] == rotation.unscaled).to(torch.int8).argmax(1)
+    return rotation.frequencies[source].where(chosen != 0, 0.0)
+
+
+_UNPOSITIONED = ("nope", "learned")
+_ADDITIVE: dict[str, Callable[[int, int], PositionLogits]] = {
+    "alibi": lambda heads, length: ALiBi(heads),
+    "kerple": lambda heads, length: KerpleLog(heads),
+    "fire": lambda heads, length: FIRE(heads, threshold=float(length)),
+}
+_CONTEXTUAL = ("cope", "cope_alibi", "cope_mlp", "cope_rope")
+_FREQUENCIES = {
+    "hope": hope.hope_frequencies,
+    "hope_ab1": hope.without_activated,
+    "hope_ab2": hope.without_low,
+    "hope_ab3": hope.only_high,
+}

@@ -1,8 +1,9 @@
 """Positions over a prompt: one head with its tokens and spans (RePo fig. 8), and all heads at a glance.
 
-    z_i against i                 z_i: the position a head gives to token i of the prompt, in positions; i: the token's index
+    z_i against i        z_i: the position a head gives to token i of the prompt, in positions; i: its index
 
-Draws the group `positions` of a run. Layers without positions (NoPE) are shown as such, never as zeros. Long prompts are drawn by the
+Draws the group `positions` of a run. Layers without positions (NoPE) are shown as such, never as zeros. Long
+prompts are drawn by the
 extremes of each pixel, so every point on paper is a token. Knows nothing about how positions were made.
 """
 
@@ -40,7 +41,7 @@ from repo_interp.plots.style import (
     style,
 )
 
-LABELS = 76
+LABELS = 100
 """Token labels that fit under a figure of page width."""
 PIXELS = 1800
 """Columns of a figure of page width in print."""
@@ -49,7 +50,8 @@ NAMED_OUTLIERS = 5
 
 
 def position_lines(run: xr.DataTree, layer: int, head: int, prompt: int = 0) -> PaperFigure:
-    """Positions of one head over one prompt: spans shaded, tokens labelled, the farthest outliers named (RePo fig. 8).
+    """Positions of one head over one prompt: spans shaded, tokens labelled, the farthest outliers named (RePo
+    fig. 8).
 
     Raises InputError when the run has no positions, or not this layer, head or prompt.
     """
@@ -67,7 +69,9 @@ def position_lines(run: xr.DataTree, layer: int, head: int, prompt: int = 0) -> 
         _label_tokens(ax, values.values[: tokens.count], tokens, names)
         _name_outliers(ax, values.values[: tokens.count], tokens)
         ax.set_ylabel(unit_label("position $z$", positions["position"]))
-        ax.set_title(f"Layer {layer}, head {head} ({scheme_name(scheme)}), prompt {prompt}, {tokens.count:,} tokens")
+        ax.set_title(
+            f"Layer {layer}, head {head} ({scheme_name(scheme)}), prompt {prompt}, {tokens.count:,} tokens"
+        )
         legend_below(figure, span_handles([*tokens.top_spans, *parts], names))
     return figure
 
@@ -78,7 +82,15 @@ def draw_positions(ax: Axes, values: np.ndarray, colour: str) -> Axes:
     limits = global_range(values)
     if limits is None:
         ax.set_yticks([])
-        ax.text(0.5, 0.5, "no positions in this layer", transform=ax.transAxes, ha="center", va="center", color="#5A5A5A")
+        ax.text(
+            0.5,
+            0.5,
+            "no positions in this layer",
+            transform=ax.transAxes,
+            ha="center",
+            va="center",
+            color="#5A5A5A",
+        )
         return ax
     kept = envelope(values, PIXELS)
     marker = "o" if len(kept) <= 400 else ""
@@ -89,9 +101,11 @@ def draw_positions(ax: Axes, values: np.ndarray, colour: str) -> Axes:
 
 
 def _label_tokens(ax: Axes, values: np.ndarray, tokens: PromptTokens, names: list[str]) -> None:
-    """Token texts below the axis, the index above it: tokens of spans first, then the farthest positions, then evenly spread ones."""
+    """Token texts below the axis, the index above it: tokens of spans first, then the farthest positions,
+    then evenly spread ones.
+    """
     ax.xaxis.remove_overlapping_locs = False
-    ax.set_xlabel("token index" if tokens.texts is None else "token index, token")
+    ax.set_xlabel("token index" if tokens.texts is None else "token index and text")
     ax.locator_params(axis="x", nbins=10, integer=True)
     if tokens.texts is None:
         return
@@ -128,8 +142,16 @@ def _name_outliers(ax: Axes, values: np.ndarray, tokens: PromptTokens) -> None:
         return
     low, high = fences(finite)
     distance = np.where(np.isfinite(values), np.maximum(values - high, low - values), -1)
-    order = [int(token) for token in np.argsort(-distance, kind="stable")[: 4 * NAMED_OUTLIERS] if distance[token] > 0]
-    for token in thin(order, tokens.count / 14)[:NAMED_OUTLIERS]:
+    named: list[int] = []
+    for token in np.argsort(-distance, kind="stable")[: 8 * NAMED_OUTLIERS].tolist():
+        crowded = any(
+            abs(token - other) < 0.07 * tokens.count
+            and abs(values[token] - values[other]) < 0.07 * np.ptp(finite)
+            for other in named
+        )
+        if distance[token] > 0 and not crowded:
+            named.append(token)
+    for token in named[:NAMED_OUTLIERS]:
         right = token > 0.85 * tokens.count
         ax.annotate(
             token_label(tokens.text(token)),
@@ -145,9 +167,11 @@ def _name_outliers(ax: Axes, values: np.ndarray, tokens: PromptTokens) -> None:
 
 
 def position_grid(run: xr.DataTree, prompt: int = 0) -> PaperFigure:
-    """Positions of every head over one prompt: a row a layer, a column a head, each cell on its own vertical scale; spans shaded.
+    """Positions of every head over one prompt: a row a layer, a column a head, each cell on its own vertical
+    scale; spans shaded.
 
-    The number in a cell is its range, max - min, in positions. Raises InputError when the run has no positions or not this prompt.
+    The number in a cell is its range, max - min, in positions. Raises InputError when the run has no
+    positions or not this prompt.
     """
     positions = group(run, "positions")
     values = pick(positions["position"], prompt=prompt).transpose("layer", "head", "token")
@@ -159,7 +183,9 @@ def position_grid(run: xr.DataTree, prompt: int = 0) -> PaperFigure:
         ax = figure.subplots()
         named = schemes(positions)
         _shade_columns(ax, tokens, layers, heads, _span_names(positions))
-        draw_grid(ax, values.values[..., : tokens.count], [scheme_colour(scheme) for scheme in named.values()])
+        draw_grid(
+            ax, values.values[..., : tokens.count], [scheme_colour(scheme) for scheme in named.values()]
+        )
         ax.set_yticks(range(layers), [str(layer) for layer in named])
         ax.set_xticks(range(heads), [str(head) for head in values["head"].values])
         ax.set(xlabel="head", ylabel="layer")
@@ -174,9 +200,11 @@ def position_grid(run: xr.DataTree, prompt: int = 0) -> PaperFigure:
 
 
 def draw_grid(ax: Axes, values: np.ndarray, colours: list[str]) -> Axes:
-    """Draw `values` [layer, head, token] as a grid of small lines, each scaled to its own cell; a dash where all is NaN.
+    """Draw `values` [layer, head, token] as a grid of small lines, each scaled to its own cell; a dash where
+    all is NaN.
 
-    Cell (layer, head) is centred at x = head, y = layer, y downwards; `colours` one a layer. A constant head is a flat line.
+    Cell (layer, head) is centred at x = head, y = layer, y downwards; `colours` one a layer. A constant head
+    is a flat line.
     """
     layers, heads, count = values.shape
     bins = max(40, PIXELS // heads)
@@ -186,15 +214,37 @@ def draw_grid(ax: Axes, values: np.ndarray, colours: list[str]) -> Axes:
             cell = values[layer, head]
             limits = global_range(cell)
             if limits is None:
-                ax.text(head, layer, "no positions", ha="center", va="center", fontsize=4.5 if heads <= 8 else 2.5, color="#8A8A8A")
+                ax.text(
+                    head,
+                    layer,
+                    "no positions",
+                    ha="center",
+                    va="center",
+                    fontsize=4.5 if heads <= 8 else 2.5,
+                    color="#8A8A8A",
+                )
                 continue
             kept = envelope(cell, bins)
             x = head - 0.47 + 0.94 * (kept + 0.5) / count
-            lines.append(np.column_stack((x, layer + 0.42 - 0.84 * (cell[kept] - limits[0]) / (limits[1] - limits[0]))))
+            lines.append(
+                np.column_stack((x, layer + 0.47 - 0.74 * (cell[kept] - limits[0]) / (limits[1] - limits[0])))
+            )
             if heads <= 16:
                 spread = np.nanmax(cell) - np.nanmin(cell)
-                ax.text(head - 0.46, layer - 0.44, number(spread), fontsize=4.2, va="top", color="#333333", zorder=4)
-        ax.add_collection(LineCollection(lines, colors=colours[layer], linewidths=0.45, gid=f"positions {layer}"))
+                ax.text(
+                    head - 0.46,
+                    layer - 0.45,
+                    number(spread),
+                    fontsize=4.2,
+                    va="top",
+                    color="#333333",
+                    zorder=4,
+                )
+        ax.add_collection(
+            LineCollection(
+                lines, colors=colours[layer], linewidths=0.45 if heads <= 8 else 0.3, gid=f"positions {layer}"
+            )
+        )
     for edge in range(heads + 1):
         ax.axvline(edge - 0.5, color="white", linewidth=1.2, zorder=5)
     for edge in range(layers + 1):
@@ -213,7 +263,9 @@ def _shade_columns(ax: Axes, tokens: PromptTokens, layers: int, heads: int, name
                 left, right = (head - 0.47 + 0.94 * edge / tokens.count for edge in (first, last + 1))
                 strips.append([(left, -0.5), (left, layers - 0.5), (right, layers - 0.5), (right, -0.5)])
         ax.add_collection(
-            PolyCollection(strips, facecolors=colours[name], alpha=0.3, linewidths=0, zorder=0, gid=f"span {name}")
+            PolyCollection(
+                strips, facecolors=colours[name], alpha=0.3, linewidths=0, zorder=0, gid=f"span {name}"
+            )
         )
 
 

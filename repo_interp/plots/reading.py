@@ -1,12 +1,14 @@
-"""What figures, tables and the page take out of a run: a group, a prompt's tokens and spans, the scheme of a layer.
+"""What figures, tables and the page take out of a run: a group, a prompt's tokens and spans, the scheme of a
+layer.
 
-A run is an `xarray.DataTree` as `definitions.md` describes it; a group that is not there, or a layer, head or prompt that it does not
+A run is an `xarray.DataTree` as `definitions.md` describes it; a group that is not there, or a layer, head or
+prompt that it does not
 hold, is an InputError that says what there is. Knows nothing about how a run came about, nor how it is drawn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,11 +20,15 @@ LEARNED_SCHEMES = ("repo", "continuous", "multihead_continuous")
 """Schemes whose positions are learned: the ones that ranges and patterns say something about."""
 BACKGROUND = "rest"
 """The span that is never shaded."""
+_PLACES = {"needle": 0, "query": 1, BACKGROUND: 2, "generated": 4}
+_OTHERS = 3
 
 
 @dataclass(frozen=True)
 class PromptTokens:
-    """The tokens of one prompt: how many, their texts where a tokenizer was there, and which of them each span holds."""
+    """The tokens of one prompt: how many, their texts where a tokenizer was there, and which of them each
+    span holds.
+    """
 
     prompt: int
     count: int
@@ -68,10 +74,11 @@ def prompt_tokens(positions: xr.Dataset, prompt: int) -> PromptTokens:
     if "token_text" in positions:
         texts = tuple(str(text) for text in positions["token_text"].sel(prompt=prompt).values[:count])
     if "span_mask" in positions:
-        mask = positions["span_mask"].sel(prompt=prompt).values[:, :count] > 0
-        for name, members in zip(positions["span"].values, mask, strict=True):
-            if members.any():
-                spans[str(name)] = tuple(np.flatnonzero(members).tolist())
+        mask = positions["span_mask"].sel(prompt=prompt)
+        for name in ordered_spans(map(str, positions["span"].values)):
+            members = np.flatnonzero(mask.sel(span=name).values[:count] > 0)
+            if members.size:
+                spans[name] = tuple(members.tolist())
     return PromptTokens(prompt, count, texts, spans)
 
 
@@ -85,6 +92,17 @@ def schemes(dataset: xr.Dataset | xr.DataArray) -> dict[int, str]:
 def learned_layers(dataset: xr.Dataset | xr.DataArray) -> list[int]:
     """Layers whose positions are learned."""
     return [layer for layer, scheme in schemes(dataset).items() if scheme in LEARNED_SCHEMES]
+
+
+def ordered_spans(names: Iterable[str]) -> list[str]:
+    """Span names in reading order: needle, query, rest, others by name, generated; a part after its parent."""
+
+    def place(name: str) -> tuple[int, list[tuple[int, str]]]:
+        parts = name.split(".")
+        numbered = [(int(part), "") if part.isdecimal() else (0, part) for part in parts]
+        return _PLACES.get(parts[0], _OTHERS), numbered
+
+    return sorted(names, key=place)
 
 
 def unit_label(name: str, array: xr.DataArray) -> str:

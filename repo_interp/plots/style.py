@@ -1,9 +1,13 @@
-"""One look for every figure: column and page widths of a paper, one colour a scheme, a span and a pattern, the same bytes every time.
+"""One look for every figure: column and page widths of a paper, one colour a scheme, a span and a pattern,
+the same bytes every time.
 
-The colours are those of Okabe and Ito (2008) and four more that stay apart from them for protanopes and deuteranopes; the lightest
-are darkened where they have to be read as text. Fonts travel with the file: TrueType in PDF (fonttype 42), text in SVG.
+The colours are those of Okabe and Ito (2008) and four more that stay apart from them for protanopes and
+deuteranopes; the lightest
+are darkened where they have to be read as text. Fonts travel with the file: TrueType in PDF (fonttype 42),
+text in SVG.
 
-Knows nothing about runs: names in, colours and figures out. It never touches pyplot, so nothing is left open and no state is global.
+Knows nothing about runs: names in, colours and figures out. It never touches pyplot, so nothing is left open
+and no state is global.
 """
 
 from __future__ import annotations
@@ -12,12 +16,13 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import matplotlib as mpl
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 COLUMN_WIDTH = 3.3
 """Inches: one column of a two-column paper."""
@@ -52,7 +57,7 @@ SCHEME_NAMES: Mapping[str, str] = {
     "continuous": "continuous",
     "multihead_continuous": "multi-head continuous",
 }
-PATTERN_COLOURS: Mapping[str, str] = {"constant": "#0072B2", "mono": "#E69F00", "hybrid": "#B9B9B9"}
+PATTERN_COLOURS: Mapping[str, str] = {"constant": "#009E73", "mono": "#F0E442", "hybrid": "#B9B9B9"}
 SPAN_COLOURS: Mapping[str, str] = {
     "needle": "#E69F00",
     "query": "#56B4E9",
@@ -120,11 +125,17 @@ FORMATS = tuple(_METADATA)
 
 
 class PaperFigure(Figure):
-    """A matplotlib figure that is saved in this style, with embedded fonts and without dates, and shows itself in a notebook."""
+    """A matplotlib figure that is saved in this style, with embedded fonts and without dates, and shows
+    itself in a notebook.
+    """
 
     def savefig(self, fname: Any, **options: Any) -> None:
-        """Save as matplotlib does. The format follows the name unless `format` is given; the same figure gives the same bytes."""
-        suffix = options.get("format") or (Path(fname).suffix.lstrip(".") if isinstance(fname, str | Path) else "png")
+        """Save as matplotlib does. The format follows the name unless `format` is given; the same figure
+        gives the same bytes.
+        """
+        suffix = options.get("format") or (
+            Path(fname).suffix.lstrip(".") if isinstance(fname, str | Path) else "png"
+        )
         metadata = {**_METADATA.get(suffix, {}), **options.pop("metadata", {})}
         with style():
             super().savefig(fname, metadata=metadata, **options)
@@ -137,21 +148,25 @@ class PaperFigure(Figure):
 
 @contextmanager
 def style(fallback_fonts: Sequence[str] = ()) -> Iterator[None]:
-    """Draw in the paper style inside this context. `fallback_fonts`: installed families for scripts that DejaVu Sans lacks."""
-    with mpl.rc_context({**_SETTINGS, "font.family": [*_SETTINGS["font.family"], *fallback_fonts]}):
+    """Draw in the paper style inside this context. `fallback_fonts`: installed families for scripts that
+    DejaVu Sans lacks.
+    """
+    settings = {**_SETTINGS, "font.family": [*_SETTINGS["font.family"], *fallback_fonts]}
+    with mpl.rc_context(cast(Any, settings)):
         yield
 
 
 def paper_figure(width: float = PAGE_WIDTH, height: float = 2.4) -> PaperFigure:
     """An empty figure of `width` x `height` inches, laid out by its content. Call inside `style()`."""
-    figure = PaperFigure(figsize=(width, height), layout="constrained")
+    layout = ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.03, wspace=0.03, hspace=0.03)
+    figure = PaperFigure(figsize=(width, height), layout=layout)
     FigureCanvasAgg(figure)
-    figure.get_layout_engine().set(w_pad=0.03, h_pad=0.03, wspace=0.03, hspace=0.03)  # pyright: ignore[reportOptionalMemberAccess]
     return figure
 
 
 def save_figure(figure: Figure, stem: str | Path, formats: Sequence[str] = FORMATS) -> list[Path]:
-    """Write `figure` as `stem`.png, .svg and .pdf; the same figure gives the same bytes. Returns the paths written.
+    """Write `figure` as `stem`.png, .svg and .pdf; the same figure gives the same bytes. Returns the paths
+    written.
 
     Raises ValueError for a format that is not one of FORMATS.
     """
@@ -178,7 +193,8 @@ def scheme_name(scheme: str) -> str:
 
 
 def span_colours(spans: Sequence[str]) -> dict[str, str]:
-    """A colour for each span name: fixed for the usual ones, the next free one for others, a darker shade for a dotted part.
+    """A colour for each span name: fixed for the usual ones, the next free one for others, a darker shade for
+    a dotted part.
 
     The same names in the same order give the same colours.
     """

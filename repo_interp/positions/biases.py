@@ -1,7 +1,7 @@
 """Biases that depend on positions alone: ALiBi, KERPLE, FIRE. For head h and distance D = |z_i - z_j|:
 
     ALiBi         B = -m_h D,  m_h = 2^(-8 h / H),  h = 1 .. H              (Press et al. 2022, sec. 3)
-    KERPLE log    B = -a_h log(1 + b_h D),  a, b > 0                         (Chi et al. 2022; HoPE compares it)
+    KERPLE log    B = -a_h log(1 + b_h D),  a, b > 0                         (Chi et al. 2022, as in HoPE)
     KERPLE power  B = -a_h D^(b_h),  a > 0, 0 < b <= 2                       (the same)
     FIRE          B = f_h(psi(D) / psi(max(L, z_i))),  psi(x) = log(1 + c x) (Li et al. 2024, listing)
 
@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Bool, Float, Num
 from torch import Tensor, nn
 
-from repo_interp.positions.logits import PositionLogits, exact
+from repo_interp.positions.logits import PositionLogits, exact, full_precision
 from repo_interp.positions.piecewise import relu_network
 from repo_interp.positions.rotary import expand_heads
 
@@ -70,7 +70,8 @@ class PositionBias(PositionLogits):
         gate_keys: Float[Tensor, "batch kv_head key d_head"] | None = None,
     ) -> Float[Tensor, "batch head row key"]:
         """Position logits of some rows against all keys, 0 where not visible; see PositionLogits."""
-        bias = self.bias(self._rows_of_positions(query_index), self._rows_of_positions(key_index))
+        with full_precision(query_index):
+            bias = self.bias(self._rows_of_positions(query_index), self._rows_of_positions(key_index))
         return bias.masked_fill(~visible, 0.0)
 
     def _rows_of_positions(self, index: Num[Tensor, "..."]) -> Float[Tensor, "batch any token"]:

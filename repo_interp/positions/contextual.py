@@ -24,7 +24,7 @@ from jaxtyping import Bool, Float, Num
 from torch import Tensor, nn
 
 from repo_interp.positions.contextual_maps import PositionMap
-from repo_interp.positions.logits import PositionLogits, exact, grouped_product
+from repo_interp.positions.logits import PositionLogits, exact, full_precision, grouped_product
 
 GateSource = Literal["keys", "separate_keys", "values"]
 """What a query is held against to decide which tokens it counts."""
@@ -37,7 +37,7 @@ def gates(
     logit_scale: float,
 ) -> Float[Tensor, "batch head row key"]:
     """g_ij, from 0 to 1: how much row i counts token j; 0 where not visible. `counted_by`: the x_j."""
-    logits = exact(grouped_product(exact(queries) * logit_scale, exact(counted_by)))
+    logits = grouped_product(exact(queries), exact(counted_by)).mul_(logit_scale)
     return logits.masked_fill_(~visible, -math.inf).sigmoid()
 
 
@@ -83,9 +83,10 @@ class ContextualPositions(PositionLogits):
         gate_keys: Float[Tensor, "batch kv_head key d_head"] | None = None,
     ) -> Float[Tensor, "batch head row key"]:
         """Position logits of some rows against all keys, 0 where not visible. The indices are not used."""
-        counted = gates(queries, self.counted_by(keys, values, gate_keys), visible, logit_scale)
-        positions = contextual_positions(counted, self.position_map.maximum)
-        return self.position_map(queries, positions).masked_fill_(~visible, 0.0)
+        with full_precision(queries):
+            counted = gates(queries, self.counted_by(keys, values, gate_keys), visible, logit_scale)
+            positions = contextual_positions(counted, self.position_map.maximum)
+            return self.position_map(queries, positions).masked_fill_(~visible, 0.0)
 
 
 class SeparatelyGatedPositions(ContextualPositions):

@@ -59,8 +59,9 @@ class InterpolatedEmbedding(PositionMap):
         self, queries: Float[Tensor, "batch head row d_head"], positions: Float[Tensor, "batch head row key"]
     ) -> Float[Tensor, "batch head row key"]:
         """Position logits. The products q . e[n] are made once a row, [row, p_max], and looked up."""
+        queries = exact(queries)
         reachable = self.weight[: positions.shape[-1] + 1]  # a row counts no more tokens than there are keys
-        whole = exact(exact(queries) @ exact(reachable).transpose(0, 1))
+        whole = queries @ reachable.to(queries.dtype).transpose(0, 1)
         rise = nn.functional.pad(whole.diff(dim=-1), (0, 1))
         below = positions.detach().floor()
         index = below.long()
@@ -84,9 +85,16 @@ class PositionMLP(PositionMap):
     ) -> Float[Tensor, "batch head row key"]:
         """Position logits; q . W2 is made once a row, so that no [row, key, N] array is."""
         queries = exact(queries)
-        row_weight = exact(queries @ exact(self.output.weight))
-        row_bias = exact(queries @ exact(self.output.bias))
-        hidden_weight, hidden_bias = exact(self.hidden.weight)[:, 0], exact(self.hidden.bias)
+        hidden_weight, hidden_bias, output_weight, output_bias = (
+            parameter.to(queries.dtype)
+            for parameter in (
+                self.hidden.weight[:, 0],
+                self.hidden.bias,
+                self.output.weight,
+                self.output.bias,
+            )
+        )
+        row_weight, row_bias = queries @ output_weight, queries @ output_bias
         return (
             relu_network(positions / self.unit, hidden_weight, hidden_bias, row_weight) + row_bias[..., None]
         )

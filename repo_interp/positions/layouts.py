@@ -22,6 +22,19 @@ SCHEMES: dict[str, str] = {
     "repo": "rotation by learned positions (RePo)",
     "continuous": "rotation by one linear map of the hidden state, shared by all heads",
     "multihead_continuous": "rotation by one linear map of the hidden state a head",
+    "learned": "a learned vector a position, added to the token embeddings; for all layers at once",
+    "alibi": "a slope a head times the distance, added to the logits",
+    "kerple": "minus a learned logarithm of the distance, added to the logits",
+    "fire": "a learned function of the relative distance, added to the logits",
+    "cope": "contextual positions: gates counted along the keys, interpolated embeddings added to the logits",
+    "cope_alibi": "contextual positions times a slope a head",
+    "cope_mlp": "contextual positions through a small network",
+    "cope_rope": "contextual positions beside rotation by the token index",
+    "hope": "rotation by the high frequencies only; the other components position-independent (HoPE)",
+    "hope_ab1": "HoPE's ablation: activated components position-independent, low ones rotated",
+    "hope_ab2": "HoPE's ablation: low components position-independent, activated ones rotated",
+    "hope_ab3": "HoPE's ablation: activated and low components given high frequencies",
+    "rope_high": "HoPE's ablation: activated and low components removed from the dot product",
 }
 """Every scheme a layer can have, with what it is."""
 
@@ -40,6 +53,7 @@ def parse_layout(text: str, layers: int) -> tuple[str, ...]:
             raise ValueError(f"layout {text!r} names {len(schemes)} layers; the model has {layers}")
         for scheme in schemes:
             _known(scheme)
+        _whole(schemes, text)
         return schemes
     if text in _PERIODS:
         period = _PERIODS[text]
@@ -47,7 +61,9 @@ def parse_layout(text: str, layers: int) -> tuple[str, ...]:
     scheme, at, start_text = text.partition("@")
     _known(scheme)
     start = _start(start_text, layers, text) if at else 0
-    return ("rope",) * start + (scheme,) * (layers - start)
+    schemes = ("rope",) * start + (scheme,) * (layers - start)
+    _whole(schemes, text)
+    return schemes
 
 
 def format_layout(schemes: tuple[str, ...]) -> str:
@@ -65,6 +81,11 @@ def format_layout(schemes: tuple[str, ...]) -> str:
 def _known(scheme: str) -> None:
     if scheme not in SCHEMES:
         raise ValueError(f"unknown position scheme {scheme!r}; known are {', '.join((*SCHEMES, *_PERIODS))}")
+
+
+def _whole(schemes: tuple[str, ...], layout: str) -> None:
+    if "learned" in schemes and set(schemes) != {"learned"}:
+        raise ValueError(f"layout {layout!r}: learned absolute positions enter at the model's input, so they are for all layers or none")
 
 
 def _start(text: str, layers: int, layout: str) -> int:

@@ -4,7 +4,7 @@
 
 A row of B depends on that row's query and on the keys it sees, never on other rows: so rows may be asked in
 blocks, or one by one against cached keys, and equal the rows of the full computation. Sums and distances are
-made in float32 (float64 for float64 input): bfloat16 would round positions.
+made in float32 (float64 for float64 input), under autocast too: bfloat16 would round positions.
 
 Knows nothing about models, masks' origin, or which scheme it is.
 """
@@ -53,6 +53,11 @@ class PositionLogits(nn.Module):
 def exact(tensor: Tensor) -> Tensor:
     """`tensor` as float32; float64 stays."""
     return tensor if tensor.dtype == torch.float64 else tensor.to(torch.float32)
+
+
+def full_precision(tensor: Tensor) -> torch.autocast:
+    """A context in which autocast does not round products on the tensor's device to bfloat16."""
+    return torch.autocast(tensor.device.type, enabled=False)
 
 
 def grouped_product(

@@ -8,6 +8,7 @@ or tasks.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -35,12 +36,12 @@ def encode(text: str, tokenizer: PreTrainedTokenizerBase | None) -> EncodedText:
     """
     if tokenizer is None:
         raise InputError(
-            "text needs a tokenizer, but there is none; give the prompt as token ids, or add a tokenizer.json "
-            "to the checkpoint"
+            "text needs a tokenizer, but there is none; give the prompt as token ids, or add a "
+            "tokenizer.json to the checkpoint"
         )
     if not getattr(tokenizer, "is_fast", False):
         raise InputError(
-            f"spans need a tokenizer with character offsets, but {type(tokenizer).__name__} is without them; "
+            f"spans need character offsets, {type(tokenizer).__name__} has none; "
             "use a fast tokenizer (tokenizer.json), or give the prompts as token ids"
         )
     try:
@@ -63,13 +64,31 @@ def encode(text: str, tokenizer: PreTrainedTokenizerBase | None) -> EncodedText:
     if not length:
         raise InputError(f"the text {text[:40]!r} gives no tokens with this tokenizer; give it some words")
     tokens = tuple(encoded["input_ids"][:length])
-    offsets = tuple((start, end) for start, end in encoded["offset_mapping"][:length])
+    offsets = _over_gaps(encoded["offset_mapping"][:length], added[:length], len(text))
     names = tokenizer.convert_ids_to_tokens(list(tokens))
     pieces = tuple(
         text[start:end] if start < end else str(name)
         for (start, end), name in zip(offsets, names, strict=True)
     )
     return EncodedText(tokens, offsets, pieces)
+
+
+def _over_gaps(
+    offsets: Sequence[tuple[int, int]], added: Sequence[int], end: int
+) -> tuple[tuple[int, int], ...]:
+    """Give tokens of white space alone, whose offsets some tokenizers trim to nothing, the gap that they stand in."""
+    following, after = [], end
+    for start, stop in reversed(offsets):
+        following.append(after)
+        after = start if start < stop else after
+    widened, before = [], 0
+    for (start, stop), special, after in zip(offsets, added, reversed(following), strict=True):
+        if start < stop:
+            before = stop
+        elif not special:
+            start, stop = before, max(before, after)
+        widened.append((start, stop))
+    return tuple(widened)
 
 
 def count_tokens(text: str, tokenizer: PreTrainedTokenizerBase) -> int:

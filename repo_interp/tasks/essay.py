@@ -1,8 +1,9 @@
 """English prose for haystacks: a file that the user names, or the docstrings of Python's standard library.
 
-White space is collapsed to single spaces. The docstrings are read module by module in the order of their names, as far as asked for, so
-the first n words are the same however many are taken; paragraphs that are not prose (code, tables, signatures) are left out. The text
-depends on the Python version. Knows nothing about needles or tokens.
+White space is collapsed to single spaces. The docstrings are read module by module in the order of their
+names, as far as asked for, so the first n words are the same however many are taken; paragraphs that are not
+prose (code, tables, signatures) are left out. The text depends on the Python version. Knows nothing about
+needles or tokens.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import ast
 import functools
 import itertools
+import os
 import re
 import sysconfig
 from collections.abc import Iterator
@@ -18,7 +20,16 @@ from pathlib import Path
 from repo_interp.errors import InputError
 
 SENTENCE_END = re.compile(r"(?<=[.!?])(?<!e\.g\.)(?<!i\.e\.) (?=[\"'(]?[A-Z0-9])")
-_LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__", "turtledemo"}
+_LEFT_OUT = {
+    "test",
+    "tests",
+    "idlelib",
+    "lib2to3",
+    "site-packages",
+    "dist-packages",
+    "__pycache__",
+    "turtledemo",
+}
 
 
 class Essay:
@@ -46,7 +57,9 @@ class Essay:
 
 
 def essay(path: str | Path | None = None) -> Essay:
-    """The prose in a UTF-8 file, or the standard library's docstrings. Raises InputError: no file, no text in it, no sources."""
+    """The prose in a UTF-8 file, or the standard library's docstrings. Raises InputError: no file, no text in
+    it, no sources.
+    """
     return _standard_library() if path is None else _file(str(path))
 
 
@@ -56,7 +69,9 @@ def _file(path: str) -> Essay:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise InputError(f"{path}: wanted a text file for the haystack, but {reason}; name a UTF-8 text file") from error
+        raise InputError(
+            f"{path}: wanted a text file for the haystack, but {reason}; name a UTF-8 text file"
+        ) from error
     if not text.split():
         raise InputError(f"{path}: wanted prose for the haystack, the file is empty; name a file with text")
     return Essay(iter([text]))
@@ -67,18 +82,21 @@ def _standard_library() -> Essay:
     paragraphs = _docstring_prose(Path(sysconfig.get_paths()["stdlib"]))
     first = next(paragraphs, None)
     if first is None:
-        raise InputError("this Python comes without the standard library's sources; name a text file for the haystack")
+        raise InputError(
+            "this Python comes without the standard library's sources; name a text file for the haystack"
+        )
     return Essay(itertools.chain([first], paragraphs))
 
 
 def standard_library_sources(root: Path) -> Iterator[Path]:
     """Source files of the standard library without its tests, in the order of their names."""
-    for path in sorted(root.rglob("*.py"), key=lambda path: path.relative_to(root).parts):
-        if not _LEFT_OUT & set(path.relative_to(root).parts[:-1]):
-            yield path
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(set(folders) - _LEFT_OUT)
+        yield from (Path(folder, name) for name in sorted(files) if name.endswith(".py"))
 
 
 def _docstring_prose(root: Path) -> Iterator[str]:
+    seen = set()
     for path in standard_library_sources(root):
         try:
             tree = ast.parse(path.read_bytes())
@@ -87,8 +105,10 @@ def _docstring_prose(root: Path) -> Iterator[str]:
         for node in ast.walk(tree):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 for paragraph in re.split(r"\n\s*\n", ast.get_docstring(node) or ""):
-                    if _is_prose(paragraph):
-                        yield " ".join(paragraph.split())
+                    prose = " ".join(paragraph.split())
+                    if prose not in seen and _is_prose(paragraph):
+                        seen.add(prose)
+                        yield prose
 
 
 def _is_prose(paragraph: str) -> bool:

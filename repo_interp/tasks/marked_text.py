@@ -14,12 +14,16 @@ class MarkedText:
         self._spans: dict[str, list[tuple[int, int]]] = {}
 
     def add(self, piece: str, *spans: str) -> None:
-        """Write `piece` at the end; it belongs to every one of `spans`, and so do the names they are parts of."""
+        """Write `piece` at the end; it belongs to every one of `spans`, and so do the names they are parts
+        of.
+        """
         start, self._length = self._length, self._length + len(piece)
         self._pieces.append(piece)
         if not piece:
             return
-        whole = {span.rsplit(".", depth)[0]: None for span in spans for depth in range(span.count("."), -1, -1)}
+        whole = {
+            span.rsplit(".", depth)[0]: None for span in spans for depth in range(span.count("."), -1, -1)
+        }
         for span in whole:
             ranges = self._spans.setdefault(span, [])
             if ranges and ranges[-1][1] == start:

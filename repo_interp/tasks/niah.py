@@ -1,29 +1,32 @@
-"""Needle in a haystack, compatible with RULER (Hsieh et al. 2024): eight variants, two dialects, for any tokenizer.
+"""Needle in a haystack, compatible with RULER (Hsieh et al. 2024): eight variants, two dialects, for any
+tokenizer.
 
-    A special magic number is hidden within the following text. Make sure to memorize it. I will quiz you about the number afterwards.
-    [haystack, and in it] One of the special magic numbers for KEY is: VALUE.
+    A special magic number is hidden within the following text. Make sure to memorize it. I will quiz you
+    about the number afterwards. [haystack, and in it] One of the special magic numbers for KEY is: VALUE.
     What is the special magic number for KEY mentioned in the provided text?
      The special magic number for KEY mentioned in the provided text is
 
-plural ("Some special magic numbers are ...") where several values are asked for. The haystack is as large as fits:
+plural ("Some special magic numbers are ...") where several values are asked for. The haystack is as large as
+fits:
 
     tokens(prompt and answer prefix, with BOS) + 128 <= length
 
 found by search for each prompt: one more line (noise, needle haystacks) or word (essay) would not fit.
-Depth: essay - percentages drawn without replacement from round(linspace(0, 100, 40)), a needle goes before sentence
-int(sentences * depth / 100); noise and needle - before uniformly drawn lines. Dialects: "ruler" puts the answer prefix behind the question
-after a space; "repo" (the evaluation RePo used) after a newline, without the space, generates 50 tokens in place of 128, and counts the
-prefix as a part of the output.
+Depth: essay - percentages drawn without replacement from round(linspace(0, 100, 40)), a needle goes before
+sentence int(sentences * depth / 100); noise and needle - before uniformly drawn lines. Dialects: "ruler" puts
+the answer prefix behind the question after a space; "repo" (the evaluation RePo used) after a newline,
+without the space, generates 50 tokens in place of 128, and counts the prefix as a part of the output.
 
-Spans: `needle` (whole sentences of the needles asked for; `needle.1`, `needle.1.key`, `needle.1.value`, numbered in the order of the text),
-`distractor` (other needles), `query` (question and answer prefix, as RePo's table 4 counts it; parts `query.question`, `query.key`,
-`query.prefix`); the reference answer is appended and generated. Prompt i depends on the seed and i, not on how many are made.
+Spans: `needle` (whole sentences of the needles asked for; `needle.1`, `needle.1.key`, `needle.1.value`,
+numbered in the order of the text), `distractor` (other needles), `query` (question and answer prefix, as
+RePo's table 4 counts it; parts `query.question`, `query.key`, `query.prefix`); the reference answer is
+appended and generated. Prompt i depends on the seed and i, not on how many are made.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,7 +39,7 @@ from repo_interp.tasks.encoding import count_tokens, encode
 from repo_interp.tasks.essay import essay as essay_text
 from repo_interp.tasks.haystacks import HAYSTACKS, Haystack
 from repo_interp.tasks.marked_text import MarkedText
-from repo_interp.tasks.needles import Needle, Question, draw_question
+from repo_interp.tasks.needles import Question, draw_question, joined
 from repo_interp.tasks.prompt import Prompt, prompt_from_text
 from repo_interp.tasks.spans import GENERATED
 
@@ -73,7 +76,9 @@ VARIANTS = {
 
 @dataclass(frozen=True)
 class Dialect:
-    """How the answer prefix follows the question, how many tokens are generated, and what is put before the output to score it."""
+    """How the answer prefix follows the question, how many tokens are generated, and what is put before the
+    output to score it.
+    """
 
     before_prefix: str
     new_tokens: int
@@ -97,10 +102,12 @@ def niah(
 ) -> list[Prompt]:
     """`count` needle-in-a-haystack prompts of at most `length` tokens with 128 to generate.
 
-    `essay`: a text file for essay haystacks, by default the standard library's docstrings. `depth`: percent of the haystack before the
-    needle asked for (0-100), for variants that ask for one; drawn when None. `answer`: "reference" appends the reference answer as
-    generated tokens, "none" ends with the answer prefix.
-    Raises InputError: unknown names, a length too short for the variant, a tokenizer without offsets, a file that cannot be read.
+    `essay`: a text file for essay haystacks, by default the standard library's docstrings. `depth`: percent
+    of the haystack before the needle asked for (0-100), for variants that ask for one; drawn when None.
+    `answer`: "reference" appends the reference answer as generated tokens, "none" ends with the answer
+    prefix.
+    Raises InputError: unknown names, a length too short for the variant, a tokenizer without offsets, a file
+    that cannot be read.
     """
     chosen = _one_of("variant", variant, VARIANTS)
     spoken = _one_of("dialect", dialect, DIALECTS)
@@ -116,9 +123,23 @@ def niah(
     prompts = []
     for index in range(count):
         rng = random.Random(f"{variant}/{seed}/{index}")
-        question = draw_question(rng, chosen.key_type, chosen.value_type, chosen.keys, chosen.values, chosen.queries)
+        question = draw_question(
+            rng, chosen.key_type, chosen.value_type, chosen.keys, chosen.values, chosen.queries
+        )
         haystack = HAYSTACKS[chosen.haystack](question, rng.randrange(2**32), depth, text)
-        size = _largest_size(question, haystack, spoken, tokenizer, length, variant)
+
+        def tokens(size: int, question: Question = question, haystack: Haystack = haystack) -> int:
+            return count_tokens(_write(question, haystack, size, spoken)[0].text, tokenizer)
+
+        size = _largest_size(tokens, length - RESERVE)
+        if not size:
+            raise InputError(
+                f"a {variant} prompt takes at least {tokens(1) + RESERVE} tokens with this tokenizer, "
+                f"{RESERVE} of them for the answer; got a length of {length}, ask for more"
+            )
+        marked, depths = _write(question, haystack, size, spoken)
+        if answer == "reference":
+            marked.add(" " + joined(question.references), GENERATED)
         attributes = {
             "task": "niah",
             "variant": variant,
@@ -126,23 +147,33 @@ def niah(
             "length": length,
             "seed": seed,
             "index": index,
+            "depth": depths[0] if len(depths) == 1 else None,
+            "depths": depths,
+            "haystack_size": size,
+            "prefix": _prefix(question, spoken),
             "new_tokens": spoken.new_tokens,
         }
-        prompts.append(_prompt(question, haystack, size, spoken, tokenizer, answer, attributes))
+        prompts.append(
+            prompt_from_text(marked.text, marked.characters, tokenizer, question.references, attributes)
+        )
     return prompts
 
 
 def niah_scores(outputs: Sequence[str], prompts: Sequence[Prompt]) -> Float[np.ndarray, " prompt"]:
-    """Per prompt, 100 x the share of reference values found in the output, ignoring case; the output as the dialect counts it.
+    """Per prompt, 100 x the share of reference values found in the output, ignoring case; the output as the
+    dialect counts it.
 
-    `outputs` are the generated texts without the prompt. Raises InputError when prompts are not of this task or numbers differ.
+    `outputs` are the generated texts without the prompt. Raises InputError when prompts are not of this task
+    or numbers differ.
     """
     if len(outputs) != len(prompts):
         raise InputError(f"wanted one output a prompt, got {len(outputs)} for {len(prompts)} prompts")
     scores = []
     for output, prompt in zip(outputs, prompts, strict=True):
         if not prompt.answers or not {"dialect", "prefix"} <= prompt.attributes.keys():
-            raise InputError("wanted prompts of the needle-in-a-haystack task with answers, dialect and prefix")
+            raise InputError(
+                "wanted prompts of the needle-in-a-haystack task with answers, dialect and prefix"
+            )
         dialect = _one_of("dialect", str(prompt.attributes["dialect"]), DIALECTS)
         counted = (prompt.attributes["prefix"] if dialect.scored_from == "prefix" else "") + output
         found = [reference.lower() in counted.lower() for reference in prompt.answers]
@@ -162,46 +193,51 @@ def _one_of(what: str, name: str, known: dict):
 
 
 def _prefix(question: Question, dialect: Dialect) -> str:
-    kind, be = question.asked_type, "is" if question.singular else "are"
-    return f"{dialect.before_prefix}The special magic {kind} for {question.asked} mentioned in the provided text {be}"
+    what = f"special magic {question.asked_type} for {question.asked}"
+    be = "is" if question.singular else "are"
+    return f"{dialect.before_prefix}The {what} mentioned in the provided text {be}"
 
 
-def _write(question: Question, haystack: Haystack, size: int, dialect: Dialect) -> tuple[MarkedText, list[float]]:
-    """The prompt up to the answer prefix, and the depth of each needle asked for, in the order of the text."""
+def _write(
+    question: Question, haystack: Haystack, size: int, dialect: Dialect
+) -> tuple[MarkedText, list[float]]:
+    """The prompt up to the answer prefix, and the depth of each needle asked for, in the order of the
+    text.
+    """
     text = MarkedText()
     kind = question.asked_type
-    if question.singular:
-        text.add(f"A special magic {kind} is hidden within the following text. Make sure to memorize it. ")
-    else:
-        text.add(f"Some special magic {kind} are hidden within the following text. Make sure to memorize it. ")
+    opening = f"A special magic {kind} is" if question.singular else f"Some special magic {kind} are"
+    text.add(f"{opening} hidden within the following text. Make sure to memorize it. ")
     text.add(f"I will quiz you about the {kind} afterwards.\n")
     depths = haystack.write(text, size)
-    what = "What is the" if question.singular else "What are all the"
     text.add("\n")
-    text.add(f"{what} special magic {kind} for ", "query.question")
+    asking = "What is the" if question.singular else "What are all the"
+    text.add(f"{asking} special magic {kind} for ", "query.question")
     text.add(question.asked, "query.question", "query.key")
     text.add(" mentioned in the provided text?", "query.question")
     text.add(_prefix(question, dialect), "query.prefix")
     return text, depths
 
 
-def _prompt(
-    question: Question,
-    haystack: Haystack,
-    size: int,
-    dialect: Dialect,
-    tokenizer: PreTrainedTokenizerBase,
-    answer: str,
-    attributes: dict,
-) -> Prompt:
-    text, depths = _write(question, haystack, size, dialect)
-    references = _references(question, haystack.order(size))
-    if answer == "reference":
-        text.add(" " + _joined(references), GENERATED)
-    attributes |= {
-        "haystack_size": size,
-        "prefix": _prefix(question, dialect),
-        "depths": depths,
-        "depth": depths[0] if len(depths) == 1 else None,
-    }
-    return prompt_from_text(text.text, text.characters, tokenizer, references, attributes)
+def _largest_size(count: Callable[[int], int], budget: int) -> int:
+    """The size whose count fits the budget while the next larger one's does not; 0 where not even size 1
+    fits.
+
+    `count` grows about linearly: false position with at least one step a side, so a few calls do.
+    """
+    fits, fits_count = 1, count(1)
+    if fits_count > budget:
+        return 0
+    fails, rate = None, (count(33) - fits_count) / 32
+    while fails is None or fails - fits > 1:
+        guess = fits + max(1, int((budget - fits_count) / max(rate, 1e-3)))
+        if fails is not None:
+            guess = min(guess, fails - 1)
+        guess_count = count(guess)
+        if guess > fits:
+            rate = max((guess_count - fits_count) / (guess - fits), 0.1)
+        if guess_count <= budget:
+            fits, fits_count = guess, guess_count
+        else:
+            fails = guess
+    return fits

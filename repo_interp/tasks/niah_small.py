@@ -2,16 +2,19 @@
 
     <bos> filler ... M M v ... filler ... M M v' ... filler  Q c v*
 
-A needle is the marker M twice and a value. There are `classes` x `values_per_class` values (16 x 8); value "c3v5" belongs to class c3, so
-the value itself says what it is a value of, and the question "Q c3" is answered by the one value of class c3 in the context. One hop of
-attention finds it - no key stands apart from its value, as it would in a two-hop key-value pair, which small models do not learn in minutes.
-Each context holds `needles` (8) needles of distinct classes, their classes, values and places drawn uniformly; one of them is asked for. The
-filler is drawn uniformly, with replacement, from `fillers` words. Only the answer is a target. Chance: 1 / values_per_class for a model that
-knows the class of a value, 1 / needles for one that knows the context.
+A needle is the marker M twice and a value. There are `classes` x `values_per_class` values (16 x 8); value
+"c3v5" belongs to class c3, so the value itself says what it is a value of, and the question "Q c3" is
+answered by the one value of class c3 in the context. One hop of attention finds it - no key stands apart from
+its value, as it would in a two-hop key-value pair, which small models do not learn in minutes. Each context
+holds `needles` (8) needles of distinct classes, their classes, values and places drawn uniformly; one of them
+is asked for. The filler is drawn uniformly, with replacement, from `fillers` words. Only the answer is a
+target. Chance: 1 / values_per_class for a model that knows the class of a value, 1 / needles for one that
+knows the context.
 
-Context lengths, in tokens with everything: a curriculum grows them from `first_length` to `length`; one length a batch. Test sets are
-named by the length. Spans: `needle` (parts `needle.1`, `.key` the markers, `.value`), `distractor` (the other needles), `query` (Q c, part
-`query.key` c); the answer is generated. attributes: depth in percent of the haystack (0 first, 100 last), length.
+Context lengths, in tokens with everything: a curriculum grows them from `first_length` to `length`; one
+length a batch. Test sets are named by the length. Spans: `needle` (parts `needle.1`, `.key` the markers,
+`.value`), `distractor` (the other needles), `query` (Q c, part `query.key` c); the answer is generated.
+attributes: depth in percent of the haystack (0 first, 100 last), length.
 """
 
 from __future__ import annotations
@@ -57,8 +60,12 @@ class SmallNiah(Task):
     fillers: int = 64
 
     def __post_init__(self) -> None:
-        self._require(1 <= self.needles <= self.classes, f"wanted 1 to {self.classes} needles, got {self.needles}")
-        self._require(self.values_per_class >= 1 and self.fillers >= 1, "wanted at least one value and filler")
+        self._require(
+            1 <= self.needles <= self.classes, f"wanted 1 to {self.classes} needles, got {self.needles}"
+        )
+        self._require(
+            self.values_per_class >= 1 and self.fillers >= 1, "wanted at least one value and filler"
+        )
         self._require(
             self.shortest <= self.first_length <= self.length <= self.longest_test,
             f"wanted {self.shortest} <= first_length <= length <= longest_test, got "
@@ -70,7 +77,9 @@ class SmallNiah(Task):
         """M, Q, classes, values by class, filler words."""
         classes = [f"c{index}" for index in range(self.classes)]
         values = [f"{name}v{index}" for name in classes for index in range(self.values_per_class)]
-        return Vocabulary((MARKER, QUESTION, *classes, *values, *(f"w{index}" for index in range(self.fillers))))
+        return Vocabulary(
+            (MARKER, QUESTION, *classes, *values, *(f"w{index}" for index in range(self.fillers)))
+        )
 
     @property
     def vocabulary_size(self) -> int:
@@ -106,7 +115,9 @@ class SmallNiah(Task):
         """Contexts of one length."""
         length = whole_number(test_set, "the number of tokens")
         if length < self.shortest:
-            raise InputError(f"{self.needles} needles need at least {self.shortest} tokens, got {length}; ask for more")
+            raise InputError(
+                f"{self.needles} needles need at least {self.shortest} tokens, got {length}; ask for more"
+            )
         return self._sequences(generator, size, length)
 
     def _sequences(self, generator: np.random.Generator, size: int, length: int) -> Batch:
@@ -129,8 +140,12 @@ class SmallNiah(Task):
         targets[:, -1] = True
         return Batch(tokens, targets)
 
-    def _starts(self, generator: np.random.Generator, size: int, room: int) -> Int[np.ndarray, "sequence needle"]:
-        """Uniform places of needles that do not overlap: choose among slots where a needle is one slot wide."""
+    def _starts(
+        self, generator: np.random.Generator, size: int, room: int
+    ) -> Int[np.ndarray, "sequence needle"]:
+        """Uniform places of needles that do not overlap: choose among slots where a needle is one slot
+        wide.
+        """
         slots = room - (NEEDLE - 1) * self.needles
         chosen = np.sort(np.argsort(generator.random((size, slots)))[:, : self.needles])
         return chosen + (NEEDLE - 1) * np.arange(self.needles)

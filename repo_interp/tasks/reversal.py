@@ -2,11 +2,13 @@
 
     <bos> Reverse the following words: w_1 ... w_L Answer: w_L ... w_1
 
-w_i drawn with replacement from a fixed list, so that their places must be used; the answer is w_L ... w_1. Lengths 2-20 to train,
-2-30 to test (Kazemnejad et al. 2023). A batch mixes all lengths up to a limit that the curriculum grows from `first_longest` to `longest`.
+w_i drawn with replacement from a fixed list, so that their places must be used; the answer is w_L ... w_1.
+Lengths 2-20 to train, 2-30 to test (Kazemnejad et al. 2023). A batch mixes all lengths up to a limit that the
+curriculum grows from `first_longest` to `longest`.
 
-Spans: `instruction` (up to "words:"), `words`, `separator` ("Answer:"); the answer is generated. attributes["source"] holds, for each
-generated token in order, the index of the word that it copies: the mirror of the mirror effect (fig. 6).
+Spans: `instruction` (up to "words:"), `words`, `separator` ("Answer:"); the answer is generated.
+attributes["source"] holds, for each generated token in order, the index of the word that it copies: the
+mirror of the mirror effect (fig. 6).
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ SEPARATOR = "Answer:"
 
 @dataclass(frozen=True)
 class Reversal(Task):
-    """Text reversal; lengths are numbers of words. Test sets are named by the length: "2" ... "30", or any other."""
+    """Text reversal; lengths are numbers of words. Test sets are named by the length: "2" ... "30", or any
+    other.
+    """
 
     name: ClassVar[str] = "reversal"
     axes: ClassVar[tuple[str, ...]] = ("length",)

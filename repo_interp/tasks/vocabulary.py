@@ -1,7 +1,8 @@
-"""The vocabulary of a synthetic task: a list of words, token id = place in the list, and the tokenizer that knows them.
+"""The vocabulary of a synthetic task: a list of words, token id = place in the list, and the tokenizer that
+knows them.
 
-Ids 0 and 1 are <pad> and <bos>; the task's words follow. Text is words with one space between; the tokenizer puts <bos> in front.
-An unknown word is refused, never replaced. Knows nothing about what the words mean.
+Ids 0 and 1 are <pad> and <bos>; the task's words follow. Text is words with one space between; the tokenizer
+puts <bos> in front. An unknown word is refused, never replaced. Knows nothing about what the words mean.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ PAD, BOS = 0, 1
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Words of a task, without the two special ones. Raises InputError for doubled words and words with white space."""
+    """Words of a task, without the two special ones. Raises InputError for doubled words and words with white
+    space.
+    """
 
     task_words: tuple[str, ...]
 

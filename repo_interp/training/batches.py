@@ -1,54 +1,51 @@
-"""Prompts as tensors, and which of their tokens the loss is taken on.
+"""A task's sequences as tensors, and where the model is asked.
 
-    loss = mean over answer tokens t of -log p(token_t | tokens before t)
+    loss = mean over targets t of -log p(token_t | tokens before t)
 
-Answer tokens are a prompt's generated ones. Prompts are padded on the right, where a causal model's answers cannot see it. The prompts
-of a step depend on seed and step alone. Knows nothing about models or tasks.
+Sequences are padded on the right, where a causal model's answers cannot see it. The sequences of a step depend on the seed and the
+step's number alone. Knows nothing about models.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
+import zlib
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from repo_interp.errors import InputError
-from repo_interp.tasks.prompts import Prompt
+from repo_interp.tasks import Batch, Task
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Padded prompts and where the model is asked."""
+class Question:
+    """Padded sequences, and their tokens that are to be predicted, sequence by sequence."""
 
-    tokens: Int[Tensor, "prompt token"]
-    rows: Int[Tensor, "answer"]
-    """The prompt of every answer token."""
-    columns: Int[Tensor, "answer"]
+    tokens: Int[Tensor, "sequence token"]
+    rows: Int[Tensor, "target"]
+    """The sequence of every target."""
+    columns: Int[Tensor, "target"]
     """The token before it: the one that predicts it."""
-    targets: Int[Tensor, "answer"]
-    """The answer token itself."""
+    targets: Int[Tensor, "target"]
+    """The token id that stands there."""
 
 
-def make_batch(prompts: Sequence[Prompt], device: torch.device | str = "cpu") -> Batch:
-    """Pad `prompts` on the right. Raises InputError where a prompt has no answer, or one that nothing stands before."""
-    longest = max(len(prompt.tokens) for prompt in prompts)
-    rows, columns = [], []
-    for row, prompt in enumerate(prompts):
-        if not prompt.generated or min(prompt.generated) == 0:
-            raise InputError("a prompt to train on needs answer tokens (`generated`), each with a token before it")
-        rows += [row] * len(prompt.generated)
-        columns += [index - 1 for index in prompt.generated]
-    padded = [prompt.tokens + (0,) * (longest - len(prompt.tokens)) for prompt in prompts]
-    tokens = torch.tensor(padded, dtype=torch.long)
-    row, column = torch.tensor(rows), torch.tensor(columns)
-    return Batch(*(part.to(device) for part in (tokens, row, column, tokens[row, column + 1])))
+def to_question(batch: Batch, device: torch.device | str = "cpu") -> Question:
+    """`batch` as tensors on `device`."""
+    tokens = torch.from_numpy(np.ascontiguousarray(batch.tokens, dtype=np.int64))
+    rows, places = torch.from_numpy(np.ascontiguousarray(batch.targets)).nonzero(as_tuple=True)
+    return Question(*(part.to(device) for part in (tokens, rows, places - 1, tokens[rows, places])))
 
 
-def stream_seed(seed: int, purpose: str, number: int) -> int:
-    """A seed for one batch: 63 bits that differ for every seed, purpose ("train", "score") and number."""
-    digest = hashlib.sha256(f"{seed}/{purpose}/{number}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
+def training_question(
+    task: Task, seed: int, number: int, size: int, progress: float, device: torch.device | str = "cpu"
+) -> Question:
+    """Batch `number` of a training run with `seed`: always the same."""
+    return to_question(task.batch(generator_for(seed, "train", number), size, progress), device)
+
+
+def generator_for(seed: int, purpose: str, number: int) -> np.random.Generator:
+    """Random numbers that differ for every seed, purpose and number."""
+    return np.random.default_rng([seed, zlib.crc32(purpose.encode()), number])

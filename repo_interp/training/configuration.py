@@ -21,63 +21,54 @@ from repo_interp.errors import InputError
 DEVICES = ("cpu", "cuda")
 
 
+def _option(default: Any, meaning: str) -> Any:
+    return field(default=default, metadata={"help": meaning})
+
+
 @dataclass(frozen=True)
 class TrainingConfiguration:
-    """One training run. Shares are of its steps, lengths in tokens unless the task says otherwise."""
+    """One training run. Shares are of its steps. What a field means stands in its metadata, under "help"."""
 
     task: str
+    task_size: str = _option("small", "size of the task, by the name the task gives it")
     task_options: Mapping[str, int | float | str | bool] = field(default_factory=dict)
-    """What the task is made with, in the task's own names; its defaults where nothing is said."""
+    """What the task is made with, in the task's own names; as its size has it where nothing is said."""
 
-    scheme: str = "repo"
-    """A layout: see `positions.layouts`."""
-    assignment: str = "kv_head"
-    """What has a row of learned positions of its own: "kv_head", "head" or "layer"."""
-    continue_from: str = ""
-    """A checkpoint to reposition and go on from, with its own size and tokenizer; empty: start from random weights."""
-    index_share_until: float = 0.0
-    """Share of the steps over which learned positions go over from the token index (p = 1 -> 0); 0: none."""
+    scheme: str = _option("repo", "position scheme or layout, such as rope, nope, repo, repo@1/3, r2n1")
+    assignment: str = _option("kv_head", "what has a row of learned positions of its own: kv_head, head or layer")
+    continue_from: str = _option("", "a checkpoint to reposition and go on from; it keeps its size and weights")
+    index_share_until: float = _option(
+        0.0, "share of the steps over which learned positions go over from the token index to themselves"
+    )
 
-    layers: int = 4
-    width: int = 64
-    heads: int = 4
-    kv_heads: int = 0
-    """Key-value heads; 0: as many as heads."""
-    feed_forward: int = 0
-    """Width of the feed-forward layers; 0: 8/3 of the width, rounded up to a multiple of 16."""
-    initial_deviation: float = 0.02
-    """Standard deviation of the random weights of the decoder."""
-    scheme_deviation: float = 0.02
-    """The same for what the position schemes learn (the paper's)."""
+    layers: int = _option(4, "layers of a fresh model")
+    width: int = _option(64, "width of a fresh model's residual stream")
+    heads: int = _option(4, "heads of a fresh model")
+    kv_heads: int = _option(0, "key-value heads of a fresh model; 0: one a head")
+    feed_forward: int = _option(0, "width of its feed-forward layers; 0: 8/3 of the width, up to a multiple of 16")
+    initial_deviation: float = _option(0.02, "standard deviation of a fresh model's random weights")
+    scheme_deviation: float = _option(0.02, "the same for what the position schemes learn")
 
-    steps: int = 1000
-    batch: int = 32
-    """Prompts of one forward pass."""
-    accumulation: int = 1
-    """Forward passes a step."""
-    learning_rate: float = 2e-3
-    final_share: float = 0.0
-    """Learning rate at the end as a share of `learning_rate`."""
-    warm_up: int = 100
-    beta_1: float = 0.9
-    beta_2: float = 0.98
-    weight_decay: float = 0.01
-    clip: float = 1.0
-    """Largest norm of the gradient."""
-    curriculum: float = 0.0
-    """Share of the steps over which the task grows to its full difficulty; 0: full from the start."""
+    steps: int = _option(1000, "changes of the weights")
+    batch: int = _option(32, "sequences of one forward pass")
+    accumulation: int = _option(1, "forward passes of one step")
+    learning_rate: float = _option(2e-3, "largest learning rate, after the warm-up")
+    final_share: float = _option(0.0, "learning rate at the end, as a share of the largest")
+    warm_up: int = _option(100, "steps over which the learning rate rises")
+    beta_1: float = _option(0.9, "AdamW's first decay")
+    beta_2: float = _option(0.98, "AdamW's second decay")
+    weight_decay: float = _option(0.01, "AdamW's weight decay, on matrices")
+    clip: float = _option(1.0, "largest norm of the gradient")
+    curriculum: float = _option(0.0, "share of the steps over which the task grows to its full difficulty")
 
-    seed: int = 0
-    device: str = "cpu"
-    threads: int = 1
-    """CPU threads: sums are made in another order with another number of them."""
+    seed: int = _option(0, "seed of weights and data")
+    device: str = _option("cpu", "cpu or cuda")
+    threads: int = _option(1, "CPU threads; another number adds in another order, so it may change the last bits")
 
-    checkpoint_every: int = 0
-    """Keep a checkpoint every so many steps in steps/; 0: none but the last."""
-    log_every: int = 25
-    score_every: int = 250
-    """Score the model every so many steps; 0: at the end only."""
-    score_prompts: int = 64
+    checkpoint_every: int = _option(0, "keep a checkpoint in steps/ every so many steps; 0: none but the last")
+    log_every: int = _option(25, "steps between two records of the log")
+    score_every: int = _option(250, "steps between two scores; 0: only at the end")
+    score_prompts: int = _option(200, "prompts a score is the mean over")
 
     def __post_init__(self) -> None:
         """Refuse, by one line, what could not be carried out."""
@@ -113,21 +104,25 @@ def replaced(configuration: TrainingConfiguration, changes: Mapping[str, Any]) -
 
 
 def read_toml(file: Path) -> dict[str, Any]:
-    """The fields that `file` gives, unchecked. Raises InputError when it is no TOML file."""
+    """The fields that `file` gives, unchecked; its table `made_with` is left out. Raises InputError when it is no TOML file."""
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        stated = tomllib.loads(file.read_text(encoding="utf-8"))
+        stated.pop("made_with", None)
+        return stated
     except FileNotFoundError:
         raise InputError(f"there is no configuration file {file}") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InputError(f"{file} is no TOML file: {error}") from None
 
 
-def to_toml(configuration: TrainingConfiguration) -> str:
-    """The whole configuration as TOML; `read_toml` and `replaced` read it back."""
+def to_toml(configuration: TrainingConfiguration, made_with: Mapping[str, str] | None = None) -> str:
+    """The whole configuration as TOML; `read_toml` and `replaced` read it back. `made_with`: what else is worth knowing of it."""
     fields = dataclasses.asdict(configuration)
-    options = fields.pop("task_options")
+    tables = {"task_options": fields.pop("task_options"), "made_with": made_with or {}}
     lines = [f"{name} = {_toml_value(value)}" for name, value in fields.items()]
-    lines += ["", "[task_options]", *(f"{name} = {_toml_value(value)}" for name, value in options.items())]
+    for name, table in tables.items():
+        if table:
+            lines += ["", f"[{name}]", *(f"{key} = {_toml_value(value)}" for key, value in table.items())]
     return "\n".join(lines) + "\n"
 
 

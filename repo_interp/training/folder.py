@@ -71,6 +71,13 @@ class TrainingFolder:
         with self.log.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(record) + "\n")
 
+    def records(self) -> list[dict[str, Any]]:
+        """The log, as far as it is written."""
+        if not self.log.exists():
+            return []
+        whole = self.log.read_text(encoding="utf-8").rpartition("\n")[0]
+        return [json.loads(line) for line in whole.splitlines()]
+
     def log_size(self) -> int:
         """Bytes of the log, safely on the disk."""
         if not self.log.exists():

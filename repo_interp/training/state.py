@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -28,6 +28,8 @@ class Moment:
     """Time spent in all sessions."""
     log_size: int = 0
     """Bytes of the log that belong to the steps done."""
+    losses: list[float] = field(default_factory=list)
+    """Of the steps since the last record."""
 
 
 def save_state(file: Path, model: nn.Module, optimizer: torch.optim.Optimizer, moment: Moment) -> None:

@@ -1,0 +1,40 @@
+# Every target does the set-up it needs. Override the interpreter with `make PYTHON=python3.12 test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: env analyze test lint types format bench clean
+.DEFAULT_GOAL := analyze
+
+env: $(VENV)/.installed
+
+# torch first and exactly: an open range would fetch gigabytes of CUDA libraries.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,notebooks]'
+	touch $@
+
+analyze: env
+	$(BIN)/repo-interp analyze --out runs/first --overwrite
+
+test: env
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+
+lint: env
+	$(BIN)/ruff format --check repo_interp tests
+	$(BIN)/ruff check repo_interp tests
+
+format: env
+	$(BIN)/ruff format repo_interp tests
+	$(BIN)/ruff check --fix repo_interp tests
+
+types: env
+	$(BIN)/pyright
+
+bench: env
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) runs build dist .pytest_cache .ruff_cache

@@ -1,0 +1,286 @@
+"""`repo-interp train TASK`: train a small model on a task with any position scheme, or go on from a checkpoint with another one."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from repo_interp.cli.options import number_list, positive
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from repo_interp.training.configuration import TrainingConfiguration
+    from repo_interp.training.folder import TrainingFolder
+
+    Run = tuple[TrainingConfiguration, TrainingFolder]
+
+SUMMARY = "Train a small model on a task with any position scheme, or go on from a checkpoint with another scheme."
+
+_SHORT = {"index_share_until": ("--index-share-until", "--p-drop")}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options: one for every field of a training configuration, and where and how to run."""
+    from dataclasses import fields
+
+    from repo_interp.training.configuration import TrainingConfiguration
+
+    parser.add_argument("task", nargs="?", metavar="TASK", help="the task; --config or --resume may say it instead")
+    parser.add_argument("--config", metavar="FILE", help="a TOML file of the options below (their names with _), such as a training.toml")
+    parser.add_argument("--out", metavar="DIR", help="where the checkpoint goes (default: runs/TASK-SCHEME/seed-N)")
+    parser.add_argument("--resume", action="store_true", help="go on with what was interrupted in --out; begin where nothing was")
+    parser.add_argument("--overwrite", action="store_true", help="replace the training run that stands in --out")
+    parser.add_argument("--seeds", type=number_list, metavar="0-2", help="one run a seed, in --out/seed-N")
+    parser.add_argument("--jobs", type=positive, default=1, metavar="N", help="runs side by side, with --seeds (default: 1)")
+    parser.add_argument(
+        "--set",
+        type=_assignment,
+        action="append",
+        metavar="NAME=VALUE",
+        dest="task_options",
+        help="an option of the task, such as longest=20; may be repeated",
+    )
+    recipe = parser.add_argument_group("what decides the result (defaults where the task's own recipe says nothing)")
+    for option in fields(TrainingConfiguration):
+        if "help" not in option.metadata:
+            continue
+        shown = f" (default: {option.default})" if option.default != "" else ""
+        recipe.add_argument(
+            *_SHORT.get(option.name, (f"--{option.name.replace('_', '-')}",)),
+            dest=option.name,
+            type=type(option.default),
+            default=None,
+            metavar="X" if type(option.default) is float else "N" if type(option.default) is int else "NAME",
+            help=option.metadata["help"] + shown,
+        )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Train, with a bar, and print what came of it."""
+    from rich.console import Console
+
+    console = Console()
+    runs = _runs(arguments)
+    pending = [(configuration, folder) for configuration, folder in runs if not folder.is_finished]
+    for _, folder in runs:
+        if folder.is_finished and not arguments.overwrite:
+            console.print(f"{folder.directory} is finished", highlight=False)
+    if arguments.overwrite:
+        pending = runs
+    if pending:
+        if arguments.seeds is None:
+            done = _train_here(console, *pending[0], arguments)
+        else:
+            done = _train_several(console, pending, arguments)
+        if not done:
+            raise KeyboardInterrupt(f"the state is saved; go on with: repo-interp train --resume --out {_out(arguments, runs)}{_seeds(arguments)}")
+    _print_scores(console, [folder for _, folder in runs])
+    return 0
+
+
+def _runs(arguments: argparse.Namespace) -> list[Run]:
+    """Every run that is asked for. Raises InputError for what cannot be run, before anything is written."""
+    from repo_interp.errors import InputError
+
+    if arguments.resume and arguments.overwrite:
+        raise InputError("--resume goes on and --overwrite begins anew; give one of them")
+    if arguments.resume and arguments.out is None and arguments.task is None and arguments.config is None:
+        raise InputError("--resume needs to know what: give --out DIR, or the options that the run was begun with")
+    if arguments.seeds is None and arguments.jobs > 1:
+        raise InputError("--jobs runs several seeds side by side; give them with --seeds, such as --seeds 0-2")
+    if arguments.seeds is not None and arguments.seed is not None:
+        raise InputError("--seed is for one run and --seeds for several; give one of them")
+    seeds = arguments.seeds or (None,)
+    return [_one_run(arguments, seed) for seed in seeds]
+
+
+def _one_run(arguments: argparse.Namespace, seed: int | None) -> Run:
+    from repo_interp.errors import InputError
+    from repo_interp.training.configuration import TrainingConfiguration, read_toml, replaced
+    from repo_interp.training.folder import TrainingFolder
+    from repo_interp.training.recipes import recipe
+
+    given = _given(arguments) | ({} if seed is None else {"seed": seed})
+    stated = read_toml(Path(arguments.config)) if arguments.config is not None else {}
+    options = dict(stated.pop("task_options", {})) | dict(arguments.task_options or ())
+    stated |= given | ({"task_options": options} if options else {})
+    begun = None if arguments.out is None else _folder(Path(arguments.out), seed)
+    if arguments.resume and begun is not None and begun.is_begun:
+        stored = read_toml(begun.configuration)
+        configuration = replaced(TrainingConfiguration(task=str(stored.get("task"))), stored)
+        differing = [name for name, value in stated.items() if getattr(replaced(configuration, {name: value}), name) != getattr(configuration, name)]
+        if differing:
+            raise InputError(
+                f"{begun.directory} was begun with another {differing[0]} ({getattr(configuration, differing[0])!r}); "
+                "leave it out to go on, or give another --out"
+            )
+        return configuration, begun
+    if not stated.get("task"):
+        raise InputError(f"no task was named; {_task_names()}")
+    ground = recipe(str(stated["task"]), continued=bool(stated.get("continue_from")))
+    configuration = replaced(TrainingConfiguration(task=str(stated["task"])), ground | stated)
+    if begun is None:
+        layout = configuration.scheme.replace("/", "-of-").replace(",", "-")
+        begun = _folder(Path("runs") / f"{configuration.task}-{layout}", configuration.seed)
+        if arguments.resume and begun.is_begun:
+            again = argparse.Namespace(**vars(arguments) | {"out": str(begun.directory.parent if seed is not None else begun.directory)})
+            return _one_run(again, seed)
+    if not arguments.resume and not arguments.overwrite:
+        begun.require_free()
+    return configuration, begun
+
+
+def _folder(out: Path, seed: int | None) -> TrainingFolder:
+    from repo_interp.training.folder import TrainingFolder
+
+    return TrainingFolder(out if seed is None else out / f"seed-{seed}")
+
+
+def _given(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The fields of a configuration that the command line states."""
+    from dataclasses import fields
+
+    from repo_interp.training.configuration import TrainingConfiguration
+
+    names = [option.name for option in fields(TrainingConfiguration) if option.name != "task_options"]
+    return {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
+
+
+def _train_here(console: Console, configuration: TrainingConfiguration, folder: TrainingFolder, arguments: argparse.Namespace) -> bool:
+    """One run in this process. Returns whether it came to its end."""
+    from repo_interp.training.loop import prepare, train
+    from repo_interp.training.several import stoppable
+
+    prepared = prepare(configuration)
+    _announce(console, prepared, [(configuration, folder)], jobs=1)
+    _begin(configuration, folder, arguments)
+    with stoppable() as stop, _bars(console) as progress:
+        bar = progress.add_task("", total=configuration.steps, loss="-", score="-")
+        for record in train(prepared, folder, stop):
+            _advance(progress, bar, vars(record))
+    return folder.is_finished
+
+
+def _train_several(console: Console, runs: list[Run], arguments: argparse.Namespace) -> bool:
+    """Runs side by side. Returns whether all came to their end."""
+    from repo_interp.training.loop import prepare
+    from repo_interp.training.several import train_side_by_side
+
+    _announce(console, prepare(runs[0][0]), runs, arguments.jobs)
+    for configuration, folder in runs:
+        _begin(configuration, folder, arguments)
+    with _bars(console) as progress:
+        bars = [
+            (folder, progress.add_task(f"seed {configuration.seed}", total=configuration.steps, loss="-", score="-"))
+            for configuration, folder in runs
+        ]
+
+        def watch() -> None:
+            for folder, bar in bars:
+                for record in folder.records():
+                    _advance(progress, bar, record)
+
+        return train_side_by_side([(configuration, folder.directory) for configuration, folder in runs], arguments.jobs, watch)
+
+
+def _begin(configuration: TrainingConfiguration, folder: TrainingFolder, arguments: argparse.Namespace) -> None:
+    from repo_interp.training.configuration import to_toml
+    from repo_interp.training.provenance import made_with
+
+    if arguments.overwrite:
+        folder.clear()
+    if not folder.is_begun:
+        folder.begin(to_toml(configuration, made_with(configuration, shlex.join(["repo-interp", *sys.argv[1:]]))))
+
+
+def _announce(console: Console, prepared, runs: list[Run], jobs: int) -> None:
+    """Say what will be trained and what it costs."""
+    from repo_interp.training.cost import estimate_cost
+
+    configuration = prepared.configuration
+    console.print(
+        f"[bold]{configuration.task}[/bold], scheme {configuration.scheme}"
+        + (f", going on from {configuration.continue_from}" if configuration.continue_from else "")
+        + f": {configuration.steps} steps of {configuration.batch * configuration.accumulation} sequences"
+        + (f", seeds {', '.join(str(run[0].seed) for run in runs)}, {jobs} at a time" if len(runs) > 1 else f", seed {configuration.seed}"),
+        highlight=False,
+    )
+    with console.status("rehearsing some steps"):
+        cost = estimate_cost(prepared)
+    rounds = -(-len(runs) // jobs)
+    minutes = cost.steps * cost.seconds_a_step * rounds / 60
+    console.print(
+        f"{cost.parameters:,} parameters, {cost.position_parameters:,} of them for positions; "
+        f"{1000 * cost.seconds_a_step:.0f} ms a step on {configuration.device}: about {minutes:.1f} minutes in all",
+        highlight=False,
+    )
+
+
+def _bars(console: Console):
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]}  score {task.fields[score]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+    )
+
+
+def _advance(progress, bar, record: dict[str, Any]) -> None:
+    shown = {"loss": f"{record['loss']:.4f}"}
+    if record["score"] is not None:
+        shown["score"] = f"{record['score']:.3f}"
+    progress.update(bar, completed=record["step"], **shown)
+
+
+def _print_scores(console: Console, folders: list[TrainingFolder]) -> None:
+    import json
+
+    from rich.table import Table
+
+    scores = [json.loads(folder.scores.read_text(encoding="utf-8")) for folder in folders]
+    table = Table("test set", *(folder.directory.name for folder in folders), title=f"{scores[0]['metric']}, {scores[0]['prompts']} prompts each")
+    for test_set in scores[0]["test_sets"]:
+        table.add_row(test_set, *(f"{score['test_sets'][test_set]:.3f}" for score in scores))
+    console.print(table)
+    for folder in folders:
+        console.print(f"[bold]{folder.directory}[/bold]  the checkpoint, with training.toml, log.jsonl and scores.json", highlight=False)
+
+
+def _assignment(text: str) -> tuple[str, int | float | str | bool]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"wanted NAME=VALUE such as longest=20, not {text!r}")
+    if value in ("true", "false"):
+        return name, value == "true"
+    for kind in (int, float):
+        try:
+            return name, kind(value)
+        except ValueError:
+            continue
+    return name, value
+
+
+def _task_names() -> str:
+    from repo_interp.tasks import task_names
+
+    return f"give one of {', '.join(task_names())}"
+
+
+def _out(arguments: argparse.Namespace, runs: list[Run]) -> Path:
+    directory = runs[0][1].directory
+    return directory if arguments.seeds is None else directory.parent
+
+
+def _seeds(arguments: argparse.Namespace) -> str:
+    if arguments.seeds is None:
+        return ""
+    return f" --seeds {','.join(map(str, arguments.seeds))} --jobs {arguments.jobs}"

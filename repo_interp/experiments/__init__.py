@@ -1,0 +1,1 @@
+"""What needs several forward passes. Brings together models, tasks and measures; prints nothing."""

@@ -1,0 +1,266 @@
+"""The logit of a causal pair as a sum of rotary components, one a frequency (HoPE sec. 3.3, eq. 4-5, fig. 3, 6-8).
+
+    C_r(i, j) = (q_r k_r + q_r' k_r') cos(theta_r D) + (q_r' k_r - q_r k_r') sin(theta_r D),   D = z_j - z_i
+    y = sum_r C_r
+
+q', k' the second half of the pair, z the index or the learned position, all times attention_scaling^2. Logits are
+linear and without 1/sqrt(d_head), as in the paper: neither the logit's scale nor a soft cap is in them. With L the
+training length, components are activated where pi/L < theta_r < 2 pi/L, low where theta_r <= pi/L, else high.
+
+Layers that rotate nothing have no frequency (NaN), no bands and no turns; their components are the pairs of
+dimensions (r, r + d_head/2) all the same. What a scheme adds to its logits (ALiBi, KERPLE, FIRE, CoPE) belongs to the
+mean logit by distance, and is shown apart as well; it is in no component, and VAF speaks of the part that is.
+
+Knows nothing about models; the training length is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from repo_interp.errors import InputError
+from repo_interp.inputs import AttentionInputs, Spans
+from repo_interp.measures.labels import described, of_layer
+from repo_interp.measures.layer_components import layer_components
+from repo_interp.measures.position_bias import position_bias_sums
+from repo_interp.measures.statistics import Statistics
+from repo_interp.measures.turns import EDGES, PER_SIDE, Turns, largest_difference, turns
+from repo_interp.positions.rotary import expand_heads
+
+BANDS = ("activated", "low", "high")
+CURVES = ("mean", "head")
+PROMPTS = ("each", "mean")
+
+STILL = 0.1
+"""Radians within which a component counts as never turning."""
+
+_BY_PROMPT = {
+    "vaf": ("variance of the logits that a component accounts for", "%"),
+    "vaf_printed": ("share of the logits' sum that is a component's (VAF as printed)", "%"),
+    "vaf_curve": ("variance of the mean logit by distance that a component's accounts for", "%"),
+    "vaf_curve_printed": ("share of the sum of the mean logit by distance that is a component's", "%"),
+    "vaf_band": ("variance of the logits that a band of components accounts for", "%"),
+    "position_reach": ("largest difference of the positions of a seen pair", "positions"),
+    "still_share": (f"share of components that no seen pair turns by more than {STILL} rad", "1"),
+}
+
+
+_SUMMARIES = {
+    "frequency": ("frequency of a rotary component", "rad per position"),
+    "activated": ("frequency between pi and 2 pi over the training length", "1"),
+    "low_frequency": ("frequency of at most pi over the training length", "1"),
+    "distance_pairs": ("pairs of tokens at a distance; a layer with a window sees those within it", "pairs"),
+    "logit_by_distance": ("mean logit of the pairs at a distance, with what the scheme adds", "q·k"),
+    "position_logit_by_distance": ("mean of what the scheme adds to the logits at a distance", "q·k"),
+    "component_by_distance": ("mean component of the logits at a distance, over heads", "q·k"),
+    "head_component_by_distance": ("mean component of the logits at a distance", "q·k"),
+    "turn_share": ("share of pairs by how far positions turn a component, up to turn_upper", "1"),
+    "turn_mean": ("mean turn of a component over pairs", "rad"),
+    "turn_upper": ("upper end of a bin of turns", "rad"),
+}
+
+
+def frequency_bands(
+    frequencies: Float[Tensor, "component"], training_length: int
+) -> Bool[Tensor, "band component"]:
+    """Which components belong to which of `BANDS`, for a training length in tokens. No NaN is in any band."""
+    lowest = torch.pi / training_length
+    return torch.stack(
+        (
+            (frequencies > lowest) & (frequencies < 2 * lowest),
+            frequencies <= lowest,
+            frequencies >= 2 * lowest,
+        )
+    )
+
+
+@dataclass(frozen=True)
+class Components:
+    """The measure `components`."""
+
+    training_length: int | None = None
+    """L in tokens, for the caller to take from the checkpoint: nothing is measured without it."""
+    first_token: int = 0
+    """Tokens left out at the start of each prompt: 1 drops the beginning of the sequence."""
+    last_token: int | None = None
+    """Tokens of a prompt from this number on are left out."""
+    curves: str = "mean"
+    """Components by distance: their "mean" over heads, or also each "head"."""
+    prompts: str = "each"
+    """VAF of "each" prompt, or "mean" and deviation over prompts: then memory does not grow with their number."""
+    sampled_per_side: int = PER_SIDE
+    """Queries and distances looked at for the histogram of turns, where a prompt has more."""
+    name: str = "components"
+    required_spans: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for field, known in (("curves", CURVES), ("prompts", PROMPTS)):
+            if getattr(self, field) not in known:
+                raise InputError(f"{field} is one of {', '.join(known)}, not {getattr(self, field)!r}")
+        if self.training_length is not None and self.training_length < 1:
+            raise InputError(
+                f"the training length is a number of tokens from 1 on, not {self.training_length}"
+            )
+        if self.first_token < 0 or (self.last_token is not None and self.last_token <= self.first_token):
+            raise InputError(
+                f"tokens {self.first_token} to {self.last_token} are none; wanted 0 <= first_token < last_token"
+            )
+
+    @property
+    def parameters(self) -> Mapping[str, str | int | float]:
+        """Every choice made."""
+        return {
+            "training_length": "not given" if self.training_length is None else self.training_length,
+            "first_token": self.first_token,
+            "last_token": "the end" if self.last_token is None else self.last_token,
+            "curves": self.curves,
+            "prompts": self.prompts,
+            "sampled_per_side": self.sampled_per_side,
+            "still_angle": STILL,
+        }
+
+    def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
+        """Sums of profiles over prompts and pairs, and each prompt's VAF. InputError without a training length."""
+        if self.training_length is None:
+            raise InputError("components are banded by the training length; give training_length in tokens")
+        number = inputs.valid.cumsum(-1) - 1
+        tokens = inputs.valid & (number >= self.first_token)
+        if self.last_token is not None:
+            tokens &= number < self.last_token
+        frequencies = _frequencies(inputs)
+        heads = torch.arange(inputs.heads, device=tokens.device)
+        one_group = torch.zeros_like(heads)
+        found = layer_components(
+            inputs,
+            tokens,
+            frequency_bands(frequencies, self.training_length),
+            group_of_head=heads if self.curves == "head" else one_group,
+        )
+        turned, by_prompt = _turned(inputs, tokens, frequencies, self.sampled_per_side)
+        grouped = ("layer", "head", "component", "distance")
+        sums = turned | {
+            "prompts": _of(inputs, ("layer",), torch.tensor(float(len(tokens)))),
+            "frequency_sum": _of(inputs, ("layer", "component"), frequencies * len(tokens)),
+            "pairs": _of(inputs, ("layer", "distance"), found.pairs),
+            "logit_sum": _of(inputs, ("layer", "head", "distance"), found.logits),
+            "position_logit_sum": _of(
+                inputs, ("layer", "head", "distance"), position_bias_sums(inputs, tokens)
+            ),
+            "component_sum": _of(inputs, grouped, found.components)
+            if self.curves == "head"
+            else _of(inputs, ("layer", "component", "distance"), found.components[0]),
+        }
+        if bool(frequencies.isnan().all()):
+            found.explained["vaf_band"].fill_(torch.nan)
+        for name, values in found.explained.items():
+            axis = "band" if name == "vaf_band" else "component"
+            by_prompt[name] = _of(inputs, ("prompt", "layer", "head", axis), values)
+        if self.prompts == "each":
+            return Statistics(per_prompt=xr.Dataset(by_prompt).astype(np.float32), sums=xr.Dataset(sums))
+        return Statistics(sums=xr.Dataset(sums | _summed(by_prompt)))
+
+    def conclude(self, statistics: Statistics) -> xr.Dataset:
+        """The group `components` of a run."""
+        assert self.training_length is not None
+        sums = statistics.sums
+        pairs = sums["pairs"].where(sums["pairs"] > 0)
+        frequency = sums["frequency_sum"] / sums["prompts"]
+        activated, low, _ = frequency_bands(torch.from_numpy(frequency.values), self.training_length).numpy()
+        component, turning = sums["component_sum"] / pairs, sums["turn_pairs"].sum("turn")
+        per_head = {"head_component_by_distance": component} if self.curves == "head" else {}
+        found = per_head | {
+            "frequency": frequency,
+            "activated": frequency.copy(data=activated),
+            "low_frequency": frequency.copy(data=low),
+            "distance_pairs": sums["pairs"].max("layer"),
+            "logit_by_distance": (sums["logit_sum"] + sums["position_logit_sum"]) / pairs,
+            "position_logit_by_distance": sums["position_logit_sum"] / pairs,
+            "component_by_distance": component.mean("head") if per_head else component / sums.sizes["head"],
+            "turn_share": sums["turn_pairs"] / turning.where(turning > 0),
+            "turn_mean": sums["difference_sum"] / pairs.sum("distance") * frequency,
+            "turn_upper": xr.DataArray([*EDGES[1:], np.inf], dims="turn", coords={"turn": list(EDGES)}),
+        }
+        named = {name: described(array, *_SUMMARIES[name]) for name, array in found.items()}
+        if self.prompts == "each":
+            values = statistics.per_prompt
+            return xr.Dataset(
+                named | {name: described(values[name], *_BY_PROMPT[name]) for name in _BY_PROMPT}
+            )
+        return xr.Dataset(named | _averaged(sums))
+
+
+def _of(inputs: AttentionInputs, axes: tuple[str, ...], values: Tensor) -> xr.DataArray:
+    """`values` with labels; the axes that only this measure has are labelled here."""
+    sizes = dict(zip([axis for axis in axes if axis != "layer"], values.shape, strict=True))
+    own = {"band": list(BANDS), "turn": list(EDGES)}
+    own |= {axis: np.arange(sizes[axis]) for axis in ("component", "distance") if axis in sizes}
+    return of_layer(inputs, axes, values, **own)
+
+
+def _frequencies(inputs: AttentionInputs) -> Float[Tensor, "component"]:
+    """Frequencies that turn something, float64; NaN where the layer rotates nothing."""
+    if inputs.frequencies is None or inputs.positions is None:
+        return torch.full(
+            (inputs.queries.shape[-1] // 2,), torch.nan, dtype=torch.float64, device=inputs.valid.device
+        )
+    return inputs.frequencies.to(dtype=torch.float64, device=inputs.valid.device)
+
+
+def _turned(
+    inputs: AttentionInputs, tokens: Tensor, frequencies: Tensor, per_side: int
+) -> tuple[dict[str, xr.DataArray], dict[str, xr.DataArray]]:
+    """Sums of turns over prompts, and the reach of each; nothing and NaN where nothing is rotated."""
+    new = {"dtype": torch.float64, "device": tokens.device}
+    if inputs.positions is None or inputs.frequencies is None:
+        sums = Turns(torch.zeros(1, len(frequencies), len(EDGES), **new), torch.zeros(1, **new))
+        reach = still = torch.full((len(tokens), 1), torch.nan, **new)
+    else:
+        sums = turns(inputs.positions, frequencies, tokens, inputs.window, per_side)
+        reach = largest_difference(inputs.positions, tokens, inputs.window)
+        reach = reach.masked_fill(reach.isinf(), torch.nan)
+        still = (reach[..., None] * frequencies <= STILL).to(torch.float64).mean(-1) + 0 * reach
+    return {
+        "turn_pairs": _of(
+            inputs, ("layer", "head", "component", "turn"), expand_heads(sums.pairs[None], inputs.heads)[0]
+        ),
+        "difference_sum": _of(
+            inputs, ("layer", "head"), expand_heads(sums.difference[None], inputs.heads)[0]
+        ),
+    }, {
+        "position_reach": _of(inputs, ("prompt", "layer", "head"), expand_heads(reach, inputs.heads)),
+        "still_share": _of(inputs, ("prompt", "layer", "head"), expand_heads(still, inputs.heads)),
+    }
+
+
+def _summed(by_prompt: Mapping[str, xr.DataArray]) -> dict[str, xr.DataArray]:
+    """Values of each prompt -> their count, sum and sum of squares, NaN left out."""
+    return {
+        f"{name}_{kind}": array
+        for name, values in by_prompt.items()
+        for kind, array in (
+            ("count", values.notnull().sum("prompt").astype(float)),
+            ("total", values.sum("prompt")),
+            ("squares", (values**2).sum("prompt")),
+        )
+    }
+
+
+def _averaged(sums: xr.Dataset) -> dict[str, xr.DataArray]:
+    """Mean and standard deviation over prompts of what `_summed` summed up."""
+    found = {}
+    for name, (long_name, units) in _BY_PROMPT.items():
+        count = sums[f"{name}_count"].where(sums[f"{name}_count"] > 0)
+        mean = sums[f"{name}_total"] / count
+        variance = (sums[f"{name}_squares"] / count - mean**2).clip(min=0)
+        found[f"{name}_mean"] = described(mean, f"{long_name}, mean over prompts", units)
+        found[f"{name}_deviation"] = described(
+            variance**0.5, f"{long_name}, standard deviation over prompts", units
+        )
+    return found

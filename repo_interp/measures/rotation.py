@@ -1,0 +1,215 @@
+"""Which rotary pairs carry a head's logits, and how far they turn (Position Generalization sec. 3.4, fig. 4, 9, observation 1, theorem 2).
+
+Component r of a query or key is a complex number (dimensions r and r + d_head/2 before rotation); a pair of tokens adds
+|k_r| |q_r| cos(start angle + theta_r distance) to the logit. Observation 1 names slow dominating components; here component r is one where
+
+    prominent   query_norm key_norm >= `prominence` x their median over the head's components
+    stable      key_deviation <= `stability` x |mean key|
+    slow        max_rotation <= `slow`
+    still       max_rotation <= `still`, asked only where the start angle is within `near_pi` of pi (the proof's first case)
+
+max_rotation is theta_r times the training length for schemes whose positions are the token index, and theta_r times the range of z
+(largest over prompts) for those that learn positions. The paper gives no numbers: all thresholds are parameters. Norms and means are over
+the tokens of all prompts, deviations about the mean of each prompt. `closed_form_r` correlates the logits with theorem 2's f + g from
+the slow dominating components that the prompt itself has (see closed_form); NaN where there is none. NoPE layers have no rotary
+pairs: NaN, and slow_dominating -1.
+
+Knows nothing about what a prompt says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Bool, Complex, Float
+from torch import Tensor
+
+from repo_interp.errors import InputError
+from repo_interp.inputs import AttentionInputs, Spans
+from repo_interp.measures.closed_form import SEMANTIC, closed_form_correlation
+from repo_interp.measures.labels import described, of_layer
+from repo_interp.measures.over_heads import MEMORY
+from repo_interp.measures.positions import position_range
+from repo_interp.measures.statistics import Statistics
+from repo_interp.positions.layouts import LEARNED
+from repo_interp.positions.rotary import expand_heads
+
+_MEANS = {
+    "query_norm": ("mean norm of the query's pair", "1"),
+    "key_norm": ("mean norm of the key's pair", "1"),
+    "query_mean_re": ("real part of the mean query pair", "1"),
+    "query_mean_im": ("imaginary part of the mean query pair", "1"),
+    "key_mean_re": ("real part of the mean key pair", "1"),
+    "key_mean_im": ("imaginary part of the mean key pair", "1"),
+    "query_deviation": ("mean distance of the query's pair from its mean in the prompt", "1"),
+    "key_deviation": ("mean distance of the key's pair from its mean in the prompt", "1"),
+}
+_OTHERS = {
+    "start_angle": ("angle from the mean key pair to the mean query pair", "rad"),
+    "max_rotation": ("largest rotation of the pair", "rad"),
+    "slow_dominating": ("whether the component is slow dominating: 1 yes, 0 no, -1 no rotary pairs", "1"),
+    "closed_form_r": ("correlation of logits and f + g from the slow dominating components", "1"),
+}
+
+
+@dataclass(frozen=True)
+class PairStatistics:
+    """Means over tokens of the pairs of a head, one entry a component, float64."""
+
+    query_norm: Float[Tensor, "*head component"]
+    key_norm: Float[Tensor, "*head component"]
+    query_mean: Complex[Tensor, "*head component"]
+    key_mean: Complex[Tensor, "*head component"]
+    query_deviation: Float[Tensor, "*head component"]
+    key_deviation: Float[Tensor, "*head component"]
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """The measure `rotation`."""
+
+    training_length: int = 0
+    """Tokens that the model was trained on, for max_rotation of index positions; 0: each prompt's own length stands in."""
+    prominence: float = 2.0
+    stability: float = 0.5
+    slow: float = 2 * math.pi
+    """Radians: at most one turn."""
+    still: float = math.pi / 4
+    near_pi: float = math.pi / 4
+    semantic: str = "signed"
+    """The g of the closed form: "signed" or "printed"."""
+    name: str = "rotation"
+    required_spans: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.semantic not in SEMANTIC:
+            raise InputError(f"semantic is one of {', '.join(SEMANTIC)}, not {self.semantic!r}")
+        numbers = (self.training_length, self.prominence, self.stability, self.slow, self.still, self.near_pi)
+        if min(numbers) < 0:
+            raise InputError("the thresholds and the training length of rotation must not be negative")
+
+    @property
+    def parameters(self) -> Mapping[str, str | int | float]:
+        """Every threshold and choice."""
+        return {
+            "training_length": self.training_length,
+            "prominence": self.prominence,
+            "stability": self.stability,
+            "slow": self.slow,
+            "still": self.still,
+            "near_pi": self.near_pi,
+            "semantic": self.semantic,
+        }
+
+    def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
+        """Sums over tokens [layer, head, component]; rotations and closed-form correlations of each prompt."""
+        rotates = inputs.frequencies is not None and inputs.head_positions is not None
+        statistics = pair_statistics(inputs)
+        tokens = inputs.valid.sum(-1).to(torch.float64)
+        if rotates:
+            rotation = max_rotation(inputs, self.training_length)
+            chosen = self.slow_dominating(statistics, rotation)
+            correlation = closed_form_correlation(inputs, chosen, statistics.key_mean, self.semantic)
+        else:
+            rotation = torch.full_like(statistics.query_norm, torch.nan)
+            correlation = rotation[..., 0].clone()
+        means = {
+            "query_norm": statistics.query_norm,
+            "key_norm": statistics.key_norm,
+            "query_mean_re": statistics.query_mean.real,
+            "query_mean_im": statistics.query_mean.imag,
+            "key_mean_re": statistics.key_mean.real,
+            "key_mean_im": statistics.key_mean.imag,
+            "query_deviation": statistics.query_deviation,
+            "key_deviation": statistics.key_deviation,
+        }
+        weight = tokens[:, None, None] if rotates else torch.nan
+        of_component = ("layer", "head", "component")
+        components = range(rotation.shape[-1])
+        sums = {
+            name: of_layer(inputs, of_component, (weight * mean).sum(0), component=components)
+            for name, mean in means.items()
+        }
+        sums["tokens"] = of_layer(inputs, ("layer",), tokens.sum())
+        per_prompt = {
+            "max_rotation": of_layer(inputs, ("prompt", *of_component), rotation, component=components),
+            "closed_form_r": of_layer(inputs, ("prompt", "layer", "head"), correlation),
+        }
+        return Statistics(per_prompt=xr.Dataset(per_prompt), sums=xr.Dataset(sums))
+
+    def slow_dominating(
+        self, pairs: PairStatistics, rotation: Float[Tensor, "*head component"]
+    ) -> Bool[Tensor, "*head component"]:
+        """Which components are prominent, stable, slow, and still where they start near pi."""
+        product = pairs.query_norm * pairs.key_norm
+        prominent = product >= self.prominence * product.median(-1, keepdim=True).values
+        stable = pairs.key_deviation <= self.stability * pairs.key_mean.abs()
+        start = (pairs.query_mean * pairs.key_mean.conj()).angle().abs()
+        still = (torch.pi - start > self.near_pi) | (rotation <= self.still)
+        return prominent & stable & (rotation <= self.slow) & still
+
+    def conclude(self, statistics: Statistics) -> xr.Dataset:
+        """The group `rotation` of a run."""
+        sums, per_prompt = statistics.sums, statistics.per_prompt
+        group = {name: sums[name] / sums["tokens"] for name in _MEANS}
+        key_mean = group["key_mean_re"] + 1j * group["key_mean_im"]
+        query_mean = group["query_mean_re"] + 1j * group["query_mean_im"]
+        rotation = per_prompt["max_rotation"].max("prompt")
+        pairs = PairStatistics(
+            *(torch.from_numpy(group[name].values) for name in ("query_norm", "key_norm")),
+            *(torch.from_numpy(mean.values) for mean in (query_mean, key_mean)),
+            *(torch.from_numpy(group[name].values) for name in ("query_deviation", "key_deviation")),
+        )
+        rotation = rotation.transpose(*key_mean.dims)
+        slow = self.slow_dominating(pairs, torch.from_numpy(rotation.values)).numpy().astype(np.int8)
+        product = query_mean * key_mean.conj()
+        group["start_angle"] = product.copy(data=np.angle(product.values))
+        group["max_rotation"] = rotation
+        group["slow_dominating"] = rotation.copy(data=np.where(np.isnan(rotation.values), -1, slow).astype(np.int8))
+        group["closed_form_r"] = per_prompt["closed_form_r"]
+        names = {**_MEANS, **_OTHERS}
+        return xr.Dataset({name: described(array, *names[name]) for name, array in group.items()})
+
+
+def pair_statistics(inputs: AttentionInputs) -> PairStatistics:
+    """Statistics of every prompt and head [prompt, head, component], over its valid tokens; NaN where it has none."""
+    queries = _moments(inputs.queries, inputs.valid)
+    keys = [expand_heads(part, inputs.heads) for part in _moments(inputs.keys, inputs.valid)]
+    ordered = [part for both in zip(queries, keys, strict=True) for part in both]
+    return PairStatistics(*ordered)
+
+
+def max_rotation(inputs: AttentionInputs, training_length: int) -> Float[Tensor, "prompt head component"]:
+    """Largest rotation of each component in radians: over the range of learned positions, or over the training length."""
+    assert inputs.frequencies is not None and inputs.head_positions is not None
+    if inputs.scheme in LEARNED:
+        reach = position_range(inputs.head_positions.to(torch.float64), inputs.valid[:, None])
+    else:
+        length = inputs.valid.sum(-1).to(torch.float64) if training_length == 0 else training_length
+        reach = torch.ones(inputs.queries.shape[:2], dtype=torch.float64, device=inputs.valid.device)
+        reach = reach * (length[:, None] if isinstance(length, Tensor) else length)
+    return reach[..., None] * inputs.frequencies.to(reach)
+
+
+def _moments(
+    features: Float[Tensor, "prompt head token d_head"], valid: Bool[Tensor, "prompt token"]
+) -> tuple[Float[Tensor, "prompt head component"], Complex[Tensor, "prompt head component"], Float[Tensor, "prompt head component"]]:
+    """Mean norm, mean, and mean distance from the mean, of each pair over the valid tokens."""
+    count = valid.sum(-1, dtype=torch.float64)[:, None, None]
+    at_once = max(1, MEMORY // (features[:, 0].numel() * 16))
+    parts = []
+    for some in features.split(at_once, dim=1):
+        exact = some if some.dtype == torch.float64 else some.float()
+        first, second = exact.masked_fill(~valid[:, None, :, None], 0).chunk(2, -1)
+        norm = torch.hypot(first, second).sum(-2, dtype=torch.float64) / count
+        real, imaginary = (half.sum(-2, dtype=torch.float64) / count for half in (first, second))
+        distance = torch.hypot(first - real[..., None, :].to(first), second - imaginary[..., None, :].to(second))
+        deviation = distance.masked_fill(~valid[:, None, :, None], 0).sum(-2, dtype=torch.float64) / count
+        parts.append((norm, torch.complex(real, imaginary), deviation))
+    norm, mean, deviation = (torch.cat(part, 1) for part in zip(*parts, strict=True))
+    return norm, mean, deviation

@@ -1,0 +1,115 @@
+"""What the report page shows: a registry of sections, each keyed by the groups of the run that it needs.
+
+A section is built from a run alone: a sentence, notes, tables, charts (plotly figures as plain dictionaries) and data for its own
+script. A new measure adds a `Section` here or by `register`; a run without its groups does not show it.
+Knows nothing about how a page is put together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import xarray as xr
+
+from repo_interp.plots import charts, explorer
+from repo_interp.plots.tables import Table, head_table, mass_table, pattern_table, range_table
+
+
+@dataclass(frozen=True)
+class PageOptions:
+    """What the caller of the page asked for."""
+
+    prompts: tuple[int, ...] | None = None
+    """Prompts whose positions are embedded, in order; None: all, as many as fit."""
+    budget: int = 16_000_000
+    """Bytes of embedded positions."""
+
+
+@dataclass(frozen=True)
+class Content:
+    """What one section shows. Texts are plain and escaped by the page; `html` is trusted."""
+
+    lead: str
+    tables: tuple[Table, ...] = ()
+    charts: tuple[tuple[str, dict[str, Any]], ...] = ()
+    """Caption and plotly figure (`data`, `layout`) of every chart. A point whose `customdata` is [layer, head] opens that head."""
+    notes: tuple[str, ...] = ()
+    html: str = ""
+    data: Any = None
+    """JSON for the section's script."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """One part of the page: shown when the run has all its `groups`."""
+
+    name: str
+    title: str
+    groups: tuple[str, ...]
+    build: Callable[[xr.DataTree, PageOptions], Content]
+    script: str | None = None
+    """A file of `page/` that draws `data`: it calls `reportSections[name] = function (element, data, page) {...}`."""
+
+
+def register(section: Section) -> None:
+    """Add `section` to the page, in place of one with the same name or at the end."""
+    names = [other.name for other in SECTIONS]
+    if section.name in names:
+        SECTIONS[names.index(section.name)] = section
+    else:
+        SECTIONS.append(section)
+
+
+def _explorer(run: xr.DataTree, options: PageOptions) -> Content:
+    data, notes = explorer.embed(run, options.prompts, options.budget)
+    return Content(
+        "Every dot is a token: its index in the prompt against the position that the head gives to it, in positions.",
+        notes=notes,
+        html=explorer.markup(),
+        data=data,
+    )
+
+
+def _mass(run: xr.DataTree, options: PageOptions) -> Content:
+    return Content(
+        "Attention after the softmax from the generated tokens, to each token of a span (RePo, table 4).",
+        tables=(mass_table(run),),
+        charts=(("Attention mass per token by span: boxes over heads, dots are prompts, diamonds the table's mean", charts.mass_by_span(run)),),
+    )
+
+
+def _heads(run: xr.DataTree, options: PageOptions) -> Content:
+    if "needle" not in run["attention_mass"]["span"].values:
+        return Content("No prompt of this run marks a needle, so heads cannot be ranked by it.")
+    return Content(
+        "Share of the attention of the generated tokens that goes to the needle. Choose a head to see its positions.",
+        tables=(head_table(run),),
+        charts=(("All heads by their attention mass on the needle", charts.heads_ranked(run)),),
+    )
+
+
+def _patterns(run: xr.DataTree, options: PageOptions) -> Content:
+    return Content(
+        "Chunks of a prompt by how positions run inside them: constant, strictly monotonic, or neither (RePo, fig. 3).",
+        tables=(pattern_table(run),),
+        charts=(("Shares of the patterns by layer and head", charts.pattern_shares(run)),),
+    )
+
+
+def _ranges(run: xr.DataTree, options: PageOptions) -> Content:
+    return Content(
+        "Largest minus smallest position of a head, the mean over prompts, against the context length (RePo, fig. 2).",
+        tables=(range_table(run),),
+        charts=(("Range of positions by layer and head; the dashed line is the context length", charts.position_ranges(run)),),
+    )
+
+
+SECTIONS: list[Section] = [
+    Section("explorer", "Positions, head by head", ("positions",), _explorer, "explorer.js"),
+    Section("mass", "Attention mass by span", ("attention_mass",), _mass),
+    Section("heads", "Heads ranked", ("attention_mass",), _heads),
+    Section("patterns", "Patterns of positions", ("patterns",), _patterns),
+    Section("ranges", "Ranges of positions", ("positions",), _ranges),
+]

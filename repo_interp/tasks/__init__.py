@@ -1,0 +1,70 @@
+"""Prompts with named token spans, and how an answer is scored. Knows no model.
+
+    prompts = niah(tokenizer, variant="multikey_1", length=4096)      RULER's needle in a haystack, for any
+    tokenizer task    = make_task("reversal", longest=20)                       a synthetic task to train on:
+    see task.Task prompts = task.prompts(20, test_set="25")
+
+Tasks are imported when they are first made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from importlib import import_module
+from typing import Any
+
+from repo_interp.errors import InputError
+from repo_interp.tasks.niah import niah, niah_score, niah_scores
+from repo_interp.tasks.prompts import Prompt, digest, prompt_from_text, read_prompts, write_prompts
+from repo_interp.tasks.task import Batch, Response, Task
+
+__all__ = [
+    "Batch",
+    "Prompt",
+    "Response",
+    "Task",
+    "digest",
+    "make_task",
+    "niah",
+    "niah_score",
+    "niah_scores",
+    "prompt_from_text",
+    "read_prompts",
+    "task_names",
+    "write_prompts",
+]
+
+_MODULES = {
+    "reversal": "reversal",
+    "niah": "niah_small",
+}
+
+
+def task_names() -> tuple[str, ...]:
+    """Names that `make_task` takes."""
+    return tuple(_MODULES)
+
+
+def make_task(name: str, size: str = "small", **options: Any) -> Task:
+    """The task `name` at a named size ("small", "paper"), with some of its options changed.
+
+    Raises InputError for an unknown name, size or option, and for a value of another type or out of range.
+    """
+    if name not in _MODULES:
+        raise InputError(f"wanted a task, one of {', '.join(_MODULES)}; got {name!r}")
+    sizes: dict[str, Task] = import_module(f"{__name__}.{_MODULES[name]}").SIZES
+    if size not in sizes:
+        raise InputError(f"task {name}: wanted a size, one of {', '.join(sizes)}; got {size!r}")
+    task = sizes[size]
+    known = {field.name: getattr(task, field.name) for field in dataclasses.fields(task)}
+    for option, value in options.items():
+        if option not in known:
+            raise InputError(f"task {name} has no option {option!r}; it has {', '.join(known)}")
+        wanted = type(known[option])
+        if wanted is float and type(value) is int:
+            options[option] = float(value)
+        elif type(value) is not wanted:
+            raise InputError(
+                f"task {name}: {option} is {value!r}; wanted a {wanted.__name__} like {known[option]!r}"
+            )
+    return dataclasses.replace(task, **options)

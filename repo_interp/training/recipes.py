@@ -1,0 +1,38 @@
+"""What each task is trained with where nothing else is said: hyper-parameters that reached full score in pilot runs.
+
+They are the same for every position scheme, so that schemes can be compared. A continued run has a recipe of its own: the task is at
+full difficulty from the start, and the learning rate is lower. Knows nothing about how training is carried out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+FRESH: Mapping[str, Mapping[str, Any]] = {
+    "reversal": {
+        "assignment": "layer",  # f_phi is shared by the heads of a layer, as in the paper's experiment
+        "steps": 2500,
+        "batch": 64,
+        "learning_rate": 2e-3,
+        "curriculum": 0.4,
+    },
+    "niah": {
+        "steps": 3000,
+        "batch": 8,
+        "learning_rate": 2e-3,
+        "curriculum": 0.6,
+        "initial_deviation": 0.1,
+    },
+}
+"""From random weights."""
+
+CONTINUED: Mapping[str, Mapping[str, Any]] = {
+    "niah": {"steps": 1500, "batch": 8, "learning_rate": 1e-3},
+}
+"""From a checkpoint."""
+
+
+def recipe(task: str, continued: bool) -> dict[str, Any]:
+    """Fields of a training configuration for `task`; nothing for a task without a recipe."""
+    return dict((CONTINUED if continued else FRESH).get(task, {}))

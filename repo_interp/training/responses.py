@@ -1,0 +1,76 @@
+"""What a model says at the targets of prompts: teacher-forced in one forward pass, or generated greedily with a key-value cache.
+
+    forced       argmax p(. | reference tokens before t), and log p(token_t | ...)
+    generated    argmax p(. | prompt, own tokens so far), t by t
+
+Both agree on the first wrong token and so on exact match; after it they may differ. Knows nothing about how answers are scored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from repo_interp.errors import InputError
+from repo_interp.models.generation import continue_greedily
+from repo_interp.tasks import Batch, Prompt, Response, Task
+from repo_interp.training.batches import to_question
+from repo_interp.training.optimisation import target_logits
+
+
+@torch.inference_mode()
+def forced_responses(
+    model: PreTrainedModel, task: Task, prompts: Sequence[Prompt], batch_size: int = 32
+) -> list[Response]:
+    """Teacher-forced responses, one a prompt, with log-probabilities."""
+    order = sorted(range(len(prompts)), key=lambda number: len(prompts[number].tokens))
+    responses: dict[int, Response] = {}
+    for start in range(0, len(order), batch_size):
+        chosen = order[start : start + batch_size]
+        question = to_question(_padded([prompts[number] for number in chosen], task), next(model.parameters()).device)
+        log_probabilities = target_logits(model, question).double().log_softmax(-1)
+        reference = log_probabilities.gather(-1, question.targets[:, None])[:, 0].tolist()
+        likeliest = log_probabilities.argmax(-1).tolist()
+        end = 0
+        for number in chosen:
+            begin, end = end, end + len(task.targets(prompts[number]))
+            responses[number] = Response(tuple(likeliest[begin:end]), tuple(reference[begin:end]))
+    return [responses[number] for number in range(len(prompts))]
+
+
+def generated_responses(
+    model: PreTrainedModel, task: Task, prompts: Sequence[Prompt], batch_size: int = 32
+) -> list[Response]:
+    """Greedy responses, one a prompt. Raises InputError where targets are not the last tokens of the prompt, so that a model cannot
+    be let go on from before them.
+    """
+    starts = []
+    for prompt in prompts:
+        targets = task.targets(prompt)
+        if targets != tuple(range(len(prompt.tokens) - len(targets), len(prompt.tokens))):
+            raise InputError(
+                f"task {task.name} asks for tokens in the midst of its prompts, which cannot be generated; "
+                "score it by the teacher-forced answers"
+            )
+        starts.append(targets[0])
+    questions = [prompt.tokens[:start] for prompt, start in zip(prompts, starts, strict=True)]
+    counts = [len(prompt.tokens) - start for prompt, start in zip(prompts, starts, strict=True)]
+    return [Response(tokens) for tokens in continue_greedily(model, questions, counts, batch_size)]
+
+
+def prompts_of(task: Task, batch: Batch) -> list[Prompt]:
+    """The sequences of a batch, read back as prompts."""
+    return [task.describe(np.trim_zeros(row, "b").tolist()) for row in batch.tokens]
+
+
+def _padded(prompts: Sequence[Prompt], task: Task) -> Batch:
+    longest = max(len(prompt.tokens) for prompt in prompts)
+    tokens = np.zeros((len(prompts), longest), dtype=np.int64)
+    targets = np.zeros(tokens.shape, dtype=bool)
+    for row, prompt in enumerate(prompts):
+        tokens[row, : len(prompt.tokens)] = prompt.tokens
+        targets[row, list(task.targets(prompt))] = True
+    return Batch(tokens, targets)

@@ -1,0 +1,87 @@
+"""Several training runs side by side, each in a process of its own, and stopping them so that they can go on later.
+
+A process per run with few threads uses a machine of some cores better than one run with many: the models are small. Knows nothing about
+terminals; whoever wants to see how far a run is reads its log.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from repo_interp.training.configuration import TrainingConfiguration
+from repo_interp.training.folder import TrainingFolder
+
+
+@contextmanager
+def stoppable() -> Iterator[Callable[[], bool]]:
+    """While this lasts, an interrupt or a request to terminate is noted; the function given says whether one came.
+
+    A second interrupt is a KeyboardInterrupt at once. Only the main thread of a process may use it.
+    """
+    came = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal came
+        if came:
+            raise KeyboardInterrupt
+        came = True
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def train_side_by_side(
+    runs: Sequence[tuple[TrainingConfiguration, Path]], jobs: int, watch: Callable[[], None], every: float = 0.5
+) -> bool:
+    """Train every (configuration, directory begun before), `jobs` at a time; `watch` is called every `every` seconds.
+
+    Returns whether all came to their end: an interrupt stops them so that each can go on. An error of a run is raised when the others
+    are done.
+    """
+    context = multiprocessing.get_context("spawn")
+    with stoppable() as stop, ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        futures = [pool.submit(_train_one, configuration, directory, os.getpid()) for configuration, directory in runs]
+        waiting: set[Future[bool]] = set(futures)
+        while waiting:
+            _, waiting = wait(waiting, timeout=every, return_when=FIRST_COMPLETED)
+            watch()
+            if stop():
+                waiting = {future for future in waiting if not future.cancel()}
+                _interrupt(pool)
+        return all([not future.cancelled() and future.result() for future in futures])
+
+
+def _interrupt(pool: ProcessPoolExecutor) -> None:
+    """Tell the processes to stop: an interrupt of the terminal reached them by itself, one that was sent to us did not."""
+    for process in list(pool._processes.values()):
+        if process.pid is not None and process.is_alive():
+            os.kill(process.pid, signal.SIGUSR1)
+
+
+def _train_one(configuration: TrainingConfiguration, directory: Path, parent: int) -> bool:
+    """Train in this process until the end, an interrupt, or the end of the process that asked for it."""
+    from repo_interp.training.loop import prepare, train
+
+    asked = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        asked = True
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, note)
+    folder = TrainingFolder(directory)
+    for _ in train(prepare(configuration), folder, stop=lambda: asked or os.getppid() != parent):
+        pass
+    return folder.is_finished

@@ -1,0 +1,53 @@
+"""The checkpoints that come with the package, by name: TASK/SCHEME, such as "niah/repo".
+
+Each is a directory as `repo-interp train` leaves it, without its state: weights, tokenizer, training.toml, log.jsonl, scores.json.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from repo_interp.errors import InputError
+from repo_interp.training.configuration import TrainingConfiguration, read_toml, replaced
+
+_DIRECTORY = Path(__file__).parent.parent / "zoo"
+
+
+@dataclass(frozen=True)
+class ZooEntry:
+    """What is known of a checkpoint without loading it."""
+
+    name: str
+    path: Path
+    configuration: TrainingConfiguration
+    scores: dict
+    """scores.json: the metric, and its mean by test set."""
+    bytes: int
+    """Size of the weights."""
+
+
+def zoo_names() -> tuple[str, ...]:
+    """Every checkpoint that is there, sorted."""
+    return tuple(sorted(str(file.parent.relative_to(_DIRECTORY).as_posix()) for file in _DIRECTORY.glob("*/*/config.json")))
+
+
+def zoo_path(name: str) -> Path:
+    """The directory of checkpoint `name`. Raises InputError when the package has none of that name."""
+    if name not in zoo_names():
+        raise InputError(f"no checkpoint {name!r} comes with the package; these do: {', '.join(zoo_names()) or 'none'}")
+    return _DIRECTORY / name
+
+
+def zoo_entry(name: str) -> ZooEntry:
+    """What is known of checkpoint `name`. Raises InputError when the package has none of that name."""
+    path = zoo_path(name)
+    stated = read_toml(path / "training.toml")
+    return ZooEntry(
+        name=name,
+        path=path,
+        configuration=replaced(TrainingConfiguration(task=stated["task"]), stated),
+        scores=json.loads((path / "scores.json").read_text(encoding="utf-8")),
+        bytes=(path / "model.safetensors").stat().st_size,
+    )

@@ -1,0 +1,125 @@
+"""Capture shows what attention computes with, layer by layer, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from families import CONFIGS, tiny
+from torch.testing import assert_close
+
+import repo_interp as ri
+from repo_interp.models.capture import capture, decode
+from repo_interp.models.reposition import attentions
+
+TOKENS = torch.randint(3, 64, (2, 20), generator=torch.Generator().manual_seed(1))
+VALID = torch.ones(2, 20, dtype=torch.bool)
+NUMBERS = torch.arange(2)
+
+
+def seen(model, tokens=TOKENS, valid=VALID, layers=None):
+    inputs = []
+    capture(model, tokens, valid, NUMBERS, inputs.append, layers)
+    return inputs
+
+
+@pytest.mark.parametrize("layout", ["rope", "nope", "repo@1", "continuous"])
+@pytest.mark.parametrize("family", CONFIGS)
+def test_logits_from_inputs_are_the_scores_of_attention(family, layout):
+    wrapped = ri.bridge(ri.reposition(tiny(family), layout))
+    with torch.no_grad():
+        _, cache = wrapped.run_with_cache(TOKENS)
+    rows = torch.tensor([0, 7, 19])
+    for inputs in seen(wrapped):
+        scores = cache[f"blocks.{inputs.layer}.attn.hook_attn_scores"][:, :, rows]
+        logits = inputs.logits(rows)
+        visible = torch.isfinite(logits)
+        assert_close(logits[visible], scores[visible], atol=1e-5, rtol=1e-5)
+        assert (scores[~visible] < -1e30).all()
+        assert_close(
+            torch.softmax(logits, -1), cache[f"blocks.{inputs.layer}.attn.hook_pattern"][:, :, rows], atol=1e-6, rtol=1e-5
+        )
+
+
+def test_layers_come_in_order_and_only_those_asked_for():
+    model = ri.reposition(tiny("llama"), "rope,nope,repo")
+    assert [(i.layer, i.scheme) for i in seen(model)] == [(0, "rope"), (1, "nope"), (2, "repo")]
+    assert [i.layer for i in seen(model, layers=[2, 0])] == [0, 2]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_padding_on_either_side_shows_the_same_inputs(family, side):
+    model = ri.reposition(tiny(family), "repo@1")
+    padding = torch.zeros(2, 5, dtype=torch.long)
+    parts, marks = [TOKENS, padding], [torch.ones(2, 20), torch.zeros(2, 5)]
+    if side == "left":
+        parts, marks = parts[::-1], marks[::-1]
+    tokens, valid = torch.cat(parts, 1), torch.cat(marks, 1).bool()
+    for plain, padded in zip(seen(model), seen(model, tokens, valid), strict=True):
+        kept = slice(5, None) if side == "left" else slice(None, 20)
+        assert_close(padded.queries[:, :, kept], plain.queries, atol=1e-5, rtol=1e-5)
+        assert_close(padded.positions[:, :, kept], plain.positions, atol=1e-4, rtol=1e-4)
+        row = torch.tensor([24 if side == "left" else 19])
+        assert_close(padded.logits(row)[..., kept], plain.logits(torch.tensor([19])), atol=1e-4, rtol=1e-4)
+        assert torch.isinf(padded.logits(row)).sum() == 2 * 4 * 5 + torch.isinf(plain.logits(torch.tensor([19]))).sum()
+
+
+def test_decode_is_the_model_without_its_unembedding():
+    model = ri.reposition(tiny("llama"), "repo")
+    with torch.no_grad():
+        assert_close(model.lm_head(decode(model, TOKENS, VALID)), model(TOKENS).logits)
+        wrapped_states = decode(ri.bridge(model), TOKENS, VALID)
+        assert wrapped_states.shape == (2, 20, 32)
+
+
+def test_interventions_on_positions_are_seen():
+    wrapped = ri.bridge(ri.reposition(tiny("llama"), "repo"))
+    wrapped.add_hook("blocks.1.attn.hook_positions", lambda positions, hook: torch.zeros_like(positions))
+    assert seen(wrapped)[1].positions.abs().max() == 0
+    assert seen(wrapped)[0].positions.abs().max() > 0
+
+
+class _Stop(Exception):
+    pass
+
+
+def test_observers_are_gone_after_capture_and_after_a_pass_that_raised():
+    model = ri.reposition(tiny("llama"), "repo")
+
+    def stop(inputs):
+        raise _Stop
+
+    seen(model)
+    assert all(not attention.observers for attention in attentions(model))
+    with pytest.raises(_Stop):
+        capture(model, TOKENS, VALID, NUMBERS, stop)
+    assert all(not attention.observers for attention in attentions(model))
+
+
+def test_nothing_of_a_layer_is_kept():
+    import weakref
+
+    model = ri.reposition(tiny("llama"), "repo")
+    alive = []
+
+    def receive(inputs):
+        assert all(reference() is None for reference in alive), "an earlier layer's inputs are still in memory"
+        alive.append(weakref.ref(inputs))
+
+    capture(model, TOKENS, VALID, NUMBERS, receive)
+    assert len(alive) == 3
+
+
+def test_values_that_are_not_finite_are_named_where_they_first_appear():
+    model = ri.reposition(tiny("llama"), "repo")
+    with torch.no_grad():
+        model.model.layers[1].self_attn.assigner.final_map.weight[0, 0] = float("inf")
+        model.model.embed_tokens.weight[63] = 0.1
+    tokens = TOKENS.clone()
+    with pytest.raises(ri.InputError, match="positions of layer 1 are not finite in prompt 0, the first place"):
+        seen(model, tokens)
+
+
+def test_half_precision_is_widened_before_measures_see_it():
+    model = ri.reposition(tiny("llama"), "repo").to(torch.bfloat16)
+    assert {inputs.queries.dtype for inputs in seen(model)} == {torch.float32}

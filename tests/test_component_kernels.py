@@ -1,0 +1,135 @@
+"""Profiles, moments and VAF of rotary components: closed forms, the slow way, precision, memory, devices."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from causal_reference import component_maps, diagonal_sums, random_features, seen
+from torch.testing import assert_close
+
+from repo_interp.measures.component_moments import component_moments
+from repo_interp.measures.diagonals import component_profiles
+from repo_interp.measures.variance_accounted import (
+    band_variance_accounted,
+    curve_covariance,
+    variance_accounted,
+    variance_accounted_as_printed,
+)
+
+shapes = pytest.mark.parametrize(
+    ("tokens", "kv_heads", "window"),
+    [(1, 4, None), (2, 4, 1), (17, 2, None), (130, 4, None), (150, 1, 5), (150, 4, 128), (290, 2, 200)],
+)
+
+
+@shapes
+def test_profiles_and_moments_equal_those_of_the_whole_maps(tokens, kv_heads, window):
+    queries, keys, valid = random_features(tokens, kv_heads)
+    queries = queries.masked_fill(~valid[:, None, :, None], float("nan"))
+    pairs = seen(valid, window)[:, None, None]
+    maps = component_maps(queries, keys).masked_fill(~pairs, 0)
+    profiles = component_profiles(queries, keys, valid, window, memory=1)
+    assert_close(profiles, diagonal_sums(maps), rtol=1e-10, atol=1e-10)
+    moments = component_moments(queries, keys, valid, window, memory=1)
+    count = pairs.double().sum((-1, -2))
+    mean = maps.sum((-1, -2)) / count
+    centred = (maps - mean[..., None, None]).masked_fill(~pairs, 0).flatten(-2)
+    assert_close(moments.pairs, count[:, :, 0].expand(-1, 4))
+    covariance = centred @ centred.transpose(-1, -2) / count[..., None]
+    assert_close(moments.mean, mean, rtol=1e-10, atol=1e-10, equal_nan=True)
+    assert_close(moments.covariance, covariance, rtol=1e-10, atol=1e-10, equal_nan=True)
+
+
+def test_prompts_longer_than_what_is_treated_together():
+    queries, keys, valid = random_features(2100, heads=1, kv_heads=1, d_head=4, prompts=1)
+    for window in (None, 700):
+        maps = component_maps(queries, keys).flatten(-2)[..., seen(valid, window).flatten()]
+        expected = torch.cov(maps[0, 0], correction=0)
+        moments = component_moments(queries, keys, valid, window)
+        assert_close(moments.covariance[0, 0], expected, rtol=1e-10, atol=1e-10)
+        assert_close(moments.mean[0, 0], maps[0, 0].mean(-1), rtol=1e-10, atol=1e-10)
+
+
+def test_how_many_heads_go_at_once_does_not_matter():
+    queries, keys, valid = random_features(200, kv_heads=2)
+    one, all_at_once = (component_moments(queries, keys, valid, memory=memory) for memory in (1, 2**40))
+    assert_close(one.covariance, all_at_once.covariance, rtol=1e-12, atol=1e-12)
+
+
+def test_vaf_of_components_and_bands_by_their_definitions():
+    queries, keys, valid = random_features(140)
+    covariance = component_moments(queries, keys, valid).covariance
+    maps, pairs = component_maps(queries, keys), seen(valid)
+    bands = torch.tensor([[1, 1, 0, 0, 0, 0], [0, 0, 1, 0, 1, 1], [0, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1]]).bool()
+    for prompt in range(3):
+        values = maps[prompt].flatten(-2)[..., pairs[prompt].flatten()]
+        logits = values.sum(1)
+        whole = logits.var(-1, correction=0)
+        alone = 100 * (1 - (logits[:, None] - values).var(-1, correction=0) / whole[:, None])
+        assert_close(variance_accounted(covariance[prompt]), alone, rtol=1e-10, atol=1e-10)
+        for number, band in enumerate(bands):
+            left = (logits - values[:, band].sum(1)).var(-1, correction=0)
+            found = band_variance_accounted(covariance[prompt], bands)[:, number]
+            assert_close(found, 100 * (1 - left / whole), rtol=1e-10, atol=1e-10)
+        printed = 100 * (1 - (logits[:, None] - values).sum(-1) / logits.sum(-1, keepdim=True))
+        assert_close(variance_accounted_as_printed(values.sum(-1)), printed, rtol=1e-9, atol=1e-9)
+
+
+def test_vaf_on_curves_counts_each_distance_once_and_leaves_out_those_without_pairs():
+    curves = torch.randn(2, 5, 9, dtype=torch.float64)
+    there = torch.tensor([True] * 7 + [False] * 2).expand(2, 9)
+    covariance = curve_covariance(curves.masked_fill(~there[:, None], float("nan")), there)
+    for number in range(2):
+        assert_close(covariance[number], torch.cov(curves[number, :, :7], correction=0))
+
+
+def test_one_component_alone_accounts_for_everything_and_a_constant_one_for_nothing():
+    queries, keys, _ = random_features(60, d_head=4, prompts=1)
+    queries[..., [1, 3]] = 0
+    queries[..., 1], keys[..., 1] = 3.0, 2.0
+    found = variance_accounted(component_moments(queries, keys).covariance)
+    assert_close(found, torch.tensor([100.0, 0.0], dtype=torch.float64).expand_as(found), rtol=0, atol=1e-10)
+
+
+def test_logits_that_do_not_vary_have_no_vaf():
+    ones = torch.ones(1, 1, 4, 4, dtype=torch.float64)
+    assert variance_accounted(component_moments(ones * 0, ones).covariance).isnan().all()
+
+
+@pytest.mark.parametrize("window", [None, 300, 50])
+@pytest.mark.parametrize("mean", [0.0, 1.0, 5.0, 20.0, 70.0])
+def test_float32_keeps_the_digits_of_vaf_where_the_mean_dwarfs_the_spread(mean, window):
+    queries, keys, valid = random_features(500, mean=mean, dtype=torch.float32)
+    found = variance_accounted(component_moments(queries, keys, valid, window).covariance)
+    exact = variance_accounted(component_moments(queries.double(), keys.double(), valid, window).covariance)
+    assert_close(found / 100, exact / 100, rtol=2e-6, atol=2e-6)
+
+
+def test_float32_keeps_the_digits_where_components_oppose_each_other():
+    queries, keys, valid = random_features(500, mean=0.0, dtype=torch.float32)
+    queries[..., 2] += 50
+    queries[..., 3] += 50
+    keys[..., 2] += 50
+    keys[..., 3] -= 50
+    found = variance_accounted(component_moments(queries, keys, valid).covariance)
+    exact = variance_accounted(component_moments(queries.double(), keys.double(), valid).covariance)
+    assert_close(found / 100, exact / 100, rtol=2e-6, atol=2e-6)
+
+
+def test_longest_distances_are_right_in_float32():
+    queries, keys, _ = random_features(1500, dtype=torch.float32, prompts=1, heads=2, kv_heads=2)
+    last = component_profiles(queries, keys)[..., -1]
+    product = (queries[..., -1, :].double() * keys[..., 0, :].double()).unflatten(-1, (2, -1)).sum(-2)
+    assert_close(last, product, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_a_gpu_gives_what_the_cpu_gives(dtype, window):
+    queries, keys, valid = random_features(400, kv_heads=2, mean=5.0, dtype=dtype)
+    tolerance = 1e-10 if dtype == torch.float64 else 1e-5
+    there = [tensor.cuda() for tensor in (queries, keys, valid)]
+    for kernel in (component_profiles, lambda *inputs: component_moments(*inputs).covariance):
+        found, expected = kernel(*there, window).cpu(), kernel(queries, keys, valid, window)
+        assert_close(found, expected, rtol=tolerance, atol=tolerance * float(expected.abs().max()))

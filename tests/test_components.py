@@ -1,0 +1,240 @@
+"""The measure `components`: what must hold of it, and the slow way on whole layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from attention_inputs import random_inputs
+from causal_reference import component_maps, diagonal_sums, seen
+from numpy.testing import assert_allclose
+
+from repo_interp.errors import InputError
+from repo_interp.inputs import select_heads, select_prompts
+from repo_interp.measures.components import BANDS, Components, frequency_bands
+from repo_interp.measures.statistics import merge
+
+MEASURE = Components(training_length=16)
+
+
+def measured(*observed, measure=MEASURE):
+    return measure.conclude(merge([measure.observe(inputs, {}) for inputs in observed]))
+
+
+def padded():
+    valid = torch.ones(3, 30, dtype=torch.bool)
+    valid[0, 22:] = False
+    valid[1, :5] = False
+    return valid
+
+
+@pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_group_against_whole_maps(kv_heads, window):
+    inputs = random_inputs(3, kv_heads=kv_heads, tokens=30, valid=padded(), window=window)
+    group = measured(inputs)
+    mask = seen(inputs.valid, window)[:, None, None]
+    maps = component_maps(inputs.rotated_queries, inputs.rotated_keys).masked_fill(~mask, 0)
+    pairs = diagonal_sums(mask[:, 0, 0].double()).sum(0)
+    assert_allclose(group["distance_pairs"], pairs)
+    there = (pairs > 0).numpy()
+    curves = (diagonal_sums(maps).sum(0) / pairs).numpy()[..., there]
+    assert_allclose(group["component_by_distance"][0, :, there], curves.mean(0), atol=1e-12)
+    assert_allclose(group["logit_by_distance"][0, :, there], curves.sum(1), atol=1e-12)
+    assert group["logit_by_distance"][0, :, ~there].isnull().all()
+    for prompt in range(3):
+        values = maps[prompt].flatten(-2)[..., mask[prompt, 0, 0].flatten()]
+        logits = values.sum(1, keepdim=True)
+        alone = 100 * (1 - (logits - values).var(-1, correction=0) / logits.var(-1, correction=0))
+        assert_allclose(group["vaf"][prompt, 0], alone, rtol=1e-5, atol=1e-4)
+        own = diagonal_sums(mask[prompt, 0, 0].double())
+        curve = diagonal_sums(maps[prompt])[..., own > 0] / own[own > 0]
+        whole = curve.sum(1, keepdim=True)
+        along = 100 * (1 - (whole - curve).var(-1, correction=0) / whole.var(-1, correction=0))
+        assert_allclose(group["vaf_curve"][prompt, 0], along, rtol=1e-5, atol=1e-4)
+        printed = 100 * (1 - (whole - curve).sum(-1) / whole.sum(-1))
+        assert_allclose(group["vaf_curve_printed"][prompt, 0], printed, rtol=1e-4, atol=1e-3)
+
+
+def test_components_add_up_to_the_logits_and_all_bands_to_everything():
+    group = measured(random_inputs(tokens=40), random_inputs(tokens=40, layer=1, scheme="nope"))
+    total = group["component_by_distance"].sum("component")
+    xr.testing.assert_allclose(total, group["logit_by_distance"].mean("head"))
+    everything = Components(training_length=1)
+    assert_allclose(measured(random_inputs(), measure=everything)["vaf_band"].sel(band="low"), 100, rtol=1e-5)
+
+
+def test_a_constant_added_to_positions_changes_nothing_and_the_index_is_rope():
+    inputs = random_inputs(tokens=20)
+    xr.testing.assert_allclose(
+        measured(inputs), measured(replace(inputs, positions=inputs.positions + 3.5)), rtol=1e-5, atol=1e-5
+    )
+    index = torch.arange(20.0, dtype=torch.float64)
+    shared, own = index.expand(2, 1, -1), index.expand(2, 4, -1)
+    xr.testing.assert_identical(
+        measured(replace(inputs, positions=shared)), measured(replace(inputs, positions=own))
+    )
+
+
+def test_attention_scaling_is_in_the_logits_and_not_in_shares_of_variance():
+    inputs = random_inputs()
+    plain, scaled = measured(inputs), measured(replace(inputs, attention_scaling=1.2))
+    xr.testing.assert_allclose(scaled["logit_by_distance"], plain["logit_by_distance"] * 1.44)
+    xr.testing.assert_allclose(scaled["vaf"], plain["vaf"], rtol=1e-5)
+
+
+def test_one_angle_and_no_logit_scale_in_closed_form():
+    ones = torch.zeros(1, 1, 12, 4, dtype=torch.float64)
+    ones[..., 0] = 2.0
+    frequencies = torch.tensor([0.3, 0.0], dtype=torch.float64)
+    index = torch.arange(12, dtype=torch.float64).expand(1, 1, -1)
+    inputs = replace(
+        random_inputs(1, 1, 1, tokens=12, d_head=4),
+        queries=ones,
+        keys=ones,
+        frequencies=frequencies,
+        positions=index,
+        softcap=1.0,
+    )
+    group = measured(inputs)
+    assert_allclose(group["component_by_distance"][0, 0], 4 * np.cos(0.3 * np.arange(12)), atol=1e-12)
+    assert_allclose(group["vaf"][0, 0, 0], [100, 0], atol=1e-5)
+    assert_allclose(group["turn_mean"][0, 0], [0.3 * (12 * 11 * 13 / 6) / 78, 0])
+    assert_allclose(group["still_share"], 0.5)
+
+
+def test_leaving_out_the_first_tokens_is_as_if_they_were_not_there():
+    inputs = random_inputs(3, tokens=30, valid=padded())
+    measure = Components(training_length=16, first_token=2, last_token=15)
+    group = measured(inputs, measure=measure)
+    for prompt, first in enumerate((0, 5, 0)):
+        kept = slice(first + 2, first + 15)
+        alone = replace(
+            select_prompts(inputs, slice(prompt, prompt + 1)),
+            queries=inputs.queries[prompt : prompt + 1, :, kept],
+            keys=inputs.keys[prompt : prompt + 1, :, kept],
+            positions=inputs.positions[prompt : prompt + 1, :, kept],
+            valid=torch.ones(1, 13, dtype=torch.bool),
+        )
+        expected = measured(alone)
+        for name in ("vaf", "vaf_printed", "vaf_curve", "vaf_curve_printed", "vaf_band", "position_reach"):
+            assert_allclose(group[name][prompt], expected[name][0], rtol=1e-4, atol=1e-4)
+
+
+def test_padding_on_either_side_changes_nothing():
+    inputs = random_inputs(1, tokens=20)
+    plain = measured(inputs)
+    for pad in ((0, 7), (7, 0)):
+        wide = replace(
+            inputs,
+            queries=torch.nn.functional.pad(inputs.queries, (0, 0, *pad), value=torch.nan),
+            keys=torch.nn.functional.pad(inputs.keys, (0, 0, *pad), value=torch.nan),
+            positions=torch.nn.functional.pad(inputs.positions, pad, value=1e4),
+            valid=torch.nn.functional.pad(inputs.valid, pad),
+        )
+        xr.testing.assert_allclose(
+            measured(wide).isel(distance=slice(0, 20)), plain, rtol=1e-4, atol=1e-4
+        )
+
+
+def test_merging_parts_in_any_order_equals_the_whole():
+    whole = random_inputs(4, tokens=25, valid=torch.ones(4, 25, dtype=torch.bool))
+    for measure in (MEASURE, Components(training_length=16, prompts="mean", curves="head")):
+        parts = [measure.observe(select_prompts(whole, slice(n, n + 1)), {}) for n in (2, 0, 3, 1)]
+        xr.testing.assert_allclose(
+            measure.conclude(merge(parts)), measured(whole, measure=measure), rtol=1e-5, atol=1e-5
+        )
+
+
+def test_prompts_of_different_lengths_merge():
+    short, long = random_inputs(1, tokens=10), random_inputs(1, tokens=14, first_prompt=1, seed=1)
+    group = measured(short, long)
+    assert_allclose(group["distance_pairs"], [10 - t + 14 - t for t in range(10)] + [4, 3, 2, 1])
+    one = measured(long)
+    xr.testing.assert_allclose(group["logit_by_distance"][..., 10:], one["logit_by_distance"][..., 10:])
+
+
+def test_mean_over_prompts_is_the_mean_of_each_and_needs_no_axis_prompt():
+    inputs = random_inputs(5)
+    each = measured(inputs)
+    mean = measured(inputs, measure=Components(training_length=16, prompts="mean"))
+    assert "prompt" not in mean.dims
+    for name in ("vaf", "vaf_printed", "vaf_curve", "vaf_curve_printed", "vaf_band", "position_reach", "still_share"):
+        assert_allclose(mean[f"{name}_mean"], each[name].mean("prompt"), rtol=1e-4, atol=1e-4)
+        assert_allclose(mean[f"{name}_deviation"], each[name].std("prompt"), rtol=1e-3, atol=1e-3)
+
+
+def test_heads_on_request_average_to_the_mean_and_chosen_heads_stay_theirs():
+    inputs = random_inputs(kv_heads=2)
+    mean, heads = measured(inputs), measured(inputs, measure=Components(training_length=16, curves="head"))
+    assert "head_component_by_distance" not in mean
+    xr.testing.assert_allclose(heads["component_by_distance"], mean["component_by_distance"])
+    xr.testing.assert_allclose(
+        heads["head_component_by_distance"].sum("component"), heads["logit_by_distance"].transpose(..., "distance")
+    )
+    some = measured(select_heads(inputs, [3, 1]))
+    assert_allclose(some["vaf"], mean["vaf"][:, :, [3, 1]], rtol=1e-5)
+
+
+def test_layers_without_rotation_have_components_and_no_frequency_bands_or_turns():
+    group = measured(random_inputs(scheme="nope"))
+    for name in ("frequency", "vaf_band", "turn_share", "turn_mean", "position_reach", "still_share"):
+        assert group[name].isnull().all(), name
+    assert not group["activated"].any() and not group["low_frequency"].any()
+    assert group["vaf"].notnull().all() and group["logit_by_distance"].notnull().all()
+
+
+@pytest.mark.parametrize("window", [None, 6])
+def test_what_a_scheme_adds_is_in_the_logits_by_distance_and_in_no_component(window):
+    def slopes(rows):
+        distance = (rows[:, None] - torch.arange(30)).clamp(min=0)
+        return -torch.tensor([1.0, 0.5, 0.25, 0.125])[:, None, None] * distance.expand(3, 4, -1, -1)
+
+    plain = random_inputs(3, scheme="nope", tokens=30, valid=padded(), window=window)
+    biased = replace(plain, scheme="alibi", position_logits=slopes)
+    group, without = measured(biased), measured(plain)
+    every = biased.logits(torch.arange(30))
+    mask = seen(biased.valid, window)[:, None]
+    pairs = diagonal_sums(mask.double()).sum(0)
+    there = (pairs[0] > 0).numpy()
+    expected = diagonal_sums(every.masked_fill(~mask, 0)).sum(0) / pairs / biased.logit_scale
+    assert_allclose(group["logit_by_distance"][0, :, there], expected.numpy()[:, there], atol=1e-12)
+    xr.testing.assert_identical(group["vaf"], without["vaf"])
+    xr.testing.assert_identical(group["component_by_distance"], without["component_by_distance"])
+    added = group["position_logit_by_distance"][0, 0, : 6 if window else 25]
+    assert_allclose(added, -np.arange(len(added)) / plain.logit_scale, atol=1e-12)
+    assert (without["position_logit_by_distance"].fillna(0) == 0).all()
+
+
+def test_bands_part_the_components_at_pi_and_two_pi_over_the_training_length():
+    frequencies = torch.tensor([1.0, 2.1, 2.0, 1.5, 1.01, 0.3, 0.0], dtype=torch.float64) * torch.pi / 512
+    activated, low, high = frequency_bands(frequencies, 512)
+    assert BANDS == ("activated", "low", "high")
+    assert activated.tolist() == [False, False, False, True, True, False, False]
+    assert low.tolist() == [True, False, False, False, False, True, True]
+    assert high.tolist() == [False, True, True, False, False, False, False]
+
+
+def test_every_variable_says_what_it_is_and_survives_a_file(tmp_path):
+    group = measured(random_inputs(), random_inputs(layer=1, scheme="nope"))
+    assert all(array.attrs["long_name"] and array.attrs["units"] for array in group.data_vars.values())
+    group.to_netcdf(tmp_path / "group.nc", engine="h5netcdf")
+    with xr.open_dataset(tmp_path / "group.nc", engine="h5netcdf") as read:
+        xr.testing.assert_identical(read.load(), group)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"curves": "all"}, {"prompts": "some"}, {"training_length": 0}, {"first_token": -1}, {"first_token": 3, "last_token": 3}],
+)
+def test_parameters_that_make_no_sense_are_refused(given):
+    with pytest.raises(InputError):
+        Components(**{"training_length": 16} | given)
+
+
+def test_without_a_training_length_nothing_is_measured():
+    with pytest.raises(InputError, match="training_length"):
+        Components().observe(random_inputs(), {})

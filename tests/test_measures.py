@@ -1,0 +1,328 @@
+"""positions, patterns, attention_mass: closed forms and invariants, a slow reference, the authors' numbers; exact merging."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from attention_inputs import OFFICIAL, official_inputs, random_inputs
+from numpy.testing import assert_allclose, assert_array_equal
+
+from repo_interp.inputs import select_heads, select_prompts
+from repo_interp.measures.attention_mass import AttentionMass, span_mass
+from repo_interp.measures.patterns import Patterns, chunk_patterns
+from repo_interp.measures.positions import Positions, position_range
+from repo_interp.measures.statistics import Statistics, merge
+
+ANALYSIS = np.load(OFFICIAL / "expected_analysis.npz")
+VALID = torch.ones(64, dtype=torch.bool)
+
+
+# positions ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_range_ignores_where_position_zero_is_and_scales_with_its_unit():
+    positions = torch.randn(3, 4, 64, dtype=torch.float64)
+    assert_allclose(position_range(7.0 - 2 * positions, VALID), 2 * position_range(positions, VALID))
+    assert_allclose(position_range(torch.full((2, 64), 3.5), VALID), 0)
+    assert_allclose(position_range(torch.arange(64.0), VALID), 63)
+
+
+def test_range_leaves_padding_out():
+    valid = torch.tensor([True, True, False, True])
+    assert position_range(torch.tensor([1.0, 4.0, 1e6, -2.0]), valid) == 6
+
+
+@pytest.mark.parametrize("name", ["repo_mha", "repo_scaled", "multihead_continuous"])
+def test_ranges_are_the_authors(name):
+    expected = ANALYSIS[f"{name}/range_d"]
+    for row, layer in enumerate(np.load(OFFICIAL / name / "expected.npz")["repo_layers"]):
+        inputs = official_inputs(name, int(layer))
+        assert_allclose(position_range(inputs.positions, inputs.valid[:, None]), expected[row], rtol=1e-6)
+
+
+def test_heads_that_share_a_key_are_listed_each_and_padding_is_nan():
+    valid = torch.ones(2, 24, dtype=torch.bool)
+    valid[1, 20:] = False
+    inputs = random_inputs(heads=4, kv_heads=2, valid=valid)
+    group = Positions().conclude(Positions().observe(inputs, {}))
+    assert group["position"].dims == ("prompt", "layer", "head", "token")
+    assert_array_equal(group["position"].isel(head=0), group["position"].isel(head=1))
+    assert np.isnan(group["position"].sel(prompt=1).isel(token=slice(20, None))).all()
+    assert_allclose(group["position"].sel(prompt=0, layer=0), inputs.head_positions[0], rtol=1e-6)
+
+
+def test_a_layer_without_positions_has_nan():
+    group = Positions().conclude(Positions().observe(random_inputs(scheme="nope"), {}))
+    assert np.isnan(group["position"]).all() and np.isnan(group["position_range"]).all()
+
+
+# patterns -------------------------------------------------------------------------------------------------------------------------
+
+
+def pattern_of(chunk, **options):
+    positions = torch.as_tensor(chunk, dtype=torch.float64)
+    return int(chunk_patterns(positions, torch.ones(len(chunk), dtype=torch.bool), len(chunk), **options)[0])
+
+
+def wandering(rows, tokens=64):
+    """Random walks: some hardly move, some drift steadily, some turn."""
+    steps = torch.randn(rows, tokens, dtype=torch.float64) * 0.15
+    drift = torch.tensor([0.0, 0.5, 0.05]).repeat(rows)[:rows, None]
+    return ((steps + drift) * torch.tensor([0.2, 1.0, 1.0]).repeat(rows)[:rows, None]).cumsum(-1)
+
+
+def test_the_three_patterns():
+    wave = np.sin(np.arange(16))
+    assert pattern_of(np.full(16, 3.0)) == 0
+    assert pattern_of(3 + 0.15 * wave) == 0
+    assert pattern_of(np.arange(16.0)) == pattern_of(-np.arange(16.0)) == 1
+    assert pattern_of(5 * wave) == 2
+    assert pattern_of(np.r_[np.arange(15.0), 14.0]) == 2, "equal neighbours are not strictly increasing"
+
+
+def test_constant_is_asked_first_and_its_edge_belongs_to_it():
+    assert pattern_of(np.linspace(0, 0.3, 16)) == 0
+    assert pattern_of([-0.25, 0.25] * 8, epsilon=0.25) == 0
+    assert pattern_of([-0.25, 0.25] * 8, epsilon=0.2499) == 2
+
+
+def test_patterns_do_not_change_when_positions_are_shifted_or_turned_round():
+    positions = wandering(6)
+    labels = chunk_patterns(positions, VALID)
+    assert set(labels.unique().tolist()) == {0, 1, 2}
+    assert_array_equal(chunk_patterns(positions + 100, VALID), labels)
+    assert_array_equal(chunk_patterns(-positions, VALID), labels)
+    assert_array_equal(chunk_patterns(3 * positions, VALID, epsilon=0.6), labels)
+
+
+def test_a_shorter_last_chunk_is_dropped_or_kept():
+    positions, valid = torch.arange(20.0), torch.ones(20, dtype=torch.bool)
+    assert chunk_patterns(positions, valid).tolist() == [1, -1]
+    assert chunk_patterns(positions, valid, last_chunk="keep").tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_does_not_move_chunks(side):
+    positions = torch.randn(3, 40, dtype=torch.float64).cumsum(-1) * 0.2
+    rubbish = torch.full((3, 9), 1e3, dtype=torch.float64)
+    parts = [rubbish, positions] if side == "left" else [positions, rubbish]
+    valid = torch.cat([torch.full((p.shape[1],), p is positions) for p in parts])
+    plain = chunk_patterns(positions, torch.ones(40, dtype=torch.bool), 8)
+    assert_array_equal(chunk_patterns(torch.cat(parts, 1), valid, 8)[:, :5], plain)
+
+
+def slow_patterns(row, size, epsilon):
+    labels = []
+    for start in range(0, len(row) - size + 1, size):
+        chunk = row[start : start + size]
+        if max(abs(z - sum(chunk) / size) for z in chunk) <= epsilon:
+            labels.append(0)
+        elif all(b > a for a, b in zip(chunk, chunk[1:], strict=False)) or all(b < a for a, b in zip(chunk, chunk[1:], strict=False)):
+            labels.append(1)
+        else:
+            labels.append(2)
+    return labels
+
+
+@pytest.mark.parametrize(("size", "epsilon"), [(16, 0.2), (8, 0.1), (4, 0.3)])
+def test_patterns_equal_the_slow_reading(size, epsilon):
+    positions = wandering(20)
+    expected = [slow_patterns(row.tolist(), size, epsilon) for row in positions]
+    assert {label for row in expected for label in row} == {0, 1, 2}
+    assert_array_equal(chunk_patterns(positions, VALID, size, epsilon), expected)
+
+
+@pytest.mark.parametrize("name", ["repo_mha", "repo_scaled", "multihead_continuous"])
+def test_chunks_are_the_authors(name):
+    for row, layer in enumerate(np.load(OFFICIAL / name / "expected.npz")["repo_layers"]):
+        inputs = official_inputs(name, int(layer))
+        for suffix, last_chunk in (("", "drop"), ("_keep_partial", "keep")):
+            labels = chunk_patterns(inputs.positions, inputs.valid[:, None], last_chunk=last_chunk)
+            expected = ANALYSIS[f"{name}/chunk_label{suffix}"][row]
+            assert_array_equal(labels[..., : expected.shape[-1]], expected)
+
+
+def test_shares_count_what_was_labelled_and_all_is_over_learned_layers():
+    parts, labels = [], {}
+    for layer in range(6):
+        inputs = official_inputs("repo_mha", layer)
+        parts.append(Patterns().observe(inputs, {}))
+        labels[layer] = chunk_patterns(inputs.head_positions, inputs.valid[:, None]).numpy()
+    group = Patterns().conclude(merge(parts))
+    for layer, found in labels.items():
+        for head in range(4):
+            for code, pattern in enumerate(("constant", "mono", "hybrid")):
+                share = (found[:, head] == code).mean()
+                assert_allclose(group["pattern_share"].sel(layer=layer, head=head, pattern=pattern), share)
+    overall = json.loads((OFFICIAL / "expected_analysis.json").read_text())["repo_mha"]["positions"]["overall"]
+    for pattern in ("constant", "mono", "hybrid"):
+        assert_allclose(group["pattern_share_all"].sel(pattern=pattern), overall[pattern])
+        assert_allclose(group["sensitivity"].sel(chunk_size=16, epsilon=0.2, pattern=pattern), overall[pattern])
+    assert_allclose(group["sensitivity"].sum("pattern"), 1)
+    constant = group["sensitivity"].sel(pattern="constant")
+    assert (constant.diff("epsilon") >= 0).all() and constant.diff("epsilon").max() > 0
+
+
+def test_layers_without_positions_have_no_chunk_and_no_share():
+    group = Patterns().conclude(Patterns().observe(random_inputs(scheme="nope"), {}))
+    assert (group["chunk_pattern"] == -1).all()
+    assert np.isnan(group["pattern_share"]).all() and np.isnan(group["pattern_share_all"]).all()
+
+
+# attention mass -------------------------------------------------------------------------------------------------------------------
+
+
+def spans_of(prompts, tokens, **named):
+    masks = {}
+    for name, places in named.items():
+        masks[name] = torch.zeros(prompts, tokens, dtype=torch.bool)
+        masks[name][:, places] = True
+    return masks
+
+
+def test_uniform_attention_gives_each_span_its_share_of_the_past():
+    inputs = dataclasses.replace(random_inputs(), queries=torch.zeros(2, 4, 24, 8, dtype=torch.float64))
+    spans = spans_of(2, 24, needle=[3, 4], query=[10], generated=[19])
+    group = AttentionMass().conclude(AttentionMass().observe(inputs, spans))
+    assert_allclose(group["mass"].sel(span="needle"), 2 / 20)
+    assert_allclose(group["mass_per_token"].sel(span=["needle", "query", "generated"]), 1 / 20)
+    assert_allclose(group["table"].sel(span="query"), 100 / 20)
+
+
+def test_mass_over_a_partition_is_one_and_over_the_future_zero():
+    inputs = random_inputs(window=9)
+    spans = spans_of(2, 24, early=list(range(12)), late=list(range(12, 20)), future=[22, 23], generated=[20, 21])
+    group = AttentionMass().conclude(AttentionMass().observe(inputs, spans))
+    assert_allclose(group["mass"].sum("span"), 1)
+    assert_allclose(group["mass"].sel(span="future"), 0)
+
+
+def slow_mass(inputs, rows, span):
+    queries, keys = inputs.rotated_queries, inputs.rotated_keys
+    result = np.zeros(queries.shape[:2])
+    for p in range(queries.shape[0]):
+        for h in range(queries.shape[1]):
+            kv = h * keys.shape[1] // queries.shape[1]
+            for i in rows:
+                seen = [j for j in range(i + 1) if inputs.valid[p, j]]
+                weights = np.exp([float(queries[p, h, i] @ keys[p, kv, j]) * inputs.logit_scale for j in seen])
+                result[p, h] += sum(w for w, j in zip(weights, seen, strict=True) if j in span) / weights.sum() / len(rows)
+    return result
+
+
+@pytest.mark.parametrize(("kv_heads", "position_rows"), [(4, 4), (2, 2), (2, 1), (2, 4)])
+@pytest.mark.parametrize("rows", ["generated", "producing"])
+def test_mass_equals_the_slow_reading(kv_heads, position_rows, rows):
+    inputs = random_inputs(kv_heads=kv_heads, position_rows=position_rows)
+    inputs = dataclasses.replace(inputs, valid=inputs.valid.index_fill(1, torch.tensor([22, 23]), False))
+    spans = spans_of(2, 24, needle=[3, 7, 8], generated=[19, 20, 21])
+    group = AttentionMass(rows=rows).conclude(AttentionMass(rows=rows).observe(inputs, spans))
+    expected = slow_mass(inputs, [19, 20, 21] if rows == "generated" else [18, 19, 20], {3, 7, 8})
+    assert_allclose(group["mass"].sel(span="needle", layer=0), expected, rtol=1e-10)
+
+
+def test_a_span_that_a_prompt_has_not_is_nan_there_and_left_out_of_the_mean():
+    spans = spans_of(2, 24, needle=[3], generated=[20])
+    spans["needle"][1] = False
+    group = AttentionMass().conclude(AttentionMass().observe(random_inputs(), spans))
+    assert np.isnan(group["mass"].sel(span="needle", prompt=1)).all()
+    assert_allclose(group["table"].sel(span="needle"), 100 * group["mass"].sel(span="needle", prompt=0).mean())
+
+
+def test_masses_are_the_authors():
+    spans = json.loads((OFFICIAL / "repo_mha" / "spans.json").read_text())
+    masks = {}
+    for name in ("needle", "query", "rest", "generated"):
+        masks[name] = torch.zeros(3, 96, dtype=torch.bool)
+        for prompt, places in enumerate(spans):
+            masks[name][prompt, places[name]] = True
+    parts = [AttentionMass().observe(official_inputs("repo_mha", layer), masks) for layer in range(6)]
+    group = AttentionMass().conclude(merge(parts))
+    for name in ("needle", "query", "rest"):
+        for prompt in range(3):
+            for kind, variable in (("total", "mass"), ("per_token", "mass_per_token")):
+                expected = ANALYSIS[f"repo_mha/mass/{kind}/{name}/seq{prompt}"]
+                assert_allclose(group[variable].sel(span=name, prompt=prompt), expected, atol=1e-6)
+
+
+def test_rows_that_produced_the_first_token_do_not_exist():
+    from repo_interp.errors import InputError
+
+    spans = spans_of(2, 24, generated=[0, 1])
+    with pytest.raises(InputError, match="first token of a prompt is marked generated"):
+        AttentionMass(rows="producing").observe(random_inputs(), spans)
+    with pytest.raises(InputError, match="rows is one of generated, producing"):
+        AttentionMass(rows="all")
+
+
+def test_span_mass_asks_for_no_map(monkeypatch):
+    inputs = random_inputs(prompts=1, tokens=512)
+    asked = []
+    original = type(inputs).logits
+    monkeypatch.setattr(type(inputs), "logits", lambda self, rows: (asked.append(len(rows)), original(self, rows))[1])
+    span_mass(inputs, torch.tensor([500, 511]), torch.ones(1, 512, dtype=torch.bool))
+    assert asked == [2]
+
+
+# merging --------------------------------------------------------------------------------------------------------------------------
+
+MEASURES = [Positions(), Patterns(), Patterns(last_chunk="keep"), AttentionMass()]
+
+
+@pytest.mark.parametrize("measure", MEASURES, ids=lambda m: f"{m.name}-{'-'.join(map(str, m.parameters.values()))}")
+def test_two_halves_merge_to_the_whole(measure):
+    spans = spans_of(4, 40, needle=[3, 4], generated=[30, 31])
+    layers = [random_inputs(prompts=4, tokens=40, layer=layer, seed=layer) for layer in range(3)]
+    whole = merge([measure.observe(inputs, spans) for inputs in layers])
+    halves = [
+        merge([measure.observe(select_prompts(inputs, half), {name: mask[half] for name, mask in spans.items()}) for inputs in layers])
+        for half in (slice(2, 4), slice(0, 2))
+    ]
+    scattered = [part for half in halves for part in (half,)]
+    xr.testing.assert_identical(measure.conclude(merge(scattered)), measure.conclude(whole))
+
+
+def test_prompts_of_different_lengths_merge_with_nan():
+    measure = Positions()
+    short, long = random_inputs(prompts=1, tokens=10), random_inputs(prompts=1, tokens=16, first_prompt=1)
+    group = measure.conclude(merge([measure.observe(long, {}), measure.observe(short, {})]))
+    assert group["position"].shape == (2, 1, 4, 16)
+    assert np.isnan(group["position"].sel(prompt=0).isel(token=slice(10, None))).all()
+    chunks = Patterns(chunk_size=4).conclude(merge([Patterns(chunk_size=4).observe(i, {}) for i in (short, long)]))["chunk_pattern"]
+    assert chunks.dtype.kind == "i" and (chunks.sel(prompt=0).isel(chunk=[2, 3]) == -1).all()
+
+
+def test_the_same_prompt_is_not_counted_twice():
+    part = Positions().observe(random_inputs(), {})
+    with pytest.raises(ValueError, match="observed twice"):
+        merge([part, part])
+
+
+def test_sums_add_where_axes_grow():
+    def part(distances):
+        return Statistics(
+            sums=xr.Dataset({"s": (("layer", "distance"), np.ones((1, distances)))}, {"layer": [0], "distance": range(distances)})
+        )
+
+    assert merge([part(2), part(4), part(3)]).sums["s"].values.tolist() == [[3, 3, 2, 1]]
+    assert merge([]).sums.sizes == {}
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_selected_heads_are_those_heads(kv_heads):
+    inputs = random_inputs(kv_heads=kv_heads)
+    rows = torch.tensor([5, 23])
+    chosen = select_heads(inputs, [3, 1])
+    assert_allclose(chosen.logits(rows), inputs.logits(rows)[:, [3, 1]])
+
+
+@pytest.mark.parametrize("measure", MEASURES[:3] + [AttentionMass()], ids=lambda m: m.name)
+def test_every_variable_says_what_it_is(measure):
+    group = measure.conclude(measure.observe(random_inputs(), spans_of(2, 24, needle=[3], generated=[20])))
+    for name, array in group.data_vars.items():
+        assert array.attrs["long_name"] and array.attrs["units"], name

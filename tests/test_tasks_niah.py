@@ -1,0 +1,271 @@
+"""RULER's needle in a haystack: its facts, exact lengths and depths, spans that hold what they say,
+scores.
+"""
+
+import re
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from task_tokenizers import FAMILIES, tokenizer
+
+from repo_interp.errors import InputError
+from repo_interp.tasks import niah, niah_score, niah_scores
+from repo_interp.tasks.encoding import count_tokens
+from repo_interp.tasks.essay import SENTENCE_END, essay
+from repo_interp.tasks.haystacks import DEPTHS, NOISE
+from repo_interp.tasks.needles import joined
+from repo_interp.tasks.niah import DIALECTS, VARIANTS, _largest_size
+
+WORD = r"[a-z]+-[a-z]+"
+UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
+PATTERNS = {"words": WORD, "numbers": r"[1-9]\d{6}", "uuids": UUID}
+
+
+def characters(prompt, span):
+    return [prompt.text[start:end] for start, end in prompt.characters[span]]
+
+
+def haystack(prompt):
+    """The text between the first line and the question."""
+    return prompt.text[prompt.text.index("\n") + 1 : prompt.characters["query"][0][0] - 1]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_ruler_s_facts(variant):
+    """Needles, keys, values and questions by the benchmark's description, read back with regular
+    expressions.
+    """
+    facts = VARIANTS[variant]
+    singular = facts.values * facts.queries == 1
+    for prompt in niah(tokenizer("words"), variant, 1200, 3, seed=5):
+        kind = facts.value_type.removesuffix("s") if singular else facts.value_type
+        first = prompt.text.split("\n")[0]
+        a, be = ("A", "is") if singular else ("Some", "are")
+        noun = f"special magic {kind}"
+        assert first == (
+            f"{a} {noun} {be} hidden within the following text. Make sure to memorize it. "
+            f"I will quiz you about the {kind} afterwards."
+        )
+        needles = re.findall(
+            rf"One of the special magic {facts.value_type} for ({PATTERNS[facts.key_type]}) is: "
+            rf"({PATTERNS[facts.value_type]})\.",
+            haystack(prompt),
+        )
+        lines = haystack(prompt).split("\n")
+        match facts.haystack:
+            case "needle":
+                assert len(needles) == len(lines) == prompt.attributes["haystack_size"] + 1
+            case "noise":
+                assert lines.count(NOISE) == len(lines) - 1 == prompt.attributes["haystack_size"]
+                assert len(needles) == 1
+            case "essay":
+                assert len(lines) == 1
+                assert len(needles) == facts.keys * facts.values
+        question, prefix = characters(prompt, "query.question")[0], characters(prompt, "query.prefix")[0]
+        asked = re.fullmatch(
+            rf"What (?:is|are all) the {noun} for (.*) mentioned in the provided text\?", question
+        )[1]
+        assert ("What is" in question) == singular
+        assert prefix == f" The {noun} for {asked} mentioned in the provided text {be}"
+        keys = re.findall(PATTERNS[facts.key_type], asked)
+        assert len(keys) == facts.queries
+        assert asked == joined(keys)
+        assert prompt.answers == tuple(value for key in keys for name, value in needles if name == key)
+        assert len(prompt.answers) == facts.values * facts.queries
+        assert prompt.text.endswith(f"{prefix} {joined(prompt.answers)}")
+
+
+def test_keys_and_values_are_drawn_anew():
+    prompts = niah(tokenizer("words"), "multikey_3", 2000, 6)
+    values = [value for prompt in prompts for value in re.findall(UUID, prompt.text)]
+    assert len(set(values)) > 0.8 * len(values)  # the key stands three times, the answer twice
+
+
+@pytest.mark.parametrize("variant", ["single_2", "multikey_1", "multikey_3", "multivalue"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_spans_hold_what_they_say(variant, family):
+    """Read with the naked eye: the characters of a span, and the text that its tokens cover, which may add
+    edges.
+    """
+    for prompt in niah(tokenizer(family), variant, 1000, 2):
+        assert len(prompt.attributes["depths"]) == len(prompt.answers)
+        for number in range(1, len(prompt.answers) + 1):
+            sentence = characters(prompt, f"needle.{number}")[0]
+            key, value = (characters(prompt, f"needle.{number}.{part}")[0] for part in ("key", "value"))
+            assert re.fullmatch(rf"One of the special magic [a-z]+ for {key} is: {value}\.", sentence)
+            assert value in prompt.answers
+            assert key in characters(prompt, "query.key")[0]
+            assert set(prompt.spans[f"needle.{number}.value"]) < set(prompt.spans[f"needle.{number}"])
+        starts = [prompt.characters[f"needle.{n}"][0][0] for n in range(1, len(prompt.answers) + 1)]
+        assert starts == sorted(starts)
+        for name in (
+            "needle",
+            "query",
+            "query.prefix",
+            "query.key",
+            "needle.1.key",
+            "needle.1.value",
+            "generated",
+        ):
+            named = "".join("".join(characters(prompt, name)).split())
+            indices = prompt.generated if name == "generated" else prompt.spans[name]
+            covered = "".join("".join(prompt.token_text[index] for index in indices).split())
+            assert named in covered
+            assert len(covered) <= len(named) + 8 * len(prompt.characters[name])
+        if variant.startswith("multikey"):
+            assert all(text.startswith("One of the special") for text in characters(prompt, "distractor"))
+        assert prompt.spans["query"][-1] + 1 == prompt.generated[0]
+        assert prompt.generated == tuple(range(prompt.generated[0], len(prompt.tokens)))
+
+
+@pytest.mark.parametrize("family", ["byte_level_bpe", "metaspace_unigram"])
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("length", [700, 2048])
+def test_lengths_are_exact(variant, family, length):
+    """Prompt, prefix and 128 tokens fit; one more word or line would not."""
+    unit = {"noise": NOISE + "\n", "essay": " configuration", "needle": None}[VARIANTS[variant].haystack]
+    for prompt in niah(tokenizer(family), variant, length, 2, answer="none"):
+        assert prompt.generated == ()
+        assert prompt.text.endswith(prompt.attributes["prefix"])
+        assert len(prompt.tokens) == count_tokens(prompt.text, tokenizer(family))
+        slack = length - 128 - len(prompt.tokens)
+        line = count_tokens(haystack(prompt).split("\n")[0], tokenizer(family)) + 12  # keys differ in tokens
+        limit = line if unit is None else count_tokens(unit, tokenizer(family))
+        assert 0 <= slack < max(limit, 12)
+
+
+def test_the_search_finds_the_edge_in_few_calls():
+    for slope, budget in ((1.3, 3968), (26.0, 3968), (0.4, 99), (30.0, 130_944), (5.0, 5), (5.0, 0)):
+        calls = []
+
+        def count(size, slope=slope, calls=calls):
+            calls.append(size)
+            return int(slope * size) + (size % 7 == 3)
+
+        size = _largest_size(count, budget)
+        assert size == 0 if count(1) > budget else count(size) <= budget < count(size + 1)
+        assert len(calls) < 20
+
+
+def test_dialects():
+    ruler, repo = (
+        niah(tokenizer("words"), "multiquery", 800, 1, dialect=name)[0] for name in ("ruler", "repo")
+    )
+    assert ruler.attributes["prefix"].startswith(" The special magic numbers for ")
+    assert repo.attributes["prefix"] == "\n" + ruler.attributes["prefix"][1:]
+    assert (ruler.attributes["new_tokens"], repo.attributes["new_tokens"]) == (128, 50)
+    assert set(DIALECTS) == {"ruler", "repo"}
+
+
+def test_essay_depths_are_ruler_s():
+    assert DEPTHS == tuple(np.round(np.linspace(0, 100, 40)).astype(int))
+    assert len(set(DEPTHS)) == 40
+    prompts = niah(tokenizer("words"), "multiquery", 1500, 12)
+    assert len({depth for prompt in prompts for depth in prompt.attributes["depths"]}) > 15
+    for prompt in prompts:
+        depths = prompt.attributes["depths"]
+        assert depths == sorted(set(depths))
+        assert set(depths) <= set(DEPTHS)
+        sentences = essay().sentences(prompt.attributes["haystack_size"])
+        for number, depth in enumerate(depths, start=1):
+            before = prompt.text[prompt.text.index("\n") + 1 : prompt.characters[f"needle.{number}"][0][0]]
+            before = re.sub(r"One of the special magic numbers for \S+ is: \d+\. ", "", before)
+            assert before == "".join(
+                f"{sentence} " for sentence in sentences[: int(len(sentences) * depth / 100)]
+            )
+
+
+@pytest.mark.parametrize("variant", ["single_1", "single_2", "multikey_1", "multikey_2"])
+@pytest.mark.parametrize("depth", [0, 25, 50, 100])
+def test_a_depth_can_be_asked_for(variant, depth):
+    for prompt in niah(tokenizer("words"), variant, 1500, 2, depth=depth):
+        assert prompt.attributes["depth"] == depth
+        around = prompt.text[: prompt.characters["needle.1"][0][0]], prompt.text[prompt.characters["needle.1"][0][1] :]
+        before, after = around[0].partition("\n")[2], around[1].rpartition("\nWhat is the special")[0]
+        units = prompt.attributes["haystack_size"]
+        if variant.startswith("single_2") or variant == "multikey_1":
+            before, after = (re.sub(r"One of the special magic numbers for \S+ is: \d+\.", "", text) for text in (before, after))
+            units = len(essay().sentences(units))
+            assert len(SENTENCE_END.split(" ".join(before.split()))) == max(1, int(units * depth / 100))
+        else:
+            assert before.count("\n") == round(units * depth / 100)
+            assert after.count("\n") == units - round(units * depth / 100)
+
+
+def test_lines_are_drawn_uniformly():
+    depths = [prompt.attributes["depth"] for prompt in niah(tokenizer("words"), "single_1", 600, 60)]
+    assert min(depths) < 15
+    assert max(depths) > 80
+    assert 35 < np.mean(depths) < 65
+
+
+def test_a_prompt_depends_on_its_seed_and_number_alone():
+    first = niah(tokenizer("words"), "multikey_2", 600, 3, seed=1)
+    assert niah(tokenizer("words"), "multikey_2", 600, 1, seed=1) == first[:1]
+    assert niah(tokenizer("words"), "multikey_2", 600, 3, seed=1) == first
+    assert len({prompt.text for prompt in first}) == 3
+    assert niah(tokenizer("words"), "multikey_2", 600, 1, seed=2)[0].text != first[0].text
+
+
+def test_scores():
+    """Substring, any case, mean over references; the second dialect counts the prefix as output."""
+    ruler, repo = (
+        niah(tokenizer("words"), "multivalue", 800, 1, dialect=name)[0] for name in ("ruler", "repo")
+    )
+    one, two, three, four = ruler.answers
+    assert niah_score([f"{four}, {three}; {two}\n{one}!"], [ruler]) == 100
+    assert niah_score([f" {one} and {two}0"], [ruler]) == 50
+    assert niah_score(["nothing"], [ruler]) == 0
+    assert niah_scores([f"{one}", "", f"{one}{two}{three}"], [ruler, ruler, repo]).tolist() == [25, 0, 75]
+    uuid = niah(tokenizer("words"), "multikey_3", 800, 1)[0]
+    assert niah_score([uuid.answers[0].upper()], [uuid]) == 100
+    key = characters(repo, "query.key")[0]
+    in_prefix = SimpleNamespace(answers=(key,), attributes=repo.attributes)
+    assert niah_score([""], [in_prefix]) == 100
+    assert niah_score([""], [SimpleNamespace(answers=(key,), attributes=ruler.attributes)]) == 0
+
+
+def test_essays_from_a_file_and_from_docstrings(tmp_path):
+    path = tmp_path / "essay.txt"
+    path.write_text("First one.  Second\n\n(one)? Third e.g. Bob. ünd so", encoding="utf-8")
+    words = essay(path).words(12)
+    assert words == "First one. Second (one)? Third e.g. Bob. ünd so First one. Second".split()
+    assert essay(path).sentences(9) == ["First one.", "Second (one)?", "Third e.g. Bob. ünd so"]
+    prompt = niah(tokenizer("words"), "single_2", 600, 1, essay=path)[0]
+    assert "ünd so First one. Second" in prompt.text
+    few = essay().words(40)
+    assert essay().words(3000)[:40] == few
+    sentences = essay().sentences(3000)
+    assert np.median([len(sentence.split()) for sentence in sentences]) > 6
+    assert all(SENTENCE_END.split(sentence) == [sentence] for sentence in sentences)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"variant": "single_9"}, "wanted one of single_1, .* as the variant, got 'single_9'"),
+        ({"dialect": "helmet"}, "wanted one of ruler, repo as the dialect"),
+        ({"answer": "yes"}, "wanted one of reference, none as the answer"),
+        ({"length": 200}, r"a multikey_1 prompt takes at least \d+ tokens"),
+        ({"count": 0}, "at least one prompt"),
+        ({"depth": 101}, "depth of 0 to 100 percent, got 101"),
+        ({"variant": "multivalue", "depth": 50}, "asks for several needles"),
+        ({"essay": "absent.txt"}, r"absent\.txt: wanted a text file for the haystack, but No such file"),
+        ({"essay": "."}, "Is a directory"),
+        ({"tokenizer": None}, "there is none"),
+    ],
+)
+def test_what_cannot_be_made_is_refused(arguments, message):
+    with pytest.raises(InputError, match=message):
+        niah(**{"tokenizer": tokenizer("words"), "length": 600, "count": 1, **arguments})
+
+
+def test_an_empty_essay_is_refused(tmp_path):
+    (tmp_path / "empty.txt").write_text(" \n")
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    for name, message in (("empty.txt", "the file is empty"), ("latin.txt", "not UTF-8")):
+        with pytest.raises(InputError, match=message):
+            niah(tokenizer("words"), "single_2", 600, 1, essay=tmp_path / name)
+    with pytest.raises(InputError, match="one output a prompt, got 0 for 1"):
+        niah_score([], niah(tokenizer("words"), "single_1", 600, 1))

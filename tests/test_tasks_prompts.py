@@ -1,0 +1,238 @@
+"""Prompts and prompts.jsonl: what comes back is what was written; what is broken is refused in one line that
+says where.
+"""
+
+import hashlib
+import json
+
+import pytest
+from task_tokenizers import FAMILIES, tokenizer
+
+from repo_interp.errors import InputError
+from repo_interp.tasks import Prompt, digest, niah, prompt_from_text, read_prompts, write_prompts
+
+TEXT = "The grass is green. One of the special magic numbers for naïve-café is: 7654321. What is it? 7654321"
+CHARACTERS = {
+    "needle": ((20, 80),),
+    "needle.1": ((20, 80),),
+    "needle.1.value": ((72, 79),),
+    "query": ((81, 92),),
+    "generated": ((93, 100),),
+}
+
+
+def the_prompt(family="byte_level_bpe"):
+    return prompt_from_text(
+        TEXT, CHARACTERS, tokenizer(family), ["7654321"], {"depth": 12.5, "list": [1, None]}
+    )
+
+
+def test_rest_is_what_is_not_named_unless_it_is_given():
+    prompt = Prompt(tokens=(5, 6, 7, 8, 9), spans={"needle": (1,), "needle.1": (1,)}, generated=(4,))
+    assert prompt.all_spans() == {"needle": (1,), "needle.1": (1,), "rest": (0, 2, 3), "generated": (4,)}
+    given = Prompt(tokens=(5, 6, 7, 8, 9), spans={"needle": (1,), "rest": (2,)})
+    assert given.all_spans() == {"needle": (1,), "rest": (2,)}
+
+
+def test_top_level_spans_rest_and_generated_are_a_partition():
+    prompt = the_prompt()
+    top = [places for name, places in prompt.all_spans().items() if "." not in name]
+    assert sorted(index for places in top for index in places) == list(range(len(prompt.tokens)))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_text_round_trip(tmp_path, family):
+    prompts = [the_prompt(family), *niah(tokenizer(family), "multivalue", 700, 2)]
+    write_prompts(prompts, tmp_path / "prompts.jsonl")
+    assert read_prompts(tmp_path / "prompts.jsonl", tokenizer(family)) == prompts
+    assert [file.name for file in tmp_path.iterdir()] == ["prompts.jsonl"]
+
+
+def test_token_round_trip(tmp_path):
+    prompts = [
+        Prompt(
+            tokens=(5, 6, 7, 8),
+            spans={"needle": (1, 2), "needle.1": (2,)},
+            generated=(3,),
+            answers=("ä", "b"),
+        ),
+        Prompt(
+            tokens=(1,), token_text=("\u2028<bos>",), attributes={"depth": 3.5, "é": {"x": [True, None, "y"]}}
+        ),
+    ]
+    write_prompts(prompts, tmp_path / "prompts.jsonl")
+    assert read_prompts(tmp_path / "prompts.jsonl") == prompts
+
+
+def test_the_file_is_as_documented(tmp_path):
+    write_prompts(
+        [the_prompt(), Prompt(tokens=(3, 4), spans={"needle": (0,)}, generated=(1,))], tmp_path / "p.jsonl"
+    )
+    first, second = map(json.loads, (tmp_path / "p.jsonl").read_text("utf-8").splitlines())
+    assert first["text"] == TEXT
+    assert first["spans"]["needle"] == [[20, 80]]
+    assert first["generated"] == [[93, 100]]
+    assert second == {"tokens": [3, 4], "spans": {"needle": [0]}, "generated": [1]}
+
+
+def test_a_tokenizer_names_the_tokens_of_a_token_prompt(tmp_path):
+    words = tokenizer("words")
+    ids = words.convert_tokens_to_ids(["The", "sky"])
+    write_prompts([Prompt(tokens=tuple(ids))], tmp_path / "p.jsonl")
+    assert read_prompts(tmp_path / "p.jsonl", words)[0].token_text == ("The", "sky")
+
+
+def test_digest_sees_what_a_measure_sees():
+    prompt = the_prompt()
+    same = Prompt(
+        tokens=prompt.tokens, spans=dict(reversed(prompt.spans.items())), generated=prompt.generated
+    )
+    assert digest([prompt]) == digest([same])
+    assert digest([Prompt(tokens=(1, 2, 3))]) == hashlib.sha256(b"[[1,2,3],{},[]]\n").hexdigest()
+    others = [
+        [prompt, prompt],
+        [Prompt(tokens=(*prompt.tokens[:-1], 0), spans=prompt.spans, generated=prompt.generated)],
+        [Prompt(tokens=prompt.tokens, spans=prompt.spans)],
+        [Prompt(tokens=prompt.tokens, generated=prompt.generated)],
+    ]
+    assert len({digest([prompt]), *map(digest, others)}) == 5
+
+
+def test_writing_is_atomic_and_strict(tmp_path):
+    path = tmp_path / "p.jsonl"
+    write_prompts([Prompt(tokens=(1,))], path)
+    for attributes in ({"pair": (1, 2)}, {"x": float("nan")}, {"x": {1, 2}}, {1: 2}):
+        with pytest.raises(InputError, match="plain JSON"):
+            write_prompts([Prompt(tokens=(2,)), Prompt(tokens=(3,), attributes=attributes)], path)
+    assert read_prompts(path) == [Prompt(tokens=(1,))]
+    with pytest.raises(InputError, match="no prompt to write"):
+        write_prompts([], path)
+    with pytest.raises(InputError, match="cannot be written"):
+        write_prompts([Prompt(tokens=(1,))], tmp_path / "absent" / "p.jsonl")
+    with pytest.raises(InputError, match="cannot be written"):
+        write_prompts([Prompt(tokens=(1,))], tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["p.jsonl"]
+
+
+def text_line(**changes):
+    return json.dumps({"text": "The sky is blue.", "spans": {"needle": [[0, 7]]}, **changes})
+
+
+def token_line(**changes):
+    return json.dumps({"tokens": [1, 2, 3, 4], "spans": {"needle": [1, 2]}, **changes})
+
+
+BROKEN = {
+    "bad JSON": ('{"text": "x"', "broken JSON .*column 13"),
+    "deep JSON": ("[" * 100_000, "broken JSON"),
+    "huge number": ('{"tokens": [' + "1" * 5000 + "]}", "broken JSON"),
+    "not an object": ("[1, 2]", r"wanted a JSON object .* got \[1, 2\]"),
+    "neither": ('{"spans": {}}', 'either "text" or "tokens", got neither'),
+    "both": (text_line(tokens=[1]), 'either "text" or "tokens", got both'),
+    "unknown key": (token_line(span={}), 'unknown key "span"'),
+    "token_text beside text": (text_line(token_text=["x"]), 'unknown key "token_text" beside "text"'),
+    "a key twice": ('{"tokens": [1], "tokens": [2]}', 'key "tokens" stands twice'),
+    "not a number": ('{"tokens": [1], "attributes": {"x": NaN}}', "NaN is no JSON"),
+    "empty text": (text_line(text="", spans={}), "the text is empty"),
+    "text of another kind": (text_line(text=5), '"text": wanted text, got 5'),
+    "half a character": ('{"text": "a\\ud800"}', "half of a surrogate pair"),
+    "no tokens": (token_line(tokens=[]), "the prompt is empty"),
+    "span outside the text": (text_line(spans={"needle": [[0, 17]]}), r"\[0, 17\], which is out of range"),
+    "negative character": (text_line(spans={"needle": [[-1, 7]]}), r"\[-1, 7\], which is out of range"),
+    "reversed interval": (text_line(spans={"needle": [[7, 2]]}), r"\[7, 2\], which is reversed"),
+    "empty interval": (text_line(spans={"needle": [[7, 7]]}), r"\[7, 7\], which is empty"),
+    "empty span in text": (text_line(spans={"needle": []}), 'span "needle" is empty'),
+    "overlap in text": (
+        text_line(spans={"a": [[0, 7]], "b": [[6, 9]]}),
+        'spans "a" and "b" share character 6',
+    ),
+    "doubled characters": (text_line(spans={"a": [[0, 7], [6, 9]]}), "holds character 6 twice"),
+    "part leaves its parent": (
+        text_line(spans={"a": [[0, 3]], "a.1": [[2, 4]]}),
+        'character 3, which is not in "a"',
+    ),
+    "pairs of another kind": (text_line(spans={"a": [[0, 3, 4]]}), r"wanted \[start, end\] pairs"),
+    "fractional character": (text_line(spans={"a": [[0, 2.5]]}), "wanted whole numbers, got 2.5"),
+    "generated overlaps": (text_line(generated=[[6, 9]]), 'spans "needle" and "generated" share character 6'),
+    "generated as a span": (text_line(spans={"generated": [[0, 3]]}), '"generated" is no name for a span'),
+    "spans of another kind": (token_line(spans=[1]), '"spans": wanted an object'),
+    "index outside": (
+        token_line(spans={"needle": [4]}),
+        "holds token 4, but the prompt has the tokens 0 to 3",
+    ),
+    "index twice": (token_line(spans={"needle": [1, 1]}), "holds token 1 twice"),
+    "empty span": (token_line(spans={"needle": []}), 'span "needle" is empty'),
+    "overlap": (token_line(spans={"a": [1, 2], "b": [2]}), 'spans "a" and "b" share token 2'),
+    "empty generated": (token_line(generated=[]), '"generated" is empty'),
+    "generated outside": (token_line(generated=[9]), 'span "generated" holds token 9'),
+    "beyond the vocabulary": (token_line(tokens=[1, 2, 999, 0]), "token id 999 is beyond the vocabulary of"),
+    "negative token": (token_line(tokens=[1, 2, -3, 0]), "token id -3 is negative"),
+    "fractional token": (token_line(tokens=[1, 2, 3.0, 0]), "wanted whole numbers, got 3.0"),
+    "truth value": (token_line(tokens=[1, 2, True, 0]), "wanted whole numbers, got true"),
+    "words for tokens": (token_line(tokens="1 2 3"), '"tokens": wanted a list of whole numbers'),
+    "token_text of another length": (
+        token_line(token_text=["a"]),
+        "wanted one token_text a token, got 1 for 4",
+    ),
+    "answers of another kind": (token_line(answers="x"), '"answers": wanted a list of texts'),
+    "attributes of another kind": (token_line(attributes=[]), '"attributes": wanted an object'),
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_broken_lines(tmp_path, fault):
+    """The message is one line and names the file and the line; nothing is read from a file with one broken
+    line.
+    """
+    line, message = BROKEN[fault]
+    path = tmp_path / "broken.jsonl"
+    path.write_text(f"{token_line()}\n\n{line}\n", encoding="utf-8")
+    with pytest.raises(InputError, match=message) as caught:
+        read_prompts(path, tokenizer("words"))
+    assert str(caught.value).startswith(f"{path}, line 3: ")
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_broken_files(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    with pytest.raises(InputError, match=r"prompts\.jsonl: wanted a prompts file, got No such file"):
+        read_prompts(path)
+    with pytest.raises(InputError, match="Is a directory"):
+        read_prompts(tmp_path)
+    for content in (b"", b"\n\n"):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match="the file is empty"):
+            read_prompts(path)
+    path.write_bytes(token_line().encode() + b'\n{"text": "caf\xe9"}')
+    with pytest.raises(InputError, match="line 2: wanted UTF-8, got byte 0xe9"):
+        read_prompts(path)
+
+
+def test_text_without_a_tokenizer(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(text_line())
+    with pytest.raises(InputError, match="line 1: text needs a tokenizer, but there is none"):
+        read_prompts(path)
+
+
+def test_the_model_s_vocabulary_bounds_token_ids(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(token_line(), encoding="utf-8")
+    assert read_prompts(path, vocab_size=5)[0].tokens == (1, 2, 3, 4)
+    with pytest.raises(InputError, match=r"token id 4 is beyond the vocabulary of 4 \(ids 0 to 3\)"):
+        read_prompts(path, vocab_size=4)
+    path.write_text(text_line())
+    with pytest.raises(InputError, match="beyond the vocabulary of 3"):
+        read_prompts(path, tokenizer("words"), vocab_size=3)
+
+
+def test_windows_files_are_read(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + token_line().encode() + b"\r\n" + token_line().encode() + b"\r\n")
+    assert len(read_prompts(path)) == 2
+
+
+def test_text_and_characters_come_together():
+    with pytest.raises(InputError, match="come together"):
+        Prompt(tokens=(1,), text="x")

@@ -1,0 +1,198 @@
+"""Which tokens a span of characters has: closed forms, a slow reference on real tokenizers, and spans that do
+not fit together.
+"""
+
+import numpy as np
+import pytest
+from task_tokenizers import FAMILIES, tokenizer
+
+from repo_interp.errors import InputError
+from repo_interp.tasks import prompt_from_text
+from repo_interp.tasks.encoding import encode
+from repo_interp.tasks.marked_text import MarkedText
+from repo_interp.tasks.spans import check_spans, token_spans
+
+HARD = "Die Straße: One of the special magic numbers for naïve-café🙂 is: 7654321.東京は大きい。 Привет"
+"""A needle at the edges of tokens, with no space before or after it, and characters of two to four bytes."""
+
+
+def test_a_token_belongs_to_the_span_it_overlaps_however_little():
+    offsets = [(0, 0), (0, 4), (4, 9), (9, 12)]
+    assert token_spans(offsets, {"needle": ((3, 5),)}, 12) == {"needle": (1, 2)}
+
+
+def test_the_larger_overlap_wins_and_the_first_on_a_tie():
+    offsets = [(0, 3), (3, 7), (7, 10)]
+    spans = token_spans(offsets, {"query": ((5, 10),), "needle": ((0, 5),)}, 10)
+    assert spans == {"needle": (0, 1), "query": (2,)}  # token 1 covers two characters of each
+    spans = token_spans(offsets, {"query": ((4, 10),), "needle": ((0, 4),)}, 10)
+    assert spans == {"needle": (0,), "query": (1, 2)}
+
+
+def test_tokens_of_no_width_belong_to_nothing_and_shared_characters_to_all():
+    offsets = [(0, 0), (0, 1), (0, 1), (0, 1), (1, 2), (2, 2)]
+    assert token_spans(offsets, {"needle": ((0, 1),), "query": ((1, 2),)}, 2) == {
+        "needle": (1, 2, 3),
+        "query": (4,),
+    }
+
+
+def test_parts_keep_to_their_parent_and_may_overlap():
+    offsets = [(0, 2), (2, 4), (4, 6)]
+    characters = {
+        "needle": ((0, 3),),
+        "needle.1": ((0, 3),),
+        "needle.1.key": ((0, 3),),
+        "needle.1.value": ((1, 3),),
+        "query": ((3, 6),),
+    }
+    spans = token_spans(offsets, characters, 6)
+    assert spans["needle"] == (0, 1)  # a tie of one character each: the first
+    assert spans["needle.1.key"] == spans["needle.1.value"] == (0, 1)
+    assert spans["query"] == (2,)
+
+
+def test_a_span_that_gets_no_token_is_refused():
+    with pytest.raises(InputError, match='"query" covers no token'):
+        token_spans([(0, 4)], {"needle": ((0, 3),), "query": ((3, 4),)}, 4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("seed", range(6))
+def test_against_the_obvious_reference(family, seed):
+    """Cut the text into named and unnamed stretches at random characters; compare with counting characters
+    one by one.
+    """
+    rng = np.random.default_rng(seed)
+    cuts = sorted(rng.choice(np.arange(1, len(HARD)), size=6, replace=False).tolist())
+    edges = [0, *cuts, len(HARD)]
+    names = ["needle", "", "query", "", "distractor", "needle", ""]
+    characters: dict = {}
+    for name, start, end in zip(names, edges, edges[1:], strict=False):
+        if name:
+            characters[name] = (*characters.get(name, ()), (start, end))
+    encoded = encode(HARD, tokenizer(family))
+    owner = [""] * len(HARD)
+    for name, intervals in characters.items():
+        for start, end in intervals:
+            owner[start:end] = [name] * (end - start)
+    wanted: dict = {}
+    for token, (start, end) in enumerate(encoded.offsets):
+        inside = [name for name in owner[start:end] if name]
+        if inside:
+            best = max(dict.fromkeys(inside), key=inside.count)
+            wanted.setdefault(best, []).append(token)
+    if set(wanted) < set(characters):
+        with pytest.raises(InputError, match="covers no token"):
+            token_spans(encoded.offsets, characters, len(HARD))
+    else:
+        spans = token_spans(encoded.offsets, characters, len(HARD))
+        assert spans == {name: tuple(wanted[name]) for name in characters}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_spans_of_a_hard_needle_hold_its_text(family):
+    start, end = HARD.index("One"), HARD.index("東")
+    key, value = HARD.index("naïve"), HARD.index("7654321")
+    characters = {
+        "needle": ((start, end),),
+        "needle.1": ((start, end),),
+        "needle.1.key": ((key, HARD.index(" is:")),),
+        "needle.1.value": ((value, value + 7),),
+        "query": ((end, len(HARD)),),
+    }
+    prompt = prompt_from_text(HARD, characters, tokenizer(family))
+    offsets = encode(HARD, tokenizer(family)).offsets
+    assert 0 not in {index for places in prompt.spans.values() for index in places}  # <bos>
+    for name, ((first, last),) in characters.items():
+        inside = {token for token, (start, end) in enumerate(offsets) if first <= start < end <= last}
+        touching = {token for token, (start, end) in enumerate(offsets) if start < last and end > first}
+        assert inside <= set(prompt.spans[name]) <= touching
+    assert set(prompt.spans["needle"]) & set(prompt.spans["query"]) == set()
+
+
+def test_every_byte_token_of_one_character_belongs():
+    prompt = prompt_from_text("a 🙂b", {"needle": ((2, 3),)}, tokenizer("byte_level_bpe"))
+    encoded = encode("a 🙂b", tokenizer("byte_level_bpe"))
+    assert sum(offset[1] == 3 for offset in encoded.offsets) >= 4  # one emoji, four bytes
+    assert prompt.spans["needle"] == tuple(
+        index for index, (start, end) in enumerate(encoded.offsets) if start < 3 and end > 2
+    )
+
+
+def test_offsets_with_and_without_the_leading_space_name_the_same_tokens():
+    text = "hidden One of the special magic numbers"
+    characters = {"needle": ((7, len(text)),)}
+    with_space, without = (tokenizer(family) for family in ("byte_level_bpe", "byte_level_bpe_trimmed"))
+    spaced, trimmed = (prompt_from_text(text, characters, one) for one in (with_space, without))
+    assert spaced.tokens == trimmed.tokens
+    assert spaced.token_text != trimmed.token_text
+    assert spaced.spans == trimmed.spans
+
+
+def test_a_token_of_white_space_alone_covers_it_even_when_its_offsets_are_trimmed():
+    for family in ("byte_level_bpe", "byte_level_bpe_trimmed"):
+        encoded = encode("is: ä5  0é x ", tokenizer(family))
+        covered = sorted({at for start, end in encoded.offsets for at in range(start, end)})
+        assert covered == list(range(13))
+
+
+def test_added_tokens_behind_a_text_are_dropped():
+    from tokenizers import processors
+
+    source = tokenizer("words")
+    backend = type(source.backend_tokenizer).from_str(source.backend_tokenizer.to_str())
+    backend.add_special_tokens(["<eos>"])
+    pairs = [("<bos>", backend.token_to_id("<bos>")), ("<eos>", backend.token_to_id("<eos>"))]
+    backend.post_processor = processors.TemplateProcessing(single="<bos> $A <eos>", special_tokens=pairs)
+    ending = type(source)(tokenizer_object=backend)
+    assert encode("The sky", ending).token_text == ("<bos>", "The", "sky")
+
+
+def test_a_tokenizer_without_offsets_and_no_tokenizer_are_refused():
+    class Slow:
+        is_fast = False
+
+    with pytest.raises(InputError, match="Slow has none"):
+        encode("text", Slow())
+    with pytest.raises(InputError, match="there is none"):
+        encode("text", None)
+
+
+BROKEN = {
+    "empty": ({"needle": ()}, (), 'span "needle" is empty'),
+    "outside": ({"needle": (3, 9)}, (), "holds token 9, but the prompt has the tokens 0 to 8"),
+    "negative": ({"needle": (-1,)}, (), "holds token -1"),
+    "twice": ({"needle": (3, 3)}, (), "holds token 3 twice"),
+    "overlap": ({"needle": (1, 2), "query": (2, 3)}, (), 'spans "needle" and "query" share token 2'),
+    "generated": ({"needle": (1, 2)}, (2,), 'spans "needle" and "generated" share token 2'),
+    "named generated": ({"generated": (1,)}, (), "have a field of their own"),
+    "no parent": ({"needle.1": (1,)}, (), 'part of "needle", which is not there'),
+    "no grandparent": ({"needle": (1,), "needle.1.key": (1,)}, (), 'part of "needle.1", which is not there'),
+    "out of the parent": ({"needle": (1,), "needle.1": (1, 2)}, (), 'token 2, which is not in "needle"'),
+    "dots": ({"needle": (1,), "needle.": (1,)}, (), "is no name for a span"),
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_spans_that_do_not_fit_together_are_refused(fault):
+    spans, generated, message = BROKEN[fault]
+    with pytest.raises(InputError, match=message):
+        check_spans(spans, generated, 9, "token")
+
+
+def test_marked_text_gives_a_piece_to_its_names_and_their_parents():
+    text = MarkedText()
+    text.add("ab", "needle.1.key")
+    text.add("", "query")
+    text.add("cd", "needle.1.value")
+    text.add("ef")
+    text.add("gh", "needle.2")
+    assert text.text == "abcdefgh"
+    assert text.characters == {
+        "needle": ((0, 4), (6, 8)),
+        "needle.1": ((0, 4),),
+        "needle.1.key": ((0, 2),),
+        "needle.1.value": ((2, 4),),
+        "needle.2": ((6, 8),),
+    }

@@ -1,0 +1,90 @@
+"""How far positions turn components: closed forms and every pair, one by one."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from causal_reference import seen
+from torch.testing import assert_close
+
+from repo_interp.measures.turns import EDGES, largest_difference, turns
+
+FREQUENCIES = torch.tensor([1.0, 0.1, 0.003, 0.0], dtype=torch.float64)
+
+
+def drawn(tokens, prompts=3, rows=2):
+    positions = 8 * torch.randn(prompts, rows, tokens, dtype=torch.float64).cumsum(-1) / tokens**0.5
+    valid = torch.ones(prompts, tokens, dtype=torch.bool)
+    valid[0, tokens * 3 // 4 :] = False
+    valid[-1, : tokens // 4] = False
+    valid[1, tokens // 2] = False
+    return positions, valid
+
+
+def by_pair(positions, valid, window, row):
+    """|z_i - z_j| of every seen pair, prompt by prompt."""
+    differences = (positions[:, row, :, None] - positions[:, row, None, :]).abs()
+    return [differences[prompt][seen(valid, window)[prompt]] for prompt in range(len(positions))]
+
+
+@pytest.mark.parametrize("window", [None, 1, 7, 50])
+def test_short_prompts_are_counted_pair_by_pair(window):
+    positions, valid = drawn(40)
+    found = turns(positions, FREQUENCIES, valid, window)
+    edges = torch.tensor([*EDGES, math.inf], dtype=torch.float64)
+    for row in range(2):
+        differences = by_pair(positions, valid, window, row)
+        assert_close(found.difference[row], torch.cat(differences).sum())
+        for component, frequency in enumerate(FREQUENCIES):
+            angles = torch.cat(differences) * frequency
+            expected = torch.stack([((angles >= a) & (angles < b)).sum() for a, b in zip(edges, edges[1:])])
+            assert_close(found.pairs[row, component], expected.double())
+        largest = torch.stack([some.max() for some in differences])
+        assert_close(largest_difference(positions, valid, window)[:, row], largest)
+
+
+def test_padding_changes_nothing_even_where_pairs_are_sampled():
+    positions, _ = drawn(90, prompts=2)
+    valid = torch.ones(2, 90, dtype=torch.bool)
+    plain = turns(positions, FREQUENCIES, valid, 30, per_side=16)
+    for pad in ((0, 25), (25, 0)):
+        padded = torch.nn.functional.pad(positions, pad, value=1e6), torch.nn.functional.pad(valid, pad)
+        found = turns(padded[0], FREQUENCIES, padded[1], 30, per_side=16)
+        assert_close(found.pairs, plain.pairs)
+        assert_close(found.difference, plain.difference)
+
+
+@pytest.mark.parametrize("window", [None, 900])
+def test_a_sample_of_a_long_prompt_stands_for_all_its_pairs(window):
+    positions, valid = drawn(1500)
+    found, exact = (turns(positions, FREQUENCIES, valid, window, per_side=side) for side in (256, 1500))
+    assert_close(found.pairs.sum(-1), exact.pairs.sum(-1))
+    assert_close(found.difference, exact.difference, rtol=0.02, atol=0)
+    shares = [of.pairs / of.pairs.sum(-1, keepdim=True) for of in (found, exact)]
+    assert_close(*shares, rtol=0, atol=0.02)
+
+
+def test_the_index_turns_a_component_by_frequency_times_distance():
+    index = torch.arange(100, dtype=torch.float64).expand(1, 1, -1)
+    every = torch.ones(1, 100, dtype=torch.bool)
+    found = turns(index, torch.tensor([0.1 * (1 + 1e-12)], dtype=torch.float64), every)
+    assert found.pairs[0, 0, 0] == 100, "a token with itself does not turn"
+    assert found.pairs[0, 0, 2] == sum(100 - t for t in range(1, 8)), "0.1 to pi/4 rad: distances 1 to 7"
+    assert largest_difference(index, every).item() == 99
+    assert largest_difference(index, every, window=10).item() == 9
+
+
+def test_neither_where_zero_is_nor_the_direction_matters():
+    positions, valid = drawn(60)
+    plain, other = (turns(some, FREQUENCIES, valid) for some in (positions, 5 - positions))
+    assert_close(plain.pairs, other.pairs)
+    assert_close(largest_difference(positions, valid), largest_difference(5 - positions, valid))
+
+
+def test_no_pair_no_difference():
+    positions, _ = drawn(5)
+    none = torch.zeros(3, 5, dtype=torch.bool)
+    assert turns(positions, FREQUENCIES, none).pairs.sum() == 0
+    assert (largest_difference(positions, none) == -math.inf).all()
