@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -134,7 +134,12 @@ def make_batches(prompts: Sequence[Prompt], batch_size: int, device: torch.devic
         lengths = torch.tensor([len(prompts[number].tokens) for number in numbers])
         valid = torch.arange(longest) < lengths[:, None]
         batches.append(
-            Batch(numbers, tokens.to(device), valid.to(device), {name: mask.to(device) for name, mask in masks.items()})
+            Batch(
+                numbers,
+                tokens.to(device),
+                valid.to(device),
+                {name: mask.to(device) for name, mask in masks.items()},
+            )
         )
     return batches
 
@@ -176,7 +181,7 @@ def _texts(prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None) -> Sequenc
         return prompt.token_text
     if tokenizer is None:
         return [""] * len(prompt.tokens)
-    return [tokenizer.decode([token]) for token in prompt.tokens]
+    return [str(tokenizer.decode([token])) for token in prompt.tokens]
 
 
 def _group(measure: Measure, statistics: Statistics, schemes: Sequence[str]) -> xr.Dataset:

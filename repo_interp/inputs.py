@@ -81,7 +81,10 @@ class AttentionInputs:
         if self.positions is None or self.frequencies is None:
             return features
         return rotate(
-            features, expand_heads(self.positions, features.shape[1]), self.frequencies, self.attention_scaling
+            features,
+            expand_heads(self.positions, features.shape[1]),
+            self.frequencies,
+            self.attention_scaling,
         )
 
     def visible(self, rows: Int[Tensor, "row"]) -> Bool[Tensor, "prompt row key"]:

@@ -30,7 +30,9 @@ def prepare(directory: str | os.PathLike[str], overwrite: bool) -> Path:
         raise InputError(f"{directory} is a file; wanted a directory for the results")
     if not overwrite and any((directory / name).exists() for name in _MADE):
         raise InputError(f"{directory} holds a run already; give another --out, or --overwrite to replace it")
-    foreign = [] if not directory.is_dir() else [p.name for p in directory.iterdir() if p.name not in (*_MADE, STORE, _UNFINISHED)]
+    foreign = (
+        [] if not directory.is_dir() else [p.name for p in directory.iterdir() if p.name not in (*_MADE, STORE, _UNFINISHED)]
+    )
     if foreign:
         raise InputError(f"{directory} holds other things ({sorted(foreign)[0]}); give --out a directory of its own")
     try:
@@ -49,7 +51,11 @@ def publish(run: xr.DataTree, directory: Path) -> list[Path]:
         write_run(run, unfinished / "run.nc")
         report_page(run, unfinished / "report.html")
         figures = write_figures(run, unfinished / "figures")
-        made = [Path("run.nc"), Path("report.html"), *[Path(figure).relative_to(unfinished) for figure in figures]]
+        made = [
+            Path("run.nc"),
+            Path("report.html"),
+            *[Path(figure).relative_to(unfinished) for figure in figures],
+        ]
         for name in _MADE:
             target = directory / name
             if target.is_dir():

@@ -54,7 +54,9 @@ def write_run(run: xr.DataTree, path: str | os.PathLike[str]) -> None:
     path = Path(path)
     unfinished = path.with_name(f".{path.name}.unfinished")
     encoding = {
-        f"{node.path}": {name: _encoding(array) for name, array in node.data_vars.items()} for node in run.subtree if node.data_vars
+        f"{node.path}": {name: _encoding(array) for name, array in node.data_vars.items()}
+        for node in run.subtree
+        if node.data_vars
     }
     try:
         run.to_netcdf(unfinished, engine=_ENGINE, encoding=encoding)

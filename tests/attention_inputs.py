@@ -12,14 +12,19 @@ from repo_interp.inputs import AttentionInputs
 OFFICIAL = Path(__file__).parent / "official"
 
 
-def official_inputs(name: str, layer: int, variant: str = "expected", dtype: torch.dtype = torch.float64) -> AttentionInputs:
+def official_inputs(
+    name: str, layer: int, variant: str = "expected", dtype: torch.dtype = torch.float64
+) -> AttentionInputs:
     """One layer of an official checkpoint, as its original code computed it."""
     arrays = np.load(OFFICIAL / name / f"{variant}.npz")
     queries = torch.as_tensor(arrays["q_prerot"][layer], dtype=dtype)
     repo_layers = arrays["repo_layers"].tolist()
     batch, _, tokens, d_head = queries.shape
     if layer in repo_layers:
-        scheme, positions = "repo", torch.as_tensor(arrays["pred_indices"][repo_layers.index(layer)], dtype=dtype)
+        scheme, positions = (
+            "repo",
+            torch.as_tensor(arrays["pred_indices"][repo_layers.index(layer)], dtype=dtype),
+        )
     else:
         scheme, positions = "rope", torch.arange(tokens, dtype=dtype).expand(batch, 1, -1)
     return AttentionInputs(
@@ -64,7 +69,9 @@ def random_inputs(
         queries=normal(prompts, heads, tokens, d_head),
         keys=normal(prompts, kv_heads, tokens, d_head),
         positions=positions,
-        frequencies=None if scheme == "nope" else (100.0 ** (-torch.arange(d_head // 2, dtype=torch.float64) / (d_head // 2))).to(dtype),
+        frequencies=None
+        if scheme == "nope"
+        else (100.0 ** (-torch.arange(d_head // 2, dtype=torch.float64) / (d_head // 2))).to(dtype),
         attention_scaling=1.0,
         logit_scale=d_head**-0.5,
         valid=torch.ones(prompts, tokens, dtype=torch.bool) if valid is None else valid,

@@ -28,9 +28,7 @@ def diagonal_sums(maps):
     return torch.stack([maps.diagonal(-t, -2, -1).sum(-1) for t in range(maps.shape[-1])], -1)
 
 
-def random_features(
-    tokens, kv_heads=4, seed=0, mean=0.5, dtype=torch.float64, heads=4, d_head=12, prompts=3
-):
+def random_features(tokens, kv_heads=4, seed=0, mean=0.5, dtype=torch.float64, heads=4, d_head=12, prompts=3):
     """Queries, keys and a mask with padding on the right, on the left, and a token left out."""
     generator = torch.Generator().manual_seed(seed)
 

@@ -151,10 +151,7 @@ def build(position, members, texts, attention, schemes) -> xr.DataTree:
                 ("chunk_size", "epsilon", "pattern"),
                 [
                     [
-                        [
-                            (chunk_labels(position[:, learned], size, epsilon) == code).mean()
-                            for code in range(3)
-                        ]
+                        [(chunk_labels(position[:, learned], size, epsilon) == code).mean() for code in range(3)]
                         for epsilon in epsilons
                     ]
                     for size in sizes
@@ -175,9 +172,7 @@ def build(position, members, texts, attention, schemes) -> xr.DataTree:
             "checkpoint": "official/repo_mha",
             "layout": "repo@2",
             "training_length": 256,
-            "provenance": json.dumps(
-                {"versions": {"torch": "2.13.0"}, "dtype": "float32", "note": "</script><b>"}
-            ),
+            "provenance": json.dumps({"versions": {"torch": "2.13.0"}, "dtype": "float32", "note": "</script><b>"}),
         }
     )
     return xr.DataTree.from_dict(
@@ -186,9 +181,7 @@ def build(position, members, texts, attention, schemes) -> xr.DataTree:
     )
 
 
-def large_run(
-    prompts: int = 6, layers: int = 16, heads: int = 16, tokens: int = 4096, seed: int = 0
-) -> xr.DataTree:
+def large_run(prompts: int = 6, layers: int = 16, heads: int = 16, tokens: int = 4096, seed: int = 0) -> xr.DataTree:
     """A made-up run of the size of the paper's 1B model: heads from near-constant to wide, jumps at segments,
     heavy-tailed mass.
     """
@@ -213,9 +206,7 @@ def large_run(
     members[SPANS.index("query"), :, -60:-20] = True
     members[SPANS.index("generated"), :, -20:] = True
     members[SPANS.index("rest")] = ~members[[0, 5, 7]].any(axis=0)
-    texts = np.array([f" {word}" for word in WORDS], dtype=object)[
-        random.integers(0, len(WORDS), (prompts, tokens))
-    ]
+    texts = np.array([f" {word}" for word in WORDS], dtype=object)[random.integers(0, len(WORDS), (prompts, tokens))]
     weight = np.exp(random.normal(0, 1.5, (prompts, layers, heads, len(SPANS))) - [1, 1, 2, 1, 9, 1, -2, 1])
     weight[:, first + 2, 3, 0] *= 40
     return build(position, members, texts, weight / weight.sum(-1, keepdims=True), schemes)
@@ -253,9 +244,7 @@ def chunk_labels(position: np.ndarray, size: int, epsilon: float) -> np.ndarray:
 
 def _parts(needle: list[int]) -> tuple[list[int], list[int]]:
     """The first contiguous stretch of `needle`, and what is left."""
-    end = next(
-        (place for place in range(1, len(needle)) if needle[place] != needle[place - 1] + 1), len(needle)
-    )
+    end = next((place for place in range(1, len(needle)) if needle[place] != needle[place - 1] + 1), len(needle))
     return needle[:end], needle[end:]
 
 

@@ -37,9 +37,7 @@ def _byte_level() -> Tokenizer:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    backend.train_from_iterator(
-        TEXT[:4], trainers.BpeTrainer(vocab_size=600, initial_alphabet=alphabet, show_progress=False)
-    )
+    backend.train_from_iterator(TEXT[:4], trainers.BpeTrainer(vocab_size=600, initial_alphabet=alphabet, show_progress=False))
     return backend
 
 
@@ -48,9 +46,7 @@ def _unigram() -> Tokenizer:
     backend.normalizer = normalizers.NFKC()
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     backend.decoder = decoders.Metaspace()
-    trainer = trainers.UnigramTrainer(
-        vocab_size=220, special_tokens=["<unk>"], unk_token="<unk>", show_progress=False
-    )
+    trainer = trainers.UnigramTrainer(vocab_size=220, special_tokens=["<unk>"], unk_token="<unk>", show_progress=False)
     backend.train_from_iterator(TEXT, trainer)
     return backend
 
@@ -67,9 +63,7 @@ def _metaspace_bpe() -> Tokenizer:
 def _words() -> Tokenizer:
     backend = Tokenizer(models.WordLevel(unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    backend.train_from_iterator(
-        TEXT, trainers.WordLevelTrainer(special_tokens=["<unk>"], show_progress=False)
-    )
+    backend.train_from_iterator(TEXT, trainers.WordLevelTrainer(special_tokens=["<unk>"], show_progress=False))
     return backend
 
 

@@ -147,7 +147,9 @@ def misshaped_weight(d):
 
 
 def shard_index_that_names_no_file(d):
-    (d / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"}}))
+    (d / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"}})
+    )
 
 
 BROKEN = {
@@ -182,7 +184,9 @@ BROKEN = {
 
 @pytest.mark.parametrize("command", ["inspect", "analyze"])
 @pytest.mark.parametrize("damage", BROKEN, ids=lambda damage: damage.__name__)
-def test_broken_checkpoints_are_refused_in_one_line(damage, command, checkpoint, tmp_path, monkeypatch, capsys):
+def test_broken_checkpoints_are_refused_in_one_line(
+    damage, command, checkpoint, tmp_path, monkeypatch, capsys
+):
     damage(checkpoint)
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
@@ -212,6 +216,12 @@ def test_checkpoints_that_are_not_there(name, message, capsys, monkeypatch, tmp_
 def test_the_unbroken_checkpoint_is_inspected(checkpoint, capsys):
     assert main(["inspect", str(checkpoint)]) == 0
     shown = capsys.readouterr().out
-    for part in ("released format, olmo2", "layout repo@2", "4 heads", "trained on up to 256 tokens", "one a head"):
+    for part in (
+        "released format, olmo2",
+        "layout repo@2",
+        "4 heads",
+        "trained on up to 256 tokens",
+        "one a head",
+    ):
         assert part in shown
     assert shown.count("repo ") >= 4

@@ -7,8 +7,8 @@ import torch
 from causal_reference import component_maps, diagonal_sums, random_features, seen
 from torch.testing import assert_close
 
-from repo_interp.measures.causal_pairs import pair_counts
 from repo_interp.measures import diagonals
+from repo_interp.measures.causal_pairs import pair_counts
 from repo_interp.measures.causal_sums import causal_sums
 
 

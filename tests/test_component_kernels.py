@@ -7,7 +7,7 @@ import torch
 from causal_reference import component_maps, diagonal_sums, random_features, seen
 from torch.testing import assert_close
 
-from repo_interp.measures.component_moments import component_moments
+from repo_interp.measures import component_moments as kernels
 from repo_interp.measures.diagonals import component_profiles
 from repo_interp.measures.variance_accounted import (
     band_variance_accounted,
@@ -15,6 +15,11 @@ from repo_interp.measures.variance_accounted import (
     variance_accounted,
     variance_accounted_as_printed,
 )
+
+def component_moments(queries, keys, *seen_pairs, **options):
+    totals = component_profiles(queries, keys, *seen_pairs).sum(-1)
+    return kernels.component_moments(queries, keys, totals, *seen_pairs, **options)
+
 
 shapes = pytest.mark.parametrize(
     ("tokens", "kv_heads", "window"),
@@ -60,7 +65,9 @@ def test_vaf_of_components_and_bands_by_their_definitions():
     queries, keys, valid = random_features(140)
     covariance = component_moments(queries, keys, valid).covariance
     maps, pairs = component_maps(queries, keys), seen(valid)
-    bands = torch.tensor([[1, 1, 0, 0, 0, 0], [0, 0, 1, 0, 1, 1], [0, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1]]).bool()
+    bands = torch.tensor(
+        [[1, 1, 0, 0, 0, 0], [0, 0, 1, 0, 1, 1], [0, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1]]
+    ).bool()
     for prompt in range(3):
         values = maps[prompt].flatten(-2)[..., pairs[prompt].flatten()]
         logits = values.sum(1)

@@ -135,9 +135,7 @@ def test_padding_on_either_side_changes_nothing():
             positions=torch.nn.functional.pad(inputs.positions, pad, value=1e4),
             valid=torch.nn.functional.pad(inputs.valid, pad),
         )
-        xr.testing.assert_allclose(
-            measured(wide).isel(distance=slice(0, 20)), plain, rtol=1e-4, atol=1e-4
-        )
+        xr.testing.assert_allclose(measured(wide).isel(distance=slice(0, 20)), plain, rtol=1e-4, atol=1e-4)
 
 
 def test_merging_parts_in_any_order_equals_the_whole():
@@ -162,7 +160,15 @@ def test_mean_over_prompts_is_the_mean_of_each_and_needs_no_axis_prompt():
     each = measured(inputs)
     mean = measured(inputs, measure=Components(training_length=16, prompts="mean"))
     assert "prompt" not in mean.dims
-    for name in ("vaf", "vaf_printed", "vaf_curve", "vaf_curve_printed", "vaf_band", "position_reach", "still_share"):
+    for name in (
+        "vaf",
+        "vaf_printed",
+        "vaf_curve",
+        "vaf_curve_printed",
+        "vaf_band",
+        "position_reach",
+        "still_share",
+    ):
         assert_allclose(mean[f"{name}_mean"], each[name].mean("prompt"), rtol=1e-4, atol=1e-4)
         assert_allclose(mean[f"{name}_deviation"], each[name].std("prompt"), rtol=1e-3, atol=1e-3)
 
@@ -173,7 +179,8 @@ def test_heads_on_request_average_to_the_mean_and_chosen_heads_stay_theirs():
     assert "head_component_by_distance" not in mean
     xr.testing.assert_allclose(heads["component_by_distance"], mean["component_by_distance"])
     xr.testing.assert_allclose(
-        heads["head_component_by_distance"].sum("component"), heads["logit_by_distance"].transpose(..., "distance")
+        heads["head_component_by_distance"].sum("component"),
+        heads["logit_by_distance"].transpose(..., "distance"),
     )
     some = measured(select_heads(inputs, [3, 1]))
     assert_allclose(some["vaf"], mean["vaf"][:, :, [3, 1]], rtol=1e-5)
@@ -228,7 +235,13 @@ def test_every_variable_says_what_it_is_and_survives_a_file(tmp_path):
 
 @pytest.mark.parametrize(
     "given",
-    [{"curves": "all"}, {"prompts": "some"}, {"training_length": 0}, {"first_token": -1}, {"first_token": 3, "last_token": 3}],
+    [
+        {"curves": "all"},
+        {"prompts": "some"},
+        {"training_length": 0},
+        {"first_token": -1},
+        {"first_token": 3, "last_token": 3},
+    ],
 )
 def test_parameters_that_make_no_sense_are_refused(given):
     with pytest.raises(InputError):

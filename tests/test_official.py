@@ -29,7 +29,11 @@ def test_positions_and_logits_are_the_original_codes(name, official, expected):
     assert_allclose(logits, arrays["logits"], atol=2e-4)
     for row, layer in enumerate(arrays["repo_layers"]):
         positions = cache[f"blocks.{layer}.attn.hook_positions"].numpy()
-        assert_allclose(np.broadcast_to(positions, arrays["pred_indices"][row].shape), arrays["pred_indices"][row], atol=5e-4)
+        assert_allclose(
+            np.broadcast_to(positions, arrays["pred_indices"][row].shape),
+            arrays["pred_indices"][row],
+            atol=5e-4,
+        )
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
@@ -55,9 +59,13 @@ def test_scaled_frequencies_reach_layers_with_learned_positions(variant, officia
 def test_yarn_takes_its_factor_as_stock_transformers_does_not_as_the_fork(official, expected):
     """With max_position_embeddings 512 and factor 4 the fork scales by 512/32 = 16; stock transformers, and we, by 4."""
     override = json.loads((official / "repo_scaled" / "rope_overrides.json").read_text())
-    factor_4 = load_model(official / "repo_scaled", rope_scaling=override["yarn_maxpos_mismatch"]["rope_scaling"])
+    factor_4 = load_model(
+        official / "repo_scaled", rope_scaling=override["yarn_maxpos_mismatch"]["rope_scaling"]
+    )
     assert factor_4.model.layers[0].self_attn.attention_scaling == pytest.approx(0.1 * np.log(4) + 1)
-    assert expected("repo_scaled", "expected_yarn_maxpos_mismatch")["attention_scaling"] == pytest.approx(0.1 * np.log(16) + 1)
+    assert expected("repo_scaled", "expected_yarn_maxpos_mismatch")["attention_scaling"] == pytest.approx(
+        0.1 * np.log(16) + 1
+    )
 
 
 @pytest.mark.parametrize("share", [0.5, 1.0])
@@ -76,7 +84,12 @@ def test_generation_gives_the_original_tokens(official, expected):
     prompt = torch.as_tensor(arrays["greedy_ids"][:, :20])
     for use_cache in (True, False):
         out = model.generate(
-            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=12, do_sample=False, use_cache=use_cache, eos_token_id=None
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=12,
+            do_sample=False,
+            use_cache=use_cache,
+            eos_token_id=None,
         )
         np.testing.assert_array_equal(out, arrays["greedy_ids"])
 
@@ -84,6 +97,10 @@ def test_generation_gives_the_original_tokens(official, expected):
 def test_attentions_are_the_original_codes(official, expected):
     arrays = expected("repo_mha")
     bridge = ri.load(official / "repo_mha")
-    _, cache = bridge.run_with_cache(torch.as_tensor(arrays["input_ids"]), names_filter=lambda hook: hook.endswith("hook_pattern"))
+    _, cache = bridge.run_with_cache(
+        torch.as_tensor(arrays["input_ids"]), names_filter=lambda hook: hook.endswith("hook_pattern")
+    )
     for layer in range(6):
-        assert_allclose(cache[f"blocks.{layer}.attn.hook_pattern"].detach(), arrays["attentions"][layer], atol=1e-4)
+        assert_allclose(
+            cache[f"blocks.{layer}.attn.hook_pattern"].detach(), arrays["attentions"][layer], atol=1e-4
+        )

@@ -59,7 +59,12 @@ def test_fused_and_open_attention_agree(family, layout):
 @pytest.mark.parametrize("family", ["llama", "olmo2", "qwen3", "mistral", "gemma", "gemma3"])
 def test_generation_with_cache_is_generation_without(family, layout):
     model = ri.reposition(tiny(family), layout)
-    asked = {"max_new_tokens": 12, "do_sample": False, "attention_mask": torch.ones_like(TOKENS), "eos_token_id": None}
+    asked = {
+        "max_new_tokens": 12,
+        "do_sample": False,
+        "attention_mask": torch.ones_like(TOKENS),
+        "eos_token_id": None,
+    }
     cached = model.generate(TOKENS, use_cache=True, **asked)
     assert cached.shape[1] == 32
     assert torch.equal(cached, model.generate(TOKENS, use_cache=False, **asked))
@@ -73,7 +78,9 @@ def test_left_padding_changes_nothing(family, layout):
     mask = (torch.arange(25) >= 5).long().expand(2, -1)
     with torch.no_grad():
         plain = model(TOKENS).logits
-        shifted = model(padded, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp_min(0)).logits[:, 5:]
+        shifted = model(padded, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp_min(0)).logits[
+            :, 5:
+        ]
     assert_close(shifted, plain, atol=1e-4, rtol=1e-4)
     asked = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
     alone = model.generate(TOKENS, attention_mask=torch.ones_like(TOKENS), **asked)
@@ -85,14 +92,21 @@ def test_positions_per_head_differ_where_heads_share_a_key():
     seen = {}
     for attention in attentions(model):
         attention.observers.append(lambda layer, q, k, z, added: seen.setdefault(layer.layer_idx, z))
-    asked = {"max_new_tokens": 6, "do_sample": False, "attention_mask": torch.ones_like(TOKENS), "eos_token_id": None}
+    asked = {
+        "max_new_tokens": 6,
+        "do_sample": False,
+        "attention_mask": torch.ones_like(TOKENS),
+        "eos_token_id": None,
+    }
     with torch.no_grad():
         fused = model(TOKENS).logits
         model.set_attn_implementation("eager")
         assert_close(model(TOKENS).logits, fused, atol=1e-5, rtol=1e-5)
     assert seen[0].shape == (2, 4, 20)
     assert (seen[0][:, 0] - seen[0][:, 1]).abs().max() > 1e-3
-    assert torch.equal(model.generate(TOKENS, use_cache=True, **asked), model.generate(TOKENS, use_cache=False, **asked))
+    assert torch.equal(
+        model.generate(TOKENS, use_cache=True, **asked), model.generate(TOKENS, use_cache=False, **asked)
+    )
 
 
 @pytest.mark.parametrize("checkpointing", ["plain", "checkpointed"])
@@ -104,7 +118,9 @@ def test_gradients_reach_what_assigns_positions(layout, checkpointing):
     model(TOKENS, labels=TOKENS, use_cache=False).loss.backward()
     for attention in attentions(model):
         for name, parameter in attention.assigner.named_parameters():
-            assert parameter.grad is not None and parameter.grad.abs().max() > 0, f"layer {attention.layer_idx} {name}"
+            assert parameter.grad is not None and parameter.grad.abs().max() > 0, (
+                f"layer {attention.layer_idx} {name}"
+            )
 
 
 def test_checkpointed_gradients_are_plain_ones():
@@ -148,7 +164,9 @@ def test_saving_and_loading_gives_the_same_bits(family, layout, tmp_path):
 
     again = load_model(tmp_path / "one")
     assert ri.layout(again) == ri.layout(model)
-    for (name, before), (_, after) in zip(model.state_dict().items(), again.state_dict().items(), strict=True):
+    for (name, before), (_, after) in zip(
+        model.state_dict().items(), again.state_dict().items(), strict=True
+    ):
         assert torch.equal(before, after), name
     with torch.no_grad():
         assert torch.equal(model(TOKENS).logits, again(TOKENS).logits)

@@ -43,8 +43,15 @@ def repositioned(variant, family="llama"):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_generation_with_cache_is_generation_without(variant):
     model = repositioned(variant)
-    asked = {"max_new_tokens": 8, "do_sample": False, "attention_mask": torch.ones_like(TOKENS), "eos_token_id": None}
-    assert torch.equal(model.generate(TOKENS, use_cache=True, **asked), model.generate(TOKENS, use_cache=False, **asked))
+    asked = {
+        "max_new_tokens": 8,
+        "do_sample": False,
+        "attention_mask": torch.ones_like(TOKENS),
+        "eos_token_id": None,
+    }
+    assert torch.equal(
+        model.generate(TOKENS, use_cache=True, **asked), model.generate(TOKENS, use_cache=False, **asked)
+    )
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -63,9 +63,7 @@ def test_ruler_s_facts(variant):
                 assert len(lines) == 1
                 assert len(needles) == facts.keys * facts.values
         question, prefix = characters(prompt, "query.question")[0], characters(prompt, "query.prefix")[0]
-        asked = re.fullmatch(
-            rf"What (?:is|are all) the {noun} for (.*) mentioned in the provided text\?", question
-        )[1]
+        asked = re.fullmatch(rf"What (?:is|are all) the {noun} for (.*) mentioned in the provided text\?", question)[1]
         assert ("What is" in question) == singular
         assert prefix == f" The {noun} for {asked} mentioned in the provided text {be}"
         keys = re.findall(PATTERNS[facts.key_type], asked)
@@ -149,9 +147,7 @@ def test_the_search_finds_the_edge_in_few_calls():
 
 
 def test_dialects():
-    ruler, repo = (
-        niah(tokenizer("words"), "multiquery", 800, 1, dialect=name)[0] for name in ("ruler", "repo")
-    )
+    ruler, repo = (niah(tokenizer("words"), "multiquery", 800, 1, dialect=name)[0] for name in ("ruler", "repo"))
     assert ruler.attributes["prefix"].startswith(" The special magic numbers for ")
     assert repo.attributes["prefix"] == "\n" + ruler.attributes["prefix"][1:]
     assert (ruler.attributes["new_tokens"], repo.attributes["new_tokens"]) == (128, 50)
@@ -159,7 +155,7 @@ def test_dialects():
 
 
 def test_essay_depths_are_ruler_s():
-    assert DEPTHS == tuple(np.round(np.linspace(0, 100, 40)).astype(int))
+    assert tuple(np.round(np.linspace(0, 100, 40)).astype(int)) == DEPTHS
     assert len(set(DEPTHS)) == 40
     prompts = niah(tokenizer("words"), "multiquery", 1500, 12)
     assert len({depth for prompt in prompts for depth in prompt.attributes["depths"]}) > 15
@@ -171,9 +167,7 @@ def test_essay_depths_are_ruler_s():
         for number, depth in enumerate(depths, start=1):
             before = prompt.text[prompt.text.index("\n") + 1 : prompt.characters[f"needle.{number}"][0][0]]
             before = re.sub(r"One of the special magic numbers for \S+ is: \d+\. ", "", before)
-            assert before == "".join(
-                f"{sentence} " for sentence in sentences[: int(len(sentences) * depth / 100)]
-            )
+            assert before == "".join(f"{sentence} " for sentence in sentences[: int(len(sentences) * depth / 100)])
 
 
 @pytest.mark.parametrize("variant", ["single_1", "single_2", "multikey_1", "multikey_2"])
@@ -181,7 +175,10 @@ def test_essay_depths_are_ruler_s():
 def test_a_depth_can_be_asked_for(variant, depth):
     for prompt in niah(tokenizer("words"), variant, 1500, 2, depth=depth):
         assert prompt.attributes["depth"] == depth
-        around = prompt.text[: prompt.characters["needle.1"][0][0]], prompt.text[prompt.characters["needle.1"][0][1] :]
+        around = (
+            prompt.text[: prompt.characters["needle.1"][0][0]],
+            prompt.text[prompt.characters["needle.1"][0][1] :],
+        )
         before, after = around[0].partition("\n")[2], around[1].rpartition("\nWhat is the special")[0]
         units = prompt.attributes["haystack_size"]
         if variant.startswith("single_2") or variant == "multikey_1":
@@ -210,9 +207,7 @@ def test_a_prompt_depends_on_its_seed_and_number_alone():
 
 def test_scores():
     """Substring, any case, mean over references; the second dialect counts the prefix as output."""
-    ruler, repo = (
-        niah(tokenizer("words"), "multivalue", 800, 1, dialect=name)[0] for name in ("ruler", "repo")
-    )
+    ruler, repo = (niah(tokenizer("words"), "multivalue", 800, 1, dialect=name)[0] for name in ("ruler", "repo"))
     one, two, three, four = ruler.answers
     assert niah_score([f"{four}, {three}; {two}\n{one}!"], [ruler]) == 100
     assert niah_score([f" {one} and {two}0"], [ruler]) == 50
@@ -230,7 +225,7 @@ def test_essays_from_a_file_and_from_docstrings(tmp_path):
     path = tmp_path / "essay.txt"
     path.write_text("First one.  Second\n\n(one)? Third e.g. Bob. ünd so", encoding="utf-8")
     words = essay(path).words(12)
-    assert words == "First one. Second (one)? Third e.g. Bob. ünd so First one. Second".split()
+    assert words == ["First", "one.", "Second", "(one)?", "Third", "e.g.", "Bob.", "ünd", "so", "First", "one.", "Second"]
     assert essay(path).sentences(9) == ["First one.", "Second (one)?", "Third e.g. Bob. ünd so"]
     prompt = niah(tokenizer("words"), "single_2", 600, 1, essay=path)[0]
     assert "ünd so First one. Second" in prompt.text

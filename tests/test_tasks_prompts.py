@@ -22,9 +22,7 @@ CHARACTERS = {
 
 
 def the_prompt(family="byte_level_bpe"):
-    return prompt_from_text(
-        TEXT, CHARACTERS, tokenizer(family), ["7654321"], {"depth": 12.5, "list": [1, None]}
-    )
+    return prompt_from_text(TEXT, CHARACTERS, tokenizer(family), ["7654321"], {"depth": 12.5, "list": [1, None]})
 
 
 def test_rest_is_what_is_not_named_unless_it_is_given():
@@ -56,18 +54,14 @@ def test_token_round_trip(tmp_path):
             generated=(3,),
             answers=("ä", "b"),
         ),
-        Prompt(
-            tokens=(1,), token_text=("\u2028<bos>",), attributes={"depth": 3.5, "é": {"x": [True, None, "y"]}}
-        ),
+        Prompt(tokens=(1,), token_text=("\u2028<bos>",), attributes={"depth": 3.5, "é": {"x": [True, None, "y"]}}),
     ]
     write_prompts(prompts, tmp_path / "prompts.jsonl")
     assert read_prompts(tmp_path / "prompts.jsonl") == prompts
 
 
 def test_the_file_is_as_documented(tmp_path):
-    write_prompts(
-        [the_prompt(), Prompt(tokens=(3, 4), spans={"needle": (0,)}, generated=(1,))], tmp_path / "p.jsonl"
-    )
+    write_prompts([the_prompt(), Prompt(tokens=(3, 4), spans={"needle": (0,)}, generated=(1,))], tmp_path / "p.jsonl")
     first, second = map(json.loads, (tmp_path / "p.jsonl").read_text("utf-8").splitlines())
     assert first["text"] == TEXT
     assert first["spans"]["needle"] == [[20, 80]]
@@ -84,9 +78,7 @@ def test_a_tokenizer_names_the_tokens_of_a_token_prompt(tmp_path):
 
 def test_digest_sees_what_a_measure_sees():
     prompt = the_prompt()
-    same = Prompt(
-        tokens=prompt.tokens, spans=dict(reversed(prompt.spans.items())), generated=prompt.generated
-    )
+    same = Prompt(tokens=prompt.tokens, spans=dict(reversed(prompt.spans.items())), generated=prompt.generated)
     assert digest([prompt]) == digest([same])
     assert digest([Prompt(tokens=(1, 2, 3))]) == hashlib.sha256(b"[[1,2,3],{},[]]\n").hexdigest()
     others = [

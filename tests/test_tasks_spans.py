@@ -115,9 +115,7 @@ def test_every_byte_token_of_one_character_belongs():
     prompt = prompt_from_text("a 🙂b", {"needle": ((2, 3),)}, tokenizer("byte_level_bpe"))
     encoded = encode("a 🙂b", tokenizer("byte_level_bpe"))
     assert sum(offset[1] == 3 for offset in encoded.offsets) >= 4  # one emoji, four bytes
-    assert prompt.spans["needle"] == tuple(
-        index for index, (start, end) in enumerate(encoded.offsets) if start < 3 and end > 2
-    )
+    assert prompt.spans["needle"] == tuple(index for index, (start, end) in enumerate(encoded.offsets) if start < 3 and end > 2)
 
 
 def test_offsets_with_and_without_the_leading_space_name_the_same_tokens():

@@ -41,7 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="repo-interp", description="A microscope for token positions in attention: RePo, RoPE, NoPE and their relatives."
+        prog="repo-interp",
+        description="A microscope for token positions in attention: RePo, RoPE, NoPE and their relatives.",
     )
     parser.add_argument("--version", action="version", version=f"repo-interp {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

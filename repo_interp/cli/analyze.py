@@ -9,7 +9,16 @@ from repo_interp.cli.options import add_device, name_list, number_list, positive
 
 SUMMARY = "Measure what the heads of a checkpoint do with positions: a run file, figures and a report page."
 
-_VARIANTS = ("single_1", "single_2", "single_3", "multikey_1", "multikey_2", "multikey_3", "multivalue", "multiquery")
+_VARIANTS = (
+    "single_1",
+    "single_2",
+    "single_3",
+    "multikey_1",
+    "multikey_2",
+    "multikey_3",
+    "multivalue",
+    "multiquery",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,7 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CHECKPOINT",
         help="a directory, a hub id, or the name of a checkpoint that comes with the package (default: niah/repo)",
     )
-    parser.add_argument("--prompts", metavar="FILE", help="prompts.jsonl to analyse (default: needle-in-a-haystack prompts are made)")
+    parser.add_argument(
+        "--prompts",
+        metavar="FILE",
+        help="prompts.jsonl to analyse (default: needle-in-a-haystack prompts are made)",
+    )
     parser.add_argument("--out", metavar="DIR", help="where results go (default: runs/NAME, numbered when there is one)")
     parser.add_argument("--overwrite", action="store_true", help="replace the run that stands in --out")
     parser.add_argument(
@@ -133,7 +146,11 @@ def _make_prompts(arguments: argparse.Namespace, bridge, path: str):
         if bridge.tokenizer is None:
             raise InputError("this checkpoint has no tokenizer, so no prompts can be made for it; give --prompts with token ids")
         return tasks.niah(
-            bridge.tokenizer, variant=arguments.variant, length=length, count=arguments.count, seed=arguments.seed
+            bridge.tokenizer,
+            variant=arguments.variant,
+            length=length,
+            count=arguments.count,
+            seed=arguments.seed,
         )
     task = trained if trained is not None and trained.name == name else tasks.make_task(name)
     if bridge.cfg.d_vocab < task.vocabulary_size:
@@ -175,5 +192,7 @@ def _device(name: str) -> str:
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
-        raise InputError(f"device {name!r} is not to be had here ({str(error).splitlines()[0][:120]}); --device cpu always is") from None
+        raise InputError(
+            f"device {name!r} is not to be had here ({str(error).splitlines()[0][:120]}); --device cpu always is"
+        ) from None
     return name

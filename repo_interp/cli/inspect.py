@@ -21,13 +21,17 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.models.checkpoints import identify, load_model
     from repo_interp.models.families import training_length
     from repo_interp.models.reposition import added_parameters, attentions
+    from repo_interp.positions.assigners import LearnedPositions
     from repo_interp.positions.layouts import SCHEMES, format_layout
 
     checkpoint = identify(find(arguments.checkpoint))
     model = load_model(checkpoint)
     config, console = checkpoint.config, Console()
     total, added = sum(parameter.numel() for parameter in model.parameters()), added_parameters(model)
-    console.print(f"[bold]{arguments.checkpoint}[/bold]  {checkpoint.format} format, {config.model_type}", highlight=False)
+    console.print(
+        f"[bold]{arguments.checkpoint}[/bold]  {checkpoint.format} format, {config.model_type}",
+        highlight=False,
+    )
     console.print(
         f"layout {format_layout(checkpoint.layout)}; {config.num_hidden_layers} layers, width {config.hidden_size}, "
         f"{config.num_attention_heads} heads, {config.num_key_value_heads} key-value heads; vocabulary {config.vocab_size}; "
@@ -35,7 +39,8 @@ def run(arguments: argparse.Namespace) -> int:
         highlight=False,
     )
     console.print(
-        f"{total:,} parameters, {added:,} of them for positions (+{100 * added / (total - added):.2f} %)", highlight=False
+        f"{total:,} parameters, {added:,} of them for positions (+{100 * added / (total - added):.2f} %)",
+        highlight=False,
     )
     table = Table("layer", "scheme", "positions", "width of f_phi", "parameters for positions", "window", "what it is")
     for attention in attentions(model):
@@ -44,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
             str(attention.layer_idx),
             attention.scheme,
             _rows(attention, config),
-            str(attention.assigner.gate_map.out_features) if hasattr(attention.assigner, "gate_map") else "-",
+            str(attention.assigner.representation) if isinstance(attention.assigner, LearnedPositions) else "-",
             f"{sum(parameter.numel() for parameter in own):,}",
             str(attention.sliding_window or "-"),
             SCHEMES[attention.scheme],

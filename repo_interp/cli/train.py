@@ -30,19 +30,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from repo_interp.training.configuration import TrainingConfiguration
 
     parser.add_argument("task", nargs="?", metavar="TASK", help="the task; --config or --resume may say it instead")
-    parser.add_argument("--config", metavar="FILE", help="a TOML file of the options below (their names with _), such as a training.toml")
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="a TOML file of the options below (their names with _), such as a training.toml",
+    )
     parser.add_argument("--out", metavar="DIR", help="where the checkpoint goes (default: runs/TASK-SCHEME/seed-N)")
-    parser.add_argument("--resume", action="store_true", help="go on with what was interrupted in --out; begin where nothing was")
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with what was interrupted in --out; begin where nothing was",
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace the training run that stands in --out")
     parser.add_argument("--seeds", type=number_list, metavar="0-2", help="one run a seed, in --out/seed-N")
     parser.add_argument("--jobs", type=positive, default=1, metavar="N", help="runs side by side, with --seeds (default: 1)")
     parser.add_argument(
         "--set",
-        type=_assignment,
+        type=option_value,
         action="append",
         metavar="NAME=VALUE",
         dest="task_options",
         help="an option of the task, such as longest=20; may be repeated",
+    )
+    parser.add_argument(
+        "--scheme-set",
+        type=option_value,
+        action="append",
+        metavar="NAME=VALUE",
+        dest="scheme_options",
+        help="an option of the position scheme, such as assignment=layer or p_max=64; may be repeated",
     )
     recipe = parser.add_argument_group("what decides the result (defaults where the task's own recipe says nothing)")
     for option in fields(TrainingConfiguration):
@@ -77,7 +93,9 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             done = _train_several(console, pending, arguments)
         if not done:
-            raise KeyboardInterrupt(f"the state is saved; go on with: repo-interp train --resume --out {_out(arguments, runs)}{_seeds(arguments)}")
+            raise KeyboardInterrupt(
+                f"the state is saved; go on with: repo-interp train --resume --out {_out(arguments, runs)}{_seeds(arguments)}"
+            )
     _print_scores(console, [folder for _, folder in runs])
     return 0
 
@@ -101,18 +119,19 @@ def _runs(arguments: argparse.Namespace) -> list[Run]:
 def _one_run(arguments: argparse.Namespace, seed: int | None) -> Run:
     from repo_interp.errors import InputError
     from repo_interp.training.configuration import TrainingConfiguration, read_toml, replaced
-    from repo_interp.training.folder import TrainingFolder
     from repo_interp.training.recipes import recipe
 
-    given = _given(arguments) | ({} if seed is None else {"seed": seed})
     stated = read_toml(Path(arguments.config)) if arguments.config is not None else {}
-    options = dict(stated.pop("task_options", {})) | dict(arguments.task_options or ())
-    stated |= given | ({"task_options": options} if options else {})
+    stated = _joined(stated, _given(arguments) | ({} if seed is None else {"seed": seed}))
     begun = None if arguments.out is None else _folder(Path(arguments.out), seed)
     if arguments.resume and begun is not None and begun.is_begun:
         stored = read_toml(begun.configuration)
         configuration = replaced(TrainingConfiguration(task=str(stored.get("task"))), stored)
-        differing = [name for name, value in stated.items() if getattr(replaced(configuration, {name: value}), name) != getattr(configuration, name)]
+        differing = [
+            name
+            for name, value in stated.items()
+            if getattr(replaced(configuration, {name: value}), name) != getattr(configuration, name)
+        ]
         if differing:
             raise InputError(
                 f"{begun.directory} was begun with another {differing[0]} ({getattr(configuration, differing[0])!r}); "
@@ -122,12 +141,14 @@ def _one_run(arguments: argparse.Namespace, seed: int | None) -> Run:
     if not stated.get("task"):
         raise InputError(f"no task was named; {_task_names()}")
     ground = recipe(str(stated["task"]), continued=bool(stated.get("continue_from")))
-    configuration = replaced(TrainingConfiguration(task=str(stated["task"])), ground | stated)
+    configuration = replaced(TrainingConfiguration(task=str(stated["task"])), _joined(ground, stated))
     if begun is None:
         layout = configuration.scheme.replace("/", "-of-").replace(",", "-")
         begun = _folder(Path("runs") / f"{configuration.task}-{layout}", configuration.seed)
         if arguments.resume and begun.is_begun:
-            again = argparse.Namespace(**vars(arguments) | {"out": str(begun.directory.parent if seed is not None else begun.directory)})
+            again = argparse.Namespace(
+                **vars(arguments) | {"out": str(begun.directory.parent if seed is not None else begun.directory)}
+            )
             return _one_run(again, seed)
     if not arguments.resume and not arguments.overwrite:
         begun.require_free()
@@ -144,13 +165,26 @@ def _given(arguments: argparse.Namespace) -> dict[str, Any]:
     """The fields of a configuration that the command line states."""
     from dataclasses import fields
 
-    from repo_interp.training.configuration import TrainingConfiguration
+    from repo_interp.training.configuration import TABLES, TrainingConfiguration
 
-    names = [option.name for option in fields(TrainingConfiguration) if option.name != "task_options"]
-    return {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
+    stated = {option.name: getattr(arguments, option.name) for option in fields(TrainingConfiguration)}
+    return {name: dict(value) if name in TABLES else value for name, value in stated.items() if value is not None}
 
 
-def _train_here(console: Console, configuration: TrainingConfiguration, folder: TrainingFolder, arguments: argparse.Namespace) -> bool:
+def _joined(ground: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """Both sets of fields, `over` where both say something; tables of options are joined option by option."""
+    from repo_interp.training.configuration import TABLES
+
+    tables = {name: dict(ground.get(name, {})) | dict(over.get(name, {})) for name in TABLES if name in ground or name in over}
+    return ground | over | tables
+
+
+def _train_here(
+    console: Console,
+    configuration: TrainingConfiguration,
+    folder: TrainingFolder,
+    arguments: argparse.Namespace,
+) -> bool:
     """One run in this process. Returns whether it came to its end."""
     from repo_interp.training.loop import prepare, train
     from repo_interp.training.several import stoppable
@@ -175,7 +209,10 @@ def _train_several(console: Console, runs: list[Run], arguments: argparse.Namesp
         _begin(configuration, folder, arguments)
     with _bars(console) as progress:
         bars = [
-            (folder, progress.add_task(f"seed {configuration.seed}", total=configuration.steps, loss="-", score="-"))
+            (
+                folder,
+                progress.add_task(f"seed {configuration.seed}", total=configuration.steps, loss="-", score="-"),
+            )
             for configuration, folder in runs
         ]
 
@@ -185,6 +222,12 @@ def _train_several(console: Console, runs: list[Run], arguments: argparse.Namesp
                     _advance(progress, bar, record)
 
         return train_side_by_side([(configuration, folder.directory) for configuration, folder in runs], arguments.jobs, watch)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(1.0, seconds):.0f} seconds"
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
 def _begin(configuration: TrainingConfiguration, folder: TrainingFolder, arguments: argparse.Namespace) -> None:
@@ -206,22 +249,33 @@ def _announce(console: Console, prepared, runs: list[Run], jobs: int) -> None:
         f"[bold]{configuration.task}[/bold], scheme {configuration.scheme}"
         + (f", going on from {configuration.continue_from}" if configuration.continue_from else "")
         + f": {configuration.steps} steps of {configuration.batch * configuration.accumulation} sequences"
-        + (f", seeds {', '.join(str(run[0].seed) for run in runs)}, {jobs} at a time" if len(runs) > 1 else f", seed {configuration.seed}"),
+        + (
+            f", seeds {', '.join(str(run[0].seed) for run in runs)}, {jobs} at a time"
+            if len(runs) > 1
+            else f", seed {configuration.seed}"
+        ),
         highlight=False,
     )
     with console.status("rehearsing some steps"):
         cost = estimate_cost(prepared)
     rounds = -(-len(runs) // jobs)
-    minutes = cost.steps * cost.seconds_a_step * rounds / 60
+    seconds = cost.steps * cost.seconds_a_step * rounds
     console.print(
         f"{cost.parameters:,} parameters, {cost.position_parameters:,} of them for positions; "
-        f"{1000 * cost.seconds_a_step:.0f} ms a step on {configuration.device}: about {minutes:.1f} minutes in all",
+        f"{1000 * cost.seconds_a_step:.0f} ms a step on {configuration.device}: about {_duration(seconds)} in all",
         highlight=False,
     )
 
 
 def _bars(console: Console):
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     return Progress(
         TextColumn("{task.description}"),
@@ -243,19 +297,27 @@ def _advance(progress, bar, record: dict[str, Any]) -> None:
 
 def _print_scores(console: Console, folders: list[TrainingFolder]) -> None:
     import json
+    from itertools import groupby
 
     from rich.table import Table
 
     scores = [json.loads(folder.scores.read_text(encoding="utf-8")) for folder in folders]
-    table = Table("test set", *(folder.directory.name for folder in folders), title=f"{scores[0]['metric']}, {scores[0]['prompts']} prompts each")
-    for test_set in scores[0]["test_sets"]:
-        table.add_row(test_set, *(f"{score['test_sets'][test_set]:.3f}" for score in scores))
+    table = Table("test sets", *(folder.directory.name for folder in folders))
+    table.title = f"{scores[0]['metric']}, {scores[0]['prompts']} prompts each"
+    shown = [(name, tuple(f"{score['test_sets'][name]:.3f}" for score in scores)) for name in scores[0]["test_sets"]]
+    for cells, group in groupby(shown, key=lambda row: row[1]):
+        names = [name for name, _ in group]
+        table.add_row(names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}", *cells)
     console.print(table)
     for folder in folders:
-        console.print(f"[bold]{folder.directory}[/bold]  the checkpoint, with training.toml, log.jsonl and scores.json", highlight=False)
+        console.print(
+            f"[bold]{folder.directory}[/bold]  the checkpoint, with training.toml, log.jsonl and scores.json",
+            highlight=False,
+        )
 
 
-def _assignment(text: str) -> tuple[str, int | float | str | bool]:
+def option_value(text: str) -> tuple[str, int | float | str | bool]:
+    """NAME=VALUE, the value read as a truth value, a number, or a word - whichever it is first."""
     name, equals, value = text.partition("=")
     if not name or not equals:
         raise argparse.ArgumentTypeError(f"wanted NAME=VALUE such as longest=20, not {text!r}")

@@ -1,13 +1,14 @@
-"""The map a_{i-j} + b_i + c_j over any set of pairs: its sums over diagonals, rows and columns, in O(n log n).
+"""The map a_{i-j} + b_i + c_j over any set of pairs: its diagonal, row and column sums, in O(n log n).
 
-A pair (i, j) of a query and a key is seen where row i takes part, key j takes part and 0 <= i - j < window. With R and S the masks of
-rows and keys, the normal matrix of the fit by three axes, applied to axes a, b, c, is a handful of correlations:
+A pair (i, j) of a query and a key is seen where row i takes part, key j takes part and 0 <= i - j < window. With R
+and S the masks of rows and keys, the normal matrix of the fit by three axes, applied to axes a, b, c, is
 
-    diagonal t:  n_t a_t + sum_i R_i b_i S_{i-t} + sum_j R_{j+t} S_j c_j                                  (t < window)
+    diagonal t:  n_t a_t + sum_i R_i b_i S_{i-t} + sum_j R_{j+t} S_j c_j          (t < window)
     row i:       n_i b_i + R_i (sum_t a_t S_{i-t} + sum of S_j c_j over the keys in the window)
     column j:    n_j c_j + S_j (sum_t a_t R_{j+t} + sum of R_i b_i over the rows whose window holds j)
 
-n_t, n_i, n_j count the seen pairs of a diagonal, a row, a column. Knows nothing about attention.
+n_t, n_i, n_j count the seen pairs of a diagonal, a row, a column: a handful of correlations, by Fourier transforms.
+Knows nothing about attention.
 """
 
 from __future__ import annotations
@@ -41,12 +42,10 @@ class AdditivePairs:
         return self.counts.distance.sum(-1)
 
     def sums(self, axes: Axes) -> Axes:
-        """Diagonal, row and column sums of the map of `axes`, whose leading axes broadcast against the masks'."""
+        """Diagonal, row and column sums of the map of `axes`; leading axes broadcast against the masks'."""
         a, b, c = _first(axes.distance, self.window), axes.query * self.rows, axes.key * self.keys
         spectrum = self._forward(a)
-        diagonal = self._back(
-            self._forward(b) * self.key_spectrum.conj() + self.row_spectrum * self._forward(c).conj()
-        )
+        diagonal = self._back(self._forward(b) * self.key_spectrum.conj() + self.row_spectrum * self._forward(c).conj())
         by_row = self._back(spectrum * self.key_spectrum) + _earlier(c, self.window)
         by_key = self._back(self.row_spectrum * spectrum.conj()) + _later(b, self.window)
         return Axes(
@@ -70,10 +69,8 @@ class AdditivePairs:
         return torch.fft.irfft(spectrum, n=_length(tokens))[..., :tokens]
 
 
-def additive_pairs(
-    rows: Bool[Tensor, "... n"], keys: Bool[Tensor, "... n"], window: int | None = None
-) -> AdditivePairs:
-    """The pairs of `rows` with the `keys` that are not later and, with a window, at most window - 1 earlier."""
+def additive_pairs(rows: Bool[Tensor, "... n"], keys: Bool[Tensor, "... n"], window: int | None = None) -> AdditivePairs:
+    """The pairs of `rows` with the `keys` not later and, with a window, at most window - 1 earlier."""
     row, key = rows.to(torch.float64), keys.to(torch.float64)
     length = _length(row.shape[-1])
     row_spectrum, key_spectrum = torch.fft.rfft(row, n=length), torch.fft.rfft(key, n=length)
@@ -105,6 +102,4 @@ def _earlier(values: Tensor, window: int | None) -> Tensor:
 def _later(values: Tensor, window: int | None) -> Tensor:
     """Sum of the next `window` entries from each on."""
     onward = values.flip(-1).cumsum(-1).flip(-1)
-    return (
-        onward if window is None or window >= values.shape[-1] else onward - advanced(onward, window, axis=-1)
-    )
+    return onward if window is None or window >= values.shape[-1] else onward - advanced(onward, window, axis=-1)

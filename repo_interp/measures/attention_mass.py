@@ -28,9 +28,7 @@ from repo_interp.measures.statistics import Statistics
 ROWS = ("generated", "producing")
 
 
-def span_mass(
-    inputs: AttentionInputs, rows: Int[Tensor, "row"], spans: Bool[Tensor, "span token"]
-) -> Float[Tensor, "head span"]:
+def span_mass(inputs: AttentionInputs, rows: Int[Tensor, "row"], spans: Bool[Tensor, "span token"]) -> Float[Tensor, "head span"]:
     """Mean over `rows` of the attention weight on each span, for a batch of one prompt. float64; sums to 1 over a partition."""
     weights = torch.softmax(inputs.logits(rows)[0], dim=-1)
     return (weights.double() @ spans.double().T).mean(-2)
@@ -89,11 +87,15 @@ class AttentionMass:
             {
                 "mass": described(mass, "attention from generated tokens to each span", "1"),
                 "mass_per_token": described(
-                    per_token.transpose(*mass.dims), "attention from generated tokens to each token of a span", "1"
+                    per_token.transpose(*mass.dims),
+                    "attention from generated tokens to each token of a span",
+                    "1",
                 ),
                 "span_tokens": described(span_tokens, "tokens in each span", "tokens"),
                 "table": described(
-                    100 * per_token.mean(("prompt", "layer", "head")), "mean attention to each token of a span (RePo table 4)", "0.01"
+                    100 * per_token.mean(("prompt", "layer", "head")),
+                    "mean attention to each token of a span (RePo table 4)",
+                    "0.01",
                 ),
             }
         )

@@ -22,7 +22,10 @@ _OWN = {
 
 def measure_names() -> tuple[str, ...]:
     """Every measure that `measure_named` knows: ours, then those of other packages."""
-    return (*_OWN, *sorted(point.name for point in entry_points(group="repo_interp.measures") if point.name not in _OWN))
+    return (
+        *_OWN,
+        *sorted(point.name for point in entry_points(group="repo_interp.measures") if point.name not in _OWN),
+    )
 
 
 def measure_named(name: str) -> Measure:

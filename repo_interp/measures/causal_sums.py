@@ -62,9 +62,7 @@ def causal_sums(
     distance = diagonal_sums(queries, keys, valid, window, memory)
     total, pairs = distance.sum(-1), pairs_of_heads(valid, window, queries).clamp(min=1)
     together = min(STRIDE, tokens)
-    floats = (
-        2 * tokens * dimensions + together * (CHUNK + 3 * dimensions) + 3 * together // CHUNK * dimensions**2
-    )
+    floats = 2 * tokens * dimensions + together * (CHUNK + 3 * dimensions) + 3 * together // CHUNK * dimensions**2
     lines = over_heads_in_two_precisions(
         lambda some_queries, some_keys: _windowed(some_queries, some_keys, window),
         lambda sums: sums.magnitude > ILL_CONDITIONED * (sums.square - total**2 / pairs).clamp(min=0),

@@ -19,13 +19,11 @@ from torch import Tensor
 CHUNK = 128
 """Tokens a chunk."""
 
-STRIDE = 16 * CHUNK
+STRIDE = 8 * CHUNK
 """Tokens whose chunks are treated together: what bounds memory at any length."""
 
 
-def in_chunks(
-    features: Float[Tensor, "item token d_head"], size: int = CHUNK
-) -> Float[Tensor, "item chunk token d_head"]:
+def in_chunks(features: Float[Tensor, "item token d_head"], size: int = CHUNK) -> Float[Tensor, "item chunk token d_head"]:
     """Cut the tokens into chunks of `size`; zeros fill the last one."""
     missing = -features.shape[1] % size
     if missing:

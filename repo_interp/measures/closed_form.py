@@ -1,15 +1,16 @@
-"""Logits from a few rotary components alone, position and semantics apart (Position Generalization theorem 2, app. C, eq. 17).
+"""Logits from a few rotary components, position and semantics apart (Position Generalization theorem 2, app. C).
 
-    f(q_i, z_i - z_j) = sum_r Re q_ir conj(mean k_r) exp(i theta_r (z_i - z_j))      the mean key, turned
-    g(q_i, k_j)       = sum_r Re q_ir conj(k_jr - mean k_r)                          the rest of the key, as if nothing turned
+    f(q_i, z_i - z_j) = sum_r Re q_ir conj(mean k_r) exp(i theta_r (z_i - z_j))        the mean key, turned
+    g(q_i, k_j)       = sum_r Re q_ir conj(k_jr - mean k_r)                            the rest, as if nothing turned
 
-over the chosen components r, un-rotated q, k in complex pairs. f is the paper's f_r; its signs in eq. 17 cancel those of the proof and are
-dropped here. Its g_r is ||k - mean k|| ||q|| times the cosine of the angle to the mean key: the bound of an inequality in the proof,
-which forgets which way a key deviates. `semantic="signed"` is the g above, exact at distance 0; "printed" is the paper's.
+over the chosen components r, un-rotated q, k in complex pairs. f is the paper's f_r; the signs of its eq. 17 cancel
+those of the proof and are dropped. Its g_r is ||k - mean k|| ||q|| times the cosine of the query's angle to the mean
+key: the bound of an inequality in the proof, which forgets which way a key deviates. `semantic="signed"` is the g
+above, exact at distance 0; "printed" is the paper's.
 
-f + g is a dot product of 4 features a component, so its correlation with the logits over all seen pairs needs no map: the moments of both
-together come from chunks and Grams (see chunks), with keys centred first. O(n (d + 4 chosen)^2) a head.
-Knows nothing about how components are chosen.
+f + g is a dot product of 4 features a component, so its correlation with the logits over all seen pairs needs no map:
+the moments of both together come from chunks and Grams (see chunks), with keys centred first. O(n (d + 4 chosen)^2) a
+head. Knows nothing about how components are chosen.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def closed_form_correlation(
     key_mean: Complex[Tensor, "prompt head component"],
     semantic: str,
 ) -> Float[Tensor, "prompt head"]:
-    """Pearson correlation of the logits and f + g over the seen pairs; NaN where no component is chosen or nothing varies.
+    """Pearson correlation of the logits and f + g over the seen pairs; NaN where nothing is chosen or varies.
 
     `key_mean` is of the un-rotated keys of each prompt. ValueError for a layer that does not rotate.
     """
@@ -73,7 +74,7 @@ def closed_form_correlation(
 def _features(
     inputs: AttentionInputs, chosen: Tensor, key_mean: Tensor, semantic: str, prompt: Tensor, head: Tensor
 ) -> tuple[Float[Tensor, "item token feature"], Float[Tensor, "item token feature"]]:
-    """Features u_i, v_j with u_i . v_j = f + g, for the heads (prompt, head); components that a head has not chosen give 0."""
+    """Features u_i, v_j with u_i . v_j = f + g, for some heads; components that a head has not chosen give 0."""
     assert inputs.frequencies is not None and inputs.positions is not None
     some = chosen[prompt, head]
     most = int(some.sum(-1).max())
@@ -94,8 +95,7 @@ def _features(
     positions = inputs.positions[prompt, head // (inputs.heads // inputs.positions.shape[1])]
     frequencies = inputs.frequencies.to(component.device)[component][:, None]
     turned_queries, turned_mean = (
-        rotate(features, positions, frequencies, inputs.attention_scaling)
-        for features in (queries, mean.expand_as(keys))
+        rotate(features, positions, frequencies, inputs.attention_scaling) for features in (queries, mean.expand_as(keys))
     )
     left = torch.cat([turned_queries, queries * inputs.attention_scaling], -1)
     right = torch.cat([turned_mean * weight, deviation * inputs.attention_scaling * weight], -1)
@@ -112,7 +112,10 @@ def _bilinear_correlation(
     inputs: AttentionInputs, left: Tensor, right: Tensor, prompt: Tensor, head: Tensor
 ) -> Float[Tensor, "item"]:
     key_head = head // (inputs.heads // inputs.rotated_keys.shape[1])
-    queries, keys = inputs.rotated_queries[prompt, head].to(left), inputs.rotated_keys[prompt, key_head].to(left)
+    queries, keys = (
+        inputs.rotated_queries[prompt, head].to(left),
+        inputs.rotated_keys[prompt, key_head].to(left),
+    )
     width, valid = queries.shape[-1], inputs.valid[prompt]
     queries, keys = torch.cat([queries, left], -1), torch.cat([keys, right], -1)
     mean = keys.masked_fill(~valid[..., None], 0).sum(1, keepdim=True, dtype=torch.float64)
@@ -145,7 +148,7 @@ def _cancelling(moments: _Moments, pairs: Float[Tensor, "item"]) -> Bool[Tensor,
 
 
 def _windowed(queries: Tensor, keys: Tensor, width: int, window: int | None) -> _Moments:
-    """Causal pairs less those beyond the window; the first `width` features are one map's, the others the other's."""
+    """Causal pairs less those beyond the window; the first `width` features are the logits', the others f + g's."""
     parts = [(sign, _causal(queries, some_keys, width)) for sign, _, some_keys in signed_keys(keys, window)]
     return _Moments(
         row_sums=torch.stack([sign * part.row_sums for sign, part in parts]).sum(0),
@@ -161,15 +164,24 @@ def _causal(queries: Tensor, keys: Tensor, width: int) -> _Moments:
     new = {"dtype": torch.float64, "device": queries.device}
     lower = torch.ones(CHUNK, CHUNK, dtype=queries.dtype, device=queries.device).tril()
     gram, before = torch.zeros(items, features, features, **new), torch.zeros(items, features, **new)
-    square, product, magnitude = torch.zeros(items, 2, **new), torch.zeros(items, **new), torch.zeros(items, 2, **new)
+    square, product, magnitude = (
+        torch.zeros(items, 2, **new),
+        torch.zeros(items, **new),
+        torch.zeros(items, 2, **new),
+    )
     maps = (slice(0, width), slice(width, features))
     row_sums = []
     for some_queries, some_keys in zip(queries.split(STRIDE, 1), keys.split(STRIDE, 1), strict=True):
-        until = some_keys.to(torch.float64).cumsum(1) + before[:, None]
-        before = until[:, -1]
-        row_sums.append(torch.stack([(some_queries[..., one] * until[..., one]).sum(-1) for one in maps], 1))
         q, k = in_chunks(some_queries), in_chunks(some_keys)
+        key_sums = k.sum(2, dtype=torch.float64)
+        earlier = before[:, None] + key_sums.cumsum(1) - key_sums
+        before = before + key_sums.sum(1)
         within = [(q[..., one] @ k[..., one].mT).mul_(lower) for one in maps]
+        rows = [
+            inside.sum(-1, dtype=torch.float64) + (q[..., one].to(torch.float64) @ earlier[..., one, None])[..., 0]
+            for one, inside in zip(maps, within, strict=True)
+        ]
+        row_sums.append(torch.stack([row.flatten(1) for row in rows], 1)[..., : some_queries.shape[1]])
         crossed, gram = gram_products(q, k, gram)
         product += (within[0] * within[1]).sum((1, 2, 3), dtype=torch.float64) + crossed[:, maps[0], maps[1]].sum((1, 2))
         for number, one in enumerate(maps):

@@ -27,8 +27,6 @@ from repo_interp.measures.chunks import CHUNK, STRIDE, gram_products, in_chunks
 from repo_interp.measures.over_heads import ILL_CONDITIONED, MEMORY, over_heads_in_two_precisions
 
 _LEAF = 16
-_LEAVES = 32
-"""Leaves written out together."""
 
 
 @dataclass(frozen=True)
@@ -45,56 +43,52 @@ class ComponentMoments:
 
 @dataclass(frozen=True)
 class _Sums:
-    first: Tensor
-    """[item, component]"""
     second: Tensor
-    """[item, component, component]"""
+    """[item, component, component]: sum of C_r C_s over pairs."""
     magnitude: Tensor
-    """[item]: sum of the absolute values of the terms of the logits' sum of squares."""
+    """[item]: sum of the absolute values of the terms that make up the logits' sum of squares."""
 
 
 def component_moments(
     queries: Float[Tensor, "... head token d_head"],
     keys: Float[Tensor, "... kv_head token d_head"],
+    totals: Float[Tensor, "... head component"],
     valid: Bool[Tensor, "... token"] | None = None,
     window: int | None = None,
     memory: int = MEMORY,
 ) -> ComponentMoments:
     """Mean and covariance of every component over seen pairs, all heads at once.
 
-    `valid` is [prompt, token], or broadcasts over the leading axes of `queries`; `memory` in bytes bounds what is made
-    beside inputs and outputs. Raises ValueError where the shapes do not pair.
+    `totals` are the sums of each component over seen pairs, float64: profiles by distance, summed (see diagonals).
+    `valid` is [prompt, token], or broadcasts over the leading axes of `queries`; `memory` in bytes bounds what is
+    made beside inputs and outputs. Raises ValueError where the shapes do not pair.
     """
     tokens, dimensions = queries.shape[-2:]
     pairs = pairs_of_heads(valid, window, queries)
+    logits_of_mean = totals.sum(-1) ** 2 / pairs.clamp(min=1)
     together = min(STRIDE, tokens)
     floats = 2 * (tokens + together) * dimensions + (6 + 3 * together // CHUNK) * dimensions**2
-    leaves = _LEAVES * _LEAF**2 * dimensions
     sums = over_heads_in_two_precisions(
         lambda some_queries, some_keys: _windowed(some_queries, some_keys, window),
-        lambda sums: sums.magnitude > ILL_CONDITIONED * _logit_scatter(sums, pairs),
+        lambda sums: (
+            sums.magnitude > ILL_CONDITIONED * (sums.second.sum((-1, -2)) - logits_of_mean).clamp(min=0)
+        ),
         queries,
         keys,
         valid,
-        bytes_per_head=6 * (floats + leaves),
+        bytes_per_head=6 * floats,
         memory=memory,
     )
-    mean = sums.first / pairs[..., None]
+    mean = totals / pairs[..., None]
     covariance = sums.second.div_(pairs[..., None, None])
     covariance -= mean[..., :, None] * mean[..., None, :]
     return ComponentMoments(pairs, mean, covariance)
-
-
-def _logit_scatter(sums: _Sums, pairs: Tensor) -> Tensor:
-    """sum (y - mean y)^2 over seen pairs; at least 0."""
-    return (sums.second.sum((-1, -2)) - sums.first.sum(-1) ** 2 / pairs.clamp(min=1)).clamp(min=0)
 
 
 def _windowed(queries: Tensor, keys: Tensor, window: int | None) -> _Sums:
     """Causal pairs less those beyond the window."""
     parts = [(sign, _causal(queries, delayed_keys)) for sign, _, delayed_keys in signed_keys(keys, window)]
     return _Sums(
-        first=torch.stack([sign * part.first for sign, part in parts]).sum(0),
         second=torch.stack([sign * part.second for sign, part in parts]).sum(0),
         magnitude=torch.stack([part.magnitude for _, part in parts]).sum(0),
     )
@@ -104,45 +98,37 @@ def _causal(queries: Tensor, keys: Tensor) -> _Sums:
     """Sums over all causal pairs, some chunks at a time."""
     items, _, dimensions = queries.shape
     new = {"dtype": torch.float64, "device": queries.device}
-    keys_before, gram_before = (
-        torch.zeros(items, dimensions, **new),
-        torch.zeros(items, dimensions, dimensions, **new),
-    )
-    by_dimension, products = torch.zeros_like(keys_before), torch.zeros_like(gram_before)
-    first = torch.zeros(items, dimensions // 2, **new)
-    second = torch.zeros(items, dimensions // 2, dimensions // 2, **new)
+    gram_before = torch.zeros(items, dimensions, dimensions, **new)
+    products = torch.zeros_like(gram_before)
+    within = torch.zeros(items, dimensions // 2, dimensions // 2, **new)
     for some_queries, some_keys in zip(queries.split(STRIDE, 1), keys.split(STRIDE, 1), strict=True):
         q, k = in_chunks(some_queries), in_chunks(some_keys)
-        query_sums, key_sums = q.sum(2, dtype=torch.float64), k.sum(2, dtype=torch.float64)
-        by_dimension += (query_sums * (keys_before[:, None] + key_sums.cumsum(1) - key_sums)).sum(1)
-        keys_before = keys_before + key_sums.sum(1)
         more, gram_before = gram_products(q, k, gram_before)
         products += more
         size = CHUNK // 2
         while size >= _LEAF:
-            later, earlier = (
-                q.unflatten(2, (-1, 2, size))[:, :, :, 1],
-                k.unflatten(2, (-1, 2, size))[:, :, :, 0],
-            )
-            later, earlier = later.flatten(1, 2), earlier.flatten(1, 2)
-            by_dimension += (later.sum(2, dtype=torch.float64) * earlier.sum(2, dtype=torch.float64)).sum(1)
+            later = q.unflatten(2, (-1, 2, size))[:, :, :, 1].flatten(1, 2)
+            earlier = k.unflatten(2, (-1, 2, size))[:, :, :, 0].flatten(1, 2)
             gram = (later.transpose(-1, -2) @ later).mul_(earlier.transpose(-1, -2) @ earlier)
             products += gram.sum(1, dtype=torch.float64)
             size //= 2
-        _add_leaves(q.flatten(1, 2), k.flatten(1, 2), first, second)
-    magnitude = products.abs().sum((-1, -2)) + second.abs().sum((-1, -2))
-    return _Sums(first + _fold(by_dimension), second + _fold(_fold(products).transpose(-1, -2)), magnitude)
+        within += _leaves(q.flatten(1, 2), k.flatten(1, 2))
+    magnitude = products.abs().sum((-1, -2)) + within.abs().sum((-1, -2))
+    return _Sums(within + _fold(_fold(products).transpose(-1, -2)), magnitude)
 
 
-def _add_leaves(queries: Tensor, keys: Tensor, first: Tensor, second: Tensor) -> None:
-    """Add the causal pairs within blocks of _LEAF tokens to `first` and `second`, by writing their components out."""
-    row, column = torch.tril_indices(_LEAF, _LEAF, device=queries.device)
-    for q, k in zip(
-        in_chunks(queries, _LEAF).split(_LEAVES, 1), in_chunks(keys, _LEAF).split(_LEAVES, 1), strict=True
-    ):
-        components = _fold(q[:, :, row].mul_(k[:, :, column])).flatten(1, 2)
-        first += components.sum(1, dtype=torch.float64)
-        second += components.transpose(-1, -2) @ components
+def _leaves(queries: Tensor, keys: Tensor) -> Tensor:
+    """Sum of C_r C_s over the causal pairs within blocks of _LEAF tokens, with the components written out."""
+    q, k = in_chunks(queries, _LEAF), in_chunks(keys, _LEAF)
+    half, sums = q.shape[-1] // 2, None
+    for distance in range(_LEAF):
+        later, earlier = q[:, :, distance:], k[:, :, : _LEAF - distance]
+        components = later[..., :half] * earlier[..., :half]
+        components = components.addcmul_(later[..., half:], earlier[..., half:]).flatten(1, 2)
+        more = (components.transpose(-1, -2) @ components).to(torch.float64)
+        sums = more if sums is None else sums + more
+    assert sums is not None
+    return sums
 
 
 def _fold(by_dimension: Tensor) -> Tensor:

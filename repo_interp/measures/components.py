@@ -67,9 +67,7 @@ _SUMMARIES = {
 }
 
 
-def frequency_bands(
-    frequencies: Float[Tensor, "component"], training_length: int
-) -> Bool[Tensor, "band component"]:
+def frequency_bands(frequencies: Float[Tensor, "component"], training_length: int) -> Bool[Tensor, "band component"]:
     """Which components belong to which of `BANDS`, for a training length in tokens. No NaN is in any band."""
     lowest = torch.pi / training_length
     return torch.stack(
@@ -105,13 +103,9 @@ class Components:
             if getattr(self, field) not in known:
                 raise InputError(f"{field} is one of {', '.join(known)}, not {getattr(self, field)!r}")
         if self.training_length is not None and self.training_length < 1:
-            raise InputError(
-                f"the training length is a number of tokens from 1 on, not {self.training_length}"
-            )
+            raise InputError(f"the training length is a number of tokens from 1 on, not {self.training_length}")
         if self.first_token < 0 or (self.last_token is not None and self.last_token <= self.first_token):
-            raise InputError(
-                f"tokens {self.first_token} to {self.last_token} are none; wanted 0 <= first_token < last_token"
-            )
+            raise InputError(f"tokens {self.first_token} to {self.last_token} are none; wanted 0 <= first_token < last_token")
 
     @property
     def parameters(self) -> Mapping[str, str | int | float]:
@@ -150,9 +144,7 @@ class Components:
             "frequency_sum": _of(inputs, ("layer", "component"), frequencies * len(tokens)),
             "pairs": _of(inputs, ("layer", "distance"), found.pairs),
             "logit_sum": _of(inputs, ("layer", "head", "distance"), found.logits),
-            "position_logit_sum": _of(
-                inputs, ("layer", "head", "distance"), position_bias_sums(inputs, tokens)
-            ),
+            "position_logit_sum": _of(inputs, ("layer", "head", "distance"), position_bias_sums(inputs, tokens)),
             "component_sum": _of(inputs, grouped, found.components)
             if self.curves == "head"
             else _of(inputs, ("layer", "component", "distance"), found.components[0]),
@@ -190,9 +182,7 @@ class Components:
         named = {name: described(array, *_SUMMARIES[name]) for name, array in found.items()}
         if self.prompts == "each":
             values = statistics.per_prompt
-            return xr.Dataset(
-                named | {name: described(values[name], *_BY_PROMPT[name]) for name in _BY_PROMPT}
-            )
+            return xr.Dataset(named | {name: described(values[name], *_BY_PROMPT[name]) for name in _BY_PROMPT})
         return xr.Dataset(named | _averaged(sums))
 
 
@@ -207,9 +197,7 @@ def _of(inputs: AttentionInputs, axes: tuple[str, ...], values: Tensor) -> xr.Da
 def _frequencies(inputs: AttentionInputs) -> Float[Tensor, "component"]:
     """Frequencies that turn something, float64; NaN where the layer rotates nothing."""
     if inputs.frequencies is None or inputs.positions is None:
-        return torch.full(
-            (inputs.queries.shape[-1] // 2,), torch.nan, dtype=torch.float64, device=inputs.valid.device
-        )
+        return torch.full((inputs.queries.shape[-1] // 2,), torch.nan, dtype=torch.float64, device=inputs.valid.device)
     return inputs.frequencies.to(dtype=torch.float64, device=inputs.valid.device)
 
 
@@ -227,12 +215,8 @@ def _turned(
         reach = reach.masked_fill(reach.isinf(), torch.nan)
         still = (reach[..., None] * frequencies <= STILL).to(torch.float64).mean(-1) + 0 * reach
     return {
-        "turn_pairs": _of(
-            inputs, ("layer", "head", "component", "turn"), expand_heads(sums.pairs[None], inputs.heads)[0]
-        ),
-        "difference_sum": _of(
-            inputs, ("layer", "head"), expand_heads(sums.difference[None], inputs.heads)[0]
-        ),
+        "turn_pairs": _of(inputs, ("layer", "head", "component", "turn"), expand_heads(sums.pairs[None], inputs.heads)[0]),
+        "difference_sum": _of(inputs, ("layer", "head"), expand_heads(sums.difference[None], inputs.heads)[0]),
     }, {
         "position_reach": _of(inputs, ("prompt", "layer", "head"), expand_heads(reach, inputs.heads)),
         "still_share": _of(inputs, ("prompt", "layer", "head"), expand_heads(still, inputs.heads)),
@@ -260,7 +244,5 @@ def _averaged(sums: xr.Dataset) -> dict[str, xr.DataArray]:
         mean = sums[f"{name}_total"] / count
         variance = (sums[f"{name}_squares"] / count - mean**2).clip(min=0)
         found[f"{name}_mean"] = described(mean, f"{long_name}, mean over prompts", units)
-        found[f"{name}_deviation"] = described(
-            variance**0.5, f"{long_name}, standard deviation over prompts", units
-        )
+        found[f"{name}_deviation"] = described(variance**0.5, f"{long_name}, standard deviation over prompts", units)
     return found

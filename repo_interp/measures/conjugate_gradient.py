@@ -1,9 +1,10 @@
-"""Many symmetric, singular systems at once: (A + ridge) x = s by conjugate gradients, preconditioned by the diagonal.
+"""Many symmetric, singular systems at once: (A + ridge) x = s by conjugate gradients, diagonally preconditioned.
 
     z = r / (diag A + ridge),  p <- z + (r.z / r'.z') p,  x <- x + (r.z / p.A p) p,  r <- r - (r.z / p.A p) A p
 
-A is positive semi-definite and its null space is known. Nothing of the exact s or x lies in it, but rounding does, and would come back
-divided by the ridge: it is projected out of both. A is only ever applied, never made. Knows nothing about what is solved.
+A is positive semi-definite and its null space is known. Nothing of the exact s or x lies in it, but rounding does, and
+would come back divided by the ridge: it is projected out of both. A is only ever applied, never made.
+Knows nothing about what is solved.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ def solve(
     ridge: float,
     tolerance: float,
 ) -> Float[Tensor, "... unknown"]:
-    """Solution of every system along the last axis; `diagonal` is A's and may, as `null_space` may, broadcast over leading axes.
+    """Solution of every system along the last axis; leading axes of A's `diagonal` and `null_space` broadcast.
 
-    Stops when the residual, in the preconditioner's norm, is below `tolerance` times that of `sums` in every system. An unknown that
-    A does not touch (diagonal 0) stays 0. ArithmeticError after `MOST_STEPS` steps.
+    Stops when the residual, in the preconditioner's norm, is below `tolerance` times that of `sums` in every
+    system. An unknown that A does not touch (diagonal 0) stays 0. ArithmeticError after `MOST_STEPS` steps.
     """
     touched = diagonal > 0
     null_space = _orthonormal(torch.where(touched[..., None], null_space, 0))
@@ -53,8 +54,10 @@ def solve(
     raise ArithmeticError(f"conjugate gradients did not reach a residual of {tolerance:g} in {MOST_STEPS} steps")
 
 
-def _orthonormal(directions: Float[Tensor, "... unknown direction"]) -> Float[Tensor, "... unknown direction"]:
-    """An orthonormal basis of what the directions span; a column of zeros for every one that depends on the others."""
+def _orthonormal(
+    directions: Float[Tensor, "... unknown direction"],
+) -> Float[Tensor, "... unknown direction"]:
+    """An orthonormal basis of what the directions span; columns of zeros where they depend on each other."""
     scaled = directions / directions.norm(dim=-2, keepdim=True).clamp(min=torch.finfo(directions.dtype).tiny)
     basis, sizes, _ = torch.linalg.svd(scaled, full_matrices=False)
     return basis * (sizes > 1e-9).to(basis.dtype)[..., None, :]

@@ -41,9 +41,7 @@ def diagonal_sums(
     reach, length = _reach_and_length(tokens, window)
 
     def kernel(some_queries: Tensor, some_keys: Tensor) -> _Sums:
-        product = torch.zeros(
-            len(some_queries), length // 2 + 1, dtype=torch.complex128, device=queries.device
-        )
+        product = torch.zeros(len(some_queries), length // 2 + 1, dtype=torch.complex128, device=queries.device)
         for start in range(0, dimensions, _DIMENSIONS):
             some = slice(start, start + _DIMENSIONS)
             product += _correlate(some_queries[..., some], some_keys[..., some], length).sum(1)
@@ -69,8 +67,7 @@ def component_profiles(
         profiles = torch.zeros(len(some_queries), half, tokens, dtype=torch.float64, device=queries.device)
         for start in range(0, half, _DIMENSIONS // 2):
             first, second = (
-                slice(begin, min(begin + _DIMENSIONS // 2, end))
-                for begin, end in ((start, half), (start + half, 2 * half))
+                slice(begin, min(begin + _DIMENSIONS // 2, end)) for begin, end in ((start, half), (start + half, 2 * half))
             )
             product = _correlate(some_queries[..., first], some_keys[..., first], length)
             product += _correlate(some_queries[..., second], some_keys[..., second], length)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs
 from repo_interp.measures.over_heads import MEMORY
-from repo_interp.positions.rotary import rotate
+from repo_interp.positions.rotary import rotation_tables, turn
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,6 @@ def head_blocks(
         if inputs.positions is not None:
             positions = inputs.positions[prompt, head // (heads // inputs.positions.shape[1])]
             if inputs.frequencies is not None:
-                queries = rotate(queries, positions, inputs.frequencies, inputs.attention_scaling)
-                keys = rotate(keys, positions, inputs.frequencies, inputs.attention_scaling)
+                tables = rotation_tables(positions, inputs.frequencies, inputs.attention_scaling, exact)
+                queries, keys = turn(queries, *tables), turn(keys, *tables)
         yield HeadBlock(prompt, head, queries, keys, positions, tokens[prompt])

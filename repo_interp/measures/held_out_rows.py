@@ -1,10 +1,11 @@
-"""How well axes fitted on some rows of a map predict the others: held-out R^2 of W_ij ~ a_{i-j} + c_j (+ the row's own offset).
+"""How well axes fitted on some rows of a map predict the others: held-out R^2 of W_ij ~ a_{i-j} + c_j.
 
-    R^2 = 1 - sum (W_ij - W_i. - f_ij + f_i.)^2 / sum (W_ij - W_i.)^2      over the pairs of held-out rows, f_ij = a_{i-j} + c_j
+    R^2 = 1 - sum (W_ij - W_i. - f_ij + f_i.)^2 / sum (W_ij - W_i.)^2    over held-out rows, f_ij = a_{i-j} + c_j
 
-W_i., f_i. are means over row i. A held-out row has no fitted b_i; its offset is left free, which is what the softmax does with it, and
-what the gauges of the fit change. Negative where the axes predict worse than the row's mean. Rows are drawn at random; the last one is
-always fitted on, so that every distance and every key has been seen. Knows nothing about where the sums come from.
+W_i., f_i. are means over row i. A held-out row has no fitted b_i; its offset is left free, which is what the
+softmax does with it, and what the gauges of the fit change. Negative where the axes predict worse than the
+row's mean. Rows are drawn at random; the last one is always fitted on, so that every distance and every key
+has been seen. Knows nothing about where the sums come from.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from repo_interp.measures.triangle_solver import Axes
 
 
 def draw_rows(valid: Bool[Tensor, "prompt token"], share: float, seed: int) -> Bool[Tensor, "prompt token"]:
-    """Rows to hold out: `share` of the valid ones but the last, drawn by `seed` and the number of valid tokens alone."""
+    """Rows to hold out: `share` of the valid ones but the last, drawn by `seed` and their number alone."""
     drawn = torch.zeros_like(valid)
     for prompt, tokens in enumerate(valid.cpu()):
         rows = tokens.nonzero()[:-1, 0]
@@ -37,7 +38,7 @@ def held_out_r2(
     window: int | None,
     ridge: float,
 ) -> Float[Tensor, "prompt head"]:
-    """R^2 on the held-out `rows`, from the sums over all rows and over those; NaN where there is nothing to explain."""
+    """R^2 on the held-out `rows`, from sums over all rows and over those; NaN where nothing is to be explained."""
     fitted_on = additive_pairs((valid & ~rows)[:, None], valid[:, None], window)
     judged_on = additive_pairs(rows[:, None], valid[:, None], window)
     sums = Axes(*(all_rows - some for all_rows, some in zip(every.lines, held_out.lines, strict=True)))

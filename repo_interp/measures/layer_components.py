@@ -60,11 +60,14 @@ def layer_components(
     explained: dict[str, list[Tensor]] = {}
     for block in head_blocks(inputs, tokens):
         profiles = component_profiles(block.queries, block.keys, block.tokens, inputs.window)
-        covariance = component_moments(block.queries, block.keys, block.tokens, inputs.window).covariance
+        totals = profiles.sum(-1)
+        covariance = component_moments(
+            block.queries, block.keys, totals, block.tokens, inputs.window
+        ).covariance
         logits.index_add_(0, block.head, profiles.sum(1))
         components.index_add_(0, group_of_head[block.head], profiles)
         pairs = by_distance[block.prompt]
-        found = {"vaf_printed": variance_accounted_as_printed(profiles.sum(-1))}
+        found = {"vaf_printed": variance_accounted_as_printed(totals)}
         curves = profiles.div_(pairs.clamp(min=1)[:, None])
         found |= {
             "vaf": variance_accounted(covariance),

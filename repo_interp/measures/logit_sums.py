@@ -1,12 +1,14 @@
 """Sums of a layer's logits, or of its attention weights, along diagonals, rows and columns, and of their squares.
 
-Logits that are a dot product, W_ij = scale q~_i . k~_j (rotated), are never written out: see causal_sums. Keys are centred first,
+Logits that are a dot product, W_ij = scale q~_i . k~_j (rotated), are never written out: see causal_sums. Keys
+are centred first,
 
     W_ij = scale q~_i . (k~_j - mean k~) + beta_i,      beta_i = scale q~_i . mean k~,
 
-so that float32 products keep their digits where the mean of the logits is far larger than their spread; the row effect beta is added
-back to all sums in float64. Soft-capped logits, logits with a position bias and attention weights - the softmax of a row - are not
-bilinear: their rows are written out some at a time, in O(n^2 d) time (about that of the layer's own attention) and O(n) memory a row.
+so that float32 products keep their digits where the mean of the logits is far larger than their spread; the
+row effect beta is added back to all sums in float64. Soft-capped logits, logits with a position bias and
+attention weights - the softmax of a row - are not bilinear: their rows are written out some at a time, in
+O(n^2 d) time (about that of the layer's own attention, several times over) and O(n) memory a row.
 
 Knows nothing about what the sums are for.
 """
@@ -23,6 +25,7 @@ from torch import Tensor
 from repo_interp.inputs import AttentionInputs
 from repo_interp.measures.additive_map import additive_pairs
 from repo_interp.measures.causal_sums import causal_sums
+from repo_interp.measures.chunks import CHUNK
 from repo_interp.measures.over_heads import MEMORY
 from repo_interp.measures.triangle_solver import Axes
 
@@ -61,7 +64,7 @@ def row_blocks(
     if inputs.queries.dtype not in (torch.float32, torch.float64):
         inputs = replace(inputs, queries=inputs.queries.float(), keys=inputs.keys.float())
     prompts, heads, tokens, _ = inputs.queries.shape
-    at_once = max(1, memory // (prompts * heads * tokens * 32))
+    at_once = max(1, min(CHUNK, memory // (prompts * heads * tokens * 32)))
     for rows in torch.arange(tokens, device=inputs.queries.device).split(at_once):
         yield rows, inputs.logits(rows)
 
@@ -70,12 +73,14 @@ def _bilinear_sums(inputs: AttentionInputs, rows: Bool[Tensor, "prompt token"]) 
     queries, keys, valid = inputs.rotated_queries, inputs.rotated_keys, inputs.valid
     prompts, kv_heads, tokens, width = keys.shape
     group = inputs.heads // kv_heads
+    exact = torch.float64 if keys.dtype == torch.float64 else torch.float32
     pairs = additive_pairs(rows[:, None], valid[:, None], inputs.window)
     at_once = max(1, MEMORY // (prompts * tokens * width * 4 * (1 + group)))
     parts = []
     for start in range(0, kv_heads, at_once):
         stop = min(start + at_once, kv_heads)
-        some_queries, some_keys = queries[:, group * start : group * stop], keys[:, start:stop]
+        some_queries = queries[:, group * start : group * stop].to(exact)
+        some_keys = keys[:, start:stop].to(exact)
         mean = _mean_over(valid, some_keys)
         if rows is not valid:
             some_queries = some_queries.masked_fill(~rows[:, None, :, None], 0)
@@ -97,9 +102,7 @@ def _mean_over(valid: Bool[Tensor, "prompt token"], keys: Tensor) -> Float[Tenso
     return (masked.sum(2, keepdim=True, dtype=torch.float64) / count).to(keys.dtype)
 
 
-def _written_out(
-    inputs: AttentionInputs, rows: Bool[Tensor, "prompt token"], finish: Callable[[Tensor], Tensor]
-) -> MapSums:
+def _written_out(inputs: AttentionInputs, rows: Bool[Tensor, "prompt token"], finish: Callable[[Tensor], Tensor]) -> MapSums:
     prompts, heads, tokens, _ = inputs.queries.shape
     new = {"dtype": torch.float64, "device": inputs.queries.device}
     lines = Axes(*(torch.zeros(prompts, heads, tokens, **new) for _ in range(3)))
@@ -114,12 +117,10 @@ def _written_out(
     return MapSums(lines, square)
 
 
-def _diagonals(
-    values: Float[Tensor, "prompt head row key"], first_row: int
-) -> Float[Tensor, "prompt head distance"]:
+def _diagonals(values: Float[Tensor, "prompt head row key"], first_row: int) -> Float[Tensor, "prompt head distance"]:
     """Sum of the entries at each distance i - j >= 0, for distances up to the last row's."""
     count, tokens = values.shape[-2:]
-    # Keys backwards, and rows cut from one long vector so that each begins one place further right: a diagonal becomes a column.
+    # Keys backwards, and each row cut from one long vector one place later: a diagonal becomes a column.
     backwards = torch.nn.functional.pad(values.flip(-1), (0, count))
     skewed = backwards.flatten(-2)[..., : count * (tokens + count - 1)].unflatten(-1, (count, -1))
     by_shift = skewed.sum(-2, dtype=torch.float64)

@@ -51,9 +51,7 @@ def over_heads(
     exact = torch.float64 if queries.dtype == torch.float64 else torch.float32
     at_once = max(1, memory // max(1, bytes_per_head))
     flat = _over_items(kernel, queries, keys, valid, every, exact, at_once)
-    return type(flat)(
-        **{name: part.unflatten(0, queries.shape[:-2]) for name, part in _tensors(flat).items()}
-    )
+    return type(flat)(**{name: part.unflatten(0, queries.shape[:-2]) for name, part in _tensors(flat).items()})
 
 
 def over_heads_in_two_precisions(

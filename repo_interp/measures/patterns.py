@@ -120,7 +120,7 @@ class Patterns:
                         epsilon=list(EPSILONS),
                         pattern=list(PATTERNS),
                     ),
-                    "learned": of_layer(inputs, ("layer",), np.float64(inputs.scheme in LEARNED)),
+                    "learned": of_layer(inputs, ("layer",), np.array(float(inputs.scheme in LEARNED))),
                 }
             ),
         )
@@ -142,7 +142,9 @@ class Patterns:
                     "1",
                 ),
                 "sensitivity": described(
-                    _share(grid), "share of each pattern by chunk size and tolerance, over the layers that learn positions", "1"
+                    _share(grid),
+                    "share of each pattern by chunk size and tolerance, over the layers that learn positions",
+                    "1",
                 ),
             }
         )

@@ -1,8 +1,10 @@
-"""The three-axis fit with its distance axis over learned positions: W_ij ~ a[u_i - u_j] + b_i + c_j,  u = floor(z / width).
+"""The three-axis fit with its distance axis over learned positions, u = floor(z / width) a token's cell.
 
-Where positions are the token index and width is 1, u_i - u_j = i - j and this is the fit of `axis_fit`; a layer that learns its
-positions is judged by the distances it has made. Only the correlation is wanted, whose error is of the order of the square of the
-solver's: few steps do. Knows nothing about how positions came about.
+    W_ij ~ a[u_i - u_j] + b_i + c_j
+
+Where positions are the token index and width is 1, u_i - u_j = i - j and this is the fit of `axis_fit`; a layer
+that learns its positions is judged by the distances it has made. Only the correlation is wanted, whose error is
+of the order of the square of the solver's: few steps do. Knows nothing about how positions came about.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ def position_correlation(
 ) -> Float[Tensor, "prompt head"]:
     """Pearson correlation of the logits and their fit; `sums` are those of the logits.
 
-    `width` is in positions. NaN for a head whose positions reach over more than `most_cells` cells in that prompt, and where the
-    logits do not vary. ValueError for a layer without positions.
+    `width` is in positions. NaN for a head whose positions reach over more than `most_cells` cells in that
+    prompt, and where the logits do not vary. ValueError for a layer without positions.
     """
     if inputs.head_positions is None:
         raise ValueError(f"layer {inputs.layer} ({inputs.scheme}) has no positions to measure distances by")
@@ -56,9 +58,12 @@ def position_correlation(
 
 
 def _cells(
-    positions: Float[Tensor, "prompt head token"], valid: Bool[Tensor, "prompt token"], width: float, most_cells: int
+    positions: Float[Tensor, "prompt head token"],
+    valid: Bool[Tensor, "prompt token"],
+    width: float,
+    most_cells: int,
 ) -> tuple[Int[Tensor, "prompt head token"], Bool[Tensor, "prompt head"]]:
-    """Cell of every valid token, counted from the lowest, and which heads have at most `most_cells`; 0 elsewhere."""
+    """Cell of every valid token from the lowest on, 0 elsewhere; and which heads have at most `most_cells`."""
     cell = torch.floor(positions.to(torch.float64) / width)
     lowest = cell.masked_fill(~valid[:, None], torch.inf).amin(-1, keepdim=True)
     cell = (cell - lowest).masked_fill(~valid[:, None], 0)
@@ -89,7 +94,7 @@ def _fit_correlation(
 def _written_out(
     inputs: AttentionInputs, cell: Int[Tensor, "item token"], prompt: Tensor, head: Tensor, pairs: BinnedPairs
 ) -> Float[Tensor, "item bin"]:
-    """Sum of the logits of every bin where they are no dot product: rows written out some at a time, O(n^2)."""
+    """Sum of the logits of every bin where they are no dot product: rows are written out, O(n^2 d)."""
     sums = torch.zeros_like(pairs.counts[0])
     for rows, logits in row_blocks(inputs):
         values = torch.where(inputs.visible(rows)[:, None], logits, 0)[prompt, head].to(torch.float64)

@@ -1,13 +1,15 @@
-"""The map a[u_i - u_j] + b_i + c_j over causal pairs: its sums over bins, rows and columns, u = floor(z / width) a token's cell.
+"""The map a[u_i - u_j] + b_i + c_j over causal pairs, u a token's cell: its sums over bins, rows and columns.
 
-Binned as a difference of cells, a distance between positions z makes everything a sum over cells. Tokens are cut into chunks: pairs
-within one are gone through; a row's pairs with earlier chunks need only how many keys each cell held before its chunk,
+Binned as a difference of cells, a distance between positions makes everything a sum over cells. Tokens are cut
+into chunks: pairs within one are gone through; a row's pairs with earlier chunks need only how many keys each
+cell held before its chunk,
 
-    sum_{j before chunk} a[u_i - u_j] = sum_m H_m a[u_i - m]     (a convolution, read off at u_i; alike for columns and for the bins)
+    sum_{j before chunk} a[u_i - u_j] = sum_m H_m a[u_i - m]
 
-and the sum of q_i . k_j over a bin only the sum of each cell's keys: q_i . K_m falls into bin u_i - m. A window takes away the causal
-pairs with the keys delayed by it (causal_pairs). Cost a head: O(n (cells + chunk) d) for the sums of products, O(n chunk +
-n / chunk cells log cells), in time and memory, for those of the map. Knows nothing about how positions came about.
+(a convolution, read off at u_i; alike for columns and for the bins), and the sum of q_i . k_j over a bin only the
+sum of each cell's keys: q_i . K_m falls into bin u_i - m. A window takes away the causal pairs with the keys
+delayed by it (causal_pairs). Cost a head: O(n (cells + chunk) d) for the sums of products, O(n chunk + n / chunk
+cells log cells), in time and memory, for those of the map. Knows nothing about how positions came about.
 """
 
 from __future__ import annotations
@@ -120,9 +122,7 @@ class BinnedPairs:
         return torch.stack([torch.cat(direction, -1) for direction in directions], -1)
 
 
-def binned_pairs(
-    cell: Int[Tensor, "item n"], takes_part: Bool[Tensor, "item n"], window: int | None = None
-) -> BinnedPairs:
+def binned_pairs(cell: Int[Tensor, "item n"], takes_part: Bool[Tensor, "item n"], window: int | None = None) -> BinnedPairs:
     """Pairs of the tokens that take part, by the difference of their cells 0, 1, ... ."""
     part = takes_part.to(torch.float64)
     cells = int(cell.max()) + 1
@@ -130,7 +130,11 @@ def binned_pairs(
     for sign, delay, key_part in signed_keys(part[..., None], window):
         pairs = _cell_pairs(cells, cell, part, delayed(cell, delay, axis=-1), key_part[..., 0])
         parts.append((sign, delay, pairs))
-    by_bin, by_row, by_key = torch.zeros(len(cell), 2 * cells - 1).to(part), torch.zeros_like(part), torch.zeros_like(part)
+    by_bin, by_row, by_key = (
+        torch.zeros(len(cell), 2 * cells - 1).to(part),
+        torch.zeros_like(part),
+        torch.zeros_like(part),
+    )
     for sign, delay, pairs in parts:
         by_bin = by_bin + sign * pairs.by_bin(part, torch.zeros_like(part))
         by_row = by_row + sign * pairs.row_counts
@@ -139,9 +143,12 @@ def binned_pairs(
 
 
 def product_sums(
-    queries: Float[Tensor, "item n d_head"], keys: Float[Tensor, "item n d_head"], pairs: BinnedPairs, window: int | None
+    queries: Float[Tensor, "item n d_head"],
+    keys: Float[Tensor, "item n d_head"],
+    pairs: BinnedPairs,
+    window: int | None,
 ) -> Float[Tensor, "item bin"]:
-    """Sum of q_i . k_j over the seen pairs of every bin; features are 0 where a token takes no part. Products in their dtype."""
+    """Sum of q_i . k_j over the seen pairs of every bin; features are 0 where a token takes no part."""
     delayed_keys = signed_keys(keys, window)
     return torch.stack(
         [
@@ -154,7 +161,10 @@ def product_sums(
 def _cell_pairs(cells: int, row_cell: Tensor, row_part: Tensor, key_cell: Tensor, key_part: Tensor) -> CellPairs:
     tokens = row_cell.shape[-1]
     rows, keys = in_chunks(row_part[..., None], CHUNK)[..., 0], in_chunks(key_part[..., None], CHUNK)[..., 0]
-    row_cell, key_cell = in_chunks(row_cell[..., None], CHUNK)[..., 0], in_chunks(key_cell[..., None], CHUNK)[..., 0]
+    row_cell, key_cell = (
+        in_chunks(row_cell[..., None], CHUNK)[..., 0],
+        in_chunks(key_cell[..., None], CHUNK)[..., 0],
+    )
     keys_held, rows_held = _held(key_cell, keys, cells), _held(row_cell, rows, cells)
     rows_until = rows_held.cumsum(1)
     causal = torch.ones(CHUNK, CHUNK, dtype=torch.float64, device=row_cell.device).tril()

@@ -21,9 +21,7 @@ from repo_interp.measures.labels import described, masked_to_nan, of_layer
 from repo_interp.measures.statistics import Statistics
 
 
-def position_range(
-    positions: Float[Tensor, "... token"], valid: Bool[Tensor, "... token"]
-) -> Float[Tensor, "..."]:
+def position_range(positions: Float[Tensor, "... token"], valid: Bool[Tensor, "... token"]) -> Float[Tensor, "..."]:
     """Largest minus smallest position of the valid tokens, in positions. 0 for a constant head; -inf where no token is valid."""
     infinity = float("inf")
     largest = positions.masked_fill(~valid, -infinity).amax(-1)
@@ -54,11 +52,11 @@ class Positions:
             per_prompt=xr.Dataset(
                 {
                     "position": of_layer(
-                        inputs, ("prompt", "layer", "head", "token"), masked_to_nan(positions, inputs.valid).float()
+                        inputs,
+                        ("prompt", "layer", "head", "token"),
+                        masked_to_nan(positions, inputs.valid).float(),
                     ),
-                    "position_range": of_layer(
-                        inputs, ("prompt", "layer", "head"), position_range(positions.double(), valid)
-                    ),
+                    "position_range": of_layer(inputs, ("prompt", "layer", "head"), position_range(positions.double(), valid)),
                 }
             )
         )

@@ -1,18 +1,19 @@
-"""Which rotary pairs carry a head's logits, and how far they turn (Position Generalization sec. 3.4, fig. 4, 9, observation 1, theorem 2).
+"""Which rotary pairs carry a head's logits, and how far they turn (Position Generalization sec. 3.4, theorem 2).
 
-Component r of a query or key is a complex number (dimensions r and r + d_head/2 before rotation); a pair of tokens adds
-|k_r| |q_r| cos(start angle + theta_r distance) to the logit. Observation 1 names slow dominating components; here component r is one where
+Component r of a query or key is a complex number (dimensions r and r + d_head/2 before rotation); a pair of tokens
+adds |k_r| |q_r| cos(start angle + theta_r distance) to the logit (fig. 4, 9). Observation 1 names slow dominating
+components, without numbers; here component r is one where
 
     prominent   query_norm key_norm >= `prominence` x their median over the head's components
     stable      key_deviation <= `stability` x |mean key|
     slow        max_rotation <= `slow`
-    still       max_rotation <= `still`, asked only where the start angle is within `near_pi` of pi (the proof's first case)
+    still       max_rotation <= `still`, asked where the start angle is within `near_pi` of pi (the proof's case 1)
 
-max_rotation is theta_r times the training length for schemes whose positions are the token index, and theta_r times the range of z
-(largest over prompts) for those that learn positions. The paper gives no numbers: all thresholds are parameters. Norms and means are over
-the tokens of all prompts, deviations about the mean of each prompt. `closed_form_r` correlates the logits with theorem 2's f + g from
-the slow dominating components that the prompt itself has (see closed_form); NaN where there is none. NoPE layers have no rotary
-pairs: NaN, and slow_dominating -1.
+max_rotation is theta_r times the training length for schemes whose positions are the token index, and theta_r
+times the largest |z_i - z_j| of a seen pair, over all prompts, for those that learn positions. Norms and means are
+over the tokens of all prompts, deviations about the mean of each prompt. `closed_form_r` correlates the logits with
+theorem 2's f + g from the slow dominating components that the prompt itself has (see closed_form); NaN where there
+is none. Layers that rotate nothing have no rotary pairs: NaN, and slow_dominating -1.
 
 Knows nothing about what a prompt says.
 """
@@ -34,8 +35,8 @@ from repo_interp.inputs import AttentionInputs, Spans
 from repo_interp.measures.closed_form import SEMANTIC, closed_form_correlation
 from repo_interp.measures.labels import described, of_layer
 from repo_interp.measures.over_heads import MEMORY
-from repo_interp.measures.positions import position_range
 from repo_interp.measures.statistics import Statistics
+from repo_interp.measures.turns import largest_difference
 from repo_interp.positions.layouts import LEARNED
 from repo_interp.positions.rotary import expand_heads
 
@@ -73,8 +74,8 @@ class PairStatistics:
 class Rotation:
     """The measure `rotation`."""
 
-    training_length: int = 0
-    """Tokens that the model was trained on, for max_rotation of index positions; 0: each prompt's own length stands in."""
+    training_length: int | None = None
+    """Tokens that the model was trained on: layers with index positions are not measured without it."""
     prominence: float = 2.0
     stability: float = 0.5
     slow: float = 2 * math.pi
@@ -89,15 +90,16 @@ class Rotation:
     def __post_init__(self) -> None:
         if self.semantic not in SEMANTIC:
             raise InputError(f"semantic is one of {', '.join(SEMANTIC)}, not {self.semantic!r}")
-        numbers = (self.training_length, self.prominence, self.stability, self.slow, self.still, self.near_pi)
-        if min(numbers) < 0:
-            raise InputError("the thresholds and the training length of rotation must not be negative")
+        if min(self.prominence, self.stability, self.slow, self.still, self.near_pi) < 0:
+            raise InputError("the thresholds of rotation must not be negative")
+        if self.training_length is not None and self.training_length < 1:
+            raise InputError(f"the training length is a number of tokens from 1 on, not {self.training_length}")
 
     @property
     def parameters(self) -> Mapping[str, str | int | float]:
         """Every threshold and choice."""
         return {
-            "training_length": self.training_length,
+            "training_length": "not given" if self.training_length is None else self.training_length,
             "prominence": self.prominence,
             "stability": self.stability,
             "slow": self.slow,
@@ -107,7 +109,7 @@ class Rotation:
         }
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
-        """Sums over tokens [layer, head, component]; rotations and closed-form correlations of each prompt."""
+        """Sums over tokens of each component; rotations and closed-form correlations of each prompt."""
         rotates = inputs.frequencies is not None and inputs.head_positions is not None
         statistics = pair_statistics(inputs)
         tokens = inputs.valid.sum(-1).to(torch.float64)
@@ -132,8 +134,7 @@ class Rotation:
         of_component = ("layer", "head", "component")
         components = range(rotation.shape[-1])
         sums = {
-            name: of_layer(inputs, of_component, (weight * mean).sum(0), component=components)
-            for name, mean in means.items()
+            name: of_layer(inputs, of_component, (weight * mean).sum(0), component=components) for name, mean in means.items()
         }
         sums["tokens"] = of_layer(inputs, ("layer",), tokens.sum())
         per_prompt = {
@@ -177,28 +178,36 @@ class Rotation:
 
 
 def pair_statistics(inputs: AttentionInputs) -> PairStatistics:
-    """Statistics of every prompt and head [prompt, head, component], over its valid tokens; NaN where it has none."""
+    """Statistics [prompt, head, component] over the valid tokens of every prompt; NaN where it has none."""
     queries = _moments(inputs.queries, inputs.valid)
     keys = [expand_heads(part, inputs.heads) for part in _moments(inputs.keys, inputs.valid)]
     ordered = [part for both in zip(queries, keys, strict=True) for part in both]
     return PairStatistics(*ordered)
 
 
-def max_rotation(inputs: AttentionInputs, training_length: int) -> Float[Tensor, "prompt head component"]:
-    """Largest rotation of each component in radians: over the range of learned positions, or over the training length."""
-    assert inputs.frequencies is not None and inputs.head_positions is not None
+def max_rotation(inputs: AttentionInputs, training_length: int | None) -> Float[Tensor, "prompt head component"]:
+    """Largest rotation of each component in radians: by learned positions, or over the training length.
+
+    InputError where the training length is needed and not given.
+    """
+    assert inputs.frequencies is not None and inputs.positions is not None
     if inputs.scheme in LEARNED:
-        reach = position_range(inputs.head_positions.to(torch.float64), inputs.valid[:, None])
+        reach = expand_heads(largest_difference(inputs.positions, inputs.valid, inputs.window), inputs.heads)
+    elif training_length is None:
+        raise InputError("the largest rotation of RoPE depends on the training length; give training_length in tokens")
     else:
-        length = inputs.valid.sum(-1).to(torch.float64) if training_length == 0 else training_length
-        reach = torch.ones(inputs.queries.shape[:2], dtype=torch.float64, device=inputs.valid.device)
-        reach = reach * (length[:, None] if isinstance(length, Tensor) else length)
+        shape = inputs.queries.shape[:2]
+        reach = torch.full(shape, float(training_length), dtype=torch.float64, device=inputs.valid.device)
     return reach[..., None] * inputs.frequencies.to(reach)
 
 
 def _moments(
     features: Float[Tensor, "prompt head token d_head"], valid: Bool[Tensor, "prompt token"]
-) -> tuple[Float[Tensor, "prompt head component"], Complex[Tensor, "prompt head component"], Float[Tensor, "prompt head component"]]:
+) -> tuple[
+    Float[Tensor, "prompt head component"],
+    Complex[Tensor, "prompt head component"],
+    Float[Tensor, "prompt head component"],
+]:
     """Mean norm, mean, and mean distance from the mean, of each pair over the valid tokens."""
     count = valid.sum(-1, dtype=torch.float64)[:, None, None]
     at_once = max(1, MEMORY // (features[:, 0].numel() * 16))

@@ -62,9 +62,7 @@ def merge(parts: Sequence[Statistics]) -> Statistics:
     if not parts:
         return Statistics()
     return Statistics(
-        per_prompt=_by_layer(
-            [part.per_prompt for part in parts if part.per_prompt.data_vars], _concatenate_prompts
-        ),
+        per_prompt=_by_layer([part.per_prompt for part in parts if part.per_prompt.data_vars], _concatenate_prompts),
         sums=_by_layer([part.sums for part in parts if part.sums.data_vars], _add),
     )
 
@@ -89,7 +87,7 @@ def _concatenate_prompts(datasets: list[xr.Dataset]) -> xr.Dataset:
 def _add(datasets: list[xr.Dataset]) -> xr.Dataset:
     if len(datasets) == 1:
         return datasets[0]
-    aligned = xr.align(*datasets, join="outer", fill_value=0.0)
+    aligned = xr.align(*datasets, join="outer", fill_value=0.0)  # pyright: ignore[reportCallIssue, reportArgumentType]
     total = aligned[0].copy(deep=True)
     for dataset in aligned[1:]:
         total = total + dataset

@@ -1,14 +1,17 @@
 """Three-axis linear approximation of a head's logits (Position Generalization sec. 3.1, eq. 2, 7, 8, app. A).
 
-    min over a, b, c of  sum over seen pairs (W_ij - a_{i-j} - b_i - c_j)^2 + ridge |a, b, c|^2;    r = Pearson(W, fit)
+    min over a, b, c of  sum over seen pairs (W_ij - a_{i-j} - b_i - c_j)^2 + ridge |a, b, c|^2
+    r = Pearson correlation of W_ij and a_{i-j} + b_i + c_j over seen pairs
 
-W are the logits with 1/sqrt(d_head), as the model has them (soft cap and position bias included). Choices where the paper leaves them:
-the axes are those of the ridge solution, which has no part in the three directions that leave the map as it is (the level of each axis and
-a common slope), so only differences within an axis, up to a slope, mean something; pairs outside a layer's window are not seen; a
-distance is a difference of token indices. Also fitted, on request: the attention weights (O(n^2 d) time); learned positions in the place
-of indices, `r_position`, for the schemes that learn them. Controls: `r_shuffled`, the distance axis shuffled (shuffled_axis);
-`r2_held_out`, axes fitted on some rows judged on the others (held_out_rows). The paper's own control - freshly initialised weights - is
-this measure on such a model.
+W are the logits with 1/sqrt(d_head), as the model has them (soft cap and position bias included). Choices where the
+paper leaves them: the axes are those of the ridge solution, which has no part in the three directions that leave the
+map as it is (the level of two axes, and a common slope), so an axis means something up to its level and slope; pairs
+outside a layer's window are not seen; a distance is a difference of token indices.
+
+Also fitted: learned positions in the place of indices, `r_position`, for the schemes that learn them; on request the
+attention weights (O(n^2 d) time). Controls, on request: `r_shuffled`, the distance axis shuffled (shuffled_axis);
+`r2_held_out`, axes fitted on some rows judged on the others (held_out_rows). The paper's own control - freshly
+initialised weights - is this measure on such a model.
 
 Knows nothing about what a prompt says.
 """
@@ -111,9 +114,7 @@ class ThreeAxis:
             values["r_shuffled"] = fit_correlation(shuffled, sums.lines, sums.square, pairs)
         if "held_out" in self.extras:
             rows = draw_rows(inputs.valid, self.held_out_share, self.seed)
-            values["r2_held_out"] = held_out_r2(
-                sums, logit_sums(inputs, rows), rows, inputs.valid, inputs.window, self.ridge
-            )
+            values["r2_held_out"] = held_out_r2(sums, logit_sums(inputs, rows), rows, inputs.valid, inputs.window, self.ridge)
         labelled = {name: of_layer(inputs, ("prompt", "layer", "head"), value) for name, value in values.items()}
         return Statistics(per_prompt=xr.Dataset(labelled), sums=self._first_axes(inputs, axes))
 
@@ -123,21 +124,24 @@ class ThreeAxis:
         return position_correlation(inputs, sums, self.position_width, self.most_cells, self.ridge)
 
     def _first_axes(self, inputs: AttentionInputs, axes: Axes) -> xr.Dataset:
-        """Axes of prompt number 0, of length 0 in a batch that has it not: added up over batches they are that prompt's."""
+        """Axes of prompt number 0; of length 0 in a batch without it, so that adding batches gives that prompt's."""
         if self.axes == "none":
             return xr.Dataset()
-        batch = (inputs.prompts == 0).nonzero()[:, 0].tolist()
-        values = Axes(*(part[batch[0]] if batch else part[0, :, :0] for part in axes))
-        tokens = int(inputs.valid[batch[0]].nonzero()[-1]) + 1 if batch else 0
+        values, distances, tokens = Axes(*(part[0, :, :0] for part in axes)), 0, 0
+        for prompt in (inputs.prompts == 0).nonzero()[:, 0].tolist():
+            valid = inputs.valid[prompt].nonzero()[:, 0].tolist()
+            distances, tokens = valid[-1] - valid[0] + 1, valid[-1] + 1
+            values = Axes(axes.distance[prompt], axes.query[prompt], axes.key[prompt])
+        labels = {"distance": range(distances), "token": range(tokens)}
         return xr.Dataset(
             {
-                name: of_layer(inputs, ("layer", "head", axis), part[:, :tokens], **{axis: range(tokens)})
+                name: of_layer(inputs, ("layer", "head", axis), part[:, : len(labels[axis])], **{axis: labels[axis]})
                 for name, axis, part in zip(_AXES, ("distance", "token", "token"), values, strict=True)
             }
         )
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `three_axis` of a run."""
-        described_here = {**_PER_PROMPT, **_AXES}
+        texts = {**_PER_PROMPT, **_AXES}
         measured = {**statistics.per_prompt.data_vars, **statistics.sums.data_vars}
-        return xr.Dataset({name: described(array, *described_here[name]) for name, array in measured.items()})
+        return xr.Dataset({name: described(measured[name], *text) for name, text in texts.items() if name in measured})

@@ -1,18 +1,19 @@
 """The exact ridge fit of a causal triangle by three axes, in O(n) (Position Generalization, eq. 2, 7 and 8).
 
-    min over a, b, c of  sum_{j <= i} (W_ij - a_{i-j} - b_i - c_j)^2 + ridge |a, b, c|^2        0 <= j <= i < n
+    min over a, b, c of  sum_{0 <= j <= i < n} (W_ij - a_{i-j} - b_i - c_j)^2 + ridge |a, b, c|^2
 
-a: the distance axis, b: the query axis, c: the key axis. (The paper's eq. 8 prints b and c the other way round and counts the triangle's
-rows from its longest; the problem is eq. 7.) The normal equations need no W, only its diagonal, row and column sums:
+a: the distance axis, b: the query axis, c: the key axis, as in eq. 2 (eq. 8 has b and c the other way round). The
+normal equations need no W, only its diagonal, row and column sums:
 
     (n-t+ridge) a_t + sum_{i >= t} b_i   + sum_{j <= n-1-t} c_j = sum over the diagonal i-j = t
     (t+1+ridge) b_t + sum_{d <= t} a_d   + sum_{j <= t} c_j     = sum over row t
     (n-t+ridge) c_t + sum_{d <= n-1-t} a_d + sum_{i >= t} b_i   = sum over column t
 
-Every coupling is triangular, so the differences of consecutive equations (a: t minus t+1, b: t minus t-1, c: t minus t+1) couple only
-neighbours and t with n-1-t. Ordered by min(t, n-1-t) that is a banded system: its LU has about 26 n entries and serves every head of every
-layer. Three directions leave the fit as it is - the gauges (1, -1, 0), (1, 0, -1), (t, -t, t) - and the ridge solution has no part in them:
-it is what remains after they are projected out, which also removes their rounding errors, amplified by 1 / ridge in any solve.
+Every coupling is triangular, so the differences of consecutive equations (a: t minus t+1, b: t minus t-1, c: t minus
+t+1) couple only neighbours and t with n-1-t. Ordered by min(t, n-1-t) that is a banded system: its LU has about 26 n
+entries and serves every head of every layer. Three directions leave the fit as it is - the gauges (1, -1, 0),
+(1, 0, -1), (t, -t, t) - and the ridge solution has no part in them: it is what remains after they are projected out,
+which also removes their rounding errors, amplified by 1 / ridge in any solve.
 
 Knows nothing about attention, heads or prompts.
 """
@@ -41,8 +42,9 @@ class Axes(NamedTuple):
 def fit_triangle(sums: Axes, ridge: float) -> Axes:
     """Axes of the ridge fit, from the sums of W over each diagonal, row and column of a triangle of n tokens.
 
-    `sums` are float64 of one shape [..., n], in units of W; so are the axes, on the same device. The factorization happens on the CPU
-    and is kept for the lengths met last. ValueError when `ridge` is not positive: without it the axes are not determined.
+    `sums` are float64 of one shape [..., n], in units of W; so are the axes, on the same device. The factorization
+    happens on the CPU and is kept for the lengths met last. ValueError unless `ridge` is positive: without it the
+    axes are not determined.
     """
     if not ridge > 0:
         raise ValueError(f"ridge must be positive, got {ridge}")
@@ -72,26 +74,21 @@ class _Factorization(NamedTuple):
 @lru_cache(maxsize=32)
 def _factorize(tokens: int, ridge: float) -> _Factorization:
     steps = np.arange(tokens)
-    to_next = sparse.diags_array(
-        [np.ones(tokens), -np.ones(tokens - 1)], offsets=[0, 1], shape=(tokens, tokens)
-    )
+    to_next = sparse.csr_array(sparse.eye_array(tokens)) - sparse.csr_array(sparse.eye_array(tokens, k=1))
     to_previous = to_next.T
     shrinking = sparse.diags_array(tokens - steps + ridge)
     growing = sparse.diags_array(steps + 1 + ridge)
     same = sparse.eye_array(tokens)
     mirrored = sparse.csr_array((np.ones(tokens), (steps, steps[::-1])), shape=(tokens, tokens))
-    system = sparse.block_array(
-        [
-            [to_next @ shrinking, same, mirrored],
-            [same, to_previous @ growing, same],
-            [mirrored, same, to_next @ shrinking],
-        ],
-        format="csc",
-    )
+    blocks = [
+        [to_next @ shrinking, same, mirrored],
+        [same, to_previous @ growing, same],
+        [mirrored, same, to_next @ shrinking],
+    ]
     folded = np.minimum(steps, steps[::-1])
     order = np.lexsort((np.tile(steps, 3), np.tile(folded, 3)))
-    banded = sparse.csc_array(system[order][:, order])
-    return _Factorization(splu(banded, permc_spec="NATURAL"), order)
+    system = sparse.csc_array(sparse.block_array(blocks))
+    return _Factorization(splu(system[order][:, order], permc_spec="NATURAL"), order)
 
 
 def _without_gauges(axes: np.ndarray) -> np.ndarray:

@@ -100,9 +100,7 @@ def _running_maximum(values: Float[Tensor, "... token"], window: int | None) -> 
     tokens = values.shape[-1]
     if window is None or window >= tokens:
         return values.cummax(-1).values
-    padded = torch.nn.functional.pad(values, (0, -tokens % window), value=-torch.inf).unflatten(
-        -1, (-1, window)
-    )
+    padded = torch.nn.functional.pad(values, (0, -tokens % window), value=-torch.inf).unflatten(-1, (-1, window))
     onward = padded.cummax(-1).values.flatten(-2)[..., :tokens]
     until = padded.flip(-1).cummax(-1).values.flip(-1).flatten(-2)[..., : tokens - window + 1]
     return torch.maximum(onward, torch.nn.functional.pad(until, (window - 1, 0), value=-torch.inf))
@@ -110,9 +108,7 @@ def _running_maximum(values: Float[Tensor, "... token"], window: int | None) -> 
 
 def _sampled_pairs(
     tokens: Bool[Tensor, "prompt token"], window: int | None, per_side: int
-) -> tuple[
-    Float[Tensor, "prompt query distance"], Int[Tensor, "prompt query"], Int[Tensor, "prompt query distance"]
-]:
+) -> tuple[Float[Tensor, "prompt query distance"], Int[Tensor, "prompt query"], Int[Tensor, "prompt query distance"]]:
     """Weights, queries and keys of a grid of queries and distances; weight 0 where it holds no seen pair."""
     length = tokens.shape[-1]
     indices = torch.arange(length, device=tokens.device)

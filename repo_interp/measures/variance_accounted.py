@@ -45,11 +45,10 @@ def curve_covariance(
     curves: Float[Tensor, "... component distance"], distances: Bool[Tensor, "... distance"]
 ) -> Float[Tensor, "... component component"]:
     """Covariance of the components' curves over the `distances` chosen, each counted once."""
-    chosen = distances[..., None, :]
-    count = chosen.sum(-1, keepdim=True)
-    centred = curves.masked_fill(~chosen, 0)
-    centred = (centred - centred.sum(-1, keepdim=True) / count).masked_fill(~chosen, 0)
-    return centred @ centred.transpose(-1, -2) / count
+    chosen = curves.masked_fill(~distances[..., None, :], 0)
+    count = distances.sum(-1)[..., None, None]
+    mean = chosen.sum(-1, keepdim=True) / count
+    return chosen @ chosen.transpose(-1, -2) / count - mean @ mean.transpose(-1, -2)
 
 
 def _share(part: Tensor, whole: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
@@ -26,11 +25,15 @@ def learn_absolute_positions(model: PreTrainedModel, length: int | None) -> None
         decoder.__dict__.pop(_HANDLE).remove()
         delattr(decoder, TABLE)
     if length is not None:
-        setattr(decoder, TABLE, AbsoluteEmbedding(length, model.config.hidden_size, model.config.initializer_range))
+        setattr(
+            decoder,
+            TABLE,
+            AbsoluteEmbedding(length, model.config.hidden_size, model.config.initializer_range),
+        )
         decoder.__dict__[_HANDLE] = decoder.register_forward_pre_hook(_add_vectors, with_kwargs=True)
 
 
-def _add_vectors(decoder: nn.Module, arguments: tuple, keywords: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+def _add_vectors(decoder: Any, arguments: tuple, keywords: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
     names = ("input_ids", "attention_mask", "position_ids", "past_key_values", "inputs_embeds")
     given = dict(zip(names, arguments, strict=False)) | keywords
     tokens, embeddings = given.get("input_ids"), given.get("inputs_embeds")

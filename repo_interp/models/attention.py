@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -62,10 +63,10 @@ class Content:
 class RepositionedAttention(nn.Module):
     """Causal self-attention whose positions come from a scheme. Same weights, same interface as the stock module it replaces."""
 
-    def __init__(self, stock: nn.Module, scheme: SchemeParts) -> None:
+    def __init__(self, stock: Any, scheme: SchemeParts) -> None:
         """Take over the projections of `stock`, a Hugging Face attention module with q_proj, k_proj, v_proj, o_proj."""
         super().__init__()
-        self.config = stock.config
+        self.config: Any = stock.config
         self.layer_idx: int = stock.layer_idx
         self.scheme = scheme.name
         self.d_head: int = stock.d_head if isinstance(stock, RepositionedAttention) else stock.head_dim
@@ -76,10 +77,15 @@ class RepositionedAttention(nn.Module):
         self.attn_logit_softcapping: float | None = getattr(stock, "attn_logit_softcapping", None)
         self.is_causal = True
         self.num_key_value_groups: int = stock.num_key_value_groups
-        self.q_proj, self.k_proj, self.v_proj, self.o_proj = stock.q_proj, stock.k_proj, stock.v_proj, stock.o_proj
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (
+            stock.q_proj,
+            stock.k_proj,
+            stock.v_proj,
+            stock.o_proj,
+        )
         self.q_norm: nn.Module | None = getattr(stock, "q_norm", None)
         self.k_norm: nn.Module | None = getattr(stock, "k_norm", None)
-        self.norm_spans_heads = self.q_norm is not None and self.q_norm.weight.shape[-1] != self.d_head
+        self.norm_spans_heads: bool = self.q_norm is not None and stock.q_norm.weight.shape[-1] != self.d_head
         self.assigner: nn.Module | None = scheme.assigner
         # Not a buffer: `.to(bfloat16)` would round it, and angles at position 4096 with it.
         self.frequencies = scheme.frequencies
@@ -102,7 +108,7 @@ class RepositionedAttention(nn.Module):
         hidden_states: Float[Tensor, "batch token d_model"],
         position_embeddings: object = None,
         attention_mask: Tensor | None = None,
-        past_key_values=None,
+        past_key_values: Any = None,
         position_ids: Int[Tensor, "batch token"] | None = None,
         **kwargs,
     ) -> tuple[Float[Tensor, "batch token d_model"], Tensor | None]:
@@ -138,9 +144,7 @@ class RepositionedAttention(nn.Module):
         keys = self._normed(self.k_proj(hidden_states), self.k_norm, self.seams.keys)
         return queries, keys, self._split(self.v_proj(hidden_states))
 
-    def rotate(
-        self, queries: Tensor, keys: Tensor, positions: Float[Tensor, "batch any token"] | None
-    ) -> tuple[Tensor, Tensor]:
+    def rotate(self, queries: Tensor, keys: Tensor, positions: Float[Tensor, "batch any token"] | None) -> tuple[Tensor, Tensor]:
         """Queries and keys turned by their positions; as they are where the scheme does not rotate."""
         if positions is not None and self.frequencies is not None:
             if self.frequencies.device != queries.device:
@@ -214,7 +218,14 @@ class RepositionedAttention(nn.Module):
         key_index = torch.arange(1 - keys, 1, device=queries.device) + index[:, -1:]
         seen = visible(rows, keys, attention_mask, queries.device)
         added = self.position_logits(
-            queries, content.keys, key_index[:, -rows:], key_index, seen, self.scaling, content.values, content.gate_keys
+            queries,
+            content.keys,
+            key_index[:, -rows:],
+            key_index,
+            seen,
+            self.scaling,
+            content.values,
+            content.gate_keys,
         )
         return self.seams.position_logits(added)
 
@@ -226,7 +237,14 @@ class RepositionedAttention(nn.Module):
         def of_rows(rows: Tensor, seen: Tensor) -> Tensor:
             queries, query_index = content.queries[:, :, rows], index[:, rows]
             return position_logits(
-                queries, content.keys, query_index, index, seen, self.scaling, content.values, content.gate_keys
+                queries,
+                content.keys,
+                query_index,
+                index,
+                seen,
+                self.scaling,
+                content.values,
+                content.gate_keys,
             )
 
         return of_rows
@@ -271,5 +289,5 @@ def visible(rows: int, keys: int, attention_mask: Tensor | None, device: torch.d
 
 def masked(scores: Float[Tensor, "batch head row key"], attention_mask: Tensor | None) -> Tensor:
     """Scores with what may not be seen at the lowest finite value."""
-    seen = visible(*scores.shape[-2:], attention_mask, scores.device)
+    seen = visible(scores.shape[-2], scores.shape[-1], attention_mask, scores.device)
     return scores.masked_fill(~seen, torch.finfo(scores.dtype).min)

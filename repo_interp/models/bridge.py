@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import nn
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.model_bridge import TransformerBridge
-from transformer_lens.model_bridge.generalized_components import LinearBridge, PositionEmbeddingsAttentionBridge
+from transformer_lens.model_bridge.generalized_components import (
+    LinearBridge,
+    PositionEmbeddingsAttentionBridge,
+)
 from transformer_lens.model_bridge.sources import build_bridge_from_module
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -66,9 +68,12 @@ class RepositionedAttentionBridge(PositionEmbeddingsAttentionBridge):
         """Run the wrapped attention between hook_in and hook_out; the hooks inside it fire in its seams."""
         for switch in ("use_attn_result", "use_split_qkv_input", "use_attn_in"):
             if getattr(self.config, switch, False):
-                raise InputError(f"{switch} is not offered by repositioned attention; read hook_z, hook_q, hook_k, hook_v instead")
+                raise InputError(
+                    f"{switch} is not offered by repositioned attention; read hook_z, hook_q, hook_k, hook_v instead"
+                )
         hidden_states = kwargs.pop("hidden_states") if "hidden_states" in kwargs else args[0]
-        output, pattern = self.original_component(self.hook_in(hidden_states), **kwargs)
+        attention: Any = self.original_component
+        output, pattern = attention(self.hook_in(hidden_states), **kwargs)
         return self.hook_out(output), pattern
 
 

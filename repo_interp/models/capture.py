@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs
 from repo_interp.models.attention import LogitsOfRows, RepositionedAttention
-from repo_interp.models.reposition import attentions
+from repo_interp.models.reposition import attentions, decoder_of
 
 
 @torch.no_grad()
@@ -41,7 +41,7 @@ def capture(
 
 def decode(model: nn.Module, tokens: Int[Tensor, "prompt token"], valid: Bool[Tensor, "prompt token"]) -> Tensor:
     """The decoder's last hidden states: the forward pass without the unembedding, which at long prompts is the largest array."""
-    decoder = getattr(model, "original_model", model).model
+    decoder = decoder_of(model)
     starts_late = not bool(valid[:, 0].all())
     # Right padding needs no mask, since no token sees a later one: then the fused causal kernel runs.
     mask = valid.to(torch.long) if starts_late else None

@@ -20,7 +20,14 @@ from accelerate import init_empty_weights
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from repo_interp.errors import InputError
 from repo_interp.models.families import FAMILIES, native_layout, require_family
@@ -30,7 +37,12 @@ from repo_interp.models.schemes import scheme_options
 from repo_interp.positions.layouts import SCHEMES, format_layout
 
 OURS = "repo_interp"
-_DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_DTYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 
 
 @dataclass(frozen=True)
@@ -120,7 +132,11 @@ def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase | None:
         raise InputError(f"{directory} has a tokenizer that does not load: {_one_line(error)}") from None
 
 
-def save(model: PreTrainedModel, directory: str | os.PathLike[str], tokenizer: PreTrainedTokenizerBase | None = None) -> None:
+def save(
+    model: PreTrainedModel,
+    directory: str | os.PathLike[str],
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> None:
     """Write `model` as config.json, generation_config.json, model.safetensors (and the tokenizer's files) into `directory`.
 
     Loading gives the same bits back. A layout that is the stock decoder's own is written as a stock checkpoint. Save before bridging.
@@ -128,7 +144,10 @@ def save(model: PreTrainedModel, directory: str | os.PathLike[str], tokenizer: P
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     schemes = layout(model)
-    raw = model.config.to_dict() | {"dtype": str(model.dtype).removeprefix("torch."), "architectures": [type(model).__name__]}
+    raw = model.config.to_dict() | {
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "architectures": [type(model).__name__],
+    }
     raw.pop("_name_or_path", None)
     if schemes == native_layout(model.config):
         raw.pop("position_layout", None)
@@ -153,8 +172,10 @@ def _directory(path: str | os.PathLike[str]) -> Path:
         raise InputError(f"{path} is a file; wanted a checkpoint directory with config.json and safetensors")
     text = os.fspath(path)
     if text.count("/") != 1 or text.startswith((".", "/", "~")):
-        raise InputError(f"there is no checkpoint directory {text}; wanted a directory with config.json, or a hub id such as owner/name")
-    from huggingface_hub import snapshot_download  # noqa: PLC0415
+        raise InputError(
+            f"there is no checkpoint directory {text}; wanted a directory with config.json, or a hub id such as owner/name"
+        )
+    from huggingface_hub import snapshot_download
 
     try:
         return Path(snapshot_download(text, allow_patterns=["*.json", "*.safetensors", "tokenizer*", "*.model", "merges.txt"]))
@@ -166,7 +187,9 @@ def _read_json(file: Path) -> dict[str, Any]:
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise InputError(f"{file.parent} has no {file.name}; wanted a checkpoint directory as save_pretrained writes it") from None
+        raise InputError(
+            f"{file.parent} has no {file.name}; wanted a checkpoint directory as save_pretrained writes it"
+        ) from None
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise InputError(f"{file} is not JSON: {_one_line(error)}") from None
     if not isinstance(raw, dict):
@@ -186,7 +209,9 @@ def _configuration(raw: dict[str, Any], directory: Path) -> PretrainedConfig:
         plain["model_type"] = raw.get("base_model_type")
     if plain.get("model_type") not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
-        raise InputError(f"{directory / 'config.json'}: model_type {plain.get('model_type')!r} cannot be repositioned; these can: {known}")
+        raise InputError(
+            f"{directory / 'config.json'}: model_type {plain.get('model_type')!r} cannot be repositioned; these can: {known}"
+        )
     return _configured(plain, str(directory / "config.json"))
 
 
@@ -209,7 +234,9 @@ def _own_layout(raw: Mapping[str, Any], layers: int, directory: Path) -> tuple[t
     options = dict(stored) if isinstance(stored, Mapping) else {}
     schemes = options.pop("layers", None)
     if not isinstance(schemes, list) or len(schemes) != layers or not set(schemes) <= set(SCHEMES):
-        raise InputError(f"{directory / 'config.json'}: position_layout is {stored!r}; wanted one known scheme for each of {layers} layers")
+        raise InputError(
+            f"{directory / 'config.json'}: position_layout is {stored!r}; wanted one known scheme for each of {layers} layers"
+        )
     try:
         scheme_options(options)
     except InputError as error:
@@ -242,7 +269,9 @@ def _load_weights(model: PreTrainedModel, checkpoint: Checkpoint, device: torch.
     tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
     missing = [key for key, name in wanted.items() if name not in found and key not in tied]
     if missing or unexpected:
-        faults = [f"{len(keys)} {what} (first: {keys[0]})" for keys, what in ((missing, "missing"), (unexpected, "unexpected")) if keys]
+        faults = [
+            f"{len(keys)} {what} (first: {keys[0]})" for keys, what in ((missing, "missing"), (unexpected, "unexpected")) if keys
+        ]
         raise InputError(
             f"{checkpoint.directory}: the weights do not fit the layout {format_layout(checkpoint.layout)}: {', '.join(faults)}; "
             "nothing was loaded"

@@ -9,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Iterator
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
@@ -18,6 +19,7 @@ from repo_interp.models.absolute import TABLE, learn_absolute_positions
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.families import require_family, rotations
 from repo_interp.models.schemes import SchemeBuilder, scheme_options
+from repo_interp.positions.assigners import MixedAssigner
 from repo_interp.positions.layouts import format_layout, parse_layout
 
 logger = logging.getLogger(__name__)
@@ -66,7 +68,9 @@ def attentions(model: nn.Module) -> Iterator[RepositionedAttention]:
     """The attention modules of a repositioned model - or of the bridge around it - from the first layer to the last."""
     found = {module.layer_idx: module for module in model.modules() if isinstance(module, RepositionedAttention)}
     if not found:
-        raise InputError("this model was never repositioned; call repo_interp.reposition(model, layout) or load it with repo_interp.load")
+        raise InputError(
+            "this model was never repositioned; call repo_interp.reposition(model, layout) or load it with repo_interp.load"
+        )
     for layer in sorted(found):
         yield found[layer]
 
@@ -79,7 +83,7 @@ def layout(model: nn.Module) -> tuple[str, ...]:
 def scheme_modules(model: nn.Module) -> Iterator[nn.Module]:
     """Everything with parameters that the position schemes brought in, each once."""
     seen: set[int] = set()
-    table = getattr(_decoder(model), TABLE, None)
+    table = getattr(decoder_of(model), TABLE, None)
     for attention in attentions(model):
         for module in (table, attention.assigner, attention.position_logits):
             if module is not None and id(module) not in seen:
@@ -98,17 +102,18 @@ def mix_with_index(model: nn.Module, share: float) -> None:
     if not 0.0 <= share <= 1.0:
         raise ValueError(f"a share lies between 0 and 1, not {share}")
     for attention in attentions(model):
-        if hasattr(attention.assigner, "index_share"):
+        if isinstance(attention.assigner, MixedAssigner):
             attention.assigner.index_share = share
 
 
-def _decoder(model: nn.Module) -> nn.Module:
+def decoder_of(model: Any) -> Any:
+    """The decoder without its unembedding, of a model or of the bridge around it."""
     return getattr(model, "original_model", model).model
 
 
 def _settle(model: PreTrainedModel) -> None:
     """Move what the schemes brought in to where the decoder is, in its dtype."""
-    reference = model.get_input_embeddings().weight
+    reference: Tensor = decoder_of(model).embed_tokens.weight
     if reference.device.type != "meta":
         for module in scheme_modules(model):
             module.to(device=reference.device, dtype=reference.dtype)

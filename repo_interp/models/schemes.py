@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from jaxtyping import Float
@@ -31,13 +31,13 @@ from repo_interp.models.families import Rotation, training_length
 from repo_interp.positions import hope
 from repo_interp.positions.assigners import LearnedPositions, LinearPositions, TokenIndex
 from repo_interp.positions.biases import FIRE, ALiBi, KerpleLog
-from repo_interp.positions.contextual import ContextualPositions, SeparatelyGatedPositions
+from repo_interp.positions.contextual import ContextualPositions, GateSource, SeparatelyGatedPositions
 from repo_interp.positions.contextual_maps import FixedSlopes, InterpolatedEmbedding, PositionMap, PositionMLP
 from repo_interp.positions.logits import PositionLogits
 
 ASSIGNMENTS = ("kv_head", "head", "layer")
 """What has a row of learned positions of its own: each key-value head, each head, or the layer as a whole."""
-GATES = ("keys", "separate_keys", "values")
+GATES = get_args(GateSource)
 """What CoPE's gates are made from."""
 MAPS = ("layer", "model")
 """What has a map from CoPE's positions of its own: each layer, or the model as a whole."""
@@ -48,7 +48,7 @@ class SchemeOptions:
     """Choices within schemes, the same for all layers of a model; part of its configuration."""
 
     assignment: str = "kv_head"
-    gates: str = "keys"
+    gates: GateSource = "keys"
     map: str = "layer"
     p_max: int = 0
     """Whole positions of CoPE's map; 0: the training length."""
@@ -91,7 +91,12 @@ class SchemeBuilder:
         if scheme in _UNPOSITIONED:
             return SchemeParts(scheme, assigner=None, frequencies=None)
         if scheme in _ADDITIVE:
-            return SchemeParts(scheme, TokenIndex(), frequencies=None, position_logits=_ADDITIVE[scheme](self.heads, self.length))
+            return SchemeParts(
+                scheme,
+                TokenIndex(),
+                frequencies=None,
+                position_logits=_ADDITIVE[scheme](self.heads, self.length),
+            )
         if scheme in _CONTEXTUAL:
             rotated = scheme == "cope_rope"
             return SchemeParts(
@@ -126,7 +131,9 @@ class SchemeBuilder:
         else:
             position_map = self._position_map(scheme, d_head)
         if self.options.gates == "separate_keys":
-            return SeparatelyGatedPositions(position_map, self.config.hidden_size, self.kv_heads, d_head, self.config.initializer_range)
+            return SeparatelyGatedPositions(
+                position_map, self.config.hidden_size, self.kv_heads, d_head, self.config.initializer_range
+            )
         return ContextualPositions(position_map, self.options.gates)
 
     def _position_map(self, scheme: str, d_head: int) -> PositionMap:

@@ -1,9 +1,10 @@
 """Positions of every head, packed for the page's explorer: float32 as base64, equal rows once, and not more than fits.
 
-    values[prompt][layer]: rows x tokens little-endian float32;   row[prompt][layer][head]: which of the rows is the head's
+    values[prompt][layer]: rows x tokens, little-endian float32
+    row[prompt][layer][head]: which of the rows is the head's
 
-RoPE layers and grouped heads share rows, so they cost one. Texts and spans travel beside as plain JSON. Prompts that do not fit into
-the budget are left out whole; of a first prompt that is too long by itself, layers are. What is left out is said.
+RoPE layers and grouped heads share rows, so they cost one. Texts and spans travel beside as plain JSON. Prompts that do not
+fit into the budget are left out whole; of a first prompt that is too long by itself, layers are. What is left out is said.
 Knows nothing about pages; `explorer.js` is the other half.
 """
 
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from repo_interp.plots.choice import telling_heads
 from repo_interp.plots.labels import contiguous
 from repo_interp.plots.outliers import focused_range, global_range
 from repo_interp.plots.reading import PromptTokens, group, ordered_spans, pick, prompt_tokens, schemes
@@ -59,7 +61,9 @@ def embed(run: xr.DataTree, prompts: tuple[int, ...] | None, budget: int) -> tup
 
 
 def pack_layer(positions: xr.Dataset, prompt: int, layer: int) -> dict[str, Any]:
-    """Positions of one layer over one prompt: `values` (base64 of the different rows), `row` a head, and both ranges a row (or null)."""
+    """Positions of one layer over one prompt: `values` (base64 of the different rows), `row` a head, and both ranges a row (or
+    null).
+    """
     count = int(positions["token_count"].sel(prompt=prompt))
     values = positions["position"].sel(prompt=prompt, layer=layer).transpose("head", "token").values[:, :count]
     values = np.ascontiguousarray(values, dtype="<f4")
@@ -106,14 +110,17 @@ def _some_layers(blocks: dict[int, dict[str, Any]], budget: int) -> dict[int, di
 
 def _start(run: xr.DataTree, embedded: list[dict[str, Any]]) -> list[list[int]]:
     """The heads that the page opens with: the two with the most mass on the needle, else the first and the last."""
-    from repo_interp.plots.choice import telling_heads
-
     present = set(embedded[0]["layers"])
     return [[layer, head] for layer, head in telling_heads(run) if layer in present][:2]
 
 
 def _left_out(
-    asked: list[int], left: list[int], embedded: list[dict[str, Any]], layers: list[int], prompts: int, spent: int
+    asked: list[int],
+    left: list[int],
+    embedded: list[dict[str, Any]],
+    layers: list[int],
+    prompts: int,
+    spent: int,
 ) -> tuple[str, ...]:
     notes = []
     if left or len(asked) < prompts:
@@ -127,7 +134,7 @@ def _left_out(
         notes.append(f"Prompt {embedded[0]['prompt']} is long: its layers {_stretches(missing)} are left out.")
     if notes:
         notes.append("To choose others: report_page(run, path, prompts=[...], megabytes=...).")
-    return tuple(notes)
+    return (" ".join(notes),) if notes else ()
 
 
 def _stretches(numbers: list[int]) -> str:

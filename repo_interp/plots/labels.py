@@ -1,5 +1,4 @@
-"""How a token is written as a label: what cannot be seen is made visible, and of too many labels the telling
-ones are kept.
+"""How a token is written as a label: what cannot be seen is made visible, and of too many labels the telling ones are kept.
 
     " the" -> "␣the"   newline -> "↵"   tab -> "⇥"   nothing -> "∅"   invisible or missing glyph -> "\\u200b"
 
@@ -20,9 +19,7 @@ _VISIBLE = {" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"}
 
 
 def token_label(text: str, longest: int = LONGEST) -> str:
-    """`text` as a label for a figure: one line, every character visible in the current fonts, at most
-    `longest` characters.
-    """
+    """`text` as a label for a figure: one line, every character visible in the current fonts, at most `longest` characters."""
     label = "".join(_visible(character) for character in text) or "∅"
     return label if len(label) <= longest else label[: longest - 1] + "…"
 
@@ -39,15 +36,11 @@ def _visible(character: str) -> str:
 
 def _drawable(character: str) -> bool:
     families = mpl.rcParams["font.family"]
-    return any(
-        get_font(findfont(FontProperties(family=[name]))).get_char_index(ord(character)) for name in families
-    )
+    return any(get_font(findfont(FontProperties(family=[name]))).get_char_index(ord(character)) for name in families)
 
 
 def thin(candidates: Iterable[int], gap: float) -> list[int]:
-    """Of `candidates`, the most telling first, those that stay at least `gap` apart from all kept before.
-    Ascending.
-    """
+    """Of `candidates`, the most telling first, those that stay at least `gap` apart from all kept before. Ascending."""
     kept: list[int] = []
     for candidate in candidates:
         if all(abs(candidate - other) >= gap for other in kept):

@@ -1,11 +1,9 @@
-"""Where attention goes: mass from the generated tokens to each span (RePo sec. 5.1, table 4), and which heads
-send it to the needle.
+"""Where attention goes: mass from the generated tokens to each span (RePo sec. 5.1, table 4), and which heads send it.
 
     mass(S) = mean over generated rows i of sum_{j in S} A_ij
     mass per token = mass(S) / |S|, in units of 10^-2 as in table 4
 
-A_ij is attention after the softmax. Draws the group `attention_mass` of a run. Knows nothing about how mass
-is measured.
+A_ij is attention after the softmax. Draws the group `attention_mass` of a run. Knows nothing about how mass is measured.
 """
 
 from __future__ import annotations
@@ -23,6 +21,7 @@ from repo_interp.plots.drawing import (
     counted,
     legend_below,
     number,
+    plain_decades,
     scheme_handles,
     scheme_swatches,
     sparse_ticks,
@@ -39,8 +38,7 @@ RANKED = 20
 
 
 def mass_by_span(run: xr.DataTree) -> PaperFigure:
-    """Attention mass per token x 100 of every span: the mean (table 4), every prompt, and how far heads
-    differ, by scheme.
+    """Attention mass per token x 100 of every span: the mean (table 4), every prompt, and how far heads differ, by scheme.
 
     Raises InputError when the run has no attention mass.
     """
@@ -53,7 +51,7 @@ def mass_by_span(run: xr.DataTree) -> PaperFigure:
         ax = figure.subplots()
         draw_mass(ax, per_token.values, dataset["table"].sel(span=spans).values, named)
         ax.set_yticks(range(len(spans)), [_indented(name) for name in spans])
-        ax.set_xlabel(r"attention mass per token ($10^{-2}$)")
+        ax.set_xlabel("attention mass per token (10⁻²)")
         sizes = per_token.sizes
         ax.set_title(
             f"Mean over {counted(sizes['prompt'], 'prompt')}, {counted(sizes['layer'], 'layer')}, {sizes['head']} heads each"
@@ -63,9 +61,8 @@ def mass_by_span(run: xr.DataTree) -> PaperFigure:
 
 
 def draw_mass(ax: Axes, per_token: np.ndarray, table: np.ndarray, named: Mapping[int, str]) -> Axes:
-    """Draw `per_token` [span, prompt, layer, head] on `ax`, a row a span: heads as intervals by scheme,
-    prompts as ticks, `table` [span] as
-    diamonds with their numbers. `named`: scheme of each layer. Spans in no prompt are NaN and stay empty.
+    """Draw `per_token` [span, prompt, layer, head] on `ax`, a row a span: heads as intervals by scheme, prompts as ticks, `table`
+    [span] as diamonds with their numbers. `named`: scheme of each layer. Spans in no prompt are NaN and stay empty.
     """
     kinds = list(dict.fromkeys(named.values()))
     layers = {kind: [place for place, name in enumerate(named.values()) if name == kind] for kind in kinds}
@@ -115,8 +112,8 @@ def draw_mass(ax: Axes, per_token: np.ndarray, table: np.ndarray, named: Mapping
 
 
 def heads_ranked(run: xr.DataTree, span: str = "needle") -> PaperFigure:
-    """Heads ranked by the attention mass they put on `span`: the first ones by name with their spread over
-    prompts, and the whole ranking.
+    """Heads ranked by the attention mass they put on `span`: the first ones by name with their spread over prompts, and the whole
+    ranking.
 
     Raises InputError when the run has no attention mass, or not this span.
     """
@@ -132,14 +129,10 @@ def heads_ranked(run: xr.DataTree, span: str = "needle") -> PaperFigure:
         for place, (layer, head) in enumerate(first):
             values = mass.values[layer, head]
             colour = scheme_colour(named[int(layers[layer])])
-            bars.barh(
-                place, nanmean(values), 0.74, color=colour, alpha=0.85, gid=f"L{layers[layer]} H{heads[head]}"
-            )
+            bars.barh(place, nanmean(values), 0.74, color=colour, alpha=0.85, gid=f"L{layers[layer]} H{heads[head]}")
             bars.hlines(place, np.nanmin(values), np.nanmax(values), color="#222222", linewidth=0.7)
         bars.set_yticks(range(len(first)), [f"L{layers[layer]} H{heads[head]}" for layer, head in first])
-        bars.set(
-            ylim=(max(8, len(first)) - 0.4, -0.6), xlim=(0, None), xlabel=f"attention mass on {span} (%)"
-        )
+        bars.set(ylim=(max(8, len(first)) - 0.4, -0.6), xlim=(0, None), xlabel=f"attention mass on {span} (%)")
         bars.tick_params(axis="y", length=0)
         bars.grid(axis="x")
         bars.set_title(f"First {len(first)} heads; line: smallest to largest prompt")
@@ -164,17 +157,13 @@ def heads_ranked(run: xr.DataTree, span: str = "needle") -> PaperFigure:
             look = {"color": "#222222", "linewidth": 0.8, "linestyle": (0, (1, 1.5))}
             bars.axvline(100 * uniform, **look, gid="uniform")
             curve.axhline(100 * uniform, **look, gid="uniform")
-            handles.append(
-                Line2D([], [], **look, label=f"{span}'s share of the tokens ({number(100 * uniform)} %)")
-            )
+            handles.append(Line2D([], [], **look, label=f"{span}'s share of the tokens ({number(100 * uniform)} %)"))
         legend_below(figure, handles)
     return figure
 
 
 def uniform_share(run: xr.DataTree, span: str) -> float | None:
-    """What even attention would give `span`: its share of the tokens, the mean over prompts that have it.
-    None without positions.
-    """
+    """What even attention would give `span`: its share of the tokens, the mean over prompts that have it. None without positions."""
     if not has_groups(run, ["positions"]) or "span_mask" not in run["positions"].data_vars:
         return None
     positions = group(run, "positions")
@@ -182,41 +171,31 @@ def uniform_share(run: xr.DataTree, span: str) -> float | None:
         return None
     tokens = (positions["span_mask"].sel(span=span) > 0).sum("token").values
     present = tokens > 0
-    return (
-        float((tokens[present] / positions["token_count"].values[present]).mean()) if present.any() else None
-    )
+    return float((tokens[present] / positions["token_count"].values[present]).mean()) if present.any() else None
 
 
 def ranked(means: np.ndarray) -> list[tuple[int, int]]:
-    """Places (layer, head) in `means` [layer, head] from the largest to the smallest; NaN are left out, ties
-    in order.
-    """
+    """Places (layer, head) in `means` [layer, head] from the largest to the smallest; NaN are left out, ties in order."""
     order = np.argsort(-means, axis=None, kind="stable")
     places = [tuple(int(part) for part in np.unravel_index(place, means.shape)) for place in order]
     return [(layer, head) for layer, head in places if np.isfinite(means[layer, head])]
 
 
 def mass_grid(run: xr.DataTree, span: str = "needle") -> PaperFigure:
-    """Attention mass on `span` of every head, the mean over prompts, as a layer x head map. Raises InputError
-    as `heads_ranked`.
-    """
+    """Attention mass on `span` of every head, the mean over prompts, as a layer x head map. Raises InputError as `heads_ranked`."""
     dataset = group(run, "attention_mass")
     mass = 100 * pick(dataset["mass"], span=span).transpose("layer", "head", "prompt")
     means = mass.isel(prompt=0, drop=True).copy(data=nanmean(mass.values, axis=2))
     means.attrs = {"long_name": f"attention mass on {span}", "units": "%"}
     with style():
-        figure = paper_figure(
-            3.3 if means.sizes["head"] <= 20 else PAGE_WIDTH, 0.9 + 0.15 * max(8, means.sizes["layer"])
-        )
+        figure = paper_figure(3.3 if means.sizes["head"] <= 20 else PAGE_WIDTH, 0.9 + 0.15 * max(8, means.sizes["layer"]))
         head_grid(means, figure.subplots())
         legend_below(figure, scheme_handles(schemes(dataset).values()))
     return figure
 
 
 def head_grid(values: xr.DataArray, ax: Axes) -> Axes:
-    """Draw `values` (layer, head) on `ax`; its name and units become the title. NaN is grey, values of both
-    signs diverge from 0.
-    """
+    """Draw `values` (layer, head) on `ax`; its name and units become the title. NaN is grey, values of both signs diverge from 0."""
     values = values.transpose("layer", "head")
     data = values.values.astype(float)
     finite = data[np.isfinite(data)]
@@ -248,14 +227,11 @@ def head_grid(values: xr.DataArray, ax: Axes) -> Axes:
 
 
 def shown_spans(dataset: xr.Dataset) -> list[str]:
-    """Top-level spans in reading order, each needle after its parent where there are several; deeper parts
-    are left to the tables.
+    """Top-level spans in reading order, each needle after its parent where there are several; deeper parts are left to the
+    tables.
     """
     present = ordered_spans(map(str, dataset["span"].values))
-    parts = {
-        name: [other for other in present if other.startswith(f"{name}.") and other.count(".") == 1]
-        for name in present
-    }
+    parts = {name: [other for other in present if other.startswith(f"{name}.") and other.count(".") == 1] for name in present}
     table = {name: float(dataset["table"].sel(span=name)) for name in present}
     shown = []
     for name in present:
@@ -271,6 +247,7 @@ def _mass_scale(ax: Axes, per_token: np.ndarray, table: np.ndarray) -> None:
     if means.size and means.max() / means.min() > LOG_ABOVE:
         shown = heads[np.isfinite(heads) & (heads > 0)]
         ax.set_xscale("log")
+        plain_decades(ax.xaxis)
         ax.set_xlim(max(float(np.percentile(shown, 2)), means.min() / 100) / 1.5, float(shown.max()) * 1.3)
     else:
         spread = [np.nanpercentile(row, 95) for row in heads if np.isfinite(row).any()]

@@ -1,12 +1,9 @@
-"""The focused range: what of an axis is worth seeing when a few positions lie far away (the RePo authors'
-demo).
+"""The focused range: what of an axis is worth seeing when a few positions lie far away (the RePo authors' demo).
 
     kept = values in [Q1 - 1.5 IQR, Q3 + 1.5 IQR]        quartiles interpolated linearly, IQR = Q3 - Q1
-    range = [min kept - m, max kept + m],  m = 0.05 (max kept - min kept), or 1 position where all kept values
-    are equal
+    range = [min kept - m, max kept + m],  m = 0.05 (max kept - min kept), or 1 position where all are equal
 
-Fewer than six values: no range is suggested. Knows nothing about tokens, heads or plots: numbers in, two
-numbers out.
+Fewer than six values: no range is suggested. Knows nothing about tokens, heads or plots: numbers in, two numbers out.
 """
 
 from __future__ import annotations
@@ -23,8 +20,7 @@ FEWEST = 6
 
 
 def focused_range(values: ArrayLike) -> tuple[float, float] | None:
-    """Limits of the axis without outliers, in the unit of `values` (any shape). None for fewer than six
-    finite values.
+    """Limits of the axis without outliers, in the unit of `values` (any shape). None for fewer than six finite values.
 
     NaN and infinite values are ignored.
     """

@@ -1,5 +1,4 @@
-"""How positions run inside chunks: shares of constant, mono and hybrid chunks (RePo sec. 5.2, fig. 3), and
-how they hang on both parameters.
+"""How positions run inside chunks: shares of constant, mono and hybrid chunks (RePo sec. 5.2, fig. 3).
 
     share of pattern p = chunks labelled p / chunks                constant + mono + hybrid = 1
 
@@ -29,8 +28,7 @@ from repo_interp.plots.style import (
 
 
 def pattern_shares(run: xr.DataTree) -> PaperFigure:
-    """Stacked shares of the patterns: over all layers that learn positions, by layer, and by layer and head
-    (RePo fig. 3).
+    """Stacked shares of the patterns: over all layers that learn positions, by layer, and by layer and head (RePo fig. 3).
 
     Raises InputError when the run has no patterns.
     """
@@ -84,8 +82,8 @@ def draw_stack(ax: Axes, shares: np.ndarray, names: list[str]) -> Axes:
 
 
 def draw_mosaic(ax: Axes, shares: np.ndarray, names: list[str]) -> Axes:
-    """Draw `shares` [layer, head, pattern] on `ax`: a cell a head, cut from left to right by its shares;
-    empty where they are NaN.
+    """Draw `shares` [layer, head, pattern] on `ax`: a cell a head, cut from left to right by its shares; empty where they are
+    NaN.
     """
     layers, heads, _ = shares.shape
     edges = np.concatenate((np.zeros((layers, heads, 1)), np.cumsum(np.nan_to_num(shares), axis=-1)), axis=-1)
@@ -96,9 +94,7 @@ def draw_mosaic(ax: Axes, shares: np.ndarray, names: list[str]) -> Axes:
             left, right = head - width / 2 + width * edges[layer, head, code : code + 2]
             top, bottom = layer - height / 2, layer + height / 2
             cells.append([(left, top), (right, top), (right, bottom), (left, bottom)])
-        ax.add_collection(
-            PolyCollection(cells, facecolors=PATTERN_COLOURS[name], linewidths=0, gid=f"pattern {name}")
-        )
+        ax.add_collection(PolyCollection(cells, facecolors=PATTERN_COLOURS[name], linewidths=0, gid=f"pattern {name}"))
     ax.set(xlim=(-0.5, heads - 0.5), ylim=(layers - 0.5, -0.5))
     ax.spines[:].set_visible(False)
     ax.tick_params(length=0)
@@ -106,8 +102,7 @@ def draw_mosaic(ax: Axes, shares: np.ndarray, names: list[str]) -> Axes:
 
 
 def pattern_sensitivity(run: xr.DataTree) -> PaperFigure:
-    """Share of each pattern over a grid of chunk size and epsilon; the run's own choice is framed (RePo sec.
-    5.2, footnote 5).
+    """Share of each pattern over a grid of chunk size and epsilon; the run's own choice is framed (RePo sec. 5.2, footnote 5).
 
     Raises InputError when the run has no patterns.
     """
@@ -119,10 +114,8 @@ def pattern_sensitivity(run: xr.DataTree) -> PaperFigure:
         for ax, name in zip(axes, grid["pattern"].values, strict=True):
             _share_map(ax, 100 * grid.sel(pattern=name).values, PATTERN_COLOURS[str(name)])
             ax.set_xticks(range(grid.sizes["epsilon"]), [f"{value:g}" for value in grid["epsilon"].values])
-            ax.set_yticks(
-                range(grid.sizes["chunk_size"]), [str(value) for value in grid["chunk_size"].values]
-            )
-            ax.set_xlabel(r"$\epsilon$ (positions)")
+            ax.set_yticks(range(grid.sizes["chunk_size"]), [str(value) for value in grid["chunk_size"].values])
+            ax.set_xlabel("ε (positions)")
             ax.set_title(f"{name} (% of chunks)")
             _frame_choice(ax, patterns)
         axes[0].set_ylabel("chunk size (tokens)")
@@ -154,9 +147,7 @@ def _frame_choice(ax: Axes, patterns: xr.Dataset) -> None:
     if size is None or epsilon is None or size not in sizes or not np.isclose(epsilons, epsilon).any():
         return
     row, column = int(np.flatnonzero(sizes == size)[0]), int(np.flatnonzero(np.isclose(epsilons, epsilon))[0])
-    ax.add_patch(
-        Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="black", linewidth=1.2, gid="choice")
-    )
+    ax.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="black", linewidth=1.2, gid="choice"))
 
 
 def _write_shares(ax: Axes, shares: np.ndarray) -> None:
@@ -182,7 +173,7 @@ def _caption(patterns: xr.Dataset) -> str:
     if "chunk_size" in patterns.attrs:
         said.append(f"chunks of {patterns.attrs['chunk_size']} tokens")
     if "epsilon" in patterns.attrs:
-        said.append(rf"$\epsilon$ = {patterns.attrs['epsilon']:g} positions")
+        said.append(f"ε = {patterns.attrs['epsilon']:g} positions")
     if "chunk_pattern" in patterns:
         labels = patterns["chunk_pattern"].sel(layer=learned_layers(patterns))
         said.append(f"n = {int((labels >= 0).sum()):,} chunks in learned layers")

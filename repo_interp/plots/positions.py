@@ -2,9 +2,8 @@
 
     z_i against i        z_i: the position a head gives to token i of the prompt, in positions; i: its index
 
-Draws the group `positions` of a run. Layers without positions (NoPE) are shown as such, never as zeros. Long
-prompts are drawn by the
-extremes of each pixel, so every point on paper is a token. Knows nothing about how positions were made.
+Draws the group `positions` of a run. Layers without positions (NoPE) are shown as such, never as zeros. Long prompts are
+drawn by the extremes of each pixel, so every point on paper is a token. Knows nothing about how positions were made.
 """
 
 from __future__ import annotations
@@ -50,8 +49,7 @@ NAMED_OUTLIERS = 5
 
 
 def position_lines(run: xr.DataTree, layer: int, head: int, prompt: int = 0) -> PaperFigure:
-    """Positions of one head over one prompt: spans shaded, tokens labelled, the farthest outliers named (RePo
-    fig. 8).
+    """Positions of one head over one prompt: spans shaded, tokens labelled, the farthest outliers named (RePo fig. 8).
 
     Raises InputError when the run has no positions, or not this layer, head or prompt.
     """
@@ -68,10 +66,8 @@ def position_lines(run: xr.DataTree, layer: int, head: int, prompt: int = 0) -> 
         parts = part_ribbon(ax, tokens.spans, names)
         _label_tokens(ax, values.values[: tokens.count], tokens, names)
         _name_outliers(ax, values.values[: tokens.count], tokens)
-        ax.set_ylabel(unit_label("position $z$", positions["position"]))
-        ax.set_title(
-            f"Layer {layer}, head {head} ({scheme_name(scheme)}), prompt {prompt}, {tokens.count:,} tokens"
-        )
+        ax.set_ylabel(unit_label("position z", positions["position"]))
+        ax.set_title(f"Layer {layer}, head {head} ({scheme_name(scheme)}), prompt {prompt}, {tokens.count:,} tokens")
         legend_below(figure, span_handles([*tokens.top_spans, *parts], names))
     return figure
 
@@ -101,8 +97,8 @@ def draw_positions(ax: Axes, values: np.ndarray, colour: str) -> Axes:
 
 
 def _label_tokens(ax: Axes, values: np.ndarray, tokens: PromptTokens, names: list[str]) -> None:
-    """Token texts below the axis, the index above it: tokens of spans first, then the farthest positions,
-    then evenly spread ones.
+    """Token texts below the axis, the index above it: tokens of spans first, then the farthest positions, then evenly spread
+    ones.
     """
     ax.xaxis.remove_overlapping_locs = False
     ax.set_xlabel("token index" if tokens.texts is None else "token index and text")
@@ -145,8 +141,7 @@ def _name_outliers(ax: Axes, values: np.ndarray, tokens: PromptTokens) -> None:
     named: list[int] = []
     for token in np.argsort(-distance, kind="stable")[: 8 * NAMED_OUTLIERS].tolist():
         crowded = any(
-            abs(token - other) < 0.07 * tokens.count
-            and abs(values[token] - values[other]) < 0.07 * np.ptp(finite)
+            abs(token - other) < 0.07 * tokens.count and abs(values[token] - values[other]) < 0.07 * np.ptp(finite)
             for other in named
         )
         if distance[token] > 0 and not crowded:
@@ -167,11 +162,10 @@ def _name_outliers(ax: Axes, values: np.ndarray, tokens: PromptTokens) -> None:
 
 
 def position_grid(run: xr.DataTree, prompt: int = 0) -> PaperFigure:
-    """Positions of every head over one prompt: a row a layer, a column a head, each cell on its own vertical
-    scale; spans shaded.
+    """Positions of every head over one prompt: a row a layer, a column a head, each cell on its own vertical scale; spans shaded.
 
-    The number in a cell is its range, max - min, in positions. Raises InputError when the run has no
-    positions or not this prompt.
+    The number in a cell is its range, max - min, in positions. Raises InputError when the run has no positions or not this
+    prompt.
     """
     positions = group(run, "positions")
     values = pick(positions["position"], prompt=prompt).transpose("layer", "head", "token")
@@ -183,9 +177,7 @@ def position_grid(run: xr.DataTree, prompt: int = 0) -> PaperFigure:
         ax = figure.subplots()
         named = schemes(positions)
         _shade_columns(ax, tokens, layers, heads, _span_names(positions))
-        draw_grid(
-            ax, values.values[..., : tokens.count], [scheme_colour(scheme) for scheme in named.values()]
-        )
+        draw_grid(ax, values.values[..., : tokens.count], [scheme_colour(scheme) for scheme in named.values()])
         ax.set_yticks(range(layers), [str(layer) for layer in named])
         ax.set_xticks(range(heads), [str(head) for head in values["head"].values])
         ax.set(xlabel="head", ylabel="layer")
@@ -200,11 +192,9 @@ def position_grid(run: xr.DataTree, prompt: int = 0) -> PaperFigure:
 
 
 def draw_grid(ax: Axes, values: np.ndarray, colours: list[str]) -> Axes:
-    """Draw `values` [layer, head, token] as a grid of small lines, each scaled to its own cell; a dash where
-    all is NaN.
+    """Draw `values` [layer, head, token] as a grid of small lines, each scaled to its own cell; a dash where all is NaN.
 
-    Cell (layer, head) is centred at x = head, y = layer, y downwards; `colours` one a layer. A constant head
-    is a flat line.
+    Cell (layer, head) is centred at x = head, y = layer, y downwards; `colours` one a layer. A constant head is a flat line.
     """
     layers, heads, count = values.shape
     bins = max(40, PIXELS // heads)
@@ -226,9 +216,7 @@ def draw_grid(ax: Axes, values: np.ndarray, colours: list[str]) -> Axes:
                 continue
             kept = envelope(cell, bins)
             x = head - 0.47 + 0.94 * (kept + 0.5) / count
-            lines.append(
-                np.column_stack((x, layer + 0.47 - 0.74 * (cell[kept] - limits[0]) / (limits[1] - limits[0])))
-            )
+            lines.append(np.column_stack((x, layer + 0.47 - 0.74 * (cell[kept] - limits[0]) / (limits[1] - limits[0]))))
             if heads <= 16:
                 spread = np.nanmax(cell) - np.nanmin(cell)
                 ax.text(
@@ -241,9 +229,7 @@ def draw_grid(ax: Axes, values: np.ndarray, colours: list[str]) -> Axes:
                     zorder=4,
                 )
         ax.add_collection(
-            LineCollection(
-                lines, colors=colours[layer], linewidths=0.45 if heads <= 8 else 0.3, gid=f"positions {layer}"
-            )
+            LineCollection(lines, colors=colours[layer], linewidths=0.45 if heads <= 8 else 0.3, gid=f"positions {layer}")
         )
     for edge in range(heads + 1):
         ax.axvline(edge - 0.5, color="white", linewidth=1.2, zorder=5)
@@ -262,11 +248,7 @@ def _shade_columns(ax: Axes, tokens: PromptTokens, layers: int, heads: int, name
             for head in range(heads):
                 left, right = (head - 0.47 + 0.94 * edge / tokens.count for edge in (first, last + 1))
                 strips.append([(left, -0.5), (left, layers - 0.5), (right, layers - 0.5), (right, -0.5)])
-        ax.add_collection(
-            PolyCollection(
-                strips, facecolors=colours[name], alpha=0.3, linewidths=0, zorder=0, gid=f"span {name}"
-            )
-        )
+        ax.add_collection(PolyCollection(strips, facecolors=colours[name], alpha=0.3, linewidths=0, zorder=0, gid=f"span {name}"))
 
 
 def _span_names(positions: xr.Dataset) -> list[str]:

@@ -1,10 +1,8 @@
-"""How far positions spread: d = max z - min z of every head, beside the context length (RePo sec. 5.2, fig.
-2).
+"""How far positions spread: d = max z - min z of every head, beside the context length (RePo sec. 5.2, fig. 2).
 
     d^{k,h} in positions, layer k, head h; a prompt of n tokens spans n - 1 under RoPE
 
-Draws `position_range` and `token_count` of the group `positions`. Knows nothing about how ranges are
-measured.
+Draws `position_range` and `token_count` of the group `positions`. Knows nothing about how ranges are measured.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from repo_interp.plots.drawing import counted, legend_below, scheme_handles, scheme_swatches, sparse_ticks
+from repo_interp.plots.drawing import counted, legend_below, plain_decades, scheme_handles, scheme_swatches, sparse_ticks
 from repo_interp.plots.reading import LEARNED_SCHEMES, group, schemes
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, style
 
@@ -28,13 +26,10 @@ _CONTEXT_LINE: Mapping[str, Any] = {"color": "#222222", "linewidth": 0.8, "lines
 
 
 def position_ranges(run: xr.DataTree) -> PaperFigure:
-    """Ranges of positions per layer and head, and their distribution over the heads that learn positions
-    (RePo fig. 2).
+    """Ranges of positions per layer and head, and their distribution over the heads that learn positions (RePo fig. 2).
 
-    Left: a dot a head, the mean over prompts, heads from left to right within their layer; a thin line from
-    the smallest to the
-    largest prompt; the layer's median as a bar. Right: how many learned heads have which range. The band is
-    the context length.
+    Left: a dot a head, the mean over prompts, heads from left to right within their layer; a thin line from the smallest to the
+    largest prompt; the layer's median as a bar. Right: how many learned heads have which range. The band is the context length.
     Raises InputError when the run has no positions.
     """
     positions = group(run, "positions")
@@ -49,25 +44,21 @@ def position_ranges(run: xr.DataTree) -> PaperFigure:
         scheme_swatches(left, named, "x")
         places = sparse_ticks(list(named), 32)
         left.set_xticks(places, [str(list(named)[place]) for place in places])
-        left.set(xlabel="layer", ylabel="range of positions $d$ (positions)")
+        left.set(xlabel="layer", ylabel="range of positions d (positions)")
         _scale(left, ranges.values, lengths)
         learned = [place for place, scheme in enumerate(named.values()) if scheme in LEARNED_SCHEMES]
         _distribution(right, ranges.values[learned], [list(named.values())[place] for place in learned])
         for ax in (left, right):
             _context(ax, lengths)
         heads = ranges.sizes["layer"] * ranges.sizes["head"]
-        left.set_title(
-            f"{counted(heads, 'head')}, mean over {counted(prompts, 'prompt')}; line: smallest to largest"
-        )
+        left.set_title(f"{counted(heads, 'head')}, mean over {counted(prompts, 'prompt')}; line: smallest to largest")
         right.set_title(counted(len(learned) * ranges.sizes["head"], "learned head"))
         legend_below(figure, [*scheme_handles(named.values(), "o"), _context_handle(lengths)])
     return figure
 
 
 def draw_ranges(ax: Axes, ranges: np.ndarray, colours: list[str]) -> Axes:
-    """Draw `ranges` [layer, head, prompt] on `ax`, one layer a unit of x; `colours` one a layer. NaN (no
-    positions) is left out.
-    """
+    """Draw `ranges` [layer, head, prompt] on `ax`, one layer a unit of x; `colours` one a layer. NaN (no positions) is left out."""
     heads = ranges.shape[1]
     offsets = np.linspace(-0.32, 0.32, heads) if heads > 1 else np.zeros(1)
     for layer, (values, colour) in enumerate(zip(ranges, colours, strict=True)):
@@ -121,6 +112,7 @@ def _scale(ax: Axes, ranges: np.ndarray, lengths: np.ndarray) -> None:
         else:
             ax.set_yscale("log")
             ax.set_ylim(bottom / 1.6, top * 1.8)
+        plain_decades(ax.yaxis)
     else:
         ax.set_ylim(0, top * 1.12)
 

@@ -1,9 +1,7 @@
-"""What figures, tables and the page take out of a run: a group, a prompt's tokens and spans, the scheme of a
-layer.
+"""What figures, tables and the page take out of a run: a group, a prompt's tokens and spans, the scheme of a layer.
 
-A run is an `xarray.DataTree` as `definitions.md` describes it; a group that is not there, or a layer, head or
-prompt that it does not
-hold, is an InputError that says what there is. Knows nothing about how a run came about, nor how it is drawn.
+A run is an `xarray.DataTree` as `definitions.md` describes it; a group that is not there, or a layer, head or prompt that it
+does not hold, is an InputError that says what there is. Knows nothing about how a run came about, nor how it is drawn.
 """
 
 from __future__ import annotations
@@ -26,9 +24,7 @@ _OTHERS = 3
 
 @dataclass(frozen=True)
 class PromptTokens:
-    """The tokens of one prompt: how many, their texts where a tokenizer was there, and which of them each
-    span holds.
-    """
+    """The tokens of one prompt: how many, their texts where a tokenizer was there, and which of them each span holds."""
 
     prompt: int
     count: int

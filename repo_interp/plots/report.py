@@ -2,16 +2,16 @@
 
     page = tables in plain HTML + charts and the explorer of positions, drawn by plotly.js from data in the page
 
-Sections come from the registry in `sections.py`; those whose groups the run lacks are not shown. Everything stands in one file: the
-files of `page/`, plotly.js from the plotly package, arrays as base64 float32. A content security policy forbids any request.
-Knows how a page is put together; knows nothing about what a section shows.
+Sections come from the registry in `sections.py`; those whose groups the run lacks are not shown. Everything stands in one
+file: the files of `page/`, plotly.js from the plotly package, arrays as base64 float32. A content security policy forbids any
+request. Knows how a page is put together; knows nothing about what a section shows.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -37,8 +37,8 @@ def report_page(
 ) -> Path:
     """Write the page of `run` to `path` and return the path. The same run gives the same bytes.
 
-    `prompts`: numbers of the prompts to embed, in order; as many as fit into `megabytes` are, and the page says which are left out.
-    Raises InputError when the run has no group that a section shows, or not one of `prompts`.
+    `prompts`: numbers of the prompts to embed, in order; as many as fit into `megabytes` are, and the page says which are left
+    out. Raises InputError when the run has no group that a section shows, or not one of `prompts`.
     """
     shown = [section for section in SECTIONS if has_groups(run, section.groups)]
     if not shown:
@@ -72,7 +72,9 @@ def json_script(data: Any) -> str:
 
 
 def table_html(table: Table) -> str:
-    """A table in plain HTML, with its note below. Columns `layer` and `head` together make every row open that head in the explorer."""
+    """A table in plain HTML, with its note below. Columns `layer` and `head` together make every row open that head in the
+    explorer.
+    """
     linked = "layer" in table.columns and "head" in table.columns
     rows = []
     for row, cells in zip(table.rows, table.formatted(), strict=True):
@@ -105,12 +107,14 @@ def _section(section: Section, content: Content) -> str:
     parts.append(content.html)
     for place, (label, _) in enumerate(content.charts):
         parts.append(
-            f'<figure><div class="chart" id="{section.name}-{place}" role="img" aria-label="{escape(label)}"></div>'
+            f'<figure hidden><div class="chart" id="{section.name}-{place}" role="img" aria-label="{escape(label)}"></div>'
             f"<figcaption>{escape(label)}</figcaption></figure>"
         )
     parts += [_folded(table) for table in content.tables]
     data = {"charts": [chart for _, chart in content.charts], "data": content.data}
-    parts.append(f'<script type="application/json" class="section-data" data-section="{section.name}">{json_script(data)}</script>')
+    parts.append(
+        f'<script type="application/json" class="section-data" data-section="{section.name}">{json_script(data)}</script>'
+    )
     return "\n".join([*parts, "</section>"])
 
 
@@ -125,15 +129,19 @@ def _name(run: xr.DataTree) -> str:
 
 
 def _summary(run: xr.DataTree) -> str:
-    facts = {"layout": "layout", "training_length": "trained on (tokens)", "dtype": "dtype", "prompts": "prompts"}
+    facts = {
+        "layout": "layout",
+        "training_length": "trained on (tokens)",
+        "dtype": "dtype",
+        "prompts": "prompts",
+    }
     given = [(label, run.attrs[name]) for name, label in facts.items() if name in run.attrs]
     return "".join(f"<div><dt>{escape(label)}</dt><dd>{escape(_fact(value))}</dd></div>" for label, value in given)
 
 
 def _provenance(run: xr.DataTree) -> str:
     """Every attribute of the run and of its groups; JSON is laid out."""
-    owners: list[tuple[str, Mapping[str, Any]]] = [("run", run.attrs)]
-    owners += [(name, node.attrs) for name, node in run.children.items() if node.attrs]
+    owners = [("run", run.attrs), *((name, node.attrs) for name, node in run.children.items() if node.attrs)]
     parts = []
     for owner, attributes in owners:
         rows = "".join(

@@ -1,8 +1,8 @@
 """What the report page shows: a registry of sections, each keyed by the groups of the run that it needs.
 
-A section is built from a run alone: a sentence, notes, tables, charts (plotly figures as plain dictionaries) and data for its own
-script. A new measure adds a `Section` here or by `register`; a run without its groups does not show it.
-Knows nothing about how a page is put together.
+A section is built from a run alone: a sentence, notes, tables, charts (plotly figures as plain dictionaries) and data for its
+own script. A new measure adds a `Section` here or by `register`; a run without its groups does not show it. Knows nothing
+about how a page is put together.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import xarray as xr
 
 from repo_interp.plots import charts, explorer
+from repo_interp.plots.choice import main_span
 from repo_interp.plots.tables import Table, head_table, mass_table, pattern_table, range_table
 
 
@@ -34,7 +35,8 @@ class Content:
     lead: str
     tables: tuple[Table, ...] = ()
     charts: tuple[tuple[str, dict[str, Any]], ...] = ()
-    """Caption and plotly figure (`data`, `layout`) of every chart. A point whose `customdata` is [layer, head] opens that head."""
+    """Caption and plotly figure (`data`, `layout`) of every chart. A point whose `customdata` is [layer, head] opens that head.
+    """
     notes: tuple[str, ...] = ()
     html: str = ""
     data: Any = None
@@ -76,17 +78,23 @@ def _mass(run: xr.DataTree, options: PageOptions) -> Content:
     return Content(
         "Attention after the softmax from the generated tokens, to each token of a span (RePo, table 4).",
         tables=(mass_table(run),),
-        charts=(("Attention mass per token by span: boxes over heads, dots are prompts, diamonds the table's mean", charts.mass_by_span(run)),),
+        charts=(
+            (
+                "Attention mass per token by span: boxes over heads, dots are prompts, diamonds the table's mean",
+                charts.mass_by_span(run),
+            ),
+        ),
     )
 
 
 def _heads(run: xr.DataTree, options: PageOptions) -> Content:
-    if "needle" not in run["attention_mass"]["span"].values:
-        return Content("No prompt of this run marks a needle, so heads cannot be ranked by it.")
+    span = main_span(run)
+    if span is None:
+        return Content("No prompt of this run marks a span that heads could be ranked by.")
     return Content(
-        "Share of the attention of the generated tokens that goes to the needle. Choose a head to see its positions.",
-        tables=(head_table(run),),
-        charts=(("All heads by their attention mass on the needle", charts.heads_ranked(run)),),
+        f"Share of the attention of the generated tokens that goes to the {span}. Choose a head to see its positions.",
+        tables=(head_table(run, span),),
+        charts=((f"All heads by their attention mass on the {span}", charts.heads_ranked(run, span)),),
     )
 
 
@@ -102,7 +110,12 @@ def _ranges(run: xr.DataTree, options: PageOptions) -> Content:
     return Content(
         "Largest minus smallest position of a head, the mean over prompts, against the context length (RePo, fig. 2).",
         tables=(range_table(run),),
-        charts=(("Range of positions by layer and head; the dashed line is the context length", charts.position_ranges(run)),),
+        charts=(
+            (
+                "Range of positions by layer and head; the dashed line is the context length",
+                charts.position_ranges(run),
+            ),
+        ),
     )
 
 

@@ -1,13 +1,12 @@
-"""One look for every figure: column and page widths of a paper, one colour a scheme, a span and a pattern,
-the same bytes every time.
+"""One look for every figure: column and page widths of a paper, one colour a scheme, a span and a pattern, the same bytes every
+time.
 
-The colours are those of Okabe and Ito (2008) and four more that stay apart from them for protanopes and
-deuteranopes; the lightest
-are darkened where they have to be read as text. Fonts travel with the file: TrueType in PDF (fonttype 42),
-text in SVG.
+The colours are those of Okabe and Ito (2008) and four more that stay apart from them for protanopes and deuteranopes; the
+lightest are darkened where they have to be read as text. Fonts travel with the file: TrueType in PDF (fonttype 42), text in
+SVG.
 
-Knows nothing about runs: names in, colours and figures out. It never touches pyplot, so nothing is left open
-and no state is global.
+Knows nothing about runs: names in, colours and figures out. It never touches pyplot, so nothing is left open and no state is
+global.
 """
 
 from __future__ import annotations
@@ -71,7 +70,8 @@ _OTHER_SPANS = ("#009E73", "#0072B2", "#F0E442", "#D55E00", "#804020", "#4B2BD6"
 _UNKNOWN = "#5A5A5A"
 
 _SETTINGS: Mapping[str, Any] = {
-    "font.family": ["DejaVu Sans"],
+    "font.family": ["DejaVu Sans", "sans-serif"],  # the second is what a viewer of SVG without the first falls back to
+    "font.sans-serif": ["DejaVu Sans"],
     "font.size": 7.0,
     "mathtext.fontset": "dejavusans",
     "axes.titlesize": 7.5,
@@ -84,7 +84,6 @@ _SETTINGS: Mapping[str, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
-    "axes.formatter.use_mathtext": True,
     "grid.color": "#E4E4E4",
     "grid.linewidth": 0.5,
     "xtick.labelsize": 6.5,
@@ -125,17 +124,11 @@ FORMATS = tuple(_METADATA)
 
 
 class PaperFigure(Figure):
-    """A matplotlib figure that is saved in this style, with embedded fonts and without dates, and shows
-    itself in a notebook.
-    """
+    """A matplotlib figure that is saved in this style, with embedded fonts and without dates, and shows itself in a notebook."""
 
     def savefig(self, fname: Any, **options: Any) -> None:
-        """Save as matplotlib does. The format follows the name unless `format` is given; the same figure
-        gives the same bytes.
-        """
-        suffix = options.get("format") or (
-            Path(fname).suffix.lstrip(".") if isinstance(fname, str | Path) else "png"
-        )
+        """Save as matplotlib does. The format follows the name unless `format` is given; the same figure gives the same bytes."""
+        suffix = options.get("format") or (Path(fname).suffix.lstrip(".") if isinstance(fname, str | Path) else "png")
         metadata = {**_METADATA.get(suffix, {}), **options.pop("metadata", {})}
         with style():
             super().savefig(fname, metadata=metadata, **options)
@@ -148,9 +141,7 @@ class PaperFigure(Figure):
 
 @contextmanager
 def style(fallback_fonts: Sequence[str] = ()) -> Iterator[None]:
-    """Draw in the paper style inside this context. `fallback_fonts`: installed families for scripts that
-    DejaVu Sans lacks.
-    """
+    """Draw in the paper style inside this context. `fallback_fonts`: installed families for scripts that DejaVu Sans lacks."""
     settings = {**_SETTINGS, "font.family": [*_SETTINGS["font.family"], *fallback_fonts]}
     with mpl.rc_context(cast(Any, settings)):
         yield
@@ -165,20 +156,26 @@ def paper_figure(width: float = PAGE_WIDTH, height: float = 2.4) -> PaperFigure:
 
 
 def save_figure(figure: Figure, stem: str | Path, formats: Sequence[str] = FORMATS) -> list[Path]:
-    """Write `figure` as `stem`.png, .svg and .pdf; the same figure gives the same bytes. Returns the paths
-    written.
+    """Write `figure` as `stem`.png, .svg and .pdf; the same figure gives the same bytes. Returns the paths written.
 
     Raises ValueError for a format that is not one of FORMATS.
     """
     unknown = [name for name in formats if name not in FORMATS]
     if unknown:
         raise ValueError(f"a figure is written as {', '.join(FORMATS)}; got {', '.join(unknown)}")
+    with style():
+        figure.draw_without_rendering()
     paths = []
-    for name in formats:
-        path = Path(f"{stem}.{name}")
-        with style():
-            Figure.savefig(figure, path, format=name, metadata=dict(_METADATA[name]))
-        paths.append(path)
+    layout = figure.get_layout_engine()
+    figure.set_layout_engine("none")  # it is laid out, once for all formats
+    try:
+        for name in formats:
+            path = Path(f"{stem}.{name}")
+            with style():
+                Figure.savefig(figure, path, format=name, metadata=dict(_METADATA[name]))
+            paths.append(path)
+    finally:
+        figure.set_layout_engine(layout)
     return paths
 
 
@@ -193,8 +190,7 @@ def scheme_name(scheme: str) -> str:
 
 
 def span_colours(spans: Sequence[str]) -> dict[str, str]:
-    """A colour for each span name: fixed for the usual ones, the next free one for others, a darker shade for
-    a dotted part.
+    """A colour for each span name: fixed for the usual ones, the next free one for others, a darker shade for a dotted part.
 
     The same names in the same order give the same colours.
     """

@@ -3,8 +3,7 @@
     Table 4 of RePo (mass per token x 100 by span), shares of chunk patterns, ranges of positions by layer,
     heads ranked by needle mass
 
-A `Table` is a title, columns and rows of text and numbers; who prints it decides how. Knows no terminal and
-no page.
+A `Table` is a title, columns and rows of text and numbers; who prints it decides how. Knows no terminal and no page.
 """
 
 from __future__ import annotations
@@ -46,9 +45,7 @@ class Table:
 
 
 def format_cell(cell: Cell) -> str:
-    """A cell as text: text as it is, whole numbers with thousands separated, others with three significant
-    digits.
-    """
+    """A cell as text: text as it is, whole numbers with thousands separated, others with three significant digits."""
     if cell is None:
         return "–"
     if isinstance(cell, str):
@@ -57,8 +54,8 @@ def format_cell(cell: Cell) -> str:
 
 
 def mass_table(run: xr.DataTree) -> Table:
-    """RePo table 4: a row a span - mean attention mass per token x 100, its deviation over prompts and over
-    heads, mass in per cent.
+    """RePo table 4: a row a span - mean attention mass per token x 100, its deviation over prompts and over heads, mass in per
+    cent.
 
     Raises InputError when the run has no attention mass.
     """
@@ -94,24 +91,17 @@ def mass_table(run: xr.DataTree) -> Table:
 
 
 def pattern_table(run: xr.DataTree) -> Table:
-    """Shares of the chunk patterns in per cent: all layers that learn positions (RePo fig. 3), then every
-    layer.
+    """Shares of the chunk patterns in per cent: all layers that learn positions (RePo fig. 3), then every layer.
 
     Raises InputError when the run has no patterns.
     """
     patterns = group(run, "patterns")
     shares = 100 * patterns["pattern_share"].transpose("layer", "head", "pattern").values
     names = [str(name) for name in patterns["pattern"].values]
-    rows: list[tuple[Cell, ...]] = [
-        ("learned layers", "", *_numbers(100 * patterns["pattern_share_all"].values))
-    ]
+    rows: list[tuple[Cell, ...]] = [("learned layers", "", *_numbers(100 * patterns["pattern_share_all"].values))]
     for (layer, scheme), share in zip(schemes(patterns).items(), shares, strict=True):
         rows.append((f"layer {layer}", scheme_name(scheme), *_numbers(nanmean(share, axis=0))))
-    parameters = [
-        f"{key.replace('_', ' ')} {patterns.attrs[key]}"
-        for key in ("chunk_size", "epsilon")
-        if key in patterns.attrs
-    ]
+    parameters = [f"{key.replace('_', ' ')} {patterns.attrs[key]}" for key in ("chunk_size", "epsilon") if key in patterns.attrs]
     counted = ""
     if "chunk_pattern" in patterns:
         chunks = int((patterns["chunk_pattern"].sel(layer=learned_layers(patterns)) >= 0).sum())
@@ -126,8 +116,8 @@ def pattern_table(run: xr.DataTree) -> Table:
 
 
 def range_table(run: xr.DataTree) -> Table:
-    """Ranges of positions by layer, over heads and prompts (RePo fig. 2): smallest, median, largest, and the
-    median as a share of the context.
+    """Ranges of positions by layer, over heads and prompts (RePo fig. 2): smallest, median, largest, and the median as a share of
+    the context.
 
     Raises InputError when the run has no positions.
     """
@@ -138,11 +128,7 @@ def range_table(run: xr.DataTree) -> Table:
     for (layer, scheme), values in zip(schemes(positions).items(), ranges, strict=True):
         shares = (100 * values / lengths)[np.isfinite(values)]
         finite = values[np.isfinite(values)]
-        numbers = (
-            (finite.min(), np.median(finite), finite.max(), np.median(shares))
-            if finite.size
-            else [np.nan] * 4
-        )
+        numbers = (finite.min(), np.median(finite), finite.max(), np.median(shares)) if finite.size else [np.nan] * 4
         rows.append((f"layer {layer}", scheme_name(scheme), *_numbers(np.array(numbers))))
     low, high = int(lengths.min()), int(lengths.max())
     said = f"{low:,}" if low == high else f"{low:,} to {high:,}"
@@ -156,8 +142,8 @@ def range_table(run: xr.DataTree) -> Table:
 
 
 def head_table(run: xr.DataTree, span: str = "needle", most: int = 20) -> Table:
-    """The `most` heads with the largest attention mass on `span`: layer, head, scheme, mass and its smallest
-    and largest prompt, in per cent.
+    """The `most` heads with the largest attention mass on `span`: layer, head, scheme, mass and its smallest and largest prompt,
+    in per cent.
 
     Raises InputError when the run has no attention mass, or not this span.
     """
@@ -171,9 +157,7 @@ def head_table(run: xr.DataTree, span: str = "needle", most: int = 20) -> Table:
             int(layers[layer]),
             int(heads[head]),
             scheme_name(named[int(layers[layer])]),
-            *_numbers(
-                np.array([means[layer, head], np.nanmin(mass[layer, head]), np.nanmax(mass[layer, head])])
-            ),
+            *_numbers(np.array([means[layer, head], np.nanmin(mass[layer, head]), np.nanmax(mass[layer, head])])),
         )
         for place, (layer, head) in enumerate(ranked(means)[:most], start=1)
     ]

@@ -37,7 +37,5 @@ class AbsoluteEmbedding(nn.Module):
                 f"a prompt reaches position {last}, but the learned table has {length}, 0 to {length - 1}; "
                 "use shorter prompts, or train with a longer table"
             )
-        vectors = nn.functional.embedding(index.clamp(min=0), self.weight).masked_fill(
-            index[..., None] < 0, 0.0
-        )
+        vectors = nn.functional.embedding(index.clamp(min=0), self.weight).masked_fill(index[..., None] < 0, 0.0)
         return embeddings + vectors.to(embeddings.dtype)

@@ -15,19 +15,9 @@ Knows nothing about how positions enter attention.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-
-
-class Assigner(Protocol):
-    """Anything that gives every token of a batch its positions: [batch, P, token], real-valued, in positions."""
-
-    def __call__(
-        self, hidden_states: Float[Tensor, "batch token d_model"], index: Int[Tensor, "batch token"]
-    ) -> Float[Tensor, "batch any token"]: ...
 
 
 class TokenIndex(nn.Module):
@@ -40,13 +30,14 @@ class TokenIndex(nn.Module):
         return index.expand(hidden_states.shape[0], -1)[:, None].to(torch.float32)
 
 
-class _Mixed(nn.Module):
-    """Mixes what a subclass assigns with the token index."""
+class MixedAssigner(nn.Module):
+    """Mixes what a subclass assigns with the token index: (1 - index_share) z + index_share i."""
 
     index_share: float = 0.0
 
     def assign(self, hidden_states: Tensor) -> Float[Tensor, "batch token any"]:
-        raise TypeError("an assigner defines how it assigns")
+        """Positions of every token, one column a row of positions."""
+        raise TypeError(f"{type(self).__name__} does not say how it assigns")
 
     def forward(
         self, hidden_states: Float[Tensor, "batch token d_model"], index: Int[Tensor, "batch token"]
@@ -58,16 +49,16 @@ class _Mixed(nn.Module):
         return (1.0 - self.index_share) * positions + self.index_share * index[:, None].to(positions.dtype)
 
 
-class LearnedPositions(_Mixed):
+class LearnedPositions(MixedAssigner):
     """RePo's f_phi: a gated representation of the position, then one linear row of it a head."""
 
     def __init__(self, d_model: int, rows: int, representation: int | None = None) -> None:
         """`rows` is P. `representation` is d_p, the width in between; d_model // 8 as in the paper unless given."""
         super().__init__()
-        representation = d_model // 8 if representation is None else representation
-        self.gate_map = nn.Linear(d_model, representation, bias=False)
-        self.content_map = nn.Linear(d_model, representation, bias=False)
-        self.final_map = nn.Linear(representation, rows, bias=False)
+        self.representation = d_model // 8 if representation is None else representation
+        self.gate_map = nn.Linear(d_model, self.representation, bias=False)
+        self.content_map = nn.Linear(d_model, self.representation, bias=False)
+        self.final_map = nn.Linear(self.representation, rows, bias=False)
 
     def assign(self, hidden_states: Float[Tensor, "batch token d_model"]) -> Float[Tensor, "batch token any"]:
         """Positions of every token, one column a row of positions."""
@@ -75,7 +66,7 @@ class LearnedPositions(_Mixed):
         return self.final_map(gated)
 
 
-class LinearPositions(_Mixed):
+class LinearPositions(MixedAssigner):
     """One linear map of the hidden state: for all heads together (`continuous`) or one a head (`multihead_continuous`)."""
 
     def __init__(self, d_model: int, rows: int) -> None:

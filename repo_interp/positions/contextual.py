@@ -41,9 +41,7 @@ def gates(
     return logits.masked_fill_(~visible, -math.inf).sigmoid()
 
 
-def contextual_positions(
-    gates: Float[Tensor, "... row key"], maximum: float = math.inf
-) -> Float[Tensor, "... row key"]:
+def contextual_positions(gates: Float[Tensor, "... row key"], maximum: float = math.inf) -> Float[Tensor, "... row key"]:
     """p_ij, what row i counts from key j on, in tokens, at most `maximum`. At key 0: all it counts."""
     counted = gates.flip(-1).cumsum(-1).flip(-1)
     return counted if maximum == math.inf else counted.clamp(max=maximum)
@@ -56,9 +54,7 @@ class ContextualPositions(PositionLogits):
         """`position_map` is shared by the layer's heads, and by all layers that are given the same object."""
         super().__init__()
         if gate_source not in get_args(GateSource):
-            raise ValueError(
-                f"unknown gate source {gate_source!r}; known are {', '.join(get_args(GateSource))}"
-            )
+            raise ValueError(f"unknown gate source {gate_source!r}; known are {', '.join(get_args(GateSource))}")
         self.position_map = position_map
         self.gate_source: GateSource = gate_source
 
@@ -106,8 +102,6 @@ class SeparatelyGatedPositions(ContextualPositions):
         self.gate_projection = nn.Linear(d_model, kv_heads * d_head, bias=False)
         nn.init.normal_(self.gate_projection.weight, std=initial_deviation)
 
-    def gate_keys(
-        self, hidden_states: Float[Tensor, "batch token d_model"]
-    ) -> Float[Tensor, "batch kv_head token d_head"]:
+    def gate_keys(self, hidden_states: Float[Tensor, "batch token d_model"]) -> Float[Tensor, "batch kv_head token d_head"]:
         """The gate keys of every token, to be cached like keys."""
         return self.gate_projection(hidden_states).unflatten(-1, (self.kv_heads, -1)).transpose(1, 2)

@@ -95,9 +95,7 @@ class PositionMLP(PositionMap):
             )
         )
         row_weight, row_bias = queries @ output_weight, queries @ output_bias
-        return (
-            relu_network(positions / self.unit, hidden_weight, hidden_bias, row_weight) + row_bias[..., None]
-        )
+        return relu_network(positions / self.unit, hidden_weight, hidden_bias, row_weight) + row_bias[..., None]
 
 
 class FixedSlopes(PositionMap):

@@ -27,9 +27,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 
-def high_components(
-    frequencies: Float[Tensor, "component"], training_length: int
-) -> Bool[Tensor, "component"]:
+def high_components(frequencies: Float[Tensor, "component"], training_length: int) -> Bool[Tensor, "component"]:
     """Which components HoPE keeps rotated. ValueError where there is none: no position would be left."""
     high = frequencies >= 2.0 * math.pi / _at_least_one(training_length)
     if not bool(high.any()):
@@ -40,30 +38,22 @@ def high_components(
     return high
 
 
-def activated_components(
-    frequencies: Float[Tensor, "component"], training_length: int
-) -> Bool[Tensor, "component"]:
+def activated_components(frequencies: Float[Tensor, "component"], training_length: int) -> Bool[Tensor, "component"]:
     """Which components are "activated": pi / L < theta < 2 pi / L."""
     return ~low_components(frequencies, training_length) & (frequencies < 2.0 * math.pi / training_length)
 
 
-def low_components(
-    frequencies: Float[Tensor, "component"], training_length: int
-) -> Bool[Tensor, "component"]:
+def low_components(frequencies: Float[Tensor, "component"], training_length: int) -> Bool[Tensor, "component"]:
     """Which components lie below the activated ones: theta <= pi / L."""
     return frequencies <= math.pi / _at_least_one(training_length)
 
 
-def hope_frequencies(
-    frequencies: Float[Tensor, "component"], training_length: int
-) -> Float[Tensor, "component"]:
+def hope_frequencies(frequencies: Float[Tensor, "component"], training_length: int) -> Float[Tensor, "component"]:
     """HoPE: the high frequencies as they are, 0 for all others. Radians a position."""
     return frequencies.where(high_components(frequencies, training_length), 0.0)
 
 
-def without_activated(
-    frequencies: Float[Tensor, "component"], training_length: int
-) -> Float[Tensor, "component"]:
+def without_activated(frequencies: Float[Tensor, "component"], training_length: int) -> Float[Tensor, "component"]:
     """AB1: 0 for the activated components only."""
     return frequencies.where(~activated_components(frequencies, training_length), 0.0)
 
@@ -82,17 +72,13 @@ def only_high(frequencies: Float[Tensor, "component"], training_length: int) -> 
     return replaced
 
 
-def keep_components(
-    features: Float[Tensor, "... d_head"], kept: Bool[Tensor, "component"]
-) -> Float[Tensor, "... d_head"]:
+def keep_components(features: Float[Tensor, "... d_head"], kept: Bool[Tensor, "component"]) -> Float[Tensor, "... d_head"]:
     """Features with both halves of the components not kept set to 0, which takes them out of the dot product.
 
     One of queries and keys is enough. `logit_scale` is left alone: 1/sqrt(d_head) of the full head.
     """
     if features.shape[-1] != 2 * len(kept):
-        raise ValueError(
-            f"{len(kept)} components need features of width {2 * len(kept)}; got {features.shape[-1]}"
-        )
+        raise ValueError(f"{len(kept)} components need features of width {2 * len(kept)}; got {features.shape[-1]}")
     return features * torch.cat((kept, kept)).to(features.dtype)
 
 

@@ -85,7 +85,9 @@ def _known(scheme: str) -> None:
 
 def _whole(schemes: tuple[str, ...], layout: str) -> None:
     if "learned" in schemes and set(schemes) != {"learned"}:
-        raise ValueError(f"layout {layout!r}: learned absolute positions enter at the model's input, so they are for all layers or none")
+        raise ValueError(
+            f"layout {layout!r}: learned absolute positions enter at the model's input, so they are for all layers or none"
+        )
 
 
 def _start(text: str, layers: int, layout: str) -> int:

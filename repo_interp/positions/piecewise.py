@@ -40,9 +40,7 @@ def relu_network(
     return slopes.gather(-1, segments) * inputs + intercepts.gather(-1, segments)
 
 
-def _active_units(
-    weight: Float[Tensor, "unit"], bias: Float[Tensor, "unit"], rank: Tensor
-) -> Float[Tensor, "unit segment"]:
+def _active_units(weight: Float[Tensor, "unit"], bias: Float[Tensor, "unit"], rank: Tensor) -> Float[Tensor, "unit segment"]:
     """Which units are active where. Segment s lies above the s lowest knots; `rank`: a unit's place."""
     segment = torch.arange(len(weight) + 1, device=weight.device)
     above_knot = rank[:, None] < segment

@@ -58,9 +58,7 @@ def yarn_frequencies(
         return (fastest - log_frequency) / spacing
 
     start = max(math.floor(number(math.log(2.0 * math.pi * beta_fast / training_length))), 0)
-    end = min(
-        math.ceil(number(math.log(2.0 * math.pi * beta_slow / training_length))), 2 * len(frequencies) - 1
-    )
+    end = min(math.ceil(number(math.log(2.0 * math.pi * beta_slow / training_length))), 2 * len(frequencies) - 1)
     numbers = (fastest - exact.where(turning, 1.0).log()) / spacing
     ramp = ((numbers - start) / max(end - start, 1e-3)).clamp(0.0, 1.0)
     return (exact * ((1.0 - ramp) + ramp / factor)).to(frequencies)

@@ -64,7 +64,5 @@ def make_task(name: str, size: str = "small", **options: Any) -> Task:
         if wanted is float and type(value) is int:
             options[option] = float(value)
         elif type(value) is not wanted:
-            raise InputError(
-                f"task {name}: {option} is {value!r}; wanted a {wanted.__name__} like {known[option]!r}"
-            )
+            raise InputError(f"task {name}: {option} is {value!r}; wanted a {wanted.__name__} like {known[option]!r}")
     return dataclasses.replace(task, **options)

@@ -36,8 +36,7 @@ def encode(text: str, tokenizer: PreTrainedTokenizerBase | None) -> EncodedText:
     """
     if tokenizer is None:
         raise InputError(
-            "text needs a tokenizer, but there is none; give the prompt as token ids, or add a "
-            "tokenizer.json to the checkpoint"
+            "text needs a tokenizer, but there is none; give the prompt as token ids, or add a tokenizer.json to the checkpoint"
         )
     if not getattr(tokenizer, "is_fast", False):
         raise InputError(
@@ -54,9 +53,7 @@ def encode(text: str, tokenizer: PreTrainedTokenizerBase | None) -> EncodedText:
         )
     except Exception as error:
         reason = " ".join(str(error).split())
-        raise InputError(
-            f"the tokenizer cannot encode the text ({reason}); use text made of its vocabulary"
-        ) from error
+        raise InputError(f"the tokenizer cannot encode the text ({reason}); use text made of its vocabulary") from error
     added = list(encoded["special_tokens_mask"])
     length = len(added)
     while length and added[length - 1]:
@@ -66,17 +63,14 @@ def encode(text: str, tokenizer: PreTrainedTokenizerBase | None) -> EncodedText:
     tokens = tuple(encoded["input_ids"][:length])
     offsets = _over_gaps(encoded["offset_mapping"][:length], added[:length], len(text))
     names = tokenizer.convert_ids_to_tokens(list(tokens))
-    pieces = tuple(
-        text[start:end] if start < end else str(name)
-        for (start, end), name in zip(offsets, names, strict=True)
-    )
+    pieces = tuple(text[start:end] if start < end else str(name) for (start, end), name in zip(offsets, names, strict=True))
     return EncodedText(tokens, offsets, pieces)
 
 
-def _over_gaps(
-    offsets: Sequence[tuple[int, int]], added: Sequence[int], end: int
-) -> tuple[tuple[int, int], ...]:
-    """Give tokens of white space alone, whose offsets some tokenizers trim to nothing, the gap that they stand in."""
+def _over_gaps(offsets: Sequence[tuple[int, int]], added: Sequence[int], end: int) -> tuple[tuple[int, int], ...]:
+    """Give tokens of white space alone, whose offsets some tokenizers trim to nothing, the gap that they
+    stand in.
+    """
     following, after = [], end
     for start, stop in reversed(offsets):
         following.append(after)

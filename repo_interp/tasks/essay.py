@@ -69,9 +69,7 @@ def _file(path: str) -> Essay:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise InputError(
-            f"{path}: wanted a text file for the haystack, but {reason}; name a UTF-8 text file"
-        ) from error
+        raise InputError(f"{path}: wanted a text file for the haystack, but {reason}; name a UTF-8 text file") from error
     if not text.split():
         raise InputError(f"{path}: wanted prose for the haystack, the file is empty; name a file with text")
     return Essay(iter([text]))
@@ -82,9 +80,7 @@ def _standard_library() -> Essay:
     paragraphs = _docstring_prose(Path(sysconfig.get_paths()["stdlib"]))
     first = next(paragraphs, None)
     if first is None:
-        raise InputError(
-            "this Python comes without the standard library's sources; name a text file for the haystack"
-        )
+        raise InputError("this Python comes without the standard library's sources; name a text file for the haystack")
     return Essay(itertools.chain([first], paragraphs))
 
 

@@ -21,9 +21,7 @@ class MarkedText:
         self._pieces.append(piece)
         if not piece:
             return
-        whole = {
-            span.rsplit(".", depth)[0]: None for span in spans for depth in range(span.count("."), -1, -1)
-        }
+        whole = {span.rsplit(".", depth)[0]: None for span in spans for depth in range(span.count("."), -1, -1)}
         for span in whole:
             ranges = self._spans.setdefault(span, [])
             if ranges and ranges[-1][1] == start:

@@ -93,9 +93,7 @@ def joined(names: Sequence[str]) -> str:
     return f"{', '.join(names[:-1])}, and {names[-1]}"
 
 
-def draw_question(
-    rng: random.Random, key_type: str, value_type: str, keys: int, values: int, queries: int
-) -> Question:
+def draw_question(rng: random.Random, key_type: str, value_type: str, keys: int, values: int, queries: int) -> Question:
     """Draw `keys` keys with `values` values each, in random order, `queries` of the keys asked for."""
     drawn_keys: list[str] = []
     drawn_values: list[str] = []
@@ -108,9 +106,7 @@ def draw_question(
     rng.shuffle(pairs)
     asked = rng.sample(drawn_keys, queries)
     numbers = iter(range(1, len(pairs) + 1))
-    needles = tuple(
-        Needle(value_type, key, value, next(numbers) if key in asked else None) for key, value in pairs
-    )
+    needles = tuple(Needle(value_type, key, value, next(numbers) if key in asked else None) for key, value in pairs)
     return Question(key_type, value_type, needles, tuple(asked))
 
 

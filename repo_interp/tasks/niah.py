@@ -123,9 +123,7 @@ def niah(
     prompts = []
     for index in range(count):
         rng = random.Random(f"{variant}/{seed}/{index}")
-        question = draw_question(
-            rng, chosen.key_type, chosen.value_type, chosen.keys, chosen.values, chosen.queries
-        )
+        question = draw_question(rng, chosen.key_type, chosen.value_type, chosen.keys, chosen.values, chosen.queries)
         haystack = HAYSTACKS[chosen.haystack](question, rng.randrange(2**32), depth, text)
 
         def tokens(size: int, question: Question = question, haystack: Haystack = haystack) -> int:
@@ -153,9 +151,7 @@ def niah(
             "prefix": _prefix(question, spoken),
             "new_tokens": spoken.new_tokens,
         }
-        prompts.append(
-            prompt_from_text(marked.text, marked.characters, tokenizer, question.references, attributes)
-        )
+        prompts.append(prompt_from_text(marked.text, marked.characters, tokenizer, question.references, attributes))
     return prompts
 
 
@@ -171,9 +167,7 @@ def niah_scores(outputs: Sequence[str], prompts: Sequence[Prompt]) -> Float[np.n
     scores = []
     for output, prompt in zip(outputs, prompts, strict=True):
         if not prompt.answers or not {"dialect", "prefix"} <= prompt.attributes.keys():
-            raise InputError(
-                "wanted prompts of the needle-in-a-haystack task with answers, dialect and prefix"
-            )
+            raise InputError("wanted prompts of the needle-in-a-haystack task with answers, dialect and prefix")
         dialect = _one_of("dialect", str(prompt.attributes["dialect"]), DIALECTS)
         counted = (prompt.attributes["prefix"] if dialect.scored_from == "prefix" else "") + output
         found = [reference.lower() in counted.lower() for reference in prompt.answers]
@@ -198,9 +192,7 @@ def _prefix(question: Question, dialect: Dialect) -> str:
     return f"{dialect.before_prefix}The {what} mentioned in the provided text {be}"
 
 
-def _write(
-    question: Question, haystack: Haystack, size: int, dialect: Dialect
-) -> tuple[MarkedText, list[float]]:
+def _write(question: Question, haystack: Haystack, size: int, dialect: Dialect) -> tuple[MarkedText, list[float]]:
     """The prompt up to the answer prefix, and the depth of each needle asked for, in the order of the
     text.
     """

@@ -51,13 +51,10 @@ class Prompt:
             raise InputError("the prompt is empty: give it at least one token")
         if self.token_text is not None and len(self.token_text) != len(self.tokens):
             raise InputError(
-                f"wanted one token_text a token, got {len(self.token_text)} for {len(self.tokens)} tokens; "
-                "mend it or drop it"
+                f"wanted one token_text a token, got {len(self.token_text)} for {len(self.tokens)} tokens; mend it or drop it"
             )
         if (self.text is None) != (self.characters is None):
-            raise InputError(
-                "text and characters of a prompt come together; use prompt_from_text, or leave both out"
-            )
+            raise InputError("text and characters of a prompt come together; use prompt_from_text, or leave both out")
         check_spans(self.spans, self.generated, len(self.tokens), "token")
 
     def all_spans(self) -> dict[str, tuple[int, ...]]:

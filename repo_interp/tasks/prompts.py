@@ -55,9 +55,7 @@ def read_prompts(
         except InputError as error:
             raise InputError(f"{path}, line {number}: {error}") from error
     if not prompts:
-        raise InputError(
-            f"{path}: wanted one prompt a line, the file is empty; write some, or name another file"
-        )
+        raise InputError(f"{path}: wanted one prompt a line, the file is empty; write some, or name another file")
     return prompts
 
 
@@ -65,16 +63,13 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise InputError(
-            f"{path}: wanted a prompts file, got {error.strerror}; name a readable .jsonl file"
-        ) from error
+        raise InputError(f"{path}: wanted a prompts file, got {error.strerror}; name a readable .jsonl file") from error
     for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
         try:
             decoded = line.decode("utf-8")
         except UnicodeDecodeError as error:
             raise InputError(
-                f"{path}, line {number}: wanted UTF-8, got byte 0x{line[error.start]:02x}; "
-                "save the file as UTF-8"
+                f"{path}, line {number}: wanted UTF-8, got byte 0x{line[error.start]:02x}; save the file as UTF-8"
             ) from error
         if decoded.strip():
             yield number, decoded
@@ -99,26 +94,18 @@ def _parse(line: str) -> dict[str, Any]:
         reason = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
         raise InputError(f"wanted a JSON object, got broken JSON ({reason}); mend the line") from error
     if not isinstance(record, dict):
-        raise InputError(
-            f'wanted a JSON object like {{"text": ...}}, got {_kind(record)}; one prompt is one object'
-        )
+        raise InputError(f'wanted a JSON object like {{"text": ...}}, got {_kind(record)}; one prompt is one object')
     return record
 
 
-def _prompt(
-    record: dict[str, Any], tokenizer: PreTrainedTokenizerBase | None, vocab_size: int | None
-) -> Prompt:
+def _prompt(record: dict[str, Any], tokenizer: PreTrainedTokenizerBase | None, vocab_size: int | None) -> Prompt:
     forms = [form for form in _KEYS if form in record]
     if len(forms) != 1:
         came = "both" if forms else f"neither but {sorted(record)}"
-        raise InputError(
-            f'wanted either "text" or "tokens", got {came}; give the prompt in exactly one of the two forms'
-        )
+        raise InputError(f'wanted either "text" or "tokens", got {came}; give the prompt in exactly one of the two forms')
     unknown = sorted(record.keys() - _KEYS[forms[0]])
     if unknown:
-        raise InputError(
-            f'unknown key "{unknown[0]}" beside "{forms[0]}"; known are {", ".join(sorted(_KEYS[forms[0]]))}'
-        )
+        raise InputError(f'unknown key "{unknown[0]}" beside "{forms[0]}"; known are {", ".join(sorted(_KEYS[forms[0]]))}')
     spans = _typed(record.get("spans", {}), dict, '"spans"', "an object of named spans")
     answers = _texts(record.get("answers", []), '"answers"')
     attributes = _typed(record.get("attributes", {}), dict, '"attributes"', "an object")
@@ -174,9 +161,7 @@ def _text(value: Any, what: str) -> str:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise InputError(
-            f"{what}: character {error.start} is half of a surrogate pair; write whole characters"
-        ) from error
+        raise InputError(f"{what}: character {error.start} is half of a surrogate pair; write whole characters") from error
     return text
 
 
@@ -199,9 +184,7 @@ def _intervals(value: Any, what: str) -> Intervals:
     intervals = []
     for pair in pairs:
         if not isinstance(pair, list) or len(pair) != 2:
-            raise InputError(
-                f"{what}: wanted [start, end] pairs of characters, got {_kind(pair)}; mend the line"
-            )
+            raise InputError(f"{what}: wanted [start, end] pairs of characters, got {_kind(pair)}; mend the line")
         start, end = _indices(pair, what)
         intervals.append((start, end))
     return tuple(intervals)
@@ -255,9 +238,7 @@ def write_prompts(prompts: Iterable[Prompt], path: str | os.PathLike[str]) -> No
 
 def _record(prompt: Prompt) -> dict[str, Any]:
     if prompt.text is not None and prompt.characters is not None:
-        characters = {
-            name: [list(pair) for pair in intervals] for name, intervals in prompt.characters.items()
-        }
+        characters = {name: [list(pair) for pair in intervals] for name, intervals in prompt.characters.items()}
         generated = characters.pop(GENERATED, [])
         record: dict[str, Any] = {"text": prompt.text, "spans": characters}
     else:
@@ -279,7 +260,5 @@ def _record(prompt: Prompt) -> dict[str, Any]:
         except (TypeError, ValueError) as error:
             raise InputError(f"attributes of a prompt must be plain JSON, but {error}") from error
         if plain != record["attributes"]:
-            raise InputError(
-                "attributes of a prompt must be plain JSON: use lists, not tuples, and text as keys"
-            )
+            raise InputError("attributes of a prompt must be plain JSON: use lists, not tuples, and text as keys")
     return record

@@ -43,9 +43,7 @@ def check_spans(spans: Mapping[str, Places], generated: Places, length: int, uni
     """
     owner = np.full(length, -1)
     names = [name for name in spans if "." not in name]
-    for label, (name, places) in enumerate(
-        [*((name, spans[name]) for name in names), (GENERATED, generated)]
-    ):
+    for label, (name, places) in enumerate([*((name, spans[name]) for name in names), (GENERATED, generated)]):
         if name == GENERATED and not len(places):
             continue
         indices = _places(name, places, length, unit)
@@ -72,8 +70,7 @@ def _places(name: str, places: Places, length: int, unit: str) -> Int[np.ndarray
     outside = indices[(indices < 0) | (indices >= length)]
     if len(outside):
         raise InputError(
-            f'the span "{name}" holds {unit} {outside[0]}, but the prompt has the {unit}s 0 to {length - 1}; '
-            "mend the span"
+            f'the span "{name}" holds {unit} {outside[0]}, but the prompt has the {unit}s 0 to {length - 1}; mend the span'
         )
     unique, counts = np.unique(indices, return_counts=True)
     if len(unique) < len(indices):
@@ -83,26 +80,19 @@ def _places(name: str, places: Places, length: int, unit: str) -> Int[np.ndarray
 
 def _check_name(name: str) -> None:
     if not name or not all(name.split(".")):
-        raise InputError(
-            f'"{name}" is no name for a span: wanted a word, or words joined by dots like needle.1.key'
-        )
+        raise InputError(f'"{name}" is no name for a span: wanted a word, or words joined by dots like needle.1.key')
     if name.split(".")[0] == GENERATED:
-        raise InputError(
-            f'"{name}" is no name for a span: generated places have a field of their own, "generated"'
-        )
+        raise InputError(f'"{name}" is no name for a span: generated places have a field of their own, "generated"')
 
 
 def _check_part(name: str, spans: Mapping[str, Places], length: int, unit: str) -> None:
     parent = name.rpartition(".")[0]
     if parent not in spans:
-        raise InputError(
-            f'the span "{name}" is a part of "{parent}", which is not there; add it or rename the part'
-        )
+        raise InputError(f'the span "{name}" is a part of "{parent}", which is not there; add it or rename the part')
     outside = np.setdiff1d(_places(name, spans[name], length, unit), np.asarray(spans[parent]))
     if len(outside):
         raise InputError(
-            f'the span "{name}" holds {unit} {outside[0]}, which is not in "{parent}"; '
-            "a part lies inside its parent"
+            f'the span "{name}" holds {unit} {outside[0]}, which is not in "{parent}"; a part lies inside its parent'
         )
 
 
@@ -153,9 +143,7 @@ def token_spans(
             parent[list(tokens[name.rpartition(".")[0]])] = True
             members &= parent
         if not members.any():
-            raise InputError(
-                f'the span "{name}" covers no token of its own with this tokenizer; widen it or leave it out'
-            )
+            raise InputError(f'the span "{name}" covers no token of its own with this tokenizer; widen it or leave it out')
         tokens[name] = tuple(np.flatnonzero(members).tolist())
     return {name: tokens[name] for name in characters}
 
@@ -166,9 +154,7 @@ def _overlap(inside: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> Int[np
     return before[ends] - before[starts]
 
 
-def _largest_overlap(
-    owner: np.ndarray, starts: np.ndarray, ends: np.ndarray, labels: int
-) -> Int[np.ndarray, " token"]:
+def _largest_overlap(owner: np.ndarray, starts: np.ndarray, ends: np.ndarray, labels: int) -> Int[np.ndarray, " token"]:
     """Label with the largest share of each token's characters, -1 for none; on a tie the one that comes first
     in the token.
     """

@@ -126,9 +126,7 @@ class Task(ABC):
         """
         return np.array([float(right.all()) for right in self.right(responses, prompts)])
 
-    def right(
-        self, responses: Sequence[Response], prompts: Sequence[Prompt]
-    ) -> list[Bool[np.ndarray, " target"]]:
+    def right(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> list[Bool[np.ndarray, " target"]]:
         """For every prompt, whether each target was predicted. Raises ValueError where responses do not fit
         the prompts.
         """

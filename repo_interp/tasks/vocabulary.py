@@ -67,9 +67,7 @@ class Vocabulary:
 
         backend = Tokenizer(models.WordLevel(self._ids))
         backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-        backend.post_processor = processors.TemplateProcessing(
-            single="<bos> $A", special_tokens=[("<bos>", BOS)]
-        )
+        backend.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", BOS)])
         return PreTrainedTokenizerFast(
             tokenizer_object=backend,
             pad_token="<pad>",

@@ -9,7 +9,6 @@ import dataclasses
 import json
 import math
 import tomllib
-import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,6 +18,8 @@ from typing import Any
 from repo_interp.errors import InputError
 
 DEVICES = ("cpu", "cuda")
+TABLES = ("task_options", "scheme_options")
+"""The fields that are tables of options of others."""
 
 
 def _option(default: Any, meaning: str) -> Any:
@@ -35,7 +36,8 @@ class TrainingConfiguration:
     """What the task is made with, in the task's own names; as its size has it where nothing is said."""
 
     scheme: str = _option("repo", "position scheme or layout, such as rope, nope, repo, repo@1/3, r2n1")
-    assignment: str = _option("kv_head", "what has a row of learned positions of its own: kv_head, head or layer")
+    scheme_options: Mapping[str, int | str] = field(default_factory=dict)
+    """Choices within schemes, as `reposition` takes them: assignment (kv_head, head, layer), gates, p_max, ..."""
     continue_from: str = _option("", "a checkpoint to reposition and go on from; it keeps its size and weights")
     index_share_until: float = _option(
         0.0, "share of the steps over which learned positions go over from the token index to themselves"
@@ -118,7 +120,7 @@ def read_toml(file: Path) -> dict[str, Any]:
 def to_toml(configuration: TrainingConfiguration, made_with: Mapping[str, str] | None = None) -> str:
     """The whole configuration as TOML; `read_toml` and `replaced` read it back. `made_with`: what else is worth knowing of it."""
     fields = dataclasses.asdict(configuration)
-    tables = {"task_options": fields.pop("task_options"), "made_with": made_with or {}}
+    tables = {name: fields.pop(name) for name in TABLES} | {"made_with": made_with or {}}
     lines = [f"{name} = {_toml_value(value)}" for name, value in fields.items()]
     for name, table in tables.items():
         if table:
@@ -128,7 +130,7 @@ def to_toml(configuration: TrainingConfiguration, made_with: Mapping[str, str] |
 
 def _toml_value(value: int | float | str | bool) -> str:
     # JSON's strings, numbers and booleans are TOML's.
-    return json.dumps(value)
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _of_type(name: str, value: Any, wanted: Any) -> Any:
@@ -136,7 +138,6 @@ def _of_type(name: str, value: Any, wanted: Any) -> Any:
         if not isinstance(value, Mapping) or not all(isinstance(v, (int, float, str, bool)) for v in value.values()):
             raise InputError(f"{name} is {value!r}; wanted a table of numbers and words")
         return dict(value)
-    assert isinstance(wanted, type | types.UnionType)
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type(value) is not wanted or (wanted is float and not math.isfinite(value)):

@@ -16,7 +16,7 @@ from repo_interp.models.reposition import reposition
 from repo_interp.training.configuration import TrainingConfiguration
 
 
-def fresh_model(configuration: TrainingConfiguration, vocabulary: int, longest: int, padding: int | None) -> PreTrainedModel:
+def fresh_model(configuration: TrainingConfiguration, vocabulary: int, longest: int, padding: int) -> PreTrainedModel:
     """A decoder with random weights for `vocabulary` tokens, with the layout of `configuration`, on its device.
 
     `longest`: tokens of the longest prompt in training, which the checkpoint names as its training length.
@@ -35,7 +35,6 @@ def fresh_model(configuration: TrainingConfiguration, vocabulary: int, longest: 
         bos_token_id=None,
         eos_token_id=None,
         pad_token_id=padding,
-        attn_implementation="sdpa",
     )
     torch.manual_seed(configuration.seed)
     return _with_layout(LlamaForCausalLM(config), configuration)
@@ -54,5 +53,5 @@ def continued_model(configuration: TrainingConfiguration) -> tuple[PreTrainedMod
 
 def _with_layout(model: PreTrainedModel, configuration: TrainingConfiguration) -> PreTrainedModel:
     model.config.initializer_range = configuration.scheme_deviation
-    reposition(model, configuration.scheme, configuration.assignment)
-    return model.to(configuration.device)
+    reposition(model, configuration.scheme, **configuration.scheme_options)
+    return model.to(torch.device(configuration.device))  # type: ignore[arg-type]

@@ -24,6 +24,7 @@ from repo_interp.errors import InputError
 from repo_interp.models.checkpoints import save
 from repo_interp.models.reposition import mix_with_index
 from repo_interp.tasks import Task, make_task
+from repo_interp.tasks.vocabulary import PAD
 from repo_interp.training import schedule
 from repo_interp.training.batches import generator_for, training_question
 from repo_interp.training.configuration import TrainingConfiguration
@@ -72,7 +73,7 @@ def prepare(configuration: TrainingConfiguration) -> Prepared:
         model.config.max_position_embeddings = max(model.config.max_position_embeddings, task.training_length)
     else:
         tokenizer = task.tokenizer()
-        model = fresh_model(configuration, task.vocabulary_size, task.training_length, tokenizer.pad_token_id)
+        model = fresh_model(configuration, task.vocabulary_size, task.training_length, PAD)
     model.train()
     return Prepared(configuration, task, model, tokenizer, make_optimizer(model, configuration))
 
@@ -146,9 +147,7 @@ def _step(prepared: Prepared, step: int) -> float:
     configuration = prepared.configuration
     first, progress = (step - 1) * configuration.accumulation, schedule.progress(configuration, step)
     questions = [
-        training_question(
-            prepared.task, configuration.seed, first + part, configuration.batch, progress, configuration.device
-        )
+        training_question(prepared.task, configuration.seed, first + part, configuration.batch, progress, configuration.device)
         for part in range(configuration.accumulation)
     ]
     mix_with_index(prepared.model, schedule.index_share(configuration, step))

@@ -1,13 +1,16 @@
-"""What made a training run, beside its configuration: the command, versions, and what it went on from."""
+"""What made a training run, beside its configuration: the command, versions, what it went on from; and reading it back."""
 
 from __future__ import annotations
 
+import os
 import platform
 from importlib.metadata import version
+from pathlib import Path
 
 from repo_interp.models.checkpoints import identify
 from repo_interp.models.provenance import checkpoint_digest
-from repo_interp.training.configuration import TrainingConfiguration
+from repo_interp.tasks import Task, make_task
+from repo_interp.training.configuration import TrainingConfiguration, read_toml, replaced
 
 
 def made_with(configuration: TrainingConfiguration, command: str) -> dict[str, str]:
@@ -17,3 +20,18 @@ def made_with(configuration: TrainingConfiguration, command: str) -> dict[str, s
     if configuration.continue_from:
         known["continued_from"] = checkpoint_digest(identify(configuration.continue_from).directory)
     return known
+
+
+def trained_configuration(path: str | os.PathLike[str]) -> TrainingConfiguration | None:
+    """How the checkpoint directory `path` was trained; None where no training.toml says it."""
+    record = Path(path) / "training.toml"
+    if not record.is_file():
+        return None
+    stated = read_toml(record)
+    return replaced(TrainingConfiguration(task=str(stated.get("task"))), stated)
+
+
+def trained_task(path: str | os.PathLike[str]) -> Task | None:
+    """The task that the checkpoint directory `path` was trained on; None where no training.toml says it."""
+    configuration = trained_configuration(path)
+    return None if configuration is None else make_task(configuration.task, configuration.task_size, **configuration.task_options)

@@ -11,7 +11,7 @@ from typing import Any
 
 FRESH: Mapping[str, Mapping[str, Any]] = {
     "reversal": {
-        "assignment": "layer",  # f_phi is shared by the heads of a layer, as in the paper's experiment
+        "scheme_options": {"assignment": "layer"},  # f_phi is shared by the heads of a layer, as in the paper's experiment
         "steps": 2500,
         "batch": 64,
         "learning_rate": 2e-3,

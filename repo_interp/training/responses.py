@@ -22,9 +22,7 @@ from repo_interp.training.optimisation import target_logits
 
 
 @torch.inference_mode()
-def forced_responses(
-    model: PreTrainedModel, task: Task, prompts: Sequence[Prompt], batch_size: int = 32
-) -> list[Response]:
+def forced_responses(model: PreTrainedModel, task: Task, prompts: Sequence[Prompt], batch_size: int = 32) -> list[Response]:
     """Teacher-forced responses, one a prompt, with log-probabilities."""
     order = sorted(range(len(prompts)), key=lambda number: len(prompts[number].tokens))
     responses: dict[int, Response] = {}
@@ -41,9 +39,7 @@ def forced_responses(
     return [responses[number] for number in range(len(prompts))]
 
 
-def generated_responses(
-    model: PreTrainedModel, task: Task, prompts: Sequence[Prompt], batch_size: int = 32
-) -> list[Response]:
+def generated_responses(model: PreTrainedModel, task: Task, prompts: Sequence[Prompt], batch_size: int = 32) -> list[Response]:
     """Greedy responses, one a prompt. Raises InputError where targets are not the last tokens of the prompt, so that a model cannot
     be let go on from before them.
     """

@@ -59,7 +59,8 @@ def train_side_by_side(
             if stop():
                 waiting = {future for future in waiting if not future.cancel()}
                 _interrupt(pool)
-        return all([not future.cancelled() and future.result() for future in futures])
+        ended = [not future.cancelled() and future.result() for future in futures]  # raises what a run raised
+        return all(ended)
 
 
 def _interrupt(pool: ProcessPoolExecutor) -> None:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from repo_interp.errors import InputError
-from repo_interp.training.configuration import TrainingConfiguration, read_toml, replaced
+from repo_interp.training.configuration import TrainingConfiguration
+from repo_interp.training.provenance import trained_configuration
 
 _DIRECTORY = Path(__file__).parent.parent / "zoo"
 
@@ -43,11 +44,12 @@ def zoo_path(name: str) -> Path:
 def zoo_entry(name: str) -> ZooEntry:
     """What is known of checkpoint `name`. Raises InputError when the package has none of that name."""
     path = zoo_path(name)
-    stated = read_toml(path / "training.toml")
+    configuration = trained_configuration(path)
+    assert configuration is not None, f"{name} has no training.toml"
     return ZooEntry(
         name=name,
         path=path,
-        configuration=replaced(TrainingConfiguration(task=stated["task"]), stated),
+        configuration=configuration,
         scores=json.loads((path / "scores.json").read_text(encoding="utf-8")),
         bytes=(path / "model.safetensors").stat().st_size,
     )

@@ -1,0 +1,116 @@
+"""The textbook way of each measure: make the maps, as the formulas in the papers read.
+
+What would take minutes or gigabytes is done for some heads or components, and its time multiplied: a `Part` says how often
+its work occurs in the whole. Memory is what the part took. Float32 maps; the ridge fit is solved in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from repo_interp.inputs import AttentionInputs, Spans
+
+
+@dataclass(frozen=True)
+class Part:
+    """Work of which the whole has `times` as much."""
+
+    call: Callable[[], object]
+    times: float
+    what: str
+
+
+def attention_mass(inputs: AttentionInputs, spans: Spans) -> list[Part]:
+    """The softmax of the whole map of every head; four heads are made."""
+    queries, keys = inputs.rotated_queries[0, :4], inputs.rotated_keys[0, :4]
+    later = _later(inputs)
+    masks = torch.stack([mask[0] for mask in spans.values()]).float()
+
+    def run() -> Tensor:
+        logits = queries @ keys.transpose(-1, -2) * inputs.logit_scale
+        weights = torch.softmax(logits.masked_fill(later, float("-inf")), -1)
+        return (weights[:, spans["generated"][0]] @ masks.T).mean(1)
+
+    return [Part(run, inputs.heads / 4, f"4/{inputs.heads} heads")]
+
+
+def components(inputs: AttentionInputs, spans: Spans) -> list[Part]:
+    """The map of every component of every head: its mean along each diagonal, its VAF over pairs. Two of one head are made."""
+    queries, keys = inputs.rotated_queries[0, 0], inputs.rotated_keys[0, 0]
+    tokens, half, causal = queries.shape[0], queries.shape[1] // 2, ~_later(inputs)
+
+    def logits() -> Tensor:
+        return queries @ keys.T
+
+    made = logits()
+
+    def component() -> None:
+        for first in (0, half - 1):
+            pair = [first, first + half]
+            values = queries[:, pair] @ keys[:, pair].T
+            for distance in range(tokens):
+                values.diagonal(-distance).mean()
+            1 - (made - values)[causal].var() / made[causal].var()
+
+    each = inputs.heads * half
+    return [
+        Part(logits, inputs.heads, f"1/{inputs.heads} heads"),
+        Part(component, each / 2, f"2/{each} components"),
+    ]
+
+
+def three_axis(inputs: AttentionInputs, spans: Spans) -> list[Part]:
+    """The normal equations of the ridge fit, 3 n unknowns, solved densely for every head; one is made."""
+    queries, keys = inputs.rotated_queries[0, 0], inputs.rotated_keys[0, 0]
+    tokens = queries.shape[0]
+
+    def run() -> Tensor:
+        logits = (queries @ keys.T * inputs.logit_scale).double()
+        row, column = torch.tril_indices(tokens, tokens)
+        values = logits[row, column]
+        lines = [(row - column), tokens + row, 2 * tokens + column]
+        normal = torch.zeros(9 * tokens**2, dtype=torch.float64)
+        right = torch.zeros(3 * tokens, dtype=torch.float64)
+        for one in lines:
+            right.index_add_(0, one, values)
+            for other in lines:
+                normal.index_add_(0, one * 3 * tokens + other, torch.ones_like(values))
+        normal = normal.view(3 * tokens, 3 * tokens)
+        normal.diagonal().add_(1e-6)
+        axes = torch.linalg.solve(normal, right)
+        fitted = sum(axes[line] for line in lines)
+        return torch.corrcoef(torch.stack((values, fitted)))[0, 1]
+
+    return [Part(run, inputs.heads, f"1/{inputs.heads} heads")]
+
+
+def fake_distance(inputs: AttentionInputs, spans: Spans) -> list[Part]:
+    """The logits of the last query at every distance with every key, two heads."""
+    assert inputs.frequencies is not None
+    queries, keys = inputs.queries[0, :2, -1], inputs.keys[0, :2]
+    tokens, half = keys.shape[1], keys.shape[2] // 2
+    angles = torch.arange(tokens)[:, None] * inputs.frequencies
+
+    def run() -> list[Tensor]:
+        found = []
+        for query, key in zip(queries, keys, strict=True):
+            first, second = query[:half], query[half:]
+            turned = torch.cat(
+                (first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin()),
+                -1,
+            )
+            logits = turned @ key.T * inputs.logit_scale
+            fitted = logits.mean(1)[:, None] + logits.mean(0) - logits.mean()
+            found.append(torch.corrcoef(torch.stack((logits.flatten(), fitted.flatten())))[0, 1])
+        return found
+
+    return [Part(run, inputs.heads / 2, f"2/{inputs.heads} heads")]
+
+
+def _later(inputs: AttentionInputs) -> Tensor:
+    tokens = inputs.valid.shape[1]
+    return torch.ones(tokens, tokens, dtype=torch.bool).triu(1)

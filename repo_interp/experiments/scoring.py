@@ -1,0 +1,110 @@
+"""How well a model answers a task: by test set, and over the axes that the task names (length; depth x length).
+
+    score       mean over prompts of the task's score; error = 1 - score where the score is a share of right answers
+    log p       mean over all targets t of -log p(token_t | tokens before t), nats; perplexity = exp of it
+
+Prompts of a test set depend on the seed and the set alone. Depths are rounded to the nearest ten percent for the map.
+Knows nothing about how models were trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from transformers import PreTrainedModel
+
+from repo_interp.errors import InputError
+from repo_interp.tasks import Prompt, Response, Task
+from repo_interp.training.responses import forced_responses, generated_responses
+
+ANSWERS = ("forced", "generated")
+"""Teacher-forced in one pass, or generated token by token; see `training.responses`."""
+
+
+def score(
+    model: PreTrainedModel,
+    task: Task,
+    test_sets: Sequence[str] | None = None,
+    count: int = 200,
+    seed: int = 0,
+    answers: str = "forced",
+    batch_size: int = 32,
+    progress: Callable[[int, int], None] | None = None,
+) -> xr.Dataset:
+    """Score `count` prompts of every test set (default: all that the task has). Variables:
+
+    `score [test_set, prompt]`, `mean_score [test_set]`, `standard_error [test_set]`; with forced answers `log_perplexity [test_set]`
+    in nats a target; `score_map` over the task's own axes where its prompts have them. `progress` is called with test sets done and in
+    all. Raises InputError for unknown test sets, prompts that the model cannot take, and answers that cannot be generated.
+    """
+    if answers not in ANSWERS:
+        raise InputError(f"answers {answers!r} are unknown; wanted one of {', '.join(ANSWERS)}")
+    chosen = list(task.test_sets if test_sets is None else test_sets)
+    scores, surprises, prompts = [], [], []
+    for number, test_set in enumerate(chosen):
+        asked = task.prompts(count, seed, test_set)
+        responses = _respond(model, task, asked, answers, batch_size)
+        scores.append(np.asarray(task.score(responses, asked), dtype=np.float64))
+        surprises.append(-np.mean([value for response in responses for value in response.log_probabilities or (np.nan,)]))
+        prompts += asked
+        if progress is not None:
+            progress(number + 1, len(chosen))
+    by_prompt = np.stack(scores)
+    deviation = by_prompt.std(axis=1, ddof=1) if count > 1 else np.full(len(chosen), np.nan)
+    variables = {
+        "score": _described(("test_set", "prompt"), by_prompt, f"{task.metric} of every prompt", _unit(task)),
+        "mean_score": _described(("test_set",), by_prompt.mean(axis=1), f"{task.metric}, mean over prompts", _unit(task)),
+        "standard_error": _described(("test_set",), deviation / np.sqrt(count), "standard error of the mean score", _unit(task)),
+    }
+    if answers == "forced":
+        variables["log_perplexity"] = _described(("test_set",), np.array(surprises), "mean of -log p over all targets", "nat")
+    result = xr.Dataset(variables, coords={"test_set": chosen, "prompt": np.arange(count)})
+    mapped = score_map(prompts, by_prompt.ravel(), task.axes)
+    if mapped is not None:
+        result["score_map"] = mapped.assign_attrs(long_name=f"{task.metric} by {' and '.join(task.axes)}", units=_unit(task))
+    options = {f"task_{name}": value if isinstance(value, str) else repr(value) for name, value in task.options().items()}
+    stated: dict[str, Any] = {"task": task.name, "metric": task.metric, "count": count, "seed": seed, "answers": answers}
+    return result.assign_attrs(stated | options | {"higher_is_better": str(task.higher_is_better)})
+
+
+def score_map(prompts: Sequence[Prompt], scores: np.ndarray, axes: Sequence[str]) -> xr.DataArray | None:
+    """The mean score over every combination of the attributes `axes`; NaN where no prompt has it.
+
+    None where the prompts have not all of these attributes. Depths, which are real, are rounded to the nearest ten percent.
+    """
+    if not axes or not all(axis in prompt.attributes for prompt in prompts for axis in axes):
+        return None
+    labels = {axis: [_label(axis, prompt.attributes[axis]) for prompt in prompts] for axis in axes}
+    known = {axis: sorted(set(found)) for axis, found in labels.items()}
+    shape = tuple(len(values) for values in known.values())
+    total, number = np.zeros(shape), np.zeros(shape)
+    places = tuple(np.array([known[axis].index(label) for label in labels[axis]]) for axis in axes)
+    np.add.at(total, places, scores)
+    np.add.at(number, places, 1.0)
+    with np.errstate(invalid="ignore"):
+        mean = total / number
+    return xr.DataArray(mean, dims=list(axes), coords={axis: known[axis] for axis in axes})
+
+
+def _respond(model: PreTrainedModel, task: Task, prompts: Sequence[Prompt], answers: str, batch_size: int) -> list[Response]:
+    make = forced_responses if answers == "forced" else generated_responses
+    try:
+        return make(model, task, prompts, batch_size)
+    except ValueError as error:
+        longest = max(len(prompt.tokens) for prompt in prompts)
+        raise InputError(f"the model cannot take prompts of {longest} tokens of task {task.name}: {error}") from None
+
+
+def _label(axis: str, value: Any) -> Any:
+    return int(round(float(value), -1)) if axis == "depth" else value
+
+
+def _unit(task: Task) -> str:
+    return "nat" if "nat" in task.metric.split() else "1"
+
+
+def _described(axes: tuple[str, ...], values: np.ndarray, long_name: str, units: str) -> tuple:
+    return axes, values, {"long_name": long_name, "units": units}

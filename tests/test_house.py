@@ -1,0 +1,110 @@
+"""The house stands: arrows point down only, nothing below the commands prints, importing is light, help is there without torch."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1] / "repo_interp"
+NEIGHBOURS = ("measures", "tasks", "plots", "models")
+ABOVE = ("analysis", "batch_store", "cost", "publication", "experiments", "training", "papers", "cli")
+FORBIDDEN = {
+    "positions": (*NEIGHBOURS, *ABOVE, "run", "inputs", "errors"),
+    **{floor: tuple(other for other in NEIGHBOURS if other != floor) + ABOVE for floor in NEIGHBOURS},
+    "experiments": ("papers", "cli"),
+    "training": ("papers", "cli"),
+}
+LIBRARIES = {"plots": ("torch", "transformers", "transformer_lens"), "positions": ("transformers", "transformer_lens"), "measures": ("transformers", "transformer_lens", "matplotlib", "plotly"), "tasks": ("torch", "transformer_lens", "matplotlib", "plotly")}  # fmt: skip
+
+
+def loaded_by(statement: str) -> set[str]:
+    """Modules that a fresh interpreter has after `statement`."""
+    program = f"import json, sys\n{statement}\nprint(json.dumps(sorted(sys.modules)))"
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return set(json.loads(out.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("floor", FORBIDDEN)
+def test_a_floor_loads_nothing_above_or_beside_it(floor):
+    modules = sorted(
+        ".".join(path.relative_to(ROOT.parent).with_suffix("").parts)
+        for path in (ROOT / floor).rglob("*.py")
+        if path.name != "__init__.py"
+    )
+    assert modules
+    loaded = loaded_by("\n".join(f"import {module}" for module in [f"repo_interp.{floor}", *modules]))
+    wrong = {
+        name
+        for name in loaded
+        for bad in FORBIDDEN[floor]
+        if name == f"repo_interp.{bad}" or name.startswith(f"repo_interp.{bad}.")
+    }
+    wrong |= {name for name in LIBRARIES.get(floor, ()) if name in loaded}
+    assert not wrong
+
+
+HEAVY = {
+    "torch",
+    "transformers",
+    "transformer_lens",
+    "matplotlib",
+    "plotly",
+    "xarray",
+    "numpy",
+    "rich",
+    "scipy",
+}
+
+
+def test_importing_the_package_is_light():
+    assert not loaded_by("import repo_interp") & HEAVY
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["analyze", "--help"], ["inspect", "--help"], ["train", "--help"], ["--version"]],
+)
+def test_help_needs_nothing_heavy(arguments):
+    loaded = loaded_by(
+        f"from repo_interp.cli import main\ntry:\n    main({arguments!r})\nexcept SystemExit as end:\n    assert end.code == 0"
+    )
+    assert not loaded & HEAVY
+
+
+def test_every_public_name_can_be_had_and_is_listed():
+    import repo_interp as ri
+
+    for name in ri.__all__:
+        assert getattr(ri, name) is not None
+    assert dir(ri) == ri.__all__
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        ri.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_module_says_what_it_is_and_nothing_below_the_commands_prints(path):
+    tree = ast.parse(path.read_text())
+    assert ast.get_docstring(tree), "no module docstring"
+    public = [
+        node
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
+    ]
+    assert not [node.name for node in public if not ast.get_docstring(node)]
+    if "cli" not in path.parts:
+        calls = [
+            node.func.id
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        ]
+        assert "print" not in calls
+        assert "rich" not in {
+            node.module.split(".")[0]
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and node.module
+        }

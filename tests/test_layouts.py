@@ -1,0 +1,62 @@
+"""The layout language."""
+
+from __future__ import annotations
+
+import pytest
+
+from repo_interp.positions.layouts import SCHEMES, format_layout, parse_layout
+
+
+@pytest.mark.parametrize(
+    ("text", "layers", "expected"),
+    [
+        ("rope", 2, ("rope", "rope")),
+        ("repo", 3, ("repo",) * 3),
+        ("repo@1/3", 4, ("rope", "repo", "repo", "repo")),
+        ("repo@2", 4, ("rope", "rope", "repo", "repo")),
+        ("nope@1/2", 4, ("rope", "rope", "nope", "nope")),
+        ("r2n1", 5, ("rope", "rope", "nope", "rope", "rope")),
+        ("n2r1", 4, ("nope", "nope", "rope", "nope")),
+        (" rope, nope ,repo", 3, ("rope", "nope", "repo")),
+    ],
+)
+def test_layouts_mean_what_they_say(text, layers, expected):
+    assert parse_layout(text, layers) == expected
+
+
+def test_the_papers_layers():
+    assert parse_layout("repo@1/3", 16).index("repo") == 5
+    assert parse_layout("repo@1/3", 32).index("repo") == 10
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3, 7, 16])
+@pytest.mark.parametrize("text", [*SCHEMES, "r2n1", "n2r1", "repo@1/3", "hope@1/2"])
+def test_formatting_is_undone_by_parsing(text, layers):
+    schemes = parse_layout(text, layers)
+    assert parse_layout(format_layout(schemes), layers) == schemes
+
+
+def test_the_shortest_name_is_used():
+    assert format_layout(("rope", "rope", "repo", "repo")) == "repo@2"
+    assert format_layout(("repo", "rope")) == "repo,rope"
+    assert format_layout(("rope", "rope", "nope")) == "r2n1"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("RePo", "unknown position scheme 'RePo'; known are rope, nope, repo"),
+        ("", "unknown position scheme ''"),
+        ("repo@", "after @ stands a layer"),
+        ("repo@-1", "not '-1'"),
+        ("repo@1/0", "not '1/0'"),
+        ("repo@3/2", "starts at layer 6; the model's layers are 0 to 3"),
+        ("repo@4", "starts at layer 4"),
+        ("rope,repo", "names 2 layers; the model has 4"),
+        ("learned@2", "for all layers or none"),
+        ("learned,learned,rope,rope", "for all layers or none"),
+    ],
+)
+def test_what_does_not_fit_is_refused(text, message):
+    with pytest.raises(ValueError, match=message):
+        parse_layout(text, 4)

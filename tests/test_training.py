@@ -1,0 +1,324 @@
+"""Training: the same configuration gives the same bytes, whatever happens in between; gradients reach what should learn."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose
+
+from repo_interp.errors import InputError
+from repo_interp.models.checkpoints import load_model
+from repo_interp.models.reposition import attentions, mix_with_index
+from repo_interp.tasks import make_task
+from repo_interp.training import schedule
+from repo_interp.training.batches import to_question, training_question
+from repo_interp.training.configuration import TrainingConfiguration, read_toml, replaced, to_toml
+from repo_interp.training.cost import estimate_cost
+from repo_interp.training.folder import TrainingFolder
+from repo_interp.training.loop import prepare, train
+from repo_interp.training.optimisation import make_optimizer, take_step, target_loss
+from repo_interp.training.recipes import CONTINUED, FRESH, recipe
+from repo_interp.training.several import train_side_by_side
+
+TINY = TrainingConfiguration(
+    task="reversal",
+    task_options={"words": 6, "longest": 4, "first_longest": 3, "longest_test": 5},
+    scheme="repo",
+    layers=2,
+    width=16,
+    heads=2,
+    steps=12,
+    batch=4,
+    warm_up=3,
+    curriculum=0.5,
+    log_every=4,
+    score_every=0,
+    score_prompts=4,
+)
+
+
+def trained(configuration: TrainingConfiguration, directory: Path) -> TrainingFolder:
+    folder = TrainingFolder(directory)
+    folder.begin(to_toml(configuration))
+    for _ in train(prepare(configuration), folder):
+        pass
+    return folder
+
+
+def weights(folder: TrainingFolder) -> bytes:
+    return (folder.directory / "model.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> TrainingFolder:
+    return trained(TINY, tmp_path_factory.mktemp("undisturbed") / "run")
+
+
+def test_the_same_configuration_gives_the_same_bytes_and_another_seed_does_not(undisturbed, tmp_path):
+    assert weights(trained(TINY, tmp_path / "again")) == weights(undisturbed)
+    assert weights(trained(replaced(TINY, {"seed": 1}), tmp_path / "other")) != weights(undisturbed)
+
+
+@pytest.mark.parametrize("at", [1, 4, 7, 11])
+def test_a_run_that_is_stopped_anywhere_ends_with_the_same_bytes_and_log(undisturbed, tmp_path, at):
+    folder = TrainingFolder(tmp_path / "run")
+    folder.begin(to_toml(TINY))
+    asked = 0
+
+    def stop() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked == at
+
+    list(train(prepare(TINY), folder, stop))
+    assert not folder.is_finished and folder.state.exists()
+    folder.append({"step": -1})  # written after the state was saved: forgotten when the run goes on
+    list(train(prepare(TINY), folder))
+    assert weights(folder) == weights(undisturbed)
+    assert [without_time(record) for record in folder.records()] == [without_time(r) for r in undisturbed.records()]
+    assert not folder.state.exists()
+
+
+def without_time(record: dict) -> dict:
+    return {name: value for name, value in record.items() if name != "seconds"}
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from repo_interp.training.configuration import TrainingConfiguration, read_toml, replaced
+from repo_interp.training.folder import TrainingFolder
+from repo_interp.training.loop import prepare, train
+
+folder = TrainingFolder(sys.argv[1])
+stated = read_toml(folder.configuration)
+configuration = replaced(TrainingConfiguration(task=stated["task"]), stated)
+for record in train(prepare(configuration), folder, save_seconds=0.0):
+    pass
+"""
+
+
+def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bytes(tmp_path):
+    long = replaced(TINY, {"steps": 400, "checkpoint_every": 50})
+    expected = weights(trained(long, tmp_path / "undisturbed"))
+    folder = TrainingFolder(tmp_path / "run")
+    folder.begin(to_toml(long))
+    kills, begun = 0, -1
+    while not folder.is_finished:
+        process = subprocess.Popen([sys.executable, "-c", KILLED, str(folder.directory)], env=os.environ | {"OMP_NUM_THREADS": "1"})
+        if kills < 2:
+            while process.poll() is None and steps_done(folder) <= begun:
+                time.sleep(0.01)
+            begun = steps_done(folder)
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        assert process.wait() in (0, -signal.SIGKILL)
+    assert kills == 2
+    assert weights(folder) == expected
+    assert sorted(kept.name for kept in (folder.directory / "steps").iterdir()) == [f"{50 * n:06d}" for n in range(1, 9)]
+    load_model(folder.directory / "steps" / "000400")
+
+
+def steps_done(folder: TrainingFolder) -> int:
+    records = folder.records()
+    return records[-1]["step"] if records else -1
+
+
+def test_a_finished_folder_loads_and_says_how_it_was_made(undisturbed):
+    model = load_model(undisturbed.directory)
+    assert [attention.scheme for attention in attentions(model)] == ["repo", "repo"]
+    assert model.config.max_position_embeddings == make_task("reversal", **TINY.task_options).training_length
+    stated = read_toml(undisturbed.configuration)
+    assert replaced(TrainingConfiguration(task=stated["task"]), stated) == TINY
+    scores = json.loads(undisturbed.scores.read_text())
+    assert list(scores["test_sets"]) == ["2", "3", "4", "5"]
+    assert undisturbed.records()[-1]["step"] == TINY.steps
+
+
+def test_fresh_twins_of_different_schemes_start_with_the_same_weights():
+    repo, rope = prepare(TINY).model.state_dict(), prepare(replaced(TINY, {"scheme": "rope"})).model.state_dict()
+    assert all(torch.equal(weight, repo[name]) for name, weight in rope.items())
+    assert set(repo) - set(rope) == {f"model.layers.{layer}.self_attn.assigner.{part}_map.weight" for layer in (0, 1) for part in ("gate", "content", "final")}
+
+
+def test_gradients_reach_f_phi_and_the_loss_goes_down():
+    prepared = prepare(replaced(TINY, {"task_options": {"words": 4, "longest": 2, "first_longest": 2, "longest_test": 2}, "learning_rate": 0.01}))
+    question = training_question(prepared.task, 0, 0, 32, 1.0)
+    before = target_loss(prepared.model, question)
+    before.backward()
+    for attention in attentions(prepared.model):
+        for weight in attention.assigner.parameters():
+            assert weight.grad is not None and weight.grad.abs().max() > 0
+    for _ in range(40):
+        take_step(prepared.model, prepared.optimizer, [question], 0.01, 1.0)
+    assert target_loss(prepared.model, question) < 0.5 * before
+
+
+def test_loss_is_the_mean_cross_entropy_of_the_targets_alone():
+    prepared = prepare(TINY)
+    batch = prepared.task.batch(np.random.default_rng(0), 5, 1.0)
+    logits = prepared.model(torch.from_numpy(batch.tokens)).logits.log_softmax(-1)
+    wanted = [
+        -logits[row, place - 1, batch.tokens[row, place]].item()
+        for row in range(5)
+        for place in range(batch.tokens.shape[1])
+        if batch.targets[row, place]
+    ]
+    assert_allclose(target_loss(prepared.model, to_question(batch)).item(), np.mean(wanted), rtol=1e-5)
+
+
+def test_accumulated_halves_are_one_whole_batch():
+    whole = training_question(make_task("niah", length=64), 3, 0, 8, 1.0)
+    halves = [type(whole)(whole.tokens[part], whole.rows[:4], whole.columns[part], whole.targets[part]) for part in (slice(0, 4), slice(4, 8))]
+    changed = []
+    for questions in ([whole], halves):
+        prepared = prepare(replaced(TINY, {"task": "niah", "task_options": {"length": 64}}))
+        optimizer = torch.optim.SGD(prepared.model.parameters(), lr=1.0)
+        take_step(prepared.model, optimizer, questions, 1.0, 1e9)
+        changed.append(torch.cat([weight.flatten() for weight in prepared.model.parameters()]))
+    assert_allclose(changed[0].detach(), changed[1].detach(), atol=1e-6)
+
+
+def test_the_gradient_is_clipped_and_vectors_do_not_decay():
+    prepared = prepare(TINY)
+    optimizer = torch.optim.SGD(prepared.model.parameters(), lr=1.0)
+    before = [weight.detach().clone() for weight in prepared.model.parameters()]
+    take_step(prepared.model, optimizer, [training_question(prepared.task, 0, 0, 4, 1.0)], 1.0, clip=1e-3)
+    moved = math.sqrt(sum((weight - old).square().sum().item() for weight, old in zip(prepared.model.parameters(), before, strict=True)))
+    assert_allclose(moved, 1e-3, rtol=1e-2)
+    decaying, kept = make_optimizer(prepared.model, TINY).param_groups
+    assert (decaying["weight_decay"], kept["weight_decay"]) == (TINY.weight_decay, 0.0)
+    assert all(weight.ndim == 1 for weight in kept["params"]) and all(weight.ndim == 2 for weight in decaying["params"])
+
+
+def test_schedules_at_their_corners():
+    configuration = replaced(TINY, {"steps": 100, "warm_up": 10, "learning_rate": 1.0, "final_share": 0.1, "curriculum": 0.4, "index_share_until": 0.5})
+    rates = [schedule.learning_rate(configuration, step) for step in range(1, 101)]
+    assert_allclose([rates[0], rates[9], rates[54], rates[99]], [0.1, 1.0, 0.55, 0.1])
+    assert max(rates) == 1.0
+    assert [schedule.progress(configuration, step) for step in (1, 21, 41, 100)] == [0.0, 0.5, 1.0, 1.0]
+    assert_allclose([schedule.index_share(configuration, step) for step in (1, 26, 51, 100)], [1.0, 0.5, 0.0, 0.0])
+    assert schedule.progress(replaced(configuration, {"curriculum": 0.0}), 1) == 1.0
+    assert schedule.index_share(replaced(configuration, {"index_share_until": 0.0}), 1) == 0.0
+    assert schedule.learning_rate(replaced(configuration, {"warm_up": 0}), 1) < 1.0
+
+
+def test_going_on_from_rope_changes_nothing_while_positions_are_the_index(tmp_path):
+    rope = trained(replaced(TINY, {"scheme": "rope"}), tmp_path / "rope")
+    tokens = torch.from_numpy(make_task("reversal", **TINY.task_options).batch(np.random.default_rng(0), 4).tokens)
+    before = load_model(rope.directory)(tokens).logits
+    on = prepare(replaced(TINY, {"continue_from": str(rope.directory), "index_share_until": 0.5})).model
+    mix_with_index(on, 1.0)
+    assert_allclose(on(tokens).logits.detach(), before.detach(), atol=1e-6)
+    mix_with_index(on, 0.0)
+    assert (on(tokens).logits - before).abs().max() > 1e-4
+
+
+def test_a_continued_run_anneals_to_learned_positions_and_can_be_saved(tmp_path):
+    rope = trained(replaced(TINY, {"scheme": "rope"}), tmp_path / "rope")
+    on = replaced(TINY, {"continue_from": str(rope.directory), "index_share_until": 0.5, "scheme": "repo@1/2"})
+    folder = trained(on, tmp_path / "on")
+    assert [attention.scheme for attention in attentions(load_model(folder.directory))] == ["rope", "repo"]
+
+
+def test_a_checkpoint_with_another_vocabulary_is_refused(undisturbed):
+    with pytest.raises(InputError, match="another vocabulary"):
+        prepare(replaced(TINY, {"task": "niah", "task_options": {}, "continue_from": str(undisturbed.directory)}))
+
+
+def test_configuration_survives_toml_and_refuses_what_cannot_be():
+    odd = replaced(TINY, {"learning_rate": 1e-05, "continue_from": 'a "quoted" \\ path é', "scheme_options": {"assignment": "layer"}})
+    text = to_toml(odd, {"command": "repo-interp train"})
+    file_like = Path(os.devnull).parent  # a directory is no file
+    with pytest.raises(InputError, match="no TOML file"):
+        read_toml(file_like)
+    assert replaced(TrainingConfiguration(task="x"), parsed(text)) == odd
+    for change, message in (
+        ({"stepps": 3}, "has no 'stepps'"),
+        ({"steps": 0}, "steps is 0"),
+        ({"steps": 2.5}, "one int"),
+        ({"steps": True}, "one int"),
+        ({"learning_rate": float("nan")}, "finite number"),
+        ({"curriculum": 1.5}, "share between 0 and 1"),
+        ({"heads": 3}, "multiple of the 3 heads"),
+        ({"heads": 16}, "even width"),
+        ({"kv_heads": 3}, "divisor"),
+        ({"device": "abacus"}, "cpu, cuda"),
+        ({"task_options": 3}, "table"),
+    ):
+        with pytest.raises(InputError, match=message):
+            replaced(TINY, change)
+
+
+def parsed(text: str) -> dict:
+    import tomllib
+
+    stated = tomllib.loads(text)
+    assert stated.pop("made_with") == {"command": "repo-interp train"}
+    return stated
+
+
+def test_every_recipe_is_a_configuration_of_a_task_that_exists():
+    for recipes, continued in ((FRESH, False), (CONTINUED, True)):
+        for task in recipes:
+            make_task(task)
+            replaced(TrainingConfiguration(task=task), recipe(task, continued))
+    assert recipe("a task of tomorrow", continued=False) == {}
+
+
+def test_rehearsing_costs_nothing_but_time():
+    prepared = prepare(TINY)
+    before = {name: weight.clone() for name, weight in prepared.model.state_dict().items()}
+    cost = estimate_cost(prepared)
+    assert cost.seconds_a_step > 0 and cost.parameters > cost.position_parameters == 2 * (2 * 16 * 2 + 2 * 2)
+    assert all(torch.equal(weight, before[name]) for name, weight in prepared.model.state_dict().items())
+    assert all(weight.grad is None for weight in prepared.model.parameters())
+
+
+def test_folders_refuse_what_they_would_destroy(undisturbed, tmp_path):
+    with pytest.raises(InputError, match="finished training run"):
+        undisturbed.require_free()
+    foreign = TrainingFolder(tmp_path)
+    (tmp_path / "thesis.tex").touch()
+    for refused in (foreign.require_free, foreign.clear):
+        with pytest.raises(InputError, match="holds no training run"):
+            refused()
+    begun = TrainingFolder(tmp_path / "begun")
+    begun.begin(to_toml(TINY))
+    with pytest.raises(InputError, match="--resume"):
+        begun.require_free()
+    begun.clear()
+    begun.require_free()
+    assert not begun.directory.exists()
+
+
+def test_a_damaged_state_is_refused_by_one_line(tmp_path):
+    folder = TrainingFolder(tmp_path / "run")
+    folder.begin(to_toml(TINY))
+    list(train(prepare(TINY), folder, stop=lambda: True))
+    folder.state.write_bytes(folder.state.read_bytes()[:1000])
+    with pytest.raises(InputError, match="does not hold the state"):
+        list(train(prepare(TINY), folder))
+
+
+def test_runs_side_by_side_are_the_runs_one_by_one(undisturbed, tmp_path):
+    runs = []
+    for seed in (0, 1):
+        configuration = replaced(TINY, {"seed": seed})
+        folder = TrainingFolder(tmp_path / f"seed-{seed}")
+        folder.begin(to_toml(configuration))
+        runs.append((configuration, folder.directory))
+    watched = []
+    assert train_side_by_side(runs, jobs=2, watch=lambda: watched.append(1))
+    assert watched
+    assert weights(TrainingFolder(runs[0][1])) == weights(undisturbed) != weights(TrainingFolder(runs[1][1]))

@@ -1,0 +1,42 @@
+"""The slow, obvious way of the three-axis fit: the design matrix and the paper's dense ridge solve. For tests."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.linalg import null_space
+
+RIDGE = 1e-6
+
+
+def design(seen, label=None):
+    """Design matrix [pair, unknown] of a map over the `seen` pairs [n, n]: columns of a (by `label`), of b and of c."""
+    n = len(seen)
+    query, key = np.nonzero(seen)
+    label = query - key if label is None else label[query, key] - label[query, key].min()
+    distances = n if label.size == 0 else max(n, label.max() + 1)
+    matrix = np.zeros((len(query), distances + 2 * n))
+    pair = np.arange(len(query))
+    matrix[pair, label] = 1
+    matrix[pair, distances + query] = 1
+    matrix[pair, distances + n + key] = 1
+    return matrix
+
+
+def ridge_solve(matrix, values, ridge=RIDGE):
+    """The paper's solve of the normal equations; what rounding puts into their null space is taken out again."""
+    normal = matrix.T @ matrix
+    solution = np.linalg.solve(normal + ridge * np.eye(len(normal)), matrix.T @ values)
+    null = null_space(normal, rcond=1e-12)
+    return solution - null @ (null.T @ solution)
+
+
+def correlation(values, fitted):
+    """Pearson correlation of two lists."""
+    return np.corrcoef(values, fitted)[0, 1]
+
+
+def dense_fit(weights, seen, label=None):
+    """(unknowns, fitted values, r) of one map [n, n]."""
+    matrix = design(seen, label)
+    unknowns = ridge_solve(matrix, weights[seen])
+    return unknowns, matrix @ unknowns, correlation(weights[seen], matrix @ unknowns)
