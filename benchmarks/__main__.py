@@ -10,12 +10,14 @@ import math
 import platform
 
 import torch
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks import textbook
 from benchmarks.cost import Cost, cost
 from benchmarks.layer import Layer
+from benchmarks.textbook import Part
 from repo_interp.measures.attention_mass import AttentionMass
 from repo_interp.measures.components import Components
 from repo_interp.measures.fake_distance import FakeDistance
@@ -33,10 +35,10 @@ ROWS = {
 }
 """The measure and its textbook way, None where the measure is the textbook's."""
 
-COLUMNS = ("measure", "CPU ×", "memory ×", "% forward", "s", "MB", "book s", "book MB", "made of it")
+COLUMNS = ("measure", "CPU ×", "memory ×", "% forward", "CPU s", "MB", "book s", "book MB")
 LEGEND = (
-    "CPU ×, memory ×: the textbook way over ours; % forward: our CPU time over that of the layer's forward pass; s, MB: CPU seconds and "
-    "peak memory beyond the inputs; book: the textbook way, which makes every map - of some heads or components, its time multiplied."
+    "CPU ×, memory ×: the textbook way over ours. % forward: our CPU time over that of the layer's forward pass. "
+    "CPU s, MB: CPU seconds and peak memory beyond the inputs. book: the textbook way, which makes every map."
 )
 
 
@@ -50,7 +52,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="1 (the default) wastes no CPU time on waiting")
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
-    console = Console(width=max(96, Console().width))
+    console = Console()
     with torch.inference_mode():
         for tokens in chosen.lengths:
             console.print(compare(tokens, chosen.measures, chosen.heads, chosen.d_head))
@@ -59,53 +61,57 @@ def main() -> None:
 
 
 def compare(tokens: int, measures: list[str], heads: int, d_head: int) -> Table:
-    """One row a measure, and one for all of them."""
-    table = Table(title=f"n = {tokens}, {heads} heads, d_head {d_head}")
-    for column in COLUMNS:
-        table.add_column(column, justify="left" if column in (COLUMNS[0], COLUMNS[-1]) else "right", no_wrap=True)
+    """One row a measure, one for all of them, one for the layer's own forward pass."""
     layer = Layer(tokens, heads, d_head)
     forward = cost(layer.forward(), repeats=2)
     inputs, spans = layer.inputs(), layer.spans()
-    exact, slow = [], []
+    rows, made = {}, []
     for name in measures:
         measure, way = ROWS[name]
-        exact.append(cost(lambda measure=measure: measure.observe(inputs, spans), repeats=3))
+        exact = cost(lambda measure=measure: measure.observe(inputs, spans), repeats=3)
         parts = [] if way is None else way(inputs, spans)
-        costs = [cost(part.call) for part in parts]
-        slow.append(
-            Cost(
-                sum(part.times * found.seconds for part, found in zip(parts, costs, strict=True)) if parts else math.nan,
-                max((found.megabytes for found in costs), default=math.nan),
-            )
-        )
-        said = ", ".join(part.what for part in parts) or "-"
-        table.add_row(name, *_cells(exact[-1], slow[-1], forward), said)
-    table.add_section()
-    together = Cost(sum(found.seconds for found in exact), max(found.megabytes for found in exact))
-    known = [found for found in slow if not math.isnan(found.seconds)]
-    textbooks = Cost(sum(found.seconds for found in known), max((found.megabytes for found in known), default=math.nan))
-    table.add_row("all", *_cells(together, textbooks, forward), "")
-    table.add_row(
-        "layer forward",
-        "",
-        "",
-        "100.0",
-        f"{forward.seconds:.3f}",
-        f"{forward.megabytes:.0f}",
-        "",
-        "",
-        "",
+        rows[name] = exact, _whole(parts)
+        if parts:
+            made.append(f"{name} {' and '.join(part.what for part in parts)}")
+    known = [slow for _, slow in rows.values() if slow is not None]
+    rows["all"] = _together([exact for exact, _ in rows.values()]), _together(known) if known else None
+    table = Table(
+        title=f"n = {tokens}, {heads} heads, d_head {d_head}",
+        caption=f"Textbook made, its time multiplied: {'; '.join(made)}.",
+        box=box.SIMPLE_HEAD,
     )
+    for column in COLUMNS:
+        table.add_column(column, justify="left" if column == "measure" else "right", no_wrap=True)
+    for name, (exact, slow) in rows.items():
+        table.add_row(name, *_cells(exact, slow, forward))
+    table.add_row("layer's forward", "", "", "100", f"{forward.seconds:.3f}", _number(forward.megabytes, "{:.0f}"), "", "")
     return table
 
 
-def _cells(exact: Cost, slow: Cost, forward: Cost) -> list[str]:
-    return [
-        _number(slow.seconds / exact.seconds, "{:,.0f}"),
-        _number(slow.megabytes / max(exact.megabytes, 1.0), "{:,.0f}"),
+def _whole(parts: list[Part]) -> Cost | None:
+    """Cost of all that the parts are parts of; None where there are none."""
+    costs = [cost(part.call) for part in parts]
+    times = [part.times * found.seconds for part, found in zip(parts, costs, strict=True)]
+    return Cost(sum(times), max(found.megabytes for found in costs)) if parts else None
+
+
+def _together(costs: list[Cost]) -> Cost:
+    """One after the other."""
+    return Cost(sum(found.seconds for found in costs), max(found.megabytes for found in costs))
+
+
+def _cells(exact: Cost, slow: Cost | None, forward: Cost) -> list[str]:
+    ours = [
         _number(100 * exact.seconds / forward.seconds, "{:.1f}"),
         f"{exact.seconds:.3f}",
         _number(exact.megabytes, "{:.0f}"),
+    ]
+    if slow is None:
+        return ["-", "-", *ours, "-", "-"]
+    return [
+        _number(slow.seconds / exact.seconds, "{:,.0f}"),
+        _number(slow.megabytes / max(exact.megabytes, 1.0), "{:,.0f}"),
+        *ours,
         _number(slow.seconds, "{:,.1f}"),
         _number(slow.megabytes, "{:,.0f}"),
     ]

@@ -118,7 +118,9 @@ def build(position, members, texts, attention, schemes) -> xr.DataTree:
     counts = members.sum(axis=-1).T[:, None, None]
     with np.errstate(invalid="ignore"):
         per_token = np.where(counts > 0, mass / np.maximum(counts, 1), np.nan)
-    table = np.array([np.nanmean(per_token[..., span]) * 100 for span in range(len(SPANS))])
+    known = np.isfinite(per_token)
+    with np.errstate(invalid="ignore"):
+        table = 100 * np.where(known, per_token, 0).sum((0, 1, 2)) / known.sum((0, 1, 2))
     attention_mass = xr.Dataset(
         {
             "mass": (
@@ -208,7 +210,7 @@ def large_run(prompts: int = 6, layers: int = 16, heads: int = 16, tokens: int =
     members[SPANS.index("rest")] = ~members[[0, 5, 7]].any(axis=0)
     texts = np.array([f" {word}" for word in WORDS], dtype=object)[random.integers(0, len(WORDS), (prompts, tokens))]
     weight = np.exp(random.normal(0, 1.5, (prompts, layers, heads, len(SPANS))) - [1, 1, 2, 1, 9, 1, -2, 1])
-    weight[:, first + 2, 3, 0] *= 40
+    weight[:, (first + layers) // 2, heads // 2, 0] *= 40
     return build(position, members, texts, weight / weight.sum(-1, keepdims=True), schemes)
 
 

@@ -85,9 +85,7 @@ def test_float32_variance_keeps_its_digits_also_where_the_mean_dwarfs_the_spread
 def test_longest_distances_are_right_in_float32():
     queries, keys, _ = random_features(1500, dtype=torch.float32)
     last = diagonals.diagonal_sums(queries, keys)[..., -1]
-    assert_close(
-        last, (queries[..., -1, :].double() * keys[..., 0, :].double()).sum(-1), rtol=1e-9, atol=1e-9
-    )
+    assert_close(last, (queries[..., -1, :].double() * keys[..., 0, :].double()).sum(-1), rtol=1e-9, atol=1e-9)
 
 
 def test_strided_and_half_precision_features_are_taken():

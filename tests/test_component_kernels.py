@@ -16,6 +16,7 @@ from repo_interp.measures.variance_accounted import (
     variance_accounted_as_printed,
 )
 
+
 def component_moments(queries, keys, *seen_pairs, **options):
     totals = component_profiles(queries, keys, *seen_pairs).sum(-1)
     return kernels.component_moments(queries, keys, totals, *seen_pairs, **options)
@@ -65,9 +66,7 @@ def test_vaf_of_components_and_bands_by_their_definitions():
     queries, keys, valid = random_features(140)
     covariance = component_moments(queries, keys, valid).covariance
     maps, pairs = component_maps(queries, keys), seen(valid)
-    bands = torch.tensor(
-        [[1, 1, 0, 0, 0, 0], [0, 0, 1, 0, 1, 1], [0, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1]]
-    ).bool()
+    bands = torch.tensor([[1, 1, 0, 0, 0, 0], [0, 0, 1, 0, 1, 1], [0, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1]]).bool()
     for prompt in range(3):
         values = maps[prompt].flatten(-2)[..., pairs[prompt].flatten()]
         logits = values.sum(1)

@@ -14,7 +14,8 @@ from numpy.testing import assert_allclose
 
 from repo_interp.errors import InputError
 from repo_interp.inputs import select_heads, select_prompts
-from repo_interp.measures.components import BANDS, Components, frequency_bands
+from repo_interp.measures.bands import BANDS, frequency_bands
+from repo_interp.measures.components import Components
 from repo_interp.measures.statistics import merge
 
 MEASURE = Components(training_length=16)
@@ -74,9 +75,7 @@ def test_a_constant_added_to_positions_changes_nothing_and_the_index_is_rope():
     )
     index = torch.arange(20.0, dtype=torch.float64)
     shared, own = index.expand(2, 1, -1), index.expand(2, 4, -1)
-    xr.testing.assert_identical(
-        measured(replace(inputs, positions=shared)), measured(replace(inputs, positions=own))
-    )
+    xr.testing.assert_identical(measured(replace(inputs, positions=shared)), measured(replace(inputs, positions=own)))
 
 
 def test_attention_scaling_is_in_the_logits_and_not_in_shares_of_variance():
@@ -142,9 +141,7 @@ def test_merging_parts_in_any_order_equals_the_whole():
     whole = random_inputs(4, tokens=25, valid=torch.ones(4, 25, dtype=torch.bool))
     for measure in (MEASURE, Components(training_length=16, prompts="mean", curves="head")):
         parts = [measure.observe(select_prompts(whole, slice(n, n + 1)), {}) for n in (2, 0, 3, 1)]
-        xr.testing.assert_allclose(
-            measure.conclude(merge(parts)), measured(whole, measure=measure), rtol=1e-5, atol=1e-5
-        )
+        xr.testing.assert_allclose(measure.conclude(merge(parts)), measured(whole, measure=measure), rtol=1e-5, atol=1e-5)
 
 
 def test_prompts_of_different_lengths_merge():

@@ -60,9 +60,7 @@ def test_all_four_vafs(name, dtype):
 def test_curves_of_every_component_and_of_the_logits(dtype):
     expected = ANALYSIS["repo_mha/component_curves_seq0"]
     measure = Components(training_length=64, curves="head")
-    observed = [
-        measure.observe(select_prompts(inputs, slice(0, 1)), {}) for inputs in layers("repo_mha", dtype)
-    ]
+    observed = [measure.observe(select_prompts(inputs, slice(0, 1)), {}) for inputs in layers("repo_mha", dtype)]
     group = measure.conclude(merge(observed))
     curves = group["head_component_by_distance"].transpose("layer", "head", "component", "distance")
     assert_allclose(curves, expected[:, :, :-1], atol=1e-4)

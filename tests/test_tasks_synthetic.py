@@ -228,5 +228,5 @@ def test_small_niah_is_what_it_says():
     assert 45 < np.mean(depths) < 55
     tight = make_task("niah", first_length=49, length=49, longest_test=49)
     assert (tight.batch(np.random.default_rng(0), 8).tokens == tight.vocabulary["M"]).sum() == 8 * 16
-    alone = make_task("niah", needles=1).prompts(1)[0]
+    alone = make_task("niah", needles=1, questions=1).prompts(1)[0]
     assert "distractor" not in alone.spans

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from attention_inputs import OFFICIAL, official_inputs, random_inputs
 from causal_reference import seen
 from numpy.testing import assert_allclose
@@ -112,12 +113,14 @@ def test_random_logits_of_a_long_prompt_have_little_of_three_axes():
     assert r_of(random_inputs(prompts=1, tokens=600, scheme="nope", d_head=32)).max() < 0.2
 
 
-@pytest.mark.parametrize("n", [2, 3, 16, 256])
+@pytest.mark.parametrize("n", [2, 3, 16, 128])
 @devices
 def test_coefficients_fitted_values_and_r_of_the_dense_solve(n, device):
     inputs = random_inputs(prompts=1, heads=2, kv_heads=2, tokens=n, d_head=4)
     weights, pairs = maps(inputs)
-    moved = {name: getattr(inputs, name).to(device) for name in ("queries", "keys", "positions", "frequencies", "valid", "prompts")}
+    moved = {
+        name: getattr(inputs, name).to(device) for name in ("queries", "keys", "positions", "frequencies", "valid", "prompts")
+    }
     group = measured(replace(inputs, **moved), axes="first_prompt")
     found = np.concatenate([group[name].values[0] for name in AXES], -1)
     matrix = design(pairs[0])
@@ -227,7 +230,9 @@ def test_attention_sums_of_rows_are_one():
 
 def test_half_precision_inputs_are_accumulated_in_more():
     inputs = random_inputs(tokens=100)
-    halves = replace(inputs, queries=inputs.queries.bfloat16(), keys=inputs.keys.bfloat16(), scheme="nope", positions=None, frequencies=None)
+    halves = replace(
+        inputs, queries=inputs.queries.bfloat16(), keys=inputs.keys.bfloat16(), scheme="nope", positions=None, frequencies=None
+    )
     exact = replace(halves, queries=halves.queries.double(), keys=halves.keys.double())
     for name in ("r", "r_attention"):
         assert_allclose(r_of(halves, name, extras=("attention",)), r_of(exact, name, extras=("attention",)), atol=1e-6)
@@ -332,3 +337,16 @@ def test_the_authors_layers(name, dtype):
     if name == "repo_mha":
         for ours, expected in zip(AXES, ANALYSIS["repo_mha/ridge_abc_seq0"], strict=True):
             assert np.abs(group[ours].values - expected).max() < 1e-4 * expected.std(), ours
+
+
+@pytest.mark.parametrize("softcap", [None, 1.0])
+@pytest.mark.parametrize("window", [None, 9])
+def test_tensors_are_made_where_the_inputs_are(window, softcap):
+    """What is made without saying where lands on the default device: here one that holds no data."""
+    valid = torch.ones(2, 24, dtype=torch.bool)
+    valid[0, 7] = False
+    inputs = replace(random_inputs(window=window, valid=valid), softcap=softcap)
+    measure = ThreeAxis(axes="first_prompt", extras=("attention", "position", "shuffled", "held_out"))
+    with torch.device("meta"):
+        elsewhere = measure.observe(inputs, {})
+    xr.testing.assert_allclose(measure.conclude(elsewhere), measure.conclude(measure.observe(inputs, {})))

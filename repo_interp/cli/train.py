@@ -150,7 +150,7 @@ def _one_run(arguments: argparse.Namespace, seed: int | None) -> Run:
                 **vars(arguments) | {"out": str(begun.directory.parent if seed is not None else begun.directory)}
             )
             return _one_run(again, seed)
-    if not arguments.resume and not arguments.overwrite:
+    if not begun.is_begun or not (arguments.resume or arguments.overwrite):
         begun.require_free()
     return configuration, begun
 

@@ -34,16 +34,25 @@ def in_chunks(features: Float[Tensor, "item token d_head"], size: int = CHUNK) -
 def gram_products(
     queries: Float[Tensor, "item chunk token d_head"],
     keys: Float[Tensor, "item chunk token d_head"],
-    gram_before: Float[Tensor, "item d_head d_head"],
-) -> tuple[Float[Tensor, "item d_head d_head"], Float[Tensor, "item d_head d_head"]]:
+    gram_before: Float[Tensor, "item row column"],
+    rows: slice = slice(None),
+    columns: slice = slice(None),
+) -> tuple[Float[Tensor, "item row column"], Float[Tensor, "item row column"]]:
     """Sum over chunks of (Q^T Q) o (Gram of the keys of all earlier chunks), and the Gram of the keys so far.
 
-    `gram_before` is that of the keys before the first chunk. Float64.
+    `gram_before` is that of the keys before the first chunk; of all Grams only `rows` and `columns` are made. Float64.
     """
-    key_grams = (keys.transpose(-1, -2) @ keys).to(torch.float64)
+    key_grams = gram(keys, rows, columns).to(torch.float64)
     torch.cumsum(key_grams, 1, out=key_grams)
-    query_grams = (queries.transpose(-1, -2) @ queries).to(torch.float64)
+    query_grams = gram(queries, rows, columns).to(torch.float64)
     products = query_grams.sum(1).mul_(gram_before)
     if queries.shape[1] > 1:
         products += query_grams[:, 1:].mul_(key_grams[:, :-1]).sum(1)
     return products, gram_before + key_grams[:, -1]
+
+
+def gram(
+    features: Float[Tensor, "... token d_head"], rows: slice = slice(None), columns: slice = slice(None)
+) -> Float[Tensor, "... row column"]:
+    """F^T F, or some rows and columns of it, in the features' dtype."""
+    return features[..., rows].transpose(-1, -2) @ features[..., columns]

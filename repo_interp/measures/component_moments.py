@@ -7,7 +7,7 @@ From these follows the variance of any set of components taken together, and wha
 
 The triangle of causal pairs is cut into rectangles, in which all queries come after all keys, and small triangles:
 chunks of 128 against everything earlier, the later half of a chunk against its earlier half, quarters, eighths. In a
-rectangle sum_{i, j} q_ia q_ib k_ja k_jb = (Q^T Q)_ab (K^T K)_ab; in the small triangles of 16 tokens the C_r are written
+rectangle sum_{i, j} q_ia q_ib k_ja k_jb = (Q^T Q)_ab (K^T K)_ab, symmetric in a and b; in the small triangles of 16 tokens the C_r are written
 out. Cost O(n d^2) a head, with products in the features' dtype and sums over rectangles in float64; heads
 whose variance would lose its digits are redone in float64.
 
@@ -16,6 +16,7 @@ Features are rotated already: index and learned positions look the same here. Kn
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +24,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from repo_interp.measures.causal_pairs import pairs_of_heads, signed_keys
-from repo_interp.measures.chunks import CHUNK, STRIDE, gram_products, in_chunks
+from repo_interp.measures.chunks import CHUNK, STRIDE, gram, gram_products, in_chunks
 from repo_interp.measures.over_heads import ILL_CONDITIONED, MEMORY, over_heads_in_two_precisions
 
 _LEAF = 16
@@ -70,9 +71,7 @@ def component_moments(
     floats = 2 * (tokens + together) * dimensions + (6 + 3 * together // CHUNK) * dimensions**2
     sums = over_heads_in_two_precisions(
         lambda some_queries, some_keys: _windowed(some_queries, some_keys, window),
-        lambda sums: (
-            sums.magnitude > ILL_CONDITIONED * (sums.second.sum((-1, -2)) - logits_of_mean).clamp(min=0)
-        ),
+        lambda sums: sums.magnitude > ILL_CONDITIONED * (sums.second.sum((-1, -2)) - logits_of_mean).clamp(min=0),
         queries,
         keys,
         valid,
@@ -96,25 +95,35 @@ def _windowed(queries: Tensor, keys: Tensor, window: int | None) -> _Sums:
 
 def _causal(queries: Tensor, keys: Tensor) -> _Sums:
     """Sums over all causal pairs, some chunks at a time."""
-    items, _, dimensions = queries.shape
-    new = {"dtype": torch.float64, "device": queries.device}
-    gram_before = torch.zeros(items, dimensions, dimensions, **new)
-    products = torch.zeros_like(gram_before)
-    within = torch.zeros(items, dimensions // 2, dimensions // 2, **new)
+    half = queries.shape[-1] // 2
+    first, second, both = slice(0, half), slice(half, 2 * half), slice(0, 2 * half)
+    within = queries.new_zeros(len(queries), half, half, dtype=torch.float64)
+    before_first, before_second = torch.cat((within, within), -1), torch.zeros_like(within)
+    with_first, with_second = torch.zeros_like(before_first), torch.zeros_like(within)
     for some_queries, some_keys in zip(queries.split(STRIDE, 1), keys.split(STRIDE, 1), strict=True):
         q, k = in_chunks(some_queries), in_chunks(some_keys)
-        more, gram_before = gram_products(q, k, gram_before)
-        products += more
-        size = CHUNK // 2
-        while size >= _LEAF:
-            later = q.unflatten(2, (-1, 2, size))[:, :, :, 1].flatten(1, 2)
-            earlier = k.unflatten(2, (-1, 2, size))[:, :, :, 0].flatten(1, 2)
-            gram = (later.transpose(-1, -2) @ later).mul_(earlier.transpose(-1, -2) @ earlier)
-            products += gram.sum(1, dtype=torch.float64)
-            size //= 2
+        more, before_first = gram_products(q, k, before_first, first, both)
+        with_first += more
+        more, before_second = gram_products(q, k, before_second, second, second)
+        with_second += more
+        for later, earlier in _halves(q, k):
+            with_first += gram(later, first, both).mul_(gram(earlier, first, both)).sum(1, dtype=torch.float64)
+            with_second += gram(later, second, second).mul_(gram(earlier, second, second)).sum(1, dtype=torch.float64)
         within += _leaves(q.flatten(1, 2), k.flatten(1, 2))
-    magnitude = products.abs().sum((-1, -2)) + within.abs().sum((-1, -2))
-    return _Sums(within + _fold(_fold(products).transpose(-1, -2)), magnitude)
+    across = with_first[..., second]
+    products = with_first[..., first] + with_second + across + across.transpose(-1, -2)
+    magnitude = torch.stack([part.abs().sum((-1, -2)) for part in (within, with_first, with_second, across)]).sum(0)
+    return _Sums(within + products, magnitude)
+
+
+def _halves(queries: Tensor, keys: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """The later half of every chunk's queries and the earlier half of its keys, then so for its halves, quarters, ..."""
+    size = queries.shape[2] // 2
+    while size >= _LEAF:
+        later = queries.unflatten(2, (-1, 2, size))[:, :, :, 1].flatten(1, 2)
+        earlier = keys.unflatten(2, (-1, 2, size))[:, :, :, 0].flatten(1, 2)
+        yield later, earlier
+        size //= 2
 
 
 def _leaves(queries: Tensor, keys: Tensor) -> Tensor:
@@ -129,9 +138,3 @@ def _leaves(queries: Tensor, keys: Tensor) -> Tensor:
         sums = more if sums is None else sums + more
     assert sums is not None
     return sums
-
-
-def _fold(by_dimension: Tensor) -> Tensor:
-    """Add the two dimensions of each component along the last axis."""
-    half = by_dimension.shape[-1] // 2
-    return by_dimension[..., :half] + by_dimension[..., half:]

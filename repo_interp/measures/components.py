@@ -22,24 +22,27 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import xarray as xr
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans
-from repo_interp.measures.labels import described, of_layer
+from repo_interp.measures.bands import BANDS, frequency_bands
+from repo_interp.measures.labels import described
 from repo_interp.measures.layer_components import layer_components
 from repo_interp.measures.position_bias import position_bias_sums
 from repo_interp.measures.statistics import Statistics
 from repo_interp.measures.turns import EDGES, PER_SIDE, Turns, largest_difference, turns
 from repo_interp.positions.rotary import expand_heads
 
-BANDS = ("activated", "low", "high")
 CURVES = ("mean", "head")
 PROMPTS = ("each", "mean")
 
 STILL = 0.1
 """Radians within which a component counts as never turning."""
+
+Record = dict[str, tuple[tuple[str, ...], Tensor]]
+"""Axes (without `layer`) and values by name."""
 
 _BY_PROMPT = {
     "vaf": ("variance of the logits that a component accounts for", "%"),
@@ -65,18 +68,6 @@ _SUMMARIES = {
     "turn_mean": ("mean turn of a component over pairs", "rad"),
     "turn_upper": ("upper end of a bin of turns", "rad"),
 }
-
-
-def frequency_bands(frequencies: Float[Tensor, "component"], training_length: int) -> Bool[Tensor, "band component"]:
-    """Which components belong to which of `BANDS`, for a training length in tokens. No NaN is in any band."""
-    lowest = torch.pi / training_length
-    return torch.stack(
-        (
-            (frequencies > lowest) & (frequencies < 2 * lowest),
-            frequencies <= lowest,
-            frequencies >= 2 * lowest,
-        )
-    )
 
 
 @dataclass(frozen=True)
@@ -130,33 +121,31 @@ class Components:
             tokens &= number < self.last_token
         frequencies = _frequencies(inputs)
         heads = torch.arange(inputs.heads, device=tokens.device)
-        one_group = torch.zeros_like(heads)
         found = layer_components(
             inputs,
             tokens,
             frequency_bands(frequencies, self.training_length),
-            group_of_head=heads if self.curves == "head" else one_group,
+            group_of_head=heads if self.curves == "head" else torch.zeros_like(heads),
         )
         turned, by_prompt = _turned(inputs, tokens, frequencies, self.sampled_per_side)
-        grouped = ("layer", "head", "component", "distance")
         sums = turned | {
-            "prompts": _of(inputs, ("layer",), torch.tensor(float(len(tokens)))),
-            "frequency_sum": _of(inputs, ("layer", "component"), frequencies * len(tokens)),
-            "pairs": _of(inputs, ("layer", "distance"), found.pairs),
-            "logit_sum": _of(inputs, ("layer", "head", "distance"), found.logits),
-            "position_logit_sum": _of(inputs, ("layer", "head", "distance"), position_bias_sums(inputs, tokens)),
-            "component_sum": _of(inputs, grouped, found.components)
+            "prompts": ((), frequencies.new_full((), len(tokens))),
+            "frequency_sum": (("component",), frequencies * len(tokens)),
+            "pairs": (("distance",), found.pairs),
+            "logit_sum": (("head", "distance"), found.logits),
+            "position_logit_sum": (("head", "distance"), position_bias_sums(inputs, tokens)),
+            "component_sum": (("head", "component", "distance"), found.components)
             if self.curves == "head"
-            else _of(inputs, ("layer", "component", "distance"), found.components[0]),
+            else (("component", "distance"), found.components[0]),
         }
         if bool(frequencies.isnan().all()):
             found.explained["vaf_band"].fill_(torch.nan)
         for name, values in found.explained.items():
-            axis = "band" if name == "vaf_band" else "component"
-            by_prompt[name] = _of(inputs, ("prompt", "layer", "head", axis), values)
-        if self.prompts == "each":
-            return Statistics(per_prompt=xr.Dataset(by_prompt).astype(np.float32), sums=xr.Dataset(sums))
-        return Statistics(sums=xr.Dataset(sums | _summed(by_prompt)))
+            by_prompt[name] = ("prompt", "head", "band" if name == "vaf_band" else "component"), values
+        if self.prompts == "mean":
+            return Statistics(sums=_dataset(inputs, sums | _summed(by_prompt)))
+        each = {name: (axes, values.float()) for name, (axes, values) in by_prompt.items()}
+        return Statistics(per_prompt=_dataset(inputs, each), sums=_dataset(inputs, sums))
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `components` of a run."""
@@ -186,12 +175,23 @@ class Components:
         return xr.Dataset(named | _averaged(sums))
 
 
-def _of(inputs: AttentionInputs, axes: tuple[str, ...], values: Tensor) -> xr.DataArray:
-    """`values` with labels; the axes that only this measure has are labelled here."""
-    sizes = dict(zip([axis for axis in axes if axis != "layer"], values.shape, strict=True))
-    own = {"band": list(BANDS), "turn": list(EDGES)}
-    own |= {axis: np.arange(sizes[axis]) for axis in ("component", "distance") if axis in sizes}
-    return of_layer(inputs, axes, values, **own)
+def _dataset(inputs: AttentionInputs, record: Record) -> xr.Dataset:
+    """Tensors of one layer as variables with labels, `layer` before `head`, or else first."""
+    labels = {
+        "prompt": inputs.prompts.tolist(),
+        "layer": [inputs.layer],
+        "head": np.arange(inputs.heads),
+        "component": np.arange(inputs.queries.shape[-1] // 2),
+        "distance": np.arange(inputs.valid.shape[1]),
+        "band": list(BANDS),
+        "turn": list(EDGES),
+    }
+    variables = {}
+    for name, (axes, values) in record.items():
+        place = 1 if axes[:1] == ("prompt",) else 0
+        variables[name] = (*axes[:place], "layer", *axes[place:]), np.expand_dims(values.cpu().numpy(), place)
+    used = {axis for axes, _ in variables.values() for axis in axes}
+    return xr.Dataset(variables, coords={axis: label for axis, label in labels.items() if axis in used})
 
 
 def _frequencies(inputs: AttentionInputs) -> Float[Tensor, "component"]:
@@ -201,9 +201,7 @@ def _frequencies(inputs: AttentionInputs) -> Float[Tensor, "component"]:
     return inputs.frequencies.to(dtype=torch.float64, device=inputs.valid.device)
 
 
-def _turned(
-    inputs: AttentionInputs, tokens: Tensor, frequencies: Tensor, per_side: int
-) -> tuple[dict[str, xr.DataArray], dict[str, xr.DataArray]]:
+def _turned(inputs: AttentionInputs, tokens: Tensor, frequencies: Tensor, per_side: int) -> tuple[Record, Record]:
     """Sums of turns over prompts, and the reach of each; nothing and NaN where nothing is rotated."""
     new = {"dtype": torch.float64, "device": tokens.device}
     if inputs.positions is None or inputs.frequencies is None:
@@ -213,27 +211,28 @@ def _turned(
         sums = turns(inputs.positions, frequencies, tokens, inputs.window, per_side)
         reach = largest_difference(inputs.positions, tokens, inputs.window)
         reach = reach.masked_fill(reach.isinf(), torch.nan)
-        still = (reach[..., None] * frequencies <= STILL).to(torch.float64).mean(-1) + 0 * reach
-    return {
-        "turn_pairs": _of(inputs, ("layer", "head", "component", "turn"), expand_heads(sums.pairs[None], inputs.heads)[0]),
-        "difference_sum": _of(inputs, ("layer", "head"), expand_heads(sums.difference[None], inputs.heads)[0]),
-    }, {
-        "position_reach": _of(inputs, ("prompt", "layer", "head"), expand_heads(reach, inputs.heads)),
-        "still_share": _of(inputs, ("prompt", "layer", "head"), expand_heads(still, inputs.heads)),
-    }
+        still = (reach[..., None] * frequencies <= STILL).to(torch.float64).mean(-1)
+        still = still.masked_fill(reach.isnan(), torch.nan)
+    pairs, difference = (expand_heads(part[None], inputs.heads)[0] for part in (sums.pairs, sums.difference))
+    return (
+        {"turn_pairs": (("head", "component", "turn"), pairs), "difference_sum": (("head",), difference)},
+        {
+            "position_reach": (("prompt", "head"), expand_heads(reach, inputs.heads)),
+            "still_share": (("prompt", "head"), expand_heads(still, inputs.heads)),
+        },
+    )
 
 
-def _summed(by_prompt: Mapping[str, xr.DataArray]) -> dict[str, xr.DataArray]:
-    """Values of each prompt -> their count, sum and sum of squares, NaN left out."""
-    return {
-        f"{name}_{kind}": array
-        for name, values in by_prompt.items()
-        for kind, array in (
-            ("count", values.notnull().sum("prompt").astype(float)),
-            ("total", values.sum("prompt")),
-            ("squares", (values**2).sum("prompt")),
-        )
-    }
+def _summed(by_prompt: Record) -> Record:
+    """Values of each prompt -> their count, sum and sum of squares over prompts, NaN left out."""
+    sums: Record = {}
+    for name, (axes, values) in by_prompt.items():
+        known = ~values.isnan()
+        values = values.nan_to_num(0.0, posinf=torch.inf, neginf=-torch.inf)
+        sums[f"{name}_count"] = axes[1:], known.sum(0).to(torch.float64)
+        sums[f"{name}_total"] = axes[1:], values.sum(0)
+        sums[f"{name}_squares"] = axes[1:], values.square().sum(0)
+    return sums
 
 
 def _averaged(sums: xr.Dataset) -> dict[str, xr.DataArray]:

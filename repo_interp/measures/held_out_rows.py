@@ -25,7 +25,7 @@ def draw_rows(valid: Bool[Tensor, "prompt token"], share: float, seed: int) -> B
     drawn = torch.zeros_like(valid)
     for prompt, tokens in enumerate(valid.cpu()):
         rows = tokens.nonzero()[:-1, 0]
-        order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
+        order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed), device="cpu")
         drawn[prompt, rows[order[: round(share * len(rows))]]] = True
     return drawn
 

@@ -61,9 +61,7 @@ def layer_components(
     for block in head_blocks(inputs, tokens):
         profiles = component_profiles(block.queries, block.keys, block.tokens, inputs.window)
         totals = profiles.sum(-1)
-        covariance = component_moments(
-            block.queries, block.keys, totals, block.tokens, inputs.window
-        ).covariance
+        covariance = component_moments(block.queries, block.keys, totals, block.tokens, inputs.window).covariance
         logits.index_add_(0, block.head, profiles.sum(1))
         components.index_add_(0, group_of_head[block.head], profiles)
         pairs = by_distance[block.prompt]

@@ -87,8 +87,8 @@ def _over_items(kernel, queries, keys, valid, items: Tensor, dtype: torch.dtype,
         some_keys = _take(keys, block // group, keys.shape[:-2]).to(dtype)
         if mask is not None:
             hidden = ~_take(mask, block, lead)[..., None]
-            some_queries = some_queries.masked_fill_(hidden, 0)
-            some_keys = some_keys.masked_fill_(hidden, 0)
+            if bool(hidden.any()):
+                some_queries, some_keys = some_queries.masked_fill_(hidden, 0), some_keys.masked_fill_(hidden, 0)
         record = kernel(some_queries, some_keys)
         for name, part in _tensors(record).items():
             if name not in joined:

@@ -131,7 +131,7 @@ def binned_pairs(cell: Int[Tensor, "item n"], takes_part: Bool[Tensor, "item n"]
         pairs = _cell_pairs(cells, cell, part, delayed(cell, delay, axis=-1), key_part[..., 0])
         parts.append((sign, delay, pairs))
     by_bin, by_row, by_key = (
-        torch.zeros(len(cell), 2 * cells - 1).to(part),
+        part.new_zeros(len(cell), 2 * cells - 1),
         torch.zeros_like(part),
         torch.zeros_like(part),
     )

@@ -23,7 +23,7 @@ def shuffle_distances(axes: Axes, pairs: AdditivePairs, seed: int) -> Axes:
     seen = pairs.counts.distance > 0
     for prompt in range(len(distance)):
         distances = seen[prompt, 0].cpu().nonzero()[:, 0]
-        order = torch.randperm(len(distances), generator=torch.Generator().manual_seed(seed))
+        order = torch.randperm(len(distances), generator=torch.Generator().manual_seed(seed), device="cpu")
         distance[prompt][:, distances] = steady.distance[prompt][:, distances[order]]
     return Axes(distance, steady.query, steady.key)
 

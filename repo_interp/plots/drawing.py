@@ -22,6 +22,8 @@ from repo_interp.plots.style import scheme_colour, scheme_name, span_colours
 
 SHADE = 0.3
 """Opacity of a shaded span."""
+LEGEND_ENTRY, LEGEND_LETTER = 0.3, 0.054
+"""Inches that the mark of a legend entry and a letter of its text need."""
 RIBBON = 0.035
 """Height of the ribbon of parts, in axes."""
 
@@ -73,23 +75,12 @@ def scheme_handles(schemes: Iterable[str], marker: str = "s") -> list[Line2D]:
     ]
 
 
-def legend_above(ax: Axes, handles: Sequence[Patch | Line2D], columns: int = 8) -> None:
-    """One row of legend entries above the right end of `ax`, on the title's line."""
+def legend_below(figure: Figure, handles: Sequence[Patch | Line2D]) -> None:
+    """Legend entries below everything else in `figure`: in one row, or in as few as its width allows."""
     if handles:
-        ax.legend(
-            handles=list(handles),
-            loc="lower right",
-            bbox_to_anchor=(1.0, 1.0),
-            borderaxespad=0.1,
-            borderpad=0.1,
-            ncols=min(columns, len(handles)),
-        )
-
-
-def legend_below(figure: Figure, handles: Sequence[Patch | Line2D], columns: int = 8) -> None:
-    """One row of legend entries below everything else in `figure`."""
-    if handles:
-        figure.legend(handles=list(handles), loc="outside lower center", ncols=min(columns, len(handles)), borderpad=0.1)
+        needed = sum(LEGEND_ENTRY + LEGEND_LETTER * len(str(handle.get_label())) for handle in handles)
+        rows = int(np.ceil(needed / figure.get_figwidth()))
+        figure.legend(handles=list(handles), loc="outside lower center", ncols=-(-len(handles) // rows), borderpad=0.1)
 
 
 def scheme_swatches(ax: Axes, schemes: Mapping[int, str], axis: Literal["x", "y"]) -> None:

@@ -47,14 +47,14 @@ def mass_by_span(run: xr.DataTree) -> PaperFigure:
     per_token = UNIT * dataset["mass_per_token"].sel(span=spans).transpose("span", "prompt", "layer", "head")
     named = schemes(dataset)
     with style():
-        figure = paper_figure(PAGE_WIDTH, 0.85 + 0.42 * len(spans))
+        figure = paper_figure(PAGE_WIDTH, 0.85 + max(0.42, 0.11 * len(set(named.values()))) * len(spans))
         ax = figure.subplots()
         draw_mass(ax, per_token.values, dataset["table"].sel(span=spans).values, named)
         ax.set_yticks(range(len(spans)), [_indented(name) for name in spans])
         ax.set_xlabel("attention mass per token (10⁻²)")
         sizes = per_token.sizes
         ax.set_title(
-            f"Mean over {counted(sizes['prompt'], 'prompt')}, {counted(sizes['layer'], 'layer')}, {sizes['head']} heads each"
+            f"Mean over {counted(sizes['prompt'], 'prompt')}, {counted(sizes['layer'], 'layer')} of {counted(sizes['head'], 'head')}"
         )
         legend_below(figure, [*_mass_handles(), *scheme_handles(named.values())])
     return figure
@@ -75,7 +75,7 @@ def draw_mass(ax: Axes, per_token: np.ndarray, table: np.ndarray, named: Mapping
             heads = nanmean(values[:, layers[kind]], axis=0).ravel()
             heads = heads[np.isfinite(heads)]
             if heads.size:
-                y = row + 0.24 + 0.1 * place
+                y = row + 0.22 + min(0.1, 0.36 / len(kinds)) * place
                 five, quarter, three_quarters, ninety_five = np.percentile(heads, [5, 25, 75, 95])
                 ax.hlines(y, five, ninety_five, color=scheme_colour(kind), linewidth=0.7)
                 ax.hlines(
@@ -135,7 +135,7 @@ def heads_ranked(run: xr.DataTree, span: str = "needle") -> PaperFigure:
         bars.set(ylim=(max(8, len(first)) - 0.4, -0.6), xlim=(0, None), xlabel=f"attention mass on {span} (%)")
         bars.tick_params(axis="y", length=0)
         bars.grid(axis="x")
-        bars.set_title(f"First {len(first)} heads; line: smallest to largest prompt")
+        bars.set_title(f"First {counted(len(first), 'head')}; line: smallest to largest prompt")
         places = np.arange(1, len(ranking) + 1)
         means = np.array([nanmean(mass.values[layer, head]) for layer, head in ranking])
         colours = [scheme_colour(named[int(layers[layer])]) for layer, _ in ranking]
@@ -150,7 +150,7 @@ def heads_ranked(run: xr.DataTree, span: str = "needle") -> PaperFigure:
         )
         curve.set(xlabel="rank", ylabel=f"mass on {span} (%)", xlim=(0.2, len(ranking) + 0.8), ylim=(0, None))
         curve.grid(axis="y")
-        curve.set_title(f"All {len(ranking):,} heads, {counted(mass.sizes['prompt'], 'prompt')}")
+        curve.set_title(f"All of {counted(len(ranking), 'head')}, {counted(mass.sizes['prompt'], 'prompt')}")
         handles = scheme_handles(named.values())
         uniform = uniform_share(run, span)
         if uniform is not None:

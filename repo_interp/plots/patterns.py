@@ -154,7 +154,7 @@ def _write_shares(ax: Axes, shares: np.ndarray) -> None:
     """Per cent inside each part of the only bar, or beside it where the part is too low."""
     bottom = 0.0
     ax.set_xlim(-0.55, 0.95)
-    for share in 100 * np.nan_to_num(shares):
+    for share in 100 * shares[np.isfinite(shares)]:
         inside = share >= 7
         place = (0.0, "center") if inside else (0.47, "left")
         ax.text(place[0], bottom + share / 2, f"{share:.0f} %", ha=place[1], va="center", fontsize=6.5)

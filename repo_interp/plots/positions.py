@@ -74,7 +74,8 @@ def position_lines(run: xr.DataTree, layer: int, head: int, prompt: int = 0) -> 
 
 def draw_positions(ax: Axes, values: np.ndarray, colour: str) -> Axes:
     """Draw the positions `values` [token] on `ax` as a line with a dot a token; a note where there are none."""
-    ax.set_xlim(-1, len(values))
+    room = max(0.5, 0.008 * len(values))
+    ax.set_xlim(-room, len(values) - 1 + room)
     limits = global_range(values)
     if limits is None:
         ax.set_yticks([])
@@ -101,7 +102,7 @@ def _label_tokens(ax: Axes, values: np.ndarray, tokens: PromptTokens, names: lis
     ones.
     """
     ax.xaxis.remove_overlapping_locs = False
-    ax.set_xlabel("token index" if tokens.texts is None else "token index and text")
+    ax.set_xlabel("token index" if tokens.texts is None else f"token index and {tokens.texts_are}")
     ax.locator_params(axis="x", nbins=10, integer=True)
     if tokens.texts is None:
         return

@@ -24,11 +24,14 @@ _OTHERS = 3
 
 @dataclass(frozen=True)
 class PromptTokens:
-    """The tokens of one prompt: how many, their texts where a tokenizer was there, and which of them each span holds."""
+    """The tokens of one prompt: how many, what they are called, and which of them each span holds."""
 
     prompt: int
     count: int
     texts: tuple[str, ...] | None
+    """Their texts; without a tokenizer their ids as ⟨94⟩; None where neither is known."""
+    texts_are: str
+    """What `texts` are: "text" or "id"."""
     spans: dict[str, tuple[int, ...]]
 
     def text(self, token: int) -> str:
@@ -66,16 +69,18 @@ def pick(array: xr.DataArray, **labels: int | str) -> xr.DataArray:
 def prompt_tokens(positions: xr.Dataset, prompt: int) -> PromptTokens:
     """Tokens and spans of `prompt`, from the group `positions`."""
     count = int(pick(positions["token_count"], prompt=prompt))
-    texts, spans = None, {}
+    texts, texts_are, spans = None, "text", {}
     if "token_text" in positions:
         texts = tuple(str(text) for text in positions["token_text"].sel(prompt=prompt).values[:count])
+    elif "token_id" in positions:
+        texts, texts_are = tuple(f"⟨{token}⟩" for token in positions["token_id"].sel(prompt=prompt).values[:count]), "id"
     if "span_mask" in positions:
         mask = positions["span_mask"].sel(prompt=prompt)
         for name in ordered_spans(map(str, positions["span"].values)):
             members = np.flatnonzero(mask.sel(span=name).values[:count] > 0)
             if members.size:
                 spans[name] = tuple(members.tolist())
-    return PromptTokens(prompt, count, texts, spans)
+    return PromptTokens(prompt, count, texts, texts_are, spans)
 
 
 def schemes(dataset: xr.Dataset | xr.DataArray) -> dict[int, str]:

@@ -14,6 +14,7 @@ import os
 from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
+from itertools import groupby
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -136,7 +137,14 @@ def _summary(run: xr.DataTree) -> str:
         "prompts": "prompts",
     }
     given = [(label, run.attrs[name]) for name, label in facts.items() if name in run.attrs]
+    given = [(label, _stretches(value) if label == "layout" else value) for label, value in given]
     return "".join(f"<div><dt>{escape(label)}</dt><dd>{escape(_fact(value))}</dd></div>" for label, value in given)
+
+
+def _stretches(layout: Any) -> str:
+    """ "rope,rope,repo" -> "rope × 2, repo"."""
+    stretches = [(name, len(list(layers))) for name, layers in groupby(str(layout).split(","))]
+    return ", ".join(name if count == 1 else f"{name} × {count}" for name, count in stretches)
 
 
 def _provenance(run: xr.DataTree) -> str:

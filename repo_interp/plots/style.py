@@ -67,6 +67,7 @@ SPAN_COLOURS: Mapping[str, str] = {
     "rest": "#B9B9B9",
 }
 _OTHER_SPANS = ("#009E73", "#0072B2", "#F0E442", "#D55E00", "#804020", "#4B2BD6")
+_PART_SHADES = {"key": 0.7, "value": 0.5}
 _UNKNOWN = "#5A5A5A"
 
 _SETTINGS: Mapping[str, Any] = {
@@ -140,10 +141,9 @@ class PaperFigure(Figure):
 
 
 @contextmanager
-def style(fallback_fonts: Sequence[str] = ()) -> Iterator[None]:
-    """Draw in the paper style inside this context. `fallback_fonts`: installed families for scripts that DejaVu Sans lacks."""
-    settings = {**_SETTINGS, "font.family": [*_SETTINGS["font.family"], *fallback_fonts]}
-    with mpl.rc_context(cast(Any, settings)):
+def style() -> Iterator[None]:
+    """Draw in the paper style inside this context."""
+    with mpl.rc_context(cast(Any, _SETTINGS)):
         yield
 
 
@@ -204,8 +204,7 @@ def span_colours(spans: Sequence[str]) -> dict[str, str]:
             other += 1
     for name in spans:
         if "." in name:
-            shade = 0.55 if name.endswith(".value") else 0.75
-            colours[name] = darker(colours[name.split(".")[0]], shade)
+            colours[name] = darker(colours[name.split(".")[0]], _PART_SHADES.get(name.rsplit(".")[-1], 0.88))
     return {name: colours[name] for name in spans}
 
 

@@ -37,6 +37,13 @@ __all__ = [
 _MODULES = {
     "reversal": "reversal",
     "niah": "niah_small",
+    "copying": "copying",
+    "few_shot": "few_shot",
+    "flip_flop": "flip_flop",
+    "selective_copy": "selective_copy",
+    "counting": "counting",
+    "random_tokens": "random_tokens",
+    "language": "language",
 }
 
 

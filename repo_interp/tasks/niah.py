@@ -26,7 +26,7 @@ appended and generated. Prompt i depends on the seed and i, not on how many are 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,6 +37,7 @@ from jaxtyping import Float
 from repo_interp.errors import InputError
 from repo_interp.tasks.encoding import count_tokens, encode
 from repo_interp.tasks.essay import essay as essay_text
+from repo_interp.tasks.fitting import largest_size
 from repo_interp.tasks.haystacks import HAYSTACKS, Haystack
 from repo_interp.tasks.marked_text import MarkedText
 from repo_interp.tasks.needles import Question, draw_question, joined
@@ -129,7 +130,7 @@ def niah(
         def tokens(size: int, question: Question = question, haystack: Haystack = haystack) -> int:
             return count_tokens(_write(question, haystack, size, spoken)[0].text, tokenizer)
 
-        size = _largest_size(tokens, length - RESERVE)
+        size = largest_size(tokens, length - RESERVE)
         if not size:
             raise InputError(
                 f"a {variant} prompt takes at least {tokens(1) + RESERVE} tokens with this tokenizer, "
@@ -209,27 +210,3 @@ def _write(question: Question, haystack: Haystack, size: int, dialect: Dialect) 
     text.add(" mentioned in the provided text?", "query.question")
     text.add(_prefix(question, dialect), "query.prefix")
     return text, depths
-
-
-def _largest_size(count: Callable[[int], int], budget: int) -> int:
-    """The size whose count fits the budget while the next larger one's does not; 0 where not even size 1
-    fits.
-
-    `count` grows about linearly: false position with at least one step a side, so a few calls do.
-    """
-    fits, fits_count = 1, count(1)
-    if fits_count > budget:
-        return 0
-    fails, rate = None, (count(33) - fits_count) / 32
-    while fails is None or fails - fits > 1:
-        guess = fits + max(1, int((budget - fits_count) / max(rate, 1e-3)))
-        if fails is not None:
-            guess = min(guess, fails - 1)
-        guess_count = count(guess)
-        if guess > fits:
-            rate = max((guess_count - fits_count) / (guess - fits), 0.1)
-        if guess_count <= budget:
-            fits, fits_count = guess, guess_count
-        else:
-            fails = guess
-    return fits

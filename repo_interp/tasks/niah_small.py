@@ -24,19 +24,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Int
 
 from repo_interp.errors import InputError
 from repo_interp.tasks.prompt import Prompt
-from repo_interp.tasks.task import Batch, Task, whole_number
-from repo_interp.tasks.vocabulary import BOS, Vocabulary
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+from repo_interp.tasks.task import Batch, WordTask, whole_number
+from repo_interp.tasks.vocabulary import BOS
 
 MARKER, QUESTION = "M", "Q"
 NEEDLE = 3
@@ -46,7 +42,7 @@ ASKING = 3
 
 
 @dataclass(frozen=True)
-class SmallNiah(Task):
+class SmallNiah(WordTask):
     """Needle in a haystack for small models. Lengths in tokens."""
 
     name: ClassVar[str] = "niah"
@@ -74,17 +70,11 @@ class SmallNiah(Task):
             f"{self.first_length}, {self.length}, {self.longest_test}",
         )
 
-    @cached_property
-    def vocabulary(self) -> Vocabulary:
+    def task_words(self) -> tuple[str, ...]:
         """M, Q, classes, values by class, filler words."""
         classes = [f"c{index}" for index in range(self.classes)]
         values = [f"{name}v{index}" for name in classes for index in range(self.values_per_class)]
-        return Vocabulary((MARKER, QUESTION, *classes, *values, *(f"w{index}" for index in range(self.fillers))))
-
-    @property
-    def vocabulary_size(self) -> int:
-        """Number of token ids."""
-        return len(self.vocabulary)
+        return (MARKER, QUESTION, *classes, *values, *(f"w{index}" for index in range(self.fillers)))
 
     @property
     def training_length(self) -> int:
@@ -96,10 +86,6 @@ class SmallNiah(Task):
         """The training length and its doublings."""
         doublings = (self.longest_test // self.length).bit_length()
         return tuple(str(self.length << power) for power in range(doublings))
-
-    def tokenizer(self) -> PreTrainedTokenizerFast:
-        """Word-level."""
-        return self.vocabulary.tokenizer()
 
     def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
         """Contexts of one length, which grows from `first_length` to `length`."""

@@ -15,26 +15,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Int
 
 from repo_interp.tasks.prompt import Prompt
-from repo_interp.tasks.task import Batch, Task, whole_number
-from repo_interp.tasks.vocabulary import BOS, PAD, Vocabulary
+from repo_interp.tasks.task import Batch, WordTask, whole_number
+from repo_interp.tasks.vocabulary import BOS, PAD
 from repo_interp.tasks.words import NOUNS
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 INSTRUCTION = ("Reverse", "the", "following", "words:")
 SEPARATOR = "Answer:"
 
 
 @dataclass(frozen=True)
-class Reversal(Task):
+class Reversal(WordTask):
     """Text reversal; lengths are numbers of words. Test sets are named by the length: "2" ... "30", or any
     other.
     """
@@ -59,15 +55,9 @@ class Reversal(Task):
             f"{self.shortest}, {self.first_longest}, {self.longest}, {self.longest_test}",
         )
 
-    @cached_property
-    def vocabulary(self) -> Vocabulary:
+    def task_words(self) -> tuple[str, ...]:
         """Instruction, separator, then the list of words."""
-        return Vocabulary((*INSTRUCTION, SEPARATOR, *NOUNS[: self.words]))
-
-    @property
-    def vocabulary_size(self) -> int:
-        """Number of token ids."""
-        return len(self.vocabulary)
+        return (*INSTRUCTION, SEPARATOR, *NOUNS[: self.words])
 
     @property
     def training_length(self) -> int:
@@ -79,9 +69,10 @@ class Reversal(Task):
         """Every length, those trained on first."""
         return tuple(str(length) for length in range(self.shortest, self.longest_test + 1))
 
-    def tokenizer(self) -> PreTrainedTokenizerFast:
-        """Word-level."""
-        return self.vocabulary.tokenizer()
+    @property
+    def default_test_set(self) -> str:
+        """The longest text trained on."""
+        return str(self.longest)
 
     def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
         """Lengths uniform from `shortest` to a limit that grows from `first_longest` to `longest`."""

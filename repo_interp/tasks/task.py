@@ -21,6 +21,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -28,6 +29,7 @@ from jaxtyping import Bool, Float, Int
 
 from repo_interp.errors import InputError
 from repo_interp.tasks.prompt import Prompt
+from repo_interp.tasks.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -78,6 +80,11 @@ class Task(ABC):
     def test_sets(self) -> tuple[str, ...]:
         """Names that `prompts` takes, those within the training distribution first."""
 
+    @property
+    def default_test_set(self) -> str:
+        """What `prompts` takes when no set is named: as in training, at full difficulty."""
+        return self.test_sets[0]
+
     @abstractmethod
     def tokenizer(self) -> PreTrainedTokenizerFast:
         """The tokenizer to be saved beside a checkpoint."""
@@ -103,14 +110,14 @@ class Task(ABC):
         return prompt.generated
 
     def prompts(self, count: int, seed: int = 0, test_set: str | None = None) -> list[Prompt]:
-        """`count` prompts of one test set (default: the first). Prompt i depends on the seed, the set and i
+        """`count` prompts of one test set. Prompt i depends on the seed, the set and i
         alone.
         """
         if count < 1:
             raise InputError(f"wanted at least one prompt, got {count}; ask for 1 or more")
         if seed < 0:
             raise InputError(f"wanted a seed of 0 or more, got {seed}")
-        chosen = self.test_sets[0] if test_set is None else test_set
+        chosen = self.default_test_set if test_set is None else test_set
         tag = zlib.crc32(f"{self.name}/{chosen}".encode())
         prompts = []
         for index in range(count):
@@ -147,6 +154,38 @@ class Task(ABC):
     def _require(self, holds: bool, message: str) -> None:
         if not holds:
             raise InputError(f"task {self.name}: {message}")
+
+
+@dataclass(frozen=True)
+class WordTask(Task):
+    """A task with a vocabulary of words of its own."""
+
+    @abstractmethod
+    def task_words(self) -> tuple[str, ...]:
+        """The words, without <pad> and <bos>."""
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The words and their ids."""
+        return Vocabulary(self.task_words())
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of token ids."""
+        return len(self.vocabulary)
+
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        """Word-level: one token a word."""
+        return self.vocabulary.tokenizer()
+
+
+def log_perplexity(task: Task, responses: Sequence[Response], prompts: Sequence[Prompt]) -> Float[np.ndarray, " prompt"]:
+    """Mean of -log p(token) over the targets of each prompt, in nats. Raises ValueError where log-probabilities are wanting."""
+    task.right(responses, prompts)
+    for response in responses:
+        if len(response.log_probabilities) != len(response.tokens):
+            raise ValueError(f"the metric {task.metric!r} needs one log-probability a target")
+    return np.array([-np.mean(response.log_probabilities) for response in responses])
 
 
 def whole_number(name: str, wanted: str) -> int:

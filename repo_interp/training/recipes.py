@@ -24,11 +24,13 @@ FRESH: Mapping[str, Mapping[str, Any]] = {
         "curriculum": 0.6,
         "initial_deviation": 0.1,
     },
+    "language": {"width": 128, "steps": 1000, "batch": 16, "learning_rate": 2e-3},
 }
 """From random weights."""
 
 CONTINUED: Mapping[str, Mapping[str, Any]] = {
     "niah": {"steps": 1500, "batch": 8, "learning_rate": 1e-3},
+    "language": {"steps": 500, "batch": 16, "learning_rate": 1e-3},
 }
 """From a checkpoint."""
 

@@ -1,0 +1,208 @@
+"""In-context copying (HoPE, sec. 4.1, table 1): given the first 8 tokens of a sequence that was seen, go on with its last 4.
+
+    <bos> s_1 s_2 ... s_n  prefix(s_m)  suffix(s_m)          s_i = 8 tokens of prefix, 4 of suffix
+
+The prefix asked for stands once in the context, so the answer is determined. Test prompts have n sequences (30 to 80 in the
+paper, trained at 512 tokens) and ask for the middle one, m = n // 2. Tokens are drawn uniformly: from `symbols` words, or, for a
+pre-trained model (`copying_prompts`), from the ordinary tokens of its vocabulary. Training sequences have up to `sequences`
+sequences and ask for `questions` distinct ones, drawn uniformly. Targets are the suffixes asked for. Score: exact match of all 4
+tokens.
+
+Spans: `needle` (the sequence asked for; `needle.1.key` its prefix, `needle.1.value` its suffix), `distractor` (the others),
+`query` (the prefix again); the suffix is generated. attributes: sequences, length (tokens), source: for each generated token the
+index that it copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from repo_interp.errors import InputError
+from repo_interp.tasks.prompt import Prompt
+from repo_interp.tasks.task import Batch, WordTask, whole_number
+from repo_interp.tasks.vocabulary import BOS, PAD
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+PREFIX, SUFFIX = 8, 4
+WHOLE = PREFIX + SUFFIX
+
+
+@dataclass(frozen=True)
+class Copying(WordTask):
+    """In-context copying. Test sets are named by the number of sequences."""
+
+    name: ClassVar[str] = "copying"
+    axes: ClassVar[tuple[str, ...]] = ("sequences",)
+
+    symbols: int = 256
+    sequences: int = 20
+    """Most sequences of a training context."""
+    first_sequences: int = 4
+    """The same where the curriculum begins."""
+    questions: int = 1
+    """Sequences asked for in training."""
+    test_from: int = 10
+    test_to: int = 40
+    test_step: int = 5
+
+    def __post_init__(self) -> None:
+        self._require(self.symbols >= 2, f"wanted at least 2 symbols, got {self.symbols}")
+        self._require(
+            1 <= self.questions <= self.first_sequences <= self.sequences,
+            "wanted 1 <= questions <= first_sequences <= sequences, got "
+            f"{self.questions}, {self.first_sequences}, {self.sequences}",
+        )
+        self._require(
+            1 <= self.test_from <= self.test_to and self.test_step >= 1,
+            f"wanted 1 <= test_from <= test_to and test_step >= 1, got {self.test_from}, {self.test_to}, {self.test_step}",
+        )
+
+    def task_words(self) -> tuple[str, ...]:
+        """The symbols."""
+        return tuple(f"s{index}" for index in range(self.symbols))
+
+    @property
+    def training_length(self) -> int:
+        """Tokens of the longest sequence to train on."""
+        return 1 + WHOLE * (self.sequences + self.questions)
+
+    @property
+    def test_sets(self) -> tuple[str, ...]:
+        """Numbers of sequences."""
+        return tuple(str(count) for count in range(self.test_from, self.test_to + 1, self.test_step))
+
+    def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
+        """Contexts of one number of sequences, between half a limit and the limit, which grows from `first_sequences` to
+        `sequences`.
+        """
+        limit = self.first_sequences + round(progress * (self.sequences - self.first_sequences))
+        count = int(generator.integers(max(self.questions, limit // 2), limit + 1))
+        asked = np.argsort(generator.random((size, count)))[:, : self.questions]
+        return self._contexts(generator, count, asked)
+
+    def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
+        """Contexts of one number of sequences; the middle one is asked for."""
+        count = whole_number(test_set, "the number of sequences")
+        return self._contexts(generator, count, np.full((size, 1), count // 2))
+
+    def _contexts(self, generator: np.random.Generator, count: int, asked: Int[np.ndarray, "sequence question"]) -> Batch:
+        first = self.vocabulary["s0"]
+        alphabet = np.arange(first, first + self.symbols)
+        tokens = _contexts(generator, alphabet, count, asked)
+        start = np.full((len(tokens), 1), BOS)
+        tokens = np.concatenate([start, tokens], axis=1)
+        targets = np.zeros(tokens.shape, dtype=bool)
+        place = np.arange(tokens.shape[1]) - 1
+        targets[:, (place >= WHOLE * count) & (place % WHOLE >= PREFIX)] = True
+        return Batch(tokens, targets)
+
+    def describe(self, tokens: Sequence[int]) -> Prompt:
+        """Spans and the source of every generated token."""
+        text = self.vocabulary.text(tokens)
+        return _describe(tokens, first=1, token_text=text, separator=" ")
+
+
+def copying_prompts(tokenizer: PreTrainedTokenizerBase, sequences: int = 30, count: int = 20, seed: int = 0) -> list[Prompt]:
+    """Copying prompts for a pre-trained model: tokens drawn from its ordinary ones, after its BOS if it has one.
+
+    Raises InputError for numbers below 1 and vocabularies of fewer than 2 ordinary tokens.
+    """
+    for name, number in (("sequences", sequences), ("prompts", count)):
+        if number < 1:
+            raise InputError(f"wanted at least one of {name}, got {number}")
+    alphabet = ordinary_tokens(tokenizer)
+    start = beginning(tokenizer)
+    prompts = []
+    for index in range(count):
+        rng = np.random.default_rng([seed, index, sequences])
+        drawn = _contexts(rng, alphabet, sequences, np.full((1, 1), sequences // 2))[0].tolist()
+        tokens = [*start, *drawn]
+        text = tuple(str(tokenizer.decode([token])) for token in tokens)
+        prompts.append(_describe(tokens, len(start), text, ""))
+    return prompts
+
+
+def ordinary_tokens(tokenizer: PreTrainedTokenizerBase) -> Int[np.ndarray, " token"]:
+    """Ids of a vocabulary without special tokens, ascending. Raises InputError where fewer than 2 are left."""
+    ids = np.setdiff1d(np.unique(list(tokenizer.get_vocab().values())), tokenizer.all_special_ids)
+    if len(ids) < 2:
+        raise InputError(f"wanted a vocabulary of at least 2 ordinary tokens, got {len(ids)}; use another tokenizer")
+    return ids
+
+
+def beginning(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The BOS of a tokenizer, if it has one."""
+    bos = tokenizer.bos_token_id
+    return [bos] if isinstance(bos, int) else []
+
+
+def _contexts(
+    generator: np.random.Generator, alphabet: Int[np.ndarray, " symbol"], count: int, asked: Int[np.ndarray, "row question"]
+) -> Int[np.ndarray, "row token"]:
+    """Sequences and questions with their answers, drawn again wherever a prefix is not unique."""
+    size = len(asked)
+    tokens = np.full((size, WHOLE * (count + asked.shape[1])), PAD)
+    wanting = np.arange(size)
+    for _ in range(100):
+        drawn = alphabet[generator.integers(0, len(alphabet), (len(wanting), count, WHOLE))]
+        questions = np.take_along_axis(drawn, asked[wanting][:, :, None], axis=1)
+        tokens[wanting] = np.concatenate([drawn, questions], axis=1).reshape(len(wanting), -1)
+        wanting = wanting[~_determined(tokens[wanting], count)]
+        if not len(wanting):
+            return tokens
+    raise InputError(f"{len(alphabet)} symbols are too few for {count} sequences with unique prefixes; take more symbols")
+
+
+def _determined(tokens: Int[np.ndarray, "row token"], count: int) -> Bool[np.ndarray, " row"]:
+    """Whether all prefixes of a context differ, and those asked for stand nowhere else in it, not even across sequences."""
+    context = tokens[:, : WHOLE * count]
+    prefixes = np.ascontiguousarray(context.reshape(-1, count, WHOLE)[:, :, :PREFIX])
+    once = np.array([len({prefix.tobytes() for prefix in row}) == count for row in prefixes])
+    windows = np.lib.stride_tricks.sliding_window_view(context, PREFIX, axis=1)
+    for start in range(WHOLE * count, tokens.shape[1], WHOLE):
+        prefix = tokens[:, None, start : start + PREFIX]
+        once &= (windows == prefix).all(axis=-1).sum(axis=1) == 1
+    return once
+
+
+def _describe(tokens: Sequence[int], first: int, token_text: tuple[str, ...], separator: str) -> Prompt:
+    """Read a context back; its last sequences are questions as long as they stand before, too."""
+    total = (len(tokens) - first) // WHOLE
+    sequences = [tuple(tokens[first + WHOLE * index :][:WHOLE]) for index in range(total)]
+    count = next(index for index in range(1, total) if sequences[index] in sequences[:index])
+    asked = sorted(sequences[:count].index(sequence) for sequence in sequences[count:])
+    places = [tuple(range(first + WHOLE * index, first + WHOLE * (index + 1))) for index in range(total)]
+    source = [at for sequence in sequences[count:] for at in places[sequences.index(sequence)][PREFIX:]]
+    generated = [at for question in places[count:] for at in question[PREFIX:]]
+    spans = {
+        "needle": tuple(at for index in asked for at in places[index]),
+        "query": tuple(at for question in places[count:] for at in question[:PREFIX]),
+    }
+    for number, index in enumerate(asked, start=1):
+        spans[f"needle.{number}"] = places[index]
+        spans[f"needle.{number}.key"] = places[index][:PREFIX]
+        spans[f"needle.{number}.value"] = places[index][PREFIX:]
+    others = tuple(at for index in range(count) if index not in asked for at in places[index])
+    if others:
+        spans["distractor"] = others
+    return Prompt(
+        tokens=tuple(tokens),
+        spans=spans,
+        generated=tuple(generated),
+        token_text=token_text,
+        answers=tuple(separator.join(token_text[at] for at in question[PREFIX:]) for question in places[count:]),
+        attributes={"sequences": count, "length": len(tokens), "source": source},
+    )
+
+
+SIZES = {
+    "small": Copying(),
+    "paper": Copying(sequences=41, first_sequences=4, test_from=30, test_to=80, test_step=10),
+}

@@ -1,0 +1,150 @@
+"""Counting (CoPE, sec. 5.3): how often a variable was incremented since it was last set to zero.
+
+    <bos> a = 0 ; pass ; a ++ ; pass ; a ++ ; print a 2
+
+Operations: set a variable to zero, increment it, pass; drawn with weights 1, 7 and 50. Out of distribution the weight of pass is
+100 ("longer": the relevant context is longer) or 10 ("shorter"). 1, 3 or 5 variables, the one of an operation drawn uniformly;
+the sequence begins by setting each once, in random order, and ends by printing one. Values go to 10 at most: an increment beyond
+is a pass. The number of operations is uniform between `fewest` and `operations` (512 in the paper: "up to 512"). The target is
+the value printed. Score: exact match.
+
+Spans: `needle` (the last "a = 0 ;" of the variable printed and its increments since; `needle.1` ... in their order), `distractor`
+(other sets and increments), `query` (print a); the value is generated. attributes: operations, value, length (tokens).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar
+
+import numpy as np
+
+from repo_interp.errors import InputError
+from repo_interp.tasks.prompt import Prompt
+from repo_interp.tasks.task import Batch, WordTask
+from repo_interp.tasks.vocabulary import BOS, PAD
+
+END, SET, ZERO, INCREMENT, PASS, PRINT = ";", "=", "0", "++", "pass", "print"
+LARGEST = 10
+
+
+@dataclass(frozen=True)
+class Counting(WordTask):
+    """Counting. Weights are relative."""
+
+    name: ClassVar[str] = "counting"
+
+    variables: int = 1
+    operations: int = 64
+    fewest: int = 8
+    first_operations: int = 16
+    """Largest number of operations where the curriculum begins."""
+    set_weight: float = 1.0
+    increment_weight: float = 7.0
+    pass_weight: float = 50.0
+    longer_pass_weight: float = 100.0
+    shorter_pass_weight: float = 10.0
+
+    def __post_init__(self) -> None:
+        self._require(1 <= self.variables <= 26, f"wanted 1 to 26 variables, got {self.variables}")
+        self._require(
+            self.variables <= self.fewest <= self.first_operations <= self.operations,
+            "wanted variables <= fewest <= first_operations <= operations, got "
+            f"{self.variables}, {self.fewest}, {self.first_operations}, {self.operations}",
+        )
+        for name in ("set_weight", "increment_weight", "pass_weight", "longer_pass_weight", "shorter_pass_weight"):
+            self._require(getattr(self, name) > 0, f"wanted {name} above 0, got {getattr(self, name)}")
+
+    def task_words(self) -> tuple[str, ...]:
+        """Signs, variables, values."""
+        names = (chr(ord("a") + index) for index in range(self.variables))
+        return (END, SET, INCREMENT, PASS, PRINT, *(str(value) for value in range(LARGEST + 1)), *names)
+
+    @property
+    def training_length(self) -> int:
+        """Tokens of the longest sequence that could be drawn: no operation is longer than "a = 0 ;"."""
+        return 1 + 4 * self.operations + 3
+
+    @property
+    def test_sets(self) -> tuple[str, ...]:
+        """As in training, more passes, fewer passes."""
+        return tuple(self._pass_weights)
+
+    @property
+    def _pass_weights(self) -> dict[str, float]:
+        return {
+            "in_distribution": self.pass_weight,
+            "longer": self.longer_pass_weight,
+            "shorter": self.shorter_pass_weight,
+        }
+
+    def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
+        """Up to as many operations as the curriculum allows: from `first_operations` to `operations`."""
+        limit = self.first_operations + round(progress * (self.operations - self.first_operations))
+        return self._sequences(generator, size, limit, self.pass_weight)
+
+    def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
+        """Sequences with the weight of pass of one test set."""
+        if test_set not in self._pass_weights:
+            raise InputError(f"task {self.name}: wanted a test set, one of {', '.join(self._pass_weights)}; got {test_set!r}")
+        return self._sequences(generator, size, self.operations, self._pass_weights[test_set])
+
+    def _sequences(self, generator: np.random.Generator, size: int, limit: int, pass_weight: float) -> Batch:
+        rows = [self._sequence(generator, int(count), pass_weight) for count in generator.integers(self.fewest, limit + 1, size)]
+        tokens = np.full((size, max(map(len, rows))), PAD)
+        targets = np.zeros(tokens.shape, dtype=bool)
+        for row, words in enumerate(rows):
+            tokens[row, : len(words)] = words
+            targets[row, len(words) - 1] = True
+        return Batch(tokens, targets)
+
+    def _sequence(self, generator: np.random.Generator, count: int, pass_weight: float) -> list[int]:
+        vocabulary, first = self.vocabulary, self.vocabulary["a"]
+        end, equals, zero, plus, do_nothing = vocabulary.ids((END, SET, ZERO, INCREMENT, PASS))
+        weights = np.array([self.set_weight, self.increment_weight, pass_weight])
+        kinds = generator.choice(3, size=count, p=weights / weights.sum()).tolist()
+        chosen = generator.integers(0, self.variables, count).tolist()
+        kinds[: self.variables] = [0] * self.variables
+        chosen[: self.variables] = generator.permutation(self.variables).tolist()
+        values = [0] * self.variables
+        tokens = [BOS]
+        for kind, variable in zip(kinds, chosen, strict=True):
+            if kind == 0:
+                values[variable] = 0
+                tokens += (first + variable, equals, zero, end)
+            elif kind == 1 and values[variable] < LARGEST:
+                values[variable] += 1
+                tokens += (first + variable, plus, end)
+            else:
+                tokens += (do_nothing, end)
+        printed = int(generator.integers(self.variables))
+        return [*tokens, vocabulary[PRINT], first + printed, zero + values[printed]]
+
+    def describe(self, tokens: Sequence[int]) -> Prompt:
+        """Spans, the value and the number of operations."""
+        text = self.vocabulary.text(tokens)
+        last = len(text) - 1
+        starts = [1, *(at + 1 for at in range(last) if text[at] == END)]
+        operations = [tuple(range(start, stop)) for start, stop in pairwise(starts)]
+        changes = [places for places in operations if text[places[0]] != PASS]
+        mine = [places for places in changes if text[places[0]] == text[last - 1]]
+        zero = max(index for index, places in enumerate(mine) if text[places[1]] == SET)
+        counted = mine[zero:]
+        others = [places for places in changes if places not in counted]
+        spans = {"needle": tuple(at for places in counted for at in places), "query": (last - 2, last - 1)}
+        spans |= {f"needle.{number}": places for number, places in enumerate(counted, start=1)}
+        if others:
+            spans["distractor"] = tuple(at for places in others for at in places)
+        return Prompt(
+            tokens=tuple(tokens),
+            spans=spans,
+            generated=(last,),
+            token_text=text,
+            answers=(text[last],),
+            attributes={"length": len(tokens), "operations": len(operations), "value": int(text[last])},
+        )
+
+
+SIZES = {"small": Counting(), "paper": Counting(operations=512, first_operations=512)}

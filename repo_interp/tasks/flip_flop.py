@@ -1,0 +1,137 @@
+"""Flip-flop language modelling (Liu et al. 2024; CoPE, sec. 5.1): remember the last bit written.
+
+    <bos> w 0 i 1 r 0 w 1 i 1 i 0 r 1            pairs of an instruction and a bit
+
+w writes a bit, i says to ignore one, r reads: the bit after r is the one that the last w wrote. The first instruction is w, the
+last r, the others are drawn: i with probability p, w and r with (1 - p) / 2 each. p = 0.8 to train; out of distribution p = 0.98
+("sparse": the last w is far away) and 0.1 ("dense"). Bits after w and i are uniform. Lengths are tokens without <bos>, two a
+pair.
+
+Targets are the bits after every r; the last one is generated. Score: the share of a prompt's reads that are right (1 - the
+papers' error). Spans: `needle` (the w that the last r reads; parts `needle.1`, `.key` the w, `.value` its bit), `query` (the last
+r), `writes`, `ignored`, `reads` (the other pairs). attributes: length, ignore (p), distance (tokens from the bit written to the
+last one).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from jaxtyping import Float
+
+from repo_interp.errors import InputError
+from repo_interp.tasks.prompt import Prompt
+from repo_interp.tasks.task import Batch, Response, WordTask
+from repo_interp.tasks.vocabulary import BOS
+
+WRITE, IGNORE, READ = "w", "i", "r"
+SETS = ("in_distribution", "sparse", "dense")
+
+
+@dataclass(frozen=True)
+class FlipFlop(WordTask):
+    """Flip-flop. Test sets: three densities at the training length and, with "long_" before the name, at `longest_test`."""
+
+    name: ClassVar[str] = "flip_flop"
+    metric: ClassVar[str] = "accuracy of reads"
+
+    length: int = 128
+    first_length: int = 128
+    """Length where the curriculum begins; like `length`: there is none."""
+    longest_test: int = 512
+    ignore: float = 0.8
+    """p in training."""
+    sparse: float = 0.98
+    dense: float = 0.1
+
+    def __post_init__(self) -> None:
+        self._require(
+            4 <= self.first_length <= self.length <= self.longest_test,
+            f"wanted 4 <= first_length <= length <= longest_test, got {self.first_length}, {self.length}, {self.longest_test}",
+        )
+        for name in ("length", "first_length", "longest_test"):
+            self._require(getattr(self, name) % 2 == 0, f"wanted an even {name}, pairs of tokens; got {getattr(self, name)}")
+        for name in ("ignore", "sparse", "dense"):
+            self._require(0 <= getattr(self, name) <= 1, f"wanted {name} between 0 and 1, got {getattr(self, name)}")
+
+    def task_words(self) -> tuple[str, ...]:
+        """Instructions and bits."""
+        return (WRITE, IGNORE, READ, "0", "1")
+
+    @property
+    def training_length(self) -> int:
+        """Tokens of a sequence with <bos>."""
+        return 1 + self.length
+
+    @property
+    def test_sets(self) -> tuple[str, ...]:
+        """In distribution, sparse and dense; then the same at `longest_test`."""
+        longer = () if self.longest_test == self.length else tuple(f"long_{name}" for name in SETS)
+        return (*SETS, *longer)
+
+    def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
+        """Sequences of one length, which grows from `first_length` to `length`."""
+        pairs = round((self.first_length + progress * (self.length - self.first_length)) / 2)
+        return self._sequences(generator, size, pairs, self.ignore)
+
+    def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
+        """Sequences of one length and density."""
+        if test_set not in self.test_sets:
+            raise InputError(f"task {self.name}: wanted a test set, one of {', '.join(self.test_sets)}; got {test_set!r}")
+        length = self.longest_test if test_set.startswith("long_") else self.length
+        shares = dict(zip(SETS, (self.ignore, self.sparse, self.dense), strict=True))
+        return self._sequences(generator, size, length // 2, shares[test_set.removeprefix("long_")])
+
+    def _sequences(self, generator: np.random.Generator, size: int, pairs: int, ignore: float) -> Batch:
+        write, ignored, read = self.vocabulary.ids((WRITE, IGNORE, READ))
+        chance = [(1 - ignore) / 2, ignore, (1 - ignore) / 2]
+        instructions = generator.choice([write, ignored, read], size=(size, pairs), p=chance)
+        instructions[:, 0], instructions[:, -1] = write, read
+        bits = generator.integers(0, 2, (size, pairs))
+        written = np.maximum.accumulate(np.where(instructions == write, np.arange(pairs), 0), axis=1)
+        reads = instructions == read
+        bits = np.where(reads, np.take_along_axis(bits, written, axis=1), bits)
+        tokens = np.full((size, 1 + 2 * pairs), BOS)
+        tokens[:, 1::2] = instructions
+        tokens[:, 2::2] = self.vocabulary["0"] + bits
+        targets = np.zeros(tokens.shape, dtype=bool)
+        targets[:, 2::2] = reads
+        return Batch(tokens, targets)
+
+    def describe(self, tokens: Sequence[int]) -> Prompt:
+        """Spans; the density is what the sequence shows."""
+        text = self.vocabulary.text(tokens)
+        pairs = {word: [at for at in range(1, len(tokens), 2) if text[at] == word] for word in (WRITE, IGNORE, READ)}
+        written, last = pairs[WRITE][-1], pairs[READ][-1]
+        spans = {
+            "needle": (written, written + 1),
+            "needle.1": (written, written + 1),
+            "needle.1.key": (written,),
+            "needle.1.value": (written + 1,),
+            "query": (last,),
+        }
+        others = {"writes": pairs[WRITE][:-1], "ignored": pairs[IGNORE], "reads": pairs[READ][:-1]}
+        spans |= {name: tuple(at + step for at in starts for step in (0, 1)) for name, starts in others.items() if starts}
+        return Prompt(
+            tokens=tuple(tokens),
+            spans=spans,
+            generated=(last + 1,),
+            token_text=text,
+            answers=(text[last + 1],),
+            attributes={"length": len(tokens) - 1, "distance": last - written},
+        )
+
+    def targets(self, prompt: Prompt) -> tuple[int, ...]:
+        """The bits after every read."""
+        read = self.vocabulary[READ]
+        return tuple(at + 1 for at in range(1, len(prompt.tokens), 2) if prompt.tokens[at] == read)
+
+    def score(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> Float[np.ndarray, " prompt"]:
+        """Share of reads that are right."""
+        return np.array([right.mean() for right in self.right(responses, prompts)])
+
+
+SIZES = {"small": FlipFlop(), "paper": FlipFlop(length=512, first_length=512)}

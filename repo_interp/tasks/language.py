@@ -1,0 +1,124 @@
+"""Language modelling on a corpus: a text file or folder the user names, or the sources of Python's standard library.
+
+    <bos> t_2 ... t_n        a window of a document; every token but the first is a target
+
+Tokens are byte-level BPE, trained on the corpus (2,048 ids), unless `tokenizer_file` names a tokenizer.json with <pad> 0 and
+<bos> 1: a checkpoint is scored with its own. Every 20th document is held out. Training windows are uniform over the other
+documents, joined; test windows begin uniformly in held-out documents that are long enough, and so see one document only. The same
+corpus gives the same bytes; another Python version has other sources.
+
+Test sets are named by the length in tokens. Score: log perplexity, nats a token; with attributes["bytes"] (of the targets' text),
+bits a byte = nats a token * targets / (bytes ln 2). No spans; nothing is generated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from jaxtyping import Float
+
+from repo_interp.errors import InputError
+from repo_interp.tasks.corpus import Corpus, corpus
+from repo_interp.tasks.prompt import Prompt
+from repo_interp.tasks.task import Batch, Response, Task, log_perplexity, whole_number
+from repo_interp.tasks.vocabulary import BOS
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+
+@dataclass(frozen=True)
+class Language(Task):
+    """Language modelling. Lengths in tokens."""
+
+    name: ClassVar[str] = "language"
+    metric: ClassVar[str] = "log perplexity"
+    higher_is_better: ClassVar[bool] = False
+    axes: ClassVar[tuple[str, ...]] = ("length",)
+
+    corpus: str = ""
+    """A UTF-8 text file, or a folder of them (.txt, .md, .py); empty: the standard library's sources without its tests."""
+    tokens: int = 2048
+    """Size of the vocabulary."""
+    tokenizer_file: str = ""
+    """A tokenizer.json in place of one trained on the corpus."""
+    length: int = 256
+    longest_test: int = 1024
+
+    def __post_init__(self) -> None:
+        self._require(self.tokens >= 258, f"wanted at least 258 tokens, the bytes and two special ones; got {self.tokens}")
+        self._require(
+            2 <= self.length <= self.longest_test, f"wanted 2 <= length <= longest_test, got {self.length}, {self.longest_test}"
+        )
+
+    @cached_property
+    def data(self) -> Corpus:
+        """The corpus in tokens; read and tokenized once a process."""
+        return corpus(self.corpus, self.tokens, self.tokenizer_file)
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of token ids."""
+        return len(self.data.tokenizer)
+
+    @property
+    def training_length(self) -> int:
+        """Tokens of a window."""
+        return self.length
+
+    @property
+    def test_sets(self) -> tuple[str, ...]:
+        """The training length and its doublings."""
+        doublings = (self.longest_test // self.length).bit_length()
+        return tuple(str(self.length << power) for power in range(doublings))
+
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        """Byte-level BPE."""
+        return self.data.tokenizer
+
+    def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
+        """Windows of the training documents; there is no curriculum."""
+        stream = self.data.training
+        starts = generator.integers(0, len(stream) - self.length + 2, size)
+        return _windows(stream, starts, self.length)
+
+    def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
+        """Windows of held-out documents. Raises InputError where no document is long enough."""
+        length = whole_number(test_set, "the number of tokens")
+        starts = self.data.held_out_starts(length - 1)
+        if not len(starts):
+            raise InputError(f"no held-out document has {length - 1} tokens; ask for a shorter length or give a longer corpus")
+        return _windows(self.data.held_out, generator.choice(starts, size), length)
+
+    def describe(self, tokens: Sequence[int]) -> Prompt:
+        """Tokens with their text, and how many bytes the targets are."""
+        data = self.data
+        return Prompt(
+            tokens=tuple(tokens),
+            token_text=tuple(data.text[token] for token in tokens),
+            attributes={"length": len(tokens), "bytes": sum(data.bytes[token] for token in tokens[1:])},
+        )
+
+    def targets(self, prompt: Prompt) -> tuple[int, ...]:
+        """All but the first."""
+        return tuple(range(1, len(prompt.tokens)))
+
+    def score(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> Float[np.ndarray, " prompt"]:
+        """Nats a token."""
+        return log_perplexity(self, responses, prompts)
+
+
+def _windows(stream: np.ndarray, starts: np.ndarray, length: int) -> Batch:
+    """<bos> and the `length` - 1 tokens from each start."""
+    tokens = np.full((len(starts), length), BOS, dtype=np.int64)
+    tokens[:, 1:] = stream[starts[:, None] + np.arange(length - 1)]
+    targets = np.ones(tokens.shape, dtype=bool)
+    targets[:, 0] = False
+    return Batch(tokens, targets)
+
+
+SIZES = {"small": Language(), "paper": Language(length=512, longest_test=4096)}

@@ -1,0 +1,105 @@
+"""Random tokens after BOS (HoPE, sec. 3.1): sequences without content, so that what attention does with position alone shows.
+
+    <bos> t_1 t_2 ... t_{n-1}          t_i uniform over the ordinary tokens of a vocabulary
+
+The paper takes 5,000 sequences of lengths L and 2 L, L the training length. As a task it has a known best score: each token has
+the log perplexity ln(vocabulary), and a model that is trained on it can do no better. Every token but the first is a target;
+nothing is generated and there are no spans. Score: log perplexity in nats a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from jaxtyping import Float
+
+from repo_interp.errors import InputError
+from repo_interp.tasks.copying import beginning, ordinary_tokens
+from repo_interp.tasks.prompt import Prompt
+from repo_interp.tasks.task import Batch, Response, WordTask, log_perplexity, whole_number
+from repo_interp.tasks.vocabulary import BOS
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class RandomTokens(WordTask):
+    """Random tokens. Test sets are named by the length in tokens."""
+
+    name: ClassVar[str] = "random_tokens"
+    metric: ClassVar[str] = "log perplexity"
+    higher_is_better: ClassVar[bool] = False
+    axes: ClassVar[tuple[str, ...]] = ("length",)
+
+    symbols: int = 256
+    length: int = 256
+
+    def __post_init__(self) -> None:
+        self._require(self.symbols >= 1, f"wanted at least one symbol, got {self.symbols}")
+        self._require(self.length >= 2, f"wanted a length of at least 2, got {self.length}")
+
+    def task_words(self) -> tuple[str, ...]:
+        """The symbols."""
+        return tuple(f"s{index}" for index in range(self.symbols))
+
+    @property
+    def training_length(self) -> int:
+        """Tokens of a sequence."""
+        return self.length
+
+    @property
+    def test_sets(self) -> tuple[str, ...]:
+        """L and 2 L."""
+        return (str(self.length), str(2 * self.length))
+
+    def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
+        """Sequences of the training length; there is no curriculum."""
+        return self.sample(generator, size, str(self.length))
+
+    def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
+        """Sequences of one length."""
+        length = whole_number(test_set, "the number of tokens")
+        first = self.vocabulary["s0"]
+        tokens = generator.integers(first, first + self.symbols, (size, length))
+        tokens[:, 0] = BOS
+        targets = np.ones(tokens.shape, dtype=bool)
+        targets[:, 0] = False
+        return Batch(tokens, targets)
+
+    def describe(self, tokens: Sequence[int]) -> Prompt:
+        """Tokens alone."""
+        return Prompt(tokens=tuple(tokens), token_text=self.vocabulary.text(tokens), attributes={"length": len(tokens)})
+
+    def targets(self, prompt: Prompt) -> tuple[int, ...]:
+        """All but the first."""
+        return tuple(range(1, len(prompt.tokens)))
+
+    def score(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> Float[np.ndarray, " prompt"]:
+        """Nats a token."""
+        return log_perplexity(self, responses, prompts)
+
+
+def random_token_prompts(tokenizer: PreTrainedTokenizerBase, length: int = 512, count: int = 20, seed: int = 0) -> list[Prompt]:
+    """Random ordinary tokens of a pre-trained model's vocabulary, `length` of them with its BOS, if it has one, in front.
+
+    Raises InputError for a length or count below 1, and a vocabulary without ordinary tokens.
+    """
+    for name, number in (("tokens", length), ("prompts", count)):
+        if number < 1:
+            raise InputError(f"wanted at least one of {name}, got {number}")
+    ids = ordinary_tokens(tokenizer)
+    prompts = []
+    for index in range(count):
+        tokens = np.random.default_rng([seed, index, length]).choice(ids, length).tolist()
+        tokens = [*beginning(tokenizer), *tokens][:length]
+        text = tuple(str(tokenizer.decode([token])) for token in tokens)
+        attributes = {"task": "random_tokens", "length": length, "seed": seed, "index": index}
+        prompts.append(Prompt(tokens=tuple(tokens), token_text=text, attributes=attributes))
+    return prompts
+
+
+SIZES = {"small": RandomTokens(), "paper": RandomTokens(symbols=50_000, length=512)}

@@ -1,0 +1,105 @@
+"""Selective copy (Gu and Dao 2023; CoPE, sec. 5.2): copy all tokens except the blanks.
+
+    <bos> D _ _ C F _ F E = D C F F E            _ the blank, = where the answer begins
+
+16 symbols drawn uniformly, `copied` of them (256 in the paper), between them `blanks` blanks at uniform places: 256 to train, out
+of distribution half as many ("dense", 128) and twice as many ("sparse", 512). Targets are the copied symbols. Score: exact match.
+
+Spans: `symbols`, `blanks`, `separator`; the answer is generated. attributes: length (tokens), blanks, and source: for each
+generated token the index of the token it copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from repo_interp.errors import InputError
+from repo_interp.tasks.prompt import Prompt
+from repo_interp.tasks.task import Batch, WordTask
+from repo_interp.tasks.vocabulary import BOS
+
+BLANK, SEPARATOR = "_", "="
+
+
+@dataclass(frozen=True)
+class SelectiveCopy(WordTask):
+    """Selective copy. Numbers of tokens."""
+
+    name: ClassVar[str] = "selective_copy"
+
+    symbols: int = 16
+    """Size of the alphabet, without the blank."""
+    copied: int = 32
+    first_copied: int = 4
+    """Symbols to copy where the curriculum begins; blanks in proportion."""
+    blanks: int = 32
+
+    def __post_init__(self) -> None:
+        self._require(2 <= self.symbols <= 26, f"wanted 2 to 26 symbols, got {self.symbols}")
+        self._require(
+            1 <= self.first_copied <= self.copied, f"wanted 1 <= first_copied <= copied, got {self.first_copied}, {self.copied}"
+        )
+        self._require(self.blanks >= 2, f"wanted at least 2 blanks, got {self.blanks}")
+
+    def task_words(self) -> tuple[str, ...]:
+        """Blank, separator, letters."""
+        return (BLANK, SEPARATOR, *(chr(ord("A") + index) for index in range(self.symbols)))
+
+    @property
+    def training_length(self) -> int:
+        """Tokens of a sequence with its answer."""
+        return 2 + self.blanks + 2 * self.copied
+
+    @property
+    def test_sets(self) -> tuple[str, ...]:
+        """As in training, half the blanks, twice the blanks."""
+        return tuple(self._blanks)
+
+    @property
+    def _blanks(self) -> dict[str, int]:
+        return {"in_distribution": self.blanks, "dense": self.blanks // 2, "sparse": 2 * self.blanks}
+
+    def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
+        """Sequences of one length: the symbols grow from `first_copied` to `copied`, the blanks with them."""
+        copied = self.first_copied + round(progress * (self.copied - self.first_copied))
+        return self._sequences(generator, size, copied, max(1, round(self.blanks * copied / self.copied)))
+
+    def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
+        """Sequences with the blanks of one test set."""
+        if test_set not in self._blanks:
+            raise InputError(f"task {self.name}: wanted a test set, one of {', '.join(self._blanks)}; got {test_set!r}")
+        return self._sequences(generator, size, self.copied, self._blanks[test_set])
+
+    def _sequences(self, generator: np.random.Generator, size: int, copied: int, blanks: int) -> Batch:
+        first = self.vocabulary["A"]
+        symbols = generator.integers(first, first + self.symbols, (size, copied))
+        places = np.sort(np.argsort(generator.random((size, copied + blanks)))[:, :copied])
+        context = np.full((size, copied + blanks), self.vocabulary[BLANK])
+        np.put_along_axis(context, places, symbols, axis=1)
+        edges = np.full((size, 1), BOS), np.full((size, 1), self.vocabulary[SEPARATOR])
+        tokens = np.concatenate([edges[0], context, edges[1], symbols], axis=1)
+        targets = np.zeros(tokens.shape, dtype=bool)
+        targets[:, -copied:] = True
+        return Batch(tokens, targets)
+
+    def describe(self, tokens: Sequence[int]) -> Prompt:
+        """Spans and the source of every generated symbol."""
+        text = self.vocabulary.text(tokens)
+        separator = text.index(SEPARATOR)
+        blanks = tuple(at for at in range(separator) if text[at] == BLANK)
+        symbols = tuple(at for at in range(1, separator) if text[at] != BLANK)
+        return Prompt(
+            tokens=tuple(tokens),
+            spans={"symbols": symbols, "blanks": blanks, "separator": (separator,)},
+            generated=tuple(range(separator + 1, len(tokens))),
+            token_text=text,
+            answers=(" ".join(text[separator + 1 :]),),
+            attributes={"length": len(tokens), "blanks": len(blanks), "source": list(symbols)},
+        )
+
+
+SIZES = {"small": SelectiveCopy(), "paper": SelectiveCopy(copied=256, first_copied=256, blanks=256)}

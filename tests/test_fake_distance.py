@@ -1,0 +1,295 @@
+"""The measure `fake_distance`: closed forms, the fake logits written out, the authors' arrays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from attention_inputs import OFFICIAL, official_inputs, random_inputs
+from numpy.testing import assert_allclose
+
+from repo_interp.errors import InputError
+from repo_interp.inputs import select_prompts
+from repo_interp.measures.fake_distance import FakeDistance
+from repo_interp.measures.fake_logits import Grid
+from repo_interp.measures.statistics import merge
+from repo_interp.positions.rotary import rotate
+
+ANALYSIS = np.load(OFFICIAL / "expected_analysis.npz")
+ARRAYS = {
+    "repo_mha": ("repo_mha", "expected"),
+    "repo_scaled": ("repo_scaled", "expected"),
+    "repo_scaled_yarn4": ("repo_scaled", "expected_yarn4"),
+    "multihead_continuous": ("multihead_continuous", "expected"),
+    "rope_none": ("rope_none", "expected"),
+    "nope": ("nope", "expected"),
+}
+AXES = ("position_axis", "semantic_axis")
+precisions = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+devices = pytest.mark.parametrize(
+    "device",
+    ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))],
+)
+
+
+def measured(inputs, **parameters):
+    measure = FakeDistance(**parameters)
+    return measure.conclude(merge([measure.observe(inputs, {})]))
+
+
+def r_of(inputs, **parameters):
+    return measured(inputs, **parameters)["r"].values[:, 0]
+
+
+def fake_logits(inputs, prompt, head, query, distances):
+    """W' [distance, key] of one query, written out with the model's own rotation."""
+    valid = inputs.valid[prompt]
+    keys = inputs.keys[prompt, head // (inputs.heads // inputs.kv_heads), valid].double()
+    queries = inputs.queries[prompt, head, query].double().expand(len(distances), -1)
+    if inputs.frequencies is not None:
+        frequencies, scaling = inputs.frequencies.double(), inputs.attention_scaling
+        queries = rotate(queries, distances, frequencies, scaling)
+        keys = rotate(keys, torch.zeros(len(keys), dtype=torch.float64), frequencies, scaling)
+    return (queries @ keys.T * inputs.logit_scale).numpy()
+
+
+def two_axes(logits):
+    """(a, b, r) of the least-squares fit of the paper's eq. 13."""
+    position = logits.mean(1) - logits.mean() / 2
+    semantic = logits.mean(0) - logits.mean() / 2
+    fitted = position[:, None] + semantic
+    return position, semantic, np.corrcoef(logits.ravel(), fitted.ravel())[0, 1]
+
+
+def padded_prompts(inputs):
+    """Padding on the right, on the left, and a token left out."""
+    valid = torch.ones(inputs.valid.shape, dtype=torch.bool)
+    valid[0, 20:] = valid[1, :5] = valid[1, 13] = False
+    hidden = ~valid[:, None, :, None]
+    return replace(
+        inputs,
+        valid=valid,
+        queries=inputs.queries.masked_fill(hidden, torch.nan),
+        keys=inputs.keys.masked_fill(hidden, torch.nan),
+    )
+
+
+@pytest.mark.parametrize("scheme", ["rope", "repo", "nope"])
+@pytest.mark.parametrize("shape", [(4, 4), (6, 2)], ids=["mha", "gqa"])
+@devices
+def test_r_and_axes_are_those_of_the_logits_written_out(scheme, shape, device):
+    inputs = padded_prompts(random_inputs(heads=shape[0], kv_heads=shape[1], scheme=scheme))
+    inputs = replace(inputs, attention_scaling=1.2, logit_scale=0.4)
+    tensors = ("queries", "keys", "positions", "frequencies", "valid", "prompts")
+    moved = {name: value.to(device) for name in tensors if (value := getattr(inputs, name)) is not None}
+    group = measured(replace(inputs, **moved))
+    for prompt in range(2):
+        tokens = inputs.valid[prompt].nonzero()[:, 0]
+        distances = torch.arange(len(tokens), dtype=torch.float64)
+        for head in range(inputs.heads):
+            position, semantic, r = two_axes(fake_logits(inputs, prompt, head, tokens[-1], distances))
+            assert_allclose(group["r"][prompt, 0, head], r, atol=1e-10)
+            if prompt == 0:
+                assert_allclose(group["position_axis"][0, head], position, atol=1e-10)
+                assert_allclose(group["semantic_axis"][0, head], semantic, atol=1e-10)
+
+
+def test_a_layer_without_rotation_is_perfectly_and_trivially_additive():
+    assert_allclose(r_of(random_inputs(scheme="nope")), 1, atol=1e-12)
+    group = measured(random_inputs(scheme="nope"))
+    assert_allclose(group["position_axis"].std("distance"), 0, atol=1e-12)
+
+
+def test_a_layer_without_rotation_can_be_asked_to_rotate():
+    rope = random_inputs(scheme="rope")
+    inputs = replace(rope, scheme="nope", positions=None, frequencies=None)
+    frequencies = 500.0 ** (-torch.arange(4, dtype=torch.float64) / 4)
+    expected = r_of(replace(rope, frequencies=frequencies))
+    assert_allclose(r_of(inputs, nope_base=500.0), expected, atol=1e-12)
+    assert expected.max() < 0.99
+    assert_allclose(r_of(rope, nope_base=500.0), r_of(rope))
+
+
+def test_keys_that_are_all_alike_are_pure_distance():
+    inputs = random_inputs(scheme="rope")
+    inputs = replace(inputs, keys=inputs.keys[:, :, :1].expand_as(inputs.keys))
+    group = measured(inputs)
+    assert_allclose(group["r"], 1, atol=1e-9)
+    assert_allclose(group["semantic_axis"].std("token"), 0, atol=1e-12)
+
+
+def test_learned_positions_do_not_matter_to_distances_in_tokens():
+    inputs = random_inputs()
+    other = replace(inputs, positions=3 * inputs.positions + 5)
+    assert_allclose(r_of(other), r_of(inputs), atol=1e-14)
+
+
+def test_distances_that_the_last_query_really_sees():
+    inputs = padded_prompts(random_inputs())
+    positions = inputs.positions.masked_fill(~inputs.valid[:, None], torch.nan)
+    inputs = replace(inputs, positions=positions)
+    group = measured(inputs, distances="positions")
+    for prompt in range(2):
+        tokens = inputs.valid[prompt].nonzero()[:, 0]
+        for head in range(4):
+            seen = positions[prompt, head, tokens[-1]] - positions[prompt, head, tokens]
+            distances = torch.linspace(float(seen.min()), float(seen.max()), len(tokens), dtype=torch.float64)
+            position, semantic, r = two_axes(fake_logits(inputs, prompt, head, tokens[-1], distances))
+            assert_allclose(group["r"][prompt, 0, head], r, atol=1e-9)
+            if prompt == 0:
+                assert_allclose(group["position_axis"][0, head], position, atol=1e-9)
+                assert_allclose(group["semantic_axis"][0, head], semantic, atol=1e-9)
+    index = torch.arange(24, dtype=torch.float64).expand(2, 1, -1)
+    rope = replace(random_inputs(scheme="rope"), positions=index)
+    assert_allclose(r_of(rope, distances="positions"), r_of(rope), atol=1e-12)
+
+
+def test_several_queries_are_averaged_and_missing_ones_left_out():
+    inputs = random_inputs(scheme="rope")
+    valid = torch.ones(2, 24, dtype=torch.bool)
+    valid[0, 3:] = False
+    inputs = replace(inputs, valid=valid)
+    found = r_of(inputs, queries=5)
+    distances = torch.arange(24, dtype=torch.float64)
+    for prompt, queries in ((0, (0, 1, 2)), (1, (19, 20, 21, 22, 23))):
+        count = int(valid[prompt].sum())
+        for head in range(4):
+            every = [two_axes(fake_logits(inputs, prompt, head, query, distances[:count]))[2] for query in queries]
+            assert_allclose(found[prompt, head], np.mean(every), atol=1e-10)
+    assert_allclose(r_of(inputs, queries=500)[0], found[0], atol=1e-12)
+
+
+def test_a_bias_by_distance_is_added_to_the_distances_it_belongs_to():
+    inputs = padded_prompts(random_inputs(scheme="rope"))
+    distance = torch.arange(24)[:, None] - torch.arange(24.0, dtype=torch.float64)
+    slope = torch.tensor([0.3, -0.2, 1.0, 0.0], dtype=torch.float64)[:, None, None]
+    inputs = replace(inputs, position_logits=lambda rows: (-slope * distance[rows].abs().sqrt())[None])
+    group = measured(inputs)
+    valid = inputs.valid[0]
+    distances = torch.arange(int(valid.sum()), dtype=torch.float64)
+    for head in range(4):
+        logits = fake_logits(inputs, 0, head, 19, distances) - float(slope[head]) * distances.sqrt().numpy()[:, None]
+        position, semantic, r = two_axes(logits)
+        assert_allclose(group["r"][0, 0, head], r, atol=1e-10)
+        assert_allclose(group["position_axis"][0, head], position, atol=1e-10)
+        assert_allclose(group["semantic_axis"][0, head], semantic, atol=1e-10)
+    alibi = replace(inputs, positions=None, frequencies=None, scheme="alibi")
+    assert_allclose(r_of(alibi), 1, atol=1e-10)
+
+
+def test_logits_that_do_not_vary_have_no_correlation():
+    inputs = random_inputs(scheme="rope")
+    assert np.isnan(r_of(replace(inputs, queries=0 * inputs.queries))).all()
+    alike = replace(random_inputs(scheme="nope"), keys=torch.ones_like(inputs.keys))
+    assert np.isnan(r_of(alike)).all()
+
+
+@pytest.mark.parametrize("mean", [0, 5, 70])
+def test_float32_keeps_its_digits_when_the_mean_dwarfs_the_spread(mean):
+    inputs = random_inputs(prompts=1, tokens=300, d_head=16, scheme="rope")
+    level = mean * torch.randn(1, 1, 1, 16, dtype=torch.float64)
+    rounded = replace(inputs, queries=inputs.queries.float(), keys=(inputs.keys + level).float())
+    exact = replace(rounded, queries=rounded.queries.double(), keys=rounded.keys.double())
+    assert_allclose(r_of(rounded), r_of(exact), atol=1e-6)
+
+
+def test_many_tokens_go_through_in_blocks():
+    inputs = random_inputs(prompts=1, heads=2, kv_heads=1, tokens=1300, d_head=4, scheme="rope")
+    group = measured(inputs)
+    position, semantic, r = two_axes(fake_logits(inputs, 0, 1, 1299, torch.arange(1300, dtype=torch.float64)))
+    assert_allclose(group["r"][0, 0, 1], r, atol=1e-9)
+    assert_allclose(group["position_axis"][0, 1], position, atol=1e-9)
+    assert_allclose(group["semantic_axis"][0, 1], semantic, atol=1e-9)
+
+
+@pytest.mark.parametrize("frequency", [0.0, 1e-18, 1e-6, 0.3, 2.0, 2 * np.pi, 7.0])
+def test_sums_of_turns(frequency):
+    grid = Grid(torch.tensor([[-2.5]]).double(), torch.tensor([[1.0]]).double(), torch.tensor([4000]))
+    found = grid.turns(torch.tensor([frequency, -frequency], dtype=torch.float64))[0, 0]
+    distances = -2.5 + np.arange(4000)
+    assert_allclose(found[0], np.exp(1j * frequency * distances).sum(), atol=1e-8)
+    assert_allclose(found[1], np.conj(found[0].item()), atol=1e-9)
+
+
+def test_merging_batches_equals_the_whole():
+    inputs = random_inputs(prompts=3)
+    measure = FakeDistance(queries=2)
+    whole = measure.conclude(measure.observe(inputs, {}))
+    parts = [measure.observe(select_prompts(inputs, some), {}) for some in (slice(1, 3), slice(0, 1))]
+    group = measure.conclude(merge(parts))
+    for name in ("r", *AXES):
+        assert group[name].dims == whole[name].dims
+        assert_allclose(group[name], whole[name], atol=1e-12)
+
+
+def test_names_dimensions_units_and_parameters():
+    group = measured(random_inputs(layer=2))
+    assert {name: array.dims for name, array in group.data_vars.items()} == {
+        "r": ("prompt", "layer", "head"),
+        "position_axis": ("layer", "head", "distance"),
+        "semantic_axis": ("layer", "head", "token"),
+    }
+    assert all(array.attrs["long_name"] and array.attrs["units"] for array in group.data_vars.values())
+    assert FakeDistance().name == "fake_distance"
+    assert FakeDistance().parameters["sign"] == "causal"
+    assert set(measured(random_inputs(), axes="none").data_vars) == {"r"}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"sign": "literal"}, "sign is one of causal, printed, not 'literal'"),
+        ({"distances": "cells"}, "distances is one of tokens, positions, not 'cells'"),
+        ({"axes": "every"}, "axes is one of none, first_prompt, not 'every'"),
+        ({"queries": 0}, "at least one query"),
+    ],
+)
+def test_bad_parameters_are_named(parameters, message):
+    with pytest.raises(InputError, match=message):
+        FakeDistance(**parameters)
+
+
+def layers(name, dtype):
+    directory, variant = ARRAYS[name]
+    count = len(np.load(OFFICIAL / directory / f"{variant}.npz")["q_prerot"])
+    for layer in range(count):
+        inputs = official_inputs(directory, layer, variant, dtype)
+        is_nope = name == "nope" and layer >= 2
+        yield replace(inputs, scheme="nope", positions=None, frequencies=None) if is_nope else inputs
+
+
+@precisions
+@pytest.mark.parametrize("name", ARRAYS)
+def test_the_authors_layers(name, dtype):
+    """The analysis rotated NoPE layers too, by the checkpoint's RoPE base: `nope_base`."""
+    measure = FakeDistance(nope_base=500_000.0)
+    group = measure.conclude(merge([measure.observe(inputs, {}) for inputs in layers(name, dtype)]))
+    expected = ANALYSIS[f"{name}/fake_r_causal"]
+    found = group["r"].transpose("layer", "prompt", "head").values
+    known = ~np.isnan(expected)
+    assert known.sum() >= 16
+    assert_allclose(found[known], expected[known], atol=1e-6)
+
+
+@precisions
+def test_the_paper_s_own_sign_and_axes(dtype):
+    """Those arrays are without 1/sqrt(d_head)."""
+    measure = FakeDistance(sign="printed")
+    group = measure.conclude(merge([measure.observe(inputs, {}) for inputs in layers("repo_mha", dtype)]))
+    expected = ANALYSIS["repo_mha/fake_r_literal"]
+    assert_allclose(group["r"].transpose("layer", "prompt", "head"), expected, atol=1e-6)
+    for name, axis in zip(AXES, ANALYSIS["repo_mha/fake_ab_literal_seq0"], strict=True):
+        assert np.abs(4 * group[name].values - axis).max() < 1e-4 * axis.std()
+
+
+@pytest.mark.parametrize("distances", ["tokens", "positions"])
+def test_tensors_are_made_where_the_inputs_are(distances):
+    """What is made without saying where lands on the default device: here one that holds no data."""
+    inputs = padded_prompts(random_inputs())
+    measure = FakeDistance(queries=3, distances=distances)
+    with torch.device("meta"):
+        elsewhere = measure.observe(inputs, {})
+    xr.testing.assert_allclose(measure.conclude(elsewhere), measure.conclude(measure.observe(inputs, {})))

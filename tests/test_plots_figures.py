@@ -1,0 +1,370 @@
+"""What the figures draw: lines are the run's positions, shading is its spans, bars and dots are its numbers."""
+
+import numpy as np
+import pytest
+import xarray as xr
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from numpy.testing import assert_allclose
+from run_fixture import SPANS, large_run, small_run
+
+from repo_interp.errors import InputError
+from repo_interp.plots import (
+    head_grid,
+    heads_ranked,
+    mass_by_span,
+    mass_grid,
+    pattern_sensitivity,
+    pattern_shares,
+    position_grid,
+    position_lines,
+    position_ranges,
+    write_figures,
+)
+from repo_interp.plots.choice import main_span, telling_heads
+from repo_interp.plots.drawing import envelope
+from repo_interp.plots.style import PATTERN_COLOURS, SCHEME_COLOURS, paper_figure, style
+
+
+@pytest.fixture(scope="module")
+def run() -> xr.DataTree:
+    return small_run()
+
+
+@pytest.fixture(scope="module")
+def long_run() -> xr.DataTree:
+    return large_run(prompts=2, layers=3, heads=2, tokens=4096)
+
+
+def changed(run: xr.DataTree, **groups) -> xr.DataTree:
+    """The run with some groups passed through a function, or left out where it is None."""
+    kept = {name: node.to_dataset() for name, node in run.children.items()}
+    for name, change in groups.items():
+        if change is None:
+            del kept[name]
+        else:
+            kept[name] = change(kept[name].copy(deep=True))
+    return xr.DataTree.from_dict({"/": xr.Dataset(attrs=run.attrs), **{f"/{name}": group for name, group in kept.items()}})
+
+
+def without_positions(layers):
+    """Change a group so that `layers` are NoPE."""
+
+    def change(group: xr.Dataset) -> xr.Dataset:
+        there = ~group["layer"].isin(layers)
+        named = group["scheme"].values.copy()
+        named[~there.values] = "nope"
+        for name in ("position", "position_range", "pattern_share"):
+            if name in group:
+                group[name] = group[name].where(there)
+        return group.assign_coords(scheme=("layer", named))
+
+    return change
+
+
+def marked(figure: Figure, start: str) -> list:
+    """Artists whose id starts so."""
+    return [artist for artist in figure.findobj() if (artist.get_gid() or "").startswith(start)]
+
+
+def texts(figure: Figure) -> list[str]:
+    figure.draw_without_rendering()
+    return [text.get_text() for text in figure.findobj(lambda artist: hasattr(artist, "get_text")) if text.get_text()]
+
+
+# ---- positions -----------------------------------------------------------------------------------------------------------
+
+
+def test_position_lines_draw_every_position(run):
+    figure = position_lines(run, layer=5, head=1, prompt=1)
+    (line,) = marked(figure, "positions")
+    assert_allclose(line.get_xdata(), np.arange(96))
+    assert_allclose(line.get_ydata(), run["positions"]["position"].sel(prompt=1, layer=5, head=1).values[:96])
+    assert line.get_color() == SCHEME_COLOURS["repo"]
+    assert figure.axes[0].get_title(loc="left") == "Layer 5, head 1 (RePo), prompt 1, 96 tokens"
+    assert "positions" in figure.axes[0].get_ylabel()
+
+
+def test_position_lines_shade_exactly_the_spans(run):
+    figure = position_lines(run, layer=5, head=1, prompt=1)
+    mask = run["positions"]["span_mask"].sel(prompt=1).values[:, :96] > 0
+    for name in ("needle", "query", "generated"):
+        shaded = np.zeros(96, bool)
+        for patch in marked(figure, f"span {name}"):
+            left, right = patch.get_x(), patch.get_x() + patch.get_width()
+            shaded |= (np.arange(96) > left) & (np.arange(96) < right)
+        assert (shaded == mask[SPANS.index(name)]).all()
+    assert marked(figure, "span rest") == []
+    assert {patch.get_gid() for patch in marked(figure, "part ")} == {"part needle.1.key", "part needle.1.value", "part needle.2"}
+
+
+def test_position_lines_label_tokens_of_spans_with_what_cannot_be_seen(run):
+    shown = texts(position_lines(run, layer=5, head=1))
+    assert {"␣", "⇥", "\\u65e5\\u672c", "$x^2$", "</script>", "\\x00"} <= set(shown)
+
+
+def test_long_prompts_have_few_labels_and_keep_their_extremes(long_run):
+    figure = position_lines(long_run, layer=2, head=1)
+    values = long_run["positions"]["position"].sel(prompt=0, layer=2, head=1).values[:4096]
+    (line,) = marked(figure, "positions")
+    kept = line.get_xdata()
+    assert len(kept) < 4096 and len(figure.axes[0].get_xticks(minor=True)) <= 100
+    assert_allclose(line.get_ydata(), values[kept])
+    assert {values.argmin(), values.argmax(), 0, 4095} <= set(kept.tolist())
+    needle = np.flatnonzero(long_run["positions"]["span_mask"].sel(prompt=0, span="needle").values > 0)
+    assert needle[0] in figure.axes[0].get_xticks(minor=True)
+
+
+def test_envelope_of_every_bin_is_that_of_the_values():
+    values = np.random.default_rng(0).normal(size=1000)
+    values[300:400] = np.nan
+    kept = envelope(values, 50)
+    assert kept.size <= 102
+    for part in np.array_split(np.arange(1000), 50):
+        inside = np.intersect1d(kept, part)
+        if np.isfinite(values[part]).any():
+            assert np.nanmin(values[inside]) == np.nanmin(values[part]) and np.nanmax(values[inside]) == np.nanmax(values[part])
+
+
+def test_layers_without_positions_say_so(run):
+    nope = changed(run, positions=without_positions([2]))
+    assert "no positions in this layer" in texts(position_lines(nope, layer=2, head=0))
+    assert "no positions in this layer" not in texts(position_lines(nope, layer=3, head=0))
+
+
+def test_shorter_prompts_end_where_they_end(run):
+    def shorten(group):
+        group["token_count"][1] = 40
+        group["position"][1, ..., 40:] = np.nan
+        return group
+
+    figure = position_lines(changed(run, positions=shorten), layer=5, head=1, prompt=1)
+    (line,) = marked(figure, "positions")
+    assert len(line.get_xdata()) == 40 and figure.axes[0].get_xlim()[1] < 41
+
+
+def test_without_texts_ids_are_labels_and_without_ids_nothing_is(run):
+    bare = changed(run, positions=lambda group: group.drop_vars("token_text"))
+    assert position_lines(bare, 5, 1).axes[0].get_xlabel() == "token index"
+    numbered = changed(
+        run, positions=lambda group: group.drop_vars("token_text").assign(token_id=(("prompt", "token"), np.full((3, 100), 94)))
+    )
+    assert "⟨94⟩" in texts(position_lines(numbered, 5, 1))
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"layer": 6, "head": 0}, "no layer 6; it has 0, 1, 2, 3, 4, 5"),
+        ({"layer": 0, "head": 4}, "no head 4"),
+        ({"layer": 0, "head": 0, "prompt": 9}, "no prompt 9"),
+    ],
+)
+def test_what_is_not_in_the_run_is_refused_by_name(run, asked, message):
+    with pytest.raises(InputError, match=message):
+        position_lines(run, **asked)
+
+
+def test_a_missing_group_is_named(run):
+    with pytest.raises(InputError, match="'attention_mass'; the run has: positions, patterns"):
+        heads_ranked(changed(run, attention_mass=None))
+
+
+def test_grid_draws_every_head_in_its_cell(run):
+    figure = position_grid(run, prompt=2)
+    values = run["positions"]["position"].sel(prompt=2).values[..., :96]
+    for layer, lines in enumerate(marked(figure, "positions ")):
+        for head, segment in enumerate(lines.get_segments()):
+            assert ((segment[:, 0] > head - 0.5) & (segment[:, 0] < head + 0.5)).all()
+            assert ((segment[:, 1] > layer - 0.5) & (segment[:, 1] < layer + 0.5)).all()
+            # Up is up on an axis that points down, and the cell's own scale is linear.
+            assert np.corrcoef(-segment[:, 1], values[layer, head])[0, 1] > 1 - 1e-6
+    first, last = (to_hex(marked(figure, f"positions {layer}")[0].get_color()[0]).upper() for layer in (0, 5))
+    assert (first, last) == (SCHEME_COLOURS["rope"], SCHEME_COLOURS["repo"])
+    assert "95.0" in texts(figure)
+
+
+def test_grid_of_nope_layers_is_empty_there(run):
+    figure = position_grid(changed(run, positions=without_positions([0])))
+    assert texts(figure).count("no positions") == 4
+    assert len(marked(figure, "positions 0")[0].get_segments()) == 0
+
+
+# ---- ranges --------------------------------------------------------------------------------------------------------------
+
+
+def test_ranges_are_dots_at_the_mean_over_prompts_and_the_context_is_marked(run):
+    figure = position_ranges(run)
+    means = run["positions"]["position_range"].mean("prompt").values
+    for layer, dots in enumerate(marked(figure, "layer ")):
+        assert_allclose(dots.get_ydata(), means[layer])
+        assert (abs(dots.get_xdata() - layer) < 0.5).all()
+    assert {tuple(line.get_ydata()) for line in marked(figure, "context length")} == {(96.0, 96.0)}
+    assert figure.axes[0].get_yscale() == "log"
+    assert "context length: 96 tokens" in texts(figure)
+
+
+def test_ranges_near_each_other_stay_on_a_linear_axis_and_zeros_are_shown(run):
+    def near(group):
+        group["position_range"][:] = 90.0
+        return group
+
+    def constant(group):
+        group["position_range"][:, 3, 1] = 0.0
+        return group
+
+    assert position_ranges(changed(run, positions=near)).axes[0].get_yscale() == "linear"
+    axes = position_ranges(changed(run, positions=constant)).axes[0]
+    assert axes.get_yscale() == "symlog" and axes.get_ylim()[0] < 0
+
+
+def test_the_histogram_counts_learned_heads_only(run):
+    counted = sum(bar.get_width() for bar in position_ranges(run).axes[1].patches)
+    assert counted == 16
+
+
+# ---- patterns ------------------------------------------------------------------------------------------------------------
+
+
+def test_pattern_bars_have_the_heights_of_the_shares(run):
+    overall, by_layer, _ = pattern_shares(run).axes
+    shares = run["patterns"]
+    assert_allclose([bar.get_height() for bar in overall.patches], 100 * shares["pattern_share_all"].values)
+    heights = np.array([[bar.get_height() for bar in bars] for bars in by_layer.containers])
+    assert_allclose(heights.T, 100 * shares["pattern_share"].mean("head").values)
+    assert [bars.get_label() for bars in by_layer.containers] == ["constant", "mono", "hybrid"]
+
+
+def test_mosaic_cells_are_cut_by_the_shares(run):
+    figure = pattern_shares(run)
+    shares = run["patterns"]["pattern_share"].values
+    for code, name in enumerate(PATTERN_COLOURS):
+        (cells,) = marked(figure, f"pattern {name}")
+        drawn = np.zeros((6, 4))
+        for path in cells.get_paths():
+            (left, top), (right, bottom) = path.vertices.min(0), path.vertices.max(0)
+            drawn[round((top + bottom) / 2), round((left + right) / 2 - 1e-9)] += (right - left) / 0.94
+        assert_allclose(drawn, shares[..., code], atol=1e-9)
+
+
+def test_official_shares_stand_in_the_figure(run):
+    assert {"24 %", "4 %", "72 %"} <= set(texts(pattern_shares(run)))
+
+
+def test_sensitivity_shows_each_share_and_frames_the_choice(run):
+    figure = pattern_sensitivity(run)
+    grid = run["patterns"]["sensitivity"].transpose("pattern", "chunk_size", "epsilon").values
+    for ax, shares in zip(figure.axes, grid, strict=True):
+        assert_allclose(ax.images[0].get_array(), 100 * shares)
+        assert [text.get_text() for text in ax.texts] == [f"{value:.0f}" for value in 100 * shares.ravel()]
+    assert [(frame.get_x(), frame.get_y()) for frame in marked(figure, "choice")] == [(1.5, 0.5)] * 3
+
+
+def test_patterns_without_any_learned_layer_are_drawn_as_such(run):
+    def none(group):
+        group["pattern_share_all"][:] = np.nan
+        return without_positions(range(6))(group)
+
+    assert texts(pattern_shares(changed(run, patterns=none))).count("no positions") == 7
+
+
+# ---- attention mass ------------------------------------------------------------------------------------------------------
+
+
+def test_mass_by_span_draws_table_4_and_every_prompt(run):
+    figure = mass_by_span(run)
+    names = [label.get_text().strip() for label in figure.axes[0].get_yticklabels()]
+    assert names == ["needle", "needle.1", "needle.2", "query", "rest", "generated"]
+    mass = run["attention_mass"]
+    for row, name in enumerate(names):
+        (mean,) = marked(figure, f"mean {row}")
+        (prompts,) = marked(figure, f"prompts {row}")
+        assert_allclose(mean.get_xdata(), mass["table"].sel(span=name))
+        expected = 100 * mass["mass_per_token"].sel(span=name).mean(["layer", "head"])
+        assert_allclose(prompts.get_xdata(), expected)
+    assert figure.axes[0].get_xscale() == "linear"
+
+
+def test_mass_by_span_shows_how_heads_differ_by_scheme(run):
+    figure = mass_by_span(run)
+    heads = 100 * run["attention_mass"]["mass_per_token"].sel(span="query").mean("prompt")
+    (interval,) = marked(figure, "heads 3 repo")
+    expected = np.percentile(heads.sel(layer=[2, 3, 4, 5]).values, [25, 75])
+    assert_allclose(interval.get_segments()[0][:, 0], expected)
+
+
+def test_masses_that_differ_much_have_a_logarithmic_axis(long_run):
+    axes = mass_by_span(long_run).axes[0]
+    assert axes.get_xscale() == "log"
+    low, high = axes.get_xlim()
+    table = long_run["attention_mass"]["table"]
+    assert low < table.min() and high > table.max()
+
+
+def test_heads_are_ranked_by_mass_and_coloured_by_scheme(run):
+    figure = heads_ranked(run)
+    mass = 100 * run["attention_mass"]["mass"].sel(span="needle").mean("prompt")
+    widths = [bar.get_width() for bar in figure.axes[0].patches]
+    assert_allclose(widths, np.sort(mass.values.ravel())[::-1][:20])
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert labels[0] == "L2 H2" and float(mass.sel(layer=2, head=2)) == pytest.approx(widths[0])
+    (curve,) = marked(figure, "ranking")
+    assert_allclose(np.asarray(curve.get_offsets())[:, 1], np.sort(mass.values.ravel())[::-1])
+    expected = (run["positions"]["span_mask"].sel(span="needle") > 0).sum("token").mean() / 96
+    assert_allclose(marked(figure, "uniform")[0].get_xdata(), 100 * float(expected))
+
+
+def test_head_grid_draws_the_values_with_name_and_units(run):
+    values = run["positions"]["position_range"].mean("prompt", keep_attrs=True)
+    with style():
+        ax = head_grid(values, paper_figure(3.3, 3).subplots())
+    assert_allclose(ax.images[0].get_array(), values.values)
+    assert ax.get_title(loc="left") == "largest minus smallest position (positions)"
+    assert [label.get_text() for label in ax.get_yticklabels()] == list("012345")
+
+
+def test_head_grid_diverges_from_zero_and_leaves_out_nan():
+    values = xr.DataArray([[-1.0, np.nan], [3.0, 0.5]], {"layer": [3, 7], "head": [0, 5]}, ("layer", "head"))
+    with style():
+        image = head_grid(values, paper_figure(3.3, 3).subplots()).images[0]
+    assert (image.norm.vmin, image.norm.vmax) == (-3.0, 3.0)
+    assert np.ma.getmaskarray(image.get_array()).tolist() == [[False, True], [False, False]]
+
+
+def test_mass_grid_is_the_mean_over_prompts(run):
+    image = mass_grid(run, "query").axes[0].images[0]
+    assert_allclose(image.get_array(), 100 * run["attention_mass"]["mass"].sel(span="query").mean("prompt"))
+
+
+# ---- all of them ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_telling_heads_are_learned_ones_with_most_mass(run):
+    first = telling_heads(run)
+    assert main_span(run) == "needle" and first[0] == (2, 2) and len(first) == 16
+    assert all(layer >= 2 for layer, _ in first)
+    ranges = run["positions"]["position_range"].mean("prompt")
+    layer, head = telling_heads(changed(run, attention_mass=None))[0]
+    assert ranges.sel(layer=layer, head=head) == ranges.sel(layer=[2, 3, 4, 5]).max()
+
+
+def test_write_figures_draws_what_the_groups_allow(run, tmp_path):
+    files = write_figures(changed(run, positions=None, patterns=None), tmp_path / "figures")
+    names = {"attention_mass_by_span", "heads_ranked", "heads_map"}
+    assert {file.name for file in files} == {f"{name}.{kind}" for name in names for kind in ("png", "svg", "pdf")}
+    assert sorted(files) == sorted((tmp_path / "figures").iterdir())
+    assert all(file.stat().st_size > 1000 for file in files)
+    assert write_figures(changed(run, positions=None, patterns=None, attention_mass=None), tmp_path / "none") == []
+
+
+def test_write_figures_of_a_nope_model(run, tmp_path):
+    nope = changed(run, positions=without_positions(range(6)), patterns=without_positions(range(6)), attention_mass=None)
+    names = {file.stem for file in write_figures(nope, tmp_path)}
+    assert names == {"positions_of_all_heads", "position_ranges", "pattern_shares", "pattern_sensitivity"}
+
+
+def test_runs_of_some_layers_and_heads_keep_their_numbers(run):
+    part = changed(run, **{name: lambda group: group.sel(layer=[2, 5], head=[1, 3]) for name in run.children})
+    assert {"2", "5", "1", "3"} <= set(texts(position_grid(part)))
+    assert "L5 H3" in texts(heads_ranked(part))
+    assert telling_heads(part)[0] in {(2, 1), (2, 3), (5, 1), (5, 3)}

@@ -1,0 +1,202 @@
+"""The page: its data decode to the run's numbers, no token breaks it, nothing is requested, everything stands without JavaScript too."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+from run_fixture import AWKWARD, large_run, small_run
+
+from repo_interp.errors import InputError
+from repo_interp.plots import report_page, sections
+from repo_interp.plots.explorer import unpack_layer
+from repo_interp.plots.outliers import focused_range
+from repo_interp.plots.report import json_script
+from repo_interp.plots.sections import Content, Section, register
+from repo_interp.plots.tables import Table, mass_table
+
+
+class Page(HTMLParser):
+    """What a browser would see: elements with their attributes, and the texts of some."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict]] = []
+        self.texts: dict[str, list[str]] = {"script": [], "td": [], "th": [], "h2": [], "p": [], "pre": [], "caption": []}
+        self._open: list[str] = []
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        if tag in self.texts:
+            self.texts[tag].append("")
+            self._open.append(tag)
+
+    def handle_endtag(self, tag):
+        if self._open and self._open[-1] == tag:
+            self._open.pop()
+
+    def handle_data(self, data):
+        if self._open:
+            self.texts[self._open[-1]][-1] += data
+
+    def data(self, section: str):
+        scripts = [attributes for tag, attributes in self.elements if tag == "script"]
+        place = next(place for place, one in enumerate(scripts) if one.get("data-section") == section)
+        return json.loads(self.texts["script"][place])
+
+
+@pytest.fixture(scope="module")
+def run() -> xr.DataTree:
+    return small_run()
+
+
+@pytest.fixture(scope="module")
+def page(run, tmp_path_factory) -> Page:
+    return Page(report_page(run, tmp_path_factory.mktemp("page") / "report.html"))
+
+
+def test_embedded_positions_are_the_runs_bit_for_bit(run, page):
+    data = page.data("explorer")["data"]
+    assert [one["prompt"] for one in data["prompts"]] == [0, 1, 2] and data["heads"] == [0, 1, 2, 3]
+    for one in data["prompts"]:
+        for layer, block in one["layers"].items():
+            expected = run["positions"]["position"].sel(prompt=one["prompt"], layer=int(layer)).values[:, :96]
+            assert (unpack_layer(block) == expected).all()
+            for head, row in enumerate(block["row"]):
+                assert tuple(block["focused"][row]) == focused_range(expected[head])
+
+
+def test_equal_heads_are_embedded_once(page):
+    first = page.data("explorer")["data"]["prompts"][0]["layers"]
+    assert first["0"]["row"] == [0, 0, 0, 0] and first["2"]["row"] == [0, 1, 2, 3]
+    assert 4 * len(first["0"]["values"]) == len(first["2"]["values"])
+
+
+def test_tokens_and_spans_are_embedded_as_they_are(run, page):
+    first = page.data("explorer")["data"]["prompts"][0]
+    assert first["texts"] == run["positions"]["token_text"].sel(prompt=0).values[:96].tolist()
+    assert set(AWKWARD) <= set(first["texts"])
+    assert first["spans"]["needle"] == [[51, 56]] and first["spans"]["needle.1.key"] == [[51, 51]]
+
+
+def test_no_token_breaks_out_of_the_page(page):
+    scripts = [attributes for tag, attributes in page.elements if tag == "script"]
+    assert len(scripts) == 5 + 2  # the data of five sections, plotly, the page's own
+    assert all(json.loads(text) for text, one in zip(page.texts["script"], scripts, strict=True) if one.get("type"))
+    assert not any(tag == "b" for tag, _ in page.elements)
+    assert any("</script><b>" in text for text in page.texts["pre"])
+
+
+@pytest.mark.parametrize("text", ["</script>", "<!--", "\u2028", "&lt;", "\ud800", '"', "\\", "\x00"])
+def test_json_may_stand_in_a_script(text):
+    written = json_script({"text": text})
+    assert not re.search("[<>&\u2028\u2029]", written)
+    written.encode("utf-8")
+    assert json.loads(written) == {"text": text}
+
+
+def test_a_token_that_is_no_number_cannot_enter_the_data():
+    with pytest.raises(ValueError, match="JSON"):
+        json_script([float("nan")])
+
+
+def test_nothing_is_requested(page):
+    for tag, attributes in page.elements:
+        assert "src" not in attributes and tag not in {"link", "img", "iframe"}
+        assert attributes.get("href", "#").startswith("#")
+    policy = next(attributes["content"] for _, attributes in page.elements if attributes.get("http-equiv"))
+    assert policy.startswith("default-src 'none'") and "http" not in policy and "unsafe-eval" not in policy
+
+
+def test_tables_stand_in_plain_html(run, page):
+    cells = page.texts["td"]
+    for row in mass_table(run).formatted():
+        assert set(row) <= set(cells)
+    assert "Attention mass from generated tokens, by span" in page.texts["caption"]
+    assert "checkpoint" in page.texts["th"] and "official/repo_mha" in page.texts["pre"]
+
+
+def test_every_chart_says_what_it_shows_and_every_control_has_a_name(page):
+    charts = [attributes for _, attributes in page.elements if attributes.get("class") == "chart"]
+    assert len(charts) == 4 and all(len(chart["aria-label"]) > 20 for chart in charts)
+    for section in ("mass", "heads", "patterns", "ranges"):
+        assert len(page.data(section)["charts"]) == 1
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+
+
+def test_charts_hold_the_runs_numbers(run, page):
+    (ranked,) = page.data("heads")["charts"]
+    mass = 100 * run["attention_mass"]["mass"].sel(span="needle").mean("prompt")
+    points = [point for trace in ranked["data"] for point in zip(trace["customdata"], trace["y"], strict=True)]
+    assert len(points) == 24
+    for (layer, head), drawn in points:
+        assert drawn == pytest.approx(float(mass.sel(layer=layer, head=head)), rel=1e-5)
+    (shares,) = page.data("patterns")["charts"]
+    heights = np.array([trace["y"] for trace in shares["data"]])
+    assert heights == pytest.approx(100 * run["patterns"]["pattern_share"].values.reshape(24, 3).T, rel=1e-5)
+
+
+def test_a_span_that_looks_like_html_is_escaped_for_plotly(run, tmp_path):
+    def rename(name):
+        group = run[name].to_dataset()
+        return group.assign_coords(span=[str(span).replace("needle", "<b>x") for span in group["span"].values])
+
+    odd = xr.DataTree.from_dict(
+        {"/": xr.Dataset(), "/attention_mass": rename("attention_mass"), "/positions": rename("positions")}
+    )
+    page = Page(report_page(odd, tmp_path / "report.html"))
+    assert not any(tag == "b" for tag, _ in page.elements)
+    chart = page.data("mass")["charts"][0]
+    assert "&lt;b&gt;x" in chart["layout"]["xaxis"]["categoryarray"]
+
+
+def test_absent_groups_have_no_section_and_an_empty_run_no_page(run, tmp_path):
+    only = xr.DataTree.from_dict({"/": xr.Dataset(), "/patterns": run["patterns"].to_dataset()})
+    page = Page(report_page(only, tmp_path / "report.html"))
+    assert page.texts["h2"] == ["Patterns of positions", "Provenance"]
+    with pytest.raises(InputError, match="needs one of the measures"):
+        report_page(xr.DataTree(), tmp_path / "empty.html")
+    assert not (tmp_path / "empty.html").exists()
+
+
+def test_what_does_not_fit_is_left_out_whole_and_named(tmp_path):
+    run = large_run(prompts=4, layers=3, heads=4, tokens=512)
+    layer = 4 * 512 * 4 * 4 / 3 / 1e6  # one learned layer in megabytes of base64
+    page = Page(report_page(run, tmp_path / "two.html", megabytes=5 * layer))
+    assert [one["prompt"] for one in page.data("explorer")["data"]["prompts"]] == [0, 1]
+    assert any("2 of 4 prompts are in this page: 0–1" in text and "2–3" in text for text in page.texts["p"])
+    page = Page(report_page(run, tmp_path / "chosen.html", prompts=[3, 1]))
+    assert [one["prompt"] for one in page.data("explorer")["data"]["prompts"]] == [3, 1]
+    page = Page(report_page(run, tmp_path / "tight.html", megabytes=1.5 * layer))
+    assert list(page.data("explorer")["data"]["prompts"][0]["layers"]) == ["0", "2"]
+    assert any("its layers 1 are left out" in text for text in page.texts["p"])
+    with pytest.raises(InputError, match="no prompt 9"):
+        report_page(run, tmp_path / "no.html", prompts=[9])
+
+
+def test_nothing_left_out_says_nothing(page):
+    assert not any("left out" in text for text in page.texts["p"])
+
+
+def test_layers_without_positions_are_embedded_as_such(run, tmp_path):
+    positions = run["positions"].to_dataset().copy(deep=True)
+    positions["position"][:, 0] = np.nan
+    positions["position_range"][:, 0] = np.nan
+    page = Page(report_page(xr.DataTree.from_dict({"/positions": positions}), tmp_path / "report.html"))
+    block = page.data("explorer")["data"]["prompts"][0]["layers"]["0"]
+    assert np.isnan(unpack_layer(block)).all() and block["global"] == [None] and block["focused"] == [None]
+
+
+def test_a_measure_can_add_its_section(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(sections, "SECTIONS", list(sections.SECTIONS))
+    monkeypatch.setattr("repo_interp.plots.report.SECTIONS", sections.SECTIONS)
+    made = Content("A sentence.", tables=(Table("t", "<i>title</i>", ("a",), ((1.5,),)),), data={"numbers": [1, 2]})
+    register(Section("components", "Frequency components", ("patterns",), lambda run, options: made))
+    page = Page(report_page(run, tmp_path / "report.html"))
+    assert "Frequency components" in page.texts["h2"] and "<i>title</i>" in page.texts["caption"]
+    assert page.data("components")["data"] == {"numbers": [1, 2]}

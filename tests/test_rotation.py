@@ -1,0 +1,295 @@
+"""The measure `rotation`: pair statistics, slow dominating components, the closed form of theorem 2."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from attention_inputs import official_inputs, random_inputs
+from numpy.testing import assert_allclose
+
+from repo_interp.errors import InputError
+from repo_interp.inputs import select_prompts
+from repo_interp.measures.closed_form import closed_form_correlation
+from repo_interp.measures.rotation import Rotation, pair_statistics
+from repo_interp.measures.statistics import merge
+
+precisions = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+devices = pytest.mark.parametrize(
+    "device",
+    ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))],
+)
+LOOSE = {"prominence": 0.0, "stability": 100.0, "slow": 1e9, "still": 1e9}
+
+
+def measured(inputs, **parameters):
+    measure = Rotation(**{"training_length": 24} | parameters)
+    return measure.conclude(merge([measure.observe(inputs, {})]))
+
+
+def with_padding(inputs):
+    """Padding on the right, on the left, and a token left out; nonsense there."""
+    valid = torch.ones(inputs.valid.shape, dtype=torch.bool)
+    valid[0, 18:] = valid[1, :5] = valid[1, 13] = False
+    hidden = ~valid[:, None, :, None]
+    return replace(
+        inputs,
+        valid=valid,
+        queries=inputs.queries.masked_fill(hidden, torch.nan),
+        keys=inputs.keys.masked_fill(hidden, torch.nan),
+        positions=inputs.positions.masked_fill(hidden[..., 0], torch.nan),
+    )
+
+
+def pairs_of(features, heads):
+    """Complex pairs [prompt, head, token, component]."""
+    first, second = features.double().chunk(2, -1)
+    return torch.complex(first, second).repeat_interleave(heads // features.shape[1], 1)
+
+
+def planted(scheme="rope", angle=0.7, deviation=0.1, size=20.0, component=3, frequency=0.005, tokens=24):
+    """A layer one of whose components is large and almost the same for every key."""
+    inputs = random_inputs(scheme=scheme, tokens=tokens)
+    half = inputs.queries.shape[-1] // 2
+    queries, keys = inputs.queries.clone(), inputs.keys.clone()
+    for features, direction in ((queries, angle), (keys, 0.0)):
+        features[..., component] = size * (math.cos(direction) + deviation * features[..., component])
+        features[..., component + half] = size * (math.sin(direction) + deviation * features[..., component + half])
+    frequencies = inputs.frequencies.clone()
+    frequencies[component] = frequency
+    positions = torch.arange(tokens, dtype=torch.float64).expand(2, 1, -1) if scheme == "rope" else inputs.positions
+    return replace(inputs, queries=queries, keys=keys, positions=positions, frequencies=frequencies)
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (6, 2)], ids=["mha", "gqa"])
+@devices
+def test_pair_statistics_written_out(shape, device):
+    inputs = with_padding(random_inputs(heads=shape[0], kv_heads=shape[1]))
+    tensors = ("queries", "keys", "positions", "frequencies", "valid", "prompts")
+    group = measured(replace(inputs, **{name: getattr(inputs, name).to(device) for name in tensors}))
+    for head in range(shape[0]):
+        for side, features in (("query", inputs.queries), ("key", inputs.keys)):
+            by_prompt = [pairs_of(features, shape[0])[p, head][inputs.valid[p]].numpy() for p in range(2)]
+            every = np.concatenate(by_prompt)
+            deviations = np.concatenate([np.abs(pairs - pairs.mean(0)) for pairs in by_prompt])
+            assert_allclose(group[f"{side}_norm"][0, head], np.abs(every).mean(0), atol=1e-12)
+            assert_allclose(group[f"{side}_mean_re"][0, head], every.mean(0).real, atol=1e-12)
+            assert_allclose(group[f"{side}_mean_im"][0, head], every.mean(0).imag, atol=1e-12)
+            assert_allclose(group[f"{side}_deviation"][0, head], deviations.mean(0), atol=1e-12)
+    query = group["query_mean_re"] + 1j * group["query_mean_im"]
+    key = group["key_mean_re"] + 1j * group["key_mean_im"]
+    assert_allclose(group["start_angle"], np.angle((query / key).values), atol=1e-12)
+
+
+def test_rotation_is_by_the_training_length_or_by_the_positions_that_are_there():
+    inputs = with_padding(random_inputs(scheme="rope"))
+    rope = measured(inputs, training_length=1000)
+    assert_allclose(rope["max_rotation"][0], np.tile(1000 * inputs.frequencies.numpy(), (4, 1)))
+    repo = measured(replace(inputs, scheme="repo"), training_length=1000)
+    reach = [[np.ptp(inputs.positions[p, head][inputs.valid[p]].numpy()) for head in range(4)] for p in range(2)]
+    assert_allclose(repo["max_rotation"][0], np.max(reach, 0)[:, None] * inputs.frequencies.numpy(), atol=1e-12)
+
+
+def test_a_large_stable_slow_component_is_found_and_alone():
+    group = measured(planted())
+    expected = np.zeros((1, 4, 4))
+    expected[..., 3] = 1
+    assert_allclose(group["slow_dominating"], expected)
+    assert_allclose(group["start_angle"][..., 3], 0.7, atol=0.2)
+    assert group["closed_form_r"].min() > 0.9
+
+
+@pytest.mark.parametrize(
+    ("change", "threshold", "generous"),
+    [
+        ({"size": 1.5, "deviation": 0.05}, "prominence", 0.1),
+        ({"deviation": 1.0}, "stability", 10.0),
+        ({"frequency": 0.5}, "slow", 100.0),
+        ({"frequency": 0.1, "angle": 3.0}, "still", 10.0),
+    ],
+)
+def test_each_condition_can_fail_and_each_threshold_lets_it_pass(change, threshold, generous):
+    inputs = planted(**change)
+    strict = measured(inputs)["slow_dominating"].isel(component=3)
+    assert (strict == 0).all()
+    assert (measured(inputs, **{threshold: generous})["slow_dominating"].isel(component=3) == 1).all()
+
+
+def test_turning_far_matters_near_pi_only():
+    far = {"frequency": 0.1}
+    near_pi, elsewhere = planted(angle=3.0, **far), planted(angle=1.5, **far)
+    assert measured(near_pi)["slow_dominating"].sum() == 0
+    assert measured(elsewhere)["slow_dominating"].isel(component=3).min() == 1
+    assert measured(near_pi, near_pi=0.0)["slow_dominating"].isel(component=3).min() == 1
+
+
+def test_learned_positions_that_barely_move_make_a_fast_component_slow():
+    moving = planted(scheme="repo", frequency=1.0)
+    still = replace(moving, positions=0.01 * moving.positions)
+    assert measured(moving)["slow_dominating"].isel(component=3).max() == 0
+    assert measured(still)["slow_dominating"].isel(component=3).min() == 1
+
+
+def closed_form(inputs, chosen, semantic):
+    """Correlation with f + g, every pair written out."""
+    query, key = pairs_of(inputs.queries, inputs.heads), pairs_of(inputs.keys, inputs.heads)
+    rows = torch.arange(inputs.valid.shape[1])
+    logits, seen = inputs.logits(rows).double(), inputs.visible(rows)
+    correlation = np.full(chosen.shape[:2], np.nan)
+    for prompt, head in np.ndindex(*correlation.shape):
+        some, mask = chosen[prompt, head], seen[prompt]
+        if not some.any():
+            continue
+        mean = key[prompt, head][inputs.valid[prompt]].mean(0)[some]
+        rest = key[prompt, head][:, some] - mean
+        if semantic == "printed":
+            rest = rest.abs() * mean / mean.abs()
+        positions = inputs.head_positions[prompt, head].double()
+        angle = (positions[:, None] - positions)[..., None] * inputs.frequencies.double()[some]
+        turned = torch.polar(torch.ones_like(angle), angle)
+        q = query[prompt, head][:, None, some]
+        approximate = (q * (mean.conj() * turned + rest.conj())).sum(-1).real
+        correlation[prompt, head] = np.corrcoef(logits[prompt, head][mask], approximate[mask])[0, 1]
+    return correlation
+
+
+@pytest.mark.parametrize("semantic", ["signed", "printed"])
+@pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize("kind", ["plain", "gqa", "padding", "softcap", "bias", "many chunks"])
+def test_closed_form_written_out(kind, window, semantic):
+    inputs = random_inputs(window=window, kv_heads=2 if kind == "gqa" else 4)
+    if kind == "many chunks":
+        inputs = random_inputs(window=None if window is None else 150, tokens=300, heads=2, kv_heads=2)
+    inputs = with_padding(inputs) if kind == "padding" else inputs
+    added = torch.randn(1, 4, 24, 24, dtype=torch.float64)
+    inputs = replace(
+        inputs,
+        attention_scaling=1.3,
+        softcap=1.5 if kind == "softcap" else None,
+        position_logits=(lambda rows: added[:, :, rows]) if kind == "bias" else None,
+    )
+    chosen = torch.rand(2, inputs.heads, 4) < 0.5
+    chosen[0, 0] = False
+    mean = pair_statistics(inputs).key_mean
+    found = closed_form_correlation(inputs, chosen, mean, semantic)
+    assert_allclose(found, closed_form(inputs, chosen, semantic), atol=1e-10)
+    assert torch.isnan(found[0, 0]) and not torch.isnan(found[1]).all()
+
+
+def test_closed_form_of_all_components_is_exact_where_nothing_turns():
+    inputs = random_inputs(scheme="rope")
+    inputs = replace(inputs, frequencies=torch.zeros(4, dtype=torch.float64))
+    assert_allclose(measured(inputs, **LOOSE)["closed_form_r"], 1, atol=1e-12)
+    alike = random_inputs(scheme="rope")
+    alike = replace(alike, keys=alike.keys[:, :, :1].expand_as(alike.keys))
+    assert_allclose(measured(alike, **LOOSE)["closed_form_r"], 1, atol=1e-12)
+
+
+def test_the_printed_semantic_term_forgets_which_way_a_key_deviates():
+    inputs = planted(tokens=200)
+    signed, printed = (measured(inputs, semantic=semantic)["closed_form_r"] for semantic in ("signed", "printed"))
+    assert (signed > printed).all()
+
+
+@pytest.mark.parametrize("mean", [1, 70])
+def test_float32_keeps_its_digits(mean):
+    inputs = random_inputs(prompts=1, tokens=300, d_head=16)
+    level = mean * torch.randn(1, 1, 1, 16, dtype=torch.float64)
+    rounded = replace(inputs, queries=inputs.queries.float(), keys=(inputs.keys + level).float())
+    rounded = replace(rounded, positions=inputs.positions.float(), frequencies=inputs.frequencies.float())
+    exact = {name: getattr(rounded, name).double() for name in ("queries", "keys", "positions", "frequencies")}
+    found, expected = (measured(some, **LOOSE)["closed_form_r"] for some in (rounded, replace(rounded, **exact)))
+    assert_allclose(found, expected, atol=2e-6)
+
+
+def test_shifting_all_positions_changes_nothing():
+    inputs = random_inputs()
+    shifted = measured(replace(inputs, positions=inputs.positions - 40), **LOOSE)
+    for name, values in measured(inputs, **LOOSE).data_vars.items():
+        assert_allclose(shifted[name], values, atol=1e-10, err_msg=name)
+
+
+def test_a_layer_that_rotates_nothing_has_no_pairs():
+    group = measured(random_inputs(scheme="nope"), training_length=None)
+    assert (group["slow_dominating"] == -1).all()
+    for name, values in group.data_vars.items():
+        assert name == "slow_dominating" or values.isnull().all()
+    inputs = random_inputs(scheme="nope")
+    chosen = torch.ones(2, 4, 4, dtype=torch.bool)
+    with pytest.raises(ValueError, match=r"layer 0 \(nope\) rotates nothing"):
+        closed_form_correlation(inputs, chosen, pair_statistics(inputs).key_mean, "signed")
+
+
+@precisions
+def test_merging_batches_and_layers_equals_the_whole(dtype):
+    measure = Rotation(training_length=24, **LOOSE)
+    layers = [
+        random_inputs(prompts=3, layer=0, scheme="nope", dtype=dtype),
+        random_inputs(prompts=3, layer=1, scheme="rope", dtype=dtype),
+        random_inputs(prompts=3, layer=2, dtype=dtype),
+    ]
+    whole = measure.conclude(merge([measure.observe(inputs, {}) for inputs in layers]))
+    parts = [measure.observe(select_prompts(inputs, some), {}) for some in (slice(1, 3), slice(0, 1)) for inputs in layers]
+    group = measure.conclude(merge(parts))
+    for name, values in whole.data_vars.items():
+        assert group[name].dims == values.dims
+        assert_allclose(group[name], values, atol=1e-6 if dtype == torch.float32 else 1e-10, err_msg=name)
+    assert whole["slow_dominating"].values[:, 0, 0].tolist() == [-1, 1, 1]
+
+
+def test_names_dimensions_units_and_parameters():
+    group = measured(random_inputs(layer=5))
+    per_component = ("layer", "head", "component")
+    for name, values in group.data_vars.items():
+        assert values.dims == (("prompt", "layer", "head") if name == "closed_form_r" else per_component), name
+        assert values.attrs["long_name"] and values.attrs["units"], name
+    assert {
+        "query_norm",
+        "key_norm",
+        "key_mean_re",
+        "key_mean_im",
+        "key_deviation",
+        "start_angle",
+        "max_rotation",
+        "slow_dominating",
+    } <= set(group.data_vars)
+    assert group["slow_dominating"].dtype == np.int8
+    assert Rotation().name == "rotation"
+    assert set(Rotation(training_length=7).parameters) == {
+        "training_length", "prominence", "stability", "slow", "still", "near_pi", "semantic"
+    }  # fmt: skip
+
+
+def test_bad_parameters_are_named():
+    with pytest.raises(InputError, match="semantic is one of signed, printed, not 'exact'"):
+        Rotation(semantic="exact")
+    with pytest.raises(InputError, match="must not be negative"):
+        Rotation(prominence=-1.0)
+    with pytest.raises(InputError, match="from 1 on, not 0"):
+        Rotation(training_length=0)
+    with pytest.raises(InputError, match="give training_length in tokens"):
+        measured(random_inputs(scheme="rope"), training_length=None)
+
+
+@precisions
+def test_the_authors_layers_with_every_component(dtype):
+    """f + g of all components against its definition, on the original code's own queries, keys and positions."""
+    inputs = official_inputs("repo_mha", 4, dtype=dtype)
+    chosen = torch.ones(3, 4, 8, dtype=torch.bool)
+    expected = closed_form(official_inputs("repo_mha", 4), chosen, "signed")
+    found = measured(inputs, **LOOSE)["closed_form_r"].values[:, 0]
+    assert_allclose(found, expected, atol=1e-5 if dtype == torch.float32 else 1e-10)
+
+
+@pytest.mark.parametrize("softcap", [None, 1.0])
+def test_tensors_are_made_where_the_inputs_are(softcap):
+    """What is made without saying where lands on the default device: here one that holds no data."""
+    inputs = replace(with_padding(random_inputs()), softcap=softcap)
+    measure = Rotation(**LOOSE)
+    with torch.device("meta"):
+        elsewhere = measure.observe(inputs, {})
+    xr.testing.assert_allclose(measure.conclude(elsewhere), measure.conclude(measure.observe(inputs, {})))
