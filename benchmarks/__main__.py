@@ -35,10 +35,10 @@ ROWS = {
 }
 """The measure and its textbook way, None where the measure is the textbook's."""
 
-COLUMNS = ("measure", "CPU ×", "memory ×", "% forward", "CPU s", "MB", "book s", "book MB")
+COLUMNS = ("measure", "CPU ×", "MB ×", "% forward", "CPU s", "MB", "book s", "book MB")
 LEGEND = (
-    "CPU ×, memory ×: the textbook way over ours. % forward: our CPU time over that of the layer's forward pass. "
-    "CPU s, MB: CPU seconds and peak memory beyond the inputs. book: the textbook way, which makes every map."
+    "CPU ×, MB ×: the textbook way over ours. % forward: our CPU time over that of the layer's forward pass. "
+    "CPU s, MB: CPU seconds and peak memory beyond the inputs. book: the textbook way, which makes every map; its MB are of what was made."
 )
 
 
@@ -77,6 +77,7 @@ def compare(tokens: int, measures: list[str], heads: int, d_head: int) -> Table:
     rows["all"] = _together([exact for exact, _ in rows.values()]), _together(known) if known else None
     table = Table(
         title=f"n = {tokens}, {heads} heads, d_head {d_head}",
+        padding=(0, 1, 0, 0),
         caption=f"Textbook made, its time multiplied: {'; '.join(made)}.",
         box=box.SIMPLE_HEAD,
     )

@@ -27,9 +27,9 @@ class Layer:
             num_key_value_heads=heads,
             intermediate_size=4 * width,
             num_hidden_layers=1,
-            rope_theta=500000.0,
-            attn_implementation="sdpa",
+            rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
         )
+        config._attn_implementation = "sdpa"
         torch.manual_seed(0)
         self._layer = Olmo2DecoderLayer(config, layer_idx=0).eval()
         self._rotary = Olmo2RotaryEmbedding(config)

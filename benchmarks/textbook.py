@@ -48,13 +48,14 @@ def components(inputs: AttentionInputs, spans: Spans) -> list[Part]:
 
     made = logits()
 
-    def component() -> None:
+    def component() -> list[Tensor]:
+        found = []
         for first in (0, half - 1):
             pair = [first, first + half]
             values = queries[:, pair] @ keys[:, pair].T
-            for distance in range(tokens):
-                values.diagonal(-distance).mean()
-            1 - (made - values)[causal].var() / made[causal].var()
+            found += [values.diagonal(-distance).mean() for distance in range(tokens)]
+            found.append(1 - (made - values)[causal].var() / made[causal].var())
+        return found
 
     each = inputs.heads * half
     return [
@@ -82,7 +83,7 @@ def three_axis(inputs: AttentionInputs, spans: Spans) -> list[Part]:
         normal = normal.view(3 * tokens, 3 * tokens)
         normal.diagonal().add_(1e-6)
         axes = torch.linalg.solve(normal, right)
-        fitted = sum(axes[line] for line in lines)
+        fitted = torch.stack([axes[line] for line in lines]).sum(0)
         return torch.corrcoef(torch.stack((values, fitted)))[0, 1]
 
     return [Part(run, inputs.heads, f"1/{inputs.heads} heads")]

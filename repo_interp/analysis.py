@@ -27,11 +27,11 @@ from transformers import PreTrainedTokenizerBase
 from repo_interp.batch_store import BatchStore
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans, select_heads
-from repo_interp.measures.catalogue import measure_named
+from repo_interp.measures.catalogue import for_training_length, measure_named
 from repo_interp.measures.labels import described
 from repo_interp.measures.statistics import Measure, Statistics, merge
 from repo_interp.models.capture import capture
-from repo_interp.models.provenance import loaded_from, weights_digest
+from repo_interp.models.provenance import length_trained, loaded_from, weights_digest
 from repo_interp.models.reposition import attentions, layout
 from repo_interp.run import make_run, versions, with_schemes
 from repo_interp.tasks.prompts import Prompt
@@ -67,7 +67,8 @@ def analyze(
     restrict what is measured. `store`, a directory, keeps finished batches so that a repeated call goes on after an interruption;
     it is emptied at the end. Raises InputError where prompts, layers or heads do not fit the model or the measures.
     """
-    chosen = [measure_named(measure) if isinstance(measure, str) else measure for measure in measures]
+    named = [measure_named(measure) if isinstance(measure, str) else measure for measure in measures]
+    chosen = [for_training_length(measure, length_trained(bridge)) for measure in named]
     schemes = layout(bridge)
     layers = _within(layers, len(schemes), "layer")
     heads = None if heads is None else _within(heads, next(attentions(bridge)).config.num_attention_heads, "head")
@@ -236,14 +237,13 @@ def _vocabulary(bridge: nn.Module) -> int:
 
 
 def _provenance(bridge: nn.Module, prompts: Sequence[Prompt], schemes: Sequence[str]) -> dict[str, Any]:
-    config = next(attentions(bridge)).config
     checkpoint = loaded_from(bridge)
     return {
         "layout": ",".join(schemes),
         "dtype": str(next(bridge.parameters()).dtype).removeprefix("torch."),
         "prompts": len(prompts),
         "prompts_digest": prompts_digest(prompts),
-        "training_length": checkpoint.training_length if checkpoint is not None else int(config.max_position_embeddings),
+        "training_length": length_trained(bridge),
         "checkpoint": checkpoint.name if checkpoint is not None else "",
         "checkpoint_digest": checkpoint.digest if checkpoint is not None else weights_digest(bridge),
         **{f"version_{name}": number for name, number in versions().items()},

@@ -200,7 +200,7 @@ def large_run(prompts: int = 6, layers: int = 16, heads: int = 16, tokens: int =
     position[:, first:] = scale * (steps + noise)
     members = np.zeros((len(SPANS), prompts, tokens), bool)
     for prompt in range(prompts):
-        start = int(random.integers(200, tokens - 400))
+        start = int(random.integers(tokens // 20, tokens - 90))
         members[SPANS.index("needle"), prompt, start : start + 14] = True
         members[SPANS.index("needle.1"), prompt, start : start + 14] = True
         members[SPANS.index("needle.1.key"), prompt, start : start + 5] = True

@@ -151,3 +151,14 @@ def test_fonts_travel_with_the_file(tmp_path):
             assert "attention mass (10⁻²)" in content.decode() and b"<dc:date>" not in content
         else:
             assert b"Software" not in content
+
+
+def test_a_figure_saves_itself_in_the_style_and_shows_itself_in_a_notebook(tmp_path):
+    with style():
+        figure, same = paper_figure(2, 1), paper_figure(2, 1)
+        figure.subplots().set_xlabel("token")
+        same.subplots().set_xlabel("token")
+    figure.savefig(tmp_path / "figure.svg")
+    save_figure(same, tmp_path / "same", ["svg"])
+    assert (tmp_path / "figure.svg").read_bytes() == (tmp_path / "same.svg").read_bytes()
+    assert figure._repr_png_().startswith(b"\x89PNG")

@@ -69,7 +69,7 @@ def test_head_table_ranks_and_keeps_the_spread_over_prompts(run):
     masses = column(table, "mass on needle (%)")
     assert masses == sorted(masses, reverse=True)
     for row in table.rows:
-        mass = 100 * run["attention_mass"]["mass"].sel(layer=row[1], head=row[2], span="needle")
+        mass = 100 * run["attention_mass"]["mass"].sel(layer=row[1], head=row[2], span="needle").values
         assert row[4:] == pytest.approx((mass.mean(), mass.min(), mass.max()))
     with pytest.raises(InputError, match="no span haystack"):
         head_table(run, span="haystack")

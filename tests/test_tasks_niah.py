@@ -15,7 +15,8 @@ from repo_interp.tasks.encoding import count_tokens
 from repo_interp.tasks.essay import SENTENCE_END, essay
 from repo_interp.tasks.haystacks import DEPTHS, NOISE
 from repo_interp.tasks.needles import joined
-from repo_interp.tasks.niah import DIALECTS, VARIANTS, _largest_size
+from repo_interp.tasks.fitting import largest_size
+from repo_interp.tasks.niah import DIALECTS, VARIANTS
 
 WORD = r"[a-z]+-[a-z]+"
 UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
@@ -141,7 +142,7 @@ def test_the_search_finds_the_edge_in_few_calls():
             calls.append(size)
             return int(slope * size) + (size % 7 == 3)
 
-        size = _largest_size(count, budget)
+        size = largest_size(count, budget)
         assert size == 0 if count(1) > budget else count(size) <= budget < count(size + 1)
         assert len(calls) < 20
 

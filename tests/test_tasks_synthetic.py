@@ -21,7 +21,69 @@ def solve_niah(words):
     return [words[at + 2] for at in asked], [value for (value,) in solved]
 
 
-SOLVERS = {"reversal": solve_reversal, "niah": solve_niah}
+def solve_copying(words):
+    """The words that followed the last 8 where they stood before, question by question; the context ends where repeats begin."""
+    sequences = [words[at : at + 12] for at in range(1, len(words), 12)]
+    count = next(index for index in range(len(sequences)) if sequences[index][:8] in [s[:8] for s in sequences[:index]])
+    context = words[1 : 1 + 12 * count]
+    given, solved = [], []
+    for question in sequences[count:]:
+        (place,) = [at for at in range(len(context)) if context[at : at + 8] == question[:8]]
+        given += question[8:]
+        solved += context[place + 8 : place + 12]
+    return given, solved
+
+
+def solve_few_shot(words):
+    arrows = [at for at, word in enumerate(words) if word == "->"]
+    shown = {words[at - 1][0]: words[at + 1] for at in arrows[:5]}
+    kinds = [{word[0] for word in words[at - 3 : at]} for at in arrows]
+    assert all(len(kind) == 1 for kind in kinds)
+    return [words[at + 1] for at in arrows[5:]], [shown[kind.pop()] for kind in kinds[5:]]
+
+
+def solve_flip_flop(words):
+    memory, given, solved = None, [], []
+    for instruction, bit in zip(words[1::2], words[2::2], strict=True):
+        if instruction == "w":
+            memory = bit
+        elif instruction == "r":
+            given.append(bit)
+            solved.append(memory)
+    return given, solved
+
+
+def solve_selective_copy(words):
+    at = words.index("=")
+    return words[at + 1 :], [word for word in words[1:at] if word != "_"]
+
+
+def solve_counting(words):
+    values: dict = {}
+    *operations, last = " ".join(words[1:]).split(" ; ")
+    for operation in operations:
+        match operation.split():
+            case [name, "=", "0"]:
+                values[name] = 0
+            case [name, "++"]:
+                values[name] += 1
+            case other:
+                assert other == ["pass"]
+        assert all(value <= 10 for value in values.values())
+    order, name, value = last.split()
+    assert order == "print"
+    return [value], [str(values[name])]
+
+
+SOLVERS = {
+    "reversal": solve_reversal,
+    "niah": solve_niah,
+    "copying": solve_copying,
+    "few_shot": solve_few_shot,
+    "flip_flop": solve_flip_flop,
+    "selective_copy": solve_selective_copy,
+    "counting": solve_counting,
+}
 SYNTHETIC = tuple(SOLVERS)
 
 
@@ -59,11 +121,12 @@ def test_the_targets_of_a_batch_follow_from_what_is_before_them(name, progress):
 @pytest.mark.parametrize("name", SYNTHETIC)
 def test_batches_reach_the_training_length_and_are_all_different(name):
     task = make_task(name)
-    batch = task.batch(np.random.default_rng(0), 256, 1.0)
-    assert batch.tokens.shape[1] == task.training_length
-    assert len({tuple(row) for row in batch.tokens.tolist()}) > 240
-    again = task.batch(np.random.default_rng(0), 256, 1.0)
-    assert (again.tokens == batch.tokens).all()
+    batches = [task.batch(np.random.default_rng(seed), 128, 1.0) for seed in range(40 if name == "copying" else 1)]
+    if name != "counting":  # whose longest sequence is as good as never drawn
+        assert max(batch.tokens.shape[1] for batch in batches) == task.training_length
+    assert len({tuple(row) for row in batches[0].tokens.tolist()}) > 120
+    again = task.batch(np.random.default_rng(0), 128, 1.0)
+    assert (again.tokens == batches[0].tokens).all()
 
 
 @pytest.mark.parametrize("name", SYNTHETIC)
@@ -161,6 +224,19 @@ def test_unknown_names_and_options_are_refused():
         (("niah", {"needles": 20}), "task niah: wanted 1 to 16 needles, got 20"),
         (("niah", {"questions": 9}), "task niah: wanted 1 to 8 questions, got 9"),
         (("niah", {"first_length": 20}), "task niah: wanted 49 <= first_length"),
+        (("copying", {"questions": 9}), "task copying: wanted 1 <= questions <= first_sequences"),
+        (("copying", {"test_step": 0}), "test_step >= 1"),
+        (("few_shot", {"shots": 1}), "at least 2 shots"),
+        (("few_shot", {"first_length": 30}), "wanted 52 <= first_length"),
+        (("flip_flop", {"length": 127}), "wanted 4 <= first_length <= length"),
+        (("flip_flop", {"first_length": 127}), "wanted an even first_length"),
+        (("flip_flop", {"ignore": 2}), "wanted ignore between 0 and 1, got 2.0"),
+        (("selective_copy", {"symbols": 40}), "wanted 2 to 26 symbols"),
+        (("selective_copy", {"blanks": 1}), "at least 2 blanks"),
+        (("counting", {"variables": 9}), "wanted variables <= fewest"),
+        (("counting", {"pass_weight": 0}), "wanted pass_weight above 0"),
+        (("random_tokens", {"length": 1}), "length of at least 2"),
+        (("language", {"tokens": 99}), "at least 258 tokens"),
     ):
         with pytest.raises(InputError, match=message):
             make_task(arguments[0], **arguments[1])
@@ -230,3 +306,121 @@ def test_small_niah_is_what_it_says():
     assert (tight.batch(np.random.default_rng(0), 8).tokens == tight.vocabulary["M"]).sum() == 8 * 16
     alone = make_task("niah", needles=1, questions=1).prompts(1)[0]
     assert "distractor" not in alone.spans
+
+
+def test_copying_asks_for_the_middle_and_repeats_no_prefix():
+    task = make_task("copying", size="paper")
+    assert task.test_sets == ("30", "40", "50", "60", "70", "80")
+    assert task.training_length <= 512 < task.training_length + 12
+    for test_set in ("30", "80", "7"):
+        (prompt,) = task.prompts(1, test_set=test_set)
+        count = int(test_set)
+        assert len(prompt.tokens) == 1 + 12 * (count + 1)
+        assert prompt.attributes["sequences"] == count
+        assert prompt.spans["needle"] == tuple(range(1 + 12 * (count // 2), 13 + 12 * (count // 2)))
+        assert [prompt.tokens[at] for at in prompt.attributes["source"]] == [prompt.tokens[at] for at in prompt.generated]
+        assert len(prompt.spans["query"]) == 8
+        assert len(prompt.generated) == 4
+    few = make_task("copying", symbols=2, sequences=10, first_sequences=10, test_from=10)  # 256 prefixes of two symbols
+    for prompt in few.prompts(20, test_set="10"):
+        context = prompt.tokens[1:121]
+        prefix = tuple(prompt.tokens[at] for at in prompt.spans["query"])
+        assert sum(context[at : at + 8] == prefix for at in range(113)) == 1
+        assert len({context[at : at + 8] for at in range(0, 120, 12)}) == 10
+    with pytest.raises(InputError, match="2 symbols are too few for 400 sequences"):
+        few.prompts(1, test_set="400")
+    several = make_task("copying", questions=3)
+    batch = several.batch(np.random.default_rng(0), 16)
+    assert (batch.targets.sum(axis=1) == 12).all()
+    for row in batch.tokens.tolist():
+        given, solved = solve_copying(words_of(several, row))
+        assert given == solved
+        assert len(several.describe(row).spans["needle"]) == 36
+
+
+def test_few_shot_contexts():
+    task = make_task("few_shot")
+    sides = set()
+    for prompt in task.prompts(40, test_set="256"):
+        assert len(prompt.tokens) == 256
+        shown = {prompt.tokens[prompt.spans[f"examples.{n}.label"][0]] for n in range(1, 6)}
+        assert sorted(shown) == prompt.attributes["labels"]
+        assert len(shown) == 2
+        assert len(prompt.spans["padding"]) == 256 - 1 - 30 - 5
+        sides.add(prompt.tokens[prompt.generated[0]])
+    assert len(sides) > 10
+    prompts = task.prompts(3)
+    other = [next(label for label in p.attributes["labels"] if label != p.tokens[p.generated[0]]) for p in prompts]
+    assert task.score([Response((label,)) for label in other], prompts).tolist() == [1, 1, 1]  # wrong, but it follows
+    assert not any(right.any() for right in task.right([Response((label,)) for label in other], prompts))
+
+
+def test_flip_flop_densities():
+    task = make_task("flip_flop")
+    assert task.test_sets == ("in_distribution", "sparse", "dense", "long_in_distribution", "long_sparse", "long_dense")
+    names = task.vocabulary
+    for test_set, share, length in (("in_distribution", 0.8, 128), ("sparse", 0.98, 128), ("long_dense", 0.1, 512)):
+        tokens = task.sample(np.random.default_rng(0), 400, test_set).tokens
+        assert tokens.shape == (400, 1 + length)
+        middle = tokens[:, 3:-2:2]
+        assert abs((middle == names["i"]).mean() - share) < 0.01
+        assert abs((middle == names["w"]).mean() - (1 - share) / 2) < 0.01
+        assert (tokens[:, 1] == names["w"]).all()
+        assert (tokens[:, -2] == names["r"]).all()
+        assert abs((tokens[:, 2] == names["1"]).mean() - 0.5) < 0.1
+    prompts = task.prompts(8, test_set="dense")
+    halves = []
+    for prompt in prompts:
+        reference = [prompt.tokens[at] for at in task.targets(prompt)]
+        flipped = [names["0"] + names["1"] - bit for bit in reference[: len(reference) // 2]]
+        halves.append(Response((*flipped, *reference[len(reference) // 2 :])))
+        assert prompt.token_text[prompt.spans["needle.1.value"][0]] == prompt.answers[0]
+        assert prompt.attributes["distance"] == prompt.spans["query"][0] - prompt.spans["needle"][0]
+    assert (abs(task.score(halves, prompts) - 0.5) < 0.1).all()
+
+
+def test_selective_copy_and_counting_at_the_paper_s_sizes():
+    copy = make_task("selective_copy", size="paper")
+    for test_set, blanks in (("in_distribution", 256), ("dense", 128), ("sparse", 512)):
+        (prompt,) = copy.prompts(1, test_set=test_set)
+        assert len(prompt.spans["blanks"]) == prompt.attributes["blanks"] == blanks
+        assert len(prompt.generated) == len(prompt.spans["symbols"]) == 256
+        assert [prompt.tokens[at] for at in prompt.attributes["source"]] == [prompt.tokens[at] for at in prompt.generated]
+    assert len(copy.task_words()) == 16 + 2
+    for variables in (1, 3, 5):
+        count = make_task("counting", size="paper", variables=variables)
+        for test_set, weight in (("in_distribution", 50), ("longer", 100), ("shorter", 10)):
+            prompts = count.prompts(12, test_set=test_set)
+            text = [word for prompt in prompts for word in prompt.token_text]
+            operations = sum(prompt.attributes["operations"] for prompt in prompts)
+            assert abs(text.count("pass") / operations - weight / (weight + 8)) < 0.1
+            assert max(prompt.attributes["operations"] for prompt in prompts) <= 512
+            for prompt in prompts:
+                needle = [prompt.token_text[at] for at in prompt.spans["needle"]]
+                assert needle[1:4] == ["=", "0", ";"]
+                assert needle.count("++") == prompt.attributes["value"]
+                assert {needle[0]} == {needle[at - 1] for at, word in enumerate(needle) if word in ("=", "++")}
+    values = [int(prompt.answers[0]) for prompt in make_task("counting").prompts(200, test_set="shorter")]
+    assert set(values) == set(range(11))
+
+
+def test_random_tokens_are_uniform_and_scored_in_nats():
+    task = make_task("random_tokens")
+    batch = task.batch(np.random.default_rng(0), 400)
+    assert batch.tokens.shape == (400, 256)
+    assert batch.targets[:, 1:].all()
+    counts = np.bincount(batch.tokens[:, 1:].ravel(), minlength=task.vocabulary_size)
+    assert counts[:2].sum() == 0
+    assert counts[2:].min() > 0.7 * counts[2:].mean()
+    prompts = task.prompts(2, test_set="512")
+    responses = [Response(prompt.tokens[1:], (-np.log(256.0),) * 511) for prompt in prompts]
+    assert task.score(responses, prompts) == pytest.approx([np.log(256)] * 2)
+    assert not task.higher_is_better
+    with pytest.raises(ValueError, match="one log-probability a target"):
+        task.score([Response(prompt.tokens[1:]) for prompt in prompts], prompts)
+
+
+@pytest.mark.parametrize("name", ["flip_flop", "selective_copy", "counting"])
+def test_unknown_test_sets_are_refused(name):
+    with pytest.raises(InputError, match="wanted a test set, one of in_distribution"):
+        make_task(name).prompts(1, test_set="9")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -39,7 +40,7 @@ def test_short_prompts_are_counted_pair_by_pair(window):
         assert_close(found.difference[row], torch.cat(differences).sum())
         for component, frequency in enumerate(FREQUENCIES):
             angles = torch.cat(differences) * frequency
-            expected = torch.stack([((angles >= a) & (angles < b)).sum() for a, b in zip(edges, edges[1:])])
+            expected = torch.stack([((angles >= a) & (angles < b)).sum() for a, b in pairwise(edges)])
             assert_close(found.pairs[row, component], expected.double())
         largest = torch.stack([some.max() for some in differences])
         assert_close(largest_difference(positions, valid, window)[:, row], largest)

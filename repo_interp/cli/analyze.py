@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from repo_interp.cli.options import add_device, name_list, number_list, positive, positive_or_zero
+from repo_interp.cli.options import add_device, name_list, number_list, parameter, positive, positive_or_zero
 
 SUMMARY = "Measure what the heads of a checkpoint do with positions: a run file, figures and a report page."
 
@@ -42,6 +42,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=None,
         metavar="A,B",
         help="what to measure (default: positions,patterns,attention_mass - the last where prompts mark generated tokens)",
+    )
+    parser.add_argument(
+        "--set",
+        type=parameter,
+        action="append",
+        default=[],
+        metavar="MEASURE.NAME=VALUE",
+        dest="parameters",
+        help="a parameter of a measure, such as patterns.epsilon=0.5 or three_axis.axes=first_prompt; may be repeated",
     )
     parser.add_argument("--layers", type=number_list, metavar="5-15", help="layers to measure (default: all)")
     parser.add_argument("--heads", type=number_list, metavar="0,3", help="heads to measure (default: all)")
@@ -92,11 +101,11 @@ def run(arguments: argparse.Namespace) -> int:
         prompts = read_prompts(arguments.prompts, tokenizer=bridge.tokenizer, vocab_size=bridge.cfg.d_vocab)
     else:
         prompts = _make_prompts(arguments, bridge, path)
-    measures = arguments.measures or _default_measures(prompts)
+    measures = _measures(arguments.measures or _default_measures(prompts), arguments.parameters)
     cost = estimate(bridge, [len(prompt.tokens) for prompt in prompts], arguments.batch_size)
     longest = max(len(prompt.tokens) for prompt in prompts)
     console.print(
-        f"[bold]{name}[/bold]: {len(prompts)} prompts of up to {longest} tokens, measures {', '.join(measures)}; {cost}",
+        f"[bold]{name}[/bold]: {len(prompts)} prompts of up to {longest} tokens, measures {', '.join(measure.name for measure in measures)}; {cost}",
         highlight=False,
     )
     directory = prepare(arguments.out or _free_directory(name), arguments.overwrite)
@@ -126,6 +135,20 @@ def run(arguments: argparse.Namespace) -> int:
     console.print(f"[bold]{directory / 'report.html'}[/bold]  the page to look at", highlight=False)
     console.print(f"{directory / 'run.nc'}  the numbers; {directory / 'figures'}  {figures} figures", highlight=False)
     return 0
+
+
+def _measures(names, parameters):
+    from repo_interp.errors import InputError
+    from repo_interp.measures.catalogue import measure_named, with_parameter
+
+    chosen = {name: measure_named(name) for name in names}
+    for name, parameter_name, value in parameters:
+        if name not in chosen:
+            raise InputError(
+                f"--set {name}.{parameter_name}: the measure {name!r} is not among those measured, {', '.join(chosen)}"
+            )
+        chosen[name] = with_parameter(chosen[name], parameter_name, value)
+    return list(chosen.values())
 
 
 def _default_measures(prompts) -> tuple[str, ...]:

@@ -41,6 +41,15 @@ def positive_or_zero(text: str) -> int:
     return int(text)
 
 
+def parameter(text: str) -> tuple[str, str, str]:
+    """A parameter of a measure: "patterns.epsilon=0.5"."""
+    target, equals, value = text.partition("=")
+    measure, dot, name = target.partition(".")
+    if not (equals and dot and measure and name and value):
+        raise argparse.ArgumentTypeError(f"wanted MEASURE.NAME=VALUE, such as patterns.epsilon=0.5, not {text!r}")
+    return measure, name, value
+
+
 def add_device(parser: argparse.ArgumentParser) -> None:
     """`--device` and `--dtype`."""
     parser.add_argument("--device", default="cpu", help="where the model runs: cpu, cuda, cuda:1, mps (default: cpu)")

@@ -6,6 +6,7 @@ object following `measures.statistics.Measure` - and `repo-interp analyze --meas
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -17,6 +18,10 @@ _OWN = {
     "positions": ("repo_interp.measures.positions", "Positions"),
     "patterns": ("repo_interp.measures.patterns", "Patterns"),
     "attention_mass": ("repo_interp.measures.attention_mass", "AttentionMass"),
+    "components": ("repo_interp.measures.components", "Components"),
+    "three_axis": ("repo_interp.measures.three_axis", "ThreeAxis"),
+    "fake_distance": ("repo_interp.measures.fake_distance", "FakeDistance"),
+    "rotation": ("repo_interp.measures.rotation", "Rotation"),
 }
 
 
@@ -31,6 +36,34 @@ def measure_names() -> tuple[str, ...]:
 def measure_named(name: str) -> Measure:
     """The measure `name` with its default parameters. Raises InputError naming those there are."""
     return _factory(name)()
+
+
+def for_training_length(measure: Measure, training_length: int) -> Measure:
+    """`measure` with the checkpoint's training length, in tokens, where it has such a parameter and nobody set it."""
+    if getattr(measure, "training_length", 0) is not None or not dataclasses.is_dataclass(measure):
+        return measure
+    return dataclasses.replace(measure, training_length=training_length)  # pyright: ignore[reportReturnType]
+
+
+def with_parameter(measure: Measure, name: str, text: str) -> Measure:
+    """`measure` with one parameter changed, its value given as text, with commas where it takes several. Raises InputError."""
+    fields = {field.name: field for field in dataclasses.fields(measure)} if dataclasses.is_dataclass(measure) else {}  # pyright: ignore
+    known = [field for field in fields if field not in ("name", "required_spans")]
+    if name not in known:
+        raise InputError(f"the measure {measure.name!r} has no parameter {name!r}; it has {', '.join(known) or 'none'}")
+    present = getattr(measure, name)
+    try:
+        if isinstance(present, tuple):
+            value: object = tuple(part for part in text.split(",") if part)
+        elif isinstance(present, float):
+            value = float(text)
+        elif isinstance(present, int) or "int" in str(fields[name].type):
+            value = int(text)
+        else:
+            value = text
+        return dataclasses.replace(measure, **{name: value})  # pyright: ignore[reportReturnType]
+    except ValueError as error:
+        raise InputError(f"{measure.name}.{name}={text}: {error}") from None
 
 
 def _factory(name: str) -> Callable[[], Measure]:

@@ -43,7 +43,7 @@ def gram_products(
     `gram_before` is that of the keys before the first chunk; of all Grams only `rows` and `columns` are made. Float64.
     """
     key_grams = gram(keys, rows, columns).to(torch.float64)
-    torch.cumsum(key_grams, 1, out=key_grams)
+    key_grams.cumsum_(1)
     query_grams = gram(queries, rows, columns).to(torch.float64)
     products = query_grams.sum(1).mul_(gram_before)
     if queries.shape[1] > 1:

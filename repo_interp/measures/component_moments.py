@@ -5,11 +5,13 @@
 
 From these follows the variance of any set of components taken together, and what it leaves of the logits' variance.
 
-The triangle of causal pairs is cut into rectangles, in which all queries come after all keys, and small triangles:
-chunks of 128 against everything earlier, the later half of a chunk against its earlier half, quarters, eighths. In a
-rectangle sum_{i, j} q_ia q_ib k_ja k_jb = (Q^T Q)_ab (K^T K)_ab, symmetric in a and b; in the small triangles of 16 tokens the C_r are written
-out. Cost O(n d^2) a head, with products in the features' dtype and sums over rectangles in float64; heads
-whose variance would lose its digits are redone in float64.
+The triangle of causal pairs is cut into rectangles, in which all queries come after all keys, and small triangles: chunks of 128
+against everything earlier, the later half of a chunk against its earlier half, quarters, eighths. In a rectangle
+
+    sum_{i, j} q_ia q_ib k_ja k_jb = (Q^T Q)_ab (K^T K)_ab ,   symmetric in a and b
+
+and in the small triangles of 16 tokens the C_r are written out. Cost O(n d^2) a head, with products in the features' dtype and sums over
+rectangles in float64; heads whose variance would lose its digits are redone in float64.
 
 Features are rotated already: index and learned positions look the same here. Knows nothing of models or measures.
 """

@@ -35,7 +35,7 @@ class HeadBlock:
 
 
 def head_blocks(
-    inputs: AttentionInputs, tokens: Bool[Tensor, "prompt token"] | None = None, memory: int = MEMORY
+    inputs: AttentionInputs, tokens: Bool[Tensor, "prompt token"] | None = None, memory: int = MEMORY // 2
 ) -> Iterator[HeadBlock]:
     """Every head of every prompt once, in the order (prompt, head), so that joined results unflatten to [prompt, head].
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -50,7 +50,7 @@ def over_heads(
     every = torch.arange(queries.shape[:-2].numel(), device=queries.device)
     exact = torch.float64 if queries.dtype == torch.float64 else torch.float32
     at_once = max(1, memory // max(1, bytes_per_head))
-    flat = _over_items(kernel, queries, keys, valid, every, exact, at_once)
+    flat: Any = _over_items(kernel, queries, keys, valid, every, exact, at_once)
     return type(flat)(**{name: part.unflatten(0, queries.shape[:-2]) for name, part in _tensors(flat).items()})
 
 
@@ -81,7 +81,7 @@ def _over_items(kernel, queries, keys, valid, items: Tensor, dtype: torch.dtype,
     check_pairable(queries, keys)
     lead, group = queries.shape[:-2], queries.shape[-3] // keys.shape[-3]
     mask = None if valid is None else broadcast_valid(valid, lead)
-    joined, record, start = {}, None, 0
+    joined, kind, start = {}, None, 0
     for block in items.split(at_once):
         some_queries = _take(queries, block, lead).to(dtype)
         some_keys = _take(keys, block // group, keys.shape[:-2]).to(dtype)
@@ -90,12 +90,14 @@ def _over_items(kernel, queries, keys, valid, items: Tensor, dtype: torch.dtype,
             if bool(hidden.any()):
                 some_queries, some_keys = some_queries.masked_fill_(hidden, 0), some_keys.masked_fill_(hidden, 0)
         record = kernel(some_queries, some_keys)
+        kind = type(record)
         for name, part in _tensors(record).items():
             if name not in joined:
                 joined[name] = part.new_empty(len(items), *part.shape[1:])
             joined[name][start : start + len(block)] = part
         start += len(block)
-    return type(record)(**joined)
+    assert kind is not None, "there is at least one head"
+    return kind(**joined)
 
 
 def _tensors(record) -> dict[str, Tensor]:

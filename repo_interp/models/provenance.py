@@ -12,6 +12,7 @@ from torch import nn
 
 from repo_interp.models.checkpoints import Checkpoint, weight_files
 from repo_interp.models.families import training_length
+from repo_interp.models.reposition import attentions
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,12 @@ def mark(model: nn.Module, source: Origin) -> None:
 def loaded_from(model: nn.Module) -> Origin | None:
     """The origin that `mark` left on `model`; None for a model made in memory."""
     return model.__dict__.get("repo_interp_origin")
+
+
+def length_trained(model: nn.Module) -> int:
+    """Longest prompts that a repositioned model or bridge was trained on, in tokens."""
+    found = loaded_from(model)
+    return training_length(next(attentions(model)).config) if found is None else found.training_length
 
 
 def checkpoint_digest(directory: Path) -> str:

@@ -27,7 +27,7 @@ from repo_interp.plots.drawing import (
     sparse_ticks,
 )
 from repo_interp.plots.reading import group, has_groups, ordered_spans, pick, schemes, unit_label
-from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, style
+from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, style
 
 UNIT = 100.0
 """Table 4's unit is 10^-2."""
@@ -188,7 +188,9 @@ def mass_grid(run: xr.DataTree, span: str = "needle") -> PaperFigure:
     means = mass.isel(prompt=0, drop=True).copy(data=nanmean(mass.values, axis=2))
     means.attrs = {"long_name": f"attention mass on {span}", "units": "%"}
     with style():
-        figure = paper_figure(3.3 if means.sizes["head"] <= 20 else PAGE_WIDTH, 0.9 + 0.15 * max(8, means.sizes["layer"]))
+        figure = paper_figure(
+            COLUMN_WIDTH if means.sizes["head"] <= 20 else PAGE_WIDTH, 0.9 + 0.15 * max(8, means.sizes["layer"])
+        )
         head_grid(means, figure.subplots())
         legend_below(figure, scheme_handles(schemes(dataset).values()))
     return figure

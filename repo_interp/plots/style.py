@@ -128,10 +128,10 @@ class PaperFigure(Figure):
     """A matplotlib figure that is saved in this style, with embedded fonts and without dates, and shows itself in a notebook."""
 
     def savefig(self, fname: Any, **options: Any) -> None:
-        """Save as matplotlib does. The format follows the name unless `format` is given; the same figure gives the same bytes."""
+        """Save as matplotlib does. The format follows the name unless `format` is given."""
         suffix = options.get("format") or (Path(fname).suffix.lstrip(".") if isinstance(fname, str | Path) else "png")
         metadata = {**_METADATA.get(suffix, {}), **options.pop("metadata", {})}
-        with style():
+        with style(), _laid_out(self):
             super().savefig(fname, metadata=metadata, **options)
 
     def _repr_png_(self) -> bytes:
@@ -156,27 +156,34 @@ def paper_figure(width: float = PAGE_WIDTH, height: float = 2.4) -> PaperFigure:
 
 
 def save_figure(figure: Figure, stem: str | Path, formats: Sequence[str] = FORMATS) -> list[Path]:
-    """Write `figure` as `stem`.png, .svg and .pdf; the same figure gives the same bytes. Returns the paths written.
+    """Write `figure` as `stem`.png, .svg and .pdf; a figure drawn anew from the same data gives the same bytes.
+
+    Returns the paths written.
 
     Raises ValueError for a format that is not one of FORMATS.
     """
     unknown = [name for name in formats if name not in FORMATS]
     if unknown:
         raise ValueError(f"a figure is written as {', '.join(FORMATS)}; got {', '.join(unknown)}")
-    with style():
-        figure.draw_without_rendering()
     paths = []
-    layout = figure.get_layout_engine()
-    figure.set_layout_engine("none")  # it is laid out, once for all formats
-    try:
+    with style(), _laid_out(figure):
         for name in formats:
             path = Path(f"{stem}.{name}")
-            with style():
-                Figure.savefig(figure, path, format=name, metadata=dict(_METADATA[name]))
+            Figure.savefig(figure, path, format=name, metadata=dict(_METADATA[name]))
             paths.append(path)
+    return paths
+
+
+@contextmanager
+def _laid_out(figure: Figure) -> Iterator[None]:
+    """Lay `figure` out once, and not again for each format - at whose resolution texts measure a little differently."""
+    figure.draw_without_rendering()
+    layout = figure.get_layout_engine()
+    figure.set_layout_engine("none")
+    try:
+        yield
     finally:
         figure.set_layout_engine(layout)
-    return paths
 
 
 def scheme_colour(scheme: str) -> str:

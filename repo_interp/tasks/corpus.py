@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import sysconfig
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,49 +30,58 @@ HELD_OUT = 20
 SUFFIXES = (".txt", ".md", ".py")
 
 
-@dataclass(frozen=True)
 class Corpus:
-    """Token ids of training and held-out documents, each document behind a <bos>."""
+    """Documents as token ids, each behind a <bos>; tokenized when first asked for."""
 
-    tokenizer: PreTrainedTokenizerFast
-    training: Int[np.ndarray, " token"]
-    held_out: Int[np.ndarray, " token"]
-    text: tuple[str, ...]
-    """The text of every token id; replacement characters where a token is a part of a character."""
-    bytes: tuple[int, ...]
-    """Bytes of text that every token id stands for; 0 for special ones."""
+    def __init__(self, documents: Sequence[str], backend: Tokenizer) -> None:
+        self._documents = documents
+        self._backend = backend
+        self.tokenizer = _wrapped(backend)
+
+    @cached_property
+    def training(self) -> Int[np.ndarray, " token"]:
+        """Documents that are not held out, joined."""
+        return self._encoded([text for index, text in enumerate(self._documents) if index % HELD_OUT != HELD_OUT - 1])
+
+    @cached_property
+    def held_out(self) -> Int[np.ndarray, " token"]:
+        """Held-out documents, joined."""
+        return self._encoded(self._documents[HELD_OUT - 1 :: HELD_OUT])
 
     def held_out_starts(self, length: int) -> Int[np.ndarray, " start"]:
         """Where `length` tokens of one held-out document begin, <bos> left out."""
         edges = np.append(np.flatnonzero(self.held_out == BOS), len(self.held_out))
-        spaces = [np.arange(start + 1, stop - length + 1) for start, stop in zip(edges, edges[1:], strict=False)]
+        spaces = [np.arange(start + 1, stop - length + 1) for start, stop in pairwise(edges)]
         return np.concatenate([np.zeros(0, dtype=np.int64), *spaces])
+
+    @cached_property
+    def text(self) -> tuple[str, ...]:
+        """The text of every token id; replacement characters where a token is a part of a character."""
+        return tuple(self._backend.decode([index], skip_special_tokens=False) for index in range(len(self.tokenizer)))
+
+    @cached_property
+    def bytes(self) -> tuple[int, ...]:
+        """Bytes of text that every token id stands for; 0 for special ones."""
+        symbols = [self._backend.id_to_token(index) or "" for index in range(len(self.tokenizer))]
+        return tuple(0 if index in (PAD, BOS) else len(symbol) for index, symbol in enumerate(symbols))
+
+    def _encoded(self, documents: Sequence[str]) -> Int[np.ndarray, " token"]:
+        plain = type(self._backend).from_str(self._backend.to_str())
+        plain.encode_special_tokens = True  # "<pad>" in a document is text like any other
+        encodings = plain.encode_batch_fast(list(documents), add_special_tokens=False)
+        return np.concatenate([np.zeros(0, dtype=np.int64), *(np.array([BOS, *encoding.ids]) for encoding in encodings)])
 
 
 @functools.lru_cache(maxsize=4)
 def corpus(path: str, vocabulary: int, tokenizer_file: str) -> Corpus:
-    """Read, train and tokenize; once a process. Raises InputError: nothing readable, too little text, a tokenizer of another
-    kind.
+    """Read a corpus and train, or read, its tokenizer; once a process.
+
+    Raises InputError: nothing readable, too little text, a tokenizer of another kind.
     """
     documents = _documents(path)
-    if len(documents) == 1:  # a single text is split, or nothing would be left to train on
-        documents = _pieces(documents[0])
-    backend = _read_tokenizer(tokenizer_file) if tokenizer_file else _train(documents, vocabulary)
-    tokens = [
-        np.array([BOS, *encoding.ids], dtype=np.int64) for encoding in backend.encode_batch(documents, add_special_tokens=False)
-    ]
-    held_out = [document for index, document in enumerate(tokens) if index % HELD_OUT == HELD_OUT - 1]
-    training = [document for index, document in enumerate(tokens) if index % HELD_OUT != HELD_OUT - 1]
-    tokenizer = _wrapped(backend)
-    size = len(tokenizer)
-    symbols = [backend.id_to_token(index) or "" for index in range(size)]
-    return Corpus(
-        tokenizer=tokenizer,
-        training=np.concatenate(training),
-        held_out=np.concatenate(held_out or [np.zeros(0, dtype=np.int64)]),
-        text=tuple(tokenizer.decode([index]) for index in range(size)),
-        bytes=tuple(0 if index in (PAD, BOS) else len(symbol) for index, symbol in enumerate(symbols)),
-    )
+    if len(documents) < HELD_OUT:  # too few to hold one out: pieces of all of them
+        documents = _pieces("\n".join(documents))
+    return Corpus(documents, _read_tokenizer(tokenizer_file) if tokenizer_file else _train(documents, vocabulary))
 
 
 def _documents(path: str) -> list[str]:
@@ -87,7 +97,7 @@ def _documents(path: str) -> list[str]:
             text = file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             if not path:
-                continue  # a source in another encoding
+                continue  # sources in another encoding
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
             raise InputError(f"{file}: wanted text for the corpus, but {reason}; name UTF-8 text files") from error
         if text.strip():
@@ -100,15 +110,9 @@ def _documents(path: str) -> list[str]:
 
 
 def _pieces(text: str) -> list[str]:
-    """A text in 2 x HELD_OUT pieces of whole lines, of about the same size."""
+    """A text in 2 x HELD_OUT pieces of the same number of characters, or a little less."""
     size = -(-len(text) // (2 * HELD_OUT))
-    pieces, start = [], 0
-    while start < len(text):
-        end = text.find("\n", start + size)
-        end = len(text) if end < 0 else end + 1
-        pieces.append(text[start:end])
-        start = end
-    return pieces
+    return [text[start : start + size] for start in range(0, len(text), size)]
 
 
 def _train(documents: Sequence[str], vocabulary: int) -> Tokenizer:

@@ -21,14 +21,8 @@ from repo_interp.errors import InputError
 
 SENTENCE_END = re.compile(r"(?<=[.!?])(?<!e\.g\.)(?<!i\.e\.) (?=[\"'(]?[A-Z0-9])")
 _LEFT_OUT = {
-    "test",
-    "tests",
-    "idlelib",
-    "lib2to3",
-    "site-packages",
-    "dist-packages",
-    "__pycache__",
-    "turtledemo",
+    *("test", "tests", "idlelib", "lib2to3", "turtledemo", "site-packages", "dist-packages", "__pycache__"),
+    *("encodings", "pydoc_data"),  # tables
 }
 
 
@@ -85,9 +79,9 @@ def _standard_library() -> Essay:
 
 
 def standard_library_sources(root: Path) -> Iterator[Path]:
-    """Source files of the standard library without its tests, in the order of their names."""
+    """Source files of the standard library, without its tests and tables, folder by folder in the order of their names."""
     for folder, folders, files in os.walk(root):
-        folders[:] = sorted(set(folders) - _LEFT_OUT)
+        folders[:] = sorted(name for name in folders if name not in _LEFT_OUT and not name.startswith("config-"))
         yield from (Path(folder, name) for name in sorted(files) if name.endswith(".py"))
 
 

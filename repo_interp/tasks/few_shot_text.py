@@ -14,7 +14,7 @@ As many meaningless sentences as fit: tokens with the answer <= length. A file i
 the examples where shots allow it.
 
 Following = the output begins, after white space, with a label of the prompt's examples. Spans: `examples` (`examples.1` ..., with
-`.label`), `padding`, `query`; the label is generated. attributes: length, labels, depth-free.
+`.label`), `padding`, `query`; the label is generated. attributes: length, labels.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ from repo_interp.tasks.words import NOUNS
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-KIND = "brave calm gentle jolly lively noble warm joyful polite steady tender honest merry cheerful patient".split()
-GRIM = "bitter lonely weary grim abrupt fierce dusty empty hollow rough jagged gloomy hostile cruel broken".split()
+_KIND = "brave calm gentle jolly lively noble warm joyful polite steady tender honest merry cheerful patient"
+_GRIM = "bitter lonely weary grim abrupt fierce dusty empty hollow rough jagged gloomy hostile cruel broken"
+KIND, GRIM = _KIND.split(), _GRIM.split()
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from repo_interp.tasks.task import Batch, Response, WordTask
 from repo_interp.tasks.vocabulary import BOS
 
 WRITE, IGNORE, READ = "w", "i", "r"
-SETS = ("in_distribution", "sparse", "dense")
+SETS: tuple[str, ...] = ("in_distribution", "sparse", "dense")
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,8 @@ class FlipFlop(WordTask):
         if test_set not in self.test_sets:
             raise InputError(f"task {self.name}: wanted a test set, one of {', '.join(self.test_sets)}; got {test_set!r}")
         length = self.longest_test if test_set.startswith("long_") else self.length
-        shares = dict(zip(SETS, (self.ignore, self.sparse, self.dense), strict=True))
-        return self._sequences(generator, size, length // 2, shares[test_set.removeprefix("long_")])
+        share = (self.ignore, self.sparse, self.dense)[SETS.index(test_set.removeprefix("long_"))]
+        return self._sequences(generator, size, length // 2, share)
 
     def _sequences(self, generator: np.random.Generator, size: int, pairs: int, ignore: float) -> Batch:
         write, ignored, read = self.vocabulary.ids((WRITE, IGNORE, READ))

@@ -1,0 +1,90 @@
+"""The authors' checkpoints through the command line: frequency components and disentanglement fits, read back from run.nc.
+
+Goldens: official/expected_analysis.npz, float64 NumPy from the arrays of the original code (official/README.md).
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from attention_inputs import OFFICIAL
+from numpy.testing import assert_allclose
+
+import repo_interp as ri
+from repo_interp.cli import main
+
+ANALYSIS = np.load(OFFICIAL / "expected_analysis.npz")
+MEASURES = "positions,components,three_axis,fake_distance"
+CHECKPOINTS = ["repo_mha", "repo_scaled", "multihead_continuous", "rope_none", "nope"]
+
+
+@pytest.fixture(scope="module", params=CHECKPOINTS)
+def analysed(request, tmp_path_factory):
+    """Name and run of a checkpoint, analysed by the command line on the authors' prompts."""
+    name, directory = request.param, tmp_path_factory.mktemp(request.param)
+    tokens = np.load(OFFICIAL / name / "expected.npz")["input_ids"]
+    (directory / "prompts.jsonl").write_text("".join(json.dumps({"tokens": row.tolist()}) + "\n" for row in tokens))
+    command = ["analyze", str(OFFICIAL / name), "--prompts", str(directory / "prompts.jsonl"), "--out", str(directory / "run")]
+    # The goldens rotate NoPE layers as if they were RoPE with the checkpoint's base; by definition their r is 1.
+    options = ["three_axis.axes=first_prompt", "three_axis.extras=attention", "fake_distance.nope_base=500000"]
+    assert main([*command, "--measures", MEASURES, *(word for option in options for word in ("--set", option))]) == 0
+    return name, ri.read_run(directory / "run")
+
+
+VAFS = {"vaf": "pairs_var", "vaf_printed": "pairs_literal", "vaf_curve": "curve_var", "vaf_curve_printed": "curve_literal"}
+
+
+@pytest.mark.parametrize("variable", VAFS)
+def test_variance_accounted_for(analysed, variable):
+    name, run = analysed
+    expected = ANALYSIS[f"{name}/vaf_{VAFS[variable]}"]
+    rotated = [layer for layer, scheme in enumerate(run["components"]["scheme"].values) if scheme != "nope"]
+    got = run["components"][variable].transpose("layer", "prompt", "head", "component").sel(layer=rotated)
+    error = np.abs(got - expected[rotated]) / (1 + np.abs(expected[rotated]))
+    assert float(np.median(error)) < 1e-4
+    assert float(np.quantile(error, 0.99)) < 1e-2
+
+
+def assert_where_known(got, expected):
+    """The goldens have the first prompt of every checkpoint, and all prompts of some; NaN elsewhere."""
+    known = np.isfinite(expected)
+    assert known[:, 0].all()
+    assert_allclose(got.transpose("layer", "prompt", "head").values[known], expected[known], atol=1e-5)
+
+
+def test_three_axis_fit(analysed):
+    name, run = analysed
+    for variable, golden in (("r", "ridge_r_logits"), ("r_attention", "ridge_r_attention")):
+        assert_where_known(run["three_axis"][variable], ANALYSIS[f"{name}/{golden}"])
+
+
+def test_fake_distance_fit(analysed):
+    name, run = analysed
+    assert_where_known(run["fake_distance"]["r"], ANALYSIS[f"{name}/fake_r_causal"])
+
+
+def test_three_axis_coefficients(analysed):
+    name, run = analysed
+    if name != "repo_mha":
+        pytest.skip("coefficients are in the goldens of repo_mha alone")
+    expected = ANALYSIS["repo_mha/ridge_abc_seq0"]
+    for row, (variable, axis) in enumerate((("distance_axis", "distance"), ("query_axis", "token"), ("key_axis", "token"))):
+        got = run["three_axis"][variable].transpose("layer", "head", axis)
+        assert np.abs(got - expected[row]).max() < 1e-3 * expected[row].std()
+
+
+def test_component_curves_of_the_first_prompt():
+    from repo_interp.measures.components import Components
+    from repo_interp.tasks.prompts import Prompt
+
+    bridge = ri.load(OFFICIAL / "repo_mha")
+    tokens = np.load(OFFICIAL / "repo_mha" / "expected.npz")["input_ids"][0]
+    run = ri.analyze(bridge, [Prompt(tokens=tuple(tokens.tolist()))], [Components(curves="head")])
+    expected = ANALYSIS["repo_mha/component_curves_seq0"]
+    group = run["components"]
+    by_head = next(v for k, v in group.data_vars.items() if "head" in v.dims and {"component", "distance"} <= set(v.dims))
+    assert_allclose(by_head.transpose("layer", "head", "component", "distance"), expected[:, :, :8], atol=1e-4)
+    assert_allclose(group["logit_by_distance"].transpose("layer", "head", "distance"), expected[:, :, 8], atol=1e-4)
+    assert_allclose(by_head.sum("component"), group["logit_by_distance"], atol=1e-8)

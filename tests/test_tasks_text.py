@@ -1,0 +1,221 @@
+"""Tasks on any tokenizer's tokens and on text: copying, random tokens, few-shot rows, and language modelling on a corpus."""
+
+import hashlib
+
+import numpy as np
+import pytest
+from task_tokenizers import FAMILIES, tokenizer
+
+from repo_interp.errors import InputError
+from repo_interp.tasks import Response, make_task, read_prompts, write_prompts
+from repo_interp.tasks.copying import copying_prompts, ordinary_tokens
+from repo_interp.tasks.corpus import corpus
+from repo_interp.tasks.encoding import count_tokens
+from repo_interp.tasks.few_shot_text import GRIM, KIND, few_shot_text, following, own_rows, read_rows
+from repo_interp.tasks.random_tokens import random_token_prompts
+
+GLUE = {
+    "sst2.tsv": 'sentence\tlabel\na gorgeous , witty film\t1\nno "movement , no yuks\t0\nall of it dull\t0\n',
+    "qnli.tsv": "index\tquestion\tsentence\tlabel\n0\tWho came?\tShe came.\tentailment\n1\tWhen?\tNever so.\tnot_entailment\n"
+    "2\tWhy?\tBecause.\tentailment\n",
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_prompts_of_ordinary_tokens(family, tmp_path):
+    one = tokenizer(family)
+    bos = one.bos_token_id
+    for prompt in copying_prompts(one, sequences=9, count=3):
+        assert prompt.tokens[0] == bos
+        assert len(prompt.tokens) == 1 + 12 * 10
+        assert not set(prompt.tokens[1:]) & set(one.all_special_ids)
+        assert [prompt.tokens[at] for at in prompt.attributes["source"]] == [prompt.tokens[at] for at in prompt.generated]
+        assert [prompt.tokens[at] for at in prompt.spans["query"]] == [prompt.tokens[at] for at in prompt.spans["needle.1.key"]]
+    prompts = random_token_prompts(one, length=64, count=4, seed=2)
+    write_prompts(prompts, tmp_path / "p.jsonl")
+    assert read_prompts(tmp_path / "p.jsonl", one) == prompts
+    assert {len(prompt.tokens) for prompt in prompts} == {64}
+    assert {prompt.tokens[0] for prompt in prompts} == {bos}
+    assert bos not in {token for prompt in prompts for token in prompt.tokens[1:]}
+    assert random_token_prompts(one, length=64, count=1, seed=2) == prompts[:1]
+    ids = ordinary_tokens(one)
+    drawn = np.array([p.tokens[1:] for p in random_token_prompts(one, length=1000, count=40)])
+    assert set(drawn.ravel()) == set(ids)
+    for make in (lambda: copying_prompts(one, sequences=0), lambda: random_token_prompts(one, length=0)):
+        with pytest.raises(InputError, match="wanted at least one of"):
+            make()
+
+
+@pytest.mark.parametrize("family", ["byte_level_bpe", "metaspace_unigram", "words"])
+@pytest.mark.parametrize("length", [256, 512])
+def test_few_shot_text(family, length):
+    one = tokenizer(family)
+    for prompt in few_shot_text(one, length=length, count=4):
+        assert length - 40 < len(prompt.tokens) <= length
+        shown = [prompt.text[slice(*prompt.characters[f"examples.{n}.label"][0])].strip() for n in range(1, 6)]
+        assert sorted(set(shown)) == prompt.attributes["labels"] == ["0", "1"]
+        assert prompt.text.endswith(f"Label: {prompt.answers[0]}")
+        asked = prompt.text[slice(*prompt.characters["query"][0])]
+        adjective = asked.split(" is ")[1].split(".")[0]
+        assert adjective in (KIND if prompt.answers[0] == "1" else GRIM)
+        assert asked not in prompt.text[: prompt.characters["query"][0][0]]
+        assert prompt.text[slice(*prompt.characters["padding"][0])].startswith("The grass is green. The sky is blue.")
+    assert few_shot_text(one, length=length, count=1) == few_shot_text(one, length=length, count=4)[:1]
+
+
+def test_our_own_rows_are_balanced_and_distinct():
+    rows = own_rows()
+    assert len(rows) == len(set(rows)) > 300
+    assert sum(row.label == "1" for row in rows) * 2 == len(rows)
+    assert not set(KIND) & set(GRIM)
+
+
+@pytest.mark.parametrize("name", GLUE)
+def test_glue_rows(name, tmp_path):
+    path = tmp_path / name
+    path.write_text(GLUE[name], encoding="utf-8")
+    rows = read_rows(path)
+    assert len(rows) == 3
+    prompts = few_shot_text(tokenizer("byte_level_bpe"), rows=path, length=256, count=6, shots=2)
+    for prompt in prompts:
+        assert len(prompt.attributes["labels"]) == 2
+        assert set(prompt.answers) <= {row.label for row in rows}
+    text = prompts[0].text
+    assert ("Sentence: " in text) and (("Question: " in text) == (name == "qnli.tsv"))
+    assert "Index" not in text
+
+
+def test_following_counts_any_label_of_the_set():
+    prompts = few_shot_text(tokenizer("words"), length=200, count=4)
+    assert following([" 1\n", "0", "positive", ""], prompts).tolist() == [1, 1, 0, 0]
+    with pytest.raises(InputError, match="one output a prompt"):
+        following(["1"], prompts)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "wanted a header with `label`"),
+        (b"text\tclass\na\tb\n", "wanted a header with `label`"),
+        (b"label\n1\n", "columns of text"),
+        (b"sentence\tlabel\na\t1\nb\n", "line 3: wanted 2 cells, got 1"),
+        (b"sentence\tlabel\na\t1\nb\t\n", "line 3: a text or the label is empty"),
+        (b"sentence\tlabel\na\t1\nb\t1\n", "rows of at least two labels"),
+        (b"sentence\tlabel\ncaf\xe9\t1\n", "it is not UTF-8"),
+    ],
+)
+def test_broken_tables(content, message, tmp_path):
+    (tmp_path / "rows.tsv").write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        few_shot_text(tokenizer("words"), rows=tmp_path / "rows.tsv", length=256, count=1)
+
+
+def test_few_shot_text_that_cannot_be_made(tmp_path):
+    (tmp_path / "rows.tsv").write_text(GLUE["sst2.tsv"])
+    for arguments, message in (
+        ({"rows": tmp_path / "absent.tsv"}, "No such file"),
+        ({"rows": tmp_path / "rows.tsv", "shots": 3}, "wanted more rows than the 3 shots, got 3"),
+        ({"length": 40}, "5 examples take at least"),
+        ({"count": 0}, "at least one prompt"),
+    ):
+        with pytest.raises(InputError, match=message):
+            few_shot_text(tokenizer("words"), **arguments)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Forty documents of words that count up, so that every window can be placed."""
+    path = tmp_path_factory.mktemp("corpus")
+    for number in range(40):
+        lines = [f"document {number} line {line} über {line * 7 % 13} <pad> <bos>" for line in range(60)]
+        (path / f"{number:02}.txt").write_text("\n".join(lines), encoding="utf-8")
+    (path / "ignored.bin").write_bytes(b"\xff\xfe")
+    return path
+
+
+def language(folder, **options):
+    return make_task("language", corpus=str(folder), tokens=300, length=32, longest_test=128, **options)
+
+
+def test_language_windows_are_of_the_corpus(folder):
+    task = language(folder)
+    data = task.data
+    assert task.vocabulary_size == len(task.tokenizer()) == 300
+    batch = task.batch(np.random.default_rng(0), 64)
+    assert batch.tokens.shape == (64, 32)
+    assert (batch.tokens[:, 0] == 1).all()
+    assert batch.targets[:, 1:].all()
+    assert not (batch.tokens == 0).any()  # "<pad>" in a document is text
+    held_out = [(folder / f"{number:02}.txt").read_text("utf-8") for number in (19, 39)]
+    kept = [(folder / f"{number:02}.txt").read_text("utf-8") for number in range(39) if number != 19]
+    for prompt in task.prompts(5, test_set="128"):
+        assert len(prompt.tokens) == 128
+        text = task.tokenizer().decode(prompt.tokens[1:])
+        whole = text.strip("\ufffd")
+        assert sum(whole in document for document in held_out) == 1
+        assert not any(whole in document for document in kept)
+        assert prompt.attributes["bytes"] >= len(whole.encode())
+        assert task.targets(prompt) == tuple(range(1, 128))
+    assert (data.training == 1).sum() == 38
+    assert (data.held_out == 1).sum() == 2
+    joined = "".join(task.tokenizer().decode(part.tolist()) for part in np.split(data.held_out, [1]))
+    assert held_out[0][:200] in joined
+    assert sum(data.bytes[token] for token in data.held_out) == sum(len(text.encode()) for text in held_out)
+
+
+def test_language_is_deterministic_and_scored_in_nats(folder):
+    task = language(folder)
+    state = task.data.tokenizer.backend_tokenizer.to_str()
+    tokens = task.data.training
+    corpus.cache_clear()
+    again = language(folder)
+    assert again.data.tokenizer.backend_tokenizer.to_str() == state
+    assert hashlib.sha256(again.data.training).digest() == hashlib.sha256(tokens).digest()
+    assert again.prompts(2, seed=1) == task.prompts(2, seed=1)
+    prompts = task.prompts(2)
+    responses = [Response(prompt.tokens[1:], tuple(np.linspace(-2, 0, 31))) for prompt in prompts]
+    assert task.score(responses, prompts) == pytest.approx([1.0, 1.0])
+
+
+def test_language_with_the_tokenizer_of_a_checkpoint(folder, tmp_path):
+    task = language(folder)
+    task.tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "more.txt").write_text("other text altogether\n" * 1000)
+    loaded = make_task("language", corpus=str(tmp_path / "more.txt"), tokenizer_file=str(tmp_path / "tokenizer.json"), length=32)
+    assert loaded.tokenizer().get_vocab() == task.tokenizer().get_vocab()
+    assert loaded.tokenizer().decode(loaded.batch(np.random.default_rng(0), 1).tokens[0][2:]).count("other") > 0
+    assert tuple(loaded.tokenizer()("line 7")["input_ids"]) == (
+        1,
+        *task.tokenizer()("line 7", add_special_tokens=False)["input_ids"],
+    )
+    assert loaded.test_sets == ("32", "64", "128", "256", "512", "1024")
+    with pytest.raises(InputError, match="no held-out document has 1023 tokens"):
+        loaded.prompts(1, test_set="1024")
+
+
+def test_language_that_cannot_be_made(folder, tmp_path):
+    (tmp_path / "short.txt").write_text("short")
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9" * 5000)
+    words = tokenizer("words")
+    words.save_pretrained(tmp_path / "words")
+    for options, message in (
+        ({"corpus": str(tmp_path / "absent")}, "No such file"),
+        ({"corpus": str(tmp_path / "short.txt")}, "at least 10,000 characters"),
+        ({"corpus": str(tmp_path / "latin.txt")}, "it is not UTF-8"),
+        ({"corpus": str(folder), "tokenizer_file": str(tmp_path / "absent.json")}, "wanted a tokenizer.json"),
+        (
+            {"corpus": str(folder), "tokenizer_file": str(tmp_path / "words" / "tokenizer.json")},
+            "wanted a byte-level tokenizer with <pad> as id 0",
+        ),
+    ):
+        with pytest.raises(InputError, match=message):
+            make_task("language", **options).batch(np.random.default_rng(0), 1)
+
+
+def test_the_standard_library_is_a_corpus():
+    from repo_interp.tasks.corpus import _documents
+
+    documents = _documents("")
+    assert sum(map(len, documents)) > 5_000_000
+    assert not any("class TestCase" in document and "def test_" in document for document in documents[:50])
+    assert count_tokens(documents[0][:100], tokenizer("byte_level_bpe")) > 10
