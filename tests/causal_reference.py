@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def seen(valid, window=None):
@@ -44,3 +45,16 @@ def random_features(tokens, kv_heads=4, seed=0, mean=0.5, dtype=torch.float64, h
     if prompts > 2:
         valid[2, tokens // 2] = False
     return queries.to(dtype), keys.to(dtype), valid
+
+
+class LargestTensor(TorchDispatchMode):
+    """Records how many elements the largest tensor has that any operation returns."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for part in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(part, torch.Tensor):
+                self.elements = max(self.elements, part.numel())
+        return result

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from causal_reference import component_maps, diagonal_sums, random_features, seen
+from causal_reference import LargestTensor, component_maps, diagonal_sums, random_features, seen
 from torch.testing import assert_close
 
 from repo_interp.measures import diagonals
@@ -95,6 +95,13 @@ def test_strided_and_half_precision_features_are_taken():
     half = causal_sums(queries.bfloat16(), keys.bfloat16(), valid)
     exact = causal_sums(queries.bfloat16().double(), keys.bfloat16().double(), valid)
     assert_close(half.square, exact.square, rtol=1e-6, atol=0)
+
+
+def test_nothing_of_the_size_of_a_map_is_made():
+    queries, keys, valid = random_features(1500, prompts=1, heads=2, kv_heads=1)
+    with LargestTensor() as largest:
+        causal_sums(queries, keys, valid, window=1000)
+    assert largest.elements < 1500 * 1500 / 2
 
 
 def test_shapes_that_do_not_pair_are_refused():

@@ -9,7 +9,7 @@ import pytest
 import torch
 import xarray as xr
 from attention_inputs import random_inputs
-from causal_reference import component_maps, diagonal_sums, seen
+from causal_reference import LargestTensor, component_maps, diagonal_sums, seen
 from numpy.testing import assert_allclose
 
 from repo_interp.errors import InputError
@@ -131,7 +131,7 @@ def test_padding_on_either_side_changes_nothing():
             inputs,
             queries=torch.nn.functional.pad(inputs.queries, (0, 0, *pad), value=torch.nan),
             keys=torch.nn.functional.pad(inputs.keys, (0, 0, *pad), value=torch.nan),
-            positions=torch.nn.functional.pad(inputs.positions, pad, value=1e4),
+            positions=torch.nn.functional.pad(inputs.positions, pad, value=torch.nan),
             valid=torch.nn.functional.pad(inputs.valid, pad),
         )
         xr.testing.assert_allclose(measured(wide).isel(distance=slice(0, 20)), plain, rtol=1e-4, atol=1e-4)
@@ -243,6 +243,20 @@ def test_every_variable_says_what_it_is_and_survives_a_file(tmp_path):
 def test_parameters_that_make_no_sense_are_refused(given):
     with pytest.raises(InputError):
         Components(**{"training_length": 16} | given)
+
+
+@pytest.mark.parametrize("scheme", ["repo", "nope"])
+def test_nothing_of_the_size_of_a_map_is_made(scheme):
+    inputs = random_inputs(1, tokens=1500, scheme=scheme, window=1000, dtype=torch.float32)
+    with LargestTensor() as largest:
+        MEASURE.observe(inputs, {})
+    assert largest.elements < 1500 * 1500 / 2
+
+
+def test_half_precision_inputs_are_measured_in_float32():
+    inputs = random_inputs(tokens=40, dtype=torch.bfloat16)
+    exact = replace(inputs, queries=inputs.queries.double(), keys=inputs.keys.double(), positions=inputs.positions.double())
+    assert_allclose(measured(inputs)["vaf"], measured(exact)["vaf"], rtol=1e-3, atol=1e-2)
 
 
 def test_without_a_training_length_nothing_is_measured():

@@ -159,9 +159,12 @@ def test_absent_groups_have_no_section_and_an_empty_run_no_page(run, tmp_path):
     only = xr.DataTree.from_dict({"/": xr.Dataset(), "/patterns": run["patterns"].to_dataset()})
     page = Page(report_page(only, tmp_path / "report.html"))
     assert page.texts["h2"] == ["Patterns of positions", "Provenance"]
-    with pytest.raises(InputError, match="needs one of the measures"):
+    with pytest.raises(InputError, match="at least one measure; this one has none"):
         report_page(xr.DataTree(), tmp_path / "empty.html")
     assert not (tmp_path / "empty.html").exists()
+    own = xr.DataTree.from_dict({"/": xr.Dataset(), "/mean_norm": xr.Dataset({"norm": ("layer", [1.0])})})
+    page = Page(report_page(own, tmp_path / "own.html"))
+    assert page.texts["h2"] == ["Provenance"] and "<dd>mean_norm</dd>" in (tmp_path / "own.html").read_text()
 
 
 def test_what_does_not_fit_is_left_out_whole_and_named(tmp_path):

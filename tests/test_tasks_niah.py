@@ -13,9 +13,9 @@ from repo_interp.errors import InputError
 from repo_interp.tasks import niah, niah_score, niah_scores
 from repo_interp.tasks.encoding import count_tokens
 from repo_interp.tasks.essay import SENTENCE_END, essay
+from repo_interp.tasks.fitting import largest_size
 from repo_interp.tasks.haystacks import DEPTHS, NOISE
 from repo_interp.tasks.needles import joined
-from repo_interp.tasks.fitting import largest_size
 from repo_interp.tasks.niah import DIALECTS, VARIANTS
 
 WORD = r"[a-z]+-[a-z]+"

@@ -1,6 +1,8 @@
 """Tasks on any tokenizer's tokens and on text: copying, random tokens, few-shot rows, and language modelling on a corpus."""
 
 import hashlib
+import sysconfig
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from repo_interp.errors import InputError
 from repo_interp.tasks import Response, make_task, read_prompts, write_prompts
 from repo_interp.tasks.copying import copying_prompts, ordinary_tokens
 from repo_interp.tasks.corpus import corpus
-from repo_interp.tasks.encoding import count_tokens
+from repo_interp.tasks.essay import standard_library_sources
 from repo_interp.tasks.few_shot_text import GRIM, KIND, few_shot_text, following, own_rows, read_rows
 from repo_interp.tasks.random_tokens import random_token_prompts
 
@@ -212,10 +214,9 @@ def test_language_that_cannot_be_made(folder, tmp_path):
             make_task("language", **options).batch(np.random.default_rng(0), 1)
 
 
-def test_the_standard_library_is_a_corpus():
-    from repo_interp.tasks.corpus import _documents
-
-    documents = _documents("")
-    assert sum(map(len, documents)) > 5_000_000
-    assert not any("class TestCase" in document and "def test_" in document for document in documents[:50])
-    assert count_tokens(documents[0][:100], tokenizer("byte_level_bpe")) > 10
+def test_the_standard_library_is_a_corpus_without_its_tests():
+    root = Path(sysconfig.get_paths()["stdlib"])
+    sources = [path.relative_to(root) for path in standard_library_sources(root)]
+    assert {Path("argparse.py"), Path("json/decoder.py"), Path("asyncio/tasks.py")} <= set(sources)
+    assert not {"test", "tests", "site-packages", "encodings"} & {part for path in sources for part in path.parts}
+    assert len(sources) == len(set(sources)) > 300

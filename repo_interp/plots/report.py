@@ -39,14 +39,12 @@ def report_page(
     """Write the page of `run` to `path` and return the path. The same run gives the same bytes.
 
     `prompts`: numbers of the prompts to embed, in order; as many as fit into `megabytes` are, and the page says which are left
-    out. Raises InputError when the run has no group that a section shows, or not one of `prompts`.
+    out. A group without a section is named. Raises InputError when the run has no group, or not one of
+    `prompts`.
     """
     shown = [section for section in SECTIONS if has_groups(run, section.groups)]
-    if not shown:
-        raise InputError(
-            f"a report needs one of the measures {', '.join(sorted({name for s in SECTIONS for name in s.groups}))}; "
-            f"the run has: {', '.join(run.children) or 'none'}"
-        )
+    if not run.children:
+        raise InputError("a report needs a run with at least one measure; this one has none")
     options = PageOptions(None if prompts is None else tuple(prompts), round(megabytes * 1e6))
     contents = [(section, section.build(run, options)) for section in shown]
     page = Template(_packaged("page.html")).substitute(
@@ -138,6 +136,9 @@ def _summary(run: xr.DataTree) -> str:
     }
     given = [(label, run.attrs[name]) for name, label in facts.items() if name in run.attrs]
     given = [(label, _stretches(value) if label == "layout" else value) for label, value in given]
+    drawn = {name for section in SECTIONS if has_groups(run, section.groups) for name in section.groups}
+    undrawn = [name for name in run.children if name not in drawn]
+    given += [("in run.nc, without a section here", ", ".join(undrawn))] if undrawn else []
     return "".join(f"<div><dt>{escape(label)}</dt><dd>{escape(_fact(value))}</dd></div>" for label, value in given)
 
 
