@@ -23,12 +23,12 @@ test: env
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 lint: env
-	$(BIN)/ruff format --check repo_interp tests
-	$(BIN)/ruff check repo_interp tests
+	$(BIN)/ruff format --check repo_interp tests benchmarks
+	$(BIN)/ruff check repo_interp tests benchmarks
 
 format: env
-	$(BIN)/ruff format repo_interp tests
-	$(BIN)/ruff check --fix repo_interp tests
+	$(BIN)/ruff format repo_interp tests benchmarks
+	$(BIN)/ruff check --fix repo_interp tests benchmarks
 
 types: env
 	$(BIN)/pyright

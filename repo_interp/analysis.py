@@ -75,21 +75,38 @@ def analyze(
     _require_prompts(prompts, chosen, _vocabulary(bridge))
     batches = make_batches(prompts, batch_size, next(bridge.parameters()).device)
     kept = BatchStore(store, _fingerprint(bridge, prompts, chosen, layers, heads, batch_size))
-    parts: dict[str, list[Statistics]] = {measure.name: [] for measure in chosen}
+    gathered = {measure.name: Gathered() for measure in chosen}
     for number, batch in enumerate(batches):
         found = kept.read(number)
         if found is None:
             found = observe_batch(bridge, batch, chosen, layers, heads, _advance(progress, number, len(batches), len(layers)))
             kept.write(number, found)
         for name, statistics in found.items():
-            parts[name].append(statistics)
+            gathered[name].add(statistics)
         if progress is not None:
             progress((number + 1) * len(layers), len(batches) * len(layers))
-    groups = {measure.name: _group(measure, merge(parts[measure.name]), schemes) for measure in chosen}
+    groups = {measure.name: _group(measure, gathered[measure.name].whole(), schemes) for measure in chosen}
     if "positions" in groups:
         groups["positions"] = groups["positions"].merge(describe_prompts(prompts, getattr(bridge, "tokenizer", None)))
     kept.clear()
     return make_run(groups, _provenance(bridge, prompts, schemes))
+
+
+class Gathered:
+    """What a measure has kept so far: sums added up as they come, so that they take the memory of one batch; prompts side by side."""
+
+    def __init__(self) -> None:
+        self._per_prompt: list[xr.Dataset] = []
+        self._sums = xr.Dataset()
+
+    def add(self, statistics: Statistics) -> None:
+        """Take in the statistics of one more batch."""
+        self._per_prompt.append(statistics.per_prompt)
+        self._sums = merge([Statistics(sums=self._sums), Statistics(sums=statistics.sums)]).sums
+
+    def whole(self) -> Statistics:
+        """All batches merged."""
+        return merge([*(Statistics(per_prompt=one) for one in self._per_prompt), Statistics(sums=self._sums)])
 
 
 def observe_batch(

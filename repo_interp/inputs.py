@@ -77,6 +77,15 @@ class AttentionInputs:
             return self._rotated(expand_heads(self.keys, self.heads))
         return self._rotated(self.keys)
 
+    def _logits_of_heads(self, rows: Tensor, key: Tensor, first: int, heads: int) -> Tensor:
+        """Scaled products of `heads` query heads from `first` on with the one key that they share: one key is rotated at a time."""
+        queries, positions = self.queries[:, first : first + heads, rows], self.positions
+        if positions is not None and self.frequencies is not None:
+            z = positions if positions.shape[1] == 1 else expand_heads(positions, self.heads)[:, first : first + 1]
+            queries = rotate(queries, z[..., rows], self.frequencies, self.attention_scaling)
+            key = rotate(key, z, self.frequencies, self.attention_scaling)
+        return queries @ key.transpose(-1, -2) * self.logit_scale
+
     def _rotated(self, features: Tensor) -> Tensor:
         if self.positions is None or self.frequencies is None:
             return features
@@ -101,10 +110,10 @@ class AttentionInputs:
 
         Costs rows x tokens: ask for the rows that a measure needs. Includes logit_scale, the soft cap and the position logits.
         """
-        keys = self.rotated_keys
-        # Query heads that share a key stand below each other, so that keys are never repeated.
-        queries = self.rotated_queries[:, :, rows].unflatten(1, (keys.shape[1], -1)).flatten(2, 3)
-        logits = (queries @ keys.transpose(-1, -2) * self.logit_scale).unflatten(2, (-1, len(rows))).flatten(1, 2)
+        shared = max(self.kv_heads, 1 if self.positions is None else self.positions.shape[1])
+        keys, group = expand_heads(self.keys, shared), self.heads // shared
+        blocks = [self._logits_of_heads(rows, keys[:, head : head + 1], head * group, group) for head in range(shared)]
+        logits = torch.cat(blocks, dim=1)
         if self.softcap is not None:
             logits = torch.tanh(logits / self.softcap) * self.softcap
         if self.position_logits is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -122,9 +123,7 @@ def slow_patterns(row, size, epsilon):
         chunk = row[start : start + size]
         if max(abs(z - sum(chunk) / size) for z in chunk) <= epsilon:
             labels.append(0)
-        elif all(b > a for a, b in zip(chunk, chunk[1:], strict=False)) or all(
-            b < a for a, b in zip(chunk, chunk[1:], strict=False)
-        ):
+        elif all(b > a for a, b in pairwise(chunk)) or all(b < a for a, b in pairwise(chunk)):
             labels.append(1)
         else:
             labels.append(2)
@@ -353,7 +352,7 @@ def test_selected_heads_are_those_heads(kv_heads):
     assert_allclose(chosen.logits(rows), inputs.logits(rows)[:, [3, 1]])
 
 
-@pytest.mark.parametrize("measure", MEASURES[:3] + [AttentionMass()], ids=lambda m: m.name)
+@pytest.mark.parametrize("measure", [*MEASURES[:3], AttentionMass()], ids=lambda m: m.name)
 def test_every_variable_says_what_it_is(measure):
     group = measure.conclude(measure.observe(random_inputs(), spans_of(2, 24, needle=[3], generated=[20])))
     for name, array in group.data_vars.items():

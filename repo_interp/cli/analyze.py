@@ -103,9 +103,9 @@ def run(arguments: argparse.Namespace) -> int:
         prompts = _make_prompts(arguments, bridge, path)
     measures = _measures(arguments.measures or _default_measures(prompts), arguments.parameters)
     cost = estimate(bridge, [len(prompt.tokens) for prompt in prompts], arguments.batch_size)
-    longest = max(len(prompt.tokens) for prompt in prompts)
+    longest, named = max(len(prompt.tokens) for prompt in prompts), ", ".join(measure.name for measure in measures)
     console.print(
-        f"[bold]{name}[/bold]: {len(prompts)} prompts of up to {longest} tokens, measures {', '.join(measure.name for measure in measures)}; {cost}",
+        f"[bold]{name}[/bold]: {len(prompts)} prompts of up to {longest} tokens, measures {named}; {cost}",
         highlight=False,
     )
     directory = prepare(arguments.out or _free_directory(name), arguments.overwrite)

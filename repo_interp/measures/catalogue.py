@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import entry_points
+from typing import Any
 
 from repo_interp.errors import InputError
 from repo_interp.measures.statistics import Measure
@@ -40,14 +41,16 @@ def measure_named(name: str) -> Measure:
 
 def for_training_length(measure: Measure, training_length: int) -> Measure:
     """`measure` with the checkpoint's training length, in tokens, where it has such a parameter and nobody set it."""
-    if getattr(measure, "training_length", 0) is not None or not dataclasses.is_dataclass(measure):
+    asked: Any = measure
+    if getattr(asked, "training_length", 0) is not None:
         return measure
-    return dataclasses.replace(measure, training_length=training_length)  # pyright: ignore[reportReturnType]
+    return dataclasses.replace(asked, training_length=training_length)
 
 
 def with_parameter(measure: Measure, name: str, text: str) -> Measure:
     """`measure` with one parameter changed, its value given as text, with commas where it takes several. Raises InputError."""
-    fields = {field.name: field for field in dataclasses.fields(measure)} if dataclasses.is_dataclass(measure) else {}  # pyright: ignore
+    changed: Any = measure
+    fields = getattr(type(changed), "__dataclass_fields__", {})
     known = [field for field in fields if field not in ("name", "required_spans")]
     if name not in known:
         raise InputError(f"the measure {measure.name!r} has no parameter {name!r}; it has {', '.join(known) or 'none'}")
@@ -61,7 +64,7 @@ def with_parameter(measure: Measure, name: str, text: str) -> Measure:
             value = int(text)
         else:
             value = text
-        return dataclasses.replace(measure, **{name: value})  # pyright: ignore[reportReturnType]
+        return dataclasses.replace(changed, **{name: value})
     except ValueError as error:
         raise InputError(f"{measure.name}.{name}={text}: {error}") from None
 

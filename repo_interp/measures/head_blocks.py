@@ -29,7 +29,6 @@ class HeadBlock:
     """Rotated; float32, or float64 where the inputs are."""
     keys: Float[Tensor, "item token d_head"]
     """Rotated; a key-value head comes once for each of its query heads."""
-    positions: Float[Tensor, "item token"] | None
     tokens: Bool[Tensor, "item token"]
     """Tokens that take part."""
 
@@ -51,10 +50,8 @@ def head_blocks(
         prompt, head = block // heads, block % heads
         queries = inputs.queries[prompt, head].to(exact)
         keys = inputs.keys[prompt, head // (heads // inputs.kv_heads)].to(exact)
-        positions = None
-        if inputs.positions is not None:
+        if inputs.positions is not None and inputs.frequencies is not None:
             positions = inputs.positions[prompt, head // (heads // inputs.positions.shape[1])]
-            if inputs.frequencies is not None:
-                tables = rotation_tables(positions, inputs.frequencies, inputs.attention_scaling, exact)
-                queries, keys = turn(queries, *tables), turn(keys, *tables)
-        yield HeadBlock(prompt, head, queries, keys, positions, tokens[prompt])
+            tables = rotation_tables(positions, inputs.frequencies, inputs.attention_scaling, exact)
+            queries, keys = turn(queries, *tables), turn(keys, *tables)
+        yield HeadBlock(prompt, head, queries, keys, tokens[prompt])

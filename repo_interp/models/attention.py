@@ -85,7 +85,8 @@ class RepositionedAttention(nn.Module):
         )
         self.q_norm: nn.Module | None = getattr(stock, "q_norm", None)
         self.k_norm: nn.Module | None = getattr(stock, "k_norm", None)
-        self.norm_spans_heads: bool = self.q_norm is not None and stock.q_norm.weight.shape[-1] != self.d_head
+        weight: Tensor | None = getattr(self.q_norm, "weight", None)  # pyright: ignore[reportAssignmentType]
+        self.norm_spans_heads = weight is not None and weight.shape[-1] != self.d_head
         self.assigner: nn.Module | None = scheme.assigner
         # Not a buffer: `.to(bfloat16)` would round it, and angles at position 4096 with it.
         self.frequencies = scheme.frequencies

@@ -1,8 +1,8 @@
 """The configuration of the checkpoints that the RePo authors released: `pe_config` in config.json.
 
     dynamic_pe_mode                                 what the repositioned layers do
-    dynmaic_pe_start_layer, dynmaic_pe_layer_ids    which layers those are (misspelt so; this spelling is the one the released code
-                                                    reads, the correct one stands beside it with the same value)
+    dynmaic_pe_start_layer, dynmaic_pe_layer_ids    which layers those are: misspelt so; the released code reads this
+                                                    spelling, the correct one stands beside it with the same value
 
 Repositioned are the layers from the start on - where layer ids are given, only those among them; the rest is RoPE. Modes that the released code does not know
 run RoPE there without a word; here they are refused.

@@ -85,14 +85,16 @@ class Copying(WordTask):
         limit = self.first_sequences + round(progress * (self.sequences - self.first_sequences))
         count = int(generator.integers(max(self.questions, limit // 2), limit + 1))
         asked = np.argsort(generator.random((size, count)))[:, : self.questions]
-        return self._contexts(generator, count, asked)
+        return self._contexts(generator, count, asked, first_target=1)
 
     def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
         """Contexts of one number of sequences; the middle one is asked for."""
         count = whole_number(test_set, "the number of sequences")
-        return self._contexts(generator, count, np.full((size, 1), count // 2))
+        return self._contexts(generator, count, np.full((size, 1), count // 2), first_target=PREFIX)
 
-    def _contexts(self, generator: np.random.Generator, count: int, asked: Int[np.ndarray, "sequence question"]) -> Batch:
+    def _contexts(
+        self, generator: np.random.Generator, count: int, asked: Int[np.ndarray, "sequence question"], first_target: int
+    ) -> Batch:
         first = self.vocabulary["s0"]
         alphabet = np.arange(first, first + self.symbols)
         tokens = _contexts(generator, alphabet, count, asked)
@@ -100,7 +102,7 @@ class Copying(WordTask):
         tokens = np.concatenate([start, tokens], axis=1)
         targets = np.zeros(tokens.shape, dtype=bool)
         place = np.arange(tokens.shape[1]) - 1
-        targets[:, (place >= WHOLE * count) & (place % WHOLE >= PREFIX)] = True
+        targets[:, (place >= WHOLE * count) & (place % WHOLE >= first_target)] = True
         return Batch(tokens, targets)
 
     def describe(self, tokens: Sequence[int]) -> Prompt:

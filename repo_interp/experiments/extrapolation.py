@@ -1,0 +1,151 @@
+"""Prompts longer than the training length, run in several ways (Position Generalization sec. 4.2, table 2, fig. 6).
+
+    KL(N_n || N_L)      N_n: Gaussian fitted to the attention outputs of a layer at the judged tokens of prompts of length n
+                        N_L: the same at prompts of at most the training length, run plainly
+
+methods: plain, lm_infinite (window and cap L), interpolation and yarn (both by the factor n / L, or 1).
+
+Choices where the paper is silent. An attention output is the vector sum_j w_ij v_j of a token, all heads side by side, before Wo.
+The judged tokens are the last `judged` of a prompt: those furthest beyond training; log perplexity is theirs too. N_L comes from all
+tokens of the even prompts, cut to L; N_n from the odd prompts: at n = L, plain, what remains is the noise of the fit and the
+place of the last tokens. The same prompts are cut to every length, so lengths differ in nothing else.
+
+An axis named `method` is chosen by `group.sel({"method": "plain"})`: as a keyword xarray takes it for a way of filling.
+Knows nothing about how a method works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import reduce
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from repo_interp.errors import InputError
+from repo_interp.measures.gaussians import VectorSums, gaussian_divergence, vector_sums
+from repo_interp.models.extension import interpolated, lm_infinite, yarn
+from repo_interp.models.interventions import attention_outputs
+from repo_interp.models.reposition import attentions, layout
+from repo_interp.run import with_schemes
+from repo_interp.tasks import Prompt, Task
+from repo_interp.training.responses import forced_responses
+
+METHODS = ("plain", "lm_infinite", "interpolation", "yarn")
+GLOBAL_TOKENS = 10
+
+
+def extended(
+    model: PreTrainedModel, method: str, length: int, training_length: int, global_tokens: int = GLOBAL_TOKENS
+) -> AbstractContextManager[None]:
+    """The context in which `model` runs prompts of `length` tokens by `method`. Raises InputError for an unknown one."""
+    factor = max(1.0, length / training_length)
+    ways: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
+        "plain": nullcontext,
+        "lm_infinite": lambda: lm_infinite(model, training_length, global_tokens),
+        "interpolation": lambda: interpolated(model, factor),
+        "yarn": lambda: yarn(model, factor, training_length),
+    }
+    if method not in ways:
+        raise InputError(f"methods of extrapolation are {', '.join(METHODS)}, not {method!r}")
+    return ways[method]()
+
+
+def cut(task: Task, prompts: Sequence[Prompt], lengths: Sequence[int]) -> dict[int, list[Prompt]]:
+    """The first tokens of `prompts`, for every length. Raises InputError where a prompt is too short."""
+    shortest = min(len(prompt.tokens) for prompt in prompts)
+    if max(lengths) > shortest:
+        raise InputError(f"a length of {max(lengths)} tokens was asked for, but a prompt has {shortest}; ask for longer prompts")
+    return {length: [task.describe(prompt.tokens[:length]) for prompt in prompts] for length in lengths}
+
+
+def extrapolation(
+    model: PreTrainedModel,
+    task: Task,
+    prompts: Mapping[int, Sequence[Prompt]],
+    training_length: int,
+    methods: Sequence[str] = METHODS,
+    judged: int | None = None,
+    global_tokens: int = GLOBAL_TOKENS,
+    batch_size: int = 4,
+    progress: Callable[[int, int], None] | None = None,
+) -> xr.Dataset:
+    """The group `extrapolation` of a run: `prompts` by length in tokens (see `cut`; the training length must be among them, with at
+    least 4 prompts). Variables `kl [method, length, layer]` in nats, `log_perplexity [method, length]` of the judged tokens in nats,
+    `task_score [method, length]` with `task_score_error` over prompts.
+
+    `judged`: how many tokens at the end of a prompt; None: a quarter of the training length. LM-Infinite makes n^2 scores a head
+    in one layer at a time. Raises InputError for methods that the model cannot use.
+    """
+    judged = max(2, training_length // 4) if judged is None else judged
+    if training_length not in prompts or len(prompts[training_length]) < 4:
+        raise InputError(f"at least 4 prompts of the training length, {training_length} tokens, were wanted to compare with")
+    lengths = sorted(prompts)
+    reference = _gaussians(model, task, prompts[training_length][::2], nullcontext(), training_length, batch_size)[0]
+    layers = sorted(reference)
+    shape = (len(methods), len(lengths))
+    kl = np.full((*shape, len(layers)), np.nan)
+    values = {name: np.full(shape, np.nan) for name in ("log_perplexity", "task_score", "task_score_error")}
+    for done, (row, column) in enumerate(np.ndindex(shape)):
+        length = lengths[column]
+        context = extended(model, methods[row], length, training_length, global_tokens)
+        fits, scores, surprise = _gaussians(model, task, prompts[length][1::2], context, judged, batch_size)
+        kl[row, column] = [gaussian_divergence(fits[layer], reference[layer]) for layer in layers]
+        values["log_perplexity"][row, column] = surprise
+        values["task_score"][row, column] = scores.mean()
+        values["task_score_error"][row, column] = scores.std(ddof=1) / np.sqrt(len(scores))
+        if progress is not None:
+            progress(done + 1, len(methods) * len(lengths))
+    unit = "nat" if task.metric == "log perplexity" else "1"
+    texts = {
+        "log_perplexity": ("mean of -log p over the judged targets", "nat"),
+        "task_score": (f"{task.metric}, mean over prompts", unit),
+        "task_score_error": (f"standard error of {task.metric} over prompts", unit),
+    }
+    of_kl = {"long_name": "divergence of attention outputs from those at training lengths", "units": "nat"}
+    variables = {name: (("method", "length"), values[name], {"long_name": text, "units": unit}) for name, (text, unit) in texts.items()}
+    group = xr.Dataset(
+        {"kl": (("method", "length", "layer"), kl, of_kl), **variables},
+        coords={"method": list(methods), "length": lengths, "layer": layers},
+    )
+    stated = {"training_length": training_length, "judged": judged, "global_tokens": global_tokens}
+    counted = {"prompts": len(prompts[training_length]), "task": task.name, "metric": task.metric}
+    return with_schemes(group, layout(model)).assign_attrs(stated | counted | {"higher_is_better": str(task.higher_is_better)})
+
+
+def _gaussians(
+    model: PreTrainedModel,
+    task: Task,
+    prompts: Sequence[Prompt],
+    context: AbstractContextManager[None],
+    judged: int,
+    batch_size: int,
+) -> tuple[dict[int, VectorSums], np.ndarray, float]:
+    """Sums of the outputs of every layer over the last `judged` tokens of each prompt; scores; -log p over their targets."""
+    sums: dict[int, list[VectorSums]] = {attention.layer_idx: [] for attention in attentions(model)}
+    counts: list[int] = []
+
+    def receive(layer: int, outputs: Tensor) -> None:
+        judged_rows = [row[max(0, count - judged) : count] for row, count in zip(outputs, counts, strict=True)]
+        sums[layer].append(vector_sums(torch.cat(judged_rows)))
+
+    responses = []
+    with context, attention_outputs(model, receive):
+        for start in range(0, len(prompts), batch_size):
+            some = sorted(prompts[start : start + batch_size], key=lambda prompt: len(prompt.tokens))
+            counts[:] = [len(prompt.tokens) for prompt in some]
+            responses += list(zip(some, forced_responses(model, task, some, len(some)), strict=True))
+    asked, answered = (list(part) for part in zip(*responses, strict=True))
+    surprises = [
+        -value
+        for prompt, answer in responses
+        for target, value in zip(task.targets(prompt), answer.log_probabilities, strict=True)
+        if target >= len(prompt.tokens) - judged
+    ]
+    scores = np.asarray(task.score(answered, asked), dtype=np.float64)
+    merged = {layer: reduce(VectorSums.__add__, parts) for layer, parts in sums.items()}
+    return merged, scores, float(np.mean(surprises))

@@ -1,0 +1,234 @@
+"""How far a model tolerates disturbed positions (Position Generalization sec. 4.1, fig. 5, table 1).
+
+    text_order           tokens of the prompt change places
+    feature_order        keys change places in each chosen layer; values and positions stay
+    position_offset      keys stand elsewhere in each chosen layer, by up to l_max positions
+    feature_placement    keys change places with each other's positions; which token sees which stays (ours)
+
+each for a share gamma of the tokens, within l_max (see `reordering`), drawn afresh for every prompt and layer, the same for all heads.
+The first token (<bos>) and generated ones - the answer - are never moved.
+
+Choices where the paper is silent. Text is judged as it then stands: its log perplexity contains that it has become stranger text.
+`log_perplexity_rise` leaves that out: over the targets that no move touched (for text: neither target nor the token before it), the
+difference to the same targets undisturbed. A key from a later token tells a little about it, through the weights alone
+(feature_order, literally the paper's); feature_placement tells nothing. With learned positions an offset in positions is not one in
+tokens: `offset_unit="range"` scales it by the reach of a head's positions over the prompt's tokens less one; the same for an index.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from repo_interp.errors import InputError
+from repo_interp.experiments.reordering import offset, transposed
+from repo_interp.models.interventions import Shift, exchanged_keys, moved_keys
+from repo_interp.models.reposition import attentions
+from repo_interp.tasks import Prompt, Response, Task
+from repo_interp.training.responses import forced_responses
+
+KINDS = ("text_order", "feature_order", "position_offset", "feature_placement")
+PAPER_KINDS = KINDS[:3]
+OFFSET_UNITS = ("positions", "range")
+GAMMAS = (0.0, 0.001, 0.01, 0.05, 0.1, 0.5)
+"""The shares of table 1, and none."""
+L_MAX = (1, 5, 10, 100)
+
+
+@dataclass(frozen=True)
+class Disturbance:
+    """One point of the grid."""
+
+    kind: str
+    gamma: float
+    l_max: int
+    layers: tuple[int, ...]
+    offset_unit: str = "positions"
+    seed: int = 0
+
+
+def perturbation(
+    model: PreTrainedModel,
+    task: Task,
+    prompts: Sequence[Prompt],
+    kinds: Sequence[str] = PAPER_KINDS,
+    gammas: Sequence[float] = GAMMAS,
+    l_maxes: Sequence[int] = L_MAX,
+    layers: Sequence[int] | None = None,
+    offset_unit: str = "positions",
+    seed: int = 0,
+    batch_size: int = 16,
+    progress: Callable[[int, int], None] | None = None,
+) -> xr.Dataset:
+    """The group `perturbation` of a run: `prompts` of `task`, teacher-forced, for every kind, share and reach. Variables over
+    [kind, gamma, l_max]: `log_perplexity` (nats a target), `task_score` (in the task's own unit) with `task_score_error` (over
+    prompts), `log_perplexity_rise`, `moved_share`; gamma = 0 is always among them.
+
+    `layers`: where features and positions are disturbed; None: all. Costs a forward pass a prompt and point. Raises InputError for
+    unknown kinds and layers, and shares or reaches that are none.
+    """
+    shares = sorted({0.0, *gammas})
+    found = len(list(attentions(model)))
+    chosen = tuple(range(found) if layers is None else sorted(set(layers)))
+    _require(prompts, kinds, shares, l_maxes, chosen, found, offset_unit)
+    plain = forced_responses(model, task, prompts, batch_size)
+    shape = (len(kinds), len(shares), len(l_maxes))
+    measured = {name: np.zeros(shape) for name in _DESCRIBED}
+    for done, place in enumerate(np.ndindex(shape)):
+        point = Disturbance(kinds[place[0]], shares[place[1]], l_maxes[place[2]], chosen, offset_unit, seed)
+        for name, value in _measure(model, task, prompts, plain, point, batch_size).items():
+            measured[name][place] = value
+        if progress is not None:
+            progress(done + 1, measured["log_perplexity"].size)
+    unit = "nat" if "nat" in task.metric.split() or task.metric == "log perplexity" else "1"
+    variables = {
+        name: (("kind", "gamma", "l_max"), measured[name], {"long_name": text.format(task.metric), "units": units or unit})
+        for name, (text, units) in _DESCRIBED.items()
+    }
+    group = xr.Dataset(variables, coords={"kind": list(kinds), "gamma": shares, "l_max": list(l_maxes)})
+    group["l_max"].attrs = {"long_name": "largest distance of a move", "units": "tokens"}
+    group["gamma"].attrs = {"long_name": "share of tokens moved", "units": "1"}
+    stated = {"layers": list(chosen), "offset_unit": offset_unit, "seed": seed, "prompts": len(prompts)}
+    return group.assign_attrs(task=task.name, metric=task.metric, higher_is_better=str(task.higher_is_better), **stated)
+
+
+_DESCRIBED = {
+    "log_perplexity": ("mean of -log p over all targets", "nat"),
+    "task_score": ("{}, mean over prompts", ""),
+    "task_score_error": ("standard error of {} over prompts", ""),
+    "log_perplexity_rise": ("rise of -log p against no perturbation, over the targets that no move touched", "nat"),
+    "moved_share": ("share of all tokens that were moved, mean over layers and prompts", "1"),
+}
+
+
+def disturbed(
+    model: nn.Module, prompts: Sequence[Prompt], numbers: Sequence[int], point: Disturbance
+) -> tuple[list[Prompt], AbstractContextManager[None], np.ndarray]:
+    """`prompts` as they are to be run, the context to run them in - padded on the right - and which tokens move [prompt, layer, token].
+
+    `numbers` are the prompts' numbers in the whole experiment: with the seed, the layer and l_max they fix what is drawn.
+    """
+    longest = max(len(prompt.tokens) for prompt in prompts)
+    layers = (0,) if point.kind == "text_order" else point.layers
+    orders = np.broadcast_to(np.arange(longest), (len(layers), len(prompts), longest)).copy()
+    offsets = np.zeros_like(orders)
+    for row, (number, prompt) in enumerate(zip(numbers, prompts, strict=True)):
+        fixed = {0, *prompt.generated}
+        movable = np.array([token for token in range(len(prompt.tokens)) if token not in fixed], dtype=np.int64)
+        for place, layer in enumerate(layers):
+            generator = np.random.default_rng([point.seed, zlib.crc32(point.kind.encode()), number, layer, point.l_max])
+            draw, into = (offset, offsets) if point.kind == "position_offset" else (transposed, orders)
+            count = len(prompt.tokens)
+            into[place, row, :count] = draw(generator, movable, count, point.gamma, point.l_max)
+    moved = ((orders != np.arange(longest)) | (offsets != 0)).swapaxes(0, 1)
+    if point.kind == "text_order":
+        changed = [
+            dataclasses.replace(
+                prompt,
+                tokens=tuple(prompt.tokens[place] for place in order[: len(prompt.tokens)]),
+                token_text=None,
+            )
+            for prompt, order in zip(prompts, orders[0], strict=True)
+        ]
+        return changed, nullcontext(), moved
+    device = next(model.parameters()).device
+    if point.kind == "feature_order":
+        by_layer = {layer: torch.from_numpy(order).to(device) for layer, order in zip(layers, orders, strict=True)}
+        return list(prompts), exchanged_keys(model, by_layer), moved
+    counts = torch.tensor([len(prompt.tokens) for prompt in prompts], device=device)
+    shifts: dict[int, Shift] = {}
+    for layer, order, moves in zip(layers, orders, offsets, strict=True):
+        if point.kind == "feature_placement":
+            shifts[layer] = _placed(torch.from_numpy(order).to(device))
+        else:
+            shifts[layer] = _moved(torch.from_numpy(moves).to(device), counts, point.offset_unit)
+    return list(prompts), moved_keys(model, shifts), moved
+
+
+def _placed(order: Tensor) -> Shift:
+    def shift(positions: Tensor) -> Tensor:
+        positions = positions.expand(order.shape[0], -1, -1)
+        return positions.gather(-1, order[:, None].expand_as(positions)) - positions
+
+    return shift
+
+
+def _moved(offsets: Tensor, counts: Tensor, unit: str) -> Shift:
+    def shift(positions: Tensor) -> Tensor:
+        moves = offsets[:, None].to(positions)
+        if unit == "positions":
+            return moves
+        positions = positions.expand(offsets.shape[0], -1, -1)
+        padding = torch.arange(offsets.shape[1], device=positions.device) >= counts[:, None, None]
+        reach = positions.masked_fill(padding, -torch.inf).amax(-1) - positions.masked_fill(padding, torch.inf).amin(-1)
+        return moves * (reach / (counts[:, None] - 1).clamp(min=1))[..., None]
+
+    return shift
+
+
+def _measure(
+    model: PreTrainedModel, task: Task, prompts: Sequence[Prompt], plain: Sequence[Response], point: Disturbance, batch_size: int
+) -> dict[str, float]:
+    """Everything at one point, prompts of similar length side by side."""
+    order = sorted(range(len(prompts)), key=lambda number: len(prompts[number].tokens))
+    responses: dict[int, Response] = {}
+    changed: dict[int, Prompt] = {}
+    rises, shares = [], []
+    for start in range(0, len(order), batch_size):
+        numbers = order[start : start + batch_size]
+        some, context, moved = disturbed(model, [prompts[number] for number in numbers], numbers, point)
+        with context:
+            answers = forced_responses(model, task, some, len(some))
+        for number, prompt, answer, moves in zip(numbers, some, answers, moved, strict=True):
+            responses[number], changed[number] = answer, prompt
+            shares.append(moves[:, : len(prompt.tokens)].mean())
+            targets = np.array(task.targets(prompt))
+            touched = moves[0] if point.kind == "text_order" else np.zeros_like(moves[0])
+            kept = ~touched[targets] & ~touched[targets - 1]
+            before, after = plain[number].log_probabilities, answer.log_probabilities
+            rises.append((np.array(before) - np.array(after))[kept])
+    asked = [changed[number] for number in range(len(prompts))]
+    answered = [responses[number] for number in range(len(prompts))]
+    scores = np.asarray(task.score(answered, asked), dtype=np.float64)
+    rise = np.concatenate(rises)
+    return {
+        "log_perplexity": -float(np.mean(np.concatenate([answer.log_probabilities for answer in answered]))),
+        "task_score": float(scores.mean()),
+        "task_score_error": float(scores.std(ddof=1) / np.sqrt(len(scores))) if len(scores) > 1 else float("nan"),
+        "log_perplexity_rise": float(rise.mean()) if len(rise) else float("nan"),
+        "moved_share": float(np.mean(shares)),
+    }
+
+
+def _require(
+    prompts: Sequence[Prompt],
+    kinds: Sequence[str],
+    gammas: Sequence[float],
+    l_maxes: Sequence[int],
+    layers: Sequence[int],
+    found: int,
+    offset_unit: str,
+) -> None:
+    unknown = [kind for kind in kinds if kind not in KINDS]
+    if unknown or not kinds:
+        raise InputError(f"kinds of perturbation are {', '.join(KINDS)}, not {unknown[0] if unknown else 'none'}")
+    if offset_unit not in OFFSET_UNITS:
+        raise InputError(f"offset_unit is one of {', '.join(OFFSET_UNITS)}, not {offset_unit!r}")
+    if not all(0 <= gamma <= 1 for gamma in gammas):
+        raise InputError(f"gamma is a share from 0 to 1, not {next(gamma for gamma in gammas if not 0 <= gamma <= 1)}")
+    if not l_maxes or min(l_maxes) < 1:
+        raise InputError("l_max is a distance of at least 1 token; give one or more")
+    absent = [layer for layer in layers if not 0 <= layer < found]
+    if absent:
+        raise InputError(f"layer {absent[0]} was asked for; the model's are 0 to {found - 1}")
+    if not prompts:
+        raise InputError("there are no prompts to perturb")

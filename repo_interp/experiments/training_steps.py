@@ -1,0 +1,33 @@
+"""A measurement repeated over the saved steps of a training run: `repo-interp train --checkpoint-every` keeps them in steps/.
+
+    directory/steps/000100, 000200, ...        and the finished checkpoint itself, when its last step is not among them
+
+Knows nothing about what is measured.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import xarray as xr
+
+from repo_interp.models.load import load
+from repo_interp.training.provenance import trained_configuration
+
+
+def saved_steps(directory: str | os.PathLike[str]) -> dict[int, Path]:
+    """The checkpoints of a training run by their step, ascending; empty where none was kept."""
+    directory = Path(directory)
+    found = {int(path.name): path for path in directory.glob("steps/*") if path.name.isdecimal() and (path / "config.json").is_file()}
+    configuration = trained_configuration(directory) if found else None
+    if configuration is not None and (directory / "config.json").is_file():
+        found.setdefault(configuration.steps, directory)
+    return dict(sorted(found.items()))
+
+
+def over_steps(steps: dict[int, Path], measure: Callable[[object], xr.Dataset], device: str = "cpu") -> xr.Dataset:
+    """What `measure` finds on the checkpoint of every step, along the axis `step` (changes of the weights)."""
+    found: Iterable[xr.Dataset] = [measure(load(path, device)) for path in steps.values()]
+    return xr.concat(found, dim=xr.IndexVariable("step", list(steps), {"units": "steps", "long_name": "training step"}))
