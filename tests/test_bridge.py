@@ -201,3 +201,27 @@ def test_per_head_positions_with_shared_keys_keep_hook_shapes():
         _, cache = wrapped.run_with_cache(TOKENS)
     assert cache[positions_hook(0)].shape == (2, 4, 20)
     assert cache["blocks.0.attn.hook_rot_k"].shape == (2, 20, 4, 8)
+
+
+def word_tokenizer(words=("grass", "sky"), **special):
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    tokens = [*special.values(), *words]
+    backend = Tokenizer(models.WordLevel({token: number for number, token in enumerate(tokens)}))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    if "bos_token" in special:
+        backend.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", tokens.index("<bos>"))])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **special)
+
+
+def test_the_tokenizer_stays_as_it_is():
+    """TransformerLens adds tokens beyond the vocabulary and loads tokenizers anew; a closed vocabulary knows no "a"."""
+    tokenizer = word_tokenizer(pad_token="<pad>", bos_token="<bos>")
+    before = tokenizer.get_vocab()
+    wrapped = ri.bridge(ri.reposition(tiny("llama"), "repo"), tokenizer)
+    assert wrapped.tokenizer is tokenizer and tokenizer.get_vocab() == before and wrapped.cfg.d_vocab == 64
+    assert wrapped.cfg.tokenizer_prepends_bos and not wrapped.cfg.tokenizer_appends_eos
+    assert wrapped.to_tokens("grass sky").tolist() == [[1, 2, 3]]
+    bare = ri.bridge(ri.reposition(tiny("llama"), "repo"), word_tokenizer(pad_token="<pad>"))
+    assert not bare.cfg.tokenizer_prepends_bos and bare.to_tokens("sky grass", prepend_bos=False).tolist() == [[2, 1]]

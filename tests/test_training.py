@@ -27,6 +27,7 @@ from repo_interp.training.cost import estimate_cost
 from repo_interp.training.folder import TrainingFolder
 from repo_interp.training.loop import prepare, train
 from repo_interp.training.optimisation import make_optimizer, take_step, target_loss
+from repo_interp.training.provenance import trained_task
 from repo_interp.training.recipes import CONTINUED, FRESH, recipe
 from repo_interp.training.several import train_side_by_side
 
@@ -146,11 +147,13 @@ def test_a_finished_folder_loads_and_says_how_it_was_made(undisturbed):
 def test_fresh_twins_of_different_schemes_start_with_the_same_weights():
     repo, rope = prepare(TINY).model.state_dict(), prepare(replaced(TINY, {"scheme": "rope"})).model.state_dict()
     assert all(torch.equal(weight, repo[name]) for name, weight in rope.items())
-    assert set(repo) - set(rope) == {f"model.layers.{layer}.self_attn.assigner.{part}_map.weight" for layer in (0, 1) for part in ("gate", "content", "final")}
+    parts = [f"{part}_map.weight" for part in ("gate", "content", "final")]
+    assert set(repo) - set(rope) == {f"model.layers.{layer}.self_attn.assigner.{part}" for layer in (0, 1) for part in parts}
 
 
 def test_gradients_reach_f_phi_and_the_loss_goes_down():
-    prepared = prepare(replaced(TINY, {"task_options": {"words": 4, "longest": 2, "first_longest": 2, "longest_test": 2}, "learning_rate": 0.01}))
+    short = {"words": 4, "longest": 2, "first_longest": 2, "longest_test": 2}
+    prepared = prepare(replaced(TINY, {"task_options": short, "learning_rate": 0.01}))
     question = training_question(prepared.task, 0, 0, 32, 1.0)
     before = target_loss(prepared.model, question)
     before.backward()
@@ -192,7 +195,9 @@ def test_the_gradient_is_clipped_and_vectors_do_not_decay():
     optimizer = torch.optim.SGD(prepared.model.parameters(), lr=1.0)
     before = [weight.detach().clone() for weight in prepared.model.parameters()]
     take_step(prepared.model, optimizer, [training_question(prepared.task, 0, 0, 4, 1.0)], 1.0, clip=1e-3)
-    moved = math.sqrt(sum((weight - old).square().sum().item() for weight, old in zip(prepared.model.parameters(), before, strict=True)))
+    moved = math.sqrt(
+        sum((weight - old).square().sum().item() for weight, old in zip(prepared.model.parameters(), before, strict=True))
+    )
     assert_allclose(moved, 1e-3, rtol=1e-2)
     decaying, kept = make_optimizer(prepared.model, TINY).param_groups
     assert (decaying["weight_decay"], kept["weight_decay"]) == (TINY.weight_decay, 0.0)
@@ -200,7 +205,8 @@ def test_the_gradient_is_clipped_and_vectors_do_not_decay():
 
 
 def test_schedules_at_their_corners():
-    configuration = replaced(TINY, {"steps": 100, "warm_up": 10, "learning_rate": 1.0, "final_share": 0.1, "curriculum": 0.4, "index_share_until": 0.5})
+    shape = {"steps": 100, "warm_up": 10, "learning_rate": 1.0, "final_share": 0.1, "curriculum": 0.4, "index_share_until": 0.5}
+    configuration = replaced(TINY, shape)
     rates = [schedule.learning_rate(configuration, step) for step in range(1, 101)]
     assert_allclose([rates[0], rates[9], rates[54], rates[99]], [0.1, 1.0, 0.55, 0.1])
     assert max(rates) == 1.0
@@ -235,7 +241,9 @@ def test_a_checkpoint_with_another_vocabulary_is_refused(undisturbed):
 
 
 def test_configuration_survives_toml_and_refuses_what_cannot_be():
-    odd = replaced(TINY, {"learning_rate": 1e-05, "continue_from": 'a "quoted" \\ path é', "scheme_options": {"assignment": "layer"}})
+    odd = replaced(
+        TINY, {"learning_rate": 1e-05, "continue_from": 'a "quoted" \\ path é', "scheme_options": {"assignment": "layer"}}
+    )
     text = to_toml(odd, {"command": "repo-interp train"})
     file_like = Path(os.devnull).parent  # a directory is no file
     with pytest.raises(InputError, match="no TOML file"):
@@ -320,3 +328,19 @@ def test_runs_side_by_side_are_the_runs_one_by_one(undisturbed, tmp_path):
     assert train_side_by_side(runs, jobs=2, watch=lambda: watched.append(1))
     assert watched
     assert weights(TrainingFolder(runs[0][1])) == weights(undisturbed) != weights(TrainingFolder(runs[1][1]))
+
+
+def test_a_language_model_goes_on_and_is_scored_in_its_own_tokens(tmp_path):
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    for number in range(40):
+        (sources / f"{number}.txt").write_text(f"chapter {number}: " + "the rain in spain stays mainly in the plain. " * 20)
+    options = {"corpus": str(sources), "tokens": 280, "length": 16, "longest_test": 32}
+    language = replaced(TINY, {"task": "language", "task_options": options, "scheme": "rope"})
+    first = trained(language, tmp_path / "first")
+    task = trained_task(first.directory)
+    assert task.tokenizer_file == str(first.directory / "tokenizer.json")
+    other = {**options, "tokens": 300}  # would be another tokenizer, were it not for the checkpoint's
+    second = trained(replaced(language, {"task_options": other, "continue_from": str(first.directory)}), tmp_path / "second")
+    assert load_model(second.directory).config.vocab_size == task.vocabulary_size == 280
+    assert set(json.loads(second.scores.read_text())["test_sets"]) == {"16", "32"}

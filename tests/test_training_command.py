@@ -16,10 +16,13 @@ from repo_interp.errors import InputError
 from repo_interp.run import read_run
 from repo_interp.training.folder import TrainingFolder
 
+SIZES = {"layers": 2, "width": 16, "heads": 2, "batch": 4, "warm-up": 2, "score-prompts": 4, "log-every": 2}
+TASK = ("words=6", "first_longest=3", "longest=4", "longest_test=5")
 TINY = (
-    "reversal --scheme repo --layers 2 --width 16 --heads 2 --batch 4 --warm-up 2 --score-prompts 4 --log-every 2 "
-    "--set words=6 --set first_longest=3 --set longest=4 --set longest_test=5"
-).split()
+    *("reversal", "--scheme", "repo"),
+    *(word for name, value in SIZES.items() for word in (f"--{name}", str(value))),
+    *(word for option in TASK for word in ("--set", option)),
+)
 
 
 def command(module, *words: str) -> int:
@@ -90,7 +93,7 @@ def test_an_interrupt_leaves_a_state_and_says_how_to_go_on(somewhere):
 
     thread = threading.Thread(target=interrupt)
     thread.start()
-    with pytest.raises(KeyboardInterrupt, match="--resume --out run$"):
+    with pytest.raises(KeyboardInterrupt, match=r"--resume --out run$"):
         train(*TINY, "--steps", "300", "--out", "run")
     thread.join()
     assert not folder.is_finished
@@ -143,7 +146,7 @@ def test_scores_by_length_in_a_run_file_forced_and_generated_alike(somewhere, ca
     forced, generated = (read_run(name)["scores"] for name in ("forced", "generated"))
     assert forced.mean_score.dims == ("test_set",) and list(forced.test_set.values) == ["2", "3", "4", "5"]
     assert (forced.score.values == generated.score.values).all()
-    assert 0 < float(forced.mean_score.max())
+    assert float(forced.mean_score.max()) > 0
     assert (forced.score_map.sel(length=[2, 3, 4, 5]).values == forced.mean_score.values).all()
     assert "log_perplexity" in forced and "log_perplexity" not in generated
     assert all("units" in variable.attrs for variable in forced.data_vars.values())

@@ -23,6 +23,7 @@ _OWN = {
     "three_axis": ("repo_interp.measures.three_axis", "ThreeAxis"),
     "fake_distance": ("repo_interp.measures.fake_distance", "FakeDistance"),
     "rotation": ("repo_interp.measures.rotation", "Rotation"),
+    "maps": ("repo_interp.measures.maps", "Maps"),
 }
 
 

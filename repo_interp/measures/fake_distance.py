@@ -84,8 +84,8 @@ class FakeDistance:
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """r [prompt, layer, head]; on request the axes of the first prompt."""
         moments = key_moments(inputs.keys, inputs.valid)
-        queries, present = _last_queries(inputs, self.queries)
-        frequencies, grid, bias = self._frequencies(inputs), self._grid(inputs), _bias_by_distance(inputs)
+        queries, present = last_queries(inputs, self.queries)
+        frequencies, grid, bias = self._frequencies(inputs), self._grid(inputs), bias_by_distance(inputs)
         r = fake_correlation(queries, moments, frequencies, grid, bias)
         r = torch.where(present[:, None], r, torch.nan).nanmean(-1)
         return Statistics(
@@ -156,7 +156,7 @@ class FakeDistance:
         return xr.Dataset({name: described(measured[name], *text) for name, text in _DESCRIBED.items() if name in measured})
 
 
-def _bias_by_distance(inputs: AttentionInputs) -> Float[Tensor, "prompt head distance"] | None:
+def bias_by_distance(inputs: AttentionInputs) -> Float[Tensor, "prompt head distance"] | None:
     """Position logits of the last valid row for the valid key d back; 0 beyond the first."""
     if inputs.position_logits is None:
         return None
@@ -169,7 +169,7 @@ def _bias_by_distance(inputs: AttentionInputs) -> Float[Tensor, "prompt head dis
     return torch.where(number.flip(-1)[:, None], backwards, 0)
 
 
-def _last_queries(
+def last_queries(
     inputs: AttentionInputs, number: int
 ) -> tuple[Float[Tensor, "prompt head query d_head"], Bool[Tensor, "prompt query"]]:
     """The last `number` valid queries of every prompt with the logit's scale, in float64, and which there are."""

@@ -88,12 +88,30 @@ def bridge(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = N
         model,
         FAMILIES[model.config.model_type],
         hf_config=model.config,
-        tokenizer=tokenizer,
         post_adapter_hook=_exchange_attention,
     )
+    if tokenizer is not None:
+        # TransformerLens would load it anew to prepend BOS and add tokens beyond the vocabulary: prompts would not be the model's own.
+        wrapped.tokenizer = tokenizer
+        wrapped.cfg.tokenizer_prepends_bos, wrapped.cfg.tokenizer_appends_eos = special_tokens_around(tokenizer)
     # Some adapters force eager attention for the whole model.
     model.set_attn_implementation("sdpa" if implementation is None else implementation)
     return wrapped
+
+
+def special_tokens_around(tokenizer: PreTrainedTokenizerBase) -> tuple[bool, bool]:
+    """Whether `tokenizer` puts BOS before a text, and EOS behind it."""
+    special = set(tokenizer.all_special_ids)
+    words = (token for token in range(len(tokenizer)) if token not in special)
+    encoded: list[int] = []
+    for text in ("a", str(tokenizer.convert_ids_to_tokens(next(words)))):  # "a" may not be a word of a closed vocabulary
+        try:
+            encoded = list(tokenizer(text)["input_ids"])  # pyright: ignore[reportArgumentType, reportCallIssue]
+            break
+        except Exception:  # tokenizers raise a bare one
+            continue
+    around = len(encoded) > 1
+    return around and encoded[0] == tokenizer.bos_token_id, around and encoded[-1] == tokenizer.eos_token_id
 
 
 def _exchange_attention(adapter: Any) -> None:

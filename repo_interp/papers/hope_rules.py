@@ -13,6 +13,7 @@ H4  beyond L, in the first layer: at `OUTSIDE` or more of the distances in [L, 2
     of its range) at `UPPER` or more of the distances, and `UPPER_MORE` more often than in the second half of [0, L).
 H5  near constant: peak to peak within L, the median lower component has at most `CONSTANT` of the mean activated one.
 
+Curves of H4 and H5 are smoothed over L/16 distances too, without distance 0: at the longest there are few pairs.
 Knows nothing about models, runs or figures.
 """
 
@@ -68,7 +69,7 @@ def smoothed(curve: Curve, width: int) -> Curve:
 
 def u_shape(curve: Curve) -> UShape:
     """The shape of a curve over distances 0 .. L-1; distance 0 is left out, and neighbours are averaged over L/16."""
-    width = max(1, len(curve) // 16)
+    width = _width(len(curve))
     smooth = smoothed(np.asarray(curve, dtype=float)[1:], width)
     lowest = int(smooth.argmin())
     return UShape(
@@ -120,19 +121,18 @@ def fall(values: Float[np.ndarray, "step repeat"]) -> Fall:
     return Fall(float(spearmanr(np.arange(steps), means).statistic), float(changes.mean()), error)
 
 
-def outside_share(curve: Curve, training_length: int) -> float:
-    """Share of the distances from the training length on where `curve` is outside the range it had below."""
-    low, high = curve[:training_length].min(), curve[:training_length].max()
-    margin = TOLERANCE * (high - low)
-    beyond = curve[training_length:]
-    return float(((beyond < low - margin) | (beyond > high + margin)).mean())
+def outside_share(within: Curve, beyond: Curve) -> float:
+    """Share of the distances beyond the training length where a curve is outside the range it had `within`; both smoothed."""
+    near, far = _both_smoothed(within, beyond)
+    margin = TOLERANCE * (near.max() - near.min())
+    return float(((far < near.min() - margin) | (far > near.max() + margin)).mean())
 
 
-def upper_shares(curve: Curve, training_length: int) -> tuple[float, float]:
-    """Shares of distances where `curve` is above the middle of its range: in the second half of [0, L), and beyond L."""
-    within = curve[:training_length]
-    middle = (within.min() + within.max()) / 2
-    return float((within[training_length // 2 :] > middle).mean()), float((curve[training_length:] > middle).mean())
+def upper_shares(within: Curve, beyond: Curve) -> tuple[float, float]:
+    """Shares of distances where a curve is above the middle of its range within: in the second half of [0, L), and beyond L."""
+    near, far = _both_smoothed(within, beyond)
+    middle = (near.min() + near.max()) / 2
+    return float((near[len(near) // 2 :] > middle).mean()), float((far > middle).mean())
 
 
 def in_upper_half(shares: tuple[float, float]) -> bool:
@@ -146,6 +146,16 @@ def relative_swing(
     activated: Bool[np.ndarray, " component"],
     low: Bool[np.ndarray, " component"],
 ) -> Float[np.ndarray, " low_component"]:
-    """Peak to peak of every lower component's curve over the mean peak to peak of the activated ones, distance 0 left out."""
-    swing = np.ptp(components[:, 1:], axis=1)
+    """Peak to peak of every lower component's smoothed curve over the mean peak to peak of the activated ones."""
+    width = _width(components.shape[1])
+    swing = np.array([np.ptp(smoothed(curve[1:], width)) for curve in components])
     return swing[low] / swing[activated].mean()
+
+
+def _both_smoothed(within: Curve, beyond: Curve) -> tuple[Curve, Curve]:
+    width = _width(len(within))
+    return smoothed(within[1:], width), smoothed(beyond, width)
+
+
+def _width(training_length: int) -> int:
+    return max(1, training_length // 16)

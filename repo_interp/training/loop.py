@@ -21,9 +21,9 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from repo_interp.errors import InputError
-from repo_interp.models.checkpoints import save
+from repo_interp.models.checkpoints import identify, save
 from repo_interp.models.reposition import mix_with_index
-from repo_interp.tasks import Task, make_task
+from repo_interp.tasks import Task
 from repo_interp.tasks.vocabulary import PAD
 from repo_interp.training import schedule
 from repo_interp.training.batches import generator_for, training_question
@@ -31,6 +31,7 @@ from repo_interp.training.configuration import TrainingConfiguration
 from repo_interp.training.construction import continued_model, fresh_model
 from repo_interp.training.folder import TrainingFolder, replace_file
 from repo_interp.training.optimisation import make_optimizer, take_step
+from repo_interp.training.provenance import in_tokens_of, stated_task
 from repo_interp.training.responses import forced_responses, prompts_of
 from repo_interp.training.state import Moment, load_state, save_state
 
@@ -66,8 +67,9 @@ def prepare(configuration: TrainingConfiguration) -> Prepared:
     """Make task, model and optimiser. Raises InputError for whatever cannot be trained; nothing was written then."""
     if configuration.device == "cuda" and not torch.cuda.is_available():
         raise InputError("device cuda was wanted, but this machine offers none to torch; give --device cpu")
-    task = make_task(configuration.task, configuration.task_size, **configuration.task_options)
+    task = stated_task(configuration)
     if configuration.continue_from:
+        task = in_tokens_of(task, identify(configuration.continue_from).directory)
         model, tokenizer = continued_model(configuration)
         _require_same_words(task, tokenizer, configuration.continue_from)
         model.config.max_position_embeddings = max(model.config.max_position_embeddings, task.training_length)

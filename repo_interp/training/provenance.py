@@ -32,6 +32,19 @@ def trained_configuration(path: str | os.PathLike[str]) -> TrainingConfiguration
 
 
 def trained_task(path: str | os.PathLike[str]) -> Task | None:
-    """The task that the checkpoint directory `path` was trained on; None where no training.toml says it."""
+    """The task that the checkpoint directory `path` was trained on, in its tokens; None where no training.toml says it."""
     configuration = trained_configuration(path)
-    return None if configuration is None else make_task(configuration.task, configuration.task_size, **configuration.task_options)
+    return None if configuration is None else in_tokens_of(stated_task(configuration), Path(path))
+
+
+def stated_task(configuration: TrainingConfiguration) -> Task:
+    """The task that `configuration` names. Raises InputError for an unknown one, and for options that it has not."""
+    return make_task(configuration.task, configuration.task_size, **configuration.task_options)
+
+
+def in_tokens_of(task: Task, directory: Path) -> Task:
+    """`task` in the tokens of the checkpoint in `directory`, where the task can be put into any tokens and names none itself."""
+    file = directory / "tokenizer.json"
+    if getattr(task, "tokenizer_file", None) == "" and file.is_file():
+        return make_task(task.name, **task.options() | {"tokenizer_file": str(file)})
+    return task

@@ -1,0 +1,89 @@
+"""Pictures of a head: its logits, and its fake-distance logits, as means over blocks of the first prompt (fig. 2, 3).
+
+Exact block means (block_means), at most `side` blocks a side: 2 side^2 numbers a head in the run, so choose layers and heads where
+there are many. The fake map is that of the last token's query, its distances in tokens, turned as the model turns (fake_distance).
+
+Knows nothing about what a prompt says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import xarray as xr
+from torch import Tensor
+
+from repo_interp.errors import InputError
+from repo_interp.inputs import AttentionInputs, Spans, select_prompts
+from repo_interp.measures.block_means import block_size, fake_block_means, logit_block_means
+from repo_interp.measures.fake_distance import bias_by_distance, last_queries
+from repo_interp.measures.labels import described, of_layer
+from repo_interp.measures.statistics import Statistics
+
+_DESCRIBED = {
+    "logit_map": ("mean logit over a block of queries and keys of the first prompt", "logits"),
+    "fake_map": ("mean fake-distance logit of the last query of the first prompt, over a block of distances and keys", "logits"),
+}
+_AXES = {"logit_map": ("query_block", "key_block"), "fake_map": ("distance_block", "key_block")}
+
+
+@dataclass(frozen=True)
+class Maps:
+    """The measure `maps`."""
+
+    side: int = 192
+    """Most blocks a side. Coordinates of blocks are the first token, or distance, of each."""
+    name: str = "maps"
+    required_spans: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.side < 1:
+            raise InputError(f"a map has at least one block a side, not {self.side}")
+
+    @property
+    def parameters(self) -> Mapping[str, str | int | float]:
+        """Every choice made."""
+        return {"side": self.side}
+
+    def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
+        """Both maps [layer, head, ...] of prompt number 0; of length 0 in a batch without it, so that batches add up to it."""
+        values = {name: torch.zeros(inputs.heads, 0, 0) for name in _AXES}
+        starts, size = range(0), 0
+        for prompt in (inputs.prompts == 0).nonzero()[:, 0].tolist():
+            one = select_prompts(inputs, slice(prompt, prompt + 1))
+            tokens = int(one.valid[0].nonzero()[-1]) + 1
+            size = block_size(tokens, self.side)
+            starts = range(0, tokens, size)
+            logits = logit_block_means(one, size)[0, :, : len(starts), : len(starts)]
+            values = {"logit_map": logits.float(), "fake_map": _fake_map(one, size, len(starts)).float()}
+        labelled = {
+            name: of_layer(inputs, ("layer", "head", *axes), values[name], **dict.fromkeys(axes, starts))
+            for name, axes in _AXES.items()
+        }
+        return Statistics(sums=xr.Dataset({**labelled, "block_size": of_layer(inputs, ("layer",), torch.tensor(size))}))
+
+    def conclude(self, statistics: Statistics) -> xr.Dataset:
+        """The group `maps` of a run."""
+        sums = statistics.sums
+        group = xr.Dataset({name: described(sums[name], *text) for name, text in _DESCRIBED.items()})
+        group["block_size"] = described(sums["block_size"].max(), "tokens, or distances, a block", "tokens")
+        return group
+
+
+def _fake_map(inputs: AttentionInputs, size: int, blocks: int) -> Tensor:
+    """[head, distance_block, key_block] of the only prompt's valid tokens; NaN in the blocks of padding on the left."""
+    valid = inputs.valid[0]
+    count = int(valid.sum())
+    query = last_queries(inputs, 1)[0][0, :, 0]
+    bias = bias_by_distance(inputs)
+    means = fake_block_means(
+        query,
+        inputs.keys[0][:, valid],
+        query.new_zeros(query.shape[-1] // 2) if inputs.frequencies is None else inputs.frequencies.to(query),
+        query.new_zeros(inputs.heads, count) if bias is None else bias[0, :, :count],
+        size,
+    )
+    missing = blocks - means.shape[-1]
+    return torch.nn.functional.pad(means, (missing, 0, 0, missing), value=torch.nan)

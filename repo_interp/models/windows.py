@@ -1,0 +1,89 @@
+"""What one query would put out over a sliding window of keys and values (Position Generalization sec. 4.2, fig. 6).
+
+    o_s = sum_{j = s .. s + L - 1} softmax_j(w(q, k_j, distance)) v_j
+
+The query stands at the last place of every window, so distances are L - 1 .. 0, as length extension makes them look; where positions
+are learned, distances are those of the query's own position to the keys'. Knows nothing about which queries and windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from repo_interp.models.attention import RepositionedAttention
+from repo_interp.models.reposition import attentions
+from repo_interp.positions.layouts import LEARNED
+from repo_interp.positions.rotary import expand_heads
+
+
+@dataclass
+class LayerTensors:
+    """Queries and keys before rotation, values and positions of one layer in one pass of one prompt."""
+
+    queries: Float[Tensor, "1 head token d_head"] | None = None
+    keys: Float[Tensor, "1 kv_head token d_head"] | None = None
+    values: Float[Tensor, "1 kv_head token d_head"] | None = None
+    positions: Float[Tensor, "1 any token"] | None = None
+
+
+@contextmanager
+def layer_tensors(model: nn.Module, layer: int) -> Iterator[LayerTensors]:
+    """While the context lasts, the tensors of `layer` of the latest pass."""
+    attention = {attention.layer_idx: attention for attention in attentions(model)}[layer]
+    seen = LayerTensors()
+
+    def observe(attention: RepositionedAttention, queries: Tensor, keys: Tensor, positions: Tensor | None, added: object) -> None:
+        seen.queries, seen.keys, seen.positions = queries, keys, positions
+
+    def remember(module: nn.Module, arguments: tuple, values: Tensor) -> None:
+        seen.values = values.view(*values.shape[:2], -1, attention.d_head).transpose(1, 2)
+
+    attention.observers.append(observe)
+    handle = attention.v_proj.register_forward_hook(remember)
+    try:
+        yield seen
+    finally:
+        attention.observers.remove(observe)
+        handle.remove()
+
+
+def outputs_over_windows(
+    model: nn.Module, layer: int, tensors: LayerTensors, query: int, starts: Sequence[int], window: int
+) -> Float[Tensor, "start width"]:
+    """Outputs of the query at token `query` over the `window` keys from each of `starts`, its heads side by side."""
+    attention = {attention.layer_idx: attention for attention in attentions(model)}[layer]
+    assert tensors.queries is not None and tensors.keys is not None and tensors.values is not None
+    heads = tensors.queries.shape[1]
+    asked = tensors.queries[:, :, query, None]
+    learned = attention.scheme in LEARNED
+    index = torch.arange(window, device=asked.device)[None]
+    outputs = []
+    for start in starts:
+        part = slice(start, start + window)
+        keys, values = tensors.keys[:, :, part], expand_heads(tensors.values[:, :, part], heads)
+        if learned:
+            assert tensors.positions is not None
+            at, here = tensors.positions[..., part], tensors.positions[..., query, None]
+        else:
+            at = here = None if tensors.positions is None else index[:, None].to(torch.float32)
+            here = None if here is None else here[..., -1:]
+        turned = attention.rotate(asked, keys[:, :, :1], here)[0]
+        if at is not None and at.shape[1] > keys.shape[1]:
+            keys = expand_heads(keys, at.shape[1])
+        logits = turned @ expand_heads(attention.rotate(keys, keys, at)[1], heads).mT * attention.scaling
+        if attention.attn_logit_softcapping is not None:
+            logits = torch.tanh(logits / attention.attn_logit_softcapping) * attention.attn_logit_softcapping
+        if attention.position_logits is not None:
+            seen = torch.ones(1, 1, 1, window, dtype=torch.bool, device=asked.device)
+            raw = tensors.keys[:, :, part]
+            logits = logits + attention.position_logits(
+                asked, raw, index[:, -1:], index, seen, attention.scaling, tensors.values[:, :, part], None
+            )
+        outputs.append((logits.softmax(-1) @ values)[0, :, 0].flatten())
+    return torch.stack(outputs)

@@ -1,0 +1,76 @@
+"""Tolerance to disturbed positions (Position Generalization fig. 5): log perplexity, or a score, over gamma x l_max for each kind.
+
+A cell shows the value; its colour how much worse it is than without perturbation, the same scale for all kinds.
+Draws the group `perturbation`. Knows nothing about how tokens were moved.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+
+from repo_interp.errors import InputError
+from repo_interp.plots.drawing import number
+from repo_interp.plots.reading import group, unit_label
+from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
+
+KIND_NAMES = {
+    "text_order": "Text order",
+    "feature_order": "Feature order",
+    "position_offset": "Position offsets",
+    "feature_placement": "Feature placement",
+}
+VALUES = ("log_perplexity", "log_perplexity_rise", "task_score")
+
+
+def perturbation_grid(run: xr.DataTree, value: str = "log_perplexity") -> PaperFigure:
+    """`value` over the share of moved tokens and the largest distance, a panel a kind (fig. 5).
+
+    Raises InputError when the run has no perturbation, or for a value that is none of VALUES.
+    """
+    if value not in VALUES:
+        raise InputError(f"values of perturbation are {', '.join(VALUES)}, not {value!r}")
+    dataset = group(run, "perturbation")
+    cells = dataset[value].transpose("kind", "l_max", "gamma")
+    better_up = value == "task_score" and dataset.attrs.get("higher_is_better") == "True"
+    worse = (cells.sel(gamma=0.0) - cells if better_up else cells - cells.sel(gamma=0.0)).transpose(*cells.dims)
+    reach = max(float(np.nanmax(np.abs(worse.values))), 1e-12)
+    with style():
+        figure = paper_figure(PAGE_WIDTH, 0.95 + 0.26 * cells.sizes["l_max"])
+        axes = figure.subplots(1, cells.sizes["kind"], sharey=True, squeeze=False)[0]
+        for ax, kind in zip(axes, cells["kind"].values, strict=True):
+            image = draw_grid(ax, cells.sel(kind=kind), worse.sel(kind=kind).values, reach)
+            ax.set_title(KIND_NAMES.get(str(kind), str(kind)))
+        axes[0].set_ylabel(r"$l_{max}$ (tokens)")
+        bar = figure.colorbar(image, ax=list(axes), pad=0.01, fraction=0.03)
+        bar.outline.set_visible(False)  # pyright: ignore
+        bar.set_label("worse than without")
+        figure.suptitle(unit_label(str(cells.attrs.get("long_name", value)), cells), x=0.01, ha="left", fontsize=7.5)
+    return figure
+
+
+def draw_grid(ax: Axes, cells: xr.DataArray, worse: np.ndarray, reach: float):
+    """Draw `cells` [l_max, gamma] on `ax` with their values, coloured by `worse` from -reach to reach. Returns the image."""
+    image = ax.imshow(worse, cmap="PuOr_r", vmin=-reach, vmax=reach, aspect="auto")
+    for row, column in np.ndindex(worse.shape):
+        share = worse[row, column] / reach
+        ax.text(
+            column,
+            row,
+            _short(float(cells.values[row, column])),
+            ha="center",
+            va="center",
+            fontsize=5.6,
+            color="white" if abs(share) > 0.62 else "black",
+        )
+    ax.set_xticks(range(cells.sizes["gamma"]), [f"{100 * gamma:g}" for gamma in cells["gamma"].values])
+    ax.set_yticks(range(cells.sizes["l_max"]), [str(l_max) for l_max in cells["l_max"].values])
+    ax.set_xlabel("tokens moved (%)")
+    ax.spines[:].set_visible(False)
+    ax.tick_params(length=0)
+    return image
+
+
+def _short(value: float) -> str:
+    return f"{value:.3f}" if 1e-3 <= abs(value) < 10 or value == 0 else number(value)
