@@ -168,10 +168,12 @@ def test_divergence_is_the_closed_form_and_adds_up_over_batches():
     sums = vector_sums(one[:20]) + vector_sums(one[20:])
     fitted = [MultivariateNormal(part.mean(0), part.T.cov(correction=0)) for part in (one, other)]
     expected = kl_divergence(*fitted).item()
-    assert gaussian_divergence(sums, vector_sums(other), shrinkage=0.0) == pytest.approx(expected, rel=1e-9)
-    assert gaussian_divergence(sums, sums) == pytest.approx(0, abs=1e-9)
+    assert gaussian_divergence(sums, vector_sums(other), shrinkage=0.0).item() == pytest.approx(expected, rel=1e-9)
+    assert gaussian_divergence(sums, sums).item() == pytest.approx(0, abs=1e-9)
+    both = gaussian_divergence(vector_sums(torch.stack([one, other])), vector_sums(torch.stack([other, other])), 0.0)
+    assert_close(both, torch.tensor([expected, 0.0], dtype=torch.float64), atol=1e-9, rtol=1e-9)
     flat = vector_sums(torch.cat([one, one], -1))  # half of its dimensions say nothing new
-    assert np.isfinite(gaussian_divergence(flat, flat))
+    assert torch.isfinite(gaussian_divergence(flat, flat))
     with pytest.raises(ValueError, match="at least 2"):
         gaussian_divergence(vector_sums(one[:1]), sums)
     plane, shares = principal_plane(vector_sums(one * torch.tensor([1.0, 9.0, 1.0, 4.0, 1.0])))

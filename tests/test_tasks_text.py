@@ -13,7 +13,7 @@ from repo_interp.tasks import Response, make_task, read_prompts, write_prompts
 from repo_interp.tasks.copying import copying_prompts, ordinary_tokens
 from repo_interp.tasks.corpus import corpus
 from repo_interp.tasks.essay import standard_library_sources
-from repo_interp.tasks.few_shot_text import GRIM, KIND, few_shot_text, following, own_rows, read_rows
+from repo_interp.tasks.few_shot_text import GRIM, KIND, few_shot_prompts, following, own_rows, read_rows
 from repo_interp.tasks.random_tokens import random_token_prompts
 
 GLUE = {
@@ -52,7 +52,7 @@ def test_prompts_of_ordinary_tokens(family, tmp_path):
 @pytest.mark.parametrize("length", [256, 512])
 def test_few_shot_text(family, length):
     one = tokenizer(family)
-    for prompt in few_shot_text(one, length=length, count=4):
+    for prompt in few_shot_prompts(one, length=length, count=4):
         assert length - 40 < len(prompt.tokens) <= length
         shown = [prompt.text[slice(*prompt.characters[f"examples.{n}.label"][0])].strip() for n in range(1, 6)]
         assert sorted(set(shown)) == prompt.attributes["labels"] == ["0", "1"]
@@ -62,7 +62,7 @@ def test_few_shot_text(family, length):
         assert adjective in (KIND if prompt.answers[0] == "1" else GRIM)
         assert asked not in prompt.text[: prompt.characters["query"][0][0]]
         assert prompt.text[slice(*prompt.characters["padding"][0])].startswith("The grass is green. The sky is blue.")
-    assert few_shot_text(one, length=length, count=1) == few_shot_text(one, length=length, count=4)[:1]
+    assert few_shot_prompts(one, length=length, count=1) == few_shot_prompts(one, length=length, count=4)[:1]
 
 
 def test_our_own_rows_are_balanced_and_distinct():
@@ -78,7 +78,7 @@ def test_glue_rows(name, tmp_path):
     path.write_text(GLUE[name], encoding="utf-8")
     rows = read_rows(path)
     assert len(rows) == 3
-    prompts = few_shot_text(tokenizer("byte_level_bpe"), rows=path, length=256, count=6, shots=2)
+    prompts = few_shot_prompts(tokenizer("byte_level_bpe"), rows=path, length=256, count=6, shots=2)
     for prompt in prompts:
         assert len(prompt.attributes["labels"]) == 2
         assert set(prompt.answers) <= {row.label for row in rows}
@@ -88,7 +88,7 @@ def test_glue_rows(name, tmp_path):
 
 
 def test_following_counts_any_label_of_the_set():
-    prompts = few_shot_text(tokenizer("words"), length=200, count=4)
+    prompts = few_shot_prompts(tokenizer("words"), length=200, count=4)
     assert following([" 1\n", "0", "positive", ""], prompts).tolist() == [1, 1, 0, 0]
     with pytest.raises(InputError, match="one output a prompt"):
         following(["1"], prompts)
@@ -109,7 +109,7 @@ def test_following_counts_any_label_of_the_set():
 def test_broken_tables(content, message, tmp_path):
     (tmp_path / "rows.tsv").write_bytes(content)
     with pytest.raises(InputError, match=message):
-        few_shot_text(tokenizer("words"), rows=tmp_path / "rows.tsv", length=256, count=1)
+        few_shot_prompts(tokenizer("words"), rows=tmp_path / "rows.tsv", length=256, count=1)
 
 
 def test_few_shot_text_that_cannot_be_made(tmp_path):
@@ -121,7 +121,7 @@ def test_few_shot_text_that_cannot_be_made(tmp_path):
         ({"count": 0}, "at least one prompt"),
     ):
         with pytest.raises(InputError, match=message):
-            few_shot_text(tokenizer("words"), **arguments)
+            few_shot_prompts(tokenizer("words"), **arguments)
 
 
 @pytest.fixture(scope="module")

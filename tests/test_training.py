@@ -30,6 +30,7 @@ from repo_interp.training.optimisation import make_optimizer, take_step, target_
 from repo_interp.training.provenance import trained_task
 from repo_interp.training.recipes import CONTINUED, FRESH, recipe
 from repo_interp.training.several import train_side_by_side
+from repo_interp.training.state import load_state
 
 TINY = TrainingConfiguration(
     task="reversal",
@@ -317,17 +318,23 @@ def test_a_damaged_state_is_refused_by_one_line(tmp_path):
         list(train(prepare(TINY), folder))
 
 
-def test_runs_side_by_side_are_the_runs_one_by_one(undisturbed, tmp_path):
+def test_runs_side_by_side_are_the_runs_one_by_one_also_when_interrupted(undisturbed, tmp_path):
+    long = replaced(TINY, {"steps": 3000, "log_every": 10})
     runs = []
-    for seed in (0, 1):
-        configuration = replaced(TINY, {"seed": seed})
-        folder = TrainingFolder(tmp_path / f"seed-{seed}")
+    for name, configuration in (("short", TINY), ("long", long)):
+        folder = TrainingFolder(tmp_path / name)
         folder.begin(to_toml(configuration))
         runs.append((configuration, folder.directory))
-    watched = []
-    assert train_side_by_side(runs, jobs=2, watch=lambda: watched.append(1))
-    assert watched
-    assert weights(TrainingFolder(runs[0][1])) == weights(undisturbed) != weights(TrainingFolder(runs[1][1]))
+
+    def interrupt() -> None:
+        if steps_done(TrainingFolder(tmp_path / "long")) > 0 and TrainingFolder(tmp_path / "short").is_finished:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    assert not train_side_by_side(runs, jobs=2, watch=interrupt, every=0.02)
+    assert weights(TrainingFolder(tmp_path / "short")) == weights(undisturbed)
+    interrupted = TrainingFolder(tmp_path / "long")
+    assert not interrupted.is_finished
+    assert 0 < load_state(interrupted.state, (again := prepare(long)).model, again.optimizer).step < 3000
 
 
 def test_a_language_model_goes_on_and_is_scored_in_its_own_tokens(tmp_path):

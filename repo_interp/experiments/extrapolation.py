@@ -1,14 +1,15 @@
 """Prompts longer than the training length, run in several ways (Position Generalization sec. 4.2, table 2, fig. 6).
 
     KL(N_n || N_L)      N_n: Gaussian fitted to the attention outputs of a layer at the judged tokens of prompts of length n
-                        N_L: the same at prompts of at most the training length, run plainly
+                        N_L: the same for prompts of the training length, run plainly
 
 methods: plain, lm_infinite (window and cap L), interpolation and yarn (both by the factor n / L, or 1).
 
-Choices where the paper is silent. An attention output is the vector sum_j w_ij v_j of a token, all heads side by side, before Wo.
-The judged tokens are the last `judged` of a prompt: those furthest beyond training; log perplexity is theirs too. N_L comes from all
-tokens of the even prompts, cut to L; N_n from the odd prompts: at n = L, plain, what remains is the noise of the fit and the
-place of the last tokens. The same prompts are cut to every length, so lengths differ in nothing else.
+An attention output is the vector o_i = sum_j w_ij v_j of one head, as in eq. 1, before Wo; a layer's divergence is the mean over its
+heads. Choices where the paper is silent.
+The judged tokens are the last `judged` of a prompt: those furthest beyond training; log perplexity is theirs too. N_L comes from the
+even prompts, N_n from the odd ones: what remains at n = L, plain, is the noise of the fit and of the choice of documents. The same
+prompts are cut to every length, so lengths differ in nothing else but which tokens are judged.
 
 An axis named `method` is chosen by `group.sel({"method": "plain"})`: as a keyword xarray takes it for a way of filling.
 Knows nothing about how a method works.
@@ -85,7 +86,7 @@ def extrapolation(
     if training_length not in prompts or len(prompts[training_length]) < 4:
         raise InputError(f"at least 4 prompts of the training length, {training_length} tokens, were wanted to compare with")
     lengths = sorted(prompts)
-    reference = _gaussians(model, task, prompts[training_length][::2], nullcontext(), training_length, batch_size)[0]
+    reference = _gaussians(model, task, prompts[training_length][::2], nullcontext(), judged, batch_size)[0]
     layers = sorted(reference)
     shape = (len(methods), len(lengths))
     kl = np.full((*shape, len(layers)), np.nan)
@@ -94,7 +95,7 @@ def extrapolation(
         length = lengths[column]
         context = extended(model, methods[row], length, training_length, global_tokens)
         fits, scores, surprise = _gaussians(model, task, prompts[length][1::2], context, judged, batch_size)
-        kl[row, column] = [gaussian_divergence(fits[layer], reference[layer]) for layer in layers]
+        kl[row, column] = [float(gaussian_divergence(fits[layer], reference[layer]).mean()) for layer in layers]
         values["log_perplexity"][row, column] = surprise
         values["task_score"][row, column] = scores.mean()
         values["task_score_error"][row, column] = scores.std(ddof=1) / np.sqrt(len(scores))
@@ -106,7 +107,7 @@ def extrapolation(
         "task_score": (f"{task.metric}, mean over prompts", unit),
         "task_score_error": (f"standard error of {task.metric} over prompts", unit),
     }
-    of_kl = {"long_name": "divergence of attention outputs from those at training lengths", "units": "nat"}
+    of_kl = {"long_name": "divergence of attention outputs from those at the training length, mean over heads", "units": "nat"}
     variables = {name: (("method", "length"), values[name], {"long_name": text, "units": unit}) for name, (text, unit) in texts.items()}
     group = xr.Dataset(
         {"kl": (("method", "length", "layer"), kl, of_kl), **variables},
@@ -125,13 +126,14 @@ def _gaussians(
     judged: int,
     batch_size: int,
 ) -> tuple[dict[int, VectorSums], np.ndarray, float]:
-    """Sums of the outputs of every layer over the last `judged` tokens of each prompt; scores; -log p over their targets."""
+    """Sums of the outputs of every head of every layer over the last `judged` tokens of each prompt; scores; -log p over their targets."""
     sums: dict[int, list[VectorSums]] = {attention.layer_idx: [] for attention in attentions(model)}
+    d_head = {attention.layer_idx: attention.d_head for attention in attentions(model)}
     counts: list[int] = []
 
     def receive(layer: int, outputs: Tensor) -> None:
-        judged_rows = [row[max(0, count - judged) : count] for row, count in zip(outputs, counts, strict=True)]
-        sums[layer].append(vector_sums(torch.cat(judged_rows)))
+        rows = torch.cat([row[max(0, count - judged) : count] for row, count in zip(outputs, counts, strict=True)])
+        sums[layer].append(vector_sums(rows.unflatten(-1, (-1, d_head[layer])).transpose(0, 1)))
 
     responses = []
     with context, attention_outputs(model, receive):

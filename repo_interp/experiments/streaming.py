@@ -25,7 +25,9 @@ from repo_interp.run import with_schemes
 from repo_interp.tasks.prompts import Prompt
 
 
-def stream(bridge: nn.Module, prompts: Iterable[Prompt], measures: Sequence[Measure], batch_size: int = 8) -> dict[str, xr.Dataset]:
+def stream(
+    bridge: nn.Module, prompts: Iterable[Prompt], measures: Sequence[Measure], batch_size: int = 8
+) -> dict[str, xr.Dataset]:
     """What each of `measures` concludes over `prompts`, by its name: groups as `analyze` has them in a run.
 
     Raises InputError where there is no prompt, and for a measure that keeps something of every single one.
@@ -40,7 +42,9 @@ def stream(bridge: nn.Module, prompts: Iterable[Prompt], measures: Sequence[Meas
         batch = replace(batch, numbers=tuple(begun + number for number in batch.numbers))
         for name, found in observe_batch(bridge, batch, chosen, range(len(schemes))).items():
             if found.per_prompt.data_vars:
-                raise InputError(f"{name} keeps {', '.join(map(str, found.per_prompt.data_vars))} of every prompt: use analyze, or sums")
+                raise InputError(
+                    f"{name} keeps {', '.join(map(str, found.per_prompt.data_vars))} of every prompt: use analyze, or sums"
+                )
             known[name] = merge([known[name], found])
         begun += len(some)
     if not begun:

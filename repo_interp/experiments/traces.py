@@ -35,8 +35,8 @@ def output_traces(
     longer: Prompt,
     training_length: int,
     layer: int,
-    queries: int = 5,
-    step: int = 8,
+    queries: int = 4,
+    step: int = 32,
     method: str = "lm_infinite",
     global_tokens: int = GLOBAL_TOKENS,
 ) -> xr.Dataset:

@@ -20,7 +20,9 @@ from repo_interp.training.provenance import trained_configuration
 def saved_steps(directory: str | os.PathLike[str]) -> dict[int, Path]:
     """The checkpoints of a training run by their step, ascending; empty where none was kept."""
     directory = Path(directory)
-    found = {int(path.name): path for path in directory.glob("steps/*") if path.name.isdecimal() and (path / "config.json").is_file()}
+    found = {
+        int(path.name): path for path in directory.glob("steps/*") if path.name.isdecimal() and (path / "config.json").is_file()
+    }
     configuration = trained_configuration(directory) if found else None
     if configuration is not None and (directory / "config.json").is_file():
         found.setdefault(configuration.steps, directory)

@@ -4,7 +4,8 @@
 
 m, C: mean and covariance of the vectors, both from sums of x and x x^T, so that fits of two batches add up. To C is added
 `shrinkage` times its mean variance on the diagonal: heads whose outputs fill fewer than d dimensions would give an infinite
-divergence. A fit to n vectors is off by about d^2 / 4n nats for each of the two, so compare fits to equally many. Float64.
+divergence. A fit to n independent vectors is off by about d^2 / 4n nats for each of the two - and tokens of one document are far
+from independent - so compare only fits to equally many. Several Gaussians at once, one a leading axis. Float64.
 
 Knows nothing about where vectors come from.
 """
@@ -23,41 +24,42 @@ class VectorSums:
     """Sums over vectors; `one + other` is the sums over both."""
 
     count: int
-    total: Float[Tensor, "d"]
-    square: Float[Tensor, "d d"]
+    total: Float[Tensor, "*item d"]
+    square: Float[Tensor, "*item d d"]
 
     def __add__(self, other: VectorSums) -> VectorSums:
         return VectorSums(self.count + other.count, self.total + other.total, self.square + other.square)
 
     @property
-    def mean(self) -> Float[Tensor, "d"]:
+    def mean(self) -> Float[Tensor, "*item d"]:
         """Mean vector."""
         return self.total / self.count
 
     @property
-    def covariance(self) -> Float[Tensor, "d d"]:
+    def covariance(self) -> Float[Tensor, "*item d d"]:
         """Covariance, divided by the number of vectors."""
-        return self.square / self.count - torch.outer(self.mean, self.mean)
+        return self.square / self.count - self.mean[..., None] * self.mean[..., None, :]
 
 
-def vector_sums(vectors: Float[Tensor, "vector d"]) -> VectorSums:
+def vector_sums(vectors: Float[Tensor, "*item vector d"]) -> VectorSums:
     """Sums of `vectors`, in float64."""
     exact = vectors.detach().to(torch.float64)
-    return VectorSums(len(exact), exact.sum(0), exact.mT @ exact)
+    return VectorSums(exact.shape[-2], exact.sum(-2), exact.mT @ exact)
 
 
-def gaussian_divergence(one: VectorSums, other: VectorSums, shrinkage: float = 1e-4) -> float:
+def gaussian_divergence(one: VectorSums, other: VectorSums, shrinkage: float = 1e-4) -> Float[Tensor, "*item"]:
     """KL(N_one || N_other) in nats. ValueError where either has fewer vectors than 2."""
     if min(one.count, other.count) < 2:
         raise ValueError(f"a Gaussian needs at least 2 vectors; got {one.count} and {other.count}")
-    width = len(one.total)
-    small = shrinkage * other.covariance.trace() / width * torch.eye(width, dtype=torch.float64, device=one.total.device)
+    width = one.total.shape[-1]
+    level = shrinkage * other.covariance.diagonal(0, -2, -1).mean(-1)[..., None, None]
+    small = level * torch.eye(width, dtype=torch.float64, device=one.total.device)
     first, second = one.covariance + small, other.covariance + small
-    factor = torch.linalg.cholesky(second)
-    apart = torch.cholesky_solve((other.mean - one.mean)[:, None], factor)[:, 0] @ (other.mean - one.mean)
-    spread = torch.cholesky_solve(first, factor).trace()
-    logarithms = 2 * factor.diagonal().log().sum() - torch.linalg.slogdet(first).logabsdet
-    return float(spread + apart - width + logarithms) / 2
+    factor, apart = torch.linalg.cholesky(second), (other.mean - one.mean)[..., None]
+    distance = (apart.mT @ torch.cholesky_solve(apart, factor))[..., 0, 0]
+    spread = torch.cholesky_solve(first, factor).diagonal(0, -2, -1).sum(-1)
+    logarithms = 2 * factor.diagonal(0, -2, -1).log().sum(-1) - torch.linalg.slogdet(first).logabsdet
+    return (spread + distance - width + logarithms) / 2
 
 
 def principal_plane(sums: VectorSums) -> tuple[Float[Tensor, "d 2"], Float[Tensor, "2"]]:

@@ -69,7 +69,7 @@ class Maps:
         sums = statistics.sums
         group = xr.Dataset({name: described(sums[name], *text) for name, text in _DESCRIBED.items()})
         group["block_size"] = described(sums["block_size"].max(), "tokens, or distances, a block", "tokens")
-        return group
+        return group.assign_coords({axis: group[axis].astype("int64") for axis in ("query_block", "distance_block", "key_block")})
 
 
 def _fake_map(inputs: AttentionInputs, size: int, blocks: int) -> Tensor:

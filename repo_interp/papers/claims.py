@@ -54,7 +54,9 @@ class Verdict:
         if self.verdict not in (HOLDS, FAILS, UNMEASURED):
             raise InputError(f"a verdict is {HOLDS!r}, {FAILS!r} or {UNMEASURED!r}, not {self.verdict!r}")
         if (self.ours is None) != (self.verdict == UNMEASURED):
-            raise InputError(f"{self.claim.id} on {self.checkpoint}: a verdict stands on a number, and only {UNMEASURED!r} has none")
+            raise InputError(
+                f"{self.claim.id} on {self.checkpoint}: a verdict stands on a number, and only {UNMEASURED!r} has none"
+            )
 
 
 def judged(holds: bool) -> str:
@@ -66,7 +68,12 @@ def verdict_rows(verdicts: Iterable[Verdict]) -> list[dict[str, str]]:
     """Verdicts as plain text by column, for a table or a file."""
     rows = []
     for one in verdicts:
-        row = {"claim": one.claim.id, "statement": one.claim.statement, "source": one.claim.source, "paper": one.claim.paper_number}
+        row = {
+            "claim": one.claim.id,
+            "statement": one.claim.statement,
+            "source": one.claim.source,
+            "paper": one.claim.paper_number,
+        }
         for field in fields(one):
             if field.name != "claim":
                 row[field.name] = _text(getattr(one, field.name))

@@ -12,9 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import xarray as xr
 
+from repo_interp.analysis import analyze
 from repo_interp.measures.labels import described
+from repo_interp.measures.rotation import Rotation
+from repo_interp.models.load import load
+from repo_interp.papers import hope_rules as rules
 from repo_interp.papers.claims import UNMEASURED, Claim, Verdict, judged
-from repo_interp.papers.hope_measurements import Measured, Sampling, bands, measure_checkpoint
+from repo_interp.papers.hope_measurements import Measured, Sampling, bands, components_of_pair, measure_checkpoint, random_prompts
 from repo_interp.papers.hope_rules import (
     curve_vaf,
     fall,
@@ -25,10 +29,10 @@ from repo_interp.papers.hope_rules import (
     u_shape,
     upper_shares,
 )
-from repo_interp.papers import hope_rules as rules
 from repo_interp.papers.result import Result
 from repo_interp.plots.component_curves import beyond_training_length, component_curves, logit_by_distance
-from repo_interp.plots.component_shares import vaf_by_component, vaf_over_training
+from repo_interp.plots.component_shares import pair_norms, pair_of_tokens, turn_histogram, vaf_by_component, vaf_over_training
+from repo_interp.positions.layouts import LEARNED
 
 H1 = Claim(
     "H1",
@@ -76,12 +80,17 @@ H5 = Claim(
     "figure",
     f"peak to peak within L, their median is at most {rules.CONSTANT} of the mean of the activated components",
 )
+TITLE = "HoPE's analysis of RoPE, made again"
 U_SHAPED = ("learned", "rope", "kerple")
 """The schemes that H1 is about."""
+Options = Sampling
+"""What a caller may choose."""
 _SEEDS = "lots of sequences"
 
 
-def figures(checkpoints: Mapping[str, str | os.PathLike[str]], sampling: Sampling, progress: Callable[[str], None]) -> list[Result]:
+def figures(
+    checkpoints: Mapping[str, str | os.PathLike[str]], sampling: Sampling, progress: Callable[[str], None]
+) -> list[Result]:
     """Every figure that the checkpoints (name -> path) allow. `progress` is told what is being done.
 
     Raises InputError for a checkpoint that cannot be read.
@@ -94,8 +103,11 @@ def figures(checkpoints: Mapping[str, str | os.PathLike[str]], sampling: Samplin
     results = [logits_by_distance(measured)]
     rotary = [one for one in measured if set(one.layout) == {"rope"}]
     for one in rotary:
-        results += [components(one), vaf(one), over_training(one), beyond(one)]
-    return [result for result in results if result is not None]
+        results.append(components(one))
+        if bands(one.within)["activated"].any():
+            results += [found for found in (vaf(one), over_training(one), beyond(one)) if found is not None]
+        results += [norms(one), pair(one)]
+    return results + [turns(one) for one in measured if set(one.layout) & set(LEARNED)]
 
 
 def unmeasured(results: Sequence[Result]) -> list[Verdict]:
@@ -109,7 +121,9 @@ def unmeasured(results: Sequence[Result]) -> list[Verdict]:
     ]
     present = {str(scheme) for result in results if result.name == "logit_by_distance" for scheme in result.data["scheme"].values}
     absent = [scheme for scheme in U_SHAPED if scheme not in present]
-    return [Verdict(H1, scheme, UNMEASURED, "", note=f"no checkpoint of scheme {scheme} was given") for scheme in absent] + missing
+    return [
+        Verdict(H1, scheme, UNMEASURED, "", note=f"no checkpoint of scheme {scheme} was given") for scheme in absent
+    ] + missing
 
 
 def logits_by_distance(measured: Sequence[Measured]) -> Result:
@@ -118,7 +132,9 @@ def logits_by_distance(measured: Sequence[Measured]) -> Result:
     for one in measured:
         parts = [one.within] if one.beyond is None else [one.within, one.beyond]
         logits = [part["logit"].mean(("repeat", "layer")) for part in parts]
-        lengths = xr.IndexVariable("length", [one.training_length * (1 + place) for place in range(len(parts))], {"units": "tokens"})
+        lengths = xr.IndexVariable(
+            "length", [one.training_length * (1 + place) for place in range(len(parts))], {"units": "tokens"}
+        )
         named = xr.concat(logits, dim=lengths, join="outer").expand_dims(checkpoint=[one.name])
         arrays.append(
             named.assign_coords(scheme=("checkpoint", [one.scheme]), training_length=("checkpoint", [one.training_length]))
@@ -142,24 +158,6 @@ def components(one: Measured) -> Result:
     """H5, fig. 3a: every component by distance, averaged over layers and heads."""
     curves = one.within["component_by_distance"].mean("layer")
     band = bands(one.within)
-    swings = {
-        str(weights): [
-            float(np.median(relative_swing(curves.sel(weights=weights, repeat=repeat).values, *_masks(band))))
-            for repeat in curves["repeat"].values
-        ]
-        for weights in curves["weights"].values
-    }
-    verdict = Verdict(
-        H5,
-        one.name,
-        judged(np.mean(swings["trained"]) <= rules.CONSTANT),
-        "median peak to peak of lower components over that of the activated ones",
-        float(np.mean(swings["trained"])),
-        float(np.std(swings["trained"], ddof=1)),
-        _SEEDS,
-        one.sampling.sequences,
-        _controls({weights: float(np.mean(values)) for weights, values in swings.items()}),
-    )
     data = band.assign(component_by_distance=described(curves.sel(weights="trained").mean("repeat"), "mean component", "q·k"))
     return Result(
         f"components_{one.name}",
@@ -167,7 +165,7 @@ def components(one: Measured) -> Result:
         f"and by band (HoPE fig. 3a). {_which(band)}",
         _plain(data),
         component_curves(data, one.name),
-        (verdict,),
+        (_near_constant(one, curves, band),) if band["activated"].any() and band["low_frequency"].any() else (),
     )
 
 
@@ -204,7 +202,9 @@ def vaf(one: Measured) -> Result:
     data = band.assign(
         vaf=described(shares.mean("repeat"), "variance of the mean logit by distance that a component accounts for", "%"),
         spread=described(trained.std("repeat", ddof=1), "standard deviation over lots of sequences", "%"),
-        vaf_of_pairs=described(one.within["vaf"].mean(("repeat", "layer", "head")), "the same of all pairs' logits, mean over heads", "%"),
+        vaf_of_pairs=described(
+            one.within["vaf"].mean(("repeat", "layer", "head")), "the same of all pairs' logits, mean over heads", "%"
+        ),
     )
     return Result(
         f"vaf_{one.name}",
@@ -238,7 +238,9 @@ def over_training(one: Measured) -> Result | None:
         note=f"rank correlation with the step {course.correlation:.2f} over {shares.sizes['step']} steps, "
         f"{int(shares['step'][0])} to {int(shares['step'][-1])}",
     )
-    data = band.assign(vaf=described(shares.mean("repeat"), "variance of the mean logit by distance that a component accounts for", "%"))
+    data = band.assign(
+        vaf=described(shares.mean("repeat"), "variance of the mean logit by distance that a component accounts for", "%")
+    )
     return Result(
         f"vaf_over_training_{one.name}",
         f"VAF of every component of {one.name} over training, on {one.sampling.step_sequences} sequences at each saved step "
@@ -300,10 +302,60 @@ def beyond(one: Measured) -> Result | None:
     return Result(
         f"beyond_training_length_{one.name}",
         f"{one.name} on sequences of 2L = {2 * length} tokens: components and mean logit of the first layer, and mean logit of the "
-        f"later ones (HoPE fig. 3c). Red band: the range of the activated component within L. {_which(band)}",
+        f"later ones (HoPE fig. 3c), smoothed over L/32. Red band: the range of the activated component within L. {_which(band)}",
         _plain(data),
         beyond_training_length(data, length),
         verdicts,
+    )
+
+
+def norms(one: Measured) -> Result:
+    """Norms of query and key pairs per component, layer and head (which frequencies heads use), on a lot of a few sequences."""
+    bridge = load(one.path, one.sampling.device)
+    prompts = list(random_prompts(bridge, one.training_length, min(8, one.sampling.sequences), one.sampling.seed))
+    group = analyze(bridge, prompts, [Rotation(one.training_length)])["rotation"].to_dataset()[["query_norm", "key_norm"]]
+    band = bands(one.within)
+    return Result(
+        f"norms_{one.name}",
+        f"Mean norm of the rotary pairs of queries and keys of {one.name} by component and head, on {len(prompts)} sequences of random "
+        f"tokens. Triangle: activated. {_which(band)}",
+        _plain(group.merge(band)),
+        pair_norms(group, band),
+    )
+
+
+def pair(one: Measured) -> Result:
+    """The components of the logit between the last token and the one half the training length before it, mean over heads."""
+    bridge = load(one.path, one.sampling.device)
+    prompt = next(random_prompts(bridge, one.training_length, 1, one.sampling.seed))
+    query, key = one.training_length - 1, one.training_length // 2 - 1
+    of_pair = components_of_pair(bridge, prompt.tokens, query, key)
+    band = bands(one.within)
+    data = band.assign(
+        logit=described(of_pair.mean(("layer", "head")), "component of the logit of a pair, mean over heads", "q·k")
+    )
+    return Result(
+        f"pair_{one.name}",
+        f"Components of {one.name}'s logit between query {query} and key {key} of one sequence of random tokens, mean over layers and "
+        f"heads, and their sum from the fastest on. {_which(band)}",
+        _plain(data.assign(logit_of_head=of_pair)),
+        pair_of_tokens(data, f"{one.name}: token {query} to token {key}"),
+    )
+
+
+def turns(one: Measured) -> Result:
+    """How far learned positions turn each component, over the layers that learn them."""
+    layers = [place for place, scheme in enumerate(one.layout) if scheme in LEARNED]
+    group = one.within.sel(weights="trained").isel(layer=layers)
+    share = described(group["turn_share"].mean(("repeat", "layer", "head")), "share of pairs by the angle that they turn", "1")
+    upper = group["turn_upper"].isel(repeat=0, drop=True)
+    data = bands(group).assign(turn_share=share, turn_upper=upper)
+    return Result(
+        f"turns_{one.name}",
+        f"Angles by which the learned positions of {one.name} turn each component, over the pairs of {one.sampling.sequences} sequences "
+        f"of {one.training_length} random tokens, mean over the heads that learn positions.",
+        _plain(data),
+        turn_histogram(data, f"{one.name}: turns by learned positions"),
     )
 
 
@@ -333,8 +385,26 @@ def _u_shape(one: Measured) -> Verdict:
     )
 
 
-def _masks(band: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
-    return band["activated"].values, band["low_frequency"].values
+def _near_constant(one: Measured, curves: xr.DataArray, band: xr.Dataset) -> Verdict:
+    masks = band["activated"].values, band["low_frequency"].values
+
+    def swing(of_components: xr.DataArray) -> float:
+        return float(np.median(relative_swing(of_components.transpose("component", "distance").values, *masks)))
+
+    means = curves.mean("repeat")
+    swings = {str(weights): swing(means.sel(weights=weights)) for weights in curves["weights"].values}
+    lots = [swing(curves.sel(weights="trained", repeat=repeat)) for repeat in curves["repeat"].values]
+    return Verdict(
+        H5,
+        one.name,
+        judged(swings["trained"] <= rules.CONSTANT),
+        "median peak to peak of lower components over that of the activated ones",
+        swings["trained"],
+        float(np.std(lots, ddof=1)),
+        _SEEDS,
+        one.sampling.sequences,
+        _controls(swings),
+    )
 
 
 def _controls(values: Mapping[str, float]) -> str:

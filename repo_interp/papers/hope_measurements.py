@@ -10,17 +10,22 @@ Knows nothing about claims and figures.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 import xarray as xr
 
 from repo_interp.errors import InputError
 from repo_interp.experiments.streaming import stream
 from repo_interp.experiments.training_steps import over_steps, saved_steps
+from repo_interp.inputs import AttentionInputs
 from repo_interp.measures.components import Components
+from repo_interp.measures.labels import described, of_layer
+from repo_interp.measures.layer_components import pair_components
+from repo_interp.models.capture import capture
 from repo_interp.models.fresh import load_fresh
 from repo_interp.models.load import load
 from repo_interp.models.provenance import length_trained, loaded_from
@@ -35,13 +40,13 @@ KEPT = ("component_by_distance", "frequency", "activated", "low_frequency", "tur
 class Sampling:
     """How much is measured."""
 
-    sequences: int = 256
+    sequences: int = 64
     """Of each length, in all lots together."""
     repeats: int = 4
     """Independent lots."""
     controls: int = 2
     """Twins with random weights."""
-    step_sequences: int = 64
+    step_sequences: int = 32
     """At each saved step of training, in all lots together."""
     batch_size: int = 8
     seed: int = 0
@@ -139,11 +144,28 @@ def random_prompts(bridge, tokens: int, count: int, seed: int) -> Iterator[Promp
         yield Prompt(tokens=tuple(np.random.default_rng([seed, index, tokens]).integers(0, vocabulary, tokens).tolist()))
 
 
+def components_of_pair(bridge, tokens: Sequence[int], query: int, key: int) -> xr.DataArray:
+    """Components [layer, head, component] of the logit between the tokens numbered `query` and `key`, in units of q . k.
+
+    Raises InputError where one of them is not there, or the key comes after the query.
+    """
+    if not 0 <= key <= query < len(tokens):
+        raise InputError(f"a pair needs 0 <= key <= query < {len(tokens)}, not key {key} and query {query}")
+    found = []
+
+    def receive(inputs: AttentionInputs) -> None:
+        found.append(of_layer(inputs, ("layer", "head", "component"), pair_components(inputs, query, key)[0]))
+
+    batch = torch.tensor([tokens], device=next(bridge.parameters()).device)
+    capture(bridge, batch, torch.ones_like(batch, dtype=torch.bool), torch.tensor([0]), receive)
+    return described(xr.concat(found, dim="layer"), "component of the logit of a pair", "q·k")
+
+
 def bands(measured: xr.Dataset) -> xr.Dataset:
     """`frequency`, `activated` and `low_frequency` [component] of the first layer that rotates, of a group or of lots of them."""
     one = measured[["frequency", "activated", "low_frequency"]]
     one = one.isel({axis: 0 for axis in one.dims if axis not in ("layer", "component")}, drop=True)
-    rotating = np.flatnonzero(np.isfinite(one["frequency"]).any("component").values)
+    rotating = np.flatnonzero(one["frequency"].notnull().any("component").values)
     place = int(rotating[0]) if rotating.size else 0
     chosen = one.isel(layer=place).drop_vars(["layer", "scheme"], errors="ignore")
     return chosen.assign({name: chosen[name].astype(bool) for name in ("activated", "low_frequency")})

@@ -11,6 +11,8 @@ H3  falling: rank correlation of the activated components' VAF with the step at 
 H4  beyond L, in the first layer: at `OUTSIDE` or more of the distances in [L, 2L) an activated component lies outside the range that
     it had within L, by more than `TOLERANCE` of this range. As the paper words it: it is in its upper half there (above the middle
     of its range) at `UPPER` or more of the distances, and `UPPER_MORE` more often than in the second half of [0, L).
+    (A cosine that passes its lowest point within L, as theta L > pi makes it, has seen most of its values there: of a lone
+    component without phase the wording can hold, the range of values cannot be left.)
 H5  near constant: peak to peak within L, the median lower component has at most `CONSTANT` of the mean activated one.
 
 Curves of H4 and H5 are smoothed over L/16 distances too, without distance 0: at the longest there are few pairs.

@@ -1,28 +1,50 @@
 """Labelled arrays of a run -> matplotlib figures, plain tables, one page. Knows no torch, no model, no measure and no task."""
 
+from repo_interp.plots.component_curves import beyond_training_length, component_curves, logit_by_distance
+from repo_interp.plots.component_shares import pair_norms, pair_of_tokens, turn_histogram, vaf_by_component, vaf_over_training
+from repo_interp.plots.disentanglement import fake_distance_fit, fit_correlations, three_axis_fit
+from repo_interp.plots.extrapolation import extrapolation_by_length, output_traces
 from repo_interp.plots.figures import write_figures
 from repo_interp.plots.mass import head_grid, heads_ranked, mass_by_span, mass_grid
 from repo_interp.plots.patterns import pattern_sensitivity, pattern_shares
+from repo_interp.plots.perturbation import perturbation_grid
 from repo_interp.plots.positions import position_grid, position_lines
 from repo_interp.plots.ranges import position_ranges
 from repo_interp.plots.report import report_page
+from repo_interp.plots.rotation import rotating_pairs, rotation_grid
 from repo_interp.plots.style import save_figure, style
 from repo_interp.plots.tables import Table, tables
 
 __all__ = [
     "Table",
+    "beyond_training_length",
+    "component_curves",
+    "extrapolation_by_length",
+    "fake_distance_fit",
+    "fit_correlations",
     "head_grid",
     "heads_ranked",
+    "logit_by_distance",
     "mass_by_span",
     "mass_grid",
+    "output_traces",
+    "pair_norms",
+    "pair_of_tokens",
     "pattern_sensitivity",
     "pattern_shares",
+    "perturbation_grid",
     "position_grid",
     "position_lines",
     "position_ranges",
     "report_page",
+    "rotating_pairs",
+    "rotation_grid",
     "save_figure",
     "style",
     "tables",
+    "three_axis_fit",
+    "turn_histogram",
+    "vaf_by_component",
+    "vaf_over_training",
     "write_figures",
 ]

@@ -99,10 +99,15 @@ def beyond_training_length(components: xr.Dataset, training_length: int) -> Pape
     """The first layer's components and their sum, and the later layers' mean logits, beyond the training length (HoPE fig. 3c).
 
     `components` holds `component_by_distance` [layer, component, distance], `logit_by_distance` [layer, distance], `activated` and
-    `low_frequency` [component]. The band behind a red curve is the range it had within the training length.
+    `low_frequency` [component]. The band behind a red curve is the range it had within the training length. Curves are means over
+    L / 32 neighbouring distances, and the last L / 8 distances, which only the few tokens at the end have, are not drawn.
     """
+    width = max(1, training_length // 32)
+    smooth = components[["component_by_distance", "logit_by_distance"]].isel(distance=slice(1, -max(1, training_length // 8)))
+    smooth = smooth.rolling(distance=width, center=True).mean().dropna("distance")
+    components = smooth.assign({name: components[name] for name in ("activated", "low_frequency")})
     first = components.isel(layer=0)
-    curves = first["component_by_distance"].transpose("component", "distance").sel(distance=slice(1, None))
+    curves = first["component_by_distance"].transpose("component", "distance")
     bands, distance = band_of(components), curves["distance"].values
     swing = curves - curves.sel(distance=slice(1, training_length - 1)).mean("distance")
     with style():
@@ -114,7 +119,7 @@ def beyond_training_length(components: xr.Dataset, training_length: int) -> Pape
         for place in np.flatnonzero(bands == "activated"):
             within = swing.values[place][distance < training_length]
             top.axhspan(within.min(), within.max(), color=BAND_COLOURS["activated"], alpha=0.10, linewidth=0, zorder=0)
-        logits = components["logit_by_distance"].sel(distance=slice(1, None))
+        logits = components["logit_by_distance"]
         layers = logits["layer"].values
         middle.plot(distance, logits.isel(layer=0).values, color="#000000", linewidth=1.1)
         shades = np.linspace(0.75, 0.15, max(1, len(layers) - 1))

@@ -14,6 +14,7 @@ import matplotlib as mpl
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -80,7 +81,7 @@ def vaf_over_training(components: xr.Dataset) -> PaperFigure:
         for step, line in zip(steps, vaf.values, strict=True):
             above.plot(places, line, "o-", color=shades(scale(step)), linewidth=0.8, markersize=1.8, gid=f"step {step}")
         _component_axis(above, vaf["component"].values)
-        bar = figure.colorbar(mpl.cm.ScalarMappable(scale, shades), ax=above, pad=0.02, aspect=14)
+        bar = figure.colorbar(ScalarMappable(scale, shades), ax=above, pad=0.02, aspect=14)
         bar.set_label("training step")
         bar.outline.set_linewidth(0.4)  # pyright: ignore[reportCallIssue]
         for band in ("high", "low", "activated"):
@@ -103,7 +104,7 @@ def pair_norms(rotation: xr.Dataset, bands: xr.Dataset | None = None) -> PaperFi
     `rotation` holds `query_norm` and `key_norm` [layer, head, component]; with many heads a row is the mean of a layer. Layers that
     rotate nothing are left out. `bands`, with `activated` and `low_frequency` [component], marks the activated components.
     """
-    rotates = np.isfinite(rotation["query_norm"]).all(("head", "component"))
+    rotates = rotation["query_norm"].notnull().all(("head", "component"))
     kept = rotation.isel(layer=np.flatnonzero(rotates.values))
     of_heads = kept.sizes["layer"] * kept.sizes["head"] <= MOST_ROWS
     layers = kept["layer"].values

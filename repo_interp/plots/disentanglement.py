@@ -23,8 +23,7 @@ from repo_interp.plots.mass import head_grid, nanmean, ranked
 from repo_interp.plots.reading import group, has_groups, pick, schemes
 from repo_interp.plots.style import COLUMN_WIDTH, PAGE_HEIGHT, PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, style
 
-FITS = {"three_axis": "three axes", "fake_distance": "fake distance"}
-INK = "#222222"
+FITS = {"three_axis": "three-axis", "fake_distance": "fake-distance"}
 PIXELS = 600
 """Points of an axis that are drawn, at least."""
 SHOWN = (1, 99)
@@ -108,7 +107,8 @@ def fake_distance_fit(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
     tokens, starts = semantic.size, shown["key_block"].values
     edges = edges_of(starts, tokens)
     sizes = np.diff(edges)
-    rebuilt = (np.add.reduceat(position, starts) / sizes)[:, None] + np.add.reduceat(semantic, starts) / sizes
+    by_distance, by_key = (np.add.reduceat(axis, edges[:-1]) / sizes for axis in (position, semantic))
+    rebuilt = by_distance[:, None] + by_key
     with style():
         figure = paper_figure(PAGE_WIDTH, 3.0)
         grid = figure.add_gridspec(2, 3, width_ratios=(1, 0.28, 1.12), height_ratios=(0.28, 1))
@@ -153,7 +153,7 @@ def additive_means(
 
 def edges_of(starts: np.ndarray, tokens: int) -> np.ndarray:
     """Where blocks begin, and where the last one ends."""
-    return np.append(starts, tokens)
+    return np.append(starts, tokens).astype(np.int64)
 
 
 def _map(ax: Axes, values: np.ndarray, tokens: int, limits: tuple[float, float], title: str, across: str, down: str):

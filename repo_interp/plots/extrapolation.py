@@ -49,7 +49,7 @@ def extrapolation_by_length(run: xr.DataTree) -> PaperFigure:
         for ax in (by_length, surprise):
             _length_axis(ax, lengths, int(dataset.attrs["training_length"]))
         by_length.set_ylim(0, None)
-        by_layer.set(ylim=(0, None), xlabel="layer", xticks=range(kl.sizes["layer"]))
+        by_layer.set(ylim=(0, None), xlim=(-0.5, kl.sizes["layer"] - 0.5), xlabel="layer", xticks=range(kl.sizes["layer"]))
         by_layer.set_xticklabels([str(layer) for layer in kl["layer"].values])
         scheme_swatches(by_layer, schemes(dataset), "x")
         by_layer.grid(axis="y")

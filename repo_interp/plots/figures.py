@@ -14,6 +14,7 @@ from pathlib import Path
 import xarray as xr
 
 from repo_interp.plots.choice import main_span, telling_heads
+from repo_interp.plots.component_figures import figures_of_components, figures_of_rotation
 from repo_interp.plots.mass import heads_ranked, mass_by_span, mass_grid
 from repo_interp.plots.patterns import pattern_sensitivity, pattern_shares
 from repo_interp.plots.positions import position_grid, position_lines
@@ -73,4 +74,6 @@ PLOTS: list[Plot] = [
     Plot(("positions",), _positions),
     Plot(("patterns",), _patterns),
     Plot(("attention_mass",), _mass),
+    Plot(("components",), figures_of_components),
+    Plot(("rotation",), figures_of_rotation),
 ]

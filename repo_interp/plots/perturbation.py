@@ -11,7 +11,6 @@ import xarray as xr
 from matplotlib.axes import Axes
 
 from repo_interp.errors import InputError
-from repo_interp.plots.drawing import number
 from repo_interp.plots.reading import group, unit_label
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
 
@@ -21,6 +20,7 @@ KIND_NAMES = {
     "position_offset": "Position offsets",
     "feature_placement": "Feature placement",
 }
+RISE = "rise of the log perplexity of targets that no move touched"
 VALUES = ("log_perplexity", "log_perplexity_rise", "task_score")
 
 
@@ -46,7 +46,8 @@ def perturbation_grid(run: xr.DataTree, value: str = "log_perplexity") -> PaperF
         bar = figure.colorbar(image, ax=list(axes), pad=0.01, fraction=0.03)
         bar.outline.set_visible(False)  # pyright: ignore
         bar.set_label("worse than without")
-        figure.suptitle(unit_label(str(cells.attrs.get("long_name", value)), cells), x=0.01, ha="left", fontsize=7.5)
+        title = {"log_perplexity": "log perplexity", "task_score": str(dataset.attrs.get("metric", "task score"))}
+        figure.suptitle(unit_label(title.get(value, RISE), cells), x=0.01, ha="left", fontsize=7.5)
     return figure
 
 
@@ -58,7 +59,7 @@ def draw_grid(ax: Axes, cells: xr.DataArray, worse: np.ndarray, reach: float):
         ax.text(
             column,
             row,
-            _short(float(cells.values[row, column])),
+            f"{cells.values[row, column]:.3f}",
             ha="center",
             va="center",
             fontsize=5.6,
@@ -71,6 +72,3 @@ def draw_grid(ax: Axes, cells: xr.DataArray, worse: np.ndarray, reach: float):
     ax.tick_params(length=0)
     return image
 
-
-def _short(value: float) -> str:
-    return f"{value:.3f}" if 1e-3 <= abs(value) < 10 or value == 0 else number(value)

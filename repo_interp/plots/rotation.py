@@ -19,7 +19,16 @@ from repo_interp.errors import InputError
 from repo_interp.plots.drawing import number
 from repo_interp.plots.mass import ranked
 from repo_interp.plots.reading import group, pick, schemes
-from repo_interp.plots.style import COLUMN_WIDTH, PAGE_HEIGHT, PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, scheme_name, style
+from repo_interp.plots.style import (
+    COLUMN_WIDTH,
+    PAGE_HEIGHT,
+    PAGE_WIDTH,
+    PaperFigure,
+    paper_figure,
+    scheme_colour,
+    scheme_name,
+    style,
+)
 
 NUMBERED = 8
 """Components with number, circle and arc, in a figure of one head."""
@@ -37,7 +46,8 @@ def rotating_pairs(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
         ax = figure.subplots()
         draw_pairs(ax, _of_head(dataset, layer, head), scheme_colour(schemes(dataset)[layer]), NUMBERED)
         ax.set_xlabel("adds to the logit at distance 0")
-        ax.set_title(f"Layer {layer} ({scheme_name(schemes(dataset)[layer])}), head {head}{_correlation(dataset, layer, head)}")
+        said = _correlation(dataset, layer, head).replace(", r", "; closed form r")
+        ax.set_title(f"Layer {layer} ({scheme_name(schemes(dataset)[layer])}), head {head}{said}")
     return figure
 
 
@@ -57,6 +67,7 @@ def rotation_grid(run: xr.DataTree, most: int = 12) -> PaperFigure:
             ax.set_title(f"L{layer} H{head}{_correlation(dataset, layer, head)}", pad=2)
         for ax in axes.flat[len(chosen) :]:
             ax.set_visible(False)
+        figure.suptitle("Mean pairs; r: logits and the closed form f + g of the coloured ones", x=0.01, ha="left", fontsize=7.5)
     return figure
 
 

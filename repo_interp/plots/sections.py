@@ -13,7 +13,7 @@ from typing import Any
 
 import xarray as xr
 
-from repo_interp.plots import charts, explorer
+from repo_interp.plots import charts, component_page, explorer
 from repo_interp.plots.choice import main_span
 from repo_interp.plots.tables import Table, head_table, mass_table, pattern_table, range_table
 
@@ -119,10 +119,39 @@ def _ranges(run: xr.DataTree, options: PageOptions) -> Content:
     )
 
 
+def _components(run: xr.DataTree, options: PageOptions) -> Content:
+    data = component_page.component_data(run)
+    if data is None:
+        return Content("No layer of this run rotates queries and keys, so there are no rotary components.")
+    lead = (
+        "The logit of a pair of tokens is a sum of rotary components, one a frequency (HoPE, fig. 3): choose one to see its part."
+    )
+    return Content(lead, html=component_page.markup(), data=data)
+
+
+_LEADS = {
+    "three_axis": "Correlation of a head's logits with a part for the distance, one for the query and one for the key, added up "
+    "(Position Generalization, sec. 3.1).",
+    "fake_distance": "Correlation of the logits that the last query would give every key at every distance with a part for the "
+    "distance and one for the key, added up (Position Generalization, sec. 3.2). Without rotation it is 1, and says nothing.",
+    "rotation": "Correlation of the logits with f + g, the closed form of the few slow rotary components that dominate a head "
+    "(Position Generalization, theorem 2).",
+}
+
+
+def _correlations(name: str) -> Callable[[xr.DataTree, PageOptions], Content]:
+    def build(run: xr.DataTree, options: PageOptions) -> Content:
+        table = disentanglement_figures.correlation_table(run, name)
+        return Content(_LEADS[name], tables=(table,), charts=disentanglement_figures.correlation_charts(run, name))
+
+    return build
+
+
 SECTIONS: list[Section] = [
     Section("explorer", "Positions, head by head", ("positions",), _explorer, "explorer.js"),
     Section("mass", "Attention mass by span", ("attention_mass",), _mass),
     Section("heads", "Heads ranked", ("attention_mass",), _heads),
     Section("patterns", "Patterns of positions", ("patterns",), _patterns),
     Section("ranges", "Ranges of positions", ("positions",), _ranges),
+    Section("components", "Rotary components", ("components",), _components, "components.js"),
 ]

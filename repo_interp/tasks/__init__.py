@@ -1,8 +1,8 @@
 """Prompts with named token spans, and how an answer is scored. Knows no model.
 
-    prompts = niah(tokenizer, variant="multikey_1", length=4096)      RULER's needle in a haystack, for any
-    tokenizer task    = make_task("reversal", longest=20)                       a synthetic task to train on:
-    see task.Task prompts = task.prompts(20, test_set="25")
+    prompts = niah(tokenizer, variant="multikey_1", length=4096)      RULER's needle in a haystack, for any tokenizer
+    task    = make_task("reversal", longest=20)                       a task to train and score on: see task.Task
+    prompts = task.prompts(20, test_set="25")
 
 Tasks are imported when they are first made.
 """
@@ -11,29 +11,44 @@ from __future__ import annotations
 
 import dataclasses
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from repo_interp.errors import InputError
 from repo_interp.tasks.niah import niah, niah_score, niah_scores
 from repo_interp.tasks.prompts import Prompt, digest, prompt_from_text, read_prompts, write_prompts
 from repo_interp.tasks.task import Batch, Response, Task
 
+if TYPE_CHECKING:
+    from repo_interp.tasks.copying import copying_prompts
+    from repo_interp.tasks.few_shot_text import few_shot_prompts, following
+    from repo_interp.tasks.random_tokens import random_token_prompts
+
 __all__ = [
     "Batch",
     "Prompt",
     "Response",
     "Task",
+    "copying_prompts",
     "digest",
+    "few_shot_prompts",
+    "following",
     "make_task",
     "niah",
     "niah_score",
     "niah_scores",
     "prompt_from_text",
+    "random_token_prompts",
     "read_prompts",
     "task_names",
     "write_prompts",
 ]
 
+_LATER = {
+    "copying_prompts": "copying",
+    "few_shot_prompts": "few_shot_text",
+    "following": "few_shot_text",
+    "random_token_prompts": "random_tokens",
+}
 _MODULES = {
     "reversal": "reversal",
     "niah": "niah_small",
@@ -45,6 +60,12 @@ _MODULES = {
     "random_tokens": "random_tokens",
     "language": "language",
 }
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
 
 
 def task_names() -> tuple[str, ...]:

@@ -4,9 +4,12 @@
 
 The prefix asked for stands once in the context, so the answer is determined. Test prompts have n sequences (30 to 80 in the
 paper, trained at 512 tokens) and ask for the middle one, m = n // 2. Tokens are drawn uniformly: from `symbols` words, or, for a
-pre-trained model (`copying_prompts`), from the ordinary tokens of its vocabulary. Training sequences have up to `sequences`
-sequences and ask for `questions` distinct ones, drawn uniformly. Targets are the suffixes asked for. Score: exact match of all 4
-tokens.
+pre-trained model (`copying_prompts`, the paper's way: its models were trained on text), from the ordinary tokens of its
+vocabulary.
+
+Training sequences have up to `sequences` sequences and ask for `questions` distinct ones, drawn uniformly. Targets are the
+suffixes asked for; in training also the prefixes asked for from their second token on, which are to be found in the same way.
+Score: exact match of all 4 tokens.
 
 Spans: `needle` (the sequence asked for; `needle.1.key` its prefix, `needle.1.value` its suffix), `distractor` (the others),
 `query` (the prefix again); the suffix is generated. attributes: sequences, length (tokens), source: for each generated token the
@@ -46,7 +49,7 @@ class Copying(WordTask):
     """Most sequences of a training context."""
     first_sequences: int = 4
     """The same where the curriculum begins."""
-    questions: int = 1
+    questions: int = 4
     """Sequences asked for in training."""
     test_from: int = 10
     test_to: int = 40
@@ -206,5 +209,5 @@ def _describe(tokens: Sequence[int], first: int, token_text: tuple[str, ...], se
 
 SIZES = {
     "small": Copying(),
-    "paper": Copying(sequences=41, first_sequences=4, test_from=30, test_to=80, test_step=10),
+    "paper": Copying(sequences=38, first_sequences=4, test_from=30, test_to=80, test_step=10),
 }

@@ -1,5 +1,4 @@
-"""Text and character spans through a Hugging Face fast tokenizer: token ids, their offsets, and the text that
-each stands for.
+"""Text and character spans through a Hugging Face fast tokenizer: token ids, offsets, and the text of each token.
 
 Special tokens that the tokenizer puts before a text (BOS) stay, with no width; those it puts behind (EOS,
 SEP) are dropped, because a decoder goes on writing where the prompt ends. Knows nothing about spans, prompts

@@ -89,7 +89,7 @@ def own_rows() -> list[Row]:
     ]
 
 
-def few_shot_text(
+def few_shot_prompts(
     tokenizer: PreTrainedTokenizerBase,
     rows: str | Path | None = None,
     length: int = 512,

@@ -2,8 +2,7 @@
 
     noise    `size` times the line "The grass is green. ...", needles before uniformly drawn lines
     needle   `size` lines, each a needle with random key and value, likewise
-    essay    the first `size` words of a prose text; needle with depth p goes before sentence int(sentences p
-    / 100),
+    essay    the first `size` words of a prose text; a needle of depth p goes before sentence int(sentences * p / 100),
              depths drawn without replacement from round(linspace(0, 100, 40)) and sorted
 
 Knows nothing about tokens: how large a haystack fits is searched by who knows them.

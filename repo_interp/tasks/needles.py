@@ -1,10 +1,9 @@
 """Needles and the question about them: what RULER's needle-in-a-haystack tasks hide and ask for.
 
-    One of the special magic {type} for {key} is: {value}.          type in numbers, words, uuids - always
-    plural
+    One of the special magic {type} for {key} is: {value}.          type: numbers, words, uuids - always plural
 
-Numbers have 7 digits, words are "adjective-noun", uuids are version 4. Keys and values of one prompt are
-distinct, so the question has one answer. Knows nothing about where needles go.
+Numbers have 7 digits, words are "adjective-noun", uuids are version 4. Keys and values of one prompt are distinct, so the
+question has one answer. Knows nothing about where needles go.
 """
 
 from __future__ import annotations

@@ -1,26 +1,25 @@
-"""Needle in a haystack, compatible with RULER (Hsieh et al. 2024): eight variants, two dialects, for any
-tokenizer.
+"""Needle in a haystack, compatible with RULER (Hsieh et al. 2024): eight variants, two dialects, for any tokenizer.
 
-    A special magic number is hidden within the following text. Make sure to memorize it. I will quiz you
-    about the number afterwards. [haystack, and in it] One of the special magic numbers for KEY is: VALUE.
+    A special magic number is hidden within the following text. Make sure to memorize it. I will quiz you about the number
+    afterwards.
+    [haystack, and in it] One of the special magic numbers for KEY is: VALUE.
     What is the special magic number for KEY mentioned in the provided text?
      The special magic number for KEY mentioned in the provided text is
 
-plural ("Some special magic numbers are ...") where several values are asked for. The haystack is as large as
-fits:
+plural ("Some special magic numbers are ...") where several values are asked for. The haystack is as large as fits:
 
     tokens(prompt and answer prefix, with BOS) + 128 <= length
 
-found by search for each prompt: one more line (noise, needle haystacks) or word (essay) would not fit.
-Depth: essay - percentages drawn without replacement from round(linspace(0, 100, 40)), a needle goes before
-sentence int(sentences * depth / 100); noise and needle - before uniformly drawn lines. Dialects: "ruler" puts
-the answer prefix behind the question after a space; "repo" (the evaluation RePo used) after a newline,
-without the space, generates 50 tokens in place of 128, and counts the prefix as a part of the output.
+found by search for each prompt: one more line (noise, needle haystacks) or word (essay) would not fit. Depth: essay - percentages
+drawn without replacement from round(linspace(0, 100, 40)), a needle goes before sentence int(sentences * depth / 100); noise and
+needle - before uniformly drawn lines. Dialects: "ruler" puts the answer prefix behind the question after a space; "repo" (the
+evaluation RePo used) after a newline, without the space, generates 50 tokens in place of 128, and counts the prefix as a part of
+the output. RULER's keys, values and sentence ends come from libraries; ours from lists and a rule of our own.
 
-Spans: `needle` (whole sentences of the needles asked for; `needle.1`, `needle.1.key`, `needle.1.value`,
-numbered in the order of the text), `distractor` (other needles), `query` (question and answer prefix, as
-RePo's table 4 counts it; parts `query.question`, `query.key`, `query.prefix`); the reference answer is
-appended and generated. Prompt i depends on the seed and i, not on how many are made.
+Spans: `needle` (whole sentences of the needles asked for; `needle.1`, `needle.1.key`, `needle.1.value`, numbered in the order of
+the text), `distractor` (other needles), `query` (question and answer prefix, as RePo's table 4 counts it; parts `query.question`,
+`query.key`, `query.prefix`); the reference answer is appended and generated. Prompt i depends on the seed and i, not on how many
+are made.
 """
 
 from __future__ import annotations

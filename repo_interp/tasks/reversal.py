@@ -31,9 +31,7 @@ SEPARATOR = "Answer:"
 
 @dataclass(frozen=True)
 class Reversal(WordTask):
-    """Text reversal; lengths are numbers of words. Test sets are named by the length: "2" ... "30", or any
-    other.
-    """
+    """Text reversal; lengths are numbers of words. Test sets are named by the length: "2" ... "30", or any other."""
 
     name: ClassVar[str] = "reversal"
     axes: ClassVar[tuple[str, ...]] = ("length",)

@@ -1,17 +1,14 @@
-"""What every task is to those who train and score models: tokens with a mask of what is to be predicted,
-prompts, and a score.
+"""What every task is to those who train and score models: tokens, a mask of what is to be predicted, prompts, a score.
 
     loss       mean over targets t of  -log p(tokens[t] | tokens[:t])          targets = Batch.targets
-    response   for every target t of a prompt: argmax p(. | tokens[:t]) and log p(tokens[t] | tokens[:t]),
-    both teacher-forced score      a number a prompt from its response (`metric`); its mean over prompts is
-    the task's score
+    response   for every target t of a prompt: argmax p(. | tokens[:t]) and log p(tokens[t] | tokens[:t]), teacher-forced
+    score      a number a prompt from its response (`metric`); its mean over prompts is the task's score
 
-All targets right in the teacher-forced response is the same as greedy generation giving the reference, so
-exact match needs no generation. Tokens are padded on the right, so padding is never seen by a causal model
-and is never a target.
+All targets right in the teacher-forced response is the same as greedy generation giving the reference, so exact match needs no
+generation. Tokens are padded on the right, so padding is never seen by a causal model and is never a target.
 
-A task is a frozen dataclass whose fields - numbers, words and truth values - are its options; they rebuild it
-(`make_task`). Knows nothing about models, losses or optimizers.
+A task is a frozen dataclass whose fields - numbers, words and truth values - are its options; they rebuild it (`make_task`).
+Knows nothing about models, losses or optimizers.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""The vocabulary of a synthetic task: a list of words, token id = place in the list, and the tokenizer that
-knows them.
+"""The vocabulary of a synthetic task: a list of words, token id = place in the list, and their tokenizer.
 
 Ids 0 and 1 are <pad> and <bos>; the task's words follow. Text is words with one space between; the tokenizer
 puts <bos> in front. An unknown word is refused, never replaced. Knows nothing about what the words mean.

@@ -1,6 +1,4 @@
-"""English words for needles' keys and values ("adjective-noun") and for the synthetic tasks. A list of our
-own.
-"""
+"""English words for needles' keys and values ("adjective-noun") and for synthetic tasks. A list of our own."""
 
 _NOUNS = """
 apple bridge candle desert engine forest garden harbor island jacket kettle ladder market needle orange

@@ -12,6 +12,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from types import FrameType
 
@@ -50,39 +51,35 @@ def train_side_by_side(
     are done.
     """
     context = multiprocessing.get_context("spawn")
-    with stoppable() as stop, ProcessPoolExecutor(jobs, mp_context=context) as pool:
-        futures = [pool.submit(_train_one, configuration, directory, os.getpid()) for configuration, directory in runs]
+    ending = context.Event()
+    with stoppable() as stop, ProcessPoolExecutor(jobs, context, _begin_process, (ending, os.getpid())) as pool:
+        futures = [pool.submit(_train_one, configuration, directory) for configuration, directory in runs]
         waiting: set[Future[bool]] = set(futures)
         while waiting:
             _, waiting = wait(waiting, timeout=every, return_when=FIRST_COMPLETED)
             watch()
             if stop():
+                ending.set()
                 waiting = {future for future in waiting if not future.cancel()}
-                _interrupt(pool)
         ended = [not future.cancelled() and future.result() for future in futures]  # raises what a run raised
         return all(ended)
 
 
-def _interrupt(pool: ProcessPoolExecutor) -> None:
-    """Tell the processes to stop: an interrupt of the terminal reached them by itself, one that was sent to us did not."""
-    for process in list(pool._processes.values()):
-        if process.pid is not None and process.is_alive():
-            os.kill(process.pid, signal.SIGUSR1)
+_asked_to_stop: Callable[[], bool] = lambda: False  # noqa: E731
 
 
-def _train_one(configuration: TrainingConfiguration, directory: Path, parent: int) -> bool:
-    """Train in this process until the end, an interrupt, or the end of the process that asked for it."""
+def _begin_process(ending: Event, parent: int) -> None:
+    """An interrupt of the terminal reaches this process too, but the parent alone decides; without it, training stops as well."""
+    global _asked_to_stop
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _asked_to_stop = lambda: ending.is_set() or os.getppid() != parent  # noqa: E731
+
+
+def _train_one(configuration: TrainingConfiguration, directory: Path) -> bool:
+    """Train in this process until the end, or until asked to stop. Returns whether it was the end."""
     from repo_interp.training.loop import prepare, train
 
-    asked = False
-
-    def note(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        asked = True
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, note)
     folder = TrainingFolder(directory)
-    for _ in train(prepare(configuration), folder, stop=lambda: asked or os.getppid() != parent):
+    for _ in train(prepare(configuration), folder, stop=_asked_to_stop):
         pass
     return folder.is_finished

@@ -1,0 +1,196 @@
+"""Figures of disentanglement, rotation, perturbation and extrapolation: what is drawn is what the run holds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from families import tiny
+from matplotlib.patches import Arc, Circle
+
+import repo_interp as ri
+from repo_interp.errors import InputError
+from repo_interp.experiments.extrapolation import cut, extrapolation
+from repo_interp.experiments.perturbation import perturbation
+from repo_interp.experiments.traces import output_traces
+from repo_interp.measures.fake_distance import FakeDistance
+from repo_interp.measures.maps import Maps
+from repo_interp.measures.rotation import Rotation
+from repo_interp.measures.three_axis import ThreeAxis
+from repo_interp.models.windows import layer_tensors, outputs_over_windows
+from repo_interp.plots import disentanglement as fits
+from repo_interp.plots.disentanglement_figures import correlation_charts, correlation_table
+from repo_interp.plots.extrapolation import extrapolation_by_length
+from repo_interp.plots.extrapolation import output_traces as traces_in_plane
+from repo_interp.plots.figures import write_figures
+from repo_interp.plots.perturbation import perturbation_grid
+from repo_interp.plots.report import report_page
+from repo_interp.plots.rotation import rotating_pairs, rotation_grid
+from repo_interp.run import read_run, write_run
+from repo_interp.tasks import make_task
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Every group of these figures, on a small random model, written and read back."""
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("corpus") / "text.txt"
+    path.write_text("\n".join(f"sentence {number} says that {number * 7 % 101} comes next." for number in range(4000)))
+    task = make_task("language", corpus=str(path), tokens=300, length=32, longest_test=64)
+    stock = tiny("llama")
+    stock.resize_token_embeddings(task.vocabulary_size, mean_resizing=False)
+    model = ri.reposition(stock, "repo@2")
+    prompts = task.prompts(8, seed=0, test_set="64")
+    perturbed = perturbation(model, task, prompts[:2], gammas=(0.2,), l_maxes=(1, 5))
+    longer = extrapolation(model, task, cut(task, prompts, (32, 64)), 32, ("plain", "lm_infinite"))
+    traces = output_traces(model, prompts, prompts[0], 32, 1, queries=3, step=8)
+    measures = (ThreeAxis(axes="first_prompt", extras=("position", "shuffled", "held_out")), FakeDistance(), Maps(side=20), Rotation(prominence=1.0, stability=9.0))
+    run = ri.analyze(ri.bridge(model), prompts[:2], measures=measures)
+    for name, group in (("perturbation", perturbed), ("extrapolation", longer), ("output_traces", traces)):
+        run[name] = xr.DataTree(group)
+    file = tmp_path_factory.mktemp("run") / "run.nc"
+    write_run(run, file)
+    return read_run(file)
+
+
+def artists(figure, gid):
+    return figure.findobj(lambda artist: (artist.get_gid() or "").startswith(gid))
+
+
+@pytest.mark.parametrize("edges", [(0, 1, 2, 3, 4, 5, 6, 7), (0, 3, 6, 7), (0, 7), (0, 5, 7)])
+def test_means_of_axes_over_blocks_are_those_of_the_dense_map(edges):
+    distance, query, key = np.random.default_rng(0).normal(size=(3, 7))
+    rows, columns = np.indices((7, 7))
+    dense = np.where(rows >= columns, distance[rows - columns] + query[rows] + key[columns], np.nan)
+    found = fits.additive_means(distance, query, key, edges)
+    for row, column in np.ndindex(found.shape):
+        block = dense[edges[row] : edges[row + 1], edges[column] : edges[column + 1]]
+        expected = block[np.isfinite(block)].mean() if np.isfinite(block).any() else np.nan
+        np.testing.assert_allclose(found[row, column], expected, atol=1e-12)
+
+
+def test_the_logit_map_its_axes_and_their_sum_stand_side_by_side(run):
+    figure = fits.three_axis_fit(run, 1, 2)
+    (logits,), (rebuilt,) = artists(figure, "map Logits"), artists(figure, "map Sum")
+    np.testing.assert_array_equal(logits.get_array().filled(np.nan), run["maps"]["logit_map"].sel(layer=1, head=2).values)
+    assert logits.get_clim() == rebuilt.get_clim()
+    # Block means leave out what happens within a block: the correlation of the two maps is at least that of the logits.
+    one, other = logits.get_array().compressed(), rebuilt.get_array().compressed()
+    assert np.corrcoef(one, other)[0, 1] > run["three_axis"]["r"].sel(prompt=0, layer=1, head=2).item() - 0.05
+    drawn = [line.get_ydata() for ax in figure.findobj(lambda a: getattr(a, "get_title", str)() == "key axis") for line in ax.lines]
+    np.testing.assert_array_equal(drawn[0], run["three_axis"]["key_axis"].sel(layer=1, head=2).values)
+
+
+def test_the_fake_map_stands_between_its_axes(run):
+    figure = fits.fake_distance_fit(run, 2, 0)
+    fake, rebuilt = (image.get_array() for ax in figure.axes for image in ax.images)
+    chosen = run["maps"]["fake_map"].sel(layer=2, head=0).values
+    np.testing.assert_array_equal(fake, chosen)
+    # The sum of the axes of a map is the mean row and column of it: block means of both agree.
+    additive = chosen.mean(1, keepdims=True) + chosen.mean(0, keepdims=True) - chosen.mean()
+    sizes = np.diff(np.append(run["maps"]["key_block"].values, 64))
+    if len(set(sizes)) == 1:
+        np.testing.assert_allclose(rebuilt, additive, atol=1e-4)
+    assert np.corrcoef(np.ravel(fake), np.ravel(rebuilt))[0, 1] > 0
+
+
+def test_correlations_over_layers_and_heads(run):
+    figure = fits.fit_correlations(run)
+    images = [image.get_array() for ax in figure.axes for image in ax.images]
+    np.testing.assert_allclose(images[0], run["three_axis"]["r"].mean("prompt").values)
+    np.testing.assert_allclose(images[1], run["fake_distance"]["r"].mean("prompt").values)
+
+
+def test_pairs_are_arrows_with_numbers_deviations_and_arcs(run):
+    group = run["rotation"].sel(layer=0, head=1)
+    figure = rotating_pairs(run, 0, 1)
+    arrows = {artist.get_gid(): artist for artist in artists(figure, "arrow")}
+    assert len(arrows) == group.sizes["component"] == 4
+    for component in range(4):
+        pair = group.sel(component=component)
+        query, key = (complex(pair[f"{part}_mean_re"], pair[f"{part}_mean_im"]) for part in ("query", "key"))
+        tip = query * key.conjugate() / np.sqrt(8)
+        assert arrows[f"arrow {component}"].xy == pytest.approx((tip.real, tip.imag))
+        assert np.angle(tip) == pytest.approx(pair["start_angle"].item())
+        (circle,) = (one for one in artists(figure, f"deviation {component}") if isinstance(one, Circle))
+        assert circle.radius == pytest.approx(abs(query) * pair["key_deviation"].item() / np.sqrt(8))
+        (arc,) = (one for one in artists(figure, f"arc {component}") if isinstance(one, Arc))
+        turned = min(360, np.degrees(pair["max_rotation"].item()))
+        assert arc.theta2 - arc.theta1 == pytest.approx(turned)
+    assert {artist.get_text() for artist in artists(figure, "number")} == {"0", "1", "2", "3"}
+    assert len([ax for ax in rotation_grid(run, most=5).axes if ax.get_visible()]) == 5
+
+
+def test_tolerance_is_written_into_its_cells(run):
+    figure = perturbation_grid(run)
+    group = run["perturbation"]
+    assert [ax.get_title("left") for ax in figure.axes[:3]] == ["Text order", "Feature order", "Position offsets"]
+    texts = [text.get_text() for text in figure.axes[0].texts]
+    expected = group["log_perplexity"].sel(kind="text_order").transpose("l_max", "gamma").values.ravel()
+    assert texts == [f"{value:.3f}" for value in expected]
+    worse = figure.axes[0].images[0].get_array()
+    np.testing.assert_array_equal(worse[:, 0], 0)
+    with pytest.raises(InputError, match="values of perturbation"):
+        perturbation_grid(run, "loss")
+
+
+def test_extrapolation_is_drawn_by_method_and_length(run):
+    figure = extrapolation_by_length(run)
+    group = run["extrapolation"]
+    (line,) = artists(figure, "kl lm_infinite")
+    np.testing.assert_allclose(line.get_ydata(), group["kl"].sel({"method": "lm_infinite"}).mean("layer"))
+    (line,) = artists(figure, "layers plain")
+    np.testing.assert_allclose(line.get_ydata(), group["kl"].sel({"method": "plain", "length": 64}))
+
+
+def test_traces_wander_in_the_plane_of_the_reference(run):
+    figure = traces_in_plane(run)
+    group = run["output_traces"]
+    (dots,) = artists(figure, "reference")
+    np.testing.assert_allclose(dots.get_xydata(), group["pca_reference"].values)
+    np.testing.assert_allclose(group["pca_reference"].mean("point").values, 0, atol=1e-3)
+    assert len(artists(figure, "trace")) == 3
+    assert group["step"].values.tolist() == [0, 8, 16, 24, 32]
+
+
+@pytest.mark.parametrize("scheme", ["rope", "repo", "alibi"])
+def test_a_query_over_its_own_window_puts_out_what_the_model_does(scheme):
+    model = ri.reposition(tiny("qwen3"), scheme)
+    tokens, outputs = torch.randint(3, 64, (1, 12), generator=torch.Generator().manual_seed(1)), []
+    from repo_interp.models.interventions import attention_outputs
+
+    with torch.no_grad(), layer_tensors(model, 1) as tensors, attention_outputs(model, lambda _, out: outputs.append(out), [1]):
+        model(tokens)
+        found = outputs_over_windows(model, 1, tensors, 11, [0], 12)
+    torch.testing.assert_close(found[0], outputs[0][0, -1], atol=1e-5, rtol=1e-5)
+
+
+def test_a_run_gives_all_of_them_as_files_and_sections(run, tmp_path):
+    names = {file.stem for file in write_figures(run, tmp_path)}
+    wanted = {"fit_correlations", "rotating_pairs", "perturbation_log_perplexity", "extrapolation", "output_traces"}
+    assert wanted <= names
+    assert sum(name.startswith("three_axis_layer") for name in names) == 3
+    assert sum(name.startswith("fake_distance_layer") for name in names) == 3
+    page = report_page(run)
+    for name in ("three_axis", "fake_distance", "rotation"):
+        assert f'<section id="{name}"' in page
+        table = correlation_table(run, name)
+        assert [row[0] for row in table.rows] == ["0", "1", "2", "all"]
+        (caption, chart), *_ = correlation_charts(run, name)
+        assert "by layer and head" in caption
+        assert np.shape(chart["data"][0]["z"]) == (3, 4)
+    mean = run["three_axis"]["r"].mean().item()
+    assert correlation_table(run, "three_axis").rows[-1][4] == pytest.approx(mean)
+
+
+def test_what_is_missing_is_said(run):
+    bare = xr.DataTree.from_dict({"maps": run["maps"].to_dataset(), "three_axis": run["three_axis"].to_dataset()[["r"]]})
+    with pytest.raises(InputError, match="first_prompt"):
+        fits.three_axis_fit(bare, 0, 0)
+    with pytest.raises(InputError, match="fake_distance"):
+        fits.fake_distance_fit(bare, 0, 0)
+    nope = run["rotation"].to_dataset().copy()
+    nope["slow_dominating"] = nope["slow_dominating"] * 0 - 1
+    with pytest.raises(InputError, match="rotates nothing"):
+        rotating_pairs(xr.DataTree.from_dict({"rotation": nope}), 0, 0)
