@@ -28,6 +28,7 @@ _WHERE = {
     "save": "repo_interp.models.checkpoints",
     "write_prompts": "repo_interp.tasks.prompts",
     "write_run": "repo_interp.run",
+    "zoo": "repo_interp.training.zoo",
 }
 _MODULES = ("plots", "tasks")
 
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from repo_interp.models.reposition import added_parameters, layout, reposition
     from repo_interp.run import read_run, write_run
     from repo_interp.tasks.prompts import read_prompts, write_prompts
+    from repo_interp.training.zoo import zoo
 
 
 def __getattr__(name: str) -> Any:

@@ -78,8 +78,8 @@ def test_the_logit_map_its_axes_and_their_sum_stand_side_by_side(run):
     # Block means leave out what happens within a block: the correlation of the two maps is at least that of the logits.
     one, other = logits.get_array().compressed(), rebuilt.get_array().compressed()
     assert np.corrcoef(one, other)[0, 1] > run["three_axis"]["r"].sel(prompt=0, layer=1, head=2).item() - 0.05
-    drawn = [line.get_ydata() for ax in figure.findobj(lambda a: getattr(a, "get_title", str)() == "key axis") for line in ax.lines]
-    np.testing.assert_array_equal(drawn[0], run["three_axis"]["key_axis"].sel(layer=1, head=2).values)
+    (drawn,) = artists(figure, "axis key")
+    np.testing.assert_array_equal(drawn.get_ydata(), run["three_axis"]["key_axis"].sel(layer=1, head=2).values)
 
 
 def test_the_fake_map_stands_between_its_axes(run):

@@ -326,9 +326,11 @@ def test_runs_side_by_side_are_the_runs_one_by_one_also_when_interrupted(undistu
         folder.begin(to_toml(configuration))
         runs.append((configuration, folder.directory))
 
+    interrupts = []
+
     def interrupt() -> None:
-        if steps_done(TrainingFolder(tmp_path / "long")) > 0 and TrainingFolder(tmp_path / "short").is_finished:
-            os.kill(os.getpid(), signal.SIGINT)
+        if not interrupts and steps_done(TrainingFolder(tmp_path / "long")) > 0 and TrainingFolder(tmp_path / "short").is_finished:
+            interrupts.append(os.kill(os.getpid(), signal.SIGINT))
 
     assert not train_side_by_side(runs, jobs=2, watch=interrupt, every=0.02)
     assert weights(TrainingFolder(tmp_path / "short")) == weights(undisturbed)

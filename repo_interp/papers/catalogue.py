@@ -11,7 +11,10 @@ from types import ModuleType
 
 from repo_interp.errors import InputError
 
-PAPERS = {"hope": "repo_interp.papers.hope"}
+PAPERS = {
+    "hope": "repo_interp.papers.hope",
+    "position_generalization": "repo_interp.papers.position_generalization",
+}
 
 
 def paper(name: str) -> ModuleType:

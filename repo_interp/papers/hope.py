@@ -15,6 +15,7 @@ import xarray as xr
 from repo_interp.analysis import analyze
 from repo_interp.measures.labels import described
 from repo_interp.measures.rotation import Rotation
+from repo_interp.measures.statistics import Measure
 from repo_interp.models.load import load
 from repo_interp.papers import hope_rules as rules
 from repo_interp.papers.claims import UNMEASURED, Claim, Verdict, judged
@@ -135,13 +136,14 @@ def logits_by_distance(measured: Sequence[Measured]) -> Result:
         lengths = xr.IndexVariable(
             "length", [one.training_length * (1 + place) for place in range(len(parts))], {"units": "tokens"}
         )
-        named = xr.concat(logits, dim=lengths, join="outer").expand_dims(checkpoint=[one.name])
+        stacked = xr.concat(logits, dim=lengths, join="outer").expand_dims(checkpoint=[one.name])
         arrays.append(
-            named.assign_coords(scheme=("checkpoint", [one.scheme]), training_length=("checkpoint", [one.training_length]))
+            stacked.assign_coords(scheme=("checkpoint", [one.scheme]), training_length=("checkpoint", [one.training_length]))
         )
         if one.scheme in U_SHAPED and len(set(one.layout)) == 1:
             verdicts.append(_u_shape(one))
-    logit = described(xr.concat(arrays, dim="checkpoint", join="outer"), "mean logit of the pairs at a distance", "q·k")
+    named: xr.DataArray = xr.concat(arrays, dim="checkpoint", join="outer")  # pyright: ignore[reportAssignmentType]
+    logit = described(named, "mean logit of the pairs at a distance", "q·k")
     sampling = measured[0].sampling
     return Result(
         "logit_by_distance",
@@ -260,10 +262,13 @@ def beyond(one: Measured) -> Result | None:
     near = one.within["component_by_distance"].isel(layer=0)
     far = one.beyond["component_by_distance"].isel(layer=0).sel(distance=slice(length, None))
 
-    def over_activated(rule: Callable[[np.ndarray, np.ndarray], object], weights: str, repeat: int | None) -> np.ndarray:
+    def over_activated(
+        rule: Callable[[np.ndarray, np.ndarray], float | tuple[float, float]], weights: str, repeat: int | None
+    ) -> np.ndarray:
         chosen = [part.sel(weights=weights) for part in (near, far)]
         parts = [part.mean("repeat") if repeat is None else part.sel(repeat=repeat) for part in chosen]
-        return np.mean([rule(*(part.isel(component=r).values for part in parts)) for r in activated], axis=0)
+        each = [rule(*(part.isel(component=r).values for part in parts)) for r in activated]
+        return np.asarray(each, dtype=float).mean(0)
 
     repeats = near["repeat"].values.tolist()
     outside = {str(name): float(over_activated(outside_share, str(name), None)) for name in near["weights"].values}
@@ -313,7 +318,8 @@ def norms(one: Measured) -> Result:
     """Norms of query and key pairs per component, layer and head (which frequencies heads use), on a lot of a few sequences."""
     bridge = load(one.path, one.sampling.device)
     prompts = list(random_prompts(bridge, one.training_length, min(8, one.sampling.sequences), one.sampling.seed))
-    group = analyze(bridge, prompts, [Rotation(one.training_length)])["rotation"].to_dataset()[["query_norm", "key_norm"]]
+    measures: list[Measure] = [Rotation(one.training_length)]  # pyright: ignore[reportAssignmentType]
+    group = analyze(bridge, prompts, measures)["rotation"].to_dataset()[["query_norm", "key_norm"]]
     band = bands(one.within)
     return Result(
         f"norms_{one.name}",

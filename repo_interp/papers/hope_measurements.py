@@ -25,6 +25,7 @@ from repo_interp.inputs import AttentionInputs
 from repo_interp.measures.components import Components
 from repo_interp.measures.labels import described, of_layer
 from repo_interp.measures.layer_components import pair_components
+from repo_interp.measures.statistics import Measure
 from repo_interp.models.capture import capture
 from repo_interp.models.fresh import load_fresh
 from repo_interp.models.load import load
@@ -116,11 +117,11 @@ def measure_checkpoint(name: str, path: str | os.PathLike[str], sampling: Sampli
 
 def lots(bridge, tokens: int, training_length: int, sequences: int, sampling: Sampling) -> xr.Dataset:
     """Components [repeat, layer, ...] of independent lots of random sequences of `tokens` tokens."""
-    measures = (
+    measures: tuple[Measure, ...] = (  # pyright: ignore[reportAssignmentType]
         Components(training_length, prompts="mean"),
         Components(training_length, prompts="mean", first_token=1, name="without_first"),
     )
-    found = []
+    found: list[xr.Dataset] = []
     for repeat in range(sampling.repeats):
         count = sequences // sampling.repeats + (repeat < sequences % sampling.repeats)
         prompts = random_prompts(bridge, tokens, count, sampling.seed * sampling.repeats + repeat)
@@ -151,7 +152,7 @@ def components_of_pair(bridge, tokens: Sequence[int], query: int, key: int) -> x
     """
     if not 0 <= key <= query < len(tokens):
         raise InputError(f"a pair needs 0 <= key <= query < {len(tokens)}, not key {key} and query {query}")
-    found = []
+    found: list[xr.DataArray] = []
 
     def receive(inputs: AttentionInputs) -> None:
         found.append(of_layer(inputs, ("layer", "head", "component"), pair_components(inputs, query, key)[0]))

@@ -120,7 +120,11 @@ def fall(values: Float[np.ndarray, "step repeat"]) -> Fall:
     means, third = values.mean(1), max(1, steps // 3)
     changes = values[-third:].mean(0) - values[:third].mean(0)
     error = float(changes.std(ddof=1) / np.sqrt(repeats)) if repeats > 1 else 0.0
-    return Fall(float(spearmanr(np.arange(steps), means).statistic), float(changes.mean()), error)
+    return Fall(
+        float(spearmanr(np.arange(steps), means)[0]),  # pyright: ignore[reportArgumentType]
+        float(changes.mean()),
+        error,
+    )
 
 
 def outside_share(within: Curve, beyond: Curve) -> float:

@@ -88,7 +88,7 @@ def three_axis_fit(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
         right.colorbar(image, ax=right.axes, pad=0.02, fraction=0.05, label="logits").outline.set_visible(False)  # pyright: ignore
         colour = scheme_colour(schemes(fit)[layer])
         for ax, (name, values) in zip(middle.subplots(3, 1), axes.items(), strict=True):
-            _line(ax, values, colour)
+            _line(ax, values, colour, name)
             ax.set_title(f"{name} axis", pad=2)
         figure.suptitle(_where(fit, layer, head, tokens, maps), x=0.01, ha="left", fontsize=7.5)
     return figure
@@ -115,10 +115,10 @@ def fake_distance_fit(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
         limits, colour = _limits(shown.values), scheme_colour(schemes(fit)[layer])
         ax, along, beside, beneath = (figure.add_subplot(grid[place]) for place in ((1, 0), (0, 0), (1, 1), (1, 2)))
         _map(ax, shown.values, tokens, limits, "", "key", "fake distance")
-        _line(along, semantic, colour)
+        _line(along, semantic, colour, "semantic")
         along.set_title("Fake-distance logits; above: semantic axis, right: position axis")
         along.tick_params(labelbottom=False)
-        _line(beside, position, colour, upright=True)
+        _upright_line(beside, position, colour, "position")
         beside.tick_params(labelleft=False)
         image = _map(beneath, rebuilt, tokens, limits, f"Sum of the axes, r = {_r(fit, layer, head)}", "key", "fake distance")
         figure.colorbar(image, ax=beneath, pad=0.02, fraction=0.05, label="logits").outline.set_visible(False)  # pyright: ignore
@@ -173,17 +173,18 @@ def _map(ax: Axes, values: np.ndarray, tokens: int, limits: tuple[float, float],
     return image
 
 
-def _line(ax: Axes, values: np.ndarray, colour: str, upright: bool = False) -> None:
+def _line(ax: Axes, values: np.ndarray, colour: str, name: str) -> None:
     kept = envelope(values, PIXELS)
-    points = (values[kept], kept) if upright else (kept, values[kept])
-    ax.plot(*points, color=colour, linewidth=0.7)
-    span = (0, max(1, values.size - 1))
-    if upright:
-        ax.set(ylim=span[::-1], xlabel="logits")
-        ax.grid(axis="x")
-    else:
-        ax.set(xlim=span)
-        ax.grid(axis="y")
+    ax.plot(kept, values[kept], color=colour, linewidth=0.7, gid=f"axis {name}")
+    ax.set(xlim=(0, max(1, values.size - 1)))
+    ax.grid(axis="y")
+
+
+def _upright_line(ax: Axes, values: np.ndarray, colour: str, name: str) -> None:
+    kept = envelope(values, PIXELS)
+    ax.plot(values[kept], kept, color=colour, linewidth=0.7, gid=f"axis {name}")
+    ax.set(ylim=(max(1, values.size - 1), 0), xlabel="logits")
+    ax.grid(axis="x")
 
 
 def _limits(values: np.ndarray) -> tuple[float, float]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import xarray as xr
 
+from repo_interp.plots import disentanglement_figures as disentangled
 from repo_interp.plots.choice import main_span, telling_heads
 from repo_interp.plots.component_figures import figures_of_components, figures_of_rotation
 from repo_interp.plots.mass import heads_ranked, mass_by_span, mass_grid
@@ -76,4 +77,10 @@ PLOTS: list[Plot] = [
     Plot(("attention_mass",), _mass),
     Plot(("components",), figures_of_components),
     Plot(("rotation",), figures_of_rotation),
+    Plot(("three_axis",), disentangled.three_axis),
+    Plot(("fake_distance",), disentangled.fake_distance),
+    Plot(("rotation",), disentangled.rotation),
+    Plot(("perturbation",), disentangled.perturbation),
+    Plot(("extrapolation",), disentangled.extrapolation),
+    Plot(("output_traces",), disentangled.output_traces),
 ]

@@ -8,10 +8,14 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from repo_interp.errors import InputError
 from repo_interp.training.configuration import TrainingConfiguration
 from repo_interp.training.provenance import trained_configuration
+
+if TYPE_CHECKING:
+    from transformer_lens.model_bridge import TransformerBridge
 
 _DIRECTORY = Path(__file__).parent.parent / "zoo"
 
@@ -53,3 +57,10 @@ def zoo_entry(name: str) -> ZooEntry:
         scores=json.loads((path / "scores.json").read_text(encoding="utf-8")),
         bytes=(path / "model.safetensors").stat().st_size,
     )
+
+
+def zoo(name: str, device: str = "cpu", dtype: str = "float32") -> TransformerBridge:
+    """A checkpoint that comes with the package, such as "niah/repo", as a TransformerBridge. Raises InputError naming those there are."""
+    from repo_interp.models.load import load
+
+    return load(zoo_path(name), device, dtype)
