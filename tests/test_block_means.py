@@ -127,4 +127,6 @@ def test_analyze_writes_maps(scheme, tmp_path):
     assert np.isnan(group["logit_map"].values[..., 0, 1]).all()
     assert np.isfinite(group["fake_map"].values).all()
     if scheme == "nope":  # the same at every distance
-        np.testing.assert_allclose(group["fake_map"].values, group["fake_map"].values[:, :, :1] + 0 * group["fake_map"].values, rtol=1e-6)
+        np.testing.assert_allclose(
+            group["fake_map"].values, group["fake_map"].values[:, :, :1] + 0 * group["fake_map"].values, rtol=1e-6
+        )

@@ -57,7 +57,9 @@ def test_lm_infinite_is_two_passes_with_masks(family):
     far_queries, _ = attention.rotate(queries, keys, torch.full_like(positions, length))
     far = torch.einsum("bhid,bhjd->bhij", far_queries, keys) * attention.scaling
     if attention.attn_logit_softcapping:
-        near, far = (torch.tanh(part / attention.attn_logit_softcapping) * attention.attn_logit_softcapping for part in (near, far))
+        near, far = (
+            torch.tanh(part / attention.attn_logit_softcapping) * attention.attn_logit_softcapping for part in (near, far)
+        )
     distance = index[:, None] - index
     expected = torch.where(distance <= length, near, far)
     visible = (distance >= 0) & ((distance < length) | (index < first))
@@ -164,7 +166,9 @@ def test_what_a_method_cannot_do_is_refused():
 
 def test_divergence_is_the_closed_form_and_adds_up_over_batches():
     generator = torch.Generator().manual_seed(0)
-    one, other = (torch.randn(60, 5, generator=generator, dtype=torch.float64) * scale + shift for scale, shift in ((1, 0), (2, 1)))
+    one, other = (
+        torch.randn(60, 5, generator=generator, dtype=torch.float64) * scale + shift for scale, shift in ((1, 0), (2, 1))
+    )
     sums = vector_sums(one[:20]) + vector_sums(one[20:])
     fitted = [MultivariateNormal(part.mean(0), part.T.cov(correction=0)) for part in (one, other)]
     expected = kl_divergence(*fitted).item()

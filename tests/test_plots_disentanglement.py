@@ -45,7 +45,12 @@ def run(tmp_path_factory):
     perturbed = perturbation(model, task, prompts[:2], gammas=(0.2,), l_maxes=(1, 5))
     longer = extrapolation(model, task, cut(task, prompts, (32, 64)), 32, ("plain", "lm_infinite"))
     traces = output_traces(model, prompts, prompts[0], 32, 1, queries=3, step=8)
-    measures = (ThreeAxis(axes="first_prompt", extras=("position", "shuffled", "held_out")), FakeDistance(), Maps(side=20), Rotation(prominence=1.0, stability=9.0))
+    measures = (
+        ThreeAxis(axes="first_prompt", extras=("position", "shuffled", "held_out")),
+        FakeDistance(),
+        Maps(side=20),
+        Rotation(prominence=1.0, stability=9.0),
+    )
     run = ri.analyze(ri.bridge(model), prompts[:2], measures=measures)
     for name, group in (("perturbation", perturbed), ("extrapolation", longer), ("output_traces", traces)):
         run[name] = xr.DataTree(group)
@@ -172,7 +177,8 @@ def test_a_run_gives_all_of_them_as_files_and_sections(run, tmp_path):
     assert wanted <= names
     assert sum(name.startswith("three_axis_layer") for name in names) == 3
     assert sum(name.startswith("fake_distance_layer") for name in names) == 3
-    page = report_page(run)
+    report_page(run, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
     for name in ("three_axis", "fake_distance", "rotation"):
         assert f'<section id="{name}"' in page
         table = correlation_table(run, name)

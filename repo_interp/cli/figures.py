@@ -8,13 +8,14 @@ import sys
 from pathlib import Path
 
 from repo_interp.cli.options import positive_or_zero
+from repo_interp.papers.catalogue import PAPERS
 
 SUMMARY = "Make a paper's figures again on checkpoints of yours, with data, captions and a verdict on each claim."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("paper", metavar="PAPER", help="which paper: hope")
+    parser.add_argument("paper", metavar="PAPER", help=f"which paper: {', '.join(PAPERS)}")
     parser.add_argument(
         "--checkpoint",
         type=_named,

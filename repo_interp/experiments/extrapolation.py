@@ -108,7 +108,9 @@ def extrapolation(
         "task_score_error": (f"standard error of {task.metric} over prompts", unit),
     }
     of_kl = {"long_name": "divergence of attention outputs from those at the training length, mean over heads", "units": "nat"}
-    variables = {name: (("method", "length"), values[name], {"long_name": text, "units": unit}) for name, (text, unit) in texts.items()}
+    variables = {
+        name: (("method", "length"), values[name], {"long_name": text, "units": unit}) for name, (text, unit) in texts.items()
+    }
     group = xr.Dataset(
         {"kl": (("method", "length", "layer"), kl, of_kl), **variables},
         coords={"method": list(methods), "length": lengths, "layer": layers},

@@ -18,6 +18,7 @@ from repo_interp.plots.component_curves import BAND_COLOURS, BAND_NAMES, band_of
 from repo_interp.plots.component_reading import bands, rotating_layers, training_length, vaf_of_heads
 from repo_interp.plots.reading import group, schemes
 from repo_interp.plots.style import scheme_name
+from repo_interp.plots.tables import Table
 
 POINTS = 256
 """Distances of a curve in the page."""
@@ -35,8 +36,7 @@ def component_data(run: xr.DataTree) -> dict[str, Any] | None:
     places = known[np.unique(np.linspace(0, len(known) - 1, POINTS).round().astype(int))] if known.size else known
     shares, named, band = vaf_of_heads(components).sel(layer=layers), schemes(components), bands(components, layers[0])
     frequency = band["frequency"].values
-    with np.errstate(divide="ignore"):
-        wavelength = 2 * np.pi / frequency
+    wavelength = np.divide(2 * np.pi, frequency, out=np.full(len(frequency), np.nan), where=frequency != 0)
     drawn = [
         {
             "layer": layer,
@@ -72,6 +72,28 @@ def component_data(run: xr.DataTree) -> dict[str, Any] | None:
         "start": int(activated[0]) if activated.size else 0,
         "training_length": training_length(run),
     }
+
+
+def component_table(run: xr.DataTree) -> Table:
+    """A row a component of the layers that rotate alike: frequency, wavelength, band, and VAF as the median over heads."""
+    components = group(run, "components")
+    layers = rotating_layers(components)
+    band = bands(components, layers[0])
+    shares = vaf_of_heads(components).sel(layer=layers).median(("layer", "head")).values
+    rows = tuple(
+        (int(number), float(theta), float(2 * np.pi / theta) if theta else None, BAND_NAMES[kind], float(share))
+        for number, theta, kind, share in zip(
+            components["component"].values, band["frequency"].values, band_of(band), shares, strict=True
+        )
+    )
+    return Table(
+        "components",
+        "Rotary components",
+        ("component", "theta (rad per position)", "wavelength (positions)", "band", "VAF (%)"),
+        rows,
+        f"VAF of all pairs' logits, the median over the heads of {len(layers)} layers; bands for a training length of "
+        f"{training_length(run):,} tokens.",
+    )
 
 
 def markup() -> str:

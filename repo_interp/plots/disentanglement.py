@@ -126,9 +126,7 @@ def fake_distance_fit(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
     return figure
 
 
-def additive_means(
-    distance: np.ndarray, query: np.ndarray, key: np.ndarray, edges: Sequence[int] | np.ndarray
-) -> np.ndarray:
+def additive_means(distance: np.ndarray, query: np.ndarray, key: np.ndarray, edges: Sequence[int] | np.ndarray) -> np.ndarray:
     """Means of a_{i-j} + b_i + c_j over the causal pairs of every block [query_block, key_block]; NaN where there are none.
 
     `edges`: where blocks begin, and where the last one ends. Costs tokens x blocks, never tokens x tokens.

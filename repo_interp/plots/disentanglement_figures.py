@@ -92,7 +92,10 @@ def correlation_table(run: xr.DataTree, name: str) -> Table:
     dataset = group(run, name)
     present = [variable for variable in CORRELATIONS[name] if variable in dataset]
     means = [fits.mean_r(dataset, variable) for variable in present]
-    parts = [(str(layer), scheme_name(scheme), [values.sel(layer=layer).values for values in means]) for layer, scheme in schemes(dataset).items()]
+    parts = [
+        (str(layer), scheme_name(scheme), [values.sel(layer=layer).values for values in means])
+        for layer, scheme in schemes(dataset).items()
+    ]
     parts.append(("all", "", [values.values for values in means]))
     rows = [
         (layer, scheme, _of(values[0], np.min), _of(values[0], np.max), *(_of(part, np.mean) for part in values))
@@ -113,7 +116,9 @@ def correlation_charts(run: xr.DataTree, name: str) -> tuple[tuple[str, dict[str
     if "position_axis" in dataset and fits.example_heads(dataset):
         layer, head = fits.example_heads(dataset)[:2][-1]
         axes = dataset.sel(layer=layer, head=head)
-        charts.append((f"Axes of the fit of layer {layer}, head {head}, for the last query of the first prompt", _axes_chart(axes)))
+        charts.append(
+            (f"Axes of the fit of layer {layer}, head {head}, for the last query of the first prompt", _axes_chart(axes))
+        )
     return tuple(charts)
 
 

@@ -53,7 +53,9 @@ def extrapolation_by_length(run: xr.DataTree) -> PaperFigure:
         by_layer.set_xticklabels([str(layer) for layer in kl["layer"].values])
         scheme_swatches(by_layer, schemes(dataset), "x")
         by_layer.grid(axis="y")
-        handles = [Line2D([], [], **_look(str(name)), label=METHOD_NAMES.get(str(name), str(name))) for name in kl["method"].values]
+        handles = [
+            Line2D([], [], **_look(str(name)), label=METHOD_NAMES.get(str(name), str(name))) for name in kl["method"].values
+        ]
         legend_below(figure, handles)
     return figure
 

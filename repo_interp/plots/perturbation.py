@@ -71,4 +71,3 @@ def draw_grid(ax: Axes, cells: xr.DataArray, worse: np.ndarray, reach: float):
     ax.spines[:].set_visible(False)
     ax.tick_params(length=0)
     return image
-

@@ -132,7 +132,9 @@ def _of_head(dataset: xr.Dataset, layer: int, head: int) -> xr.Dataset:
 def _around(ax: Axes, tip: complex, deviation: float, rotation: float, colour: str, component: int) -> None:
     """Number, deviation circle and arc of one arrow."""
     radius, start = abs(tip), np.degrees(np.angle(tip))
-    ax.add_patch(Circle((tip.real, tip.imag), deviation, fill=False, edgecolor=colour, linewidth=0.4, gid=f"deviation {component}"))
+    ax.add_patch(
+        Circle((tip.real, tip.imag), deviation, fill=False, edgecolor=colour, linewidth=0.4, gid=f"deviation {component}")
+    )
     whole = rotation >= 2 * np.pi
     arc = Arc((0, 0), 2 * radius, 2 * radius, theta1=start, theta2=start + (360 if whole else np.degrees(rotation)))
     arc.set(edgecolor=colour, linewidth=0.5 if whole else 0.9, linestyle=(0, (1, 2)) if whole else "-", gid=f"arc {component}")

@@ -126,7 +126,7 @@ def _components(run: xr.DataTree, options: PageOptions) -> Content:
     lead = (
         "The logit of a pair of tokens is a sum of rotary components, one a frequency (HoPE, fig. 3): choose one to see its part."
     )
-    return Content(lead, html=component_page.markup(), data=data)
+    return Content(lead, tables=(component_page.component_table(run),), html=component_page.markup(), data=data)
 
 
 _LEADS = {

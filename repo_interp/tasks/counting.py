@@ -21,7 +21,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from repo_interp.errors import InputError
 from repo_interp.tasks.prompt import Prompt
 from repo_interp.tasks.task import Batch, WordTask
 from repo_interp.tasks.vocabulary import BOS, PAD
@@ -87,8 +86,7 @@ class Counting(WordTask):
 
     def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
         """Sequences with the weight of pass of one test set."""
-        if test_set not in self._pass_weights:
-            raise InputError(f"task {self.name}: wanted a test set, one of {', '.join(self._pass_weights)}; got {test_set!r}")
+        self._require_test_set(test_set)
         return self._sequences(generator, size, self.operations, self._pass_weights[test_set])
 
     def _sequences(self, generator: np.random.Generator, size: int, limit: int, pass_weight: float) -> Batch:

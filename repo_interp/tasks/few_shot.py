@@ -24,7 +24,7 @@ from jaxtyping import Float, Int
 
 from repo_interp.errors import InputError
 from repo_interp.tasks.prompt import Prompt
-from repo_interp.tasks.task import Batch, Response, WordTask, whole_number
+from repo_interp.tasks.task import Batch, Response, WordTask, doublings, whole_number
 from repo_interp.tasks.vocabulary import BOS
 
 ARROW, END = "->", ";"
@@ -80,8 +80,7 @@ class FewShot(WordTask):
     @property
     def test_sets(self) -> tuple[str, ...]:
         """The training length and its doublings."""
-        doublings = (self.longest_test // self.length).bit_length()
-        return tuple(str(self.length << power) for power in range(doublings))
+        return doublings(self.length, self.longest_test)
 
     def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
         """Sequences of one length, which grows from `first_length` to `length`."""

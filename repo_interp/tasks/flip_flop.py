@@ -22,7 +22,6 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Float
 
-from repo_interp.errors import InputError
 from repo_interp.tasks.prompt import Prompt
 from repo_interp.tasks.task import Batch, Response, WordTask
 from repo_interp.tasks.vocabulary import BOS
@@ -79,8 +78,7 @@ class FlipFlop(WordTask):
 
     def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
         """Sequences of one length and density."""
-        if test_set not in self.test_sets:
-            raise InputError(f"task {self.name}: wanted a test set, one of {', '.join(self.test_sets)}; got {test_set!r}")
+        self._require_test_set(test_set)
         length = self.longest_test if test_set.startswith("long_") else self.length
         share = (self.ignore, self.sparse, self.dense)[SETS.index(test_set.removeprefix("long_"))]
         return self._sequences(generator, size, length // 2, share)

@@ -24,7 +24,7 @@ from jaxtyping import Float
 from repo_interp.errors import InputError
 from repo_interp.tasks.corpus import Corpus, corpus
 from repo_interp.tasks.prompt import Prompt
-from repo_interp.tasks.task import Batch, Response, Task, log_perplexity, whole_number
+from repo_interp.tasks.task import Batch, Response, Task, doublings, log_perplexity, whole_number
 from repo_interp.tasks.vocabulary import BOS
 
 if TYPE_CHECKING:
@@ -73,8 +73,7 @@ class Language(Task):
     @property
     def test_sets(self) -> tuple[str, ...]:
         """The training length and its doublings."""
-        doublings = (self.longest_test // self.length).bit_length()
-        return tuple(str(self.length << power) for power in range(doublings))
+        return doublings(self.length, self.longest_test)
 
     def tokenizer(self) -> PreTrainedTokenizerFast:
         """Byte-level BPE."""

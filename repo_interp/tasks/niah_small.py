@@ -31,7 +31,7 @@ from jaxtyping import Int
 
 from repo_interp.errors import InputError
 from repo_interp.tasks.prompt import Prompt
-from repo_interp.tasks.task import Batch, WordTask, whole_number
+from repo_interp.tasks.task import Batch, WordTask, doublings, whole_number
 from repo_interp.tasks.vocabulary import BOS
 
 MARKER, QUESTION = "M", "Q"
@@ -84,8 +84,7 @@ class SmallNiah(WordTask):
     @property
     def test_sets(self) -> tuple[str, ...]:
         """The training length and its doublings."""
-        doublings = (self.longest_test // self.length).bit_length()
-        return tuple(str(self.length << power) for power in range(doublings))
+        return doublings(self.length, self.longest_test)
 
     def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
         """Contexts of one length, which grows from `first_length` to `length`."""

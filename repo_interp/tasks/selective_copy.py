@@ -17,7 +17,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from repo_interp.errors import InputError
 from repo_interp.tasks.prompt import Prompt
 from repo_interp.tasks.task import Batch, WordTask
 from repo_interp.tasks.vocabulary import BOS
@@ -70,8 +69,7 @@ class SelectiveCopy(WordTask):
 
     def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
         """Sequences with the blanks of one test set."""
-        if test_set not in self._blanks:
-            raise InputError(f"task {self.name}: wanted a test set, one of {', '.join(self._blanks)}; got {test_set!r}")
+        self._require_test_set(test_set)
         return self._sequences(generator, size, self.copied, self._blanks[test_set])
 
     def _sequences(self, generator: np.random.Generator, size: int, copied: int, blanks: int) -> Batch:

@@ -148,6 +148,10 @@ class Task(ABC):
         """The fields that rebuild this task: `make_task(task.name, **task.options())`."""
         return dataclasses.asdict(self)
 
+    def _require_test_set(self, name: str) -> None:
+        if name not in self.test_sets:
+            raise InputError(f"task {self.name}: wanted a test set, one of {', '.join(self.test_sets)}; got {name!r}")
+
     def _require(self, holds: bool, message: str) -> None:
         if not holds:
             raise InputError(f"task {self.name}: {message}")
@@ -183,6 +187,11 @@ def log_perplexity(task: Task, responses: Sequence[Response], prompts: Sequence[
         if len(response.log_probabilities) != len(response.tokens):
             raise ValueError(f"the metric {task.metric!r} needs one log-probability a target")
     return np.array([-np.mean(response.log_probabilities) for response in responses])
+
+
+def doublings(length: int, longest: int) -> tuple[str, ...]:
+    """length, 2 x length, 4 x length, ... up to `longest`, as names of test sets."""
+    return tuple(str(length << power) for power in range((longest // length).bit_length()))
 
 
 def whole_number(name: str, wanted: str) -> int:

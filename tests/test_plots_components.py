@@ -1,0 +1,254 @@
+"""What the figures and the page of components draw: curves, bands, VAF, norms, a pair of tokens, turns."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import xarray as xr
+from matplotlib.colors import to_hex
+from numpy.testing import assert_allclose
+
+from repo_interp.errors import InputError
+from repo_interp.plots import (
+    beyond_training_length,
+    component_curves,
+    logit_by_distance,
+    pair_norms,
+    pair_of_tokens,
+    report_page,
+    turn_histogram,
+    vaf_by_component,
+    vaf_over_training,
+    write_figures,
+)
+from repo_interp.plots.component_curves import BAND_COLOURS, band_of
+from repo_interp.plots.component_page import component_data, component_table
+from repo_interp.plots.style import COLUMN_WIDTH, SCHEME_COLOURS
+
+L, LAYERS, HEADS, COMPONENTS = 32, 3, 2, 6
+FREQUENCIES = np.array([1.0, 0.5, 0.15, 0.05, 0.01, 0.001])
+NAMES = ["high", "high", "activated", "low", "low", "low"]
+
+
+def components(length: int = L, schemes=("rope",) * LAYERS, seed: int = 0) -> xr.Dataset:
+    """A group `components` with cosines of growing size."""
+    random = np.random.default_rng(seed)
+    distance = np.arange(length)
+    size = random.uniform(0.5, 2, (LAYERS, COMPONENTS, 1))
+    rotates = np.array([scheme != "nope" for scheme in schemes])
+    curves = size * np.cos(FREQUENCIES[:, None] * distance)
+    frequency = np.where(rotates[:, None], FREQUENCIES, np.nan)
+    turn = [0.0, 0.1, math.pi / 4, math.pi]
+    share = random.dirichlet(np.ones(4), (LAYERS, HEADS, COMPONENTS))
+    return xr.Dataset(
+        {
+            "frequency": (("layer", "component"), frequency),
+            "activated": (("layer", "component"), (frequency > math.pi / L) & (frequency < 2 * math.pi / L)),
+            "low_frequency": (("layer", "component"), frequency <= math.pi / L),
+            "component_by_distance": (("layer", "component", "distance"), curves),
+            "logit_by_distance": (("layer", "head", "distance"), np.repeat(curves.sum(1)[:, None], HEADS, 1)),
+            "vaf": (("prompt", "layer", "head", "component"), random.normal(20, 9, (2, LAYERS, HEADS, COMPONENTS))),
+            "turn_share": (("layer", "head", "component", "turn"), share),
+            "turn_upper": ("turn", [0.1, math.pi / 4, math.pi, np.inf]),
+        },
+        coords={
+            "layer": np.arange(LAYERS),
+            "scheme": ("layer", list(schemes)),
+            "head": np.arange(HEADS),
+            "component": np.arange(COMPONENTS),
+            "distance": distance,
+            "prompt": [0, 1],
+            "turn": turn,
+        },
+        attrs={"training_length": L},
+    )
+
+
+def as_run(group: xr.Dataset, **groups: xr.Dataset) -> xr.DataTree:
+    tree = xr.DataTree.from_dict({"/": xr.Dataset(), "/components": group, **{f"/{name}": one for name, one in groups.items()}})
+    tree.attrs = {"checkpoint": "made up"}
+    return tree
+
+
+def averaged(group: xr.Dataset) -> xr.Dataset:
+    one = group.isel(layer=0)
+    return one[["frequency", "activated", "low_frequency"]].assign(component_by_distance=group["component_by_distance"].mean("layer"))
+
+
+def drawn(ax, gid: str) -> np.ndarray:
+    (line,) = [line for line in ax.get_lines() if line.get_gid() == gid]
+    return line.get_ydata()
+
+
+def logits() -> xr.DataArray:
+    values = np.full((2, 2, 2, 2 * L), np.nan)
+    values[:, :, 0, :L] = np.arange(L)
+    values[0, :, 1] = np.arange(2 * L)
+    return xr.DataArray(
+        values,
+        dims=("checkpoint", "weights", "length", "distance"),
+        coords={
+            "checkpoint": ["plain", "table"],
+            "scheme": ("checkpoint", ["rope", "learned"]),
+            "training_length": ("checkpoint", [L, L]),
+            "weights": ["trained", "random 0"],
+            "length": [L, 2 * L],
+            "distance": np.arange(2 * L),
+        },
+    )
+
+
+def test_logits_of_several_checkpoints_within_and_beyond_the_training_length():
+    figure = logit_by_distance(logits())
+    assert figure.get_figwidth() == COLUMN_WIDTH
+    first, second = figure.axes
+    assert [ax.get_title(loc="left") for ax in figure.axes] == ["plain: RoPE", "table: learned"]
+    assert_allclose(drawn(first, f"trained {L}"), np.arange(1, L))
+    assert_allclose(drawn(first, f"trained {2 * L}"), np.arange(1, 2 * L))
+    assert_allclose(drawn(first, f"random 0 {2 * L}"), np.arange(1, 2 * L))
+    assert {line.get_gid() for line in second.get_lines()} == {f"trained {L}", f"random 0 {L}", "training length"}
+    assert to_hex(next(line for line in first.get_lines() if line.get_gid() == f"trained {L}").get_color()) == (
+        SCHEME_COLOURS["rope"].lower()
+    )
+    for ax in figure.axes:
+        assert list(drawn_x(ax, "training length")) == [L, L]
+    with pytest.raises(InputError, match="trained"):
+        logit_by_distance(logits().sel(weights=["random 0"]))
+
+
+def drawn_x(ax, gid: str) -> np.ndarray:
+    (line,) = [line for line in ax.get_lines() if line.get_gid() == gid]
+    return line.get_xdata()
+
+
+def test_components_are_coloured_by_band_and_add_up():
+    data = averaged(components())
+    assert band_of(data).tolist() == NAMES
+    above, below = component_curves(data).axes
+    curves = data["component_by_distance"].values[:, 1:]
+    for place, band in enumerate(NAMES):
+        (line,) = [line for line in above.get_lines() if line.get_gid() == f"component {place}"]
+        assert to_hex(line.get_color()) == BAND_COLOURS[band].lower()
+        assert_allclose(line.get_ydata(), curves[place] - curves[place].mean())
+    total = curves.sum(0)
+    assert_allclose(drawn(below, "sum"), total - total.mean())
+    assert_allclose(drawn(below, "sum low"), curves[3:].sum(0) - curves[3:].sum(0).mean(), atol=1e-12)
+    assert [text.get_text() for text in above.texts] == ["r = 2"]
+
+
+def test_vaf_bars_spread_and_controls():
+    data = averaged(components())
+    vaf = xr.DataArray([np.arange(6.0), np.ones(6)], dims=("weights", "component"), coords={"weights": ["trained", "random 0"]})
+    (ax,) = vaf_by_component(data.assign(vaf=vaf, spread=("component", np.full(6, 0.5)))).axes
+    assert_allclose([bar.get_height() for bar in ax.patches if abs(bar.get_width() - 0.72) < 1e-9], np.arange(6.0))
+    assert_allclose(drawn(ax, "random 0"), 1)
+    assert len(ax.containers) == 2
+
+
+def test_vaf_over_training_has_a_line_a_step_and_one_a_component():
+    data = averaged(components())
+    vaf = xr.DataArray(np.arange(24.0).reshape(4, 6), dims=("step", "component"), coords={"step": [10, 20, 30, 40]})
+    above, below = vaf_over_training(data.assign(vaf=vaf)).axes[:2]
+    assert_allclose(drawn(above, "step 30"), vaf.values[2])
+    assert_allclose(drawn(below, "component 2"), vaf.values[:, 2])
+
+
+def test_beyond_the_training_length_the_first_layer_and_the_later_ones():
+    group = components(2 * L)
+    data = group[["component_by_distance"]].assign(logit_by_distance=group["logit_by_distance"].mean("head"))
+    band = averaged(group)[["activated", "low_frequency"]]
+    figure = beyond_training_length(data.merge(band), L)
+    top, middle, bottom = figure.axes
+    for ax in figure.axes:
+        assert list(drawn_x(ax, "training length")) == [L, L]
+    assert len([line for line in top.get_lines() if line.get_gid() is None]) == NAMES.count("activated") + NAMES.count("low")
+    first = middle.get_lines()[0]
+    assert_allclose(first.get_ydata(), data["logit_by_distance"].values[0, first.get_xdata().astype(int)])
+    assert [text.get_text() for text in bottom.get_legend().get_texts()] == ["layer 1", "layer 2"]
+
+
+def rotation(layers: int = LAYERS, heads: int = HEADS) -> xr.Dataset:
+    shape = ("layer", "head", "component")
+    values = np.random.default_rng(1).uniform(0.1, 3, (2, layers, heads, COMPONENTS))
+    values[:, 0] = np.nan
+    return xr.Dataset(
+        {"query_norm": (shape, values[0]), "key_norm": (shape, values[1])},
+        coords={"layer": np.arange(layers), "head": np.arange(heads), "component": np.arange(COMPONENTS)},
+    )
+
+
+def test_norms_have_a_row_a_head_or_a_layer_and_leave_out_what_does_not_rotate():
+    few, many = rotation(), rotation(heads=60)
+    queries, keys = pair_norms(few, averaged(components())).axes[:2]
+    assert_allclose(queries.images[0].get_array(), few["query_norm"].values[1:].reshape(-1, COMPONENTS))
+    assert_allclose(keys.images[0].get_array(), few["key_norm"].values[1:].reshape(-1, COMPONENTS))
+    assert [line.get_xdata().tolist() for line in queries.get_lines() if line.get_gid() == "activated"] == [[2]]
+    assert_allclose(pair_norms(many).axes[0].images[0].get_array(), many["query_norm"].values[1:].mean(1))
+
+
+def test_a_pair_of_tokens_adds_up_to_its_logit():
+    data = averaged(components()).assign(logit=("component", np.array([1.0, -2, 3, 0.5, 0, 1])))
+    (ax,) = pair_of_tokens(data).axes
+    assert_allclose(drawn(ax, "sum so far"), [1, -1, 2, 2.5, 2.5, 3.5])
+    assert ax.texts[0].get_text() == "sum 3.50"
+
+
+def test_turns_are_shares_in_per_cent():
+    share = components()["turn_share"].mean(("layer", "head"))
+    data = averaged(components()).assign(turn_share=share, turn_upper=components()["turn_upper"])
+    ax = turn_histogram(data).axes[0]
+    assert_allclose(ax.images[0].get_array(), 100 * share.transpose("turn", "component").values)
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["0", "0.1", "π/4", "π"]
+
+
+def test_a_run_gets_the_figures_that_it_allows(tmp_path):
+    plain = {path.stem for path in write_figures(as_run(components(), rotation=with_scheme(rotation())), tmp_path / "plain")}
+    assert {"logit_by_distance", "components_by_distance", "component_vaf", "pair_norms"} <= plain
+    assert not {"component_turns", "beyond_training_length"} & plain
+    learned = components(2 * L, ("rope", "repo", "repo"))
+    assert {"component_turns", "beyond_training_length"} <= {path.stem for path in write_figures(as_run(learned), tmp_path / "long")}
+    still = {path.stem for path in write_figures(as_run(components(schemes=("nope",) * 3)), tmp_path / "still")}
+    assert still == {"logit_by_distance"}
+
+
+def with_scheme(group: xr.Dataset) -> xr.Dataset:
+    """A whole group `rotation`, as other figures of it ask for."""
+    shape = ("layer", "head", "component")
+    zeros = xr.zeros_like(group["query_norm"])
+    more = {name: (shape, zeros.values) for name in ("query_mean_re", "query_mean_im", "key_mean_re", "key_mean_im", "start_angle")}
+    more |= {name: (shape, zeros.values) for name in ("key_deviation", "query_deviation", "max_rotation")}
+    slow = (shape, np.where(np.isnan(zeros.values), -1, 0).astype(np.int8))
+    return group.assign({**more, "slow_dominating": slow}).assign_coords(scheme=("layer", ["nope", "rope", "rope"]))
+
+
+def test_the_page_has_every_component_with_frequency_and_wavelength(tmp_path):
+    run = as_run(components())
+    data = component_data(run)
+    assert data is not None
+    assert data["start"] == 2
+    assert [one["band"] for one in data["components"]][2] == "activated"
+    assert_allclose([one["wavelength"] for one in data["components"]], 2 * np.pi / FREQUENCIES, rtol=1e-5)
+    mean = run["components"]["component_by_distance"].mean("layer").values
+    assert data["distance"] == list(range(1, L))
+    assert_allclose(data["layers"][0]["components"], mean[:, 1:], rtol=1e-5)
+    assert len(data["layers"]) == 1 + LAYERS
+    page = report_page(run, tmp_path / "page.html").read_text()
+    assert 'data-section="components"' in page
+    assert "Rotary components" in page
+    assert "http://" not in page.split("<main>")[1].split("</main>")[0]
+    json.dumps(data, allow_nan=False)
+    assert [row[0] for row in component_table(run).rows] == list(range(COMPONENTS))
+
+
+def test_long_runs_are_thinned_and_runs_without_rotation_say_so(tmp_path):
+    data = component_data(as_run(components(3000)))
+    assert data is not None
+    assert len(data["distance"]) == 256
+    assert data["distance"][0] == 1
+    assert data["distance"][-1] == 2999
+    still = as_run(components(schemes=("nope",) * 3))
+    assert component_data(still) is None
+    assert "rotates" in report_page(still, tmp_path / "still.html").read_text()
