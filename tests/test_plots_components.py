@@ -25,6 +25,7 @@ from repo_interp.plots import (
     write_figures,
 )
 from repo_interp.plots.component_curves import BAND_COLOURS, band_of
+from repo_interp.plots.component_figures import figures_of_rotation
 from repo_interp.plots.component_page import component_data, component_table
 from repo_interp.plots.style import COLUMN_WIDTH, SCHEME_COLOURS
 
@@ -205,23 +206,13 @@ def test_turns_are_shares_in_per_cent():
 
 
 def test_a_run_gets_the_figures_that_it_allows(tmp_path):
-    plain = {path.stem for path in write_figures(as_run(components(), rotation=with_scheme(rotation())), tmp_path / "plain")}
-    assert {"logit_by_distance", "components_by_distance", "component_vaf", "pair_norms"} <= plain
-    assert not {"component_turns", "beyond_training_length"} & plain
+    plain = {path.stem for path in write_figures(as_run(components()), tmp_path / "plain")}
+    assert {"logit_by_distance", "components_by_distance", "component_vaf"} == plain
+    assert [name for name, _ in figures_of_rotation(as_run(components(), rotation=rotation()))] == ["pair_norms"]
     learned = components(2 * L, ("rope", "repo", "repo"))
     assert {"component_turns", "beyond_training_length"} <= {path.stem for path in write_figures(as_run(learned), tmp_path / "long")}
     still = {path.stem for path in write_figures(as_run(components(schemes=("nope",) * 3)), tmp_path / "still")}
     assert still == {"logit_by_distance"}
-
-
-def with_scheme(group: xr.Dataset) -> xr.Dataset:
-    """A whole group `rotation`, as other figures of it ask for."""
-    shape = ("layer", "head", "component")
-    zeros = xr.zeros_like(group["query_norm"])
-    more = {name: (shape, zeros.values) for name in ("query_mean_re", "query_mean_im", "key_mean_re", "key_mean_im", "start_angle")}
-    more |= {name: (shape, zeros.values) for name in ("key_deviation", "query_deviation", "max_rotation")}
-    slow = (shape, np.where(np.isnan(zeros.values), -1, 0).astype(np.int8))
-    return group.assign({**more, "slow_dominating": slow}).assign_coords(scheme=("layer", ["nope", "rope", "rope"]))
 
 
 def test_the_page_has_every_component_with_frequency_and_wavelength(tmp_path):
