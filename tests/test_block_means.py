@@ -14,6 +14,7 @@ from torch.testing import assert_close
 
 import repo_interp as ri
 from repo_interp.errors import InputError
+from repo_interp.inputs import select_prompts
 from repo_interp.measures.block_means import block_size, fake_block_means, logit_block_means
 from repo_interp.measures.fake_distance import last_queries
 from repo_interp.measures.maps import Maps
@@ -103,7 +104,7 @@ def test_the_measure_keeps_the_first_prompt_whatever_the_batches():
     both = random_inputs(prompts=3, kv_heads=2)
     measure = Maps(side=6)
     together = measure.conclude(merge([measure.observe(both, {})]))
-    parts = [replace(both, queries=both.queries[s], keys=both.keys[s], positions=both.positions[s], valid=both.valid[s], prompts=both.prompts[s]) for s in (slice(1, 3), slice(0, 1))]  # fmt: skip
+    parts = [select_prompts(both, chosen) for chosen in (slice(1, 3), slice(0, 1))]
     apart = measure.conclude(merge([measure.observe(part, {}) for part in parts]))
     for name in ("logit_map", "fake_map", "block_size"):
         np.testing.assert_array_equal(apart[name].values, together[name].values)

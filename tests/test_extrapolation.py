@@ -30,6 +30,11 @@ def logits_under(model, context):
         return model(TOKENS).logits
 
 
+def run_and_raise(model):
+    model(TOKENS)
+    raise ZeroDivisionError  # after a whole pass
+
+
 @pytest.mark.parametrize("scheme", ["rope", "nope", "repo", "repo head", "hope", "alibi", "kerple", "fire", "learned"])
 def test_a_cap_at_the_length_of_the_prompt_changes_nothing(scheme):
     model = repositioned(scheme)
@@ -140,11 +145,14 @@ def test_nothing_is_left_behind_also_when_the_pass_raised(method, wrapped):
     model(TOKENS)  # a bridge attaches hooks of its own in its first pass
     before = hooks_of(model)
     tuned = [(attention.frequencies.clone(), attention.attention_scaling) for attention in attentions(model)]
-    for raising in (False, True):
-        with pytest.raises(ZeroDivisionError), extended(model, method, 20, 8), torch.no_grad():  # noqa: PT012
-            with attention_outputs(model, lambda layer, out: 1 / 0 if raising else None):
-                model(TOKENS)
-            1 / 0  # noqa: B018
+    for divisor in (0, 1):
+        with (
+            pytest.raises(ZeroDivisionError),
+            extended(model, method, 20, 8),
+            attention_outputs(model, lambda layer, out, divisor=divisor: 1 / divisor),
+            torch.no_grad(),
+        ):
+            run_and_raise(model)
         assert hooks_of(model) == before
         for attention, (frequencies, scaling) in zip(attentions(model), tuned, strict=True):
             assert_close(attention.frequencies, frequencies, atol=0, rtol=0)

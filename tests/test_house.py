@@ -81,7 +81,7 @@ def test_every_public_name_can_be_had_and_is_listed():
 
     for name in ri.__all__:
         assert getattr(ri, name) is not None
-    assert dir(ri) == ri.__all__
+    assert dir(ri) == sorted(ri.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         ri.nothing  # noqa: B018
 

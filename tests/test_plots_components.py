@@ -76,7 +76,9 @@ def as_run(group: xr.Dataset, **groups: xr.Dataset) -> xr.DataTree:
 
 def averaged(group: xr.Dataset) -> xr.Dataset:
     one = group.isel(layer=0)
-    return one[["frequency", "activated", "low_frequency"]].assign(component_by_distance=group["component_by_distance"].mean("layer"))
+    return one[["frequency", "activated", "low_frequency"]].assign(
+        component_by_distance=group["component_by_distance"].mean("layer")
+    )
 
 
 def drawn(ax, gid: str) -> np.ndarray:
@@ -116,6 +118,7 @@ def test_logits_of_several_checkpoints_within_and_beyond_the_training_length():
     )
     for ax in figure.axes:
         assert list(drawn_x(ax, "training length")) == [L, L]
+        assert ax.get_xlim()[1] > 2 * L - 1
     with pytest.raises(InputError, match="trained"):
         logit_by_distance(logits().sel(weights=["random 0"]))
 
@@ -161,7 +164,7 @@ def test_beyond_the_training_length_the_first_layer_and_the_later_ones():
     group = components(2 * L)
     data = group[["component_by_distance"]].assign(logit_by_distance=group["logit_by_distance"].mean("head"))
     band = averaged(group)[["activated", "low_frequency"]]
-    figure = beyond_training_length(data.merge(band), L)
+    figure = beyond_training_length(data.assign(band.data_vars), L)
     top, middle, bottom = figure.axes
     for ax in figure.axes:
         assert list(drawn_x(ax, "training length")) == [L, L]
@@ -210,7 +213,9 @@ def test_a_run_gets_the_figures_that_it_allows(tmp_path):
     assert {"logit_by_distance", "components_by_distance", "component_vaf"} == plain
     assert [name for name, _ in figures_of_rotation(as_run(components(), rotation=rotation()))] == ["pair_norms"]
     learned = components(2 * L, ("rope", "repo", "repo"))
-    assert {"component_turns", "beyond_training_length"} <= {path.stem for path in write_figures(as_run(learned), tmp_path / "long")}
+    assert {"component_turns", "beyond_training_length"} <= {
+        path.stem for path in write_figures(as_run(learned), tmp_path / "long")
+    }
     still = {path.stem for path in write_figures(as_run(components(schemes=("nope",) * 3)), tmp_path / "still")}
     assert still == {"logit_by_distance"}
 

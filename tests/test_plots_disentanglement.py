@@ -23,8 +23,9 @@ from repo_interp.plots import disentanglement as fits
 from repo_interp.plots.disentanglement_figures import correlation_charts, correlation_table
 from repo_interp.plots.extrapolation import extrapolation_by_length
 from repo_interp.plots.extrapolation import output_traces as traces_in_plane
-from repo_interp.plots.figures import write_figures
+from repo_interp.plots.figures import PLOTS
 from repo_interp.plots.perturbation import perturbation_grid
+from repo_interp.plots.reading import has_groups
 from repo_interp.plots.report import report_page
 from repo_interp.plots.rotation import rotating_pairs, rotation_grid
 from repo_interp.run import read_run, write_run
@@ -172,7 +173,7 @@ def test_a_query_over_its_own_window_puts_out_what_the_model_does(scheme):
 
 
 def test_a_run_gives_all_of_them_as_files_and_sections(run, tmp_path):
-    names = {file.stem for file in write_figures(run, tmp_path)}
+    names = {name for plot in PLOTS if has_groups(run, plot.groups) for name, _ in plot.draw(run)}
     wanted = {"fit_correlations", "rotating_pairs", "perturbation_log_perplexity", "extrapolation", "output_traces"}
     assert wanted <= names
     assert sum(name.startswith("three_axis_layer") for name in names) == 3

@@ -32,9 +32,7 @@ def test_the_paper_s_small_model_keeps_sixteen_of_thirty_two_components():
 
 @pytest.mark.parametrize("length", [16, 512, 8192, 60_000, 10**6])
 def test_every_component_is_high_activated_or_low(length):
-    kinds = torch.stack(
-        [kind(FREQUENCIES, length) for kind in (high_components, activated_components, low_components)]
-    )
+    kinds = torch.stack([kind(FREQUENCIES, length) for kind in (high_components, activated_components, low_components)])
     assert (kinds.sum(0) == 1).all()
     turns = FREQUENCIES * length / (2 * math.pi)
     assert torch.equal(kinds[0], turns >= 1) and torch.equal(kinds[2], turns <= 0.5)
@@ -48,9 +46,7 @@ def test_bounds_belong_to_the_neighbours_of_the_open_interval():
 
 
 def test_the_schemes_change_exactly_the_components_that_the_paper_names():
-    high, activated, low = (
-        kind(FREQUENCIES, LENGTH) for kind in (high_components, activated_components, low_components)
-    )
+    high, activated, low = (kind(FREQUENCIES, LENGTH) for kind in (high_components, activated_components, low_components))
     zero = torch.zeros(())
     assert torch.equal(hope_frequencies(FREQUENCIES, LENGTH), torch.where(high, FREQUENCIES, zero))
     assert torch.equal(without_activated(FREQUENCIES, LENGTH), torch.where(activated, zero, FREQUENCIES))

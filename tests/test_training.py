@@ -111,21 +111,21 @@ for record in train(prepare(configuration), folder, save_seconds=0.0):
 
 
 def test_a_run_that_is_killed_ends_with_the_same_bytes(tmp_path):
-    long = replaced(TINY, {"steps": 150, "checkpoint_every": 50, "log_every": 1})
+    long = replaced(TINY, {"steps": 60, "checkpoint_every": 20, "log_every": 1})
     expected = weights(trained(long, tmp_path / "undisturbed"))
     folder = TrainingFolder(tmp_path / "run")
     folder.begin(to_toml(long))
     process = subprocess.Popen([sys.executable, "-c", KILLED, str(folder.directory)], env=os.environ | {"OMP_NUM_THREADS": "1"})
-    while process.poll() is None and steps_done(folder) < 20:
+    while process.poll() is None and steps_done(folder) < 10:
         time.sleep(0.002)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     assert not folder.is_finished and folder.state.exists()
     list(train(prepare(long), folder))
     assert weights(folder) == expected
-    assert [record["step"] for record in folder.records()] == list(range(1, 151))
-    assert sorted(kept.name for kept in (folder.directory / "steps").iterdir()) == ["000050", "000100", "000150"]
-    assert weights(TrainingFolder(folder.directory / "steps" / "000150")) == expected
+    assert [record["step"] for record in folder.records()] == list(range(1, 61))
+    assert sorted(kept.name for kept in (folder.directory / "steps").iterdir()) == ["000020", "000040", "000060"]
+    assert weights(TrainingFolder(folder.directory / "steps" / "000060")) == expected
     assert not list(folder.directory.glob("**/*.unfinished"))
 
 
@@ -329,7 +329,11 @@ def test_runs_side_by_side_are_the_runs_one_by_one_also_when_interrupted(undistu
     interrupts = []
 
     def interrupt() -> None:
-        if not interrupts and steps_done(TrainingFolder(tmp_path / "long")) > 0 and TrainingFolder(tmp_path / "short").is_finished:
+        if (
+            not interrupts
+            and steps_done(TrainingFolder(tmp_path / "long")) > 0
+            and TrainingFolder(tmp_path / "short").is_finished
+        ):
             interrupts.append(os.kill(os.getpid(), signal.SIGINT))
 
     assert not train_side_by_side(runs, jobs=2, watch=interrupt, every=0.02)

@@ -6,6 +6,7 @@ import argparse
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -83,24 +84,24 @@ def test_a_finished_run_is_neither_destroyed_nor_repeated(somewhere, capsys):
 
 
 def test_an_interrupt_leaves_a_state_and_says_how_to_go_on(somewhere):
-    train(*TINY, "--steps", "300", "--out", "undisturbed")
+    train(*TINY, "--steps", "100", "--out", "undisturbed")
     folder = TrainingFolder(somewhere / "run")
 
     def interrupt() -> None:
         while not folder.log.exists():
-            pass
+            time.sleep(0.001)
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt, match=r"--resume --out run$"):
-        train(*TINY, "--steps", "300", "--out", "run")
+        train(*TINY, "--steps", "100", "--out", "run")
     thread.join()
     assert not folder.is_finished
     with pytest.raises(InputError, match="--resume"):
-        train(*TINY, "--steps", "300", "--out", "run")
+        train(*TINY, "--steps", "100", "--out", "run")
     with pytest.raises(InputError, match="another steps"):
-        train(*TINY, "--steps", "200", "--out", "run", "--resume")
+        train(*TINY, "--steps", "90", "--out", "run", "--resume")
     assert train("--resume", "--out", "run") == 0
     assert Path("run/model.safetensors").read_bytes() == Path("undisturbed/model.safetensors").read_bytes()
 

@@ -91,7 +91,8 @@ def extrapolation(
     shape = (len(methods), len(lengths))
     kl = np.full((*shape, len(layers)), np.nan)
     values = {name: np.full(shape, np.nan) for name in ("log_perplexity", "task_score", "task_score_error")}
-    for done, (row, column) in enumerate(np.ndindex(shape)):
+    places = [(row, column) for row in range(len(methods)) for column in range(len(lengths))]
+    for done, (row, column) in enumerate(places):
         length = lengths[column]
         context = extended(model, methods[row], length, training_length, global_tokens)
         fits, scores, surprise = _gaussians(model, task, prompts[length][1::2], context, judged, batch_size)
@@ -100,7 +101,7 @@ def extrapolation(
         values["task_score"][row, column] = scores.mean()
         values["task_score_error"][row, column] = scores.std(ddof=1) / np.sqrt(len(scores))
         if progress is not None:
-            progress(done + 1, len(methods) * len(lengths))
+            progress(done + 1, len(places))
     unit = "nat" if task.metric == "log perplexity" else "1"
     texts = {
         "log_perplexity": ("mean of -log p over the judged targets", "nat"),

@@ -22,6 +22,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import torch
@@ -83,12 +84,14 @@ def perturbation(
     plain = forced_responses(model, task, prompts, batch_size)
     shape = (len(kinds), len(shares), len(l_maxes))
     measured = {name: np.zeros(shape) for name in _DESCRIBED}
-    for done, place in enumerate(np.ndindex(shape)):
-        point = Disturbance(kinds[place[0]], shares[place[1]], l_maxes[place[2]], chosen, offset_unit, seed)
+    grid = list(product(enumerate(kinds), enumerate(shares), enumerate(l_maxes)))
+    for done, ((first, kind), (second, gamma), (third, l_max)) in enumerate(grid):
+        place = first, second, third
+        point = Disturbance(kind, gamma, l_max, chosen, offset_unit, seed)
         for name, value in _measure(model, task, prompts, plain, point, batch_size).items():
             measured[name][place] = value
         if progress is not None:
-            progress(done + 1, measured["log_perplexity"].size)
+            progress(done + 1, len(grid))
     unit = "nat" if "nat" in task.metric.split() or task.metric == "log perplexity" else "1"
     variables = {
         name: (("kind", "gamma", "l_max"), measured[name], {"long_name": text.format(task.metric), "units": units or unit})

@@ -32,4 +32,5 @@ def saved_steps(directory: str | os.PathLike[str]) -> dict[int, Path]:
 def over_steps(steps: dict[int, Path], measure: Callable[[object], xr.Dataset], device: str = "cpu") -> xr.Dataset:
     """What `measure` finds on the checkpoint of every step, along the axis `step` (changes of the weights)."""
     found: Iterable[xr.Dataset] = [measure(load(path, device)) for path in steps.values()]
-    return xr.concat(found, dim=xr.IndexVariable("step", list(steps), {"units": "steps", "long_name": "training step"}))
+    axis = xr.IndexVariable("step", list(steps), {"units": "steps", "long_name": "training step"})
+    return xr.concat(found, dim=axis, data_vars="all", coords="minimal", compat="override", join="exact")

@@ -72,7 +72,7 @@ def attention_outputs(
     receive: Callable[[int, Float[Tensor, "batch token width"]], None],
     layers: Collection[int] | None = None,
 ) -> Iterator[None]:
-    """Every pass hands the outputs of each layer in `layers` (None: all) to `receive`: sum_j w_ij v_j, its heads side by side, before Wo."""
+    """Every pass hands the outputs of `layers` (None: all) to `receive`: sum_j w_ij v_j, a layer's heads side by side, before Wo."""
     with ExitStack() as hooks:
         for attention in attentions(model) if layers is None else _chosen(model, layers):
             _attach(hooks, attention.o_proj.register_forward_pre_hook(_hand_on(attention.layer_idx, receive)))

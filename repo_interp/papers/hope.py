@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import xarray as xr
 
-from repo_interp.analysis import analyze
 from repo_interp.measures.labels import described
-from repo_interp.measures.rotation import Rotation
-from repo_interp.measures.statistics import Measure
-from repo_interp.models.load import load
 from repo_interp.papers import hope_rules as rules
-from repo_interp.papers.claims import UNMEASURED, Claim, Verdict, judged
-from repo_interp.papers.hope_measurements import Measured, Sampling, bands, components_of_pair, measure_checkpoint, random_prompts
+from repo_interp.papers.claims import UNMEASURED, Verdict, judged
+from repo_interp.papers.hope_claims import H1, H2, H3, H4, H4_UPPER, H5, U_SHAPED
+from repo_interp.papers.hope_measurements import Measured, Sampling, bands, measure_checkpoint, named_bands
+from repo_interp.papers.hope_more import norms, pair, turns
 from repo_interp.papers.hope_rules import (
     curve_vaf,
     fall,
@@ -30,63 +29,16 @@ from repo_interp.papers.hope_rules import (
     u_shape,
     upper_shares,
 )
-from repo_interp.papers.result import Result
+from repo_interp.papers.result import Result, plain
 from repo_interp.plots.component_curves import beyond_training_length, component_curves, logit_by_distance
-from repo_interp.plots.component_shares import pair_norms, pair_of_tokens, turn_histogram, vaf_by_component, vaf_over_training
+from repo_interp.plots.component_shares import vaf_by_component, vaf_over_training
 from repo_interp.positions.layouts import LEARNED
 
-H1 = Claim(
-    "H1",
-    "mean logit by distance is U-shaped for learned APE, RoPE and KERPLE, no global decay",
-    "HoPE fig. 2",
-    "figure",
-    f"smoothed over L/16 distances, the minimum lies strictly inside and the right end rises from it by at least {rules.RISE} of the "
-    f"fall on the left, both above {rules.SIGNIFICANT:g} standard errors",
-)
-H2 = Claim(
-    "H2",
-    "components with theta in (pi/L, 2 pi/L) have outstanding VAF",
-    "HoPE fig. 3b, 7",
-    "figure",
-    f"their mean VAF is at least {rules.OUTSTANDING:g} standard deviations above the mean of the other components, and further above "
-    "than with random weights",
-)
-H3 = Claim(
-    "H3",
-    "the VAF of the activated components falls during training",
-    "HoPE fig. 3b",
-    "figure",
-    f"rank correlation with the step at most {rules.FALLING}, and the last third of steps below the first by more than "
-    f"{rules.SIGNIFICANT:g} standard errors",
-)
-H4 = Claim(
-    "H4",
-    "beyond L the activated components leave their training range in the first layer",
-    "HoPE fig. 3c",
-    "figure",
-    f"at {rules.OUTSIDE} or more of the distances in [L, 2L) their value is outside the range within L, widened by {rules.TOLERANCE}",
-)
-H4_UPPER = Claim(
-    "H4 (wording)",
-    "beyond L the activated components are in the upper half-cycle in the first layer",
-    "HoPE sec. 3.3.2 (2)",
-    "figure",
-    f"above the middle of their range at {rules.UPPER} or more of the distances in [L, 2L), and {rules.UPPER_MORE} more often than "
-    "in the second half of [0, L)",
-)
-H5 = Claim(
-    "H5",
-    "components of lower frequency than the activated ones are near constant",
-    "HoPE fig. 3a",
-    "figure",
-    f"peak to peak within L, their median is at most {rules.CONSTANT} of the mean of the activated components",
-)
 TITLE = "HoPE's analysis of RoPE, made again"
-U_SHAPED = ("learned", "rope", "kerple")
-"""The schemes that H1 is about."""
 Options = Sampling
 """What a caller may choose."""
 _SEEDS = "lots of sequences"
+_TOGETHER: Any = {"join": "outer", "coords": "minimal", "compat": "override"}
 
 
 def figures(
@@ -136,13 +88,13 @@ def logits_by_distance(measured: Sequence[Measured]) -> Result:
         lengths = xr.IndexVariable(
             "length", [one.training_length * (1 + place) for place in range(len(parts))], {"units": "tokens"}
         )
-        stacked = xr.concat(logits, dim=lengths, join="outer").expand_dims(checkpoint=[one.name])
+        stacked = xr.concat(logits, dim=lengths, **_TOGETHER).expand_dims(checkpoint=[one.name])
         arrays.append(
             stacked.assign_coords(scheme=("checkpoint", [one.scheme]), training_length=("checkpoint", [one.training_length]))
         )
         if one.scheme in U_SHAPED and len(set(one.layout)) == 1:
             verdicts.append(_u_shape(one))
-    named: xr.DataArray = xr.concat(arrays, dim="checkpoint", join="outer")  # pyright: ignore[reportAssignmentType]
+    named: xr.DataArray = xr.concat(arrays, dim="checkpoint", **_TOGETHER)  # pyright: ignore[reportAssignmentType]
     logit = described(named, "mean logit of the pairs at a distance", "q·k")
     sampling = measured[0].sampling
     return Result(
@@ -164,8 +116,8 @@ def components(one: Measured) -> Result:
     return Result(
         f"components_{one.name}",
         f"Rotary components of {one.name} by distance, averaged over layers and heads, each from its own mean; below, all together "
-        f"and by band (HoPE fig. 3a). {_which(band)}",
-        _plain(data),
+        f"and by band (HoPE fig. 3a). {named_bands(band)}",
+        plain(data),
         component_curves(data, one.name),
         (_near_constant(one, curves, band),) if band["activated"].any() and band["low_frequency"].any() else (),
     )
@@ -211,8 +163,8 @@ def vaf(one: Measured) -> Result:
     return Result(
         f"vaf_{one.name}",
         f"Variance of the mean logit by distance that each component of {one.name} accounts for (HoPE fig. 7; standard definition). "
-        f"Diamonds: random weights. {_which(band)}",
-        _plain(data),
+        f"Diamonds: random weights. {named_bands(band)}",
+        plain(data),
         vaf_by_component(data, f"{one.name}: share of the mean curve's variance"),
         (verdict,),
     )
@@ -246,8 +198,8 @@ def over_training(one: Measured) -> Result | None:
     return Result(
         f"vaf_over_training_{one.name}",
         f"VAF of every component of {one.name} over training, on {one.sampling.step_sequences} sequences at each saved step "
-        f"(HoPE fig. 3b). {_which(band)}",
-        _plain(data),
+        f"(HoPE fig. 3b). {named_bands(band)}",
+        plain(data),
         vaf_over_training(data),
         (verdict,),
     )
@@ -307,61 +259,10 @@ def beyond(one: Measured) -> Result | None:
     return Result(
         f"beyond_training_length_{one.name}",
         f"{one.name} on sequences of 2L = {2 * length} tokens: components and mean logit of the first layer, and mean logit of the "
-        f"later ones (HoPE fig. 3c), smoothed over L/32. Red band: the range of the activated component within L. {_which(band)}",
-        _plain(data),
+        f"later ones (HoPE fig. 3c), smoothed over L/32. Red band: the range of the activated component within L. {named_bands(band)}",
+        plain(data),
         beyond_training_length(data, length),
         verdicts,
-    )
-
-
-def norms(one: Measured) -> Result:
-    """Norms of query and key pairs per component, layer and head (which frequencies heads use), on a lot of a few sequences."""
-    bridge = load(one.path, one.sampling.device)
-    prompts = list(random_prompts(bridge, one.training_length, min(8, one.sampling.sequences), one.sampling.seed))
-    measures: list[Measure] = [Rotation(one.training_length)]  # pyright: ignore[reportAssignmentType]
-    group = analyze(bridge, prompts, measures)["rotation"].to_dataset()[["query_norm", "key_norm"]]
-    band = bands(one.within)
-    return Result(
-        f"norms_{one.name}",
-        f"Mean norm of the rotary pairs of queries and keys of {one.name} by component and head, on {len(prompts)} sequences of random "
-        f"tokens. Triangle: activated. {_which(band)}",
-        _plain(group.merge(band)),
-        pair_norms(group, band),
-    )
-
-
-def pair(one: Measured) -> Result:
-    """The components of the logit between the last token and the one half the training length before it, mean over heads."""
-    bridge = load(one.path, one.sampling.device)
-    prompt = next(random_prompts(bridge, one.training_length, 1, one.sampling.seed))
-    query, key = one.training_length - 1, one.training_length // 2 - 1
-    of_pair = components_of_pair(bridge, prompt.tokens, query, key)
-    band = bands(one.within)
-    data = band.assign(
-        logit=described(of_pair.mean(("layer", "head")), "component of the logit of a pair, mean over heads", "q·k")
-    )
-    return Result(
-        f"pair_{one.name}",
-        f"Components of {one.name}'s logit between query {query} and key {key} of one sequence of random tokens, mean over layers and "
-        f"heads, and their sum from the fastest on. {_which(band)}",
-        _plain(data.assign(logit_of_head=of_pair)),
-        pair_of_tokens(data, f"{one.name}: token {query} to token {key}"),
-    )
-
-
-def turns(one: Measured) -> Result:
-    """How far learned positions turn each component, over the layers that learn them."""
-    layers = [place for place, scheme in enumerate(one.layout) if scheme in LEARNED]
-    group = one.within.sel(weights="trained").isel(layer=layers)
-    share = described(group["turn_share"].mean(("repeat", "layer", "head")), "share of pairs by the angle that they turn", "1")
-    upper = group["turn_upper"].isel(repeat=0, drop=True)
-    data = bands(group).assign(turn_share=share, turn_upper=upper)
-    return Result(
-        f"turns_{one.name}",
-        f"Angles by which the learned positions of {one.name} turn each component, over the pairs of {one.sampling.sequences} sequences "
-        f"of {one.training_length} random tokens, mean over the heads that learn positions.",
-        _plain(data),
-        turn_histogram(data, f"{one.name}: turns by learned positions"),
     )
 
 
@@ -419,18 +320,5 @@ def _controls(values: Mapping[str, float]) -> str:
     return "random weights: " + ", ".join(f"{value:.3g}" for value in random) if random else ""
 
 
-def _which(band: xr.Dataset) -> str:
-    chosen = np.flatnonzero(band["activated"].values)
-    thetas = band["frequency"].values[chosen]
-    named = ", ".join(f"r = {place} (θ = {theta:.4g} rad)" for place, theta in zip(chosen, thetas, strict=True))
-    return f"Activated: {named or 'none'}; {int(band['low_frequency'].sum())} components are lower."
-
-
 def _percent(values: np.ndarray) -> str:
     return ", ".join(f"{value:.3g} %" for value in values)
-
-
-def _plain(data: xr.Dataset) -> xr.Dataset:
-    """What a netCDF file takes: truth values as 0 and 1, only the attributes of variables."""
-    kept = data.drop_attrs(deep=False)
-    return kept.assign({name: array.astype("int8") for name, array in kept.items() if array.dtype == bool})

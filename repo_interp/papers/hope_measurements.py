@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,6 +36,9 @@ from repo_interp.tasks.prompt import Prompt
 from repo_interp.tasks.random_tokens import random_token_prompts
 
 KEPT = ("component_by_distance", "frequency", "activated", "low_frequency", "turn_share", "turn_upper", "distance_pairs")
+
+TOGETHER: Any = {"data_vars": "all", "coords": "minimal", "compat": "override", "join": "exact"}
+"""How equal measurements are put side by side."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,7 @@ def measure_checkpoint(name: str, path: str | os.PathLike[str], sampling: Sampli
         xr.concat(
             [lots(bridge, tokens, length, sampling.sequences, sampling) for bridge in bridges.values()],
             dim=xr.IndexVariable("weights", list(bridges)),
+            **TOGETHER,
         )
         for tokens in lengths
     ]
@@ -132,7 +137,7 @@ def lots(bridge, tokens: int, training_length: int, sequences: int, sampling: Sa
         kept["logit_without_first"] = groups["without_first"]["logit_by_distance"].mean("head", keep_attrs=True)
         kept["vaf"], kept["vaf_curve"] = components["vaf_mean"], components["vaf_curve_mean"]
         found.append(kept)
-    return xr.concat(found, dim=xr.IndexVariable("repeat", range(sampling.repeats)))
+    return xr.concat(found, dim=xr.IndexVariable("repeat", range(sampling.repeats)), **TOGETHER)
 
 
 def random_prompts(bridge, tokens: int, count: int, seed: int) -> Iterator[Prompt]:
@@ -159,7 +164,11 @@ def components_of_pair(bridge, tokens: Sequence[int], query: int, key: int) -> x
 
     batch = torch.tensor([tokens], device=next(bridge.parameters()).device)
     capture(bridge, batch, torch.ones_like(batch, dtype=torch.bool), torch.tensor([0]), receive)
-    return described(xr.concat(found, dim="layer"), "component of the logit of a pair", "q·k")
+    return described(
+        xr.concat(found, dim="layer", join="exact", coords="minimal", compat="override"),
+        "component of the logit of a pair",
+        "q·k",
+    )
 
 
 def bands(measured: xr.Dataset) -> xr.Dataset:
@@ -170,6 +179,14 @@ def bands(measured: xr.Dataset) -> xr.Dataset:
     place = int(rotating[0]) if rotating.size else 0
     chosen = one.isel(layer=place).drop_vars(["layer", "scheme"], errors="ignore")
     return chosen.assign({name: chosen[name].astype(bool) for name in ("activated", "low_frequency")})
+
+
+def named_bands(band: xr.Dataset) -> str:
+    """Which components are activated and how many are lower, as a sentence for a caption."""
+    chosen = np.flatnonzero(band["activated"].values)
+    thetas = band["frequency"].values[chosen]
+    named = ", ".join(f"r = {place} (θ = {theta:.4g} rad)" for place, theta in zip(chosen, thetas, strict=True))
+    return f"Activated: {named or 'none'}; {int(band['low_frequency'].sum())} components are lower."
 
 
 def _steps(path: str | os.PathLike[str], length: int, sampling: Sampling) -> xr.Dataset | None:

@@ -65,7 +65,7 @@ def fits(one: Measured) -> Result:
     three, fake = (one.run[name].to_dataset() for name in ("three_axis", "fake_distance"))
     by_prompt = three["r"].mean(("layer", "head")).values
     r = float(by_prompt.mean())
-    random = np.array([float(control["three_axis"]["r"].mean()) for control in one.controls])
+    random = np.array([_mean(control["three_axis"].to_dataset()["r"]) for control in one.controls])
     verdicts = [
         Verdict(
             rules.P1,
@@ -96,7 +96,7 @@ def fits(one: Measured) -> Result:
     if rotating:
         layers = fake["r"].mean(("prompt", "head")).sel(layer=rotating).values
         prompts = fake["r"].sel(layer=rotating).mean(("layer", "head")).values
-        control = np.mean([float(twin["fake_distance"]["r"].sel(layer=rotating).mean()) for twin in one.controls])
+        control = np.mean([_mean(twin["fake_distance"].to_dataset()["r"].sel(layer=rotating)) for twin in one.controls])
         verdicts.append(
             Verdict(
                 rules.P2,
@@ -125,9 +125,8 @@ def fits(one: Measured) -> Result:
 def three_axes(one: Measured) -> Result:
     """Fig. 2, of the head with the median r."""
     layer, head = example_heads(one.run["three_axis"].to_dataset())[:2][-1]
-    chosen = xr.merge(
-        [one.run["maps"].to_dataset()[["logit_map", "block_size"]], one.run["three_axis"].to_dataset()[list(_AXES)]]
-    )
+    maps, axes = one.run["maps"].to_dataset(), one.run["three_axis"].to_dataset()
+    chosen = maps[["logit_map", "block_size"]].assign({name: axes[name] for name in _AXES})
     return Result(
         f"three_axis_{one.name}",
         f"{one.name}, the head with the median r: its logits, distance, query and key axis, and their sum (fig. 2). Axes have a meaning "
@@ -141,7 +140,8 @@ def fake_distance(one: Measured) -> Result:
     """Fig. 3, of the head with the median r."""
     dataset = one.run["fake_distance"].to_dataset()
     layer, head = (example_heads(dataset.sel(layer=_rotating_layers(one) or dataset["layer"].values))[:2] or [(0, 0)])[-1]
-    chosen = xr.merge([one.run["maps"].to_dataset()[["fake_map", "block_size"]], dataset[["position_axis", "semantic_axis"]]])
+    maps = one.run["maps"].to_dataset()[["fake_map", "block_size"]]
+    chosen = maps.assign({name: dataset[name] for name in ("position_axis", "semantic_axis")})
     return Result(
         f"fake_distance_{one.name}",
         f"{one.name}, the head with the median r: logits that the last query would give every key at every distance, with their two "
@@ -219,42 +219,17 @@ def tolerance(one: Measured, all_measured: Sequence[Measured]) -> Result:
 def longer(one: Measured) -> Result:
     """P7, table 2."""
     group = one.run["extrapolation"].to_dataset()
-    kl = group["kl"].mean("layer")
     first, last = group["length"].values[[0, -1]]
-    verdicts = []
+    verdicts = ()
     if "lm_infinite" in group["method"].values:
-        excess = {
-            method: float(kl.sel({"method": method, "length": last}) - kl.sel({"method": method, "length": first}))
-            for method in ("plain", "lm_infinite")
-        }
-        nats = {method: float(group["log_perplexity"].sel({"method": method, "length": last})) for method in excess}
-        stays = excess["plain"] > 0 and excess["lm_infinite"] <= rules.KEPT * excess["plain"]
-        verdicts.append(
-            Verdict(
-                rules.P7,
-                one.name,
-                judged(stays and nats["lm_infinite"] < nats["plain"]),
-                f"KL with LM-Infinite at {last} tokens above that at {first}, nats a head",
-                excess["lm_infinite"],
-                float(
-                    (
-                        group["kl"].sel({"method": "lm_infinite", "length": last})
-                        - group["kl"].sel({"method": "lm_infinite", "length": first})
-                    ).std(ddof=1)
-                ),
-                "layers",
-                group.attrs["prompts"],
-                f"plain {excess['plain']:.3g}; at {first} tokens (noise of the fit) {float(kl.sel({'method': 'plain', 'length': first})):.3g}",
-                f"log perplexity {nats['lm_infinite']:.3f} against {nats['plain']:.3f}",
-            )
-        )
+        verdicts = (_in_distribution(one, group, int(first), int(last)),)
     return Result(
         f"extrapolation_{one.name}",
         f"{one.name}: divergence of attention outputs from those at the training length, and log perplexity, of the last "
         f"{group.attrs['judged']} tokens (table 2).",
         group,
         extrapolation_by_length(one.run),
-        tuple(verdicts),
+        verdicts,
     )
 
 
@@ -289,6 +264,28 @@ def _marginal(one: Measured, claim: Claim, kind: str, plain: float) -> Verdict:
         "draws",
         one.sampling.sequences,
         note=note,
+    )
+
+
+def _in_distribution(one: Measured, group: xr.Dataset, first: int, last: int) -> Verdict:
+    of_layers = group["kl"].sel(length=last) - group["kl"].sel(length=first)
+    plain, capped = (of_layers.sel({"method": method}).values for method in ("plain", "lm_infinite"))
+    floor = float(group["kl"].sel({"method": "plain", "length": first}).mean())
+    nats, nats_capped = (
+        float(group["log_perplexity"].sel({"method": name, "length": last})) for name in ("plain", "lm_infinite")
+    )
+    stays = plain.mean() > 0 and capped.mean() <= rules.KEPT * plain.mean()
+    return Verdict(
+        rules.P7,
+        one.name,
+        judged(bool(stays and nats_capped < nats)),
+        f"KL with LM-Infinite at {last} tokens above that at {first}, nats a head",
+        float(capped.mean()),
+        float(capped.std(ddof=1)),
+        "layers",
+        group.attrs["prompts"],
+        f"plain {plain.mean():.3g}; at {first} tokens, where only the noise of the fit is left, {floor:.3g}",
+        f"log perplexity {nats_capped:.3f} against {nats:.3f}",
     )
 
 

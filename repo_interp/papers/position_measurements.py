@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -23,6 +24,7 @@ from repo_interp.experiments.traces import output_traces
 from repo_interp.measures.fake_distance import FakeDistance
 from repo_interp.measures.maps import Maps
 from repo_interp.measures.rotation import Rotation
+from repo_interp.measures.statistics import Measure
 from repo_interp.measures.three_axis import ThreeAxis
 from repo_interp.models.checkpoints import identify, load_model
 from repo_interp.models.fresh import load_fresh
@@ -32,6 +34,8 @@ from repo_interp.models.reposition import attentions, layout
 from repo_interp.papers.position_rules import OFFSET, TEXT
 from repo_interp.positions.biases import PositionBias
 from repo_interp.tasks import Task, make_task
+
+_THREE_AXIS = ThreeAxis(axes="first_prompt", extras=("position", "shuffled", "held_out"))
 
 
 @dataclass(frozen=True)
@@ -89,9 +93,9 @@ def measure_checkpoint(name: str, path: str | os.PathLike[str], sampling: Sampli
         "language", corpus=sampling.corpus, tokenizer_file=str(tokenizer), length=length, longest_test=length * sampling.reach
     )
     prompts = task.prompts(sampling.sequences, sampling.seed, str(length))
-    measures = (ThreeAxis(axes="first_prompt", extras=("position", "shuffled", "held_out")), FakeDistance(), Rotation(length))
+    measures: list[Measure] = [_THREE_AXIS, FakeDistance(), Rotation(length)]  # pyright: ignore[reportAssignmentType]
     progress(f"{name}: fits")
-    run = analyze(bridge, prompts, (*measures, Maps()))
+    run = analyze(bridge, prompts, [*measures, Maps()])  # pyright: ignore[reportArgumentType]
     progress(f"{name}: random weights")
     controls = tuple(analyze(load_fresh(path, seed, sampling.device), prompts, measures) for seed in range(sampling.controls))
     model = load_model(checkpoint, sampling.device)
@@ -129,7 +133,9 @@ def _judged(model: PreTrainedModel, task: Task, prompts, sampling: Sampling) -> 
             for name, array in values.items():
                 array[row, draw] = float(found[name].sel(gamma=gamma))
     texts = {"log_perplexity": "log perplexity", "log_perplexity_rise": "rise over the targets that no move touched"}
-    variables = {name: (("kind", "draw"), values[name], {"long_name": text, "units": "nat"}) for name, text in texts.items()}
+    variables: dict[str, Any] = {
+        name: (("kind", "draw"), values[name], {"long_name": text, "units": "nat"}) for name, text in texts.items()
+    }
     variables["plain"] = ((), plain, {"long_name": "log perplexity without perturbation", "units": "nat"})
     return xr.Dataset(variables, coords={"kind": list(PAPER_KINDS), "draw": range(sampling.draws)})
 

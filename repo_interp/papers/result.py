@@ -23,3 +23,9 @@ class Result:
     data: xr.Dataset
     figure: PaperFigure
     verdicts: tuple[Verdict, ...] = ()
+
+
+def plain(data: xr.Dataset) -> xr.Dataset:
+    """What a netCDF file takes: truth values as 0 and 1, only the attributes of variables."""
+    kept = data.drop_attrs(deep=False)
+    return kept.assign({name: array.astype("int8") for name, array in kept.items() if array.dtype == bool})

@@ -51,6 +51,8 @@ def logit_by_distance(logits: xr.DataArray) -> PaperFigure:
             _checkpoint(ax, logits.sel(checkpoint=name))
             scheme = scheme_name(str(logits.sel(checkpoint=name)["scheme"].item()))
             ax.set_title(scheme if name.lower() == scheme.lower() else f"{name}: {scheme}")
+        known = logits.sel(weights="trained").notnull().any(("length", "checkpoint")).values
+        axes[-1].set_xlim(0, 1.01 * float(logits["distance"].values[known].max()))
         axes[-1].set_xlabel(DISTANCE)
         figure.supylabel(LOGIT, fontsize=7)
         handles = [Line2D([], [], color="#222222", linewidth=1.2, label="sequences of length L")]
@@ -132,8 +134,11 @@ def beyond_training_length(components: xr.Dataset, training_length: int) -> Pape
         bottom.set_title("later layers: mean logit, from its mean within L")
         bottom.set_xlabel(DISTANCE)
         if 1 < len(layers) <= 8:
-            bottom.legend(loc="upper left", ncols=min(4, len(layers) - 1), borderpad=0.1)
-            bottom.margins(y=0.25)
+            look = {"handlelength": 0.8, "columnspacing": 0.7, "handletextpad": 0.3, "borderpad": 0.1}
+            bottom.legend(
+                loc="upper center", ncols=min(4, len(layers) - 1), **look, frameon=True, edgecolor="none", framealpha=0.9
+            )
+            bottom.set_ylim(top=bottom.get_ylim()[1] + 0.2 * np.ptp(bottom.get_ylim()))
         for ax in (top, middle, bottom):
             _beyond(ax, training_length, int(distance[-1]))
             ax.set_ylabel("q·k")

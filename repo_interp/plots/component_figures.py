@@ -41,7 +41,7 @@ def figures_of_components(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]
         length = training_length(run)
         if components.sizes["distance"] > BEYOND * length:
             shown = own[["component_by_distance"]].assign(logit_by_distance=own["logit_by_distance"].mean("head"))
-            yield "beyond_training_length", beyond_training_length(shown.merge(band), length)
+            yield "beyond_training_length", beyond_training_length(shown.assign(band.data_vars), length)
     turned = turns_of_learned(components)
     if turned is not None:
         yield "component_turns", turn_histogram(turned)

@@ -81,13 +81,13 @@ def three_axis_fit(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
     rebuilt = additive_means(axes["distance"], axes["query"], axes["key"], edges_of(starts, tokens))
     with style():
         figure = paper_figure(PAGE_WIDTH, 2.3)
-        left, middle, right = figure.subfigures(1, 3, width_ratios=(1.0, 0.9, 1.17))
+        left, middle, right = np.asarray(figure.subfigures(1, 3, width_ratios=(1.0, 0.9, 1.17))).tolist()
         limits = _limits(shown.values)
         _map(left.subplots(), shown.values, tokens, limits, "Logits", "key", "query")
         image = _map(right.subplots(), rebuilt, tokens, limits, f"Sum of the axes, r = {_r(fit, layer, head)}", "key", "query")
         right.colorbar(image, ax=right.axes, pad=0.02, fraction=0.05, label="logits").outline.set_visible(False)  # pyright: ignore
         colour = scheme_colour(schemes(fit)[layer])
-        for ax, (name, values) in zip(middle.subplots(3, 1), axes.items(), strict=True):
+        for ax, (name, values) in zip(np.ravel(np.asarray(middle.subplots(3, 1))), axes.items(), strict=True):
             _line(ax, values, colour, name)
             ax.set_title(f"{name} axis", pad=2)
         figure.suptitle(_where(fit, layer, head, tokens, maps), x=0.01, ha="left", fontsize=7.5)

@@ -39,11 +39,12 @@ def perturbation_grid(run: xr.DataTree, value: str = "log_perplexity") -> PaperF
     with style():
         figure = paper_figure(PAGE_WIDTH, 0.95 + 0.26 * cells.sizes["l_max"])
         axes = figure.subplots(1, cells.sizes["kind"], sharey=True, squeeze=False)[0]
+        images = []
         for ax, kind in zip(axes, cells["kind"].values, strict=True):
-            image = draw_grid(ax, cells.sel(kind=kind), worse.sel(kind=kind).values, reach)
+            images.append(draw_grid(ax, cells.sel(kind=kind), worse.sel(kind=kind).values, reach))
             ax.set_title(KIND_NAMES.get(str(kind), str(kind)))
         axes[0].set_ylabel(r"$l_{max}$ (tokens)")
-        bar = figure.colorbar(image, ax=list(axes), pad=0.01, fraction=0.03)
+        bar = figure.colorbar(images[0], ax=list(axes), pad=0.01, fraction=0.03)
         bar.outline.set_visible(False)  # pyright: ignore
         bar.set_label("worse than without")
         title = {"log_perplexity": "log perplexity", "task_score": str(dataset.attrs.get("metric", "task score"))}

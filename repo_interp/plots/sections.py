@@ -13,7 +13,7 @@ from typing import Any
 
 import xarray as xr
 
-from repo_interp.plots import charts, component_page, explorer
+from repo_interp.plots import charts, component_page, disentanglement_figures, explorer
 from repo_interp.plots.choice import main_span
 from repo_interp.plots.tables import Table, head_table, mass_table, pattern_table, range_table
 
@@ -154,4 +154,7 @@ SECTIONS: list[Section] = [
     Section("patterns", "Patterns of positions", ("patterns",), _patterns),
     Section("ranges", "Ranges of positions", ("positions",), _ranges),
     Section("components", "Rotary components", ("components",), _components, "components.js"),
+    Section("three_axis", "Position and semantics: three axes", ("three_axis",), _correlations("three_axis")),
+    Section("fake_distance", "Position and semantics: fake distance", ("fake_distance",), _correlations("fake_distance")),
+    Section("rotation", "Rotating pairs", ("rotation",), _correlations("rotation")),
 ]

@@ -1,0 +1,73 @@
+"""The paper's recipes on small random models of every kind of position: verdicts by rule, and none where there is nothing to judge."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from families import tiny
+
+import repo_interp as ri
+from repo_interp.errors import InputError
+from repo_interp.papers import position_generalization as paper
+from repo_interp.papers.claims import UNMEASURED
+from repo_interp.papers.figure_directory import write_figures
+from repo_interp.papers.position_rules import CLAIMS
+from repo_interp.tasks import make_task
+
+LENGTH = 32
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    torch.manual_seed(0)
+    home = tmp_path_factory.mktemp("language")
+    text = home / "text.txt"
+    text.write_text("\n".join(f"sentence {number} says that {number * 7 % 101} comes next." for number in range(4000)))
+    task = make_task("language", corpus=str(text), tokens=300, length=LENGTH, longest_test=2 * LENGTH)
+    checkpoints = {}
+    for scheme in ("rope", "repo@1", "alibi", "learned", "nope"):
+        stock = tiny("llama")
+        stock.resize_token_embeddings(task.vocabulary_size, mean_resizing=False)
+        stock.config.max_position_embeddings = LENGTH
+        model = ri.reposition(stock, scheme)
+        checkpoints[scheme] = home / scheme.replace("@", "_")
+        ri.save(model, checkpoints[scheme], task.tokenizer())
+    options = paper.Options(sequences=2, controls=1, draws=2, longer=8, reach=2, corpus=str(text))
+    said = []
+    return paper.figures(checkpoints, options, said.append), home, checkpoints, said
+
+
+def test_every_claim_is_judged_where_it_can_be(found):
+    results, _, checkpoints, said = found
+    verdicts = {(one.claim.id, one.checkpoint): one for result in results for one in result.verdicts}
+    asked = {claim: {name for (of, name) in verdicts if of == claim} for claim in {claim.id for claim in CLAIMS}}
+    assert asked["P1"] == asked["P3"] == asked["P6"] == set(checkpoints)
+    assert asked["P2"] == {"rope", "repo@1"}  # the others' fake logits are additive by construction
+    assert asked["P4"] == {"rope", "repo@1"}
+    assert asked["P6 (learned)"] == {"repo@1"}
+    assert asked["P7"] == set(checkpoints) - {"learned"}  # its table ends at the training length
+    assert asked["P6 (positions)"] == set(checkpoints) - {"nope"}
+    assert all(np.isfinite(one.ours) for one in verdicts.values())
+    assert all(one.verdict != UNMEASURED for one in verdicts.values())
+    assert {one.claim.id for one in paper.unmeasured(results)} == {claim for claim, names in asked.items() if not names}
+    assert "alibi: longer prompts" in said
+
+
+def test_figures_and_verdicts_are_written(found):
+    results, home, _, _ = found
+    few = [result for result in results if result.name in ("fits_rope", "perturbation_rope")]
+    files = {file.name for file in write_figures(home / "figures", paper.TITLE, few, paper.unmeasured(few), "command", {})}
+    assert len(files) == 4 * 2 + 2
+    names = {result.name for result in results}
+    for stem in ("three_axis", "fake_distance", "rotation", "extrapolation", "output_traces"):
+        assert f"{stem}_rope" in names
+    for stem in ("fits", "perturbation"):
+        assert {f"{stem}_rope.png", f"{stem}_rope.svg", f"{stem}_rope.pdf", f"{stem}_rope.nc"} <= files
+    assert "Position Generalization" in (home / "figures" / "README.md").read_text()
+
+
+def test_too_little_to_judge_on_is_refused():
+    for wrong in ({"draws": 1}, {"longer": 2}, {"reach": 3}):
+        with pytest.raises(InputError):
+            paper.Options(**wrong)
