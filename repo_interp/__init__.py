@@ -32,7 +32,24 @@ _WHERE = {
 }
 _MODULES = ("plots", "tasks")
 
-__all__ = ["__version__", *sorted(_WHERE), *_MODULES]
+__all__ = [
+    "InputError",
+    "__version__",
+    "added_parameters",
+    "analyze",
+    "bridge",
+    "layout",
+    "load",
+    "plots",
+    "read_prompts",
+    "read_run",
+    "reposition",
+    "save",
+    "tasks",
+    "write_prompts",
+    "write_run",
+    "zoo",
+]
 
 if TYPE_CHECKING:
     from repo_interp import plots, tasks

@@ -12,9 +12,7 @@ from repo_interp.inputs import AttentionInputs
 OFFICIAL = Path(__file__).parent / "official"
 
 
-def official_inputs(
-    name: str, layer: int, variant: str = "expected", dtype: torch.dtype = torch.float64
-) -> AttentionInputs:
+def official_inputs(name: str, layer: int, variant: str = "expected", dtype: torch.dtype = torch.float64) -> AttentionInputs:
     """One layer of an official checkpoint, as its original code computed it."""
     arrays = np.load(OFFICIAL / name / f"{variant}.npz")
     queries = torch.as_tensor(arrays["q_prerot"][layer], dtype=dtype)

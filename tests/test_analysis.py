@@ -44,10 +44,7 @@ def prompts_file(tmp_path_factory):
 def results(prompts_file, tmp_path_factory):
     """What `repo-interp analyze` makes of the authors' checkpoint."""
     directory = tmp_path_factory.mktemp("runs") / "first"
-    assert (
-        main(["analyze", str(OFFICIAL / "repo_mha"), "--prompts", str(prompts_file), "--out", str(directory)])
-        == 0
-    )
+    assert main(["analyze", str(OFFICIAL / "repo_mha"), "--prompts", str(prompts_file), "--out", str(directory)]) == 0
     return directory
 
 
@@ -59,9 +56,7 @@ def test_the_run_file_holds_the_authors_numbers(results):
             for kind, variable in (("total", "mass"), ("per_token", "mass_per_token")):
                 got = mass[variable].sel(span=name, prompt=prompt)
                 assert_allclose(got, ANALYSIS[f"repo_mha/mass/{kind}/{name}/seq{prompt}"], atol=1e-5)
-    expected = json.loads((OFFICIAL / "expected_analysis.json").read_text())["repo_mha"]["attention_mass"][
-        "mean_over_sequences"
-    ]
+    expected = json.loads((OFFICIAL / "expected_analysis.json").read_text())["repo_mha"]["attention_mass"]["mean_over_sequences"]
     for name, means in expected.items():
         assert_allclose(mass["table"].sel(span=name), 100 * means["per_token"], atol=1e-3)
     learned = [2, 3, 4, 5]
@@ -71,9 +66,7 @@ def test_the_run_file_holds_the_authors_numbers(results):
         atol=1e-3,
     )
     labels = patterns["chunk_pattern"].sel(layer=learned).transpose("layer", "prompt", "head", "chunk")
-    margins = np.minimum(
-        np.abs(ANALYSIS["repo_mha/chunk_const_margin"]), np.abs(ANALYSIS["repo_mha/chunk_mono_margin"])
-    )
+    margins = np.minimum(np.abs(ANALYSIS["repo_mha/chunk_const_margin"]), np.abs(ANALYSIS["repo_mha/chunk_mono_margin"]))
     sure = margins > 1e-3
     assert sure.mean() > 0.9
     assert_array_equal(labels.values[sure], ANALYSIS["repo_mha/chunk_label"][sure])
@@ -87,10 +80,7 @@ def test_the_run_says_where_it_comes_from(results):
     assert run.attrs["training_length"] == 256 and run.attrs["dtype"] == "float32"
     assert run.attrs["version_torch"].startswith("2.")
     assert run["patterns"].attrs["chunk_size"] == 16
-    assert (
-        run["positions"]["scheme"].sel(layer=1) == "rope"
-        and run["positions"]["scheme"].sel(layer=5) == "repo"
-    )
+    assert run["positions"]["scheme"].sel(layer=1) == "rope" and run["positions"]["scheme"].sel(layer=5) == "repo"
     for node in run.subtree:
         for name, array in node.data_vars.items():
             assert array.attrs["long_name"] and array.attrs["units"], name
@@ -105,10 +95,7 @@ def test_report_and_figures_are_there_in_every_format(results):
 
 def test_the_same_input_gives_the_same_bytes(results, prompts_file, tmp_path):
     again = tmp_path / "again"
-    assert (
-        main(["analyze", str(OFFICIAL / "repo_mha"), "--prompts", str(prompts_file), "--out", str(again)])
-        == 0
-    )
+    assert main(["analyze", str(OFFICIAL / "repo_mha"), "--prompts", str(prompts_file), "--out", str(again)]) == 0
     for path in sorted(results.rglob("*")):
         if path.is_file():
             assert (again / path.relative_to(results)).read_bytes() == path.read_bytes(), path.name
@@ -239,12 +226,7 @@ def test_broken_prompts_are_refused_in_one_line(case, tmp_path, capsys, monkeypa
     (tmp_path / "prompts.jsonl").write_text(BROKEN_PROMPTS[case])
     assert main(["analyze", str(OFFICIAL / "repo_mha"), "--prompts", "prompts.jsonl", "--out", "out"]) == 2
     error = capsys.readouterr().err
-    assert (
-        (error.startswith("repo-interp analyze: ")
-        and error.count("\n") == 1
-        and "prompts.jsonl" in error)
-        or "token" in error
-    )
+    assert (error.startswith("repo-interp analyze: ") and error.count("\n") == 1 and "prompts.jsonl" in error) or "token" in error
     assert sorted(path.name for path in tmp_path.iterdir()) == ["prompts.jsonl"]
 
 
@@ -285,10 +267,7 @@ def test_a_mass_without_generated_tokens_is_refused(tmp_path, capsys):
         "attention_mass",
     ]
     assert main([*command, "--out", str(tmp_path / "out")]) == 2
-    assert (
-        "prompt 0 has no span 'generated', which the measure 'attention_mass' needs"
-        in capsys.readouterr().err
-    )
+    assert "prompt 0 has no span 'generated', which the measure 'attention_mass' needs" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
@@ -354,9 +333,7 @@ def test_a_store_of_another_analysis_is_not_used(tmp_path):
 def test_half_a_run_file_is_never_left(tmp_path, monkeypatch):
     from repo_interp.run import make_run, write_run
 
-    run = make_run(
-        {"m": xr.Dataset({"s": ("layer", [1.0], {"long_name": "s", "units": "1"})}, {"layer": [0]})}, {}
-    )
+    run = make_run({"m": xr.Dataset({"s": ("layer", [1.0], {"long_name": "s", "units": "1"})}, {"layer": [0]})}, {})
     write_run(run, tmp_path / "run.nc")
     before = (tmp_path / "run.nc").read_bytes()
 
@@ -366,9 +343,7 @@ def test_half_a_run_file_is_never_left(tmp_path, monkeypatch):
     monkeypatch.setattr(xr.DataTree, "to_netcdf", fail)
     with pytest.raises(OSError, match="disk full"):
         write_run(run, tmp_path / "run.nc")
-    assert [path.name for path in tmp_path.iterdir()] == ["run.nc"] and (
-        tmp_path / "run.nc"
-    ).read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["run.nc"] and (tmp_path / "run.nc").read_bytes() == before
 
 
 @pytest.mark.parametrize("content", [b"", b"not netcdf at all", None])
@@ -397,23 +372,15 @@ def test_a_measure_of_ones_own_is_analysed_like_ours():
         def observe(self, inputs, spans):
             return Statistics(
                 per_prompt=xr.Dataset(
-                    {
-                        "norm": of_layer(
-                            inputs, ("prompt", "layer", "head"), inputs.queries.norm(dim=-1).mean(-1)
-                        )
-                    }
+                    {"norm": of_layer(inputs, ("prompt", "layer", "head"), inputs.queries.norm(dim=-1).mean(-1))}
                 )
             )
 
         def conclude(self, statistics):
-            return xr.Dataset(
-                {"norm": described(statistics.per_prompt["norm"], "mean norm of the queries", "1")}
-            )
+            return xr.Dataset({"norm": described(statistics.per_prompt["norm"], "mean norm of the queries", "1")})
 
     bridge = ri.bridge(ri.reposition(tiny("llama"), "repo@1"))
     prompts = [Prompt(tokens=tuple(torch.randint(3, 64, (20,)).tolist())) for _ in range(3)]
     run = ri.analyze(bridge, prompts, [MeanNorm(), "positions"], heads=[2])
-    assert run["mean_norm"]["norm"].shape == (3, 3, 1) and run["mean_norm"]["norm"]["head"].values.tolist() == [
-        2
-    ]
+    assert run["mean_norm"]["norm"].shape == (3, 3, 1) and run["mean_norm"]["norm"]["head"].values.tolist() == [2]
     assert run["positions"]["token_id"].sel(prompt=1).values.tolist() == list(prompts[1].tokens)

@@ -67,9 +67,7 @@ def test_token_indices_in_place_of_learned_positions_are_plain_rope():
         def to_index(positions, hook):
             return torch.arange(positions.shape[-1], dtype=positions.dtype).expand_as(positions)
 
-        changed = wrapped.run_with_hooks(
-            TOKENS, fwd_hooks=[(positions_hook(layer), to_index) for layer in range(3)]
-        )
+        changed = wrapped.run_with_hooks(TOKENS, fwd_hooks=[(positions_hook(layer), to_index) for layer in range(3)])
     assert_close(changed, rope, atol=1e-5, rtol=1e-5)
 
 
@@ -79,12 +77,8 @@ def test_a_constant_added_to_positions_changes_nothing_a_permutation_does(layout
     order = torch.randperm(20, generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         plain = wrapped(TOKENS)
-        moved = wrapped.run_with_hooks(
-            TOKENS, fwd_hooks=[(positions_hook(layer), lambda z, hook: z + 7.5) for layer in range(3)]
-        )
-        shuffled = wrapped.run_with_hooks(
-            TOKENS, fwd_hooks=[(positions_hook(1), lambda z, hook: z[..., order] * 3)]
-        )
+        moved = wrapped.run_with_hooks(TOKENS, fwd_hooks=[(positions_hook(layer), lambda z, hook: z + 7.5) for layer in range(3)])
+        shuffled = wrapped.run_with_hooks(TOKENS, fwd_hooks=[(positions_hook(1), lambda z, hook: z[..., order] * 3)])
         after = wrapped(TOKENS)
     assert_close(moved, plain, atol=2e-5, rtol=1e-5)
     assert (shuffled - plain).abs().max() > 1e-3
@@ -106,9 +100,7 @@ def test_scores_and_pattern_are_made_only_where_somebody_listens():
     with torch.no_grad():
         fused = wrapped(TOKENS)
         assert made == []
-        watched = wrapped.run_with_hooks(
-            TOKENS, fwd_hooks=[("blocks.1.attn.hook_pattern", lambda pattern, hook: None)]
-        )
+        watched = wrapped.run_with_hooks(TOKENS, fwd_hooks=[("blocks.1.attn.hook_pattern", lambda pattern, hook: None)])
         assert made == [1]
         wrapped.run_with_cache(
             TOKENS,
@@ -152,14 +144,10 @@ def test_gradients_reach_positions_and_maps():
 def test_bridge_generates_what_the_model_generates(layout):
     model = ri.reposition(tiny("qwen3"), layout)
     asked = {"max_new_tokens": 8, "do_sample": False}
-    expected = model.generate(
-        TOKENS[:1], attention_mask=torch.ones_like(TOKENS[:1]), eos_token_id=None, **asked
-    )
+    expected = model.generate(TOKENS[:1], attention_mask=torch.ones_like(TOKENS[:1]), eos_token_id=None, **asked)
     wrapped = ri.bridge(model)
     for cached in (True, False):
-        out = wrapped.generate(
-            TOKENS[:1], stop_at_eos=False, use_past_kv_cache=cached, verbose=False, **asked
-        )
+        out = wrapped.generate(TOKENS[:1], stop_at_eos=False, use_past_kv_cache=cached, verbose=False, **asked)
         assert torch.equal(out, expected)
 
 
@@ -176,9 +164,7 @@ def test_a_copied_bridge_is_independent():
 @pytest.mark.parametrize("family", ["llama", "olmo2", "qwen3"])
 def test_a_stock_adapter_that_would_lose_positions_is_refused(family):
     model = ri.reposition(tiny(family), "repo")
-    with pytest.raises(
-        ri.InputError, match=r"positions by 'repo', which a stock TransformerLens adapter would lose"
-    ):
+    with pytest.raises(ri.InputError, match=r"positions by 'repo', which a stock TransformerLens adapter would lose"):
         build_bridge_from_module(model, FAMILIES[family], hf_config=model.config)(TOKENS)
     gc.collect()
 
@@ -211,7 +197,9 @@ def word_tokenizer(words=("grass", "sky"), **special):
     backend = Tokenizer(models.WordLevel({token: number for number, token in enumerate(tokens)}))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     if "bos_token" in special:
-        backend.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", tokens.index("<bos>"))])
+        backend.post_processor = processors.TemplateProcessing(
+            single="<bos> $A", special_tokens=[("<bos>", tokens.index("<bos>"))]
+        )
     return PreTrainedTokenizerFast(tokenizer_object=backend, **special)
 
 

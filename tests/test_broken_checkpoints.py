@@ -184,9 +184,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("command", ["inspect", "analyze"])
 @pytest.mark.parametrize("damage", BROKEN, ids=lambda damage: damage.__name__)
-def test_broken_checkpoints_are_refused_in_one_line(
-    damage, command, checkpoint, tmp_path, monkeypatch, capsys
-):
+def test_broken_checkpoints_are_refused_in_one_line(damage, command, checkpoint, tmp_path, monkeypatch, capsys):
     damage(checkpoint)
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))

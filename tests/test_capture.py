@@ -64,10 +64,7 @@ def test_padding_on_either_side_shows_the_same_inputs(family, side):
         assert_close(padded.positions[:, :, kept], plain.positions, atol=1e-4, rtol=1e-4)
         row = torch.tensor([24 if side == "left" else 19])
         assert_close(padded.logits(row)[..., kept], plain.logits(torch.tensor([19])), atol=1e-4, rtol=1e-4)
-        assert (
-            torch.isinf(padded.logits(row)).sum()
-            == 2 * 4 * 5 + torch.isinf(plain.logits(torch.tensor([19]))).sum()
-        )
+        assert torch.isinf(padded.logits(row)).sum() == 2 * 4 * 5 + torch.isinf(plain.logits(torch.tensor([19]))).sum()
 
 
 def test_decode_is_the_model_without_its_unembedding():
@@ -109,9 +106,7 @@ def test_nothing_of_a_layer_is_kept():
     alive = []
 
     def receive(inputs):
-        assert all(reference() is None for reference in alive), (
-            "an earlier layer's inputs are still in memory"
-        )
+        assert all(reference() is None for reference in alive), "an earlier layer's inputs are still in memory"
         alive.append(weakref.ref(inputs))
 
     capture(model, TOKENS, VALID, NUMBERS, receive)
@@ -124,9 +119,7 @@ def test_values_that_are_not_finite_are_named_where_they_first_appear():
         model.model.layers[1].self_attn.assigner.final_map.weight[0, 0] = float("inf")
         model.model.embed_tokens.weight[63] = 0.1
     tokens = TOKENS.clone()
-    with pytest.raises(
-        ri.InputError, match="positions of layer 1 are not finite in prompt 0, the first place"
-    ):
+    with pytest.raises(ri.InputError, match="positions of layer 1 are not finite in prompt 0, the first place"):
         seen(model, tokens)
 
 

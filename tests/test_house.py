@@ -19,7 +19,12 @@ FORBIDDEN = {
     "experiments": ("papers", "cli"),
     "training": ("papers", "cli"),
 }
-LIBRARIES = {"plots": ("torch", "transformers", "transformer_lens"), "positions": ("transformers", "transformer_lens"), "measures": ("transformers", "transformer_lens", "matplotlib", "plotly"), "tasks": ("torch", "transformer_lens", "matplotlib", "plotly")}  # fmt: skip
+LIBRARIES = {
+    "plots": ("torch", "transformers", "transformer_lens"),
+    "positions": ("transformers", "transformer_lens"),
+    "measures": ("transformers", "transformer_lens", "matplotlib", "plotly"),
+    "tasks": ("torch", "transformer_lens", "matplotlib", "plotly"),
+}
 
 
 def loaded_by(statement: str) -> set[str]:
@@ -90,21 +95,11 @@ def test_every_public_name_can_be_had_and_is_listed():
 def test_every_module_says_what_it_is_and_nothing_below_the_commands_prints(path):
     tree = ast.parse(path.read_text())
     assert ast.get_docstring(tree), "no module docstring"
-    public = [
-        node
-        for node in tree.body
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
-    ]
+    public = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")]
     assert not [node.name for node in public if not ast.get_docstring(node)]
     if "cli" not in path.parts:
-        calls = [
-            node.func.id
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-        ]
+        calls = [node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
         assert "print" not in calls
         assert "rich" not in {
-            node.module.split(".")[0]
-            for node in ast.walk(tree)
-            if isinstance(node, ast.ImportFrom) and node.module
+            node.module.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module
         }

@@ -160,14 +160,10 @@ def test_shares_count_what_was_labelled_and_all_is_over_learned_layers():
             for code, pattern in enumerate(("constant", "mono", "hybrid")):
                 share = (found[:, head] == code).mean()
                 assert_allclose(group["pattern_share"].sel(layer=layer, head=head, pattern=pattern), share)
-    overall = json.loads((OFFICIAL / "expected_analysis.json").read_text())["repo_mha"]["positions"][
-        "overall"
-    ]
+    overall = json.loads((OFFICIAL / "expected_analysis.json").read_text())["repo_mha"]["positions"]["overall"]
     for pattern in ("constant", "mono", "hybrid"):
         assert_allclose(group["pattern_share_all"].sel(pattern=pattern), overall[pattern])
-        assert_allclose(
-            group["sensitivity"].sel(chunk_size=16, epsilon=0.2, pattern=pattern), overall[pattern]
-        )
+        assert_allclose(group["sensitivity"].sel(chunk_size=16, epsilon=0.2, pattern=pattern), overall[pattern])
     assert_allclose(group["sensitivity"].sum("pattern"), 1)
     constant = group["sensitivity"].sel(pattern="constant")
     assert (constant.diff("epsilon") >= 0).all() and constant.diff("epsilon").max() > 0
@@ -201,9 +197,7 @@ def test_uniform_attention_gives_each_span_its_share_of_the_past():
 
 def test_mass_over_a_partition_is_one_and_over_the_future_zero():
     inputs = random_inputs(window=9)
-    spans = spans_of(
-        2, 24, early=list(range(12)), late=list(range(12, 20)), future=[22, 23], generated=[20, 21]
-    )
+    spans = spans_of(2, 24, early=list(range(12)), late=list(range(12, 20)), future=[22, 23], generated=[20, 21])
     group = AttentionMass().conclude(AttentionMass().observe(inputs, spans))
     assert_allclose(group["mass"].sum("span"), 1)
     assert_allclose(group["mass"].sel(span="future"), 0)
@@ -217,14 +211,8 @@ def slow_mass(inputs, rows, span):
             kv = h * keys.shape[1] // queries.shape[1]
             for i in rows:
                 seen = [j for j in range(i + 1) if inputs.valid[p, j]]
-                weights = np.exp(
-                    [float(queries[p, h, i] @ keys[p, kv, j]) * inputs.logit_scale for j in seen]
-                )
-                result[p, h] += (
-                    sum(w for w, j in zip(weights, seen, strict=True) if j in span)
-                    / weights.sum()
-                    / len(rows)
-                )
+                weights = np.exp([float(queries[p, h, i] @ keys[p, kv, j]) * inputs.logit_scale for j in seen])
+                result[p, h] += sum(w for w, j in zip(weights, seen, strict=True) if j in span) / weights.sum() / len(rows)
     return result
 
 
@@ -244,9 +232,7 @@ def test_a_span_that_a_prompt_has_not_is_nan_there_and_left_out_of_the_mean():
     spans["needle"][1] = False
     group = AttentionMass().conclude(AttentionMass().observe(random_inputs(), spans))
     assert np.isnan(group["mass"].sel(span="needle", prompt=1)).all()
-    assert_allclose(
-        group["table"].sel(span="needle"), 100 * group["mass"].sel(span="needle", prompt=0).mean()
-    )
+    assert_allclose(group["table"].sel(span="needle"), 100 * group["mass"].sel(span="needle", prompt=0).mean())
 
 
 def test_masses_are_the_authors():
@@ -279,9 +265,7 @@ def test_span_mass_asks_for_no_map(monkeypatch):
     inputs = random_inputs(prompts=1, tokens=512)
     asked = []
     original = type(inputs).logits
-    monkeypatch.setattr(
-        type(inputs), "logits", lambda self, rows: (asked.append(len(rows)), original(self, rows))[1]
-    )
+    monkeypatch.setattr(type(inputs), "logits", lambda self, rows: (asked.append(len(rows)), original(self, rows))[1])
     span_mass(inputs, torch.tensor([500, 511]), torch.ones(1, 512, dtype=torch.bool))
     assert asked == [2]
 
@@ -291,9 +275,7 @@ def test_span_mass_asks_for_no_map(monkeypatch):
 MEASURES = [Positions(), Patterns(), Patterns(last_chunk="keep"), AttentionMass()]
 
 
-@pytest.mark.parametrize(
-    "measure", MEASURES, ids=lambda m: f"{m.name}-{'-'.join(map(str, m.parameters.values()))}"
-)
+@pytest.mark.parametrize("measure", MEASURES, ids=lambda m: f"{m.name}-{'-'.join(map(str, m.parameters.values()))}")
 def test_two_halves_merge_to_the_whole(measure):
     spans = spans_of(4, 40, needle=[3, 4], generated=[30, 31])
     layers = [random_inputs(prompts=4, tokens=40, layer=layer, seed=layer) for layer in range(3)]
@@ -301,9 +283,7 @@ def test_two_halves_merge_to_the_whole(measure):
     halves = [
         merge(
             [
-                measure.observe(
-                    select_prompts(inputs, half), {name: mask[half] for name, mask in spans.items()}
-                )
+                measure.observe(select_prompts(inputs, half), {name: mask[half] for name, mask in spans.items()})
                 for inputs in layers
             ]
         )
@@ -319,9 +299,9 @@ def test_prompts_of_different_lengths_merge_with_nan():
     group = measure.conclude(merge([measure.observe(long, {}), measure.observe(short, {})]))
     assert group["position"].shape == (2, 1, 4, 16)
     assert np.isnan(group["position"].sel(prompt=0).isel(token=slice(10, None))).all()
-    chunks = Patterns(chunk_size=4).conclude(
-        merge([Patterns(chunk_size=4).observe(i, {}) for i in (short, long)])
-    )["chunk_pattern"]
+    chunks = Patterns(chunk_size=4).conclude(merge([Patterns(chunk_size=4).observe(i, {}) for i in (short, long)]))[
+        "chunk_pattern"
+    ]
     assert chunks.dtype.kind == "i" and (chunks.sel(prompt=0).isel(chunk=[2, 3]) == -1).all()
 
 

@@ -59,13 +59,9 @@ def test_scaled_frequencies_reach_layers_with_learned_positions(variant, officia
 def test_yarn_takes_its_factor_as_stock_transformers_does_not_as_the_fork(official, expected):
     """With max_position_embeddings 512 and factor 4 the fork scales by 512/32 = 16; stock transformers, and we, by 4."""
     override = json.loads((official / "repo_scaled" / "rope_overrides.json").read_text())
-    factor_4 = load_model(
-        official / "repo_scaled", rope_scaling=override["yarn_maxpos_mismatch"]["rope_scaling"]
-    )
+    factor_4 = load_model(official / "repo_scaled", rope_scaling=override["yarn_maxpos_mismatch"]["rope_scaling"])
     assert factor_4.model.layers[0].self_attn.attention_scaling == pytest.approx(0.1 * np.log(4) + 1)
-    assert expected("repo_scaled", "expected_yarn_maxpos_mismatch")["attention_scaling"] == pytest.approx(
-        0.1 * np.log(16) + 1
-    )
+    assert expected("repo_scaled", "expected_yarn_maxpos_mismatch")["attention_scaling"] == pytest.approx(0.1 * np.log(16) + 1)
 
 
 @pytest.mark.parametrize("share", [0.5, 1.0])
@@ -101,6 +97,4 @@ def test_attentions_are_the_original_codes(official, expected):
         torch.as_tensor(arrays["input_ids"]), names_filter=lambda hook: hook.endswith("hook_pattern")
     )
     for layer in range(6):
-        assert_allclose(
-            cache[f"blocks.{layer}.attn.hook_pattern"].detach(), arrays["attentions"][layer], atol=1e-4
-        )
+        assert_allclose(cache[f"blocks.{layer}.attn.hook_pattern"].detach(), arrays["attentions"][layer], atol=1e-4)

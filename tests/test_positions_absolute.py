@@ -38,9 +38,7 @@ def test_a_cached_token_gets_the_vector_it_has_in_the_whole_prompt():
 
 def test_a_prompt_beyond_the_table_is_an_error_that_names_both():
     absolute = AbsoluteEmbedding(4, 3)
-    with pytest.raises(
-        ValueError, match=r"reaches position 6, but the learned table has 4, 0 to 3; use shorter"
-    ):
+    with pytest.raises(ValueError, match=r"reaches position 6, but the learned table has 4, 0 to 3; use shorter"):
         absolute(torch.zeros(1, 7, 3), torch.arange(7)[None])
     with pytest.raises(ValueError, match="reaches position 4"):
         absolute(torch.zeros(1, 1, 3), torch.tensor([[4]]))
@@ -54,6 +52,4 @@ def test_starts_small_trains_and_keeps_the_dtype_of_the_embeddings():
     absolute(torch.randn(1, 3, 50), torch.tensor([[0, 5, -1]])).square().sum().backward()
     touched = absolute.weight.grad.abs().sum(-1) > 0
     assert touched.nonzero().flatten().tolist() == [0, 5]
-    assert (
-        absolute(torch.randn(1, 3, 50, dtype=torch.bfloat16), torch.arange(3)[None]).dtype == torch.bfloat16
-    )
+    assert absolute(torch.randn(1, 3, 50, dtype=torch.bfloat16), torch.arange(3)[None]).dtype == torch.bfloat16

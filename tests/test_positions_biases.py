@@ -70,13 +70,9 @@ def test_kerple_reduces_to_its_closed_forms():
     query, key = torch.tensor([4.0]), torch.tensor([4.0, 3.0, 0.0])
     torch.testing.assert_close(
         bias_of(log, query, key)[:, 0],
-        torch.tensor(
-            [[0.0, -2 * math.log(2), -2 * math.log(5)], [0.0, -3 * math.log(1.5), -3 * math.log(3)]]
-        ),
+        torch.tensor([[0.0, -2 * math.log(2), -2 * math.log(5)], [0.0, -3 * math.log(1.5), -3 * math.log(3)]]),
     )
-    torch.testing.assert_close(
-        bias_of(power, query, key)[:, 0], torch.tensor([[0.0, -2.0, -8.0], [0.0, -3.0, -24.0]])
-    )
+    torch.testing.assert_close(bias_of(power, query, key)[:, 0], torch.tensor([[0.0, -2.0, -8.0], [0.0, -3.0, -24.0]]))
 
 
 def test_kerple_starts_inside_the_ranges_of_its_authors_and_stays_lawful():
@@ -93,10 +89,7 @@ def test_kerple_starts_inside_the_ranges_of_its_authors_and_stays_lawful():
         power.exponent_logit.fill_(30.0)
     positions = torch.arange(5.0)
     assert (bias_of(log, positions, positions) <= 0).all()
-    assert (
-        bias_of(power, torch.tensor([3.0]), torch.tensor([0.0])).min()
-        >= -9.0001 * power.log_scale.exp().max()
-    )
+    assert bias_of(power, torch.tensor([3.0]), torch.tensor([0.0])).min() >= -9.0001 * power.log_scale.exp().max()
 
 
 def test_fire_starts_as_published():

@@ -50,9 +50,7 @@ def attend(cope: ContextualPositions, queries, keys, values, visible) -> tuple[t
     """Pattern and output of a layer with CoPE alone."""
     index = torch.arange(queries.shape[2])[None]
     scale = queries.shape[-1] ** -0.5
-    logits = queries @ keys.transpose(-1, -2) * scale + cope(
-        queries, keys, index, index, visible, scale, values
-    )
+    logits = queries @ keys.transpose(-1, -2) * scale + cope(queries, keys, index, index, visible, scale, values)
     pattern = logits.masked_fill(~visible, float("-inf")).softmax(-1)
     return pattern, pattern @ values
 
@@ -116,10 +114,7 @@ def test_vectors_that_no_row_can_reach_cost_nothing_and_change_nothing():
     torch.manual_seed(0)
     weight = torch.randn(4096, 3)
     queries, keys, index = torch.randn(1, 2, 5, 3), torch.randn(1, 2, 5, 3), torch.arange(5)[None]
-    long, short = (
-        ContextualPositions(table(rows))(queries, keys, index, index, causal(5), 1.0)
-        for rows in (weight, weight[:7])
-    )
+    long, short = (ContextualPositions(table(rows))(queries, keys, index, index, causal(5), 1.0) for rows in (weight, weight[:7]))
     torch.testing.assert_close(long, short, atol=0, rtol=0)
 
 
@@ -136,9 +131,7 @@ def test_it_starts_without_any_position_as_in_the_listing():
 def test_fixed_slopes_are_those_of_alibi_and_prefer_what_is_near():
     positions = torch.tensor([[[[3.0, 2.0, 1.0]]]]).expand(1, 4, 1, 3)
     queries = torch.zeros(1, 4, 1, 2)
-    torch.testing.assert_close(
-        FixedSlopes(4)(queries, positions), -geometric_slopes(4)[:, None, None] * positions
-    )
+    torch.testing.assert_close(FixedSlopes(4)(queries, positions), -geometric_slopes(4)[:, None, None] * positions)
     printed = FixedSlopes(4, first=1.0, ratio=0.25)(queries, positions)
     assert printed[0, :, 0, 0].tolist() == [3.0, 3 / 4, 3 / 16, 3 / 64]
 
@@ -235,9 +228,7 @@ def test_equals_the_official_model():
     hidden = weights["wte.weight"][arrays["input_ids"]]
     for layer in range(config["n_layers"]):
         own = {
-            name.removeprefix(f"blocks.{layer}."): value
-            for name, value in weights.items()
-            if name.startswith(f"blocks.{layer}.")
+            name.removeprefix(f"blocks.{layer}."): value for name, value in weights.items() if name.startswith(f"blocks.{layer}.")
         }
         queries, keys, values = linear(hidden, own["att_proj.weight"]).chunk(3, dim=-1)
         queries = split(rms_norm(queries, own["q_norm.weight"], epsilon))

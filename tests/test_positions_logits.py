@@ -29,9 +29,7 @@ SCHEMES = {
     "cope": lambda: ContextualPositions(InterpolatedEmbedding(20, D_HEAD)),
     "cope, few positions": lambda: ContextualPositions(InterpolatedEmbedding(3, D_HEAD)),
     "cope, value gates": lambda: ContextualPositions(InterpolatedEmbedding(20, D_HEAD), "values"),
-    "cope, separate keys": lambda: SeparatelyGatedPositions(
-        InterpolatedEmbedding(20, D_HEAD), D_MODEL, KV_HEADS, D_HEAD
-    ),
+    "cope, separate keys": lambda: SeparatelyGatedPositions(InterpolatedEmbedding(20, D_HEAD), D_MODEL, KV_HEADS, D_HEAD),
     "cope mlp": lambda: ContextualPositions(PositionMLP(D_HEAD, width=5, unit=4.0)),
     "cope alibi": lambda: ContextualPositions(FixedSlopes(HEADS)),
     "cope learned slopes": lambda: ContextualPositions(LearnedSlopes(HEADS)),
@@ -148,9 +146,7 @@ def test_equals_the_formula_pair_by_pair(scheme):
 
 
 def test_equals_the_formula_with_left_and_right_padding_and_a_window(scheme):
-    prompts = Prompts(
-        torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1, 0, 0]], dtype=torch.bool)
-    )
+    prompts = Prompts(torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1, 0, 0]], dtype=torch.bool))
     prompts.visible &= torch.ones(9, 9, dtype=torch.bool).triu(-3)
     torch.testing.assert_close(prompts.logits(scheme), slow_logits(scheme, prompts), atol=2e-5, rtol=1e-5)
 
@@ -169,9 +165,7 @@ def test_a_row_equals_that_of_a_shorter_cache_since_later_keys_are_not_seen(sche
         setattr(shorter, name, getattr(shorter, name)[:, :, :cut])
     shorter.hidden, shorter.index = shorter.hidden[:, :cut], shorter.index[:, :cut]
     shorter.visible = shorter.visible[:, :, :cut, :cut]
-    torch.testing.assert_close(
-        shorter.logits(scheme), prompts.logits(scheme)[:, :, :cut, :cut], atol=1e-6, rtol=1e-6
-    )
+    torch.testing.assert_close(shorter.logits(scheme), prompts.logits(scheme)[:, :, :cut, :cut], atol=1e-6, rtol=1e-6)
 
 
 def test_left_padding_changes_nothing(scheme):
@@ -180,9 +174,7 @@ def test_left_padding_changes_nothing(scheme):
     for name in ("queries", "keys", "values"):
         getattr(padded, name)[:, :, 3:] = getattr(alone, name)
     padded.hidden[:, 3:] = alone.hidden
-    torch.testing.assert_close(
-        padded.logits(scheme)[:, :, 3:, 3:], alone.logits(scheme), atol=1e-6, rtol=1e-6
-    )
+    torch.testing.assert_close(padded.logits(scheme)[:, :, 3:, 3:], alone.logits(scheme), atol=1e-6, rtol=1e-6)
 
 
 def test_what_is_not_visible_is_zero_and_counts_nothing(scheme):
@@ -228,9 +220,7 @@ def test_bfloat16_features_are_used_as_they_are_and_positions_are_not_rounded(sc
     gate_keys = scheme.gate_keys(prompts.hidden)
     wide = scheme.to(torch.float64)
     exact = Prompts(whole(batch=1, tokens=400))
-    exact.queries, exact.keys, exact.values = (
-        t.double() for t in (prompts.queries, prompts.keys, prompts.values)
-    )
+    exact.queries, exact.keys, exact.values = (t.double() for t in (prompts.queries, prompts.keys, prompts.values))
     exact.index = exact.index.double()
     expected = wide(
         exact.queries,
@@ -286,17 +276,13 @@ def test_gradients_reach_every_parameter_and_are_those_of_the_formula(scheme):
             parameter -= 2e-6 * direction
             below = loss()
             parameter += 1e-6 * direction
-        torch.testing.assert_close(
-            (above - below) / 2e-6, (parameter.grad * direction).sum(), atol=1e-5, rtol=1e-4
-        )
+        torch.testing.assert_close((above - below) / 2e-6, (parameter.grad * direction).sum(), atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("scheme", CONTEXTUAL, indirect=True)
 def test_contextual_gradients_reach_queries_and_what_the_gates_look_at(scheme):
     prompts = Prompts(whole())
-    looked_at = {"keys": prompts.keys, "values": prompts.values, "separate_keys": prompts.hidden}[
-        scheme.gate_source
-    ]
+    looked_at = {"keys": prompts.keys, "values": prompts.values, "separate_keys": prompts.hidden}[scheme.gate_source]
     prompts.queries.requires_grad_()
     looked_at.requires_grad_()
     prompts.logits(scheme).square().sum().backward()

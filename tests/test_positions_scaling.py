@@ -18,9 +18,7 @@ def rope(base: float, d_head: int) -> torch.Tensor:
     return 1.0 / base ** (torch.arange(0, d_head, 2, dtype=torch.float32) / d_head)
 
 
-def of_transformers(
-    base: float, d_head: int, length: int, factor: float, **more: float
-) -> tuple[torch.Tensor, float]:
+def of_transformers(base: float, d_head: int, length: int, factor: float, **more: float) -> tuple[torch.Tensor, float]:
     parameters = {
         "rope_type": "yarn",
         "rope_theta": base,
@@ -51,9 +49,7 @@ def of_transformers(
 )
 def test_yarn_equals_transformers_on_rope(base, d_head, length, factor):
     expected, scaling = of_transformers(base, d_head, length, factor)
-    torch.testing.assert_close(
-        yarn_frequencies(rope(base, d_head), factor, length), expected, atol=0, rtol=2e-6
-    )
+    torch.testing.assert_close(yarn_frequencies(rope(base, d_head), factor, length), expected, atol=0, rtol=2e-6)
     assert yarn_attention_scaling(factor) == pytest.approx(scaling)
 
 
@@ -93,9 +89,7 @@ def test_order_and_dtype_are_kept_and_no_frequency_is_no_trouble():
         rope(10_000.0, 32).double(),
         torch.randperm(16, generator=torch.Generator().manual_seed(0)),
     )
-    torch.testing.assert_close(
-        yarn_frequencies(frequencies[shuffle], 4.0, 512), yarn_frequencies(frequencies, 4.0, 512)[shuffle]
-    )
+    torch.testing.assert_close(yarn_frequencies(frequencies[shuffle], 4.0, 512), yarn_frequencies(frequencies, 4.0, 512)[shuffle])
     assert (yarn_frequencies(torch.zeros(3), 4.0, 512) == 0).all()
     assert yarn_frequencies(torch.tensor([1.0, 0.0]), 4.0, 512).tolist() == [1.0, 0.0]
 

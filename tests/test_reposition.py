@@ -78,9 +78,7 @@ def test_left_padding_changes_nothing(family, layout):
     mask = (torch.arange(25) >= 5).long().expand(2, -1)
     with torch.no_grad():
         plain = model(TOKENS).logits
-        shifted = model(padded, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp_min(0)).logits[
-            :, 5:
-        ]
+        shifted = model(padded, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp_min(0)).logits[:, 5:]
     assert_close(shifted, plain, atol=1e-4, rtol=1e-4)
     asked = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
     alone = model.generate(TOKENS, attention_mask=torch.ones_like(TOKENS), **asked)
@@ -104,9 +102,7 @@ def test_positions_per_head_differ_where_heads_share_a_key():
         assert_close(model(TOKENS).logits, fused, atol=1e-5, rtol=1e-5)
     assert seen[0].shape == (2, 4, 20)
     assert (seen[0][:, 0] - seen[0][:, 1]).abs().max() > 1e-3
-    assert torch.equal(
-        model.generate(TOKENS, use_cache=True, **asked), model.generate(TOKENS, use_cache=False, **asked)
-    )
+    assert torch.equal(model.generate(TOKENS, use_cache=True, **asked), model.generate(TOKENS, use_cache=False, **asked))
 
 
 @pytest.mark.parametrize("checkpointing", ["plain", "checkpointed"])
@@ -118,9 +114,7 @@ def test_gradients_reach_what_assigns_positions(layout, checkpointing):
     model(TOKENS, labels=TOKENS, use_cache=False).loss.backward()
     for attention in attentions(model):
         for name, parameter in attention.assigner.named_parameters():
-            assert parameter.grad is not None and parameter.grad.abs().max() > 0, (
-                f"layer {attention.layer_idx} {name}"
-            )
+            assert parameter.grad is not None and parameter.grad.abs().max() > 0, f"layer {attention.layer_idx} {name}"
 
 
 def test_checkpointed_gradients_are_plain_ones():
@@ -164,9 +158,7 @@ def test_saving_and_loading_gives_the_same_bits(family, layout, tmp_path):
 
     again = load_model(tmp_path / "one")
     assert ri.layout(again) == ri.layout(model)
-    for (name, before), (_, after) in zip(
-        model.state_dict().items(), again.state_dict().items(), strict=True
-    ):
+    for (name, before), (_, after) in zip(model.state_dict().items(), again.state_dict().items(), strict=True):
         assert torch.equal(before, after), name
     with torch.no_grad():
         assert torch.equal(model(TOKENS).logits, again(TOKENS).logits)

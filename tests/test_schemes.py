@@ -49,9 +49,7 @@ def test_generation_with_cache_is_generation_without(variant):
         "attention_mask": torch.ones_like(TOKENS),
         "eos_token_id": None,
     }
-    assert torch.equal(
-        model.generate(TOKENS, use_cache=True, **asked), model.generate(TOKENS, use_cache=False, **asked)
-    )
+    assert torch.equal(model.generate(TOKENS, use_cache=True, **asked), model.generate(TOKENS, use_cache=False, **asked))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

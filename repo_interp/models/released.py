@@ -4,8 +4,8 @@
     dynmaic_pe_start_layer, dynmaic_pe_layer_ids    which layers those are: misspelt so; the released code reads this
                                                     spelling, the correct one stands beside it with the same value
 
-Repositioned are the layers from the start on - where layer ids are given, only those among them; the rest is RoPE. Modes that the released code does not know
-run RoPE there without a word; here they are refused.
+Repositioned are the layers from the start on - where layer ids are given, only those among them; the rest is RoPE. Modes that the released
+code does not know run RoPE there without a word; here they are refused.
 """
 
 from __future__ import annotations

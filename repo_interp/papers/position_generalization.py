@@ -179,7 +179,7 @@ def rotation(one: Measured) -> Result:
                 judged(_mean(closed) >= rules.CLOSED),
                 "mean r of logits and f + g",
                 _mean(closed),
-                float(np.nanstd(by_prompt, ddof=1)),
+                float(np.nanstd(by_prompt, ddof=1)) if np.isfinite(by_prompt).sum() > 1 else None,
                 "sequences",
                 sequences,
                 note=f"heads {float(closed.min()):.3g} to {float(closed.max()):.3g}; "
