@@ -1,5 +1,6 @@
-"""Claims P1 to P7 of Position Generalization, and the numbers by which they are judged. Written before a checkpoint was judged.
+"""Claims P1 to P7 of Position Generalization, and the numbers by which they are judged.
 
+Not blind: when the thresholds were written, an exploratory run on one half-trained checkpoint had been seen (P1, P2, P5, P6, early KL).
 The paper speaks of approximations and marginal effects; each threshold below is the weakest reading of its own words:
 "the great majority of the variance" is half of it, "a few" a quarter of the components, "marginal" two per cent of log perplexity.
 At short lengths random weights are fitted by chance: 3 n axes for n^2 / 2 pairs give r of about sqrt(6 / n).
