@@ -304,7 +304,7 @@ def _print_scores(console: Console, folders: list[TrainingFolder]) -> None:
     scores = [json.loads(folder.scores.read_text(encoding="utf-8")) for folder in folders]
     table = Table("test sets", *(folder.directory.name for folder in folders))
     table.title = f"{scores[0]['metric']}, {scores[0]['prompts']} prompts each"
-    shown = [(name, tuple(f"{score['test_sets'][name]:.3f}" for score in scores)) for name in scores[0]["test_sets"]]
+    shown = [(name, tuple(_shown(score["test_sets"][name]) for score in scores)) for name in scores[0]["test_sets"]]
     for cells, group in groupby(shown, key=lambda row: row[1]):
         names = [name for name, _ in group]
         table.add_row(names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}", *cells)
@@ -314,6 +314,10 @@ def _print_scores(console: Console, folders: list[TrainingFolder]) -> None:
             f"[bold]{folder.directory}[/bold]  the checkpoint, with training.toml, log.jsonl and scores.json",
             highlight=False,
         )
+
+
+def _shown(score: float | None) -> str:
+    return "beyond the learned table" if score is None else f"{score:.3f}"
 
 
 def option_value(text: str) -> tuple[str, int | float | str | bool]:

@@ -17,6 +17,7 @@ import xarray as xr
 from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
+from repo_interp.models.reposition import longest_prompt
 from repo_interp.tasks import Prompt, Response, Task
 from repo_interp.training.responses import forced_responses, generated_responses
 
@@ -36,6 +37,8 @@ def score(
 ) -> xr.Dataset:
     """Score `count` prompts of every test set (default: all that the task has). Variables:
 
+    Test sets that nobody named and that are longer than a learned position table are left out, and named in the attribute `left_out`.
+
     `score [test_set, prompt]`, `mean_score [test_set]`, `standard_error [test_set]`; with forced answers `log_perplexity [test_set]`
     in nats a target; `score_map` over the task's own axes where its prompts have them. `progress` is called with test sets done and in
     all. Raises InputError for unknown test sets, prompts that the model cannot take, and answers that cannot be generated.
@@ -43,15 +46,22 @@ def score(
     if answers not in ANSWERS:
         raise InputError(f"answers {answers!r} are unknown; wanted one of {', '.join(ANSWERS)}")
     chosen = list(task.test_sets if test_sets is None else test_sets)
+    longest, left_out = longest_prompt(model), []
     scores, surprises, prompts = [], [], []
     for number, test_set in enumerate(chosen):
         asked = task.prompts(count, seed, test_set)
+        if test_sets is None and longest is not None and max(len(prompt.tokens) for prompt in asked) > longest:
+            left_out.append(test_set)
+            continue
         responses = _respond(model, task, asked, answers, batch_size)
         scores.append(np.asarray(task.score(responses, asked), dtype=np.float64))
         surprises.append(-np.mean([value for response in responses for value in response.log_probabilities or (np.nan,)]))
         prompts += asked
         if progress is not None:
             progress(number + 1, len(chosen))
+    chosen = [name for name in chosen if name not in left_out]
+    if not chosen:
+        raise InputError(f"every prompt of {task.name} is longer than the {longest} tokens that the model's learned table has")
     by_prompt = np.stack(scores)
     deviation = by_prompt.std(axis=1, ddof=1) if count > 1 else np.full(len(chosen), np.nan)
     variables = {
@@ -66,7 +76,14 @@ def score(
     if mapped is not None:
         result["score_map"] = mapped.assign_attrs(long_name=f"{task.metric} by {' and '.join(task.axes)}", units=_unit(task))
     options = {f"task_{name}": value if isinstance(value, str) else repr(value) for name, value in task.options().items()}
-    stated: dict[str, Any] = {"task": task.name, "metric": task.metric, "count": count, "seed": seed, "answers": answers}
+    stated: dict[str, Any] = {
+        "task": task.name,
+        "metric": task.metric,
+        "count": count,
+        "seed": seed,
+        "answers": answers,
+        "left_out": left_out,
+    }
     return result.assign_attrs(stated | options | {"higher_is_better": str(task.higher_is_better)})
 
 

@@ -97,6 +97,12 @@ def added_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in unique.values())
 
 
+def longest_prompt(model: nn.Module) -> int | None:
+    """Tokens of the longest prompt that the model can take at all: its learned table's length, None where it has none."""
+    table = getattr(decoder_of(model), TABLE, None)
+    return None if table is None else table.weight.shape[0]
+
+
 def mix_with_index(model: nn.Module, share: float) -> None:
     """Let learned positions be (1 - share) z + share i: 1 is plain RoPE, 0 the learned positions alone (the released code's pdrop)."""
     if not 0.0 <= share <= 1.0:

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from repo_interp.errors import InputError
 from repo_interp.models.checkpoints import identify, save
-from repo_interp.models.reposition import mix_with_index
+from repo_interp.models.reposition import longest_prompt, mix_with_index
 from repo_interp.tasks import Task
 from repo_interp.tasks.vocabulary import PAD
 from repo_interp.training import schedule
@@ -121,11 +121,14 @@ def train(
 
 
 def final_scores(prepared: Prepared) -> dict:
-    """The mean score of every test set, on prompts that training has not seen."""
-    task, count = prepared.task, prepared.configuration.score_prompts
-    means = {}
+    """The mean score of every test set, on prompts that training has not seen; None where they are longer than the model can take."""
+    task, count, longest = prepared.task, prepared.configuration.score_prompts, longest_prompt(prepared.model)
+    means: dict[str, float | None] = {}
     for test_set in task.test_sets:
         prompts = task.prompts(count, prepared.configuration.seed, test_set)
+        if longest is not None and max(len(prompt.tokens) for prompt in prompts) > longest:
+            means[test_set] = None
+            continue
         means[test_set] = float(np.mean(task.score(forced_responses(prepared.model, task, prompts), prompts)))
     return {"metric": task.metric, "prompts": count, "steps": prepared.configuration.steps, "test_sets": means}
 
