@@ -1,7 +1,7 @@
 """What an analysis will cost, said before it starts.
 
     operations(n) = 2 P n + 2 L H d n^2         P parameters outside the embeddings, n tokens, L layers, H heads of d dimensions
-    seconds = operations of all prompts / speed, the speed from a short forward pass of the same model
+    seconds = operations of all prompts / speed + bookkeeping, the speed from a short forward pass of the same model
 
 Knows nothing about measures; exact measures add about a tenth to the forward pass.
 """
@@ -20,6 +20,8 @@ from repo_interp.models.reposition import attentions
 
 _PROBE_TOKENS = 128
 _PROBES = 3
+_BOOKKEEPING = 0.006
+"""Seconds to label and merge what one measure keeps of one layer of one prompt: what small models mostly wait for."""
 _MEASURES_SHARE = 0.1
 
 
@@ -36,8 +38,8 @@ class Cost:
 
 
 @torch.no_grad()
-def estimate(model: nn.Module, lengths: Sequence[int], batch_size: int) -> Cost:
-    """The cost of analysing prompts of these lengths, from a forward pass over a few tokens."""
+def estimate(model: nn.Module, lengths: Sequence[int], batch_size: int, measures: int) -> Cost:
+    """The cost of analysing prompts of these lengths with so many measures, from a forward pass over a few tokens."""
     config = next(attentions(model)).config
     parameters = list(model.parameters())
     device, width = parameters[0].device, config.hidden_size
@@ -57,6 +59,7 @@ def estimate(model: nn.Module, lengths: Sequence[int], batch_size: int) -> Cost:
         taken.append(time.perf_counter() - start)
     speed = operations(tokens.shape[1]) / max(min(taken), 1e-6)
     seconds = (1 + _MEASURES_SHARE) * sum(operations(length) for length in lengths) / speed
+    seconds += _BOOKKEEPING * measures * layers * len(lengths)
     activations = 4.0 * batch_size * max(lengths) * (8 * width + 3 * config.intermediate_size)
     kept = 6.0 * len(lengths) * max(lengths) * layers * config.num_attention_heads
     weights = sum(p.numel() * p.element_size() for p in parameters)

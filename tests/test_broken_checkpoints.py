@@ -223,3 +223,20 @@ def test_the_unbroken_checkpoint_is_inspected(checkpoint, capsys):
     ):
         assert part in shown
     assert shown.count("repo ") >= 4
+
+
+@pytest.mark.parametrize(
+    ("layout", "shown"),
+    [("cope", "counted by gates"), ("kerple", "one for all heads"), ("learned", "none"), ("repo", "one a key-value head")],
+)
+def test_every_kind_of_scheme_is_inspected(layout, shown, tmp_path, capsys, monkeypatch):
+    from families import tiny
+
+    import repo_interp as ri
+
+    monkeypatch.setenv("COLUMNS", "200")
+    model = ri.reposition(tiny("llama"), layout)
+    ri.save(model, tmp_path / "made")
+    assert main(["inspect", str(tmp_path / "made")]) == 0
+    output = capsys.readouterr().out
+    assert shown in output and f"{ri.added_parameters(model):,} of them for positions" in output

@@ -11,12 +11,12 @@ from repo_interp.cost import Cost, estimate
 
 def test_memory_counts_weights_activations_and_what_is_kept():
     model = ri.reposition(tiny("llama"), "repo")
-    few, many = estimate(model, [64] * 2, 1), estimate(model, [64] * 2000, 1)
+    few, many = estimate(model, [64] * 2, 1, 3), estimate(model, [64] * 2000, 1, 3)
     weights = 4 * sum(parameter.numel() for parameter in model.parameters())
     assert few.bytes > weights
     assert many.bytes - few.bytes == pytest.approx(6.0 * 1998 * 64 * 3 * 4)
-    assert estimate(model, [64] * 2, 2).bytes > few.bytes
-    assert few.seconds > 0
+    assert estimate(model, [64] * 2, 2, 3).bytes > few.bytes
+    assert 0 < few.seconds < estimate(model, [64] * 2, 1, 300).seconds
 
 
 @pytest.mark.parametrize(

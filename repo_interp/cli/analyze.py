@@ -21,6 +21,10 @@ _VARIANTS = (
 )
 
 
+_WORTH_KEEPING = 15.0
+"""Seconds from which finished batches are kept on disk, so that an interrupted analysis can go on."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument(
@@ -102,13 +106,14 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         prompts = _make_prompts(arguments, bridge, path)
     measures = _measures(arguments.measures or _default_measures(prompts), arguments.parameters)
-    cost = estimate(bridge, [len(prompt.tokens) for prompt in prompts], arguments.batch_size)
+    cost = estimate(bridge, [len(prompt.tokens) for prompt in prompts], arguments.batch_size, len(measures))
     longest, named = max(len(prompt.tokens) for prompt in prompts), ", ".join(measure.name for measure in measures)
     console.print(
         f"[bold]{name}[/bold]: {len(prompts)} prompts of up to {longest} tokens, measures {named}; {cost}",
         highlight=False,
     )
     directory = prepare(arguments.out or _free_directory(name), arguments.overwrite)
+    store = directory / STORE if cost.seconds > _WORTH_KEEPING else None
     try:
         with layers_bar(console) as progress:
             result = analyze(
@@ -118,13 +123,16 @@ def run(arguments: argparse.Namespace) -> int:
                 layers=arguments.layers,
                 heads=arguments.heads,
                 batch_size=arguments.batch_size,
-                store=directory / STORE,
+                store=store,
                 progress=progress,
             )
         with console.status("drawing"):
             files = publish(result, directory)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt("finished batches are kept; the same command goes on from there") from None
+        if store is not None:
+            raise KeyboardInterrupt("finished batches are kept; the same command goes on from there") from None
+        withdraw(directory)
+        raise
     except BaseException as error:
         withdraw(directory)
         if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":

@@ -44,7 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
     )
     table = Table("layer", "scheme", "positions", "width of f_phi", "parameters for positions", "window", "what it is")
     for attention in attentions(model):
-        own = [] if attention.assigner is None else list(attention.assigner.parameters())
+        parts = [part for part in (attention.assigner, attention.position_logits) if part is not None]
+        own = [parameter for part in parts for parameter in part.parameters()]
         table.add_row(
             str(attention.layer_idx),
             attention.scheme,
@@ -60,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _rows(attention, config) -> str:
     if attention.assigner is None:
-        return "none"
+        return "counted by gates" if attention.position_logits is not None else "none"
     last = getattr(attention.assigner, "final_map", None) or getattr(attention.assigner, "dynamic_map", None)
     if last is None or last.out_features == 1:
         return "one for all heads"
