@@ -168,8 +168,9 @@ def _make_prompts(arguments: argparse.Namespace, bridge, path: str):
     from repo_interp import tasks
     from repo_interp.errors import InputError
     from repo_interp.models.provenance import loaded_from
+    from repo_interp.training.provenance import trained_task
 
-    trained = _trained_task(path)
+    trained = trained_task(path)
     name = arguments.task or (trained.name if trained is not None else "ruler")
     if name == "ruler":
         origin = loaded_from(bridge)
@@ -191,19 +192,6 @@ def _make_prompts(arguments: argparse.Namespace, bridge, path: str):
         )
     test_set = None if arguments.length is None else str(arguments.length)
     return task.prompts(arguments.count, seed=arguments.seed, test_set=test_set)
-
-
-def _trained_task(path: str):
-    """The task that `repo-interp train` trained the checkpoint on; None for any other checkpoint."""
-    from repo_interp import tasks
-    from repo_interp.training.configuration import TrainingConfiguration, read_toml, replaced
-
-    record = Path(path) / "training.toml"
-    if not record.is_file():
-        return None
-    stated = read_toml(record)
-    trained = replaced(TrainingConfiguration(task=stated.get("task", "")), stated)
-    return tasks.make_task(trained.task, trained.task_size, **trained.task_options)
 
 
 def _free_directory(name: str) -> Path:
