@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: env analyze test lint types format bench clean
+.PHONY: env analyze test lint types format bench figures clean
 .DEFAULT_GOAL := analyze
 
 env: $(VENV)/.installed
@@ -32,6 +32,11 @@ format: env
 
 types: env
 	$(BIN)/pyright
+
+# The rendered figures that the repository keeps, made again from the checkpoints that come with the package.
+figures: env
+	$(BIN)/repo-interp analyze reversal/repo --length 12 --count 20 --out runs/mirror --overwrite
+	cp runs/mirror/run.nc $(addprefix runs/mirror/figures/positions_of_all_heads.,png svg pdf) figures/first/
 
 bench: env
 	$(BIN)/python -m benchmarks
