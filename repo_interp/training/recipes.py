@@ -25,6 +25,28 @@ FRESH: Mapping[str, Mapping[str, Any]] = {
         "initial_deviation": 0.1,  # with 0.02 it is not learned
         "scheme_deviation": 0.113,  # the paper's 0.02 at d = 2048 gives gates the same spread: 0.02 sqrt(2048 / 64)
     },
+    "flip_flop": {"steps": 1200, "batch": 32, "learning_rate": 2e-3, "score_every": 400},
+    "selective_copy": {
+        "heads": 2,
+        "steps": 2000,
+        "batch": 32,
+        "learning_rate": 2e-3,
+        "curriculum": 0.5,
+        "score_every": 500,
+    },
+    "counting": {"heads": 2, "steps": 1500, "batch": 32, "learning_rate": 2e-3, "curriculum": 0.5, "score_every": 500},
+    "copying": {
+        # Four heads of width 16 do not learn it in 2500 steps, two of 32 do; longer contexts and growing ones are learned far slower.
+        "task_options": {"symbols": 64, "sequences": 4, "test_from": 4, "test_to": 16, "test_step": 2},
+        "heads": 2,
+        "steps": 2500,
+        "batch": 32,
+        "learning_rate": 2e-3,
+        "log_every": 50,
+        "score_every": 500,
+    },
+    # Heads of width 32, so that one rotary component has its half-turn within the training length: pi/L < theta_7 < 2 pi/L at L = 256.
+    "language": {"heads": 2, "steps": 1500, "batch": 16, "learning_rate": 2e-3, "score_every": 500},
 }
 """From random weights."""
 

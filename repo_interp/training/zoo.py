@@ -31,6 +31,8 @@ class ZooEntry:
     """scores.json: the metric, and its mean by test set."""
     bytes: int
     """Size of the weights."""
+    seeds: dict[int, dict]
+    """scores.json of the same run with other seeds, whose weights do not ship."""
 
 
 def zoo_names() -> tuple[str, ...]:
@@ -54,9 +56,14 @@ def zoo_entry(name: str) -> ZooEntry:
         name=name,
         path=path,
         configuration=configuration,
-        scores=json.loads((path / "scores.json").read_text(encoding="utf-8")),
+        scores=_read(path / "scores.json"),
         bytes=(path / "model.safetensors").stat().st_size,
+        seeds={int(file.parent.name.removeprefix("seed-")): _read(file) for file in sorted(path.glob("seed-*/scores.json"))},
     )
+
+
+def _read(file: Path) -> dict:
+    return json.loads(file.read_text(encoding="utf-8"))
 
 
 def zoo(name: str, device: str = "cpu", dtype: str = "float32") -> TransformerBridge:

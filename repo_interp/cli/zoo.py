@@ -1,0 +1,165 @@
+"""`repo-interp zoo`: the checkpoints that come with the package; `repo-interp zoo train`: all of them made again, by the plan."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from repo_interp.cli.options import positive
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from repo_interp.training.plan import PlannedRun
+
+SUMMARY = "List the checkpoints that come with the package, or train all of them again."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("action", nargs="?", choices=("list", "train"), default="list", help="what to do (default: list)")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a task or TASK/NAME (default: all); may be repeated")
+    parser.add_argument("--jobs", type=positive, default=1, metavar="N", help="train: runs side by side (default: 1)")
+    parser.add_argument(
+        "--into",
+        metavar="DIR",
+        help="train: where what ships goes when it is finished (default: nowhere; it stays in runs/zoo)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Do it."""
+    from rich.console import Console
+
+    console = Console()
+    if arguments.action == "train":
+        return _train(console, arguments)
+    _list(console, arguments.names)
+    return 0
+
+
+def _list(console: Console, names: list[str]) -> None:
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    from repo_interp.errors import InputError
+    from repo_interp.training.zoo import zoo_entry, zoo_names
+
+    shown = [
+        name for name in zoo_names() if not names or any(f"{name}/".startswith(f"{wanted.rstrip('/')}/") for wanted in names)
+    ]
+    if not shown:
+        raise InputError(f"no checkpoint {' or '.join(names)} comes with the package; these do: {', '.join(zoo_names())}")
+    table = Table(title="ri.zoo(NAME) loads one", title_justify="left", box=SIMPLE)
+    for column in ("name", "layout"):
+        table.add_column(column, no_wrap=True)
+    for column in ("steps", "seeds", "MB", "score", "of", "score", "of"):
+        table.add_column(column, justify="right")
+    for name in shown:
+        entry = zoo_entry(name)
+        sets = [(test_set, value) for test_set, value in entry.scores["test_sets"].items() if value is not None]
+        table.add_row(
+            name,
+            entry.configuration.scheme,
+            ("+" if entry.configuration.continue_from else "") + str(entry.configuration.steps),
+            str(1 + len(entry.seeds)),
+            f"{entry.bytes / 1e6:.1f}",
+            *(cell for test_set, value in (sets[0], sets[-1]) for cell in (f"{value:.3f}", test_set)),
+        )
+    console.print(table)
+    console.print(
+        "Scores of the first and last test set, in the task's metric. +: steps from another checkpoint.", highlight=False
+    )
+
+
+def _train(console: Console, arguments: argparse.Namespace) -> int:
+    from repo_interp.training.making import install, make, unfinished
+    from repo_interp.training.plan import PLAN, chosen, planned_runs
+    from repo_interp.training.zoo_page import zoo_page
+
+    runs = planned_runs(chosen(PLAN, arguments.names))
+    waiting = unfinished(runs)
+    console.print(f"{len(runs)} training runs, {len(runs) - len(waiting)} of them finished", highlight=False)
+    if waiting:
+        _announce(console, waiting, arguments.jobs)
+        with _bar(console, waiting) as watch:
+            ended = make(runs, arguments.jobs, watch)
+        if not ended:
+            raise KeyboardInterrupt(f"the states are saved; go on with: repo-interp zoo train --jobs {arguments.jobs}")
+    for planned in runs:
+        _keep_steps(console, planned)
+        place = install(planned, Path(arguments.into)) if arguments.into else planned.directory
+        console.print(f"[bold]{place}[/bold]", highlight=False)
+    if arguments.into and not arguments.names:
+        (Path(arguments.into) / "README.md").write_text(zoo_page(PLAN, Path(arguments.into)), encoding="utf-8")
+    return 0
+
+
+def _keep_steps(console: Console, run: PlannedRun) -> None:
+    """Measure the saved steps of a run that keeps them: they do not ship themselves."""
+    from repo_interp.papers.hope_lots import Sampling
+    from repo_interp.papers.hope_steps import FILE, write_steps
+
+    if run.configuration.checkpoint_every and not (run.directory / FILE).is_file():
+        with console.status(f"measuring the saved steps of {run.planned.name}"):
+            write_steps(run.directory, Sampling(step_sequences=64))
+
+
+def _announce(console: Console, waiting: list[PlannedRun], jobs: int) -> None:
+    """What it costs: one step of each task's heaviest scheme would mislead, so one run of every checkpoint is rehearsed."""
+    from repo_interp.training.cost import estimate_cost
+    from repo_interp.training.loop import prepare
+
+    seconds, known = 0.0, {}
+    with console.status("rehearsing some steps of each") as status:
+        for run in waiting:
+            name = run.planned.name
+            if name not in known:
+                status.update(f"rehearsing {name}")
+                fresh = run.configuration if not run.configuration.continue_from else _from_random_weights(run)
+                known[name] = estimate_cost(prepare(fresh), samples=1)
+            seconds += known[name].steps * known[name].seconds_a_step
+    hours = seconds / 3600 / jobs
+    console.print(
+        f"{len(waiting)} to train, {jobs} at a time: about {hours:.1f} hours if processes do not slow each other", highlight=False
+    )
+
+
+def _from_random_weights(run: PlannedRun):
+    """A run of the same size and cost whose beginning need not be there yet."""
+    from repo_interp.training.configuration import replaced
+    from repo_interp.training.recipes import recipe
+
+    size = {
+        name: value for name, value in recipe(run.planned.task, continued=False).items() if name in ("width", "heads", "layers")
+    }
+    return replaced(run.configuration, {"continue_from": "", **size})
+
+
+def _bar(console: Console, waiting: list[PlannedRun]):
+    from contextlib import contextmanager
+
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    from repo_interp.training.folder import TrainingFolder
+
+    @contextmanager
+    def watching():
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=console) as progress:
+            total = progress.add_task("steps", total=sum(run.configuration.steps for run in waiting))
+
+            def watch() -> None:
+                done = [TrainingFolder(run.directory).records() for run in waiting]
+                progress.update(total, completed=sum(records[-1]["step"] for records in done if records))
+
+            yield watch
+
+    return watching()

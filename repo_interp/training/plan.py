@@ -1,0 +1,147 @@
+"""What the zoo consists of: every checkpoint that comes with the package, how it is trained, and with which seeds.
+
+    runs/zoo/TASK/NAME             seed 0          runs/zoo/TASK/NAME/seed-N       the others
+    repo_interp/zoo/TASK/NAME      seed 0, as it ships (weights left out where `weights` is False), with the others' records
+
+Schemes of one task differ in nothing but the scheme: recipes and budgets are the task's. Where the papers continue a RoPE model (NIAH,
+language modelling), every scheme continues the same one, RoPE itself included. Knows nothing about how training is carried out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from repo_interp.errors import InputError
+from repo_interp.training.configuration import TABLES, TrainingConfiguration, replaced
+from repo_interp.training.recipes import recipe
+
+RUNS = Path("runs") / "zoo"
+"""Where training runs of the zoo stand, from where the command is given."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One checkpoint of the zoo."""
+
+    name: str
+    """TASK/NAME, where NAME begins with the scheme's."""
+    scheme: str
+    seeds: tuple[int, ...] = (0,)
+    continue_from: str = ""
+    """Another planned one, of the same seed."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """What differs from the task's recipe."""
+    weights: bool = True
+    """Whether the package ships its weights, of seed 0; scores and logs of all seeds ship."""
+
+    @property
+    def task(self) -> str:
+        """Its task."""
+        return self.name.split("/")[0]
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One training run: a planned checkpoint with one seed."""
+
+    planned: Planned
+    seed: int
+    directory: Path
+    configuration: TrainingConfiguration
+
+    @property
+    def shipped(self) -> Path:
+        """Where it stands below the zoo's directory."""
+        return Path(self.planned.name) if self.seed == 0 else Path(self.planned.name) / f"seed-{self.seed}"
+
+
+def planned_runs(plan: Iterable[Planned], runs: Path = RUNS) -> list[PlannedRun]:
+    """Every run of a plan, those that others continue first. Raises InputError for a plan that refers to nothing."""
+    plan = list(plan)
+    names = {planned.name for planned in plan}
+    for planned in plan:
+        if planned.continue_from and planned.continue_from not in names:
+            raise InputError(f"{planned.name} continues {planned.continue_from}, which the plan has not")
+    ordered = sorted(plan, key=lambda planned: bool(planned.continue_from))
+    return [
+        PlannedRun(planned, seed, _directory(runs, planned.name, seed), _configuration(planned, seed, runs))
+        for planned in ordered
+        for seed in planned.seeds
+    ]
+
+
+def chosen(plan: Iterable[Planned], names: Iterable[str]) -> tuple[Planned, ...]:
+    """The part of a plan whose names begin with one of `names` (TASK or TASK/NAME), with what it continues; all for no names.
+
+    Raises InputError for a name that nothing begins with.
+    """
+    plan, wanted = tuple(plan), tuple(names)
+    for name in wanted:
+        if not any(_matches(planned.name, name) for planned in plan):
+            known = ", ".join(planned.name for planned in plan)
+            raise InputError(f"the zoo has no {name!r}; give a task or one of {known}")
+    kept = [planned for planned in plan if not wanted or any(_matches(planned.name, name) for name in wanted)]
+    needed = {planned.continue_from for planned in kept} | {planned.name for planned in kept}
+    return tuple(planned for planned in plan if planned.name in needed)
+
+
+def _matches(name: str, wanted: str) -> bool:
+    return name == wanted or name.startswith(wanted.rstrip("/") + "/")
+
+
+def _directory(runs: Path, name: str, seed: int) -> Path:
+    return runs / name if seed == 0 else runs / name / f"seed-{seed}"
+
+
+def _configuration(planned: Planned, seed: int, runs: Path) -> TrainingConfiguration:
+    ground = recipe(planned.task, continued=bool(planned.continue_from))
+    stated = {**ground, **planned.fields, "scheme": planned.scheme, "seed": seed}
+    for table in TABLES:
+        stated[table] = {**ground.get(table, {}), **planned.fields.get(table, {})}
+    if planned.continue_from:
+        stated["continue_from"] = _directory(runs, planned.continue_from, seed).as_posix()
+    return replaced(TrainingConfiguration(task=planned.task), stated)
+
+
+def _plan() -> Iterator[Planned]:
+    two = (0, 1)
+    for scheme in ("repo", "rope", "nope"):
+        yield Planned(f"reversal/{scheme}", scheme, two)
+
+    # Half-way, so that the schemes have something to learn; the curriculum still grows when it stops.
+    yield Planned("niah/pretrained", "rope", (0, 1, 2), fields={"steps": 500, "curriculum": 1.0}, weights=False)
+    for scheme in ("repo", "rope", "nope"):
+        yield Planned(f"niah/{scheme}", scheme, two, "niah/pretrained")
+    for name, layout in (("repo_from_1", "repo@1"), ("repo_from_2", "repo@2"), ("repo_from_3", "repo@3")):
+        yield Planned(f"niah/{name}", layout, continue_from="niah/pretrained")
+
+    for name, layout in _CONTEXTUAL:
+        yield Planned(f"flip_flop/{name}", layout, fields=_contextual(name))
+    for task in ("selective_copy", "counting"):
+        for name, layout in _CONTEXTUAL:
+            yield Planned(f"{task}/{name}", layout, fields=_contextual(name), weights=(task, name) == ("counting", "cope"))
+
+    for scheme in ("rope", "alibi", "kerple", "fire", "hope"):
+        yield Planned(f"copying/{scheme}", scheme)
+
+    yield Planned("language/rope", "rope", fields={"checkpoint_every": 100})
+    for scheme in ("learned", "alibi", "kerple", "fire", "hope", "cope"):
+        yield Planned(f"language/{scheme}", scheme, fields=_contextual(scheme))
+    for name, layout in (("rope_continued", "rope"), ("repo", "repo@1/3")):
+        yield Planned(f"language/{name}", layout, continue_from="language/rope")
+
+
+# RePo with RoPE in the first layer: in all layers, flip-flop was not learned in a pilot of this budget.
+_CONTEXTUAL = (("learned", "learned"), ("rope", "rope"), ("cope", "cope"), ("repo", "repo@1/3"))
+"""Name and layout of the schemes that CoPE's tasks compare, and RePo."""
+
+
+def _contextual(scheme: str) -> Mapping[str, Any]:
+    return {"scheme_options": {"p_max": 64}} if scheme == "cope" else {}
+
+
+PLAN: tuple[Planned, ...] = tuple(_plan())
+"""Every checkpoint of the zoo."""

@@ -1,0 +1,88 @@
+"""The page of the zoo: every planned checkpoint with its scores and the command that trains it, from the records beside the weights.
+
+    score     mean over seeds of the score on a test set; +- standard deviation over seeds where there are several
+
+Nothing in it is typed by hand but what a task is. Knows nothing about how training is carried out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from repo_interp.training.making import command
+from repo_interp.training.plan import Planned, planned_runs
+
+_HEAD = """# The checkpoints that come with the package
+
+`ri.zoo("niah/repo")` loads one, `repo-interp zoo` lists them, `make zoo` trains all of them again and writes this page. Each directory
+has the weights, the tokenizer, `training.toml` (everything that decides the bytes, with command and versions), `log.jsonl` and
+`scores.json`; `seed-N` in it the records of other seeds. Those marked "records" ship without weights. The same commands on the same
+machine give the same bytes. Scores: mean over seeds, ± their standard deviation.
+"""
+
+_TASKS = {
+    "reversal": "Text reversal (RePo, app. C): exact match by number of words; trained on 2 to 20. "
+    "f_phi is shared by a layer's heads, as in the paper.",
+    "niah": "Needle in a haystack, small: exact match by tokens of context; trained at 256. "
+    "A RoPE model is trained half-way, then goes on with each scheme on the same data and budget, as in the RePo paper.",
+    "flip_flop": "Flip-flop (CoPE, table 2): accuracy of reads; trained on 128 tokens, 80 % of them ignored "
+    "(sparse: 98 %, dense: 10 %, long: 512 tokens).",
+    "selective_copy": "Selective copy (CoPE, table 2): exact match with as many blanks as in training, half and twice as many.",
+    "counting": "Counting (CoPE, tables 3 and 4): exact match with contexts as in training, longer and shorter ones.",
+    "copying": "In-context copying (HoPE, table 1): exact match by number of sequences in the context; trained on 4.",
+    "language": "Language modelling on the Python standard library: log perplexity by tokens, nats, lower is better; trained at 256. "
+    "`rope_continued` and `repo` go on from `rope` on the same data and budget, as in the RePo paper.",
+}
+"""What a task is, and what its numbers are."""
+
+
+def zoo_page(plan: Iterable[Planned], zoo: Path) -> str:
+    """The page, in Markdown, of what a plan has in the directory `zoo`."""
+    plan = list(plan)
+    parts = [_HEAD]
+    for task in dict.fromkeys(planned.task for planned in plan):
+        of_task = [planned for planned in plan if planned.task == task]
+        parts += [f"## {task}\n", _TASKS[task] + "\n", _table(of_task, zoo) + "\n", "```\n" + _commands(of_task) + "\n```\n"]
+    return "\n".join(parts)
+
+
+def _table(plan: Sequence[Planned], zoo: Path) -> str:
+    scores = {planned.name: _scores(planned, zoo) for planned in plan}
+    sets = _thinned(list(dict.fromkeys(name for of_seeds in scores.values() for one in of_seeds for name in one)))
+    lines = [f"| name | seeds | {' | '.join(sets)} |", "|" + "---|" * (2 + len(sets))]
+    for planned in plan:
+        name = planned.name if planned.weights else f"{planned.name} (records)"
+        cells = [_cell([one.get(test_set) for one in scores[planned.name]]) for test_set in sets]
+        lines.append(f"| {name} | {len(scores[planned.name])} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _scores(planned: Planned, zoo: Path) -> list[dict[str, float | None]]:
+    return [
+        json.loads((zoo / run.shipped / "scores.json").read_text(encoding="utf-8"))["test_sets"]
+        for run in planned_runs([Planned(planned.name, planned.scheme, planned.seeds, fields=planned.fields)])
+    ]
+
+
+def _thinned(sets: list[str]) -> list[str]:
+    """All test sets where they are few; of many lengths, those where something changes: the last of training's and all beyond."""
+    return sets if len(sets) <= 8 else [sets[0], *sets[-11:]]
+
+
+def _cell(values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return "–"
+    mean = f"{np.mean(known):.3f}"
+    return mean if len(known) == 1 else f"{mean} ± {np.std(known, ddof=1):.3f}"
+
+
+def _commands(plan: Sequence[Planned]) -> str:
+    """One of each seed 0; other seeds have --seed N and stand in seed-N."""
+    continued = (Planned(planned.continue_from, "rope") for planned in plan if planned.continue_from)
+    known = {planned.name: planned for planned in (*continued, *plan)}
+    return "\n".join(command(run) for run in planned_runs(known.values()) if run.seed == 0 and run.planned in plan)
