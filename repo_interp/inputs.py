@@ -10,6 +10,7 @@ Knows nothing about models, prompts or measures.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -49,6 +50,10 @@ class AttentionInputs:
     softcap: float | None = None
     """Logits become softcap * tanh(logit / softcap) before the softmax (Gemma 2)."""
     position_logits: PositionLogits | None = None
+    gate_features: Float[Tensor, "prompt kv_head token d_head"] | None = None
+    """x_j of CoPE: what a query is held against to decide which tokens it counts; None where nothing is counted."""
+    largest_position: float = math.inf
+    """Contextual positions beyond this one are taken for it (CoPE's p_max - 1)."""
 
     @property
     def heads(self) -> int:
@@ -132,6 +137,7 @@ def select_prompts(inputs: AttentionInputs, chosen: slice) -> AttentionInputs:
         valid=inputs.valid[chosen],
         prompts=inputs.prompts[chosen],
         position_logits=None if position_logits is None else lambda rows: position_logits(rows)[chosen],
+        gate_features=None if inputs.gate_features is None else inputs.gate_features[chosen],
     )
 
 
@@ -145,4 +151,5 @@ def select_heads(inputs: AttentionInputs, heads: Sequence[int]) -> AttentionInpu
         keys=expand_heads(inputs.keys, inputs.heads)[:, chosen],
         positions=None if inputs.head_positions is None else inputs.head_positions[:, chosen],
         position_logits=None if position_logits is None else lambda rows: position_logits(rows)[:, chosen],
+        gate_features=None if inputs.gate_features is None else expand_heads(inputs.gate_features, inputs.heads)[:, chosen],
     )

@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from importlib import import_module
-from importlib.metadata import entry_points
 from typing import Any
 
+from repo_interp.entry_points import added, added_names
 from repo_interp.errors import InputError
 from repo_interp.measures.statistics import Measure
 
@@ -24,20 +24,23 @@ _OWN = {
     "fake_distance": ("repo_interp.measures.fake_distance", "FakeDistance"),
     "rotation": ("repo_interp.measures.rotation", "Rotation"),
     "maps": ("repo_interp.measures.maps", "Maps"),
+    "gates": ("repo_interp.measures.gates", "Gates"),
+    "segments": ("repo_interp.measures.segments", "Segments"),
 }
+_PARTS = ("required_spans", "parameters", "observe", "conclude")
 
 
 def measure_names() -> tuple[str, ...]:
     """Every measure that `measure_named` knows: ours, then those of other packages."""
-    return (
-        *_OWN,
-        *sorted(point.name for point in entry_points(group="repo_interp.measures") if point.name not in _OWN),
-    )
+    return (*_OWN, *(name for name in added_names("repo_interp.measures") if name not in _OWN))
 
 
 def measure_named(name: str) -> Measure:
     """The measure `name` with its default parameters. Raises InputError naming those there are."""
-    return _factory(name)()
+    measure = _factory(name)()
+    if getattr(measure, "name", None) != name or not all(hasattr(measure, part) for part in _PARTS):
+        raise InputError(f"the measure {name!r} is {measure!r:.80}; wanted an object of that name with {', '.join(_PARTS)}")
+    return measure
 
 
 def for_training_length(measure: Measure, training_length: int) -> Measure:
@@ -74,6 +77,7 @@ def _factory(name: str) -> Callable[[], Measure]:
     if name in _OWN:
         module, attribute = _OWN[name]
         return getattr(import_module(module), attribute)
-    for point in entry_points(group="repo_interp.measures", name=name):
-        return point.load()
+    factory = added("repo_interp.measures", name)
+    if factory is not None:
+        return factory
     raise InputError(f"there is no measure {name!r}; there are {', '.join(measure_names())}")

@@ -32,7 +32,11 @@ class Statistics:
 
 
 class Measure(Protocol):
-    """One way of reducing attention inputs to small labelled arrays."""
+    """One way of reducing attention inputs to small labelled arrays.
+
+    One that has the attribute `segment_kinds` ("lines", "sentences", ...) finds among its spans `separator` and, for every kind,
+    `segments.K` (tokens inside) and `segments.K.starts` (first tokens), from the prompt's spans or its text.
+    """
 
     name: str
     """The group of the run file."""

@@ -19,6 +19,7 @@ from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs
 from repo_interp.models.attention import LogitsOfRows, RepositionedAttention
 from repo_interp.models.reposition import attentions, decoder_of
+from repo_interp.positions.contextual import ContextualPositions
 
 
 @torch.no_grad()
@@ -84,6 +85,8 @@ def observing(
         if logits_of_rows is not None:
             visible = inputs.visible
             inputs = replace(inputs, position_logits=lambda rows: logits_of_rows(rows, visible(rows)[:, None]))
+            if isinstance(attention.position_logits, ContextualPositions):
+                inputs = _with_gates(inputs, attention.position_logits, logits_of_rows)
         _require_finite(inputs)
         receive(inputs)
 
@@ -97,12 +100,29 @@ def observing(
             attention.observers.remove(observe)
 
 
+def _with_gates(inputs: AttentionInputs, scheme: ContextualPositions, logits_of_rows: LogitsOfRows) -> AttentionInputs:
+    """`inputs` with what the gates of a CoPE layer look at: the layer's keys, its values or keys made for the gates."""
+    found: list[Tensor] = []
+
+    def listen(module: nn.Module, args: tuple) -> None:
+        _, keys, _, _, _, _, values, gate_keys = args
+        found.append(scheme.counted_by(keys, values, gate_keys))
+
+    no_rows = torch.zeros(0, dtype=torch.long, device=inputs.valid.device)
+    handle = scheme.register_forward_pre_hook(listen)
+    try:
+        logits_of_rows(no_rows, inputs.visible(no_rows)[:, None])
+    finally:
+        handle.remove()
+    return replace(inputs, gate_features=_wide(found[0]), largest_position=scheme.position_map.maximum)
+
+
 def _wide(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 def _require_finite(inputs: AttentionInputs) -> None:
-    for name in ("positions", "queries", "keys"):
+    for name in ("positions", "queries", "keys", "gate_features"):
         tensor = getattr(inputs, name)
         if tensor is None:
             continue

@@ -1,0 +1,238 @@
+"""What CoPE's gates count, and where position alone sends attention (Golovneva et al. 2024, eq. 3-9, fig. 4, 6).
+
+    g_ij = sigmoid(q_i . x_j / sqrt(d))      p_ij = sum_{t = j .. i} g_it, at most p_max - 1      a_ij = softmax_j of the position logits
+
+    gate_by_token       mean of g_ij over the queries that see token j
+    counted             p_{i,0}; gate_sum: the same without a largest position
+    separator_share     sum of g_ij over separators j / over all j
+    last_segment_mass   mean over queries of the a_ij on the query's own segment, so far as it goes; queries of the first segment,
+                        whose attention has nowhere else to go, are left out
+    position_attention  a_ij, every row scaled to a maximum of 1; of the first `maps` prompts
+
+Two things would say "separators" or "last paragraph" without any: equal gates, and attention that prefers what is near. So the share
+comes with that of equal gates and that of as many random tokens, the mass with that of even attention and that of shuffled segments
+(segment_layout); `..._chance` is the share of those draws that are at least as high. Layers without gates (everything but CoPE) have
+NaN, but for the mass: whatever adds position logits (ALiBi, KERPLE, FIRE) attends by position alone too. Where a scheme rotates
+besides (cope_rope) the rotation is left out. p_ij of a key whose gate is open counts it: the token behind a separator is at position
+0 with what follows it, the separator at 1.
+
+Knows nothing about what a text says: separators and segments are handed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from repo_interp.errors import InputError
+from repo_interp.inputs import AttentionInputs, Spans, select_prompts
+from repo_interp.measures.gate_sums import GateSums, gate_sums, last_segment_sums, position_map
+from repo_interp.measures.labels import described, masked_to_nan, of_layer
+from repo_interp.measures.segment_layout import chance, check_draws, generator, segment_edges, shuffled_edges
+from repo_interp.measures.statistics import Statistics
+
+SEPARATOR = "separator"
+KINDS = ("sections", "paragraphs", "lines", "sentences", "blocks")
+_TOKENS = {
+    "gate_by_token": ("key", "mean gate of each token over the queries that see it", "1"),
+    "counted": ("query", "what a query counts in all, p_i0, at most the largest position", "positions"),
+    "gate_sum": ("query", "sum of a query's gates, without a largest position", "positions"),
+}
+_SEPARATORS = {
+    "separator_share": "share of the gates' sum on separators",
+    "separator_share_shuffled": "the same for as many random tokens, mean over draws",
+    "separator_share_chance": "share of random choices of tokens with at least as much of the gates' sum",
+    "separator_gate": "mean gate of separators, over pairs",
+    "other_gate": "mean gate of all other tokens, over pairs",
+}
+_MASS = {
+    "last_segment_mass": "attention from position alone on the query's own segment, mean over queries",
+    "last_segment_shuffled": "the same for shuffled segments, mean over draws",
+    "last_segment_chance": "share of shuffled segments with at least as much attention from position alone",
+}
+
+
+@dataclass(frozen=True)
+class Gates:
+    """The measure `gates`."""
+
+    kinds: tuple[str, ...] = KINDS
+    """Kinds of segments that attention may stay within."""
+    maps: int = 0
+    """Prompts, from the first on, of which the map of attention from position alone is kept; [query, key] a head each."""
+    map_tokens: int = 1024
+    """Longest prompt of which a map is kept."""
+    draws: int = 20
+    """Random choices of separators, and shuffled layouts of segments, of the controls."""
+    seed: int = 0
+    name: str = "gates"
+    required_spans: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_draws(self.kinds, self.draws)
+        if self.maps < 0 or self.map_tokens < 1:
+            raise InputError(f"maps and map_tokens are whole numbers from 0 and 1 on, not {self.maps} and {self.map_tokens}")
+
+    @property
+    def segment_kinds(self) -> tuple[str, ...]:
+        """Kinds of segments to be handed among the spans."""
+        return self.kinds
+
+    @property
+    def parameters(self) -> Mapping[str, str | int | float]:
+        """Every choice made."""
+        kinds = ",".join(self.kinds)
+        return {"kinds": kinds, "maps": self.maps, "map_tokens": self.map_tokens, "draws": self.draws, "seed": self.seed}
+
+    def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
+        """Everything of one layer, prompt by prompt. Raises InputError where a map of too long a prompt is asked for."""
+        separators = spans.get(SEPARATOR, torch.zeros_like(inputs.valid)) & inputs.valid
+        found = {
+            **_by_token(inputs, separators, self.draws, self.seed),
+            **_last_segment(inputs, spans, self.kinds, self.draws, self.seed),
+            "separator": of_layer(
+                inputs,
+                ("prompt", "layer", "key"),
+                torch.where(inputs.valid, separators.to(torch.int8), -1).to(torch.int8),
+                key=np.arange(inputs.valid.shape[1]),
+            ),
+        }
+        mapped = [row for row, number in enumerate(inputs.prompts.tolist()) if number < self.maps]
+        if mapped:
+            found["position_attention"] = self._maps(inputs, mapped)
+        return Statistics(per_prompt=xr.Dataset(found))
+
+    def _maps(self, inputs: AttentionInputs, mapped: list[int]) -> xr.DataArray:
+        prompts, heads, tokens, _ = inputs.queries.shape
+        maps = torch.full((prompts, heads, tokens, tokens), torch.nan)
+        for row in mapped:
+            length = int(inputs.valid[row].sum())
+            if length > self.map_tokens:
+                raise InputError(
+                    f"prompt {int(inputs.prompts[row])} has {length} tokens, and a map has token x token numbers a head; "
+                    f"ask for maps of shorter prompts, or raise map_tokens={self.map_tokens}"
+                )
+            if inputs.position_logits is not None:
+                maps[row] = position_map(select_prompts(inputs, slice(row, row + 1)))[0]
+        axes = ("prompt", "layer", "head", "query", "key")
+        return of_layer(inputs, axes, maps, query=np.arange(tokens), key=np.arange(tokens))
+
+    def conclude(self, statistics: Statistics) -> xr.Dataset:
+        """The group `gates` of a run."""
+        kept = statistics.per_prompt
+        first = kept.isel(layer=0, drop=True)
+        group = {
+            **{name: described(kept[name], said, units) for name, (_, said, units) in _TOKENS.items()},
+            **{name: described(kept[name], said, "1") for name, said in (_SEPARATORS | _MASS).items()},
+            "separator_share_even": described(first["separator_share_even"], "share of equal gates on separators", "1"),
+            "last_segment_even": described(
+                kept["last_segment_even"], "even attention on the query's own segment, mean over queries", "1"
+            ),
+            "last_segment_queries": described(
+                first["last_segment_queries"], "queries behind the first segment, over which masses are means", "tokens"
+            ),
+            "separator": described(first["separator"], "1 where a token separates, -1 for padding", "1"),
+            "largest_position": described(
+                kept["largest_position"].max("prompt"), "contextual positions beyond are taken for this one", "positions"
+            ),
+        }
+        if "position_attention" in kept:
+            said = "attention from position alone, every row scaled to a maximum of 1"
+            group["position_attention"] = described(kept["position_attention"], said, "1")
+        return xr.Dataset(group)
+
+
+def _by_token(
+    inputs: AttentionInputs, separators: Bool[Tensor, "prompt token"], draws: int, seed: int
+) -> dict[str, xr.DataArray]:
+    prompts, heads, tokens, _ = inputs.queries.shape
+    sums = _nothing(inputs) if inputs.gate_features is None else gate_sums(inputs)
+    seen = sums.queries[:, None]
+    values = {
+        "gate_by_token": masked_to_nan(sums.by_key / seen.clamp_min(1), inputs.valid).float(),
+        "counted": masked_to_nan(sums.by_query.clamp(max=inputs.largest_position), inputs.valid).float(),
+        "gate_sum": masked_to_nan(sums.by_query, inputs.valid).float(),
+    }
+    share = {name: torch.full((prompts, heads), torch.nan, dtype=torch.float64) for name in _SEPARATORS}
+    even = torch.full((prompts,), torch.nan, dtype=torch.float64)
+    for row, number in enumerate(inputs.prompts.tolist()):
+        valid, chosen = inputs.valid[row], separators[row]
+        here = chosen[valid]
+        if not bool(here.any()):
+            continue
+        pairs = inputs.visible(torch.arange(tokens, device=valid.device))[row].sum(0)
+        even[row] = (pairs[chosen].sum() / pairs.sum()).double()
+        by_key = sums.by_key[row][:, valid]
+        total = by_key.sum(-1)
+        random = generator(seed, number)
+        drawn = torch.as_tensor(np.stack([random.permutation(here.cpu().numpy()) for _ in range(draws)]), device=valid.device)
+        shuffled = (drawn.double() @ by_key.T) / total
+        observed = by_key[:, here].sum(-1) / total
+        share["separator_share"][row] = observed
+        share["separator_share_shuffled"][row] = shuffled.mean(0)
+        share["separator_share_chance"][row] = chance(shuffled, observed)
+        share["separator_gate"][row] = by_key[:, here].sum(-1) / pairs[chosen].sum()
+        share["other_gate"][row] = by_key[:, ~here].sum(-1) / pairs[valid & ~chosen].sum()
+    places = np.arange(tokens)
+    largest = inputs.largest_position if inputs.gate_features is not None else torch.nan
+    return {
+        **{
+            name: of_layer(inputs, ("prompt", "layer", "head", axis), values[name], **{axis: places})
+            for name, (axis, _, _) in _TOKENS.items()
+        },
+        **{name: of_layer(inputs, ("prompt", "layer", "head"), one) for name, one in share.items()},
+        "separator_share_even": of_layer(inputs, ("prompt", "layer"), even),
+        "largest_position": of_layer(inputs, ("prompt", "layer"), np.full(prompts, largest)),
+    }
+
+
+def _nothing(inputs: AttentionInputs) -> GateSums:
+    """Of a layer without gates."""
+    nothing = torch.full(inputs.queries.shape[:3], torch.nan, dtype=torch.float64, device=inputs.valid.device)
+    return GateSums(nothing, nothing, torch.ones_like(inputs.valid, dtype=torch.long))
+
+
+def _last_segment(
+    inputs: AttentionInputs, spans: Spans, kinds: tuple[str, ...], draws: int, seed: int
+) -> dict[str, xr.DataArray]:
+    prompts, tokens = inputs.valid.shape
+    layouts = 1 + draws
+    first = torch.zeros(prompts, len(kinds), layouts, tokens, dtype=torch.long, device=inputs.valid.device)
+    counted = torch.zeros_like(first, dtype=torch.bool)
+    for row, number in enumerate(inputs.prompts.tolist()):
+        for column, kind in enumerate(kinds):
+            members, edges = segment_edges(spans, kind, row)
+            if len(edges):
+                drawn = shuffled_edges(edges, len(members), draws, generator(seed, number, kind))
+                begins = torch.zeros(layouts, len(members), dtype=torch.long, device=members.device)
+                begins.scatter_(1, torch.cat([edges[None], drawn]), torch.ones_like(torch.cat([edges[None], drawn])))
+                places = torch.arange(len(members), device=members.device)
+                own = (places * begins).cummax(1).values  # the member that begins each member's segment
+                first[row, column][:, members] = members[own]
+                counted[row, column][:, members] = own > 0
+    queries = counted.sum(-1)
+    mass = torch.full((prompts, inputs.heads, len(kinds), layouts), torch.nan, dtype=torch.float64)
+    even = torch.full((prompts, len(kinds), layouts), torch.nan, dtype=torch.float64)
+    if inputs.position_logits is not None and bool(counted.any()):
+        sums, even_sums = last_segment_sums(inputs, first.flatten(1, 2), counted.flatten(1, 2))
+        over = torch.where(queries > 0, queries.double(), torch.nan)
+        mass = (sums.unflatten(2, (len(kinds), layouts)) / over[:, None]).cpu()
+        even = (even_sums.unflatten(1, (len(kinds), layouts)) / over).cpu()
+    observed, drawn = mass[..., 0], mass[..., 1:].movedim(-1, 0)
+    values: dict[str, Float[Tensor, "prompt head kind"]] = {
+        "last_segment_mass": observed,
+        "last_segment_shuffled": drawn.mean(0),
+        "last_segment_chance": chance(drawn, observed),
+    }
+    axes, named = ("prompt", "layer", "head", "kind"), list(kinds)
+    return {
+        **{name: of_layer(inputs, axes, one, kind=named) for name, one in values.items()},
+        "last_segment_even": of_layer(inputs, ("prompt", "layer", "kind"), even[..., 0], kind=named),
+        "last_segment_queries": of_layer(inputs, ("prompt", "layer", "kind"), queries[..., 0], kind=named),
+    }

@@ -1,0 +1,163 @@
+"""How far the positions of a head follow the structure of a prompt (RePo fig. 8: few-shot examples).
+
+    variance_between   share of a head's position variance that lies between the segments of a kind, eta^2 (segment_scores)
+    boundary_f1        of the head's largest jumps |z_i - z_{i-1}|, as many as there are edges, the share at an edge
+
+They ask different things: a head with an outlier at every line break has jumps at the edges, into the outlier and out of it, and no
+variance between lines. Neither says anything alone: any trend over the prompt lies between segments, and where edges are dense every
+jump is near one. So each comes with its mean over shuffled edges (segment_layout), the share of the shuffles that do at least as
+well, and what the token index would have. Kinds: examples, sections, paragraphs, lines, sentences, blocks; tokens in no segment of a
+kind are left out as if they were not there. NaN where a layer has no positions (NoPE, additive schemes), a prompt has not two
+segments of a kind, or - for the variance - a head's positions are constant. A layer that rotates by the index (`scheme` rope, hope)
+has the index' values.
+
+Knows nothing about what a text says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from repo_interp.errors import InputError
+from repo_interp.inputs import AttentionInputs, Spans
+from repo_interp.measures.labels import described, of_layer
+from repo_interp.measures.segment_layout import chance, check_draws, generator, segment_edges, shuffled_edges
+from repo_interp.measures.segment_scores import has_ties, largest_jumps, matched, variance_between
+from repo_interp.measures.statistics import Statistics
+from repo_interp.positions.rotary import expand_heads
+
+KINDS = ("examples", "sections", "paragraphs", "lines", "sentences", "blocks")
+_SCORES = {
+    "variance_between": "share of a head's position variance between segments (eta squared)",
+    "variance_between_shuffled": "the same for shuffled edges, mean over draws",
+    "variance_between_chance": "share of shuffled edges with at least as much variance between segments",
+    "boundary_f1": "F1 of a head's largest position jumps against the edges of segments",
+    "boundary_f1_shuffled": "the same for shuffled edges, mean over draws",
+    "boundary_f1_chance": "share of shuffled edges with at least as high an F1",
+}
+_INDEX = {
+    "variance_between_index": "share of the token index' variance between segments",
+    "boundary_f1_index": "F1 of as many random tokens against the edges of segments: the token index has no largest jumps",
+}
+
+
+@dataclass(frozen=True)
+class Segments:
+    """The measure `segments`."""
+
+    kinds: tuple[str, ...] = KINDS
+    tolerance: int = 1
+    """Tokens that a jump may be off an edge."""
+    draws: int = 40
+    """Shuffled layouts of the control, and orders of equal jumps."""
+    seed: int = 0
+    name: str = "segments"
+    required_spans: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_draws(self.kinds, self.draws)
+        if self.tolerance < 0:
+            raise InputError(f"tolerance is a number of tokens from 0 on, not {self.tolerance}")
+
+    @property
+    def segment_kinds(self) -> tuple[str, ...]:
+        """Kinds of segments to be handed among the spans."""
+        return self.kinds
+
+    @property
+    def parameters(self) -> Mapping[str, str | int | float]:
+        """Every choice made."""
+        return {"kinds": ",".join(self.kinds), "tolerance": self.tolerance, "draws": self.draws, "seed": self.seed}
+
+    def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
+        """Scores [prompt, layer, head, kind], those of the index [prompt, layer, kind], and the segments themselves."""
+        prompts, tokens = inputs.valid.shape
+        labels = np.full((prompts, len(self.kinds), tokens), -1, dtype=np.int32)
+        scores = {name: torch.full((prompts, inputs.heads, len(self.kinds)), torch.nan).double() for name in _SCORES}
+        index = {name: torch.full((prompts, len(self.kinds)), torch.nan).double() for name in _INDEX}
+        counts = np.zeros((prompts, len(self.kinds)), dtype=np.int64)
+        for row, number in enumerate(inputs.prompts.tolist()):
+            for column, kind in enumerate(self.kinds):
+                members, edges = segment_edges(spans, kind, row)
+                if not len(edges):
+                    continue
+                counts[row, column] = len(edges) + 1
+                begins = torch.zeros_like(members).index_fill_(0, edges, 1)
+                labels[row, column, members.cpu()] = begins.cumsum(0).cpu()
+                trial = Trial.drawn(edges, len(members), self.draws, self.tolerance, generator(self.seed, number, kind))
+                line = trial.scores(torch.arange(len(members), dtype=torch.float64, device=edges.device)[None])
+                for name in _INDEX:
+                    index[name][row, column] = line[name.removesuffix("_index")][0]
+                if inputs.positions is not None:
+                    found = trial.scores(inputs.positions[row][:, members])
+                    for name, values in found.items():
+                        scores[name][row, :, column] = expand_heads(values[None, :, None], inputs.heads)[0, :, 0].cpu()
+        axes, of_prompt = ("prompt", "layer", "head", "kind"), ("prompt", "layer", "kind")
+        kinds = list(self.kinds)
+        return Statistics(
+            per_prompt=xr.Dataset(
+                {
+                    **{name: of_layer(inputs, axes, values, kind=kinds) for name, values in scores.items()},
+                    **{name: of_layer(inputs, of_prompt, values, kind=kinds) for name, values in index.items()},
+                    "segment_count": of_layer(inputs, of_prompt, counts, kind=kinds),
+                    "segment": of_layer(inputs, (*of_prompt, "token"), labels, kind=kinds),
+                }
+            )
+        )
+
+    def conclude(self, statistics: Statistics) -> xr.Dataset:
+        """The group `segments` of a run."""
+        kept = statistics.per_prompt
+        of_prompts = kept[[*_INDEX, "segment_count", "segment"]].isel(layer=0, drop=True)
+        return xr.Dataset(
+            {
+                **{name: described(kept[name], said, "1") for name, said in _SCORES.items()},
+                **{name: described(of_prompts[name], said, "1") for name, said in _INDEX.items()},
+                "segment_count": described(
+                    of_prompts["segment_count"], "segments of a prompt, 0 where it has no two", "segments"
+                ),
+                "segment": described(of_prompts["segment"], "segment that each token lies in, -1 for none", "1"),
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The edges of one prompt and kind, and what they are compared with."""
+
+    edges: Int[Tensor, "edge"]
+    shuffled: Int[Tensor, "draw edge"]
+    orders: Int[Tensor, "draw step"]
+    tolerance: int
+
+    @classmethod
+    def drawn(cls, edges: Int[Tensor, "edge"], tokens: int, draws: int, tolerance: int, random: np.random.Generator) -> Trial:
+        """With `draws` shuffled layouts, and orders in which equal jumps come."""
+        shuffled = shuffled_edges(edges, tokens, draws, random)
+        orders = torch.as_tensor(np.stack([random.permutation(tokens - 1) for _ in range(draws)]), device=edges.device)
+        return cls(edges, shuffled, orders, tolerance)
+
+    def scores(self, values: Float[Tensor, "row token"]) -> dict[str, Float[Tensor, "row"]]:
+        """Both scores of every row, with their mean and chance over the shuffled edges."""
+        between = variance_between(values, self.edges[None])[0]
+        between_shuffled = variance_between(values, self.shuffled)
+        count = len(self.edges)
+        orders = self.orders if has_ties(values, count) else self.orders[:1]
+        jumps = largest_jumps(values, count, orders)
+        f1 = matched(jumps, self.edges, self.tolerance).mean(0)
+        f1_shuffled = matched(jumps, self.shuffled[:, None], self.tolerance)
+        return {
+            "variance_between": between,
+            "variance_between_shuffled": between_shuffled.mean(0),
+            "variance_between_chance": chance(between_shuffled, between),
+            "boundary_f1": f1,
+            "boundary_f1_shuffled": f1_shuffled.mean(0),
+            "boundary_f1_chance": chance(f1_shuffled, f1),
+        }

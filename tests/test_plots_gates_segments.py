@@ -1,0 +1,248 @@
+"""Figures, tables and page sections of gates and segments: what is drawn is what the run holds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import structured_runs
+import xarray as xr
+from matplotlib.colors import to_hex
+from numpy.testing import assert_allclose, assert_array_equal
+
+from repo_interp.errors import InputError
+from repo_interp.plots import gates, segments
+from repo_interp.plots.controls import control_chart, over_prompts
+from repo_interp.plots.figures import PLOTS, write_figures
+from repo_interp.plots.report import report_page
+from repo_interp.plots.sections import SECTIONS
+from repo_interp.plots.style import scheme_colour
+from repo_interp.run import read_run, write_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    file = tmp_path_factory.mktemp("run") / "run.nc"
+    write_run(structured_runs.run(), file)
+    return read_run(file)
+
+
+def without(run, *names, **changed):
+    """The run without some groups, and with others in place of its own."""
+    groups = {f"/{name}": node.to_dataset() for name, node in run.children.items() if name not in names}
+    tree = xr.DataTree.from_dict({"/": xr.Dataset(), **groups, **{f"/{name}": group for name, group in changed.items()}})
+    tree.attrs = dict(run.attrs)
+    return tree
+
+
+def artists(figure, gid):
+    return figure.findobj(lambda artist: (artist.get_gid() or "") == gid)
+
+
+# gates ----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_map_is_that_of_the_run_and_plus_signs_are_separators(run):
+    figure = gates.position_attention(run, 1, 0)
+    group = run["gates"].to_dataset().sel(prompt=0)
+    (shown,) = artists(figure, "map")
+    assert_array_equal(shown.get_array().filled(np.nan), group["position_attention"].sel(layer=1, head=0))
+    (marks,) = artists(figure, "separators")
+    places = np.flatnonzero(group["separator"] == 1)
+    assert_array_equal(marks.get_xdata(), places)
+    assert_array_equal(marks.get_ydata(), places)
+    assert figure.axes[0].get_title(loc="left") == "Layer 1, head 0 (CoPE), prompt 0"
+
+
+def test_maps_that_are_not_kept_are_asked_for_by_name(run):
+    with pytest.raises(InputError, match="maps=2"):
+        gates.position_attention(run, 1, 0, prompt=1)
+    with pytest.raises(InputError, match="no attention from position alone is kept of prompt 0, layer 0"):
+        gates.position_attention(run, 0, 0)
+    bare = run["gates"].to_dataset().drop_vars("position_attention")
+    with pytest.raises(InputError, match="with the measure gates and maps=1"):
+        gates.position_attention(without(run, gates=bare), 1, 0)
+    with pytest.raises(InputError, match="no head 9"):
+        gates.position_attention(run, 1, 9)
+
+
+def test_gates_are_bars_and_separators_the_darker_ones(run):
+    figure = gates.gate_lines(run, 2, 0, prompt=1)
+    group = run["gates"].to_dataset().sel(prompt=1, layer=2, head=0)
+    separators = group["separator"].values[:80] == 1
+    dark, pale = artists(figure, "separators"), artists(figure, "others")
+    bars = [bar for bar in dark if hasattr(bar, "get_height")]
+    assert_allclose([bar.get_height() for bar in bars], group["gate_by_token"].values[:80][separators])
+    assert_allclose([bar.get_height() for bar in pale], group["gate_by_token"].values[:80][~separators])
+    assert to_hex(pale[0].get_facecolor()) == scheme_colour("cope").lower() != to_hex(bars[0].get_facecolor())
+    (line,) = artists(figure, "counted")
+    assert_allclose(line.get_ydata(), group["counted"].values[:80])
+    assert "80 tokens; " in figure.axes[0].get_title(loc="left")
+    labels = [label.get_text() for label in figure.axes[1].get_xticklabels(minor=True)]
+    assert "↵" in labels and len(labels) <= gates.LABELS
+
+
+def test_gates_without_texts_or_separators_are_drawn_plainly(run):
+    bare = run["gates"].to_dataset()
+    bare["separator"] = bare["separator"].clip(max=0)
+    for name in ("separator_share", "separator_share_shuffled"):
+        bare[name] = bare[name] * np.nan
+    silent = without(run, "positions", gates=bare)
+    figure = gates.gate_lines(silent, 1, 3)
+    assert not artists(figure, "separators")[0].get_xdata().size and "separators" not in figure.axes[0].get_title(loc="left")
+    assert figure.axes[1].get_xlabel() == "token index"
+    assert gates.telling_gates(bare)[0][0] in (1, 2)
+    with pytest.raises(InputError, match=r"layer 0 \(RoPE\) has no gates"):
+        gates.gate_lines(run, 0, 0)
+
+
+def test_heads_that_count_separators_come_first(run):
+    assert set(gates.telling_gates(run["gates"].to_dataset())[:4]) == {(1, 0), (1, 1), (2, 0), (2, 1)}
+    assert len(gates.telling_gates(run["gates"].to_dataset())) == 8
+
+
+def test_every_head_stands_over_its_control(run):
+    figure = gates.gate_scores(run)
+    group = run["gates"].to_dataset()
+    titles = [ax.get_title(loc="left") for ax in figure.axes if ax.get_visible()]
+    assert titles[0] == "gates on separators (2 prompts)"
+    assert [title.split(" (")[0].split()[-1] for title in titles[1:]] == ["paragraph", "line", "sentence"]
+    dots, bars = artists(figure.axes[0], "heads 1"), artists(figure.axes[0], "control 1")
+    assert_allclose(dots[0].get_ydata(), group["separator_share"].sel(layer=1).mean("prompt"))
+    assert_allclose(
+        [path[0][1] for path in bars[0].get_segments()], group["separator_share_shuffled"].sel(layer=1).mean("prompt")
+    )
+    lines = figure.axes[2]
+    assert_allclose(
+        artists(lines, "heads 2")[0].get_ydata(), group["last_segment_mass"].sel(layer=2, kind="lines").mean("prompt")
+    )
+    assert not artists(lines, "heads 0") and "none" in [text.get_text() for text in lines.texts]
+
+
+def test_a_run_without_text_has_no_scores_to_draw():
+    silent = [replace(prompt, token_text=None) for prompt in structured_runs.prompts((20, 16))]
+    spoken = [replace(prompt, token_text=tuple("ab"[place % 2] for place in range(len(prompt.tokens)))) for prompt in silent]
+    run = structured_runs.run(asked=spoken, maps=0)
+    with pytest.raises(InputError, match="separators or segments"):
+        gates.gate_scores(run)
+    for draw in (segments.segment_scores, segments.segment_grid):
+        with pytest.raises(InputError, match=r"examples\.1"):
+            draw(run)
+    assert list(segments.figures_of_segments(run)) == []
+    assert [name.split("_")[0] for name, _ in gates.figures_of_gates(run)] == ["gates"] * gates.HEADS
+    assert segments.segment_charts(run) == () and gates.gate_charts(run) == ()
+    assert segments.segment_table(run).rows == () and len(gates.gate_table(run).rows) == 0
+
+
+# segments -------------------------------------------------------------------------------------------------------------------------
+
+
+def test_positions_over_shaded_segments_with_the_largest_jumps(run):
+    figure = segments.segment_positions(run, 3, 0, kind="lines")
+    labels = run["segments"]["segment"].sel(prompt=0, kind="lines").values
+    (line,) = artists(figure, "positions")
+    assert_allclose(line.get_ydata(), run["positions"]["position"].sel(prompt=0, layer=3, head=0).values)
+    (marks,) = artists(figure, "jumps")
+    edges = np.flatnonzero(np.diff(labels)) + 1
+    assert_array_equal(marks.get_xdata() + 0.5, edges)
+    bands = [artists(figure, f"segment {label}") for label in range(labels.max() + 1)]
+    assert [len(found) for found in bands] == [1, 0] * (len(bands) // 2) + [1] * (len(bands) % 2)
+    assert bands[2][0].get_x() == np.flatnonzero(labels == 2)[0] - 0.5
+    names = [label.get_text() for label in figure.axes[0].get_xticklabels(minor=True)]
+    assert len(names) == labels.max() + 1
+    assert "F1 = 1.00" in figure.axes[0].get_title(loc="left")
+
+
+def test_the_index_has_no_jumps_and_a_layer_without_positions_says_so(run):
+    assert artists(segments.segment_positions(run, 0, 0, kind="lines"), "jumps")[0].get_xdata().size == 0
+    figure = segments.segment_positions(run, 1, 0, kind="lines")
+    assert "no positions" in figure.axes[0].get_title(loc="left") and not artists(figure, "positions")
+    with pytest.raises(InputError, match="prompt 0 has no two blocks; it has paragraphs, lines, sentences"):
+        segments.segment_positions(run, 3, 0, kind="blocks")
+    with pytest.raises(InputError, match="no kind verses"):
+        segments.segment_positions(run, 3, 0, kind="verses")
+
+
+def test_largest_steps_are_those_of_tokens_in_segments():
+    values = np.array([90.0, 0, 1, 5, 5, 4, -90])
+    labels = np.array([-1, 0, 0, 1, 1, 2, -1])
+    assert segments.largest_steps(values, labels).tolist() in ([2, 3], [3, 5])
+    assert segments.largest_steps(np.full(7, 2.0), labels).size == 0
+
+
+def test_both_scores_of_every_head_stand_over_shuffled_edges(run):
+    figure = segments.segment_scores(run, "lines")
+    group = run["segments"].to_dataset().sel(kind="lines")
+    for ax, name in zip(figure.axes, ("variance_between", "boundary_f1"), strict=True):
+        expected = group[name].sel(layer=3).mean("prompt")
+        assert_allclose(artists(ax, "heads 3")[0].get_ydata(), expected[np.isfinite(expected)])
+        assert_allclose(artists(ax, "index")[0].get_ydata(), float(group[f"{name}_index"].mean()))
+    assert figure.axes[1].get_title(loc="left").endswith("lines a prompt")
+    (shown,) = segments.segment_grid(run, "lines").axes[0].get_images()
+    beyond = (group["variance_between"] - group["variance_between_shuffled"]).mean("prompt")
+    assert_allclose(shown.get_array().filled(np.nan), beyond)
+
+
+def test_the_kind_that_most_prompts_have_and_the_heads_that_learn_come_first(run):
+    group = run["segments"].to_dataset()
+    assert segments.main_kind(group) == "sentences"
+    assert segments.telling_segments(group, "lines")[0] == (3, 0)
+    assert {layer for layer, _ in segments.telling_segments(group, "lines")} == {3}
+    with_examples = group.copy(deep=True)
+    with_examples["segment_count"].loc[{"kind": "examples"}] = 2
+    assert segments.main_kind(with_examples) == "examples"
+
+
+# tables, charts, page, files ------------------------------------------------------------------------------------------------------
+
+
+def test_tables_hold_the_means_of_the_run(run):
+    table = gates.gate_table(run)
+    assert len(table.rows) == 8 and table.columns[:3] == ("layer", "head", "scheme")
+    row = table.rows[1]
+    assert row[:3] == (1, 1, "CoPE")
+    share = float(run["gates"]["separator_share"].sel(layer=1, head=1).mean())
+    assert_allclose(row[table.columns.index("gates on separators")], share)
+    assert_allclose(
+        row[table.columns.index("in own line")],
+        float(run["gates"]["last_segment_mass"].sel(layer=1, head=1, kind="lines").mean()),
+    )
+    table = segments.segment_table(run)
+    assert [row[:3] for row in table.rows[:2]] == [("paragraphs", 0, "RoPE"), ("paragraphs", 3, "RePo")]
+    own = run["segments"].to_dataset().sel(kind="lines", layer=3)
+    row = next(row for row in table.rows if row[:2] == ("lines", 3))
+    assert_allclose(row[3], float(np.nanmean(own["variance_between"])))
+    assert_allclose(row[7], float(np.nanmean(own["boundary_f1"])))
+
+
+def test_charts_open_heads_and_carry_their_control(run):
+    group = run["gates"].to_dataset()
+    scores, control = (over_prompts(group[name]) for name in ("separator_share", "separator_share_shuffled"))
+    chart = control_chart(scores, {"random tokens": control}, "share")
+    assert [trace["name"] for trace in chart["data"]] == ["random tokens", "RoPE", "CoPE", "RePo"]
+    heads = chart["data"][2]
+    assert heads["customdata"] == [[layer, head] for layer in (1, 2) for head in range(4)]
+    assert_allclose(heads["y"], scores.sel(layer=[1, 2]).values.ravel(), rtol=1e-5)
+    assert len(gates.gate_charts(run)) == 4 and len(segments.segment_charts(run)) == 2
+
+
+def test_the_page_and_the_files_show_them(run, tmp_path):
+    names = {section.name for section in SECTIONS}
+    assert {"gates", "segments"} <= names
+    page = report_page(run, tmp_path / "report.html").read_text()
+    assert 'id="gates"' in page and 'id="segments"' in page and "without a section" not in page
+
+
+def test_files_are_written_for_the_groups_there_are(run, tmp_path):
+    one_head = run["gates"].to_dataset().sel(layer=[1], head=[0], kind=["lines"])
+    files = write_figures(without(run, "positions", "segments", gates=one_head), tmp_path)
+    assert sorted(path.name for path in files if path.suffix == ".pdf") == [
+        "gate_scores.pdf",
+        "gates_layer1_head0.pdf",
+        "position_attention_layer1_head0.pdf",
+    ]
+    assert any(plot.groups == ("segments",) for plot in PLOTS)
+    one_head = run["segments"].to_dataset().sel(layer=[3], head=[0], kind=["lines"])
+    drawn = [name for name, _ in segments.figures_of_segments(without(run, "gates", segments=one_head))]
+    assert drawn == ["segment_scores_lines", "segment_variance_lines", "segments_layer3_head0"]
