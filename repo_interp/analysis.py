@@ -1,19 +1,20 @@
 """The main job: prompts through a model, every attention layer observed once, each measure's results in a run.
 
     prompts -> batches -> capture -> observe -> merge -> conclude -> run
+    prompts, task -> experiments -> run
 
-A batch holds prompts of similar length, padded on the right. Statistics of a finished batch may be kept on disk, so that an
-interrupted analysis goes on where it stopped and ends with the same run.
+A batch holds prompts of similar length, padded on the right. Statistics of a finished batch, and finished points of an experiment, may
+be kept on disk, so that an interrupted analysis goes on where it stopped and ends with the same run.
 
-Brings together models, tasks and measures; knows nothing about how any of them works.
+Brings together models, tasks, measures and experiments; knows nothing about how any of them works.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,10 @@ from transformers import PreTrainedTokenizerBase
 
 from repo_interp.batch_store import BatchStore
 from repo_interp.errors import InputError
+from repo_interp.experiments.catalogue import Experiment, planned
+from repo_interp.experiments.points import Points
 from repo_interp.inputs import AttentionInputs, Spans, select_heads
-from repo_interp.measures.catalogue import for_training_length, measure_named
+from repo_interp.measures.catalogue import for_training_length, measure_named, with_parameter
 from repo_interp.measures.labels import described
 from repo_interp.measures.statistics import Measure, Statistics, merge
 from repo_interp.models.capture import capture
@@ -36,9 +39,13 @@ from repo_interp.models.reposition import attentions, layout
 from repo_interp.run import make_run, versions, with_schemes
 from repo_interp.tasks.prompts import Prompt
 from repo_interp.tasks.prompts import digest as prompts_digest
+from repo_interp.tasks.structure import prompt_structure
+from repo_interp.tasks.task import Task
 
 Progress = Callable[[int, int], None]
 """Called with layers observed so far and in all."""
+ExperimentProgress = Callable[[str, int, int], None]
+"""Called with the name of an experiment, and its points measured so far and in all."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,8 @@ class Batch:
     tokens: Tensor
     valid: Bool[Tensor, "prompt token"]
     spans: Spans
+    structure: Spans = field(default_factory=dict)
+    """Separators and segments, for the measures that name `segment_kinds`."""
 
 
 def analyze(
@@ -60,21 +69,27 @@ def analyze(
     batch_size: int = 1,
     store: str | Path | None = None,
     progress: Progress | None = None,
+    experiments: Sequence[str | Experiment] = (),
+    task: Task | None = None,
+    experiment_progress: ExperimentProgress | None = None,
 ) -> xr.DataTree:
-    """Measure `prompts` on a repositioned model or bridge; the run has one node a measure.
+    """Measure `prompts` on a repositioned model or bridge; the run has one node a measure, and those of each experiment.
 
-    `measures` are names of the catalogue or objects that follow the protocol `Measure`. `layers` and `heads` (numbers; None: all)
-    restrict what is measured. `store`, a directory, keeps finished batches so that a repeated call goes on after an interruption;
-    it is emptied at the end. Raises InputError where prompts, layers or heads do not fit the model or the measures.
+    `measures` are names of the catalogue or objects that follow the protocol `Measure`; `experiments` names ("perturbation",
+    "extrapolation") or objects that follow `Experiment`. `layers` and `heads` (numbers; None: all) restrict what is measured.
+    `task`: what experiments score `prompts` by; None: their generated tokens where all have some, else the log perplexity of every
+    token. `store`, a directory, keeps finished batches so that a repeated call goes on after an interruption; it is emptied at the
+    end. Raises InputError where prompts, layers or heads do not fit the model, the measures or the experiments.
     """
-    named = [measure_named(measure) if isinstance(measure, str) else measure for measure in measures]
-    chosen = [for_training_length(measure, length_trained(bridge)) for measure in named]
+    chosen = [for_training_length(measure, length_trained(bridge)) for measure in measures_named(measures)]
     schemes = layout(bridge)
     layers = _within(layers, len(schemes), "layer")
     heads = None if heads is None else _within(heads, next(attentions(bridge)).config.num_attention_heads, "head")
     _require_prompts(prompts, chosen, _vocabulary(bridge))
-    batches = make_batches(prompts, batch_size, next(bridge.parameters()).device)
-    kept = BatchStore(store, _fingerprint(bridge, prompts, chosen, layers, heads, batch_size))
+    plans = planned(bridge, prompts, experiments, task)
+    structure = _structure(prompts, chosen, getattr(bridge, "tokenizer", None))
+    batches = make_batches(prompts, batch_size, next(bridge.parameters()).device, structure) if chosen else []
+    kept = BatchStore(store, _fingerprint(bridge, prompts, chosen, layers, heads, batch_size, structure, plans, task))
     gathered = {measure.name: Gathered() for measure in chosen}
     for number, batch in enumerate(batches):
         found = kept.read(number)
@@ -88,8 +103,23 @@ def analyze(
     groups = {measure.name: _group(measure, gathered[measure.name].whole(), schemes) for measure in chosen}
     if "positions" in groups:
         groups["positions"] = groups["positions"].merge(describe_prompts(prompts, getattr(bridge, "tokenizer", None)))
+    for experiment, plan in plans:
+        points = Points(None if store is None else Path(store) / experiment.name)
+        found = plan.run(batch_size, points, _of_experiment(experiment_progress, experiment.name))
+        stated = {name: _plain(value) for name, value in experiment.parameters.items()}
+        groups |= {name: group.assign_attrs(stated | group.attrs) for name, group in found.items()}
     kept.clear()
     return make_run(groups, _provenance(bridge, prompts, schemes))
+
+
+def measures_named(measures: Sequence[str | Measure]) -> list[Measure]:
+    """`measures` with names as objects. Beside `maps`, a `three_axis` that is only named keeps the axes that its figure shows."""
+    beside_maps = any(measure == "maps" or getattr(measure, "name", "") == "maps" for measure in measures)
+    found = []
+    for measure in measures:
+        made = measure_named(measure) if isinstance(measure, str) else measure
+        found.append(with_parameter(made, "axes", "first_prompt") if beside_maps and measure == "three_axis" else made)
+    return found
 
 
 class Gathered:
@@ -124,7 +154,8 @@ def observe_batch(
         if heads is not None:
             inputs = select_heads(inputs, heads)
         for measure in measures:
-            parts[measure.name].append(_with_head_numbers(measure.observe(inputs, batch.spans), heads))
+            spans = {**batch.spans, **batch.structure} if hasattr(measure, "segment_kinds") else batch.spans
+            parts[measure.name].append(_with_head_numbers(measure.observe(inputs, spans), heads))
         if advance is not None:
             advance(len(parts[measures[0].name]))
 
@@ -132,8 +163,16 @@ def observe_batch(
     return {name: merge(found) for name, found in parts.items()}
 
 
-def make_batches(prompts: Sequence[Prompt], batch_size: int, device: torch.device | str = "cpu") -> list[Batch]:
-    """Batches of at most `batch_size` prompts, longest first - so that what does not fit fails at once - padded on the right."""
+def make_batches(
+    prompts: Sequence[Prompt],
+    batch_size: int,
+    device: torch.device | str = "cpu",
+    structure: Sequence[Mapping[str, Sequence[int]]] | None = None,
+) -> list[Batch]:
+    """Batches of at most `batch_size` prompts, longest first - so that what does not fit fails at once - padded on the right.
+
+    `structure`: for every prompt, named token indices that are no spans of it.
+    """
     if batch_size < 1:
         raise InputError(f"a batch has at least one prompt, not {batch_size}")
     order = sorted(range(len(prompts)), key=lambda number: (-len(prompts[number].tokens), number))
@@ -143,12 +182,10 @@ def make_batches(prompts: Sequence[Prompt], batch_size: int, device: torch.devic
         numbers = tuple(order[start : start + batch_size])
         longest = len(prompts[numbers[0]].tokens)
         tokens = torch.zeros(len(numbers), longest, dtype=torch.long)
-        masks = {name: torch.zeros(len(numbers), longest, dtype=torch.bool) for name in names}
         for row, number in enumerate(numbers):
-            prompt = prompts[number]
-            tokens[row, : len(prompt.tokens)] = torch.tensor(prompt.tokens)
-            for name, where in prompt.all_spans().items():
-                masks[name][row, list(where)] = True
+            tokens[row, : len(prompts[number].tokens)] = torch.tensor(prompts[number].tokens)
+        parts = [] if structure is None else [structure[number] for number in numbers]
+        further = sorted({name for part in parts for name in part})
         lengths = torch.tensor([len(prompts[number].tokens) for number in numbers])
         valid = torch.arange(longest) < lengths[:, None]
         batches.append(
@@ -156,10 +193,30 @@ def make_batches(prompts: Sequence[Prompt], batch_size: int, device: torch.devic
                 numbers,
                 tokens.to(device),
                 valid.to(device),
-                {name: mask.to(device) for name, mask in masks.items()},
+                _masks(names, [prompts[number].all_spans() for number in numbers], longest, device),
+                _masks(further, parts, longest, device),
             )
         )
     return batches
+
+
+def _masks(names: Sequence[str], places: Sequence[Mapping[str, Sequence[int]]], tokens: int, device: torch.device | str) -> Spans:
+    masks = {name: torch.zeros(len(places), tokens, dtype=torch.bool) for name in names}
+    for row, found in enumerate(places):
+        for name, where in found.items():
+            masks[name][row, list(where)] = True
+    return {name: mask.to(device) for name, mask in masks.items()}
+
+
+def _structure(
+    prompts: Sequence[Prompt], measures: Sequence[Measure], tokenizer: PreTrainedTokenizerBase | None
+) -> list[dict[str, tuple[int, ...]]] | None:
+    """Separators and segments of every prompt, where a measure asks for them."""
+    asking = [measure for measure in measures if hasattr(measure, "segment_kinds")]
+    if not asking:
+        return None
+    kinds = sorted({kind for measure in asking for kind in getattr(measure, "segment_kinds")})  # noqa: B009
+    return [prompt_structure(kinds, len(one.tokens), one.spans, _texts(one, tokenizer)) for one in prompts]
 
 
 def describe_prompts(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase | None = None) -> xr.Dataset:
@@ -223,6 +280,10 @@ def _advance(progress: Progress | None, batch: int, batches: int, layers: int) -
     return lambda observed: progress(batch * layers + observed, batches * layers)
 
 
+def _of_experiment(progress: ExperimentProgress | None, name: str) -> Progress | None:
+    return None if progress is None else lambda done, total: progress(name, done, total)
+
+
 def _within(chosen: Sequence[int] | None, count: int, what: str) -> list[int]:
     if chosen is None:
         return list(range(count))
@@ -274,6 +335,9 @@ def _fingerprint(
     layers: Sequence[int],
     heads: Sequence[int] | None,
     batch_size: int,
+    structure: object,
+    experiments: Sequence[tuple[Experiment, object]],
+    task: Task | None,
 ) -> str:
     stated = {
         "provenance": _provenance(bridge, prompts, layout(bridge)),
@@ -281,6 +345,9 @@ def _fingerprint(
         "layers": list(layers),
         "heads": None if heads is None else list(heads),
         "batch_size": batch_size,
+        "structure": structure,
+        "experiments": {one.name: dict(one.parameters) for one, _ in experiments},
+        "task": None if task is None else {"name": task.name, **task.options()},
     }
     return hashlib.sha256(json.dumps(stated, sort_keys=True, default=str).encode()).hexdigest()
 
@@ -289,4 +356,4 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-__all__ = ["Batch", "analyze", "describe_prompts", "make_batches", "observe_batch"]
+__all__ = ["Batch", "analyze", "describe_prompts", "make_batches", "measures_named", "observe_batch"]

@@ -1,9 +1,10 @@
 """What an analysis will cost, said before it starts.
 
-    operations(n) = 2 P n + 2 L H d n^2         P parameters outside the embeddings, n tokens, L layers, H heads of d dimensions
+    operations(n) = 2 P n + 2 L H d n^2         P parameters of the layers, n tokens, L layers, H heads of d dimensions
     seconds = operations of all prompts / speed + bookkeeping, the speed from a short forward pass of the same model
 
-Knows nothing about measures; exact measures add about a tenth to the forward pass.
+An experiment's passes come on top, each with its unembedding, 2 V d a token. Knows nothing about measures and experiments; exact
+measures add about a tenth to the forward pass.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ import torch
 from torch import nn
 
 from repo_interp.models.capture import decode
-from repo_interp.models.reposition import attentions
+from repo_interp.models.reposition import attentions, decoder_of
 
 _PROBE_TOKENS = 128
 _PROBES = 3
 _BOOKKEEPING = 0.006
 """Seconds to label and merge what one measure keeps of one layer of one prompt: what small models mostly wait for."""
 _MEASURES_SHARE = 0.1
+_PASS_BOOKKEEPING = 0.0004
+"""Seconds that a layer's hooks take in one prompt of an experiment's pass."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +41,15 @@ class Cost:
 
 
 @torch.no_grad()
-def estimate(model: nn.Module, lengths: Sequence[int], batch_size: int, measures: int) -> Cost:
-    """The cost of analysing prompts of these lengths with so many measures, from a forward pass over a few tokens."""
+def estimate(model: nn.Module, lengths: Sequence[int], batch_size: int, measures: int, passes: Sequence[int] = ()) -> Cost:
+    """The cost of analysing prompts of these lengths with so many measures, from a forward pass over a few tokens.
+
+    `passes`: tokens of every prompt of every pass that experiments make.
+    """
     config = next(attentions(model)).config
     parameters = list(model.parameters())
     device, width = parameters[0].device, config.hidden_size
-    inner = sum(p.numel() for p in parameters) - 2 * config.vocab_size * width
+    inner = sum(p.numel() for layer in decoder_of(model).layers for p in layer.parameters())
     heads, layers = config.num_attention_heads * next(attentions(model)).d_head, config.num_hidden_layers
 
     def operations(tokens: int) -> float:
@@ -60,10 +66,15 @@ def estimate(model: nn.Module, lengths: Sequence[int], batch_size: int, measures
     speed = operations(tokens.shape[1]) / max(min(taken), 1e-6)
     seconds = (1 + _MEASURES_SHARE) * sum(operations(length) for length in lengths) / speed
     seconds += _BOOKKEEPING * measures * layers * len(lengths)
+    unembedding = 2.0 * config.vocab_size * width
+    seconds += sum(operations(length) + unembedding * length for length in passes) / speed
+    seconds += _PASS_BOOKKEEPING * layers * len(passes)
     activations = 4.0 * batch_size * max(lengths) * (8 * width + 3 * config.intermediate_size)
     kept = 6.0 * len(lengths) * max(lengths) * layers * config.num_attention_heads
     weights = sum(p.numel() * p.element_size() for p in parameters)
-    return Cost(seconds, weights + activations + kept)
+    longest = max(passes, default=0)
+    logits = 20.0 * config.vocab_size * longest * batch_size if passes else 0.0
+    return Cost(seconds, weights + max(activations, logits) + kept)
 
 
 def _duration(seconds: float) -> str:

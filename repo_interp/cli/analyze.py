@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from repo_interp.cli.options import add_device, name_list, number_list, parameter, positive, positive_or_zero
 
@@ -48,13 +49,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what to measure (default: positions,patterns,attention_mass - the last where prompts mark generated tokens)",
     )
     parser.add_argument(
+        "--experiments",
+        type=name_list,
+        default=(),
+        metavar="A,B",
+        help="what needs many forward passes, measured as well: perturbation (of order and positions, on these prompts), extrapolation "
+        "(beyond the training length, on longer prompts of the same task); scored by the task of the prompts, and prompts of a file by "
+        "their generated tokens or, without these, by log perplexity",
+    )
+    parser.add_argument(
         "--set",
         type=parameter,
         action="append",
         default=[],
         metavar="MEASURE.NAME=VALUE",
         dest="parameters",
-        help="a parameter of a measure, such as patterns.epsilon=0.5 or three_axis.axes=first_prompt; may be repeated",
+        help="a parameter of a measure or an experiment, such as patterns.epsilon=0.5 or perturbation.gammas=0.05,0.1; may be repeated",
     )
     parser.add_argument("--layers", type=number_list, metavar="5-15", help="layers to measure (default: all)")
     parser.add_argument("--heads", type=number_list, metavar="0,3", help="heads to measure (default: all)")
@@ -82,14 +92,16 @@ def run(arguments: argparse.Namespace) -> int:
     """Analyse, write, and print the tables."""
     from rich.console import Console
 
-    from repo_interp.analysis import analyze
+    from repo_interp.analysis import analyze, measures_named
     from repo_interp.cli.checkpoint import DEFAULT, find
-    from repo_interp.cli.progress import layers_bar
+    from repo_interp.cli.progress import analysis_bars
     from repo_interp.cli.tables import print_tables
     from repo_interp.cost import estimate
     from repo_interp.errors import InputError
+    from repo_interp.experiments.catalogue import experiment_named, planned
     from repo_interp.measures.catalogue import measure_named
     from repo_interp.models.load import load
+    from repo_interp.plots.added import added_drawers
     from repo_interp.publication import STORE, prepare, publish, withdraw
     from repo_interp.tasks.prompts import read_prompts
 
@@ -97,25 +109,30 @@ def run(arguments: argparse.Namespace) -> int:
     name = arguments.checkpoint or DEFAULT
     for measure in arguments.measures or ():
         measure_named(measure)  # an unknown name is refused before the checkpoint is read
+    asked = [experiment_named(experiment) for experiment in arguments.experiments]
+    added_drawers(arguments.measures or ())  # and so is a figure of another package that cannot be imported
     path = find(name)
     bridge = load(path, device=_device(arguments.device), dtype=arguments.dtype)
     if arguments.dtype != "float32" and arguments.dtype != "float64":
         console.print(f"[yellow]positions are rounded in {arguments.dtype}; measure them in float32[/yellow]")
     if arguments.prompts is not None:
-        prompts = read_prompts(arguments.prompts, tokenizer=bridge.tokenizer, vocab_size=bridge.cfg.d_vocab)
+        prompts, task = read_prompts(arguments.prompts, tokenizer=bridge.tokenizer, vocab_size=bridge.cfg.d_vocab), None
     else:
-        prompts = _make_prompts(arguments, bridge, path)
-    measures = _measures(arguments.measures or _default_measures(prompts), arguments.parameters)
-    cost = estimate(bridge, [len(prompt.tokens) for prompt in prompts], arguments.batch_size, len(measures))
-    longest, named = max(len(prompt.tokens) for prompt in prompts), ", ".join(measure.name for measure in measures)
+        prompts, task = _make_prompts(arguments, bridge, path)
+    named = measures_named(arguments.measures or _default_measures(prompts))
+    measures, experiments = _with_parameters(named, asked, arguments.parameters)
+    passes = [length for _, plan in planned(bridge, prompts, experiments, task) for length in plan.passes]
+    cost = estimate(bridge, [len(prompt.tokens) for prompt in prompts], arguments.batch_size, len(measures), passes)
+    longest, names = max(len(prompt.tokens) for prompt in prompts), ", ".join(measure.name for measure in measures)
+    added = f", experiments {', '.join(arguments.experiments)} ({len(passes):,} more prompts)" if experiments else ""
     console.print(
-        f"[bold]{name}[/bold]: {len(prompts)} prompts of up to {longest} tokens, measures {named}; {cost}",
+        f"[bold]{name}[/bold]: {len(prompts)} prompts of up to {longest} tokens, measures {names}{added}; {cost}",
         highlight=False,
     )
     directory = prepare(arguments.out or _free_directory(name), arguments.overwrite)
     store = directory / STORE if cost.seconds > _WORTH_KEEPING else None
     try:
-        with layers_bar(console) as progress:
+        with analysis_bars(console) as (progress, experiment_progress):
             result = analyze(
                 bridge,
                 prompts,
@@ -125,6 +142,9 @@ def run(arguments: argparse.Namespace) -> int:
                 batch_size=arguments.batch_size,
                 store=store,
                 progress=progress,
+                experiments=experiments,
+                task=task,
+                experiment_progress=experiment_progress,
             )
         with console.status("drawing"):
             files = publish(result, directory)
@@ -145,18 +165,18 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _measures(names, parameters):
+def _with_parameters(measures, experiments, parameters):
     from repo_interp.errors import InputError
-    from repo_interp.measures.catalogue import measure_named, with_parameter
+    from repo_interp.measures.catalogue import with_parameter
 
-    chosen = {name: measure_named(name) for name in names}
+    chosen: dict[str, Any] = {one.name: one for one in (*measures, *experiments)}
     for name, parameter_name, value in parameters:
         if name not in chosen:
             raise InputError(
                 f"--set {name}.{parameter_name}: the measure {name!r} is not among those measured, {', '.join(chosen)}"
             )
         chosen[name] = with_parameter(chosen[name], parameter_name, value)
-    return list(chosen.values())
+    return [chosen[one.name] for one in measures], [chosen[one.name] for one in experiments]
 
 
 def _default_measures(prompts) -> tuple[str, ...]:
@@ -165,6 +185,7 @@ def _default_measures(prompts) -> tuple[str, ...]:
 
 
 def _make_prompts(arguments: argparse.Namespace, bridge, path: str):
+    """Prompts, and the task they are of; None for ruler's, which are judged by the tokens that they mark as generated."""
     from repo_interp import tasks
     from repo_interp.errors import InputError
     from repo_interp.models.provenance import loaded_from
@@ -177,13 +198,8 @@ def _make_prompts(arguments: argparse.Namespace, bridge, path: str):
         length = arguments.length or min(4096, origin.training_length if origin else 4096)
         if bridge.tokenizer is None:
             raise InputError("this checkpoint has no tokenizer, so no prompts can be made for it; give --prompts with token ids")
-        return tasks.niah(
-            bridge.tokenizer,
-            variant=arguments.variant,
-            length=length,
-            count=arguments.count,
-            seed=arguments.seed,
-        )
+        made = tasks.niah(bridge.tokenizer, variant=arguments.variant, length=length, count=arguments.count, seed=arguments.seed)
+        return made, None
     task = trained if trained is not None and trained.name == name else tasks.make_task(name)
     if bridge.cfg.d_vocab < task.vocabulary_size:
         raise InputError(
@@ -191,7 +207,7 @@ def _make_prompts(arguments: argparse.Namespace, bridge, path: str):
             "wanted a checkpoint trained on it, or --prompts"
         )
     test_set = None if arguments.length is None else str(arguments.length)
-    return task.prompts(arguments.count, seed=arguments.seed, test_set=test_set)
+    return task.prompts(arguments.count, seed=arguments.seed, test_set=test_set), task
 
 
 def _free_directory(name: str) -> Path:

@@ -10,9 +10,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 @contextmanager
-def layers_bar(console: Console) -> Iterator[Callable[[int, int], None]]:
-    """A bar over observed layers of all prompts; gone when done."""
+def analysis_bars(console: Console) -> Iterator[tuple[Callable[[int, int], None], Callable[[str, int, int], None]]]:
+    """A bar over observed layers of all prompts, and one a named experiment over its points; gone when done."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("observing layers", total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+        bars = {"": progress.add_task("observing layers", total=None)}
+
+        def advance(name: str, done: int, total: int) -> None:
+            if name not in bars:
+                bars[name] = progress.add_task(name, total=total)
+            progress.update(bars[name], completed=done, total=total)
+
+        yield lambda done, total: advance("", done, total), advance

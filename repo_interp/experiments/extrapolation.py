@@ -19,19 +19,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import reduce
+from functools import cache, partial, reduce
+from typing import Any
 
 import numpy as np
 import torch
 import xarray as xr
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
+from repo_interp.experiments.points import Points
 from repo_interp.measures.gaussians import VectorSums, gaussian_divergence, vector_sums
 from repo_interp.models.extension import interpolated, lm_infinite, yarn
 from repo_interp.models.interventions import attention_outputs
 from repo_interp.models.reposition import attentions, layout
+from repo_interp.positions.biases import PositionBias
 from repo_interp.run import with_schemes
 from repo_interp.tasks import Prompt, Task
 from repo_interp.training.responses import forced_responses
@@ -56,12 +59,19 @@ def extended(
     return ways[method]()
 
 
-def cut(task: Task, prompts: Sequence[Prompt], lengths: Sequence[int]) -> dict[int, list[Prompt]]:
-    """The first tokens of `prompts`, for every length. Raises InputError where a prompt is too short."""
-    shortest = min(len(prompt.tokens) for prompt in prompts)
-    if max(lengths) > shortest:
-        raise InputError(f"a length of {max(lengths)} tokens was asked for, but a prompt has {shortest}; ask for longer prompts")
-    return {length: [task.describe(prompt.tokens[:length]) for prompt in prompts] for length in lengths}
+def allowed_methods(model: nn.Module) -> tuple[str, ...]:
+    """The methods that this model's positions allow."""
+    layers = list(attentions(model))
+    rotates = any(layer.frequencies is not None for layer in layers)
+    added = [layer.position_logits for layer in layers if layer.position_logits is not None]
+    by_distance = [isinstance(one, PositionBias) for one in added]
+    allowed = {
+        "plain": True,
+        "lm_infinite": all(by_distance),
+        "interpolation": rotates or any(by_distance),
+        "yarn": rotates,
+    }
+    return tuple(method for method in METHODS if allowed[method])
 
 
 def extrapolation(
@@ -74,20 +84,24 @@ def extrapolation(
     global_tokens: int = GLOBAL_TOKENS,
     batch_size: int = 4,
     progress: Callable[[int, int], None] | None = None,
+    points: Points | None = None,
 ) -> xr.Dataset:
-    """The group `extrapolation` of a run: `prompts` by length in tokens (see `cut`; the training length must be among them, with at
+    """The group `extrapolation` of a run: `prompts` by length in tokens (see `lengths`; the training length must be among them, with at
     least 4 prompts). Variables `kl [method, length, layer]` in nats, `log_perplexity [method, length]` of the judged tokens in nats,
     `task_score [method, length]` with `task_score_error` over prompts.
 
     `judged`: how many tokens at the end of a prompt; None: a quarter of the training length. LM-Infinite makes n^2 scores a head
-    in one layer at a time. Raises InputError for methods that the model cannot use.
+    in one layer at a time. `points` keeps finished points for when it is called again. Raises InputError for methods that the model
+    cannot use.
     """
     judged = max(2, training_length // 4) if judged is None else judged
     if training_length not in prompts or len(prompts[training_length]) < 4:
         raise InputError(f"at least 4 prompts of the training length, {training_length} tokens, were wanted to compare with")
     lengths = sorted(prompts)
-    reference = _gaussians(model, task, prompts[training_length][::2], nullcontext(), judged, batch_size)[0]
-    layers = sorted(reference)
+    points = Points() if points is None else points
+    layers = [attention.layer_idx for attention in attentions(model)]
+    reference = _reference(model, task, prompts[training_length][::2], judged, batch_size)
+    compared = partial(_compared, model, task, reference, judged, batch_size)
     shape = (len(methods), len(lengths))
     kl = np.full((*shape, len(layers)), np.nan)
     values = {name: np.full(shape, np.nan) for name in ("log_perplexity", "task_score", "task_score_error")}
@@ -95,11 +109,10 @@ def extrapolation(
     for done, (row, column) in enumerate(places):
         length = lengths[column]
         context = extended(model, methods[row], length, training_length, global_tokens)
-        fits, scores, surprise = _gaussians(model, task, prompts[length][1::2], context, judged, batch_size)
-        kl[row, column] = [float(gaussian_divergence(fits[layer], reference[layer]).mean()) for layer in layers]
-        values["log_perplexity"][row, column] = surprise
-        values["task_score"][row, column] = scores.mean()
-        values["task_score_error"][row, column] = scores.std(ddof=1) / np.sqrt(len(scores))
+        point = points.value(f"{methods[row]}-{length}", partial(compared, prompts[length][1::2], context))
+        kl[row, column] = point["kl"]
+        for name, array in values.items():
+            array[row, column] = point[name]
         if progress is not None:
             progress(done + 1, len(places))
     unit = "nat" if task.metric == "log perplexity" else "1"
@@ -119,6 +132,33 @@ def extrapolation(
     stated = {"training_length": training_length, "judged": judged, "global_tokens": global_tokens}
     counted = {"prompts": len(prompts[training_length]), "task": task.name, "metric": task.metric}
     return with_schemes(group, layout(model)).assign_attrs(stated | counted | {"higher_is_better": str(task.higher_is_better)})
+
+
+def _reference(
+    model: PreTrainedModel, task: Task, prompts: Sequence[Prompt], judged: int, batch_size: int
+) -> Callable[[], dict[int, VectorSums]]:
+    """The Gaussians to compare with, made when they are first needed."""
+    return cache(lambda: _gaussians(model, task, prompts, nullcontext(), judged, batch_size)[0])
+
+
+def _compared(
+    model: PreTrainedModel,
+    task: Task,
+    reference: Callable[[], dict[int, VectorSums]],
+    judged: int,
+    batch_size: int,
+    prompts: Sequence[Prompt],
+    context: AbstractContextManager[None],
+) -> dict[str, Any]:
+    """The numbers of one method and length."""
+    normal = reference()
+    fits, scores, surprise = _gaussians(model, task, prompts, context, judged, batch_size)
+    return {
+        "kl": [float(gaussian_divergence(fits[layer], normal[layer]).mean()) for layer in sorted(normal)],
+        "log_perplexity": surprise,
+        "task_score": float(scores.mean()),
+        "task_score_error": float(scores.std(ddof=1) / np.sqrt(len(scores))),
+    }
 
 
 def _gaussians(
@@ -153,4 +193,4 @@ def _gaussians(
     ]
     scores = np.asarray(task.score(answered, asked), dtype=np.float64)
     merged = {layer: reduce(VectorSums.__add__, parts) for layer, parts in sums.items()}
-    return merged, scores, float(np.mean(surprises))
+    return merged, scores, float(np.mean(surprises)) if surprises else float("nan")

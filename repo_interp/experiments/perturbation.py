@@ -22,6 +22,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -31,6 +32,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
+from repo_interp.experiments.points import Points
 from repo_interp.experiments.reordering import offset, transposed
 from repo_interp.models.interventions import Shift, exchanged_keys, moved_keys
 from repo_interp.models.reposition import attentions
@@ -69,27 +71,33 @@ def perturbation(
     seed: int = 0,
     batch_size: int = 16,
     progress: Callable[[int, int], None] | None = None,
+    points: Points | None = None,
 ) -> xr.Dataset:
     """The group `perturbation` of a run: `prompts` of `task`, teacher-forced, for every kind, share and reach. Variables over
     [kind, gamma, l_max]: `log_perplexity` (nats a target), `task_score` (in the task's own unit) with `task_score_error` (over
     prompts), `log_perplexity_rise`, `moved_share`; gamma = 0 is always among them.
 
-    `layers`: where features and positions are disturbed; None: all. Costs a forward pass a prompt and point. Raises InputError for
-    unknown kinds and layers, and shares or reaches that are none.
+    `layers`: where features and positions are disturbed; None: all. Costs a forward pass a prompt and point, and one for gamma = 0.
+    `points` keeps finished points for when it is called again. Raises InputError for unknown kinds and layers, and shares or reaches
+    that are none.
     """
     shares = sorted({0.0, *gammas})
-    found = len(list(attentions(model)))
-    chosen = tuple(range(found) if layers is None else sorted(set(layers)))
-    _require(prompts, kinds, shares, l_maxes, chosen, found, offset_unit)
+    require_grid(model, prompts, kinds, shares, l_maxes, layers, offset_unit)
+    chosen = tuple(range(len(list(attentions(model)))) if layers is None else sorted(set(layers)))
+    points = Points() if points is None else points
     plain = forced_responses(model, task, prompts, batch_size)
+    undisturbed = _summary(task, plain, prompts, [np.zeros(1)], [0.0])
     shape = (len(kinds), len(shares), len(l_maxes))
     measured = {name: np.zeros(shape) for name in _DESCRIBED}
     grid = list(product(enumerate(kinds), enumerate(shares), enumerate(l_maxes)))
     for done, ((first, kind), (second, gamma), (third, l_max)) in enumerate(grid):
-        place = first, second, third
         point = Disturbance(kind, gamma, l_max, chosen, offset_unit, seed)
-        for name, value in _measure(model, task, prompts, plain, point, batch_size).items():
-            measured[name][place] = value
+        values = undisturbed
+        if gamma > 0:
+            measure = partial(_measure, model, task, prompts, plain, point, batch_size)
+            values = points.value(f"{kind}-{gamma:g}-{l_max}", measure)
+        for name, value in values.items():
+            measured[name][first, second, third] = value
         if progress is not None:
             progress(done + 1, len(grid))
     unit = "nat" if "nat" in task.metric.split() or task.metric == "log perplexity" else "1"
@@ -201,6 +209,13 @@ def _measure(
             rises.append((np.array(before) - np.array(after))[kept])
     asked = [changed[number] for number in range(len(prompts))]
     answered = [responses[number] for number in range(len(prompts))]
+    return _summary(task, answered, asked, rises, shares)
+
+
+def _summary(
+    task: Task, answered: Sequence[Response], asked: Sequence[Prompt], rises: Sequence[np.ndarray], shares: Sequence[float]
+) -> dict[str, float]:
+    """The numbers of one point: what was `answered` to what was `asked`, `rises` of untouched targets, `shares` of moved tokens."""
     scores = np.asarray(task.score(answered, asked), dtype=np.float64)
     rise = np.concatenate(rises)
     return {
@@ -212,15 +227,16 @@ def _measure(
     }
 
 
-def _require(
+def require_grid(
+    model: nn.Module,
     prompts: Sequence[Prompt],
     kinds: Sequence[str],
     gammas: Sequence[float],
     l_maxes: Sequence[int],
-    layers: Sequence[int],
-    found: int,
+    layers: Sequence[int] | None,
     offset_unit: str,
 ) -> None:
+    """Raise InputError for a grid that cannot be measured on `model`."""
     unknown = [kind for kind in kinds if kind not in KINDS]
     if unknown or not kinds:
         raise InputError(f"kinds of perturbation are {', '.join(KINDS)}, not {unknown[0] if unknown else 'none'}")
@@ -230,7 +246,8 @@ def _require(
         raise InputError(f"gamma is a share from 0 to 1, not {next(gamma for gamma in gammas if not 0 <= gamma <= 1)}")
     if not l_maxes or min(l_maxes) < 1:
         raise InputError("l_max is a distance of at least 1 token; give one or more")
-    absent = [layer for layer in layers if not 0 <= layer < found]
+    found = len(list(attentions(model)))
+    absent = [layer for layer in layers or () if not 0 <= layer < found]
     if absent:
         raise InputError(f"layer {absent[0]} was asked for; the model's are 0 to {found - 1}")
     if not prompts:

@@ -29,7 +29,7 @@ def three_axis(run: xr.DataTree) -> Named:
     yield "fit_correlations", fits.fit_correlations(run)
     dataset = group(run, "three_axis")
     if has_groups(run, ["maps"]) and "distance_axis" in dataset:
-        for layer, head in _drawn(run, dataset):
+        for layer, head in drawn_heads(run, dataset):
             yield f"three_axis_layer{layer}_head{head}", fits.three_axis_fit(run, layer, head)
 
 
@@ -39,7 +39,7 @@ def fake_distance(run: xr.DataTree) -> Named:
         yield "fit_correlations", fits.fit_correlations(run)
     dataset = group(run, "fake_distance")
     if has_groups(run, ["maps"]) and "position_axis" in dataset:
-        for layer, head in _drawn(run, dataset):
+        for layer, head in drawn_heads(run, dataset):
             yield f"fake_distance_layer{layer}_head{head}", fits.fake_distance_fit(run, layer, head)
 
 
@@ -150,7 +150,7 @@ def _heat_map(values: xr.DataArray) -> dict[str, Any]:
     return {"data": [trace], "layout": {"hovermode": "closest", **axes}}
 
 
-def _drawn(run: xr.DataTree, dataset: xr.Dataset) -> list[tuple[int, int]]:
+def drawn_heads(run: xr.DataTree, dataset: xr.Dataset) -> list[tuple[int, int]]:
     """Of the heads that have maps, those to draw."""
     maps = group(run, "maps")
     here = dataset.sel(layer=np.intersect1d(dataset["layer"], maps["layer"]), head=np.intersect1d(dataset["head"], maps["head"]))

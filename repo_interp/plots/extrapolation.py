@@ -23,6 +23,7 @@ METHOD_LOOKS: dict[str, dict[str, Any]] = {
     "yarn": {"color": "#CC79A7", "marker": "D", "linestyle": "--"},
 }
 METHOD_NAMES = {"plain": "plain", "lm_infinite": "LM-Infinite", "interpolation": "position interpolation", "yarn": "YaRN"}
+FLOOR: dict[str, Any] = {"color": "#9A9A9A", "linewidth": 0.8, "linestyle": (0, (3, 2)), "zorder": 0}
 TRACE_COLOURS = ("#D55E00", "#009E73", "#CC79A7", "#E69F00", "#4B2BD6", "#804020")
 
 
@@ -43,6 +44,10 @@ def extrapolation_by_length(run: xr.DataTree) -> PaperFigure:
             by_layer.plot(range(values.shape[1]), values[-1], **look, gid=f"layers {method}")
             nats = dataset["log_perplexity"].sel({"method": method}).values
             surprise.plot(lengths, nats, **look, gid=f"log perplexity {method}")
+        floor = kl.sel({"method": "plain"}).values[0] if "plain" in kl["method"].values else None
+        if floor is not None:
+            by_length.axhline(floor.mean(), **FLOOR, gid="noise")
+            by_layer.plot(range(len(floor)), floor, **FLOOR, gid="noise by layer")
         by_length.set_title(unit_label("KL of attention outputs", kl))
         surprise.set_title(unit_label(f"log perplexity, last {dataset.attrs['judged']} tokens", dataset["log_perplexity"]))
         by_layer.set_title(unit_label(f"KL at {lengths[-1]} tokens", kl))
@@ -56,7 +61,8 @@ def extrapolation_by_length(run: xr.DataTree) -> PaperFigure:
         handles = [
             Line2D([], [], **_look(str(name)), label=METHOD_NAMES.get(str(name), str(name))) for name in kl["method"].values
         ]
-        legend_below(figure, handles)
+        noise = [] if floor is None else [Line2D([], [], **FLOOR, label=f"plain at {lengths[0]:,} tokens: noise of the fit")]
+        legend_below(figure, [*handles, *noise])
     return figure
 
 

@@ -32,10 +32,7 @@ def perturbation_grid(run: xr.DataTree, value: str = "log_perplexity") -> PaperF
     if value not in VALUES:
         raise InputError(f"values of perturbation are {', '.join(VALUES)}, not {value!r}")
     dataset = group(run, "perturbation")
-    cells = dataset[value].transpose("kind", "l_max", "gamma")
-    better_up = value == "task_score" and dataset.attrs.get("higher_is_better") == "True"
-    worse = (cells.sel(gamma=0.0) - cells if better_up else cells - cells.sel(gamma=0.0)).transpose(*cells.dims)
-    reach = max(float(np.nanmax(np.abs(worse.values))), 1e-12)
+    cells, worse, reach = worse_than_without(dataset, value)
     with style():
         figure = paper_figure(PAGE_WIDTH, 0.95 + 0.26 * cells.sizes["l_max"])
         axes = figure.subplots(1, cells.sizes["kind"], sharey=True, squeeze=False)[0]
@@ -52,6 +49,14 @@ def perturbation_grid(run: xr.DataTree, value: str = "log_perplexity") -> PaperF
     return figure
 
 
+def worse_than_without(dataset: xr.Dataset, value: str) -> tuple[xr.DataArray, xr.DataArray, float]:
+    """`value` [kind, l_max, gamma], how much worse it is than at gamma = 0, and the largest size of that."""
+    cells = dataset[value].transpose("kind", "l_max", "gamma")
+    better_up = value == "task_score" and dataset.attrs.get("higher_is_better") == "True"
+    worse = (cells.sel(gamma=0.0) - cells if better_up else cells - cells.sel(gamma=0.0)).transpose(*cells.dims)
+    return cells, worse, max(float(np.nanmax(np.abs(worse.values))), 1e-12)
+
+
 def draw_grid(ax: Axes, cells: xr.DataArray, worse: np.ndarray, reach: float):
     """Draw `cells` [l_max, gamma] on `ax` with their values, coloured by `worse` from -reach to reach. Returns the image."""
     image = ax.imshow(worse, cmap="PuOr_r", vmin=-reach, vmax=reach, aspect="auto")
@@ -60,7 +65,7 @@ def draw_grid(ax: Axes, cells: xr.DataArray, worse: np.ndarray, reach: float):
         ax.text(
             column,
             row,
-            f"{cells.values[row, column]:.3f}",
+            f"{cells.values[row, column]:.3f}".replace("-0.000", "0.000"),
             ha="center",
             va="center",
             fontsize=5.6,

@@ -13,8 +13,11 @@ from typing import Any
 
 import xarray as xr
 
-from repo_interp.plots import charts, component_page, disentanglement_figures, explorer
+from repo_interp.plots import charts, component_page, disentanglement_figures, disentanglement_page, experiment_page, explorer
 from repo_interp.plots.choice import main_span
+from repo_interp.plots.gates import gate_charts, gate_table
+from repo_interp.plots.reading import group
+from repo_interp.plots.segments import segment_charts, segment_table
 from repo_interp.plots.tables import Table, head_table, mass_table, pattern_table, range_table
 
 
@@ -142,9 +145,55 @@ _LEADS = {
 def _correlations(name: str) -> Callable[[xr.DataTree, PageOptions], Content]:
     def build(run: xr.DataTree, options: PageOptions) -> Content:
         table = disentanglement_figures.correlation_table(run, name)
-        return Content(_LEADS[name], tables=(table,), charts=disentanglement_figures.correlation_charts(run, name))
+        maps = disentanglement_page.map_charts(run, name) if name in disentanglement_page.MAPPED else ()
+        return Content(_LEADS[name], tables=(table,), charts=(*disentanglement_figures.correlation_charts(run, name), *maps))
 
     return build
+
+
+def _perturbation(run: xr.DataTree, options: PageOptions) -> Content:
+    return Content(
+        "A share of the tokens, of the keys or of the positions is moved by up to a few tokens; how much worse the model then predicts "
+        "(Position Generalization, fig. 5, table 1). Reordered text is judged as it then stands.",
+        tables=experiment_page.perturbation_tables(run),
+        charts=experiment_page.perturbation_charts(run),
+    )
+
+
+def _extrapolation(run: xr.DataTree, options: PageOptions) -> Content:
+    return Content(
+        "Prompts longer than those of training, run plainly and by methods of length extension: how far attention outputs leave the "
+        "distribution they had (Position Generalization, table 2).",
+        tables=(experiment_page.extrapolation_table(run),),
+        charts=experiment_page.extrapolation_charts(run),
+    )
+
+
+def _traces(run: xr.DataTree, options: PageOptions) -> Content:
+    outside = 100 * float(group(run, "output_traces")["trace_outside"].mean())
+    return Content(
+        "Attention outputs at the training length, and those of a few later queries as their window of keys slides on (Position "
+        f"Generalization, fig. 6). {outside:.2g} % of the lines' points are further out than 99 % of the dots, by Mahalanobis' distance.",
+        charts=experiment_page.traces_chart(run),
+    )
+
+
+def _gates(run: xr.DataTree, options: PageOptions) -> Content:
+    return Content(
+        "Which tokens contextual positions count: gates by token, how much of them falls on separators, and how much of the attention "
+        "from position alone stays within a query's own segment (CoPE, fig. 4, 6) - each beside shuffled tokens or segments.",
+        tables=(gate_table(run),),
+        charts=gate_charts(run),
+    )
+
+
+def _segments(run: xr.DataTree, options: PageOptions) -> Content:
+    return Content(
+        "How far positions follow the structure of a prompt (RePo, fig. 8): the share of their variance between segments, and whether "
+        "their largest jumps are at edges - beside shuffled edges, and beside the token index.",
+        tables=(segment_table(run),),
+        charts=segment_charts(run),
+    )
 
 
 SECTIONS: list[Section] = [
@@ -157,4 +206,9 @@ SECTIONS: list[Section] = [
     Section("three_axis", "Position and semantics: three axes", ("three_axis",), _correlations("three_axis")),
     Section("fake_distance", "Position and semantics: fake distance", ("fake_distance",), _correlations("fake_distance")),
     Section("rotation", "Rotating pairs", ("rotation",), _correlations("rotation")),
+    Section("perturbation", "Tolerance to moved tokens and positions", ("perturbation",), _perturbation),
+    Section("extrapolation", "Beyond the training length", ("extrapolation",), _extrapolation),
+    Section("output_traces", "Attention outputs over sliding windows", ("output_traces",), _traces),
+    Section("gates", "Gates", ("gates",), _gates),
+    Section("segments", "Positions and segments", ("segments",), _segments),
 ]
