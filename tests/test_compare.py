@@ -1,0 +1,236 @@
+"""Runs side by side: aligned by labels, runs of one checkpoint put together, steps in order, what differs said; and the command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+from run_fixture import small_run
+
+import repo_interp as ri
+from repo_interp.cli import main
+from repo_interp.comparison import compare_named, notes
+
+
+def run(checkpoint, layout="rope", layers=2, heads=2, shift=0.0, prompts="same", digest=None, measure="three_axis", **attributes):
+    """A run with one measure: `r` = shift + 10 layer + head + prompt / 10."""
+    layer, head, prompt = np.arange(layers), np.arange(heads), np.arange(3)
+    values = shift + 10.0 * layer[None, :, None] + head + prompt[:, None, None] / 10
+    group = xr.Dataset(
+        {"r": (("prompt", "layer", "head"), values, {"long_name": "correlation", "units": "1"})},
+        {"prompt": prompt, "layer": layer, "head": head, "scheme": ("layer", [layout] * layers)},
+        {"ridge": 1e-6, **attributes},
+    )
+    tree = xr.DataTree.from_dict({"/": xr.Dataset(), f"/{measure}": group})
+    stated = {"layout": ",".join([layout] * layers), "dtype": "float32", "checkpoint": checkpoint, "prompts_digest": prompts}
+    tree.attrs = {**stated, "checkpoint_digest": digest or f"digest of {checkpoint} {layout}"}
+    return tree
+
+
+def scored(checkpoint, digest, value=0.5):
+    """What `repo-interp score` leaves."""
+    sets = ["64", "128"]
+    described = {"long_name": "exact match, mean over prompts", "units": "1"}
+    group = xr.Dataset(
+        {
+            "mean_score": ("test_set", [value, value / 2], described),
+            "standard_error": ("test_set", [0.05, 0.05], {**described, "long_name": "standard error"}),
+        },
+        {"test_set": sets},
+        {"metric": "exact match", "count": 20},
+    )
+    tree = xr.DataTree.from_dict({"/": xr.Dataset(), "/scores": group})
+    tree.attrs = {"checkpoint": checkpoint, "checkpoint_digest": digest, "layout": "rope", "dtype": "float32", "scaling": "none"}
+    return tree
+
+
+def written(directory: Path, tree: xr.DataTree) -> str:
+    directory.mkdir(parents=True)
+    ri.write_run(tree, directory / "run.nc")
+    return str(directory)
+
+
+def test_every_value_is_found_again_under_its_run_and_labels():
+    one, other = run("one"), run("other", "nope", shift=100.0)
+    found = ri.compare([one, other])
+    r = found["three_axis/r"]
+    assert r.dims == ("run", "prompt", "layer", "head")
+    np.testing.assert_array_equal(r.sel(run="one"), one["three_axis/r"])
+    np.testing.assert_array_equal(r.sel(run="other"), other["three_axis/r"])
+    assert found["three_axis"].coords["scheme"].sel(run="other", layer=1).item() == "nope"
+    assert (r.attrs, notes(found)) == ({"long_name": "correlation", "units": "1"}, [])
+    assert found["layout"].values.tolist() == ["rope", "nope"]
+
+
+def test_a_comparison_with_itself_differs_nowhere():
+    found = ri.compare({"first": run("one"), "again": run("one")})
+    difference = found["three_axis/r"].sel(run="again") - found["three_axis/r"].sel(run="first")
+    assert not difference.values.any()
+
+
+def test_labels_align_where_places_do_not_and_what_is_lacking_is_empty_and_said():
+    whole, part = run("whole", layers=4), run("part", layers=4)
+    part["three_axis"] = part["three_axis"].to_dataset().sel(layer=[2, 3])
+    found = ri.compare([part, whole])
+    r = found["three_axis/r"]
+    assert r["layer"].values.tolist() == [0, 1, 2, 3]
+    assert np.isnan(r.sel(run="part", layer=[0, 1])).all()
+    np.testing.assert_array_equal(r.sel(run="part", layer=[2, 3]), r.sel(run="whole", layer=[2, 3]))
+    assert found["three_axis"].coords["scheme"].sel(run="part").values.tolist() == ["", "", "rope", "rope"]
+    assert notes(found) == ["layer: 2 in part, 4 in whole; what a run lacks is left empty"]
+
+
+def test_names_of_an_axis_keep_their_order_and_text_stays_text():
+    first, second = small_run(), small_run()
+    second["attention_mass"] = second["attention_mass"].to_dataset().sel(span=["query", "rest", "generated"])
+    found = ri.compare({"first": first, "second": second})
+    assert found["attention_mass/span"].values.tolist() == first["attention_mass/span"].values.tolist()
+    assert np.isnan(found["attention_mass/mass"].sel(run="second", span="needle")).all()
+    np.testing.assert_array_equal(found["positions/token_text"].sel(run="second"), second["positions/token_text"])
+
+
+def test_other_prompts_parameters_and_precision_are_a_line_each():
+    other = run("other", prompts="another text", ridge=0.5)
+    other.attrs["dtype"] = "bfloat16"
+    found = ri.compare([run("one", prompts="some text"), other])
+    said = notes(found)
+    assert len(said) == 3
+    assert "some tex for one; another  for other" in said[0] and "averaged" in said[0]
+    assert said[1] == "the precision differs: float32 for one; bfloat16 for other"
+    assert said[2] == "three_axis: ridge differs, 1e-06 for one; 0.5 for other"
+    assert (found.attrs["same_prompts"], "ridge" in found["three_axis"].attrs) == ("no", False)
+
+
+def test_a_measure_of_one_run_other_axes_and_other_units_are_left_out_and_said():
+    one, other = run("one"), run("other")
+    one["patterns"] = run("one")["three_axis"].to_dataset()
+    extra = one["three_axis/r"].mean("head").assign_attrs(units="1")
+    one["three_axis"] = one["three_axis"].to_dataset().assign(extra=extra, axes=extra, angle=extra.assign_attrs(units="rad"))
+    other["three_axis"] = other["three_axis"].to_dataset().assign(axes=extra.mean("prompt").assign_attrs(units="1"), angle=extra)
+    found = ri.compare([one, other])
+    assert list(found.children) == ["three_axis"] and list(found["three_axis"].data_vars) == ["r"]
+    assert notes(found) == [
+        "three_axis: only one has extra",
+        "three_axis: axes has other axes in other; not compared",
+        "three_axis: angle has other units in other; not compared",
+        "patterns: only one has it; not compared",
+    ]
+
+
+def test_maps_whose_blocks_count_other_numbers_of_tokens_are_not_compared():
+    one, other = run("one"), run("other")
+    for tree, size in ((one, 2), (other, 4)):
+        tree["maps"] = xr.Dataset({"block_size": ((), size, {"long_name": "tokens a block", "units": "tokens"})})
+    found = ri.compare([one, other])
+    assert list(found.children) == ["three_axis"] and "block_size differs" in notes(found)[0]
+
+
+def test_an_analysis_and_the_scores_of_one_checkpoint_are_one_run(tmp_path):
+    analyses = [run(name, digest=name) for name in ("a", "b")]
+    found = compare_named([(None, one) for one in (*analyses, scored("zoo/a", "a"), scored("zoo/b", "b", 0.9))])
+    assert found["run"].values.tolist() == ["a", "b"] and list(found.children) == ["three_axis", "scores"]
+    assert found["scores/mean_score"].sel(run="b", test_set="64") == 0.9
+    directories = [written(tmp_path / one.attrs["checkpoint"], one) for one in analyses]
+    written(tmp_path / "a" / "scores", scored("zoo/a", "a"))
+    found = ri.compare([*directories, scored("zoo/b", "b", 0.9)])
+    assert found["run"].values.tolist() == ["a", "b"] and list(found.children) == ["three_axis", "scores"]
+
+
+def test_steps_of_one_training_stand_in_their_order_and_others_are_checkpoints():
+    steps = [run(f"{step:06d}") for step in (1000, 100, 500)]
+    found = ri.compare(steps)
+    assert found.attrs["runs"] == "steps of one training" and found["training_step"].values.tolist() == [100, 500, 1000]
+    assert found["run"].values.tolist() == ["000100", "000500", "001000"]
+    assert ri.compare([*steps, run("000200", "nope")]).attrs["runs"] == "checkpoints"
+    assert ri.compare([*steps, run("last")]).attrs["runs"] == "checkpoints"
+
+
+def test_names_are_the_given_ones_the_checkpoints_or_the_directories(tmp_path):
+    one, other = written(tmp_path / "left", run("same")), written(tmp_path / "right", run("same", shift=1.0))
+    assert ri.compare([one, other])["run"].values.tolist() == ["left", "right"]
+    assert compare_named([("A", one), (None, other)])["run"].values.tolist() == ["A", "right"]
+    assert ri.compare([run("same"), run("same", shift=1.0)])["run"].values.tolist() == ["same", "same-2"]
+    with pytest.raises(ri.InputError, match="the name 'A' was given to two runs"):
+        compare_named([("A", one), ("A", other)])
+
+
+def test_too_few_runs_and_nothing_in_common_are_refused():
+    with pytest.raises(ri.InputError, match="two runs or more were wanted"):
+        ri.compare([run("one")])
+    with pytest.raises(ri.InputError, match=r"no measure in common \(one has three_axis; other has rotation\)"):
+        ri.compare([run("one"), run("other", measure="rotation")])
+
+
+def test_components_that_turn_at_other_frequencies_are_said():
+    def rotating(base):
+        tree = run(str(base))
+        values = base ** -np.array([[0.0, 1.0], [0.0, np.nan]])
+        described = {"long_name": "frequency", "units": "rad"}
+        tree["components"] = xr.Dataset({"frequency": (("layer", "component"), values, described)})
+        return tree
+
+    assert notes(ri.compare({"a": rotating(10.0), "b": rotating(10.0)})) == []
+    assert "not the same frequency" in notes(ri.compare({"a": rotating(10.0), "b": rotating(20.0)}))[0]
+
+
+def test_the_command_writes_the_same_bytes_twice_and_prints_tables_and_warnings(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    one = written(tmp_path / "one", run("one", digest="1"))
+    other = written(tmp_path / "other", run("other", "nope", shift=3.0, prompts="others", digest="2"))
+    scores = [written(tmp_path / "scores" / digest, scored("x", digest)) for digest in ("1", "2")]
+    arguments = ["compare", f"RoPE with=sign={one}", other, *scores]
+    assert main(["compare", one, other, *scores]) == 0
+    out = capsys.readouterr().out
+    assert "the prompts differ (same for one; others for other)" in out and "Three axis" in out and "exact match" not in out
+    assert "3.00" in out  # the difference
+    first = tmp_path / "runs" / "compare-one-other"
+    assert main(["compare", one, other, *scores]) == 0
+    second = tmp_path / "runs" / "compare-one-other-2"
+    files = sorted(file.relative_to(first) for file in first.rglob("*") if file.is_file())
+    assert {"compare.nc", "report.html", "figures/three_axis_r.pdf", "figures/scores_mean_score.svg"} <= set(map(str, files))
+    assert files == sorted(file.relative_to(second) for file in second.rglob("*") if file.is_file())
+    assert all((first / file).read_bytes() == (second / file).read_bytes() for file in files)
+    with xr.open_datatree(first / "compare.nc", engine="h5netcdf") as stored:
+        assert stored["three_axis/r"].sel(run="other", prompt=0, layer=1, head=1) == 14.0
+    page = (first / "report.html").read_text()
+    assert "the prompts differ" in page and "<script" not in page and "http" not in page.replace("http-equiv", "")
+    assert main(arguments) == 2  # "sign=..." is no run
+    assert "there is no run at sign=" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["one"], "two runs or more were wanted"),
+        (["one", "missing"], "there is no run at missing"),
+        (["one", "=two"], "wanted RUN or NAME=RUN"),
+        (["one", "two", "--out", "file"], "file is a file"),
+        (["one", "two", "--out", "one"], "holds other things (run.nc)"),
+        (["one", "rotation"], "no measure in common"),
+    ],
+)
+def test_bad_arguments_are_one_line_exit_with_two_and_leave_nothing(arguments, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name, measure in (("one", "three_axis"), ("two", "three_axis"), ("rotation", "rotation")):
+        written(tmp_path / name, run(name, measure=measure))
+    Path("file").write_text("")
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["compare", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_comparison_is_replaced_only_when_asked(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    paths = [written(tmp_path / name, run(name, shift=shift)) for name, shift in (("one", 0.0), ("two", 1.0), ("three", 2.0))]
+    assert main(["compare", *paths[:2], "--out", "made"]) == 0
+    assert main(["compare", *paths[::2], "--out", "made"]) == 2
+    assert "--overwrite" in capsys.readouterr().err
+    assert main(["compare", *paths[::2], "--out", "made", "--overwrite"]) == 0
+    with xr.open_datatree("made/compare.nc", engine="h5netcdf") as stored:
+        assert stored["run"].values.tolist() == ["one", "three"]
+    assert sorted(file.name for file in Path("made").iterdir()) == ["compare.nc", "figures", "report.html"]

@@ -1,0 +1,244 @@
+"""The figures, tables and page of a comparison: what is drawn, in which colours, and that every measure has its figure."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import structured_runs
+import torch
+import xarray as xr
+from attention_inputs import random_inputs
+from matplotlib.colors import to_hex
+from run_fixture import small_run
+
+import repo_interp as ri
+from repo_interp.measures.catalogue import measure_named, measure_names, with_parameter
+from repo_interp.measures.statistics import merge
+from repo_interp.plots import comparison as drawing
+from repo_interp.plots.comparison import comparison_figures, draw_variable, over_prompts
+from repo_interp.plots.comparison_drawing import heads_beside
+from repo_interp.plots.comparison_looks import runs_of, spread
+from repo_interp.plots.comparison_page import comparison_page
+from repo_interp.plots.comparison_tables import comparison_tables
+from repo_interp.plots.style import SCHEME_COLOURS
+from repo_interp.run import make_run, with_schemes
+
+ASKED = {
+    "components": {"training_length": "24"},
+    "rotation": {"training_length": "24"},
+    "three_axis": {"axes": "first_prompt"},
+    "fake_distance": {"axes": "first_prompt"},
+}
+"""Parameters under which a measure keeps all that is drawn."""
+
+
+def array(values, dims, name="value", **coords):
+    """A variable of a comparison: runs a, b, ..."""
+    values = np.asarray(values, float)
+    labels = {dim: np.arange(size) for dim, size in zip(dims, values.shape, strict=True)} | coords
+    labels["run"] = [chr(97 + place) for place in range(values.shape[0])]
+    return xr.DataArray(values, labels, dims, name=name, attrs={"long_name": f"the {name}", "units": "1"})
+
+
+def runs(*layouts, steps=None):
+    """The runs a, b, ... of these layouts."""
+    names = [chr(97 + place) for place in range(len(layouts))]
+    root = xr.Dataset({"layout": ("run", list(layouts))}, {"run": names})
+    if steps is not None:
+        root["training_step"] = ("run", list(steps))
+    return runs_of(xr.DataTree(root))
+
+
+def artists(figure, gid):
+    """What is drawn under this name."""
+    return figure.findobj(lambda artist: (artist.get_gid() or "") == gid)
+
+
+def only(variable, *of):
+    """The only figure of a variable."""
+    ((_, figure, _),) = draw_variable(variable, *of)
+    return figure
+
+
+def measured(scheme, seed):
+    """A run of every measure that needs no gates, on random inputs of two layers."""
+    spans = {"generated": torch.zeros(2, 24, dtype=torch.bool), "needle": torch.zeros(2, 24, dtype=torch.bool)}
+    spans["generated"][:, -2:], spans["needle"][:, 4:7] = True, True
+    layers = [random_inputs(scheme=scheme, layer=layer, seed=seed + layer) for layer in range(2)]
+    groups = {}
+    for name in measure_names():
+        if name in ("gates", "segments"):
+            continue
+        measure = measure_named(name)
+        for parameter, value in ASKED.get(name, {}).items():
+            measure = with_parameter(measure, parameter, value)
+        groups[name] = with_schemes(measure.conclude(merge([measure.observe(one, spans) for one in layers])), [scheme] * 2)
+    return make_run(groups, {"layout": scheme, "checkpoint": scheme, "prompts_digest": "same"})
+
+
+@pytest.fixture(scope="module")
+def every_measure():
+    """Two runs of all measures of the catalogue."""
+    found = []
+    for name, seed in (("rope", 0), ("repo", 5)):
+        tree = measured(name, seed)
+        structured = structured_runs.run()
+        for group in ("gates", "segments"):
+            changed = structured[group].to_dataset()
+            tree[group] = changed.map(lambda values, seed=seed: values * (1 + seed / 50) if values.dtype.kind == "f" else values)
+        found.append(tree)
+    return ri.compare(found)
+
+
+def test_every_measure_of_the_catalogue_has_a_figure_and_a_table(every_measure):
+    drawn = list(comparison_figures(every_measure))
+    assert {one.measure for one in drawn} == set(measure_names())
+    assert len({one.name for one in drawn}) == len(drawn)
+    assert all(one.caption.endswith(".") for one in drawn)
+    assert {table.name for table in comparison_tables(every_measure)} == set(measure_names()) - {"maps"}
+
+
+def test_featured_variables_are_variables(every_measure):
+    for measure in every_measure.children:
+        assert set(drawing.FEATURED[measure]) <= set(every_measure[measure].data_vars)
+
+
+def test_maps_of_heads_share_one_scale_and_the_difference_is_the_difference():
+    values = array([[[0.0, 1.0], [2.0, 3.0]], [[4.0, 4.0], [1.0, 3.0]]], ("run", "layer", "head"))
+    figure = only(values, runs("rope", "repo"))
+    (a,), (b,), (difference,) = (artists(figure, name) for name in ("map a", "map b", "difference b"))
+    np.testing.assert_array_equal(b.get_array(), values.values[1])
+    assert a.get_clim() == b.get_clim() == (0.0, 4.0)
+    np.testing.assert_array_equal(difference.get_array(), [[4, 3], [-1, 0]])
+    assert difference.get_clim() == (-4.0, 4.0)
+
+
+def test_maps_over_decades_are_compared_by_their_ratio_and_a_run_without_values_says_so():
+    values = array([[[np.nan, np.nan]], [[1.0, 100.0]], [[10.0, 1000.0]]], ("run", "layer", "head"))
+    figure = only(values, runs("nope", "rope", "repo"))
+    (difference,) = artists(figure, "difference c")
+    np.testing.assert_allclose(difference.get_array(), [[1, 1]])
+    assert not artists(figure, "difference b") and not artists(figure, "difference a")
+    assert "none" in [text.get_text() for text in figure.findobj(lambda one: hasattr(one, "get_text"))]
+    assert "c / b" in [ax.get_title("left") for ax in figure.axes]
+
+
+def test_curves_lie_over_each_other_in_the_colours_of_their_schemes_with_the_middle_half_of_heads():
+    random = np.random.default_rng(0)
+    values = array(random.normal(size=(2, 3, 5, 20)), ("run", "layer", "head", "distance"))
+    figure = only(values, runs("rope", "repo"))
+    panels = [ax for ax in figure.axes if ax.axison]
+    assert [ax.get_title("left") for ax in panels] == ["layer 0", "layer 1", "layer 2"]
+    line, other = (next(one for one in panels[1].lines if one.get_gid() == f"mean {name}") for name in "ab")
+    np.testing.assert_allclose(line.get_ydata(), values.values[0, 1].mean(0))
+    assert (to_hex(line.get_color()).upper(), to_hex(other.get_color()).upper()) == (
+        SCHEME_COLOURS["rope"],
+        SCHEME_COLOURS["repo"],
+    )
+    band = next(one for one in panels[1].collections if one.get_gid() == "middle half a")
+    assert band.get_paths()[0].vertices[:, 1].max() == pytest.approx(np.quantile(values.values[0, 1], 0.75, axis=0).max())
+
+
+def test_names_are_dots_at_the_mean_of_layers_and_heads():
+    values = array(np.arange(24.0).reshape(2, 2, 2, 3), ("run", "layer", "head", "span"), span=["rest", "needle", "generated"])
+    figure = only(values, runs("rope", "nope"))
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["needle", "rest", "generated"]
+    (dots,) = artists(figure, "mean b")
+    np.testing.assert_allclose(dots.get_xdata(), values.values[1].mean((0, 1))[[1, 0, 2]])
+
+
+def test_three_axes_beside_heads_are_panels_of_one_and_figures_of_another():
+    values = array(np.random.default_rng(0).random((2, 2, 4, 3)), ("run", "kind", "gamma", "l_max"), kind=["order", "feature"])
+    found = list(draw_variable(values, runs("rope", "repo")))
+    assert [suffix for suffix, *_ in found] == ["order", "feature"]
+    assert [ax.get_title("left") for ax in found[0][1].axes][:3] == ["l max 0", "l max 1", "l max 2"]
+
+
+def test_the_map_shown_is_of_the_head_in_which_runs_differ_most():
+    values = np.zeros((2, 2, 2, 4, 4))
+    values[1, 1, 0] = 2.0
+    values[1, 0, 1, 0, 0] = 3.0
+    figure = only(array(values, ("run", "layer", "head", "query_block", "key_block")), runs("rope", "repo"))
+    assert "layer 1, head 0" in figure.get_suptitle()
+    np.testing.assert_array_equal(artists(figure, "difference b")[0].get_array(), np.full((4, 4), 2.0))
+
+
+def test_steps_are_an_axis_from_pale_to_full_colour():
+    steps = runs("repo", "repo", "repo", steps=(100, 200, 1000))
+    shades = [np.mean(np.frombuffer(bytes.fromhex(steps.looks[name]["color"][1:]), np.uint8)) for name in "abc"]
+    assert shades[0] > shades[1] > shades[2] and steps.looks["c"]["color"].upper() == SCHEME_COLOURS["repo"]
+    values = array(np.arange(12.0).reshape(3, 2, 2), ("run", "layer", "head"))
+    by_name = {suffix: figure for suffix, figure, _ in draw_variable(values, steps)}
+    (line,) = artists(by_name["over_steps"], "mean 1")
+    np.testing.assert_array_equal(line.get_xdata(), [100, 200, 1000])
+    np.testing.assert_allclose(line.get_ydata(), values.values[:, 1].mean(1))
+    named = array(np.arange(6.0).reshape(3, 2), ("run", "pattern"), pattern=["constant", "mono"])
+    (line,) = artists(only(named, steps), "over steps mono")
+    np.testing.assert_array_equal(line.get_ydata(), [1, 3, 5])
+
+
+def test_what_only_one_run_has_and_what_is_no_number_is_not_drawn():
+    values = array(np.arange(8.0).reshape(2, 2, 2), ("run", "layer", "head"))
+    assert not list(draw_variable(values.where(values["run"] == "a"), runs("rope", "repo")))
+    assert not list(draw_variable(values.astype(int), runs("rope", "repo")))
+
+
+def test_a_layer_that_a_run_has_not_has_no_scheme():
+    values = array([[[1.0], [2.0]], [[3.0], [np.nan]]], ("run", "layer", "head"))
+    values = values.assign_coords(scheme=(("run", "layer"), [["rope", "repo"], ["nope", ""]]))
+    figure = only(values, runs("rope", "nope"))
+    swatches = [line.get_gid() for ax in figure.axes for line in ax.lines if line.get_gid()]
+    assert swatches == ["scheme 0 rope", "scheme 1 repo", "scheme 0 nope", "scheme 0 nope"]
+
+
+def test_prompts_are_averaged_over_those_that_have_a_value():
+    values = array([[[1.0, np.nan]], [[3.0, np.nan]]], ("run", "prompt", "head"))
+    doubled = xr.concat([values, values + 2], "prompt").assign_coords(prompt=[0, 1])
+    found = over_prompts(doubled)
+    assert found.sel(run="a", head=0) == 2.0 and np.isnan(found.sel(run="a", head=1))
+
+
+def test_many_runs_are_spread_over_and_many_layers_fit():
+    assert spread(list(range(20)), 3) == [0, 10, 19] and spread([1, 2], 3) == [1, 2]
+    values = array(np.random.default_rng(0).random((9, 20, 2)), ("run", "layer", "head"))
+    figure = heads_beside(values, runs(*["rope"] * 9))
+    assert len([ax for ax in figure.axes if ax.get_title("left")]) == 5 + 4
+
+
+def test_positions_are_drawn_only_where_the_prompts_are_the_same():
+    one, other = small_run(), small_run()
+    names = {one_drawn.name for one_drawn in comparison_figures(ri.compare({"a": one, "b": other}))}
+    assert {"positions_by_token", "positions_position_range", "patterns_pattern_share"} <= names
+    one.attrs["prompts_digest"], other.attrs["prompts_digest"] = "1", "2"
+    names = {one_drawn.name for one_drawn in comparison_figures(ri.compare({"a": one, "b": other}))}
+    assert "positions_by_token" not in names and "positions_position_range" in names
+
+
+def test_a_table_has_the_means_the_difference_and_its_paired_error():
+    def tree(shift):
+        values = np.array([[[1.0]], [[2.0]], [[6.0]]]) + np.reshape(shift, (3, 1, 1))
+        group = xr.Dataset({"r": (("prompt", "layer", "head"), values, {"long_name": "r", "units": "1"})})
+        found = xr.DataTree.from_dict({"/": xr.Dataset(), "/three_axis": group})
+        found.attrs = {"layout": "rope", "prompts_digest": "same"}
+        return found
+
+    (table,) = comparison_tables(ri.compare({"a": tree([0, 0, 0]), "b": tree([1, 2, 3])}))
+    assert table.columns == ("variable", "a", "b", "difference", "±")
+    (row,) = table.rows
+    assert row[:4] == ("r", 3.0, 5.0, 2.0) and row[4] == pytest.approx(1 / np.sqrt(3))
+    (table,) = comparison_tables(ri.compare({name: tree([0, 0, 0]) for name in "abc"}))
+    assert table.columns == ("variable", "a", "b", "c")
+
+
+def test_a_measure_of_another_package_is_drawn_by_the_rule(tmp_path):
+    def tree(value):
+        group = xr.Dataset({"strange": (("layer", "head"), np.full((2, 2), value), {"long_name": "<b>strange", "units": "1"})})
+        found = xr.DataTree.from_dict({"/": xr.Dataset(), "/theirs": group})
+        found.attrs = {"layout": "rope"}
+        return found
+
+    found = ri.compare({"a": tree(1.0), "<i>b": tree(2.0)})
+    assert [one.name for one in comparison_figures(found)] == ["theirs_strange"]
+    page = comparison_page(found, tmp_path / "page.html").read_text()
+    assert page == comparison_page(found, tmp_path / "page.html").read_text()
+    assert "<b>strange" not in page and "&lt;b&gt;strange" in page and "<i>b" not in page and page.count("data:image/png") == 1
