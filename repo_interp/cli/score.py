@@ -1,4 +1,6 @@
-"""`repo-interp score CHECKPOINT [TASK]`: how well a checkpoint answers a task, by length, by depth, in and out of distribution."""
+"""`repo-interp score CHECKPOINT [TASK]`: how well a checkpoint answers a task, by length, by depth, in and out of distribution; or, with
+`--data FILE`, the questions of a data set that cannot come with the package.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,28 @@ from pathlib import Path
 from repo_interp.cli.options import add_device, name_list, positive, positive_or_zero
 from repo_interp.cli.train import option_value
 
+_DATA_SETS = ("hybridqa", "longbench", "qasper", "glue", "mmlu_pro")
 SUMMARY = "Score a checkpoint on a task, by test set and over the task's axes: a table and a run file."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a directory, a hub id, or the name of a zoo checkpoint")
-    parser.add_argument("task", nargs="?", metavar="TASK", help="the task (default: the one it was trained on)")
+    parser.add_argument(
+        "task",
+        nargs="?",
+        metavar="TASK",
+        help=f"the task (default: the one it was trained on), or with --data a data set: {', '.join(_DATA_SETS)}",
+    )
+    parser.add_argument(
+        "--data", metavar="FILE", help="your copy of the data set, in its own published format; its own metrics score it"
+    )
+    parser.add_argument(
+        "--length",
+        type=positive,
+        metavar="N",
+        help="with --data: tokens of a prompt with its answer; longer ones lose their middle (default: the training length, scaled)",
+    )
     parser.add_argument("--out", metavar="DIR", help="where run.nc goes (default: runs/score-NAME, numbered when there is one)")
     parser.add_argument("--overwrite", action="store_true", help="replace the run that stands in --out")
     parser.add_argument("--test-sets", type=name_list, metavar="A,B", help="which test sets (default: all that the task has)")
@@ -60,23 +77,27 @@ def run(arguments: argparse.Namespace) -> int:
     console = Console()
     path = find(arguments.checkpoint)
     checkpoint = identify(path)
-    task = _task(arguments, path)
+    asked = _data_set(arguments)
+    task = None if asked else _task(arguments, path)
     directory = _directory(arguments)
     scaling = _scaling(arguments.scaling, training_length(checkpoint.config))
     model = load_model(checkpoint, arguments.device, arguments.dtype, scaling)
-    _require_vocabulary(task, model.config.vocab_size)
     with Progress(console=console, transient=True) as progress:
         bar = progress.add_task("scoring", total=None)
-        scores = score(
-            model,
-            task,
-            arguments.test_sets,
-            arguments.count,
-            arguments.seed,
-            arguments.answers,
-            arguments.batch_size,
-            progress=lambda done, total: progress.update(bar, completed=done, total=total),
-        )
+        if task is None:
+            scores = _answered(arguments, checkpoint, model, scaling)
+        else:
+            _require_vocabulary(task, model.config.vocab_size)
+            scores = score(
+                model,
+                task,
+                arguments.test_sets,
+                arguments.count,
+                arguments.seed,
+                arguments.answers,
+                arguments.batch_size,
+                progress=lambda done, total: progress.update(bar, completed=done, total=total),
+            )
     provenance = {
         "checkpoint": arguments.checkpoint,
         "checkpoint_digest": checkpoint_digest(checkpoint.directory),
@@ -90,6 +111,42 @@ def run(arguments: argparse.Namespace) -> int:
     write_run(make_run({"scores": scores}, provenance), directory / "run.nc")
     console.print(f"[bold]{directory / 'run.nc'}[/bold]  the numbers", highlight=False)
     return 0
+
+
+def _data_set(arguments: argparse.Namespace) -> str | None:
+    """The data set that is asked for; None for a task. Raises InputError where one option needs another."""
+    from repo_interp.errors import InputError
+
+    if arguments.data is None:
+        if arguments.task in _DATA_SETS:
+            raise InputError(f"{arguments.task} needs data, which cannot come with the package; give your copy: --data FILE")
+        if arguments.length is not None:
+            raise InputError("--length is for data sets; give one, with --data FILE")
+        return None
+    if arguments.task not in _DATA_SETS:
+        raise InputError(f"--data is for a data set, one of {', '.join(_DATA_SETS)}; name one behind the checkpoint")
+    task_only = {"--test-sets": arguments.test_sets, "--task-size": arguments.task_size, "--set": arguments.task_options}
+    given = [name for name, value in task_only.items() if value is not None]
+    if given:
+        raise InputError(f"{given[0]} is for tasks; a data set has no such thing")
+    return arguments.task
+
+
+def _answered(arguments: argparse.Namespace, checkpoint, model, scaling):
+    from repo_interp.errors import InputError
+    from repo_interp.experiments.data_set_scores import ask
+    from repo_interp.models.checkpoints import load_tokenizer
+    from repo_interp.models.families import training_length
+    from repo_interp.tasks.data_sets import data_set_prompts
+
+    tokenizer = load_tokenizer(checkpoint)
+    if tokenizer is None:
+        raise InputError(f"{arguments.checkpoint} has no tokenizer, so it can be asked nothing; put its tokenizer there")
+    length = arguments.length or int(training_length(checkpoint.config) * (scaling or {"factor": 1.0})["factor"])
+    prompts = data_set_prompts(arguments.task, arguments.data, tokenizer, length, arguments.count, arguments.seed)
+    scores = ask(model, tokenizer, prompts, arguments.batch_size)
+    stated = {"task": arguments.task, "metric": "score", "count": arguments.count, "seed": arguments.seed, "length": length}
+    return scores.assign_attrs(answers="generated", left_out=[], higher_is_better="True", **stated)
 
 
 def _task(arguments: argparse.Namespace, path: str):
@@ -157,13 +214,17 @@ def _print(console, scores, arguments: argparse.Namespace) -> None:
         scores.attrs["metric"],
         "standard error",
         *(("perplexity",) if "log_perplexity" in scores else ()),
-        title=f"{arguments.checkpoint} on {scores.attrs['task']}, {scores.attrs['count']} prompts each",
+        *(("questions", "cut") if "questions" in scores else ()),
+        title=f"{arguments.checkpoint} on {scores.attrs['task']}, "
+        + (f"{scores.attrs['count']} prompts each" if "questions" not in scores else f"up to {scores.attrs['length']} tokens"),
     )
     for test_set in scores.test_set.values:
         one = scores.sel(test_set=test_set)
         cells = [str(test_set), f"{float(one.mean_score):.3f}", f"{float(one.standard_error):.3f}"]
         if "log_perplexity" in scores:
             cells.append(f"{float(2.718281828459045**one.log_perplexity):.4g}")
+        if "questions" in scores:
+            cells += [str(int(one.questions)), f"{float(one.cut):.0%}"]
         table.add_row(*cells)
     console.print(table)
     if "score_map" in scores and scores.score_map.ndim == 2:

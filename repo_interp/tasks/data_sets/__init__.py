@@ -1,0 +1,107 @@
+"""Data sets that cannot come with the package: prompts from a user's copy, in its own published format, and its own scores.
+
+    prompts = data_set_prompts("hybridqa", "dev.json", tokenizer, length=4096, count=100)
+    scores  = data_set_scores(prompts, outputs)           outputs: the text generated after each prompt
+
+    hybridqa    exact match, F1          longbench    a metric a set          qasper    F1
+    glue        following (HoPE)         mmlu_pro     accuracy
+
+Readers are one module a data set and say which file they want. Knows no model.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import Float
+
+from repo_interp.errors import InputError
+from repo_interp.tasks.data_sets.metrics import METRICS
+from repo_interp.tasks.data_sets.question import Question, prompt_of
+from repo_interp.tasks.prompt import Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["NAMES", "data_set_prompts", "data_set_scores", "spoken"]
+
+NAMES = ("hybridqa", "longbench", "qasper", "glue", "mmlu_pro")
+
+
+def data_set_prompts(
+    name: str,
+    path: str | Path,
+    tokenizer: PreTrainedTokenizerBase,
+    length: int = 4096,
+    count: int = 100,
+    seed: int = 0,
+    answer: str = "none",
+) -> list[Prompt]:
+    """`count` questions of every part of the data set (all, where it has fewer), drawn by the seed, each at most `length` tokens with its
+    answer: longer ones lose their middle.
+
+    `answer`: "none" ends with the question, "reference" appends the reference answer as generated tokens. Raises InputError, in one line
+    naming row and field, where the file is not this data set's.
+    """
+    require_name(name)
+    if count < 1:
+        raise InputError(f"wanted at least one prompt, got {count}; ask for 1 or more")
+    if name == "glue":
+        from repo_interp.tasks.data_sets.glue import prompts
+
+        return prompts(path, tokenizer, length, count, seed, answer)
+    read: Callable[[str | Path], list[Question]] = import_module(f"{__name__}.{name}").questions
+    parts: dict[str, list[Question]] = {}
+    for question in read(path):
+        parts.setdefault(question.subset, []).append(question)
+    if not parts:
+        raise InputError(f"{path}: there are no rows; name a file of {name} that has some")
+    return [
+        prompt_of(question, tokenizer, length, answer)
+        for part, known in parts.items()
+        for question in _drawn(part, known, count, seed)
+    ]
+
+
+def data_set_scores(prompts: Sequence[Prompt], outputs: Sequence[str]) -> dict[str, Float[np.ndarray, " prompt"]]:
+    """Every metric of the prompts' data sets, from 0 to 1, of the text generated after each; NaN where a prompt has another metric.
+
+    Raises InputError where numbers differ, or the prompts come from no data set.
+    """
+    if len(outputs) != len(prompts):
+        raise InputError(f"wanted one output a prompt, got {len(outputs)} for {len(prompts)} prompts")
+    if not all("metrics" in prompt.attributes for prompt in prompts):
+        raise InputError("these prompts do not say how they are scored; make them with data_set_prompts")
+    names = list(dict.fromkeys(name for prompt in prompts for name in prompt.attributes["metrics"]))
+    found = {name: np.full(len(prompts), np.nan) for name in names}
+    for place, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
+        for name in prompt.attributes["metrics"]:
+            found[name][place] = METRICS[name](spoken(output, prompt.attributes), prompt.answers, prompt.attributes)
+    return found
+
+
+def spoken(output: str, attributes: Mapping[str, Sequence[str]]) -> str:
+    """What of an output counts: up to the first of the prompt's `stops`, not counting line breaks before it."""
+    stops = attributes.get("stops", ())
+    if not stops:
+        return output
+    text = output.lstrip("\n")
+    return text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=len(text))]
+
+
+def require_name(name: str) -> None:
+    """Raises InputError where `name` is no data set."""
+    if name not in NAMES:
+        raise InputError(f"wanted a data set, one of {', '.join(NAMES)}; got {name!r}")
+
+
+def _drawn(part: str, known: Sequence[Question], count: int, seed: int) -> list[Question]:
+    """`count` of them, in their order; all where there are no more."""
+    if len(known) <= count:
+        return list(known)
+    return [known[place] for place in sorted(random.Random(f"{seed}/{part}").sample(range(len(known)), count))]
