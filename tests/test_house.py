@@ -12,7 +12,18 @@ import pytest
 
 ROOT = Path(__file__).parents[1] / "repo_interp"
 NEIGHBOURS = ("measures", "tasks", "plots", "models")
-ABOVE = ("analysis", "batch_store", "cost", "publication", "experiments", "training", "papers", "cli")
+ABOVE = (
+    "analysis",
+    "batch_store",
+    "cost",
+    "publication",
+    "comparison",
+    "comparison_files",
+    "experiments",
+    "training",
+    "papers",
+    "cli",
+)
 FORBIDDEN = {
     "positions": (*NEIGHBOURS, *ABOVE, "run", "inputs", "errors"),
     **{floor: tuple(other for other in NEIGHBOURS if other != floor) + ABOVE for floor in NEIGHBOURS},

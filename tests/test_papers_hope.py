@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from numpy.testing import assert_allclose
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from repo_interp.analysis import analyze
-from repo_interp.cli.figures import run as run_command
+from repo_interp.cli import main
 from repo_interp.errors import InputError
 from repo_interp.experiments.streaming import stream
 from repo_interp.experiments.training_steps import over_steps, saved_steps
@@ -24,9 +25,11 @@ from repo_interp.models.fresh import load_fresh
 from repo_interp.models.load import load
 from repo_interp.models.reposition import layout, reposition
 from repo_interp.papers import hope
+from repo_interp.papers.cache import Cache
 from repo_interp.papers.claims import FAILS, HOLDS, UNMEASURED, Claim, Verdict, markdown_table, verdict_rows
-from repo_interp.papers.figure_directory import prepare, write_figures
-from repo_interp.papers.hope_measurements import Sampling, components_of_pair, measure_checkpoint, random_prompts
+from repo_interp.papers.figure_directory import require_free, write_figures
+from repo_interp.papers.hope_lots import Sampling, random_prompts
+from repo_interp.papers.hope_measurements import components_of_pair, measure_checkpoint
 from repo_interp.papers.hope_rules import (
     curve_vaf,
     fall,
@@ -37,9 +40,15 @@ from repo_interp.papers.hope_rules import (
     u_shape,
     upper_shares,
 )
+from repo_interp.papers.hope_steps import FILE, read_steps, write_steps
 
 L = 16
-SMALL = Sampling(sequences=4, repeats=2, controls=1, step_sequences=2, batch_size=2)
+SIZES = {"sequences": 4, "repeats": 2, "controls": 1, "step_sequences": 2, "batch_size": 2}
+SMALL = Sampling(**SIZES)
+
+
+def quiet(said: str) -> None:
+    """Progress that nobody sees."""
 
 
 # ---- the rules ------------------------------------------------------------------------------------------------------
@@ -210,7 +219,7 @@ def test_components_of_a_pair_add_up_to_the_logit_of_the_model(checkpoints):
 
 
 def test_what_is_measured_is_the_mean_over_lots(checkpoints):
-    one = measure_checkpoint("rope", checkpoints / "rope", SMALL)
+    one = measure_checkpoint("rope", checkpoints / "rope", SMALL, quiet, Cache())
     assert one.training_length == L
     assert one.within.sizes["distance"] == L
     assert one.beyond is not None
@@ -221,22 +230,55 @@ def test_what_is_measured_is_the_mean_over_lots(checkpoints):
     assert_allclose(total, one.within["logit"], rtol=1e-6)
     lots = one.within["logit"].sel(weights="trained").values
     assert not np.array_equal(lots[0], lots[1])
-    assert measure_checkpoint("learned", checkpoints / "learned", SMALL).beyond is None
+    assert measure_checkpoint("learned", checkpoints / "learned", SMALL, quiet, Cache()).beyond is None
+
+
+def test_what_is_kept_is_what_was_measured(checkpoints, tmp_path):
+    first = measure_checkpoint("rope", checkpoints / "rope", SMALL, quiet, Cache(tmp_path))
+    kept = measure_checkpoint("other name", checkpoints / "rope", SMALL, quiet, Cache(tmp_path))
+    measured = measure_checkpoint("rope", checkpoints / "rope", SMALL, quiet, Cache())
+    for name in ("within", "beyond", "steps"):
+        xr.testing.assert_identical(getattr(first, name), getattr(kept, name))
+        xr.testing.assert_equal(getattr(first, name), getattr(measured, name))
+
+
+def test_a_small_file_stands_in_for_the_saved_steps(checkpoints, tmp_path):
+    run, moved = tmp_path / "run", tmp_path / "moved"
+    shutil.copytree(checkpoints / "rope", run)
+    assert read_steps(run) is None
+    assert main(["steps", str(run), "--sequences", "2", "--repeats", "2", "--batch-size", "2"]) == 0
+    once = (run / FILE).read_bytes()
+    assert write_steps(run, SMALL).read_bytes() == once
+    shutil.copytree(run, moved, ignore=shutil.ignore_patterns("steps"))
+    from_file, from_steps = (
+        measure_checkpoint("rope", path, SMALL, quiet, Cache()).steps for path in (moved, checkpoints / "rope")
+    )
+    assert from_file is not None
+    assert from_steps is not None
+    assert from_file["vaf"].attrs["sequences"] == 2
+    assert_allclose(from_file["vaf"], from_steps["vaf"])
+    assert from_file["step"].values.tolist() == [1, 2, 3, 4]
+    assert_allclose(from_file["frequency"], from_steps["frequency"])
+    (moved / FILE).write_bytes(b"no netCDF")
+    with pytest.raises(InputError, match="repo-interp steps"):
+        read_steps(moved)
+    with pytest.raises(InputError, match="kept no steps"):
+        write_steps(moved, SMALL)
+    with pytest.raises(InputError, match="rotates"):
+        write_steps(checkpoints / "repo", SMALL)
 
 
 def test_figures_on_tiny_models_end_to_end(checkpoints, tmp_path, capsys):
-    from argparse import Namespace
-
-    given = [(name, str(checkpoints / name)) for name in ("rope", "learned", "repo")]
-    options = [(name, str(getattr(SMALL, name))) for name in ("sequences", "repeats", "controls", "step_sequences", "batch_size")]
-    out = tmp_path / "hope"
-    arguments = Namespace(paper="hope", checkpoints=given, options=options, seed=0, device="cpu", out=out, overwrite=False)
-    assert run_command(arguments) == 0
+    command = ["figures", "hope", "--no-zoo", "--out", str(tmp_path)]
+    command += [word for name in ("rope", "learned", "repo") for word in ("--checkpoint", f"{name}={checkpoints / name}")]
+    command += [word for name, value in SIZES.items() for word in ("--set", f"{name}={value}")]
+    assert main(command) == 0
     assert "verdicts and figures" in capsys.readouterr().out
+    out = tmp_path / "hope"
     names = {"logit_by_distance", "turns_repo"} | {
         f"{name}_rope" for name in ("components", "vaf", "vaf_over_training", "beyond_training_length", "norms", "pair")
     }
-    assert {file.name for file in out.iterdir()} == {"README.md", "verdicts.csv"} | {
+    assert {file.name for file in out.iterdir()} == {"README.md", "verdicts.csv", "figures.csv", "provenance.json"} | {
         f"{name}.{kind}" for name in names for kind in ("png", "svg", "pdf", "nc")
     }
     with (out / "verdicts.csv").open() as stream_of_rows:
@@ -245,6 +287,7 @@ def test_figures_on_tiny_models_end_to_end(checkpoints, tmp_path, capsys):
     judged = {("H1", "rope"), ("H1", "learned"), *((claim, "rope") for claim in ("H2", "H3", "H4", "H4 (wording)", "H5"))}
     assert {key for key, verdict in found.items() if verdict in (HOLDS, FAILS)} == judged
     assert found["H1", "kerple"] == UNMEASURED
+    assert {claim.id for claim in hope.CLAIMS} == {claim for claim, _ in found}
     page = (out / "README.md").read_text()
     for row in rows:
         assert row["ours"] in page
@@ -253,20 +296,26 @@ def test_figures_on_tiny_models_end_to_end(checkpoints, tmp_path, capsys):
         beyond = stored["logit"].sel(checkpoint="learned", weights="trained").sel(length=2 * L)
         assert beyond.isnull().all()
         assert "caption" in stored.attrs
-    with pytest.raises(InputError, match="overwrite"):
-        run_command(arguments)
 
 
 def test_what_nothing_was_found_about_is_not_measurable(checkpoints):
-    results = hope.figures({"learned": checkpoints / "learned"}, SMALL, lambda said: None)
-    missing = {(verdict.claim.id, verdict.checkpoint) for verdict in hope.unmeasured(results)}
+    results = hope.figures({"learned": checkpoints / "learned"}, hope.Options(**SIZES), quiet, Cache())
+    missing = {(verdict.claim.id, verdict.checkpoint) for verdict in hope.unmeasured(results) if verdict.claim.id < "H6"}
     assert missing == {("H1", "rope"), ("H1", "kerple"), *((name, "rope") for name in ("H2", "H3", "H4", "H4 (wording)", "H5"))}
 
 
-def test_other_directories_and_options_are_refused(tmp_path, checkpoints):
+def test_checkpoints_that_copy_are_not_looked_at(tmp_path, checkpoints):
+    shutil.copytree(checkpoints / "learned", tmp_path / "copying")
+    (tmp_path / "copying" / "training.toml").write_text('task = "copying"\n')
+    (tmp_path / "recorded").mkdir()
+    paths = {"copying": tmp_path / "copying", "recorded": tmp_path / "recorded", "rope": checkpoints / "rope", "hub": "some/name"}
+    assert list(hope.analysed(paths)) == ["rope", "hub"]
+
+
+def test_other_directories_and_options_are_refused(tmp_path):
     (tmp_path / "mine.txt").write_text("precious")
     with pytest.raises(InputError, match="other things"):
-        prepare(tmp_path, overwrite=True)
+        require_free(tmp_path)
     with pytest.raises(InputError, match="lots"):
         Sampling(repeats=1)
     with pytest.raises(InputError, match="at least one a lot"):

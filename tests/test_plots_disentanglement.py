@@ -11,7 +11,8 @@ from matplotlib.patches import Arc, Circle
 
 import repo_interp as ri
 from repo_interp.errors import InputError
-from repo_interp.experiments.extrapolation import cut, extrapolation
+from repo_interp.experiments.extrapolation import extrapolation
+from repo_interp.experiments.lengths import cut
 from repo_interp.experiments.perturbation import perturbation
 from repo_interp.experiments.traces import output_traces
 from repo_interp.measures.fake_distance import FakeDistance

@@ -10,8 +10,10 @@ from families import tiny
 import repo_interp as ri
 from repo_interp.errors import InputError
 from repo_interp.papers import position_generalization as paper
+from repo_interp.papers.cache import Cache
 from repo_interp.papers.claims import UNMEASURED
 from repo_interp.papers.figure_directory import write_figures
+from repo_interp.papers.position_measurements import measure_checkpoint
 from repo_interp.papers.position_rules import CLAIMS
 from repo_interp.tasks import make_task
 
@@ -26,39 +28,58 @@ def found(tmp_path_factory):
     text.write_text("\n".join(f"sentence {number} says that {number * 7 % 101} comes next." for number in range(4000)))
     task = make_task("language", corpus=str(text), tokens=300, length=LENGTH, longest_test=2 * LENGTH)
     checkpoints = {}
-    for scheme in ("rope", "repo@1", "alibi", "learned", "nope"):
+    for scheme in ("rope", "repo@1", "learned", "nope"):
         stock = tiny("llama")
         stock.resize_token_embeddings(task.vocabulary_size, mean_resizing=False)
         stock.config.max_position_embeddings = LENGTH
         model = ri.reposition(stock, scheme)
         checkpoints[scheme] = home / scheme.replace("@", "_")
         ri.save(model, checkpoints[scheme], task.tokenizer())
-    options = paper.Options(sequences=2, controls=1, draws=2, longer=8, reach=2, corpus=str(text))
-    said = []
-    return paper.figures(checkpoints, options, said.append), home, checkpoints, said
+    for scheme in ("rope", "repo"):  # trained on another task, as far as they say
+        other = make_task("reversal", longest=6, longest_test=12)
+        stock = tiny("llama")
+        stock.resize_token_embeddings(other.vocabulary_size, mean_resizing=False)
+        directory = checkpoints[f"reversal {scheme}"] = home / f"reversal_{scheme}"
+        ri.save(ri.reposition(stock, scheme), directory, other.tokenizer())
+        (directory / "training.toml").write_text('task = "reversal"\n[task_options]\nlongest = 6\nlongest_test = 12\n')
+    checkpoints["scores alone"] = home / "scores"
+    checkpoints["scores alone"].mkdir()
+    (checkpoints["scores alone"] / "scores.json").write_text("{}")
+    options = paper.Options(
+        sequences=2, prompts=4, controls=1, draws=2, gammas=(0.5,), l_maxes=(5,), longer=8, reach=2, corpus=str(text)
+    )
+    said, again = [], []
+    cache = Cache(home / "cache")
+    results = paper.figures(checkpoints, options, said.append, cache)
+    repeated = measure_checkpoint("rope", checkpoints["rope"], options, again.append, cache)
+    return results, home, checkpoints, said, repeated, again
 
 
 def test_every_claim_is_judged_where_it_can_be(found):
-    results, _, checkpoints, said = found
+    results, _, checkpoints, said, _, _ = found
     verdicts = {(one.claim.id, one.checkpoint): one for result in results for one in result.verdicts}
     asked = {claim: {name for (of, name) in verdicts if of == claim} for claim in {claim.id for claim in CLAIMS}}
-    assert asked["P1"] == asked["P3"] == asked["P6"] == set(checkpoints)
+    others = {"reversal rope", "reversal repo"}
+    checkpoints = set(checkpoints) - others - {"scores alone"}
+    assert asked["P1"] == asked["P3"] == asked["P6"] == checkpoints
+    assert asked["P6 (task)"] == asked["P6 (task, features)"] == asked["P6 (task, positions)"] == others
     assert asked["P2"] == {"rope", "repo@1"}  # the others' fake logits are additive by construction
     assert asked["P4"] == {"rope", "repo@1"}
-    assert asked["P6 (learned)"] == {"repo@1"}
-    assert asked["P7"] == set(checkpoints) - {"learned"}  # its table ends at the training length
-    assert asked["P6 (positions)"] == set(checkpoints) - {"nope"}
-    assert all(np.isfinite(one.ours) for one in verdicts.values())
-    assert all(one.verdict != UNMEASURED for one in verdicts.values())
+    assert asked["P6 (learned)"] == {"repo@1", "learned", "reversal repo"}  # each against RoPE on its own task
+    assert asked["P7"] == checkpoints - {"learned"}  # its table ends at the training length
+    assert asked["P6 (positions)"] == checkpoints - {"nope"}
+    measured = [one for one in verdicts.values() if one.verdict != UNMEASURED]
+    assert len(measured) >= len(verdicts) - 1, "only of the last comparison there may be nothing to compare"
+    assert all(np.isfinite(one.ours) for one in measured)
     assert {one.claim.id for one in paper.unmeasured(results)} == {claim for claim, names in asked.items() if not names}
-    assert "alibi: longer prompts" in said
+    assert "nope: longer prompts" in said
 
 
 def test_figures_and_verdicts_are_written(found):
-    results, home, _, _ = found
+    results, home, _, _, _, _ = found
     few = [result for result in results if result.name in ("fits_rope", "perturbation_rope")]
     files = {file.name for file in write_figures(home / "figures", paper.TITLE, few, paper.unmeasured(few), "command", {})}
-    assert len(files) == 4 * 2 + 2
+    assert {"README.md", "verdicts.csv"} < files
     names = {result.name for result in results}
     for stem in ("three_axis", "fake_distance", "rotation", "extrapolation", "output_traces"):
         assert f"{stem}_rope" in names
@@ -67,7 +88,22 @@ def test_figures_and_verdicts_are_written(found):
     assert "Position Generalization" in (home / "figures" / "README.md").read_text()
 
 
+def test_what_was_measured_is_not_measured_again(found):
+    results, _, _, said, repeated, again = found
+    assert "rope: fits" in said and again == []
+    kept = next(result.data for result in results if result.name == "perturbation_rope")
+    np.testing.assert_array_equal(repeated.run["perturbation"]["log_perplexity"], kept["log_perplexity"])
+    assert set(repeated.run.children) >= {"three_axis", "fake_distance", "maps", "rotation", "extrapolation", "output_traces"}
+
+
+def test_the_module_keeps_to_the_protocol_of_papers():
+    assert paper.Options(**paper.FAST).sequences < paper.Options().sequences
+    assert paper.CLAIMS is CLAIMS and {"language/rope", "language/repo", "niah/rope", "niah/repo"} <= set(paper.ZOO)
+    assert all(one.verdict == UNMEASURED and one.note.startswith("needs ") for one in paper.unmeasured([]))
+    assert [one.claim for one in paper.unmeasured([])] == list(CLAIMS)
+
+
 def test_too_little_to_judge_on_is_refused():
     for wrong in ({"draws": 1}, {"longer": 2}, {"reach": 3}):
         with pytest.raises(InputError):
-            paper.Options(**wrong)
+            paper.Options(**wrong)  # pyright: ignore[reportArgumentType]

@@ -15,7 +15,7 @@ from importlib import import_module
 from repo_interp import __version__
 from repo_interp.errors import InputError
 
-COMMANDS = ("analyze", "inspect", "train", "score", "figures")
+COMMANDS = ("analyze", "inspect", "train", "score", "zoo", "steps", "figures", "compare")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,81 +1,188 @@
-"""`repo-interp figures PAPER --checkpoint NAME=CHECKPOINT ...`: a paper's figures made again, and what became of its claims."""
+"""`repo-interp figures [PAPER ...]`: the papers' figures made again, what became of their claims, and a page over all of them."""
 
 from __future__ import annotations
 
 import argparse
 import shlex
-import sys
 from pathlib import Path
 
 from repo_interp.cli.options import positive_or_zero
-from repo_interp.papers.catalogue import PAPERS
+from repo_interp.papers.catalogue import ALL, PAPERS
 
-SUMMARY = "Make a paper's figures again on checkpoints of yours, with data, captions and a verdict on each claim."
+SUMMARY = (
+    "Make the papers' figures again, with data, captions and a verdict on each claim: from the zoo, or on checkpoints of yours."
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("paper", metavar="PAPER", help=f"which paper: {', '.join(PAPERS)}")
+    parser.add_argument("papers", nargs="*", metavar="PAPER", help=f"which: {', '.join(PAPERS)}, or {ALL} (default: {ALL})")
     parser.add_argument(
         "--checkpoint",
         type=_named,
         action="append",
-        required=True,
+        default=[],
         dest="checkpoints",
         metavar="NAME=CHECKPOINT",
-        help="a checkpoint and what to call it: a directory, a hub id, or a name of the zoo; may be repeated",
+        help="a checkpoint and what to call it: a directory, a hub id, or a name of the zoo. Stands in for the zoo's of the same name, "
+        "such as language/rope=DIR, or is added; may be repeated",
     )
-    parser.add_argument("--out", metavar="DIR", help="where figures go (default: figures/PAPER)")
-    parser.add_argument("--overwrite", action="store_true", help="replace the figures that stand in --out")
+    parser.add_argument(
+        "--no-zoo",
+        action="store_const",
+        const=False,
+        default=True,
+        dest="zoo",
+        help="only the checkpoints given, none that come with the package",
+    )
+    parser.add_argument("--fast", action="store_true", help="measure less: a quick look")
+    parser.add_argument(
+        "--out", default="figures", metavar="DIR", help="where figures go, each paper in DIR/PAPER (default: figures)"
+    )
+    parser.add_argument("--cache", metavar="DIR", help="where measurements are kept for the next time (default: .cache in --out)")
+    parser.add_argument(
+        "--data",
+        type=_named,
+        action="append",
+        default=[],
+        metavar="NAME=FILE",
+        help="a data set that cannot be shipped, in its own format, such as hybridqa=dev.json; may be repeated",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace other figures of these papers that stand in --out")
     parser.add_argument(
         "--set",
         type=_named,
         action="append",
         default=[],
         dest="options",
-        metavar="NAME=VALUE",
-        help="how much is measured, such as sequences=5000, step_sequences=64, controls=2, batch_size=8; may be repeated",
+        metavar="[PAPER.]NAME=VALUE",
+        help="how much is measured, such as sequences=5000, hope.controls=2, batch_size=8; may be repeated",
     )
     parser.add_argument("--seed", type=positive_or_zero, default=0, help="seed of what is random (default: 0)")
     parser.add_argument("--device", default="cpu", help="where the models run: cpu, cuda, cuda:1, mps (default: cpu)")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, draw, write, and print the verdicts."""
+    """Say what it will cost; measure, draw, write; print the verdicts."""
     from rich.console import Console
+
+    from repo_interp.papers.durations import Durations
+    from repo_interp.papers.gallery import write_gallery
+
+    console = Console()
+    out = Path(arguments.out)
+    kept = Path(arguments.cache) if arguments.cache else out / ".cache"
+    durations = Durations(kept)
+    makings = _makings(arguments, out)
+    _tell(console, makings, durations)
+    for making in makings:
+        if making.stands and not arguments.overwrite:
+            console.print(f"[bold]{making.directory}[/bold]  stands already, made from the same", highlight=False, soft_wrap=True)
+            continue
+        try:
+            with console.status(making.name) as status:
+                verdicts, files = making.make(kept, lambda said, name=making.name: status.update(f"{name}: {said}"), durations)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(f"what was measured is kept in {kept}; the same command goes on") from None
+        _print(console, making.module.TITLE, verdicts)
+        console.print(
+            f"[bold]{making.directory / 'README.md'}[/bold]  verdicts and figures; {len(files)} files",
+            highlight=False,
+            soft_wrap=True,
+        )
+        write_gallery(out)
+    console.print(f"[bold]{write_gallery(out)}[/bold]  every claim and every figure", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _makings(arguments: argparse.Namespace, out: Path):
+    """Each paper with its checkpoints and options. Raises InputError for everything that can be known before measuring."""
+    from repo_interp.cli.checkpoint import find
+    from repo_interp.errors import InputError
+    from repo_interp.papers.catalogue import named
+    from repo_interp.papers.figure_directory import require_free
+    from repo_interp.papers.gallery import require_own
+    from repo_interp.papers.given import given
+    from repo_interp.papers.making import Making
+    from repo_interp.papers.options import stated_options, with_data
+
+    modules = named(arguments.papers)
+    users = {name: find(path) for name, path in arguments.checkpoints}
+    if len(users) < len(arguments.checkpoints):
+        raise InputError("two checkpoints have the same name; give each its own: --checkpoint rope=... --checkpoint rope_2=...")
+    ground = {name: dict(module.FAST) if arguments.fast else {} for name, module in modules.items()}
+    stated = [*arguments.options, ("seed", str(arguments.seed)), ("device", arguments.device)]
+    options = with_data(modules, stated_options(modules, stated, ground), dict(arguments.data))
+    require_own(out)
+    makings = []
+    for name, module in modules.items():
+        checkpoints = given(module.ZOO if arguments.zoo else (), users)
+        making = Making(name, module, checkpoints, options[name], _command(name, arguments), out / name)
+        require_free(making.directory)
+        if making.directory.is_dir() and not making.stands and not arguments.overwrite:
+            raise InputError(
+                f"{making.directory} holds other figures already; give another --out, or --overwrite to replace them"
+            )
+        makings.append(making)
+    return makings
+
+
+def _tell(console, makings, durations) -> None:
+    """Say on what, and how long, before anything is measured."""
+    from repo_interp.papers.durations import in_words
+
+    for making in makings:
+        if making.stands:
+            continue
+        count = len(making.given.paths)
+        before = making.before(durations)
+        if before is not None and before.finished:
+            cost = f"{in_words(before.seconds)} last time; what is kept of it is not measured again"
+        else:
+            cost = _estimated(making, durations) if count else "nothing that takes long"
+            if before is not None:
+                cost += f"; {in_words(before.seconds)} of it were done when it was interrupted"
+        console.print(f"{making.name}: {count} checkpoint{'' if count == 1 else 's'}, {cost}", highlight=False, soft_wrap=True)
+        if making.given.missing:
+            console.print(f"  not in this package: {', '.join(making.given.missing)}", highlight=False, soft_wrap=True)
+
+
+def _estimated(making, durations) -> str:
+    from repo_interp.papers.durations import in_words
+
+    estimate, elsewhere = making.seconds(), making.elsewhere(durations)
+    if estimate is not None:
+        return f"{in_words(estimate)} or more, from a timed part of it"
+    if elsewhere is not None:
+        return f"not made so before; with other checkpoints or options it took {in_words(elsewhere.seconds)}"
+    return "not made before, so nobody knows how long"
+
+
+def _print(console, title: str, verdicts) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from repo_interp.cli.checkpoint import find
-    from repo_interp.errors import InputError
-    from repo_interp.models.checkpoints import identify
-    from repo_interp.models.provenance import checkpoint_digest
-    from repo_interp.papers.catalogue import paper
     from repo_interp.papers.claims import verdict_rows
-    from repo_interp.papers.figure_directory import prepare, write_figures
-    from repo_interp.run import versions
 
-    console = Console()
-    module = paper(arguments.paper)
-    checkpoints = {name: find(path) for name, path in arguments.checkpoints}
-    if len(checkpoints) < len(arguments.checkpoints):
-        raise InputError("two checkpoints have the same name; give each its own: --checkpoint rope=... --checkpoint rope_2=...")
-    options = _options(module.Options, [*arguments.options, ("seed", str(arguments.seed)), ("device", arguments.device)])
-    directory = prepare(arguments.out or Path("figures") / arguments.paper, arguments.overwrite)
-    digests = {name: checkpoint_digest(identify(path).directory) for name, path in checkpoints.items()}
-    with console.status("measuring") as status:
-        results = module.figures(checkpoints, options, status.update)
-    missing = module.unmeasured(results)
-    provenance = {f"checkpoint {name}": f"sha256 {digest}" for name, digest in digests.items()} | versions()
-    files = write_figures(directory, module.TITLE, results, missing, _command(), {**provenance, "options": str(options)})
-    table = Table(
-        "claim", "checkpoint", "verdict", "measured", "ours", "spread", "control", title=module.TITLE, title_justify="left"
-    )
-    for row in verdict_rows([*(verdict for result in results for verdict in result.verdicts), *missing]):
-        table.add_row(*(Text(row[key]) for key in ("claim", "checkpoint", "verdict", "measured", "ours", "spread", "control")))
+    columns = ("claim", "checkpoint", "verdict", "ours", "spread", "n", "control")
+    table = Table(title=title, title_justify="left")
+    for name in columns:
+        table.add_column(name, overflow="fold")
+    for row in verdict_rows(verdicts):
+        table.add_row(*(Text(row[key]) for key in columns))
     console.print(table)
-    console.print(f"[bold]{directory / 'README.md'}[/bold]  verdicts and figures; {len(files)} files", highlight=False)
-    return 0
+
+
+def _command(paper: str, arguments: argparse.Namespace) -> str:
+    """What makes this paper's figures again, wherever it is put."""
+    words = ["repo-interp", "figures", paper]
+    for flag, pairs in (("--checkpoint", arguments.checkpoints), ("--data", arguments.data), ("--set", arguments.options)):
+        words += [word for name, value in pairs for word in (flag, f"{name}={value}")]
+    words += [] if arguments.zoo else ["--no-zoo"]
+    words += ["--fast"] if arguments.fast else []
+    words += ["--seed", str(arguments.seed)] if arguments.seed else []
+    words += ["--device", arguments.device] if arguments.device != "cpu" else []
+    return shlex.join(words)
 
 
 def _named(text: str) -> tuple[str, str]:
@@ -83,25 +190,3 @@ def _named(text: str) -> tuple[str, str]:
     if not (name and equals and value):
         raise argparse.ArgumentTypeError(f"wanted NAME=VALUE, not {text!r}")
     return name, value
-
-
-def _options(kind, given: list[tuple[str, str]]):
-    """The paper's options with some values given as text."""
-    import dataclasses
-
-    from repo_interp.errors import InputError
-
-    fields = {field.name: field for field in dataclasses.fields(kind)}
-    values = {}
-    for name, text in given:
-        if name not in fields:
-            raise InputError(f"there is no option {name!r}; there are {', '.join(fields)}")
-        try:
-            values[name] = type(fields[name].default)(text)
-        except ValueError:
-            raise InputError(f"{name}={text}: wanted {type(fields[name].default).__name__}") from None
-    return kind(**values)
-
-
-def _command() -> str:
-    return shlex.join(["repo-interp", *sys.argv[1:]])

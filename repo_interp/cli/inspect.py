@@ -22,7 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.models.families import training_length
     from repo_interp.models.reposition import added_parameters, attentions
     from repo_interp.positions.assigners import LearnedPositions
-    from repo_interp.positions.layouts import SCHEMES, format_layout
+    from repo_interp.positions.layouts import format_layout, meaning
 
     checkpoint = identify(find(arguments.checkpoint))
     model = load_model(checkpoint)
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
             str(attention.assigner.representation) if isinstance(attention.assigner, LearnedPositions) else "-",
             f"{sum(parameter.numel() for parameter in own):,}",
             str(attention.sliding_window or "-"),
-            SCHEMES[attention.scheme],
+            meaning(attention.scheme),
         )
     console.print(table)
     return 0

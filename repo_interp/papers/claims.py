@@ -45,7 +45,7 @@ class Verdict:
     spread: float | None = None
     spread_over: str = ""
     n: int = 0
-    """Sequences behind `ours`."""
+    """Sequences, prompts or seeds behind `ours`."""
     control: str = ""
     """The same number where nothing was learned."""
     note: str = ""
@@ -59,6 +59,12 @@ class Verdict:
             )
 
 
+_CLAIM = {"claim": "id", "statement": "statement", "source": "source", "paper": "paper_number"}
+_VERDICT = tuple(field.name for field in fields(Verdict) if field.name != "claim")
+ROW = (*_CLAIM, *_VERDICT, "rule")
+"""The columns of a verdict as text."""
+
+
 def judged(holds: bool) -> str:
     """The verdict that a rule's answer means."""
     return HOLDS if holds else FAILS
@@ -66,20 +72,12 @@ def judged(holds: bool) -> str:
 
 def verdict_rows(verdicts: Iterable[Verdict]) -> list[dict[str, str]]:
     """Verdicts as plain text by column, for a table or a file."""
-    rows = []
-    for one in verdicts:
-        row = {
-            "claim": one.claim.id,
-            "statement": one.claim.statement,
-            "source": one.claim.source,
-            "paper": one.claim.paper_number,
-        }
-        for field in fields(one):
-            if field.name != "claim":
-                row[field.name] = _text(getattr(one, field.name))
-        row["rule"] = one.claim.rule
-        rows.append(row)
-    return rows
+    return [
+        {column: getattr(one.claim, name) for column, name in _CLAIM.items()}
+        | {name: _text(getattr(one, name)) for name in _VERDICT}
+        | {"rule": one.claim.rule}
+        for one in verdicts
+    ]
 
 
 def markdown_table(rows: list[dict[str, str]], columns: dict[str, str]) -> str:
@@ -90,6 +88,6 @@ def markdown_table(rows: list[dict[str, str]], columns: dict[str, str]) -> str:
 
 
 def _text(value: object) -> str:
-    if value is None:
+    if value is None or (value == 0 and isinstance(value, int)):
         return ""
     return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -1,13 +1,16 @@
-"""HoPE's analysis of RoPE (Chen et al. 2025, sec. 3, fig. 2, 3, 6, 7, 8), made again on any checkpoints: claims H1 to H5.
+"""HoPE's analysis of RoPE (Chen et al. 2025, sec. 3, fig. 2, 3, 6, 7, 8), made again on any checkpoints: claims H1 to H5; and H6, H7.
 
 Each recipe takes measured checkpoints and returns figures with data and verdicts. The rules stand in `hope_rules`; what is measured
-in `hope_measurements`. Schemes that a claim is about and that no checkpoint has are "not measurable here".
+in `hope_measurements`; scores and ablations (H6, H7) in `hope_scores`. Schemes that a claim is about and that no checkpoint has are
+"not measurable here".
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,12 +18,14 @@ import xarray as xr
 
 from repo_interp.measures.labels import described
 from repo_interp.papers import hope_rules as rules
+from repo_interp.papers.cache import Cache
 from repo_interp.papers.claims import UNMEASURED, Verdict, judged
 from repo_interp.papers.hope_claims import H1, H2, H3, H4, H4_UPPER, H5, U_SHAPED
-from repo_interp.papers.hope_measurements import Measured, Sampling, bands, measure_checkpoint, named_bands
+from repo_interp.papers.hope_lots import Sampling, bands, named_bands
+from repo_interp.papers.hope_measurements import Measured, measure_checkpoint
+from repo_interp.papers.hope_measurements import seconds as timed_seconds
 from repo_interp.papers.hope_more import norms, pair, turns
 from repo_interp.papers.hope_rules import (
-    curve_vaf,
     fall,
     in_upper_half,
     outside_share,
@@ -29,38 +34,76 @@ from repo_interp.papers.hope_rules import (
     u_shape,
     upper_shares,
 )
+from repo_interp.papers.hope_score_claims import CLAIMS as SCORE_CLAIMS
+from repo_interp.papers.hope_scores import SCORE_ZOO, ScoreOptions, score_figures, unmeasured_scores
+from repo_interp.papers.hope_steps import mean_curve_vaf
 from repo_interp.papers.result import Result, plain
 from repo_interp.plots.component_curves import beyond_training_length, component_curves, logit_by_distance
 from repo_interp.plots.component_shares import vaf_by_component, vaf_over_training
 from repo_interp.positions.layouts import LEARNED
+from repo_interp.training.provenance import trained_configuration
 
-TITLE = "HoPE's analysis of RoPE, made again"
-Options = Sampling
-"""What a caller may choose."""
+TITLE = "HoPE: which parts of RoPE matter, made again"
+
+
+@dataclass(frozen=True)
+class Options(Sampling, ScoreOptions):
+    """What a caller may choose."""
+
+    def __post_init__(self) -> None:
+        Sampling.__post_init__(self)
+        ScoreOptions.__post_init__(self)
+
+
+FAST: Mapping[str, Any] = {
+    "sequences": 16,
+    "controls": 1,
+    "step_sequences": 8,
+    "count": 50,
+    "language_count": 12,
+}
+ZOO = tuple(dict.fromkeys((*(f"language/{scheme}" for scheme in ("rope", *U_SHAPED, "hope", "repo")), *SCORE_ZOO)))
+CLAIMS = (H1, H2, H3, H4, H4_UPPER, H5, *SCORE_CLAIMS)
 _SEEDS = "lots of sequences"
+_NEEDS = {"H3": "no steps of training were kept; train with --checkpoint-every, then repo-interp steps RUN"}
 _TOGETHER: Any = {"join": "outer", "coords": "minimal", "compat": "override"}
 
 
 def figures(
-    checkpoints: Mapping[str, str | os.PathLike[str]], sampling: Sampling, progress: Callable[[str], None]
+    checkpoints: Mapping[str, str | os.PathLike[str]], options: Options, progress: Callable[[str], None], cache: Cache
 ) -> list[Result]:
     """Every figure that the checkpoints (name -> path) allow. `progress` is told what is being done.
 
     Raises InputError for a checkpoint that cannot be read.
     """
-    measured = []
-    for name, path in checkpoints.items():
-        progress(f"measuring {name}")
-        measured.append(measure_checkpoint(name, path, sampling))
+    measured = [measure_checkpoint(name, path, options, progress, cache) for name, path in analysed(checkpoints).items()]
     progress("drawing")
-    results = [logits_by_distance(measured)]
-    rotary = [one for one in measured if set(one.layout) == {"rope"}]
-    for one in rotary:
-        results.append(components(one))
-        if bands(one.within)["activated"].any():
-            results += [found for found in (vaf(one), over_training(one), beyond(one)) if found is not None]
-        results += [norms(one), pair(one)]
-    return results + [turns(one) for one in measured if set(one.layout) & set(LEARNED)]
+    results = [logits_by_distance(measured)] if measured else []
+    for one in measured:
+        if set(one.layout) == {"rope"}:
+            results.append(components(one))
+            if bands(one.within)["activated"].any():
+                results += [found for found in (vaf(one), over_training(one), beyond(one)) if found is not None]
+            results += [norms(one, cache), pair(one, cache)]
+    results += [turns(one) for one in measured if set(one.layout) & set(LEARNED)]
+    return results + score_figures(checkpoints, options, progress, cache)
+
+
+def seconds(checkpoints: Mapping[str, str | os.PathLike[str]], options: Options) -> float | None:
+    """How long the analysis will take, from a timed part of it; scores come to that. None where nothing is analysed."""
+    paths = analysed(checkpoints)
+    return timed_seconds(next(iter(paths.values())), options, len(paths)) if paths else None
+
+
+def analysed(checkpoints: Mapping[str, str | os.PathLike[str]]) -> dict[str, str | os.PathLike[str]]:
+    """Those whose attention is looked at: all with weights but those trained to copy, which are there for their scores."""
+
+    def is_analysed(path: str | os.PathLike[str]) -> bool:
+        trained = trained_configuration(path)
+        has_weights = not Path(path).is_dir() or (Path(path) / "config.json").is_file()
+        return has_weights and (trained is None or trained.task != "copying")
+
+    return {name: path for name, path in checkpoints.items() if is_analysed(path)}
 
 
 def unmeasured(results: Sequence[Result]) -> list[Verdict]:
@@ -68,15 +111,14 @@ def unmeasured(results: Sequence[Result]) -> list[Verdict]:
     found = {(verdict.claim.id, verdict.checkpoint) for result in results for verdict in result.verdicts}
     known = {claim for claim, _ in found}
     missing = [
-        Verdict(claim, "rope", UNMEASURED, "", note="no checkpoint with RoPE in every layer, or without what the claim needs")
+        Verdict(claim, "rope", UNMEASURED, "", note=_NEEDS.get(claim.id, "no checkpoint with RoPE in every layer was given"))
         for claim in (H2, H3, H4, H4_UPPER, H5)
         if claim.id not in known
     ]
     present = {str(scheme) for result in results if result.name == "logit_by_distance" for scheme in result.data["scheme"].values}
     absent = [scheme for scheme in U_SHAPED if scheme not in present]
-    return [
-        Verdict(H1, scheme, UNMEASURED, "", note=f"no checkpoint of scheme {scheme} was given") for scheme in absent
-    ] + missing
+    without = [Verdict(H1, scheme, UNMEASURED, "", note=f"no checkpoint of scheme {scheme} was given") for scheme in absent]
+    return [*without, *missing, *unmeasured_scores(results)]
 
 
 def logits_by_distance(measured: Sequence[Measured]) -> Result:
@@ -128,9 +170,7 @@ def vaf(one: Measured) -> Result:
     band = bands(one.within)
     activated = band["activated"].values
     curves = one.within["component_by_distance"].mean("layer")
-    shares = xr.apply_ufunc(
-        curve_vaf, curves, input_core_dims=[["component", "distance"]], output_core_dims=[["component"]], vectorize=True
-    )
+    shares = mean_curve_vaf(curves)
     trained = shares.sel(weights="trained")
     heights = [outstanding(values, activated) for values in trained.values]
     others = {
@@ -174,12 +214,9 @@ def over_training(one: Measured) -> Result | None:
     """H3, fig. 3b: the same over the saved steps of training; None where fewer than four were kept."""
     if one.steps is None or one.steps.sizes["step"] < 4:
         return None
-    band = bands(one.steps)
-    curves = one.steps["component_by_distance"].mean("layer")
-    shares = xr.apply_ufunc(
-        curve_vaf, curves, input_core_dims=[["component", "distance"]], output_core_dims=[["component"]], vectorize=True
-    ).transpose("step", "repeat", "component")
-    course = fall(shares.values[..., band["activated"].values].mean(-1))
+    band, shares = one.steps.drop_vars("vaf"), one.steps["vaf"].transpose("step", "repeat", "component")
+    sequences = int(shares.attrs["sequences"])
+    course = fall(shares.values[..., band["activated"].values.astype(bool)].mean(-1))
     verdict = Verdict(
         H3,
         one.name,
@@ -187,8 +224,8 @@ def over_training(one: Measured) -> Result | None:
         "change of the activated components' VAF from the first to the last third of steps, percentage points",
         course.change,
         course.standard_error,
-        f"{_SEEDS} (standard error)",
-        one.sampling.step_sequences,
+        f"{_SEEDS}, standard error",
+        sequences,
         note=f"rank correlation with the step {course.correlation:.2f} over {shares.sizes['step']} steps, "
         f"{int(shares['step'][0])} to {int(shares['step'][-1])}",
     )
@@ -197,7 +234,7 @@ def over_training(one: Measured) -> Result | None:
     )
     return Result(
         f"vaf_over_training_{one.name}",
-        f"VAF of every component of {one.name} over training, on {one.sampling.step_sequences} sequences at each saved step "
+        f"VAF of every component of {one.name} over training, on {sequences} sequences at each saved step "
         f"(HoPE fig. 3b). {named_bands(band)}",
         plain(data),
         vaf_over_training(data),

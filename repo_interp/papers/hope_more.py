@@ -5,39 +5,52 @@ Nothing is judged here.
 
 from __future__ import annotations
 
+import xarray as xr
+
 from repo_interp.analysis import analyze
 from repo_interp.measures.labels import described
 from repo_interp.measures.rotation import Rotation
 from repo_interp.measures.statistics import Measure
 from repo_interp.models.load import load
-from repo_interp.papers.hope_measurements import Measured, bands, components_of_pair, named_bands, random_prompts
+from repo_interp.papers.cache import Cache
+from repo_interp.papers.hope_lots import bands, named_bands, random_prompts
+from repo_interp.papers.hope_measurements import Measured, components_of_pair, depends_on
 from repo_interp.papers.result import Result, plain
 from repo_interp.plots.component_shares import pair_norms, pair_of_tokens, turn_histogram
 from repo_interp.positions.layouts import LEARNED
 
 
-def norms(one: Measured) -> Result:
+def norms(one: Measured, cache: Cache) -> Result:
     """Norms of query and key pairs per component, layer and head (which frequencies heads use), on a lot of a few sequences."""
-    bridge = load(one.path, one.sampling.device)
-    prompts = list(random_prompts(bridge, one.training_length, min(8, one.sampling.sequences), one.sampling.seed))
-    measures: list[Measure] = [Rotation(one.training_length)]  # pyright: ignore[reportAssignmentType]
-    group = analyze(bridge, prompts, measures)["rotation"].to_dataset()[["query_norm", "key_norm"]]
+    count = min(8, one.sampling.sequences)
+
+    def measure() -> xr.Dataset:
+        bridge = load(one.path, one.sampling.device)
+        prompts = list(random_prompts(bridge, one.training_length, count, one.sampling.seed))
+        measures: list[Measure] = [Rotation(one.training_length)]  # pyright: ignore[reportAssignmentType]
+        return plain(analyze(bridge, prompts, measures)["rotation"].to_dataset()[["query_norm", "key_norm"]])
+
+    group = cache.dataset("hope_norms", {**depends_on(one.digest, one.sampling), "sequences": count}, measure)
     band = bands(one.within)
     return Result(
         f"norms_{one.name}",
-        f"Mean norm of the rotary pairs of queries and keys of {one.name} by component and head, on {len(prompts)} sequences of random "
+        f"Mean norm of the rotary pairs of queries and keys of {one.name} by component and head, on {count} sequences of random "
         f"tokens. Triangle: activated. {named_bands(band)}",
         plain(group.assign(band.data_vars)),
         pair_norms(group, band),
     )
 
 
-def pair(one: Measured) -> Result:
+def pair(one: Measured, cache: Cache) -> Result:
     """The components of the logit between the last token and the one half the training length before it, mean over heads."""
-    bridge = load(one.path, one.sampling.device)
-    prompt = next(random_prompts(bridge, one.training_length, 1, one.sampling.seed))
     query, key = one.training_length - 1, one.training_length // 2 - 1
-    of_pair = components_of_pair(bridge, prompt.tokens, query, key)
+
+    def measure() -> xr.Dataset:
+        bridge = load(one.path, one.sampling.device)
+        prompt = next(random_prompts(bridge, one.training_length, 1, one.sampling.seed))
+        return components_of_pair(bridge, prompt.tokens, query, key).to_dataset(name="logit_of_head")
+
+    of_pair = cache.dataset("hope_pair", depends_on(one.digest, one.sampling), measure)["logit_of_head"]
     band = bands(one.within)
     data = band.assign(
         logit=described(of_pair.mean(("layer", "head")), "component of the logit of a pair, mean over heads", "q·k")

@@ -1,4 +1,4 @@
-"""Computation Mechanism Behind LLM Position Generalization (Han and Ji 2025), made again on language checkpoints: claims P1 to P7.
+"""Computation Mechanism Behind LLM Position Generalization (Han and Ji 2025), made again on checkpoints of ours: claims P1 to P7.
 
 Each recipe takes a measured checkpoint and returns a figure with its data and verdicts. The rules stand in `position_rules`; what is
 measured in `position_measurements`.
@@ -8,40 +8,57 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xarray as xr
 
 from repo_interp.papers import position_rules as rules
-from repo_interp.papers.claims import UNMEASURED, Claim, Verdict, judged
-from repo_interp.papers.position_measurements import Measured, Sampling, measure_checkpoint
+from repo_interp.papers.cache import Cache
+from repo_interp.papers.claims import UNMEASURED, Verdict, judged
+from repo_interp.papers.position_measurements import Measured, Options, measure_checkpoint
+from repo_interp.papers.position_rules import P6_TASK, P6_TASK_FEATURE, P6_TASK_OFFSET
+from repo_interp.papers.position_tolerance import tolerance
 from repo_interp.papers.result import Result
 from repo_interp.plots.disentanglement import example_heads, fake_distance_fit, fit_correlations, three_axis_fit
 from repo_interp.plots.extrapolation import extrapolation_by_length
 from repo_interp.plots.extrapolation import output_traces as traces_in_plane
-from repo_interp.plots.perturbation import perturbation_grid
 from repo_interp.plots.rotation import rotating_heads, rotation_grid
-from repo_interp.positions.layouts import LEARNED
 
 TITLE = "Position Generalization, made again"
-Options = Sampling
-"""What a caller may choose."""
+CLAIMS = rules.CLAIMS
+FAST: Mapping[str, Any] = {
+    "sequences": 6,
+    "prompts": 50,
+    "controls": 1,
+    "gammas": (0.05, 0.1, 0.5),
+    "l_maxes": (5, 100),
+    "longer": 32,
+    "reach": 2,
+}
+ZOO = ("language/rope", "language/repo", "language/learned", "niah/rope", "niah/repo")
 
 
 def figures(
-    checkpoints: Mapping[str, str | os.PathLike[str]], sampling: Sampling, progress: Callable[[str], None]
+    checkpoints: Mapping[str, str | os.PathLike[str]], options: Options, progress: Callable[[str], None], cache: Cache
 ) -> list[Result]:
-    """Every figure that the checkpoints (name -> path) allow. `progress` is told what is being done.
+    """Every figure that the checkpoints (name -> path) allow; those of which only scores are there are passed over.
 
-    Raises InputError for a checkpoint that cannot be read or judged on text.
+    `progress` is told what is being done. Raises InputError for a checkpoint that cannot be read or judged on text.
     """
-    measured = [measure_checkpoint(name, path, sampling, progress) for name, path in checkpoints.items()]
+    measured = [
+        measure_checkpoint(name, path, options, progress, cache)
+        for name, path in checkpoints.items()
+        if not Path(path).is_dir() or (Path(path) / "config.json").is_file()
+    ]
     progress("drawing")
     results = []
     for one in measured:
-        results += [fits(one), three_axes(one), fake_distance(one)]
-        if rotating_heads(one.run["rotation"].to_dataset()):
-            results.append(rotation(one))
+        if "three_axis" in one.run.children:
+            results += [fits(one), three_axes(one), fake_distance(one)]
+            if rotating_heads(one.run["rotation"].to_dataset()):
+                results.append(rotation(one))
         results.append(tolerance(one, measured))
         if "extrapolation" in one.run.children:
             results.append(longer(one))
@@ -53,11 +70,16 @@ def figures(
 def unmeasured(results: Sequence[Result]) -> list[Verdict]:
     """A verdict "not measurable here" for each claim that nothing was found about."""
     found = {verdict.claim.id for result in results for verdict in result.verdicts}
-    return [
-        Verdict(claim, "none", UNMEASURED, "", note="no checkpoint with what the claim is about was given")
-        for claim in rules.CLAIMS
-        if claim.id not in found
-    ]
+    needs = {claim.id: "needs a language model, such as language/rope" for claim in rules.CLAIMS}
+    needs |= {
+        claim.id: "needs a model of a scored task, such as niah/rope" for claim in (P6_TASK, P6_TASK_FEATURE, P6_TASK_OFFSET)
+    }
+    needs[rules.P6_LEARNED.id] = (
+        "needs a model with learned positions and one with RoPE of the same task, as language/repo and language/rope"
+    )
+    needs |= {claim.id: "needs a language model that rotates, such as language/rope" for claim in (rules.P2, rules.P4, rules.P5)}
+    needs[rules.P7.id] = "needs a language model whose distances can be capped, such as language/rope"
+    return [Verdict(claim, "none", UNMEASURED, "", note=needs[claim.id]) for claim in rules.CLAIMS if claim.id not in found]
 
 
 def fits(one: Measured) -> Result:
@@ -196,26 +218,6 @@ def rotation(one: Measured) -> Result:
     )
 
 
-def tolerance(one: Measured, all_measured: Sequence[Measured]) -> Result:
-    """P6, fig. 5; against a RoPE twin where positions are learned and one was given."""
-    plain = float(one.judged["plain"])
-    claims = {"text_order": rules.P6_TEXT, "feature_order": rules.P6_FEATURE, "position_offset": rules.P6_OFFSET}
-    moves = [kind for kind in claims if kind != "position_offset" or _has_distances(one)]
-    verdicts = [_marginal(one, claims[kind], kind, plain) for kind in moves]
-    twins = [other for other in all_measured if set(other.layout) == {"rope"}]
-    if set(one.layout) & set(LEARNED) and twins:
-        verdicts.append(_more_tolerant(one, twins[0]))
-    grid = one.run["perturbation"].to_dataset()
-    return Result(
-        f"perturbation_{one.name}",
-        f"{one.name}: log perplexity with a share of tokens, keys or positions moved by up to l_max (fig. 5), on "
-        f"{grid.attrs['prompts']} sequences of held-out text. Text is judged as it then stands.",
-        grid,
-        perturbation_grid(one.run),
-        tuple(verdicts),
-    )
-
-
 def longer(one: Measured) -> Result:
     """P7, table 2."""
     group = one.run["extrapolation"].to_dataset()
@@ -250,23 +252,6 @@ def traces(one: Measured) -> Result:
 _AXES = ("distance_axis", "query_axis", "key_axis")
 
 
-def _marginal(one: Measured, claim: Claim, kind: str, plain: float) -> Verdict:
-    values = 100 * (one.judged["log_perplexity"].sel(kind=kind).values - plain) / plain
-    untouched = float(one.judged["log_perplexity_rise"].sel(kind=kind).mean())
-    note = f"log perplexity {plain:.3f}; targets that no move touched rise by {100 * untouched / plain:.2g} %"
-    return Verdict(
-        claim,
-        one.name,
-        judged(values.mean() <= 100 * rules.MARGINAL),
-        "rise of log perplexity, per cent",
-        float(values.mean()),
-        float(values.std(ddof=1)),
-        "draws",
-        one.sampling.sequences,
-        note=note,
-    )
-
-
 def _in_distribution(one: Measured, group: xr.Dataset, first: int, last: int) -> Verdict:
     of_layers = group["kl"].sel(length=last) - group["kl"].sel(length=first)
     plain, capped = (of_layers.sel({"method": method}).values for method in ("plain", "lm_infinite"))
@@ -289,24 +274,6 @@ def _in_distribution(one: Measured, group: xr.Dataset, first: int, last: int) ->
     )
 
 
-def _more_tolerant(one: Measured, twin: Measured) -> Verdict:
-    rises = [other.judged["log_perplexity_rise"].sel(kind="text_order").values for other in (one, twin)]
-    # The same tokens move in both, draw by draw.
-    less = rises[1] - rises[0]
-    error = float(less.std(ddof=1) / np.sqrt(len(less)))
-    return Verdict(
-        rules.P6_LEARNED,
-        one.name,
-        judged(less.mean() > rules.SIGNIFICANT * error),
-        "rise of untouched targets' log perplexity, nats",
-        float(rises[0].mean()),
-        error,
-        "draws (standard error of the difference)",
-        one.sampling.sequences,
-        f"{twin.name} {rises[1].mean():.3g}",
-    )
-
-
 def _slow_heads(dataset: xr.Dataset, layers: Sequence[int]) -> tuple[float, float]:
     """Share of heads with slow dominating components, and of the components of a head that has some (0 where none has)."""
     slow = (dataset["slow_dominating"].sel(layer=list(layers)) == 1).mean("component").values
@@ -316,11 +283,6 @@ def _slow_heads(dataset: xr.Dataset, layers: Sequence[int]) -> tuple[float, floa
 def _rotating_layers(one: Measured) -> list[int]:
     dataset = one.run["rotation"].to_dataset()
     return sorted({layer for layer, _ in rotating_heads(dataset)})
-
-
-def _has_distances(one: Measured) -> bool:
-    """Whether some layer's attention depends on positions that can be moved."""
-    return any(scheme not in ("nope", "cope", "cope_alibi", "cope_mlp") for scheme in one.layout)
 
 
 def _mean(values: xr.DataArray) -> float:

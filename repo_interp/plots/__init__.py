@@ -1,10 +1,13 @@
 """Labelled arrays of a run -> matplotlib figures, plain tables, one page. Knows no torch, no model, no measure and no task."""
 
+from repo_interp.plots.comparison import comparison_figures
 from repo_interp.plots.component_curves import beyond_training_length, component_curves, logit_by_distance
+from repo_interp.plots.component_figures import figures_of_components
 from repo_interp.plots.component_shares import pair_norms, pair_of_tokens, turn_histogram, vaf_by_component, vaf_over_training
 from repo_interp.plots.disentanglement import fake_distance_fit, fit_correlations, three_axis_fit
 from repo_interp.plots.extrapolation import extrapolation_by_length, output_traces
 from repo_interp.plots.figures import write_figures
+from repo_interp.plots.gates import gate_lines, gate_scores, position_attention
 from repo_interp.plots.mass import head_grid, heads_ranked, mass_by_span, mass_grid
 from repo_interp.plots.patterns import pattern_sensitivity, pattern_shares
 from repo_interp.plots.perturbation import perturbation_grid
@@ -12,16 +15,21 @@ from repo_interp.plots.positions import position_grid, position_lines
 from repo_interp.plots.ranges import position_ranges
 from repo_interp.plots.report import report_page
 from repo_interp.plots.rotation import rotating_pairs, rotation_grid
-from repo_interp.plots.style import save_figure, style
+from repo_interp.plots.segments import segment_grid, segment_positions, segment_scores
+from repo_interp.plots.style import paper_figure, save_figure, style
 from repo_interp.plots.tables import Table, tables
 
 __all__ = [
     "Table",
     "beyond_training_length",
+    "comparison_figures",
     "component_curves",
     "extrapolation_by_length",
     "fake_distance_fit",
+    "figures_of_components",
     "fit_correlations",
+    "gate_lines",
+    "gate_scores",
     "head_grid",
     "heads_ranked",
     "logit_by_distance",
@@ -30,9 +38,11 @@ __all__ = [
     "output_traces",
     "pair_norms",
     "pair_of_tokens",
+    "paper_figure",
     "pattern_sensitivity",
     "pattern_shares",
     "perturbation_grid",
+    "position_attention",
     "position_grid",
     "position_lines",
     "position_ranges",
@@ -40,6 +50,9 @@ __all__ = [
     "rotating_pairs",
     "rotation_grid",
     "save_figure",
+    "segment_grid",
+    "segment_positions",
+    "segment_scores",
     "style",
     "tables",
     "three_axis_fit",

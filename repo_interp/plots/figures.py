@@ -1,7 +1,7 @@
 """Every figure that a run allows, each as PNG, SVG and PDF: what `analyze` leaves in `figures/`.
 
 A registry of figures keyed by the groups they need; a run without the groups is drawn without the figure. A new measure adds
-a `Plot`. Knows which figures there are; knows nothing about how one is drawn.
+a `Plot`; another package an entry point (`added.py`). Knows which figures there are; knows nothing about how one is drawn.
 """
 
 from __future__ import annotations
@@ -13,14 +13,18 @@ from pathlib import Path
 
 import xarray as xr
 
+from repo_interp.errors import InputError
 from repo_interp.plots import disentanglement_figures as disentangled
+from repo_interp.plots.added import added_drawers
 from repo_interp.plots.choice import main_span, telling_heads
 from repo_interp.plots.component_figures import figures_of_components, figures_of_rotation
+from repo_interp.plots.gates import figures_of_gates
 from repo_interp.plots.mass import heads_ranked, mass_by_span, mass_grid
 from repo_interp.plots.patterns import pattern_sensitivity, pattern_shares
 from repo_interp.plots.positions import position_grid, position_lines
 from repo_interp.plots.ranges import position_ranges
 from repo_interp.plots.reading import group, has_groups
+from repo_interp.plots.segments import figures_of_segments
 from repo_interp.plots.style import PaperFigure, save_figure
 
 LINES = 3
@@ -47,6 +51,13 @@ def write_figures(run: xr.DataTree, directory: str | os.PathLike[str]) -> list[P
         if has_groups(run, plot.groups):
             for name, figure in plot.draw(run):
                 files += save_figure(figure, directory / name)
+    for group_name, draw in added_drawers(run.children).items():
+        for name, figure in draw(run):
+            if directory / f"{name}.png" in files or directory / name != directory / Path(name).name:
+                raise InputError(
+                    f"another package draws {group_name!r} as {name!r}; wanted a plain name that no other figure has"
+                )
+            files += save_figure(figure, directory / name)
     return files
 
 
@@ -83,4 +94,6 @@ PLOTS: list[Plot] = [
     Plot(("perturbation",), disentangled.perturbation),
     Plot(("extrapolation",), disentangled.extrapolation),
     Plot(("output_traces",), disentangled.output_traces),
+    Plot(("gates",), figures_of_gates),
+    Plot(("segments",), figures_of_segments),
 ]

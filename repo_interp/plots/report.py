@@ -22,6 +22,7 @@ from typing import Any
 import xarray as xr
 
 from repo_interp.errors import InputError
+from repo_interp.plots.added import added_sections
 from repo_interp.plots.reading import has_groups
 from repo_interp.plots.sections import SECTIONS, Content, PageOptions, Section
 from repo_interp.plots.tables import Table, format_cell
@@ -42,14 +43,14 @@ def report_page(
     out. A group without a section is named. Raises InputError when the run has no group, or not one of
     `prompts`.
     """
-    shown = [section for section in SECTIONS if has_groups(run, section.groups)]
+    shown = [section for section in [*SECTIONS, *added_sections(run)] if has_groups(run, section.groups)]
     if not run.children:
         raise InputError("a report needs a run with at least one measure; this one has none")
     options = PageOptions(None if prompts is None else tuple(prompts), round(megabytes * 1e6))
     contents = [(section, section.build(run, options)) for section in shown]
     page = Template(_packaged("page.html")).substitute(
         title=escape(f"Positions in {_name(run)}"),
-        summary=_summary(run),
+        summary=_summary(run, shown),
         navigation="".join(f'<a href="#{section.name}">{escape(section.title)}</a>' for section in shown),
         sections="\n".join(_section(section, content) for section, content in contents),
         provenance=_provenance(run),
@@ -127,7 +128,7 @@ def _name(run: xr.DataTree) -> str:
     return str(run.attrs.get("checkpoint") or "a model")
 
 
-def _summary(run: xr.DataTree) -> str:
+def _summary(run: xr.DataTree, shown: Sequence[Section]) -> str:
     facts = {
         "layout": "layout",
         "training_length": "trained on (tokens)",
@@ -136,7 +137,7 @@ def _summary(run: xr.DataTree) -> str:
     }
     given = [(label, run.attrs[name]) for name, label in facts.items() if name in run.attrs]
     given = [(label, _stretches(value) if label == "layout" else value) for label, value in given]
-    drawn = {name for section in SECTIONS if has_groups(run, section.groups) for name in section.groups}
+    drawn = {name for section in shown for name in section.groups}
     undrawn = [name for name in run.children if name not in drawn]
     given += [("in run.nc, without a section here", ", ".join(undrawn))] if undrawn else []
     return "".join(f"<div><dt>{escape(label)}</dt><dd>{escape(_fact(value))}</dd></div>" for label, value in given)

@@ -55,6 +55,13 @@ SCHEME_NAMES: Mapping[str, str] = {
     "cope": "CoPE",
     "continuous": "continuous",
     "multihead_continuous": "multi-head continuous",
+    "cope_rope": "CoPE + RoPE",
+    "cope_alibi": "CoPE-ALiBi",
+    "cope_mlp": "CoPE-MLP",
+    "hope_ab1": "HoPE AB1",
+    "hope_ab2": "HoPE AB2",
+    "hope_ab3": "HoPE AB3",
+    "rope_high": "RoPE, removed",
 }
 PATTERN_COLOURS: Mapping[str, str] = {"constant": "#009E73", "mono": "#F0E442", "hybrid": "#B9B9B9"}
 SPAN_COLOURS: Mapping[str, str] = {

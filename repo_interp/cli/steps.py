@@ -1,0 +1,47 @@
+"""`repo-interp steps RUN`: what the saved steps of a training run show, kept in one small file beside its checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+
+from repo_interp.cli.options import positive, positive_or_zero
+
+SUMMARY = (
+    "Measure the saved steps of a training run (variance by rotary component, HoPE fig. 3b) and keep it beside the checkpoint."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("run", metavar="RUN", help="a training run made with --checkpoint-every: its directory holds steps/")
+    parser.add_argument("--sequences", type=positive, default=64, metavar="N", help="random sequences at each step (default: 64)")
+    parser.add_argument(
+        "--repeats", type=positive, default=4, metavar="N", help="independent lots of them, at least 2 (default: 4)"
+    )
+    parser.add_argument("--batch-size", type=positive, default=8, metavar="N", help="sequences in one forward pass (default: 8)")
+    parser.add_argument("--seed", type=positive_or_zero, default=0, help="seed of the sequences (default: 0)")
+    parser.add_argument("--device", default="cpu", help="where the models run: cpu, cuda, cuda:1, mps (default: cpu)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and write."""
+    from rich.console import Console
+
+    from repo_interp.papers.hope_lots import Sampling
+    from repo_interp.papers.hope_steps import read_steps, write_steps
+
+    console = Console()
+    sampling = Sampling(
+        step_sequences=arguments.sequences,
+        repeats=arguments.repeats,
+        sequences=max(arguments.sequences, arguments.repeats),
+        batch_size=arguments.batch_size,
+        seed=arguments.seed,
+        device=arguments.device,
+    )
+    with console.status("measuring the saved steps"):
+        file = write_steps(arguments.run, sampling)
+    measured = read_steps(arguments.run)
+    assert measured is not None
+    console.print(f"[bold]{file}[/bold]  variance by component at {measured.sizes['step']} steps", highlight=False)
+    return 0

@@ -1,0 +1,121 @@
+"""Scores that training runs left on the disk: the runs of a directory, one a seed, and whether several had equal budgets.
+
+    DIRECTORY/{training.toml, scores.json}            the run itself, with weights or without
+    DIRECTORY/seed-N/{training.toml, scores.json}     the same run with another seed
+
+A score is a mean over the prompts of one test set, in the metric of the task. Knows nothing about claims, models or figures.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from repo_interp.errors import InputError
+from repo_interp.training.configuration import TrainingConfiguration
+from repo_interp.training.provenance import trained_configuration
+
+BUDGET = (
+    "task",
+    "task_size",
+    "task_options",
+    "continue_from",
+    "layers",
+    "width",
+    "heads",
+    "steps",
+    "batch",
+    "accumulation",
+    "learning_rate",
+    "warm_up",
+    "curriculum",
+)
+"""What has to be equal for schemes to be compared; of `continue_from`, whether there is one."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What one training run scored at its end."""
+
+    directory: Path
+    scheme: str
+    """Scheme or layout, as training.toml names it: "rope", "repo@1/3"."""
+    seed: int
+    metric: str
+    prompts: int
+    """Prompts behind each mean."""
+    steps: int
+    """Steps of training."""
+    means: Mapping[str, float]
+    """Mean score by test set; NaN where its prompts are longer than the model can take."""
+    configuration: TrainingConfiguration
+
+
+def recorded_scores(directory: str | os.PathLike[str]) -> list[Recorded]:
+    """Every run recorded in `directory`: its own, then those of its seed-N children, ascending. Empty where nothing is recorded.
+
+    A directory that has a scores.json must have a training.toml; InputError where it has none, or either cannot be read.
+    """
+    directory = Path(directory)
+    children = sorted(directory.glob("seed-*/scores.json"), key=lambda file: _number(file.parent.name))
+    files = [directory / "scores.json", *children]
+    found = [_read(file) for file in files if file.is_file()]
+    seeds = [one.seed for one in found]
+    if len(set(seeds)) < len(seeds):
+        raise InputError(f"{directory} records seed {max(seeds, key=seeds.count)} twice; wanted one run a seed")
+    return found
+
+
+def by_seed(runs: Sequence[Recorded], test_sets: Iterable[str]) -> np.ndarray:
+    """Mean scores [seed, test_set] of `runs`; NaN where a run has not that test set."""
+    return np.array([[run.means.get(name, np.nan) for name in test_sets] for run in runs], dtype=float).reshape(len(runs), -1)
+
+
+def unequal_budgets(configurations: Mapping[str, TrainingConfiguration | None]) -> str:
+    """What differs in the budgets of checkpoints by name, as "budgets differ: steps 1500 (rope), 500 (repo)"; "" where nothing does.
+
+    None: a checkpoint that does not say how it was trained, which is named.
+    """
+    known = {name: configuration for name, configuration in configurations.items() if configuration is not None}
+    unknown = [name for name in configurations if name not in known]
+    parts = []
+    for field in BUDGET:
+        values: dict[str, list[str]] = {}
+        for name, configuration in known.items():
+            values.setdefault(_shown(field, configuration), []).append(name)
+        if len(values) > 1:
+            parts.append(f"{field} " + ", ".join(f"{value} ({', '.join(names)})" for value, names in values.items()))
+    texts = [f"budgets differ: {'; '.join(parts)}"] if parts else []
+    if unknown and len(configurations) > 1:
+        texts.append(f"budget unknown: {', '.join(unknown)}")
+    return "; ".join(texts)
+
+
+def _shown(field: str, configuration: TrainingConfiguration) -> str:
+    value = getattr(configuration, field)
+    if field == "continue_from":
+        return "a checkpoint" if value else "nothing"
+    return json.dumps(dict(sorted(value.items()))) if isinstance(value, Mapping) else str(value)
+
+
+def _number(name: str) -> int:
+    digits = name.removeprefix("seed-")
+    return int(digits) if digits.isdecimal() else -1
+
+
+def _read(file: Path) -> Recorded:
+    configuration = trained_configuration(file.parent)
+    if configuration is None:
+        raise InputError(f"{file.parent} has scores.json but no training.toml, which says what was scored; put it there")
+    try:
+        stated = json.loads(file.read_text(encoding="utf-8"))
+        means = {name: float("nan") if value is None else float(value) for name, value in stated["test_sets"].items()}
+        metric, prompts, steps = str(stated["metric"]), int(stated["prompts"]), int(stated["steps"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{file} is no record of scores as training leaves it: {error!r}") from None
+    return Recorded(file.parent, configuration.scheme, configuration.seed, metric, prompts, steps, means, configuration)

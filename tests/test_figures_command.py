@@ -1,0 +1,337 @@
+"""`repo-interp figures`: every claim in the table with its command, the same bytes twice, interruptions, errors, and the zoo's part."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import re
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from repo_interp.cli import main
+from repo_interp.errors import InputError
+from repo_interp.models.checkpoints import save
+from repo_interp.models.reposition import reposition
+from repo_interp.papers import hope, hope_measurements
+from repo_interp.papers.catalogue import CLAIM_IDS, PAPERS, all_claims, base, named, paper
+from repo_interp.papers.claims import FAILS, HOLDS, UNMEASURED, Verdict, verdict_rows
+from repo_interp.papers.figure_directory import stem
+from repo_interp.papers.gallery import NOT_YET, claim_rows, number_rows
+from repo_interp.papers.given import ZOO, file_digest, given
+from repo_interp.papers.making import scale_beside
+from repo_interp.papers.options import stated_options, with_data
+from repo_interp.papers.scale import PAPERS as SCALES
+from repo_interp.papers.scale import Scale, difference, scale_of
+
+SIZES = ["sequences=2", "repeats=2", "controls=0", "batch_size=2"]
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory) -> Path:
+    """Two tiny language models whose positions end at their training length: one figure of HoPE's."""
+    root = tmp_path_factory.mktemp("checkpoints")
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        config = LlamaConfig(
+            vocab_size=30,
+            hidden_size=16,
+            intermediate_size=24,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            max_position_embeddings=16,
+            initializer_range=0.3,
+            pad_token_id=0,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+        save(reposition(LlamaForCausalLM(config).eval(), "learned"), root / str(seed))
+    return root
+
+
+def command(checkpoints: Path, *more: str) -> list[str]:
+    """The figures of HoPE on a tiny checkpoint."""
+    sizes = [word for size in SIZES for word in ("--set", size)]
+    return ["figures", "hope", "--no-zoo", "--checkpoint", f"language/learned={checkpoints / '0'}", *sizes, *more]
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    """Everything below `directory` that is no measurement kept for the next time."""
+    found = {path.relative_to(directory).as_posix(): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    return {name: content for name, content in found.items() if not name.startswith(".cache")}
+
+
+def table(page: str, heading: str) -> list[list[str]]:
+    """The cells of the table below `heading`, without what stands above its columns."""
+    lines = page.split(f"{heading}\n", 1)[1].split("\n## ", 1)[0].splitlines()
+    rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines if line.startswith("|")]
+    return rows[2:]
+
+
+# ---- the list of claims ---------------------------------------------------------------------------------------------
+
+
+def test_there_are_29_claims_in_order_each_of_one_paper():
+    letters = {"R": "repo", "H": "hope", "C": "cope", "P": "position-generalization"}
+    assert len(CLAIM_IDS) == 29
+    assert list(all_claims()) == list(CLAIM_IDS)
+    for id, parts in all_claims().items():
+        assert parts, f"nobody judges {id}"
+        assert parts[0][0] == letters[id[0]]
+        assert {name for name, _ in parts} <= {letters[id[0]], "data-sets"}
+        assert id in SCALES
+    assert all(base(claim.id) in CLAIM_IDS for name in PAPERS for claim in paper(name).CLAIMS)
+
+
+def test_every_paper_keeps_to_what_a_paper_is():
+    for name, module in named(()).items():
+        assert module.TITLE, name
+        options = module.Options(**module.FAST)
+        assert (options.seed, options.device) == (0, "cpu")
+        assert module.Options(**module.FAST) != module.Options()
+        assert all(re.fullmatch(r"[a-z0-9_]+/[a-z0-9_]+", checkpoint) for checkpoint in module.ZOO)
+        ids = [claim.id for claim in module.CLAIMS]
+        assert len(set(ids)) == len(ids)
+        # A paper about whose claims nothing was found says so of every one.
+        assert {verdict.claim.id for verdict in module.unmeasured([])} == set(ids)
+
+
+def test_papers_are_named_once_in_our_order():
+    assert list(named(["cope", "repo", "cope"])) == ["repo", "cope"]
+    assert list(named([])) == list(named(["hope", "all"])) == list(PAPERS)
+    with pytest.raises(InputError, match=r"no figures of 'pope'; .* hope"):
+        named(["pope"])
+
+
+# ---- the page over all papers ---------------------------------------------------------------------------------------
+
+
+def rows_of(*verdicts: Verdict) -> list[dict[str, str]]:
+    return [
+        row | {"scale": "small", "command": "repo-interp figures hope", "paper_name": "hope"} for row in verdict_rows(verdicts)
+    ]
+
+
+def test_what_several_verdicts_come_to():
+    by_id = {claim.id: claim for claim in hope.CLAIMS}
+    rows = rows_of(
+        Verdict(by_id["H1"], "a", HOLDS, "x", 0.5, 0.1, "seeds", 3),
+        Verdict(by_id["H1"], "b", FAILS, "x", 0.25),
+        Verdict(by_id["H2"], "a", HOLDS, "x", 1.0),
+        Verdict(by_id["H2"], "b", HOLDS, "x", 2.0),
+        Verdict(by_id["H3"], "a", UNMEASURED, "", note="needs steps"),
+        Verdict(by_id["H4 (wording)"], "a", FAILS, "x", 3.0),
+    )
+    claims = dict(zip(CLAIM_IDS, claim_rows(rows), strict=True))
+    assert claims["H1"]["verdict"] == "holds in 1 of 2"
+    assert claims["H1"]["ours"] == "a: 0.5 ± 0.1<br>b: 0.25"
+    assert claims["H2"]["verdict"] == "**holds** (2 of 2)"
+    assert claims["H3"]["verdict"] == "not measurable here: needs steps"
+    assert claims["H4"]["verdict"] == FAILS
+    assert claims["H4"]["ours"] == "wording, a: 3"
+    assert claims["H4"]["statement"].startswith(by_id["H4"].statement)
+    assert claims["H5"]["verdict"] == claims["C1"]["verdict"] == NOT_YET
+    assert claims["C1"]["command"] == "`repo-interp figures cope`"
+    numbers = number_rows(rows)
+    assert [row["claim"] for row in numbers if row["claim"].startswith("H")] == [
+        *("H1", "H1", "H2", "H2", "H3", "H4 (wording)", "H5", "H6", "H7")
+    ]
+    assert numbers[9]["spread"] == "± 0.1 (seeds)"
+
+
+def test_a_paper_makes_its_directory_and_the_page_has_every_claim_with_its_command(checkpoints, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(command(checkpoints, "--fast", "--out", str(out))) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("hope: 1 checkpoint, ")
+    assert "H1" in said
+    page = (out / "README.md").read_text()
+    claims, numbers = table(page, "## Claims"), table(page, "## Numbers")
+    assert [re.sub(r"\[(..)\].*", r"\1", row[0]) for row in claims] == list(CLAIM_IDS)
+    assert all("`repo-interp figures " in row[-1] for row in claims)
+    assert all(row[4] not in ("", "–") for row in claims)
+    assert sorted({base(row[0]) for row in numbers}) == sorted(CLAIM_IDS)
+    with (out / "hope" / "verdicts.csv").open(newline="") as stream:
+        verdicts = list(csv.DictReader(stream))
+    (measured,) = (row for row in verdicts if row["ours"])
+    assert (measured["claim"], measured["checkpoint"], measured["n"]) == ("H1", "language/learned", "2")
+    assert (
+        measured["scale"]
+        == "2 layers × width 16, 16 tokens; paper: 12 layers × width 768, 512 tokens, 50,000 steps of 512 sequences"
+    )
+    assert "--out" not in measured["command"]
+    assert measured["ours"] in page
+    assert measured["scale"] in page
+    for link in re.findall(r'(?:href|src)="([^"#]+)', page) + re.findall(r"\]\(([^)#]+)\)", page):
+        assert (out / link).is_file() or not (out / link).parent.exists()
+    assert "Not made yet: `repo-interp figures cope`." in page
+
+
+def test_the_same_gives_the_same_bytes_measured_kept_or_elsewhere(checkpoints, tmp_path):
+    one, other = tmp_path / "one", tmp_path / "two" / "other"
+    assert main(command(checkpoints, "--out", str(one))) == 0
+    assert main(command(checkpoints, "--out", str(other), "--cache", str(tmp_path / "kept"))) == 0
+    before = files(one)
+    assert before == files(other)
+    assert (tmp_path / "kept" / ".gitignore").is_file()
+    assert main(command(checkpoints, "--out", str(one), "--overwrite")) == 0
+    assert files(one) == before
+
+
+def test_what_stands_is_left_and_something_else_is_not_replaced_unasked(checkpoints, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(command(checkpoints, "--out", str(out))) == 0
+    page = out / "hope" / "README.md"
+    page.write_text("touched")
+    assert main(command(checkpoints, "--out", str(out))) == 0
+    assert page.read_text() == "touched"
+    assert "stands already" in capsys.readouterr().out
+    assert main(command(checkpoints, "--seed", "1", "--out", str(out))) == 2
+    assert "--overwrite" in capsys.readouterr().err
+    assert page.read_text() == "touched"
+    assert main(command(checkpoints, "--seed", "1", "--out", str(out), "--overwrite")) == 0
+    assert "--seed 1" in page.read_text()
+
+
+def test_an_interrupted_making_goes_on_where_it_stopped(checkpoints, tmp_path, capsys, monkeypatch):
+    out, loaded = tmp_path / "out", []
+    given_two = command(checkpoints, "--checkpoint", f"second={checkpoints / '1'}", "--out", str(out))
+    load = hope_measurements.load
+
+    def until_the_second(path, device):
+        loaded.append(Path(path).name)
+        if loaded == ["0", "0", "1"]:
+            raise KeyboardInterrupt
+        return load(path, device)
+
+    monkeypatch.setattr(hope_measurements, "load", until_the_second)
+    assert main(given_two) == 130
+    captured = capsys.readouterr()
+    assert len(captured.err.splitlines()) == 1
+    assert "the same command goes on" in captured.err
+    assert files(out) == {}
+    assert main(given_two) == 0
+    # The first is timed each time, to say how long it takes; measured is only what is not kept.
+    assert loaded == ["0", "0", "1", "0", "1"]
+    assert "interrupted" in capsys.readouterr().out
+
+
+def test_nothing_to_work_on_is_said_of_every_claim(tmp_path):
+    # RePo is left out: its parameters and times are measured on fresh models.
+    papers = ["hope", "cope", "position-generalization"]
+    owners = ["repo"] * 9 + ["hope"] * 7 + ["cope"] * 6 + ["position-generalization"] * 7
+    assert main(["figures", *papers, "--no-zoo", "--out", str(tmp_path / "out")]) == 0
+    claims = table((tmp_path / "out" / "README.md").read_text(), "## Claims")
+    assert [row[4].split(":")[0] for row in claims] == [NOT_YET] * 9 + [UNMEASURED] * 20
+    assert all(f"`repo-interp figures {paper}" in row[-1] for row, paper in zip(claims, owners, strict=True))
+
+
+ERRORS = {
+    "no figures of 'pope'": ["pope"],
+    "there is no option 'sequenzes'": ["hope", "--set", "sequenzes=4"],
+    "wanted int": ["hope", "--set", "sequences=four"],
+    "none of the papers asked for": ["hope", "--set", "cope.count=4"],
+    "at least two lots": ["hope", "--set", "hope.repeats=1"],
+    "take none": ["hope", "--data", "hybridqa=dev.json"],
+    "same name": ["hope", "--checkpoint", "a=x", "--checkpoint", "a=y"],
+    "nowhere": ["hope", "--checkpoint", "a=./nowhere"],
+    "is a file": ["hope", "--out", "FILE"],
+    "is another page": ["hope", "--out", "DIRECTORY"],
+    "other things": ["hope", "--out", "OTHER"],
+}
+
+
+@pytest.mark.parametrize("said", ERRORS)
+def test_errors_are_one_line(said, tmp_path, capsys):
+    (tmp_path / "FILE").write_text("")
+    for name in ("DIRECTORY/README.md", "OTHER/hope/mine.txt"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text("mine")
+    words = [str(tmp_path / word) if word.isupper() else word for word in ERRORS[said]]
+    assert main(["figures", *words, "--no-zoo", *([] if "--out" in words else ["--out", str(tmp_path / "out")])]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert len(error.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+# ---- checkpoints, options, scale ------------------------------------------------------------------------------------
+
+
+def test_a_users_checkpoint_stands_in_for_the_zoos_of_its_name(checkpoints):
+    mine = str(checkpoints / "0")
+    found = given(["niah/repo", "niah/rope", "niah/never"], {"niah/repo": mine, "other": mine})
+    assert dict(found.paths) == {"niah/repo": mine, "other": mine, "niah/rope": str(ZOO / "niah/rope")}
+    assert found.missing == ("niah/never",)
+    assert found.digests["niah/repo"] == found.digests["other"] != found.digests["niah/rope"]
+
+
+def test_records_without_weights_are_given_and_decide_the_digest(tmp_path):
+    seed = tmp_path / "task" / "scheme" / "seed-1"
+    seed.mkdir(parents=True)
+    (seed / "scores.json").write_text("{}")
+    first = given(["task/scheme"], {}, tmp_path)
+    assert list(first.paths) == ["task/scheme"]
+    (seed / "scores.json").write_text('{"a": 1}')
+    assert given(["task/scheme"], {}, tmp_path).digests != first.digests
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="no checkpoint at"):
+        given([], {"mine": str(tmp_path / "empty")})
+
+
+def test_options_are_of_one_paper_or_of_all_that_have_them():
+    modules = named(["hope", "cope"])
+    options = stated_options(modules, [("count", "30"), ("hope.sequences", "8"), ("seed", "3")], {"hope": {"controls": 1}})
+    assert (options["hope"].count, options["cope"].count, options["hope"].sequences) == (30, 30, 8)
+    assert (options["hope"].controls, options["hope"].seed, options["cope"].seed) == (1, 3, 3)
+    assert stated_options(modules, [], {})["hope"] == hope.Options()
+
+
+def test_a_users_data_set_goes_to_the_papers_that_take_it(tmp_path):
+    @dataclasses.dataclass(frozen=True)
+    class Options:
+        data: tuple[tuple[str, str], ...] = ()
+
+    table = types.SimpleNamespace(Options=Options, DATA=("hybridqa", "glue"))
+    file = tmp_path / "dev.json"
+    file.write_text("[]")
+    modules = {"hope": hope, "table": table}
+    options = with_data(modules, {"hope": hope.Options(), "table": Options()}, {"glue": str(file)})
+    assert options == {"hope": hope.Options(), "table": Options((("glue", str(file)),))}
+    with pytest.raises(InputError, match="these take glue, hybridqa"):
+        with_data(modules, options, {"squad": str(file)})
+    with pytest.raises(InputError, match="there is no file"):
+        with_data(modules, options, {"glue": str(tmp_path / "none")})
+    before = file_digest(tmp_path)
+    file.write_text("[1]")
+    assert file_digest(tmp_path) != before
+
+
+def test_how_long_it_takes_is_measured(checkpoints):
+    small = hope.Options(sequences=2, repeats=2, controls=0)
+    assert hope.seconds({}, small) is None
+    assert (hope.seconds({"a": checkpoints / "0"}, small) or 0) > 0
+
+
+def test_scale_is_what_the_files_say():
+    ours = scale_of(ZOO / "niah/repo")
+    assert (ours.layers, ours.width, ours.length) == (4, 64, 256)
+    assert ours.training == "1,200 steps of 8 sequences, continuing another"
+    assert difference(Scale(2, 16), Scale(length=512)) == "2 layers × width 16; paper: 512 tokens"
+    assert difference(Scale(), Scale()) == ""
+
+
+def test_a_verdict_on_several_checkpoints_has_the_scale_of_all(checkpoints):
+    paths = {name: str(ZOO / name) for name in ("niah/repo", "niah/rope", "reversal/repo")} | {"tiny": str(checkpoints / "0")}
+    one = scale_beside("R9", "niah/repo", paths)
+    assert one.startswith("4 layers × width 64, 256 tokens")
+    assert scale_beside("R9 (longer)", "niah/repo, niah/rope", paths) == scale_beside("R9", "niah", paths) == one
+    assert "niah/repo: " in scale_beside("R9", "niah/repo tiny", paths)
+    assert scale_beside("R9", "nothing", paths) == ""
+
+
+def test_files_of_figures_have_plain_names():
+    assert stem("vaf_niah/repo at 2 L") == "vaf_niah_repo_at_2_L"

@@ -1,0 +1,182 @@
+"""HoPE's scores and ablations (H6, H7): rules on given scores, and every figure on tiny models that were trained for a few steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+from numpy.testing import assert_allclose
+from trained_tiny import trained, without_weights
+
+from repo_interp.papers import hope_scores
+from repo_interp.papers.cache import Cache
+from repo_interp.papers.checkpoint_scores import PLAIN, Scored, ScoreOptions, score_checkpoint
+from repo_interp.papers.claims import FAILS, HOLDS, UNMEASURED
+from repo_interp.papers.hope_score_rules import ablations_in_order, not_below
+from repo_interp.papers.hope_scores import METHODS, copying, perplexity, score_figures, unmeasured_scores
+from repo_interp.papers.lead import Lead
+from repo_interp.papers.recorded_scores import Recorded
+from repo_interp.training.configuration import TrainingConfiguration, replaced
+
+COPYING = {"symbols": 12, "sequences": 2, "first_sequences": 1, "questions": 1, "test_from": 2, "test_to": 6, "test_step": 2}
+SETS = ("2", "4", "6")
+LONGEST = 1 + 12 * 3
+"""Training ends at two sequences and a question."""
+
+
+def made(layout: str, within: float, beyond: float, methods: dict[str, float] | None = None, task: str = "copying") -> Scored:
+    """A checkpoint that copies a share `within` of prompts of the first test set and `beyond` of the others, 100 prompts each."""
+    count = 100
+
+    def prompts(share: float) -> np.ndarray:
+        return (np.arange(count) < share * count).astype(float)
+
+    rows = [[prompts(within), prompts(beyond), prompts(beyond)]]
+    rows += [[prompts(within), prompts(share), prompts(share)] for share in (methods or {}).values()]
+    live = xr.Dataset(
+        {
+            "score": (("method", "test_set", "prompt"), np.array(rows)),
+            "tokens": ("test_set", [1 + 12 * (int(name) + 1) for name in SETS]),
+        },
+        coords={"method": [PLAIN, *(methods or {})], "test_set": list(SETS)},
+    )
+    configuration = replaced(TrainingConfiguration(task=task), {"scheme": layout})
+    return Scored(f"{task}/{layout}", layout, configuration, LONGEST, "exact match", live, ())
+
+
+def verdicts(*scored: Scored) -> dict[str, str]:
+    return {one.claim.id: one.verdict for one in copying(scored).verdicts}
+
+
+# ---- the rules ------------------------------------------------------------------------------------------------------
+
+
+def test_activated_above_low_and_low_not_below_neither():
+    clear, slight, below = Lead(0.2, 0.01, ""), Lead(-0.01, 0.01, ""), Lead(-0.2, 0.01, "")
+    assert ablations_in_order(clear, slight) and ablations_in_order(clear, clear)
+    assert not ablations_in_order(slight, clear) and not ablations_in_order(clear, below)
+    assert not_below(slight) and not not_below(below)
+
+
+def test_hope_must_be_above_every_rival_beyond_training():
+    rivals = [made("rope", 1.0, 0.1), made("alibi", 1.0, 0.3), made("kerple", 1.0, 0.5), made("fire", 1.0, 0.0)]
+    found = copying([made("hope", 0.9, 0.8), *rivals])
+    (h6, pi, _) = found.verdicts
+    assert (h6.verdict, pi.verdict) == (HOLDS, UNMEASURED)
+    assert h6.ours == pytest.approx(80)
+    assert h6.n == 200
+    assert h6.note.count("above") == 4 and "within L: copying/hope 90 %" in h6.note
+    assert verdicts(made("hope", 1.0, 0.5), *rivals)["H6"] == FAILS
+    assert verdicts(made("hope", 1.0, 0.5), *rivals[1:])["H6"] == UNMEASURED
+    assert "no checkpoint of alibi, kerple, fire" in copying([made("hope", 1.0, 0.5), rivals[0]]).verdicts[0].note
+
+
+def test_who_does_not_copy_is_not_compared():
+    found = copying([made("hope", 1.0, 0.04), made("rope", 1.0, 0.0)]).verdicts[0]
+    assert found.verdict == UNMEASURED and "nobody copies 4 to 6" in found.note
+
+
+def test_extended_models_are_compared_with_each_other():
+    hope = made("hope", 1.0, 0.2, {"interpolation": 0.5, "yarn": 0.5})
+    rope = made("rope", 1.0, 0.1, {"interpolation": 0.4, "yarn": 0.9})
+    found = verdicts(hope, rope)
+    assert (found["H6 (PI)"], found["H6 (YaRN)"]) == (HOLDS, FAILS)
+
+
+def test_ablations_are_judged_over_all_test_sets():
+    rope, first, second = made("rope", 0.9, 0.1), made("hope_ab1", 0.9, 0.6), made("hope_ab2", 0.9, 0.2)
+    found = verdicts(rope, first, second, made("hope_ab3", 0.5, 0.0))
+    assert (found["H7"], found["H7 (removed)"]) == (HOLDS, HOLDS)
+    found = verdicts(rope, second, made("hope_ab1", 0.9, 0.2), made("hope_ab3", 0.9, 0.3))
+    assert (found["H7"], found["H7 (removed)"]) == (FAILS, FAILS)
+    assert verdicts(rope, first, second)["H7 (removed)"] == UNMEASURED
+    given = copying([rope, first, second, made("hope_ab3", 0.5, 0.0)]).verdicts[0]
+    assert given.ours == pytest.approx(70)
+
+
+def test_perplexity_beyond_training_is_compared_with_rope():
+    def model(layout: str, short: float, long: float) -> Scored:
+        values = np.array([[[short, short + 0.2], [long, long + 0.2]]])
+        live = xr.Dataset(
+            {"score": (("method", "test_set", "prompt"), values), "tokens": ("test_set", [32, 64])},
+            coords={"method": [PLAIN], "test_set": ["32", "64"]},
+        )
+        configuration = replaced(TrainingConfiguration(task="language"), {"scheme": layout})
+        return Scored(f"language/{layout}", layout, configuration, 32, "log perplexity", live, ())
+
+    found = perplexity([model("hope", 2.0, 2.1), model("rope", 2.0, 3.0), model("alibi", 2.0, 2.0)])
+    (verdict,) = found.verdicts
+    assert verdict.verdict == HOLDS
+    assert verdict.ours == pytest.approx(np.exp(2.2))
+    assert "alibi" in verdict.control
+    assert_allclose(found.data["score"].sel(checkpoint="HoPE", test_set=64).values, [np.exp(2.2)])
+    assert perplexity([model("hope", 2.0, 2.1), model("rope", 2.0, 2.1)]).verdicts[0].verdict == FAILS
+    assert perplexity([model("hope", 2.0, 2.1)]).verdicts[0].verdict == UNMEASURED
+
+
+def test_recorded_scores_stand_in_for_weights():
+    configuration = replaced(TrainingConfiguration(task="copying"), {"scheme": "hope"})
+    means = {"2": 1.0, "4": 0.9, "6": 0.8}
+    run = Recorded(Path("hope"), "hope", 0, "exact match", 200, 10, means, configuration)
+    hope = Scored("copying/hope", "hope", configuration, LONGEST, "exact match", None, (run,))
+    found = copying([hope, made("rope", 1.0, 0.1)]).verdicts
+    assert found[0].verdict == HOLDS and found[0].ours == pytest.approx(85)
+    assert found[0].spread_over.endswith("at most)")
+    assert found[1].verdict == UNMEASURED and "weights" in found[1].note
+
+
+# ---- trained checkpoints --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    root = tmp_path_factory.mktemp("zoo")
+    for scheme in ("rope", "hope", "alibi", "hope_ab1", "hope_ab2", "hope_ab3"):
+        trained(root / "copying" / scheme, "copying", scheme, task_options=COPYING)
+    without_weights(root / "copying" / "hope_ab2")
+    text = root / "corpus.txt"
+    text.write_text("\n".join("a tree sees the cat" if line % 3 else "the cat sees a tree" for line in range(400)))
+    documents = root / "documents"
+    documents.mkdir()
+    for number in range(20):
+        (documents / f"{number:02d}.txt").write_text(text.read_text()[: 900 + number])
+    options = {"corpus": str(documents), "tokens": 270, "length": 16, "longest_test": 32}
+    for scheme in ("rope", "hope"):
+        trained(root / "language" / scheme, "language", scheme, task_options=options)
+    return root
+
+
+def test_extended_models_answer_short_prompts_plainly_and_long_ones_otherwise(root):
+    one = score_checkpoint(
+        "language/rope", root / "language" / "rope", ScoreOptions(count=4, language_count=4), Cache(), lambda _: tuple(METHODS)
+    )
+    assert one.live is not None and one.live["tokens"].values.tolist() == [16, 32]
+    plain, *extended = (one.live["score"].sel({"method": method}).values for method in (PLAIN, *METHODS))
+    for scores in extended:
+        assert_allclose(scores[0], plain[0])
+        assert not np.allclose(scores[1], plain[1], rtol=1e-7, atol=1e-9)
+
+
+def test_every_figure_of_tiny_checkpoints(root, tmp_path):
+    paths = {file.parent.relative_to(root).as_posix(): str(file.parent) for file in sorted(root.glob("*/*/training.toml"))}
+    said: list[str] = []
+    results = score_figures(paths, ScoreOptions(count=4, language_count=4), said.append, Cache(tmp_path))
+    assert [one.name for one in results] == ["copying", "perplexity_by_length"]
+    assert "scoring copying/hope_ab2" in said
+    found = [verdict for one in results for verdict in one.verdicts] + unmeasured_scores(results)
+    assert {one.claim for one in found} == set(hope_scores.CLAIMS)
+    assert results[0].data["checkpoint"].values.astype(str).tolist().count("HoPE + YaRN") == 1
+    for one in results:
+        one.data.to_netcdf(tmp_path / "data.nc", engine="h5netcdf")
+        one.figure.savefig(tmp_path / f"{one.name}.png", dpi=50)
+    panels = results[0].figure.axes
+    assert [ax.get_title(loc="left") for ax in panels] == ["schemes", "with PI and YaRN", "ablations"]
+
+
+def test_without_checkpoints_every_claim_says_what_it_needs():
+    assert score_figures({}, ScoreOptions(), lambda _: None, Cache()) == []
+    missing = unmeasured_scores([])
+    assert [one.claim for one in missing] == list(hope_scores.CLAIMS)
+    assert all(one.verdict == UNMEASURED and one.note for one in missing)

@@ -1,0 +1,107 @@
+"""Scores side by side: what is drawn, in which colours, and where spread comes from."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import xarray as xr
+from numpy.testing import assert_allclose
+
+from repo_interp.plots.scores import layout_colour, layout_name, looks, method_panels, score_by_length, score_maps
+from repo_interp.plots.style import SCHEME_COLOURS, save_figure
+
+
+def scores(values: np.ndarray, layouts: list[str], test_sets: list, **attributes) -> xr.Dataset:
+    """`values` [checkpoint, test_set, seed] as the module draws them."""
+    names = [f"task/{number}" for number in range(len(layouts))]
+    return xr.Dataset(
+        {
+            "score": (("checkpoint", "test_set", "seed"), values, {"long_name": "exact match", "units": "1"}),
+            "standard_error": (("checkpoint", "test_set"), np.full(values.shape[:2], 0.1)),
+        },
+        {"checkpoint": names, "layout": ("checkpoint", layouts), "test_set": test_sets},
+        attributes,
+    )
+
+
+def drawn(ax, gid: str):
+    """The artist of that name."""
+    return next(artist for artist in ax.get_children() if artist.get_gid() == gid)
+
+
+def test_a_layout_has_its_schemes_colour_and_mixed_ones_that_of_the_more_frequent_scheme():
+    assert layout_colour("repo@1") == layout_colour("repo") == SCHEME_COLOURS["repo"]
+    assert layout_colour("r2n1") == SCHEME_COLOURS["rope"]
+    assert layout_colour("n2r1") == SCHEME_COLOURS["nope"]
+    assert [layout_name(layout) for layout in ("repo", "repo@2", "n2r1")] == ["RePo", "RePo from layer 2", "N2R1"]
+
+
+def test_checkpoints_of_one_colour_are_told_apart_by_dashes_and_equal_layouts_by_their_names():
+    found = looks(scores(np.zeros((4, 1, 1)), ["rope", "r2n1", "repo", "repo"], [5]))
+    assert found["task/0"]["linestyle"] != found["task/1"]["linestyle"]
+    assert [look["label"] for look in found.values()] == ["RoPE", "R2N1", "task/2", "task/3"]
+
+
+def test_lines_are_means_over_the_seeds_that_are_there_and_bands_all_of_them():
+    values = np.array([[[0.2, 0.6, np.nan], [0.1, 0.3, 0.5]], [[0.9, np.nan, np.nan], [0.8, np.nan, np.nan]]])
+    figure = score_by_length(scores(values, ["rope", "repo"], [21, 22], axis="words", training_length=20))
+    ax = figure.axes[0]
+    assert_allclose(drawn(ax, "score task/0").get_ydata(), [0.4, 0.3])
+    assert_allclose(drawn(ax, "score task/0").get_xdata(), [21, 22])
+    band = drawn(ax, "seeds task/0").get_paths()[0].vertices[:, 1]
+    assert_allclose([band.min(), band.max()], [0.1, 0.6])
+    (bar, _) = drawn(ax, "error task/1").get_segments()
+    assert_allclose(bar, [[21, 0.8], [21, 1.0]])
+    assert ax.get_xlabel() == "length (words)"
+    assert_allclose(drawn(ax, "training length").get_xdata(), 20)
+    assert "1 to 3 seeds" in ax.get_title(loc="left")
+
+
+def test_named_test_sets_stand_side_by_side_without_lines():
+    figure = score_by_length(scores(np.full((2, 2, 1), 0.5), ["rope", "repo"], ["sparse", "dense"]))
+    ax = figure.axes[0]
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["sparse", "dense"]
+    first, second = (drawn(ax, f"score task/{number}") for number in range(2))
+    assert first.get_linestyle() == "None"
+    assert_allclose(second.get_xdata() - first.get_xdata(), [0.25, 0.25])
+
+
+def test_doubling_lengths_are_on_an_axis_that_doubles():
+    figure = score_by_length(scores(np.ones((1, 3, 1)), ["rope"], [256, 512, 1024]))
+    assert figure.axes[0].get_xscale() == "log"
+    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["256", "512", "1,024"]
+
+
+def test_a_panel_a_method():
+    data = scores(np.ones((1, 2, 1)), ["rope"], [1, 2]).expand_dims(method=["plain", "YaRN"])
+    figure = method_panels(data)
+    assert [ax.get_title(loc="left").split(":")[0] for ax in figure.axes] == ["plain", "YaRN"]
+
+
+def test_maps_write_per_cent_where_there_is_a_prompt(tmp_path):
+    values = np.array([[[[100.0, np.nan], [0.0, 25.0]]]])
+    maps = xr.DataArray(
+        values,
+        {
+            "checkpoint": ["a"],
+            "method": ["plain"],
+            "depth": [0, 100],
+            "length": [64, 128],
+            "layout": ("checkpoint", ["repo"]),
+        },
+        ("checkpoint", "method", "depth", "length"),
+    )
+    figure = score_maps(maps, 64)
+    (ax,) = figure.axes
+    assert sorted(text.get_text() for text in ax.texts) == ["0", "100", "25"]
+    assert_allclose(drawn(ax, "training length").get_xdata(), 0.5)
+    assert ax.get_title(loc="left") == "RePo"
+    assert all(path.stat().st_size for path in save_figure(figure, tmp_path / "map"))
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_every_line_of_equal_scores_can_be_seen(count):
+    figure = score_by_length(scores(np.ones((count, 2, 1)), ["rope"] * count, [1, 2]))
+    widths = [drawn(figure.axes[0], f"score task/{number}").get_linewidth() for number in range(count)]
+    assert widths == sorted(widths, reverse=True)
+    assert len(set(widths)) == min(count, 4)
