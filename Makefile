@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: env analyze test lint types format bench figures clean
+.PHONY: env analyze test lint types format bench figures docs notebooks zoo clean
 .DEFAULT_GOAL := analyze
 
 env: $(VENV)/.installed
@@ -23,20 +23,26 @@ test: env
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 lint: env
-	$(BIN)/ruff format --check repo_interp tests benchmarks
-	$(BIN)/ruff check repo_interp tests benchmarks
+	$(BIN)/ruff format --check repo_interp tests benchmarks docs
+	$(BIN)/ruff check repo_interp tests benchmarks docs
 
 format: env
-	$(BIN)/ruff format repo_interp tests benchmarks
-	$(BIN)/ruff check --fix repo_interp tests benchmarks
+	$(BIN)/ruff format repo_interp tests benchmarks docs
+	$(BIN)/ruff check --fix repo_interp tests benchmarks docs
 
 types: env
 	$(BIN)/pyright
 
-# The rendered figures that the repository keeps, made again from the checkpoints that come with the package.
+# The papers' figures and the table of claims, and the first look, from the checkpoints that come with the package. Interrupted, the next
+# time goes on: what was measured is kept in figures/.cache.
 figures: env
 	$(BIN)/repo-interp analyze reversal/repo --length 12 --count 20 --out runs/mirror --overwrite
 	cp runs/mirror/run.nc $(addprefix runs/mirror/figures/positions_of_all_heads.,png svg pdf) figures/first/
+	$(BIN)/repo-interp figures all --out figures --overwrite
+
+# Every notebook, from a clean kernel; then read their prose against what they show.
+notebooks: env
+	$(BIN)/python notebooks/make.py
 
 bench: env
 	$(BIN)/python -m benchmarks

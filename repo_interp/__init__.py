@@ -20,6 +20,7 @@ _WHERE = {
     "added_parameters": "repo_interp.models.reposition",
     "analyze": "repo_interp.analysis",
     "bridge": "repo_interp.models.bridge",
+    "compare": "repo_interp.comparison",
     "layout": "repo_interp.models.reposition",
     "load": "repo_interp.models.load",
     "read_prompts": "repo_interp.tasks.prompts",
@@ -38,6 +39,7 @@ __all__ = [
     "added_parameters",
     "analyze",
     "bridge",
+    "compare",
     "layout",
     "load",
     "plots",
@@ -54,6 +56,7 @@ __all__ = [
 if TYPE_CHECKING:
     from repo_interp import plots, tasks
     from repo_interp.analysis import analyze
+    from repo_interp.comparison import compare
     from repo_interp.errors import InputError
     from repo_interp.models.bridge import bridge
     from repo_interp.models.checkpoints import save

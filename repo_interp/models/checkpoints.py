@@ -34,7 +34,7 @@ from repo_interp.models.families import FAMILIES, native_layout, require_family
 from repo_interp.models.released import released_layout
 from repo_interp.models.reposition import layout, reposition
 from repo_interp.models.schemes import scheme_options
-from repo_interp.positions.layouts import SCHEMES, format_layout
+from repo_interp.positions.layouts import format_layout, scheme_names
 
 OURS = "repo_interp"
 _DTYPES = {
@@ -233,7 +233,7 @@ def _own_layout(raw: Mapping[str, Any], layers: int, directory: Path) -> tuple[t
     stored = raw.get("position_layout")
     options = dict(stored) if isinstance(stored, Mapping) else {}
     schemes = options.pop("layers", None)
-    if not isinstance(schemes, list) or len(schemes) != layers or not set(schemes) <= set(SCHEMES):
+    if not isinstance(schemes, list) or len(schemes) != layers or not set(schemes) <= set(scheme_names()):
         raise InputError(
             f"{directory / 'config.json'}: position_layout is {stored!r}; wanted one known scheme for each of {layers} layers"
         )

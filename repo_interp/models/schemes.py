@@ -10,6 +10,9 @@
     cope, cope_alibi, cope_mlp  -            -                               a function of gated counts
     cope_rope                   index        theta_r                         as cope
 
+Another package adds a scheme by an entry point of the group `repo_interp.schemes`: a function of (builder, rotation, d_head), the
+arguments of `SchemeBuilder.build` after the name, that returns a layer's `SchemeParts`.
+
 Knows the names of the layout language and the modules of `positions`; knows nothing about checkpoints or bridges.
 """
 
@@ -25,6 +28,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
+from repo_interp.entry_points import added
 from repo_interp.errors import InputError
 from repo_interp.models.attention import SchemeParts
 from repo_interp.models.families import Rotation, training_length
@@ -33,6 +37,7 @@ from repo_interp.positions.assigners import LearnedPositions, LinearPositions, T
 from repo_interp.positions.biases import FIRE, ALiBi, KerpleLog
 from repo_interp.positions.contextual import ContextualPositions, GateSource, SeparatelyGatedPositions
 from repo_interp.positions.contextual_maps import FixedSlopes, InterpolatedEmbedding, PositionMap, PositionMLP
+from repo_interp.positions.layouts import SCHEMES
 from repo_interp.positions.logits import PositionLogits
 
 ASSIGNMENTS = ("kv_head", "head", "layer")
@@ -88,6 +93,8 @@ class SchemeBuilder:
 
     def build(self, scheme: str, rotation: Rotation, d_head: int) -> SchemeParts:
         """The parts of `scheme` for one layer, freshly made but for what the model's layers share."""
+        if scheme not in SCHEMES:
+            return self._added(scheme, rotation, d_head)
         if scheme in _UNPOSITIONED:
             return SchemeParts(scheme, assigner=None, frequencies=None)
         if scheme in _ADDITIVE:
@@ -115,6 +122,15 @@ class SchemeBuilder:
         except ValueError as error:
             raise InputError(str(error)) from None
         return SchemeParts(scheme, self._assigner(scheme), frequencies, rotation.attention_scaling, components)
+
+    def _added(self, scheme: str, rotation: Rotation, d_head: int) -> SchemeParts:
+        build = added("repo_interp.schemes", scheme)
+        if build is None:
+            raise InputError(f"no installed package gives the scheme {scheme!r}; install the one that does")
+        parts = build(self, rotation, d_head)
+        if not isinstance(parts, SchemeParts):
+            raise InputError(f"the scheme {scheme!r} of another package gave {type(parts).__name__}; wanted SchemeParts")
+        return dataclasses.replace(parts, name=scheme)
 
     def _assigner(self, scheme: str) -> nn.Module:
         width = self.config.hidden_size

@@ -7,7 +7,8 @@
     r2n1, n2r1                     two RoPE layers then a NoPE layer, repeated; two NoPE layers then a RoPE layer
     rope,rope,repo,...             an explicit list, one scheme a layer
 
-`SCHEME@START` works for every scheme. Knows nothing about how a scheme is built.
+`SCHEME@START` works for every scheme. Other packages add schemes by entry points of the group `repo_interp.schemes`; here only their
+names are read. Knows nothing about how a scheme is built.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import math
 import re
 from fractions import Fraction
+from importlib.metadata import entry_points
 
 SCHEMES: dict[str, str] = {
     "rope": "rotation by the token index",
@@ -36,12 +38,23 @@ SCHEMES: dict[str, str] = {
     "hope_ab3": "HoPE's ablation: activated and low components given high frequencies",
     "rope_high": "HoPE's ablation: activated and low components removed from the dot product",
 }
-"""Every scheme a layer can have, with what it is."""
+"""Every scheme of ours that a layer can have, with what it is."""
 
 LEARNED = ("repo", "continuous", "multihead_continuous")
 """Schemes that learn positions from the hidden state."""
 
 _PERIODS = {"r2n1": ("rope", "rope", "nope"), "n2r1": ("nope", "nope", "rope")}
+
+
+def scheme_names() -> tuple[str, ...]:
+    """Every scheme that a layer can have: ours, then those that other packages add. Imports none of theirs."""
+    points = entry_points(group="repo_interp.schemes")
+    return (*SCHEMES, *sorted({point.name for point in points if point.name not in SCHEMES}))
+
+
+def meaning(scheme: str) -> str:
+    """What a scheme is, in a few words."""
+    return SCHEMES.get(scheme, "a scheme of another package")
 
 
 def parse_layout(text: str, layers: int) -> tuple[str, ...]:
@@ -73,14 +86,16 @@ def format_layout(schemes: tuple[str, ...]) -> str:
         if parse_layout(name, layers) == schemes:
             return name
     start = next((layer for layer, scheme in enumerate(schemes) if scheme != "rope"), 0)
+    if start == 0 and len(set(schemes)) == 1:
+        return schemes[0]
     if len(set(schemes[start:])) == 1:
         return f"{schemes[-1]}@{start}"
     return ",".join(schemes)
 
 
 def _known(scheme: str) -> None:
-    if scheme not in SCHEMES:
-        raise ValueError(f"unknown position scheme {scheme!r}; known are {', '.join((*SCHEMES, *_PERIODS))}")
+    if scheme not in SCHEMES and scheme not in scheme_names():
+        raise ValueError(f"unknown position scheme {scheme!r}; known are {', '.join((*scheme_names(), *_PERIODS))}")
 
 
 def _whole(schemes: tuple[str, ...], layout: str) -> None:

@@ -4,15 +4,18 @@
     task    = make_task("reversal", longest=20)                       a task to train and score on: see task.Task
     prompts = task.prompts(20, test_set="25")
 
-Tasks are imported when they are first made.
+Tasks are imported when they are first made. Another package adds one by an entry point of the group `repo_interp.tasks`: a mapping
+from names of sizes to tasks, with a size "small".
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from repo_interp.entry_points import added, added_names
 from repo_interp.errors import InputError
 from repo_interp.tasks.niah import niah, niah_score, niah_scores
 from repo_interp.tasks.prompts import Prompt, digest, prompt_from_text, read_prompts, write_prompts
@@ -69,8 +72,8 @@ def __getattr__(name: str) -> Any:
 
 
 def task_names() -> tuple[str, ...]:
-    """Names that `make_task` takes."""
-    return tuple(_MODULES)
+    """Names that `make_task` takes: ours, then those of other packages."""
+    return (*_MODULES, *(name for name in added_names("repo_interp.tasks") if name not in _MODULES))
 
 
 def make_task(name: str, size: str = "small", **options: Any) -> Task:
@@ -78,9 +81,7 @@ def make_task(name: str, size: str = "small", **options: Any) -> Task:
 
     Raises InputError for an unknown name, size or option, and for a value of another type or out of range.
     """
-    if name not in _MODULES:
-        raise InputError(f"wanted a task, one of {', '.join(_MODULES)}; got {name!r}")
-    sizes: dict[str, Task] = import_module(f"{__name__}.{_MODULES[name]}").SIZES
+    sizes = _sizes(name)
     if size not in sizes:
         raise InputError(f"task {name}: wanted a size, one of {', '.join(sizes)}; got {size!r}")
     task = sizes[size]
@@ -94,3 +95,18 @@ def make_task(name: str, size: str = "small", **options: Any) -> Task:
         elif type(value) is not wanted:
             raise InputError(f"task {name}: {option} is {value!r}; wanted a {wanted.__name__} like {known[option]!r}")
     return dataclasses.replace(task, **options)
+
+
+def _sizes(name: str) -> Mapping[str, Task]:
+    if name in _MODULES:
+        return import_module(f"{__name__}.{_MODULES[name]}").SIZES
+    sizes = added("repo_interp.tasks", name)
+    if sizes is None:
+        raise InputError(f"wanted a task, one of {', '.join(task_names())}; got {name!r}")
+    if not (
+        isinstance(sizes, Mapping) and sizes and all(isinstance(task, Task) and task.name == name for task in sizes.values())
+    ):
+        raise InputError(
+            f"the task {name!r} of another package: wanted a mapping from sizes to tasks of that name, got {sizes!r:.80}"
+        )
+    return sizes
