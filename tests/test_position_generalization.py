@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from families import tiny
 
 import repo_interp as ri
@@ -13,8 +14,9 @@ from repo_interp.papers import position_generalization as paper
 from repo_interp.papers.cache import Cache
 from repo_interp.papers.claims import UNMEASURED
 from repo_interp.papers.figure_directory import write_figures
-from repo_interp.papers.position_measurements import measure_checkpoint
+from repo_interp.papers.position_measurements import Measured, measure_checkpoint
 from repo_interp.papers.position_rules import CLAIMS
+from repo_interp.papers.position_tolerance import rope_twin
 from repo_interp.tasks import make_task
 
 LENGTH = 32
@@ -107,3 +109,17 @@ def test_too_little_to_judge_on_is_refused():
     for wrong in ({"draws": 1}, {"longer": 2}, {"reach": 3}):
         with pytest.raises(InputError):
             paper.Options(**wrong)  # pyright: ignore[reportArgumentType]
+
+
+def test_the_twin_is_a_rope_model_of_the_same_task_and_budget():
+    def measured(name, layout, task, continued):
+        nothing = xr.DataTree()
+        return Measured(name, layout, 16, task, nothing, (), xr.Dataset(), continued, paper.Options())
+
+    fresh, continued = (measured(name, ("rope", "rope"), "language", name == "continued") for name in ("fresh", "continued"))
+    other, mixed = measured("other", ("rope", "rope"), "niah", True), measured("mixed", ("rope", "repo"), "language", True)
+    everyone = [other, mixed, fresh, continued]
+    assert rope_twin(mixed, everyone) is continued
+    assert rope_twin(measured("learned", ("learned", "learned"), "language", False), everyone) is fresh
+    assert rope_twin(mixed, [other, mixed, fresh]) is fresh
+    assert rope_twin(mixed, [other, mixed]) is None

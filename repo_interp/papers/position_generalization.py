@@ -37,7 +37,7 @@ FAST: Mapping[str, Any] = {
     "longer": 32,
     "reach": 2,
 }
-ZOO = ("language/rope", "language/repo", "language/learned", "niah/rope", "niah/repo")
+ZOO = ("language/rope", "language/rope_continued", "language/repo", "language/learned", "niah/rope", "niah/repo")
 
 
 def figures(

@@ -40,7 +40,7 @@ from repo_interp.models.reposition import attentions
 from repo_interp.papers.cache import Cache
 from repo_interp.papers.position_rules import OFFSET, TEXT
 from repo_interp.tasks import Prompt, Task, digest, make_task
-from repo_interp.training.provenance import trained_task
+from repo_interp.training.provenance import trained_configuration, trained_task
 
 _THREE_AXIS = ThreeAxis(axes="first_prompt", extras=("position", "shuffled", "held_out"))
 Progress = Callable[[str], None]
@@ -95,6 +95,8 @@ class Measured:
     """three_axis, fake_distance and rotation with random weights; of a language model alone."""
     judged: xr.Dataset
     """`log_perplexity`, `log_perplexity_rise`, `task_score` [kind, draw] at the judged points, and `plain`, `plain_score`."""
+    continued: bool
+    """Whether it went on from another checkpoint, as far as it says."""
     options: Options
 
 
@@ -139,7 +141,9 @@ class _Measuring:
 
     def _measured(self, task: Task, groups: Mapping[str, xr.Dataset], controls: tuple[xr.DataTree, ...], judged: xr.Dataset):
         run = xr.DataTree.from_dict(dict(groups))
-        return Measured(self.name, self.checkpoint.layout, self.length, task.name, run, controls, judged, self.options)
+        stated = trained_configuration(self.path)
+        continued = stated is not None and bool(stated.continue_from)
+        return Measured(self.name, self.checkpoint.layout, self.length, task.name, run, controls, judged, continued, self.options)
 
     def _kept(
         self, recipe: str, prompts: list[Prompt], what: str, measure: Callable[[], xr.Dataset], **depends: Any

@@ -29,9 +29,9 @@ def tolerance(one: Measured, all_measured: Sequence[Measured]) -> Result:
     by_text = one.judged.attrs["metric"] == "log perplexity"
     moves = [kind for kind in _TEXT if kind != "position_offset" or _has_distances(one)]
     verdicts = [_marginal(one, _TEXT[kind], kind) if by_text else _score(one, _TASK[kind], kind) for kind in moves]
-    twins = [other for other in all_measured if set(other.layout) == {"rope"} and other.task == one.task]
-    if set(one.layout) & set(_LEARNS) and twins:
-        verdicts.append(_more_tolerant(one, twins[0]))
+    twin = rope_twin(one, all_measured)
+    if set(one.layout) & set(_LEARNS) and twin is not None:
+        verdicts.append(_more_tolerant(one, twin))
     what = "log perplexity" if by_text else str(one.judged.attrs["metric"])
     drawn = f"{grid.attrs['prompts']} sequences of held-out text" if by_text else f"{grid.attrs['prompts']} prompts of {one.task}"
     return Result(
@@ -42,6 +42,14 @@ def tolerance(one: Measured, all_measured: Sequence[Measured]) -> Result:
         perturbation_grid(one.run, "log_perplexity" if by_text else "task_score"),
         tuple(verdicts),
     )
+
+
+def rope_twin(one: Measured, all_measured: Sequence[Measured]) -> Measured | None:
+    """The RoPE model of the same task to compare with: of equal budget where there is one, so what was continued is set against what was
+    continued; None where no RoPE model was measured.
+    """
+    twins = [other for other in all_measured if set(other.layout) == {"rope"} and other.task == one.task]
+    return min(twins, key=lambda twin: twin.continued is not one.continued, default=None)
 
 
 def _marginal(one: Measured, claim: Claim, kind: str) -> Verdict:
