@@ -33,7 +33,12 @@ def test_a_layout_has_its_schemes_colour_and_mixed_ones_that_of_the_more_frequen
     assert layout_colour("repo@1") == layout_colour("repo") == SCHEME_COLOURS["repo"]
     assert layout_colour("r2n1") == SCHEME_COLOURS["rope"]
     assert layout_colour("n2r1") == SCHEME_COLOURS["nope"]
-    assert [layout_name(layout) for layout in ("repo", "repo@2", "n2r1")] == ["RePo", "RePo from layer 2", "N2R1"]
+    assert [layout_name(layout) for layout in ("repo", "repo@2", "repo@1/3", "n2r1")] == [
+        "RePo",
+        "RePo from layer 2",
+        "RePo after 1/3",
+        "N2R1",
+    ]
 
 
 def test_checkpoints_of_one_colour_are_told_apart_by_dashes_and_equal_layouts_by_their_names():

@@ -154,37 +154,42 @@ def _maps(searched: Sequence[Searched], options: Options) -> Result | None:
 def _start_layers(starts: Sequence[Searched], options: Options) -> Result:
     order = sorted(starts, key=lambda one: (_start(one.subject) or 0, one.subject.name))
     lengths = order[0].lengths
-    values = np.array([[one.sample([length], YARN).mean for length in lengths] for one in order])
-    errors = np.array([[one.sample([length], YARN).spread or 0.0 for length in lengths] for one in order])
-    axes = ("checkpoint", "length")
+    samples = [[[one.sample([length], method) for length in lengths] for one in order] for method in METHODS]
+    scores = np.array([[[sample.mean for sample in row] for row in rows] for rows in samples])
+    errors = np.array([[[sample.spread or 0.0 for sample in row] for row in rows] for rows in samples])
+    axes = ("method", "checkpoint", "length")
     data = xr.Dataset(
         {
-            "score": (axes, values, {"long_name": "share of needles found", "units": "1"}),
+            "score": (axes, scores, {"long_name": "share of needles found", "units": "1"}),
             "standard_error": (axes, errors, {"long_name": "standard error over prompts", "units": "1"}),
         },
         {
+            "method": list(METHODS.values()),
             "checkpoint": [one.subject.name for one in order],
             "length": lengths,
             "start": ("checkpoint", [_start(one.subject) for one in order]),
         },
         {"training_length": order[0].subject.training_length, "layers": len(order[0].subject.schemes)},
     )
-    means = values.mean(axis=1)
-    at_length = values[:, 0]
+    plain, extended = scores.mean(axis=2)
+    at_length = scores[0, :, 0]
     verdict = Verdict(
         R9_START,
         ", ".join(one.subject.name for one in order),
-        judged(bool(np.ptp(means) <= rules.ROBUST)),
+        judged(bool(np.ptp(extended) <= rules.ROBUST)),
         "largest difference of the mean score over L, 2L, 4L between starting layers",
-        float(np.ptp(means)),
+        float(np.ptp(extended)),
         n=options.score_prompts * len(lengths),
-        note="; ".join(f"from layer {_start(one.subject)}: {mean:.3f}" for one, mean in zip(order, means, strict=True))
+        note="; ".join(
+            f"from layer {_start(one.subject)}: {mean:.3f}, without YaRN {bare:.3f}"
+            for one, mean, bare in zip(order, extended, plain, strict=True)
+        )
         + f"; at L alone {at_length.min():.3f} to {at_length.max():.3f}; one seed each",
     )
     return Result(
         f"haystack_start_layer_{_group(order[0].subject)}",
-        f"Needles found by the layer (0-based) from which RePo replaces RoPE (RePo fig. 4), {options.score_prompts} prompts a length, YaRN "
-        "beyond the training length; bar: standard error over prompts.",
+        f"Needles found by the layer (0-based) from which RePo replaces RoPE (RePo fig. 4), {options.score_prompts} prompts a length, "
+        "without and with YaRN beyond the training length L; bar: standard error over prompts.",
         data,
         start_layers(data),
         (verdict,),

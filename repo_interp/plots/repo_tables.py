@@ -110,26 +110,25 @@ def ranges_by_context(data: xr.Dataset, name: str) -> PaperFigure:
 
 
 def start_layers(data: xr.Dataset) -> PaperFigure:
-    """`score [checkpoint, length]` over `start (checkpoint)`, the layer that RePo starts at: a line a length."""
-    scores, errors = (data[name].transpose("length", "checkpoint").values for name in ("score", "standard_error"))
+    """`score [method, checkpoint, length]` over `start (checkpoint)`, the layer that RePo starts at: a panel a method, a line a length."""
     starts = data["start"].values
     with style():
         figure = paper_figure(COLUMN_WIDTH, 2.1)
-        ax = figure.subplots()
-        for place, length in enumerate(data["length"].values):
-            look: dict[str, Any] = {"color": scheme_colour("repo"), "marker": "os^D"[place % 4], "markersize": 3}
-            style_of_line = ("-", "--", ":", "-.")[place % 4]
-            ax.plot(starts, scores[place], linestyle=style_of_line, label=f"{length:,} tokens", gid=f"length {length}", **look)
-            ax.vlines(starts, scores[place] - errors[place], scores[place] + errors[place], color=look["color"], linewidth=0.7)
-        ax.set(
-            xlabel=f"first layer with RePo, of {data.attrs['layers']} (0-based)",
-            ylabel="share of needles found",
-            ylim=(-0.03, 1.03),
-        )
-        ax.set_xticks(sorted(set(starts.tolist())))
-        ax.set_title(f"Training length {data.attrs['training_length']:,} tokens; YaRN beyond")
-        ax.grid(axis="y")
-        figure.legend(loc="outside lower center", ncols=3)
+        panels = figure.subplots(1, data.sizes["method"], sharey=True, squeeze=False)[0]
+        for ax, method in zip(panels, data["method"].values, strict=True):
+            chosen = data.sel({"method": method}, drop=True)
+            scores, errors = (chosen[name].transpose("length", "checkpoint").values for name in ("score", "standard_error"))
+            for place, length in enumerate(data["length"].values):
+                look: dict[str, Any] = {"color": scheme_colour("repo"), "marker": "os^D"[place % 4], "markersize": 3}
+                line = ("-", "--", ":", "-.")[place % 4]
+                ax.plot(starts, scores[place], linestyle=line, label=f"{length:,} tokens", gid=f"length {length}", **look)
+                low, high = scores[place] - errors[place], scores[place] + errors[place]
+                ax.vlines(starts, low, high, color=look["color"], linewidth=0.7)
+            ax.set(xlabel=f"first RePo layer of {data.attrs['layers']}", ylim=(-0.03, 1.03), title=str(method))
+            ax.set_xticks(sorted(set(starts.tolist())))
+            ax.grid(axis="y")
+        panels[0].set_ylabel("share of needles found")
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
 
 

@@ -42,11 +42,13 @@ def layout_colour(layout: str) -> str:
 
 
 def layout_name(layout: str) -> str:
-    """A layout as papers write it: "repo@1" -> "RePo from layer 1", "r2n1" -> "R2N1"."""
+    """A layout as papers write it: "repo@1" -> "RePo from layer 1", "repo@1/3" -> "RePo after 1/3", "r2n1" -> "R2N1"."""
     if layout in _MIXED:
         return _MIXED[layout][1]
     scheme, at, start = layout.partition("@")
-    return f"{scheme_name(scheme)} from layer {start}" if at else scheme_name(scheme)
+    if not at:
+        return scheme_name(scheme)
+    return f"{scheme_name(scheme)} {'after' if '/' in start else 'from layer'} {start}"  # a share of the layers, or one of them
 
 
 def looks(data: xr.Dataset) -> dict[str, dict[str, Any]]:
