@@ -153,7 +153,7 @@ def tiny_run() -> dict[str, Any]:
     from repo_interp.analysis import analyze
     from repo_interp.experiments.extrapolation import extrapolation
     from repo_interp.experiments.perturbation import perturbation
-    from repo_interp.experiments.scoring import score
+    from repo_interp.experiments.task_scores import task_scores
     from repo_interp.experiments.traces import output_traces
     from repo_interp.measures.catalogue import measure_named, measure_names
     from repo_interp.tasks import make_task

@@ -4,6 +4,7 @@
     prompts = ri.tasks.niah(bridge.tokenizer, length=4096)    prompts with named token spans
     run     = ri.analyze(bridge, prompts)                     labelled results, one node a measure
     ri.plots.position_lines(run, layer=5, head=1)
+    scores  = ri.score(bridge)                                how well it answers the task it was trained on: a run too
 
 Everything is imported when it is first asked for: importing the package loads neither torch nor transformers.
 """
@@ -27,6 +28,8 @@ _WHERE = {
     "read_run": "repo_interp.run",
     "reposition": "repo_interp.models.reposition",
     "save": "repo_interp.models.checkpoints",
+    "score": "repo_interp.scoring",
+    "score_data_set": "repo_interp.scoring",
     "write_prompts": "repo_interp.tasks.prompts",
     "write_run": "repo_interp.run",
     "zoo": "repo_interp.training.zoo",
@@ -47,6 +50,8 @@ __all__ = [
     "read_run",
     "reposition",
     "save",
+    "score",
+    "score_data_set",
     "tasks",
     "write_prompts",
     "write_run",
@@ -63,6 +68,7 @@ if TYPE_CHECKING:
     from repo_interp.models.load import load
     from repo_interp.models.reposition import added_parameters, layout, reposition
     from repo_interp.run import read_run, write_run
+    from repo_interp.scoring import score, score_data_set
     from repo_interp.tasks.prompts import read_prompts, write_prompts
     from repo_interp.training.zoo import zoo
 

@@ -34,7 +34,7 @@ from repo_interp.measures.catalogue import for_training_length, measure_named, w
 from repo_interp.measures.labels import described
 from repo_interp.measures.statistics import Measure, Statistics, merge
 from repo_interp.models.capture import capture
-from repo_interp.models.provenance import length_trained, loaded_from, weights_digest
+from repo_interp.models.provenance import identity, length_trained
 from repo_interp.models.reposition import attentions, layout
 from repo_interp.run import make_run, versions, with_schemes
 from repo_interp.tasks.prompts import Prompt
@@ -109,7 +109,7 @@ def analyze(
         stated = {name: _plain(value) for name, value in experiment.parameters.items()}
         groups |= {name: group.assign_attrs(stated | group.attrs) for name, group in found.items()}
     kept.clear()
-    return make_run(groups, _provenance(bridge, prompts, schemes))
+    return make_run(groups, _provenance(bridge, prompts))
 
 
 def measures_named(measures: Sequence[str | Measure]) -> list[Measure]:
@@ -314,16 +314,11 @@ def _vocabulary(bridge: nn.Module) -> int:
     return int(next(attentions(bridge)).config.vocab_size)
 
 
-def _provenance(bridge: nn.Module, prompts: Sequence[Prompt], schemes: Sequence[str]) -> dict[str, Any]:
-    checkpoint = loaded_from(bridge)
+def _provenance(bridge: nn.Module, prompts: Sequence[Prompt]) -> dict[str, Any]:
     return {
-        "layout": ",".join(schemes),
-        "dtype": str(next(bridge.parameters()).dtype).removeprefix("torch."),
+        **identity(bridge),
         "prompts": len(prompts),
         "prompts_digest": prompts_digest(prompts),
-        "training_length": length_trained(bridge),
-        "checkpoint": checkpoint.name if checkpoint is not None else "",
-        "checkpoint_digest": checkpoint.digest if checkpoint is not None else weights_digest(bridge),
         **{f"version_{name}": number for name, number in versions().items()},
     }
 
@@ -340,7 +335,7 @@ def _fingerprint(
     task: Task | None,
 ) -> str:
     stated = {
-        "provenance": _provenance(bridge, prompts, layout(bridge)),
+        "provenance": _provenance(bridge, prompts),
         "measures": {measure.name: {name: _plain(value) for name, value in measure.parameters.items()} for measure in measures},
         "layers": list(layers),
         "heads": None if heads is None else list(heads),

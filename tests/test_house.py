@@ -17,6 +17,7 @@ ABOVE = (
     "batch_store",
     "cost",
     "publication",
+    "scoring",
     "comparison",
     "comparison_files",
     "experiments",

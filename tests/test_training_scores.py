@@ -9,7 +9,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from repo_interp.errors import InputError
-from repo_interp.experiments.scoring import score, score_map
+from repo_interp.experiments.task_scores import score_map, task_scores
 from repo_interp.models.generation import continue_greedily
 from repo_interp.models.reposition import reposition
 from repo_interp.tasks import Prompt, make_task
@@ -84,7 +84,7 @@ def test_sequences_of_a_batch_are_read_back_without_their_padding():
 
 
 def test_scores_have_their_mean_error_and_perplexity(model):
-    scores = score(model, TASK, test_sets=["2", "7"], count=20)
+    scores = task_scores(model, TASK, test_sets=["2", "7"], count=20)
     assert scores.score.dims == ("test_set", "prompt") and set(np.unique(scores.score)) <= {0.0, 1.0}
     assert_allclose(scores.mean_score, scores.score.mean("prompt"))
     assert_allclose(scores.standard_error, scores.score.std("prompt", ddof=1) / np.sqrt(20))
@@ -93,9 +93,9 @@ def test_scores_have_their_mean_error_and_perplexity(model):
     assert_allclose(scores.log_perplexity.sel(test_set="7"), np.mean(surprises))
     assert scores.attrs["task"] == "reversal" and scores.attrs["task_words"] == "6"
     with pytest.raises(InputError, match="answers 'guessed'"):
-        score(model, TASK, answers="guessed")
+        task_scores(model, TASK, answers="guessed")
     with pytest.raises(InputError, match="number of words"):
-        score(model, TASK, test_sets=["long"])
+        task_scores(model, TASK, test_sets=["long"])
 
 
 def test_the_map_is_the_mean_of_the_prompts_in_each_cell():
@@ -112,7 +112,7 @@ def test_prompts_beyond_a_learned_table_are_left_out_and_said(tmp_path):
     import json
 
     from repo_interp.cli import main
-    from repo_interp.experiments.scoring import score
+    from repo_interp.experiments.task_scores import task_scores
     from repo_interp.models.checkpoints import load_model
     from repo_interp.tasks import make_task
 
@@ -121,5 +121,5 @@ def test_prompts_beyond_a_learned_table_are_left_out_and_said(tmp_path):
     assert main(["train", "niah", "--scheme", "learned", *options, *task, "--out", str(tmp_path / "learned")]) == 0
     means = json.loads((tmp_path / "learned" / "scores.json").read_text())["test_sets"]
     assert means["64"] is not None and means["128"] is None
-    result = score(load_model(tmp_path / "learned"), make_task("niah", length=64, first_length=64, longest_test=128), count=4)
+    result = task_scores(load_model(tmp_path / "learned"), make_task("niah", length=64, first_length=64, longest_test=128), count=4)
     assert result["test_set"].values.tolist() == ["64"] and result.attrs["left_out"] == ["128"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from repo_interp.cli.options import add_device, name_list, number_list, parameter, positive, positive_or_zero
@@ -93,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     from repo_interp.analysis import analyze, measures_named
-    from repo_interp.cli.checkpoint import DEFAULT, find
+    from repo_interp.cli.checkpoint import DEFAULT, find, free_directory, stem
     from repo_interp.cli.progress import analysis_bars
     from repo_interp.cli.tables import print_tables
     from repo_interp.cost import estimate
@@ -129,7 +128,7 @@ def run(arguments: argparse.Namespace) -> int:
         f"[bold]{name}[/bold]: {len(prompts)} prompts of up to {longest} tokens, measures {names}{added}; {cost}",
         highlight=False,
     )
-    directory = prepare(arguments.out or _free_directory(name), arguments.overwrite)
+    directory = prepare(arguments.out or free_directory(stem(name)), arguments.overwrite)
     store = directory / STORE if cost.seconds > _WORTH_KEEPING else None
     try:
         with analysis_bars(console) as (progress, experiment_progress):
@@ -208,15 +207,6 @@ def _make_prompts(arguments: argparse.Namespace, bridge, path: str):
         )
     test_set = None if arguments.length is None else str(arguments.length)
     return task.prompts(arguments.count, seed=arguments.seed, test_set=test_set), task
-
-
-def _free_directory(name: str) -> Path:
-    stem = Path("runs") / "-".join(part for part in name.strip("./").split("/")[-2:] if part not in ("", "..", "."))
-    number, directory = 1, stem
-    while (directory / "run.nc").exists():
-        number += 1
-        directory = stem.with_name(f"{stem.name}-{number}")
-    return directory
 
 
 def _device(name: str) -> str:

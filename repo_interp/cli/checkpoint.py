@@ -1,4 +1,4 @@
-"""A checkpoint as users name it: a path, a hub id, or a checkpoint that comes with the package, such as niah/repo."""
+"""A checkpoint as users name it - a path, a hub id, or one that comes with the package, such as niah/repo - and where results on it go."""
 
 from __future__ import annotations
 
@@ -15,3 +15,17 @@ def find(name: str) -> str:
     if not Path(name).exists() and name in zoo_names():
         return str(zoo_path(name))
     return name
+
+
+def stem(name: str) -> str:
+    """What a directory of results is called after the checkpoint `name`: "niah/repo" -> "niah-repo"."""
+    return "-".join(part for part in name.strip("./").split("/")[-2:] if part not in ("", "..", "."))
+
+
+def free_directory(name: str) -> Path:
+    """runs/NAME, numbered where a run stands there already."""
+    directory, number = Path("runs") / name, 1
+    while (directory / "run.nc").exists():
+        number += 1
+        directory = Path("runs") / f"{name}-{number}"
+    return directory

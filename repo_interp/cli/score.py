@@ -5,13 +5,13 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
+from repo_interp.cli.checkpoint import free_directory, stem
 from repo_interp.cli.options import add_device, name_list, positive, positive_or_zero
 from repo_interp.cli.train import option_value
 
 _DATA_SETS = ("hybridqa", "longbench", "qasper", "glue", "mmlu_pro")
-SUMMARY = "Score a checkpoint on a task, by test set and over the task's axes: a table and a run file."
+SUMMARY = "Score a checkpoint on a task, by test set and over the task's axes: a table, figures, a page and a run file."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="with --data: tokens of a prompt with its answer; longer ones lose their middle (default: the training length, scaled)",
     )
-    parser.add_argument("--out", metavar="DIR", help="where run.nc goes (default: runs/score-NAME, numbered when there is one)")
+    parser.add_argument(
+        "--out",
+        metavar="DIR",
+        help="where the results go (default: runs/score-NAME, numbered when there is one)",
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace the run that stands in --out")
     parser.add_argument("--test-sets", type=name_list, metavar="A,B", help="which test sets (default: all that the task has)")
     parser.add_argument("--count", type=positive, default=200, metavar="N", help="prompts of each (default: 200)")
@@ -62,54 +66,53 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Score, print the tables, write the run file."""
+    """Score, write the run file, figures and page, and print the tables."""
     from rich.console import Console
     from rich.progress import Progress
 
     from repo_interp.cli.checkpoint import find
-    from repo_interp.experiments.scoring import score
-    from repo_interp.models.checkpoints import identify, load_model
+    from repo_interp.cli.tables import print_tables
+    from repo_interp.models.checkpoints import identify
     from repo_interp.models.families import training_length
-    from repo_interp.models.provenance import checkpoint_digest
-    from repo_interp.positions.layouts import format_layout
-    from repo_interp.run import make_run, versions, write_run
+    from repo_interp.models.load import load
+    from repo_interp.publication import prepare, publish, withdraw
+    from repo_interp.scoring import score, score_data_set, task_of
 
     console = Console()
-    path = find(arguments.checkpoint)
-    checkpoint = identify(path)
     asked = _data_set(arguments)
-    task = None if asked else _task(arguments, path)
-    directory = _directory(arguments)
-    scaling = _scaling(arguments.scaling, training_length(checkpoint.config))
-    model = load_model(checkpoint, arguments.device, arguments.dtype, scaling)
-    with Progress(console=console, transient=True) as progress:
-        bar = progress.add_task("scoring", total=None)
-        if task is None:
-            scores = _answered(arguments, checkpoint, model, scaling)
-        else:
-            _require_vocabulary(task, model.config.vocab_size)
-            scores = score(
-                model,
-                task,
-                arguments.test_sets,
-                arguments.count,
-                arguments.seed,
-                arguments.answers,
-                arguments.batch_size,
-                progress=lambda done, total: progress.update(bar, completed=done, total=total),
-            )
-    provenance = {
-        "checkpoint": arguments.checkpoint,
-        "checkpoint_digest": checkpoint_digest(checkpoint.directory),
-        "layout": format_layout(checkpoint.layout),
-        "dtype": arguments.dtype,
-        "scaling": arguments.scaling or "none",
-        **versions(),
-    }
-    _print(console, scores, arguments)
-    directory.mkdir(parents=True, exist_ok=True)
-    write_run(make_run({"scores": scores}, provenance), directory / "run.nc")
-    console.print(f"[bold]{directory / 'run.nc'}[/bold]  the numbers", highlight=False)
+    path = find(arguments.checkpoint)
+    trained = training_length(identify(path).config)
+    scaling = _scaling(arguments.scaling, trained)
+    bridge = load(path, arguments.device, arguments.dtype, scaling)
+    asked_of_all = {"count": arguments.count, "seed": arguments.seed, "batch_size": arguments.batch_size}
+    task = None if asked else task_of(bridge, arguments.task, arguments.task_size, **dict(arguments.task_options or ()))
+    directory = prepare(arguments.out or free_directory(f"score-{stem(arguments.checkpoint)}"), arguments.overwrite)
+    try:
+        with Progress(console=console, transient=True) as progress:
+            bar = progress.add_task("scoring", total=None)
+            if task is None:
+                length = arguments.length or int(trained * (scaling or {"factor": 1.0})["factor"])
+                scores = score_data_set(bridge, asked, arguments.data, length, **asked_of_all)
+            else:
+                scores = score(
+                    bridge,
+                    task,
+                    arguments.test_sets,
+                    answers=arguments.answers,
+                    progress=lambda done, total: progress.update(bar, completed=done, total=total),
+                    **asked_of_all,
+                )
+        with console.status("drawing"):
+            scores.attrs["scaling"] = arguments.scaling or "none"
+            files = publish(scores, directory)
+    except BaseException:
+        withdraw(directory)
+        raise
+    print_tables(console, scores)
+    _print_map(console, scores["scores"])
+    figures = sum(file.parent.name == "figures" for file in files)
+    console.print(f"[bold]{directory / 'report.html'}[/bold]  the page to look at", highlight=False)
+    console.print(f"{directory / 'run.nc'}  the numbers; {directory / 'figures'}  {figures} figures", highlight=False)
     return 0
 
 
@@ -132,56 +135,6 @@ def _data_set(arguments: argparse.Namespace) -> str | None:
     return arguments.task
 
 
-def _answered(arguments: argparse.Namespace, checkpoint, model, scaling):
-    from repo_interp.errors import InputError
-    from repo_interp.experiments.data_set_scores import ask
-    from repo_interp.models.checkpoints import load_tokenizer
-    from repo_interp.models.families import training_length
-    from repo_interp.tasks.data_sets import data_set_prompts
-
-    tokenizer = load_tokenizer(checkpoint)
-    if tokenizer is None:
-        raise InputError(f"{arguments.checkpoint} has no tokenizer, so it can be asked nothing; put its tokenizer there")
-    length = arguments.length or int(training_length(checkpoint.config) * (scaling or {"factor": 1.0})["factor"])
-    prompts = data_set_prompts(arguments.task, arguments.data, tokenizer, length, arguments.count, arguments.seed)
-    scores = ask(model, tokenizer, prompts, arguments.batch_size)
-    stated = {"task": arguments.task, "metric": "score", "count": arguments.count, "seed": arguments.seed, "length": length}
-    return scores.assign_attrs(answers="generated", left_out=[], higher_is_better="True", **stated)
-
-
-def _task(arguments: argparse.Namespace, path: str):
-    from repo_interp.errors import InputError
-    from repo_interp.tasks import make_task
-    from repo_interp.training.provenance import trained_task
-
-    trained = trained_task(path)
-    name = arguments.task or (None if trained is None else trained.name)
-    if name is None:
-        raise InputError(f"{arguments.checkpoint} does not say which task it was trained on; name one")
-    options = dict(arguments.task_options or ())
-    if trained is not None and name == trained.name and arguments.task_size is None:
-        return make_task(trained.name, **trained.options() | options)
-    return make_task(name, arguments.task_size or "small", **options)
-
-
-def _directory(arguments: argparse.Namespace) -> Path:
-    from repo_interp.errors import InputError
-
-    if arguments.out is not None:
-        directory = Path(arguments.out)
-        if (directory / "run.nc").exists() and not arguments.overwrite:
-            raise InputError(f"{directory} holds a run already; give another --out, or --overwrite to replace it")
-        if directory.exists() and not directory.is_dir():
-            raise InputError(f"{directory} is a file; wanted a directory for the results")
-        return directory
-    name = "-".join(part for part in arguments.checkpoint.strip("./").split("/")[-2:] if part not in ("", "..", "."))
-    directory, number = Path("runs") / f"score-{name}", 1
-    while (directory / "run.nc").exists():
-        number += 1
-        directory = Path("runs") / f"score-{name}-{number}"
-    return directory
-
-
 def _scaling(text: str | None, trained: int) -> dict[str, str | float | int] | None:
     from repo_interp.errors import InputError
 
@@ -197,39 +150,15 @@ def _scaling(text: str | None, trained: int) -> dict[str, str | float | int] | N
     return {"rope_type": kind, "factor": value} | ({"original_max_position_embeddings": trained} if kind == "yarn" else {})
 
 
-def _require_vocabulary(task, present: int) -> None:
-    from repo_interp.errors import InputError
-
-    if task.vocabulary_size != present:
-        raise InputError(
-            f"the task {task.name} has {task.vocabulary_size} tokens, the checkpoint {present}; wanted a checkpoint trained on it"
-        )
-
-
-def _print(console, scores, arguments: argparse.Namespace) -> None:
+def _print_map(console, scores) -> None:
+    """The scores over the task's two axes, where it has two."""
     from rich.table import Table
 
-    table = Table(
-        "test set",
-        scores.attrs["metric"],
-        "standard error",
-        *(("perplexity",) if "log_perplexity" in scores else ()),
-        *(("questions", "cut") if "questions" in scores else ()),
-        title=f"{arguments.checkpoint} on {scores.attrs['task']}, "
-        + (f"{scores.attrs['count']} prompts each" if "questions" not in scores else f"up to {scores.attrs['length']} tokens"),
-    )
-    for test_set in scores.test_set.values:
-        one = scores.sel(test_set=test_set)
-        cells = [str(test_set), f"{float(one.mean_score):.3f}", f"{float(one.standard_error):.3f}"]
-        if "log_perplexity" in scores:
-            cells.append(f"{float(2.718281828459045**one.log_perplexity):.4g}")
-        if "questions" in scores:
-            cells += [str(int(one.questions)), f"{float(one.cut):.0%}"]
-        table.add_row(*cells)
-    console.print(table)
-    if "score_map" in scores and scores.score_map.ndim == 2:
-        rows, columns = scores.score_map.dims
-        grid = Table(f"{rows} \\ {columns}", *(str(label) for label in scores[columns].values), title=scores.score_map.long_name)
-        for label, values in zip(scores[rows].values, scores.score_map.values, strict=True):
-            grid.add_row(str(label), *("-" if value != value else f"{value:.2f}" for value in values))
-        console.print(grid)
+    if "score_map" not in scores or scores["score_map"].ndim != 2:
+        return
+    values = scores["score_map"]
+    rows, columns = values.dims
+    grid = Table(f"{rows} \\ {columns}", *(str(label) for label in values[columns].values), title=values.attrs["long_name"])
+    for label, cells in zip(values[rows].values, values.values, strict=True):
+        grid.add_row(str(label), *("-" if value != value else f"{value:.2f}" for value in cells))
+    console.print(grid)

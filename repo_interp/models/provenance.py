@@ -12,7 +12,10 @@ from torch import nn
 
 from repo_interp.models.checkpoints import Checkpoint, weight_files
 from repo_interp.models.families import training_length
-from repo_interp.models.reposition import attentions
+from repo_interp.models.reposition import attentions, layout
+
+TRAINED = "training.toml"
+"""The file that `repo-interp train` leaves beside the weights."""
 
 
 @dataclass(frozen=True)
@@ -20,17 +23,27 @@ class Origin:
     """Where a loaded model came from."""
 
     name: str
-    """The directory's or hub repository's name, without the path to it."""
+    """The directory's or hub repository's name, without the path to it; for a directory of our own training its parent's too
+    ("language/rope", "reversal-repo/seed-0"), since a scheme or a seed alone names nothing.
+    """
     digest: str
     """SHA-256 over config.json and the weight files."""
     training_length: int
     """Longest prompts it was trained on, in tokens."""
+    directory: Path
+    """Where its files are on this machine."""
 
 
 def origin(checkpoint: Checkpoint, asked_for: str | os.PathLike[str]) -> Origin:
     """The origin of what is loaded from `checkpoint`, which the user called `asked_for`."""
-    name = Path(asked_for).resolve().name if Path(asked_for).exists() else os.fspath(asked_for)
-    return Origin(name, checkpoint_digest(checkpoint.directory), training_length(checkpoint.config))
+    directory = Path(asked_for).resolve()
+    if not directory.exists():
+        name = os.fspath(asked_for)
+    elif (directory / TRAINED).is_file():
+        name = f"{directory.parent.name}/{directory.name}"
+    else:
+        name = directory.name
+    return Origin(name, checkpoint_digest(checkpoint.directory), training_length(checkpoint.config), checkpoint.directory)
 
 
 def mark(model: nn.Module, source: Origin) -> None:
@@ -47,6 +60,18 @@ def length_trained(model: nn.Module) -> int:
     """Longest prompts that a repositioned model or bridge was trained on, in tokens."""
     found = loaded_from(model)
     return training_length(next(attentions(model)).config) if found is None else found.training_length
+
+
+def identity(model: nn.Module) -> dict[str, str | int]:
+    """What a run says about the repositioned model or bridge that it was measured on. No path is in it: a checkpoint may move."""
+    checkpoint = loaded_from(model)
+    return {
+        "layout": ",".join(layout(model)),
+        "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+        "training_length": length_trained(model),
+        "checkpoint": checkpoint.name if checkpoint is not None else "",
+        "checkpoint_digest": checkpoint.digest if checkpoint is not None else weights_digest(model),
+    }
 
 
 def checkpoint_digest(directory: Path) -> str:

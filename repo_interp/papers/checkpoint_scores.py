@@ -22,7 +22,7 @@ import xarray as xr
 
 from repo_interp.errors import InputError
 from repo_interp.experiments.extrapolation import extended
-from repo_interp.experiments.scoring import score
+from repo_interp.experiments.task_scores import task_scores
 from repo_interp.models.checkpoints import identify, load_model
 from repo_interp.models.families import training_length
 from repo_interp.models.provenance import checkpoint_digest
@@ -208,9 +208,9 @@ def _configuration(path: Path) -> TrainingConfiguration | None:
 
 def _live(path: Path, task: Task, length: int, count: int, options: ScoreOptions, methods: Sequence[str]) -> xr.Dataset:
     model = load_model(path, options.device)
-    plain = score(model, task, None, count, options.seed, batch_size=options.batch_size)
+    plain = task_scores(model, task, None, count, options.seed, batch_size=options.batch_size)
     sets = plain["test_set"].values.astype(str).tolist()
-    tokens = [max(len(prompt.tokens) for prompt in task.prompts(count, options.seed, name)) for name in sets]
+    tokens = plain["tokens"].values.tolist()
     by_method = [plain["score"].values]
     for method in methods:
         rows = []
@@ -219,7 +219,9 @@ def _live(path: Path, task: Task, length: int, count: int, options: ScoreOptions
                 rows.append(plain["score"].values[place])
                 continue
             with extended(model, method, tokens[place], length):
-                rows.append(score(model, task, [name], count, options.seed, batch_size=options.batch_size)["score"].values[0])
+                rows.append(
+                    task_scores(model, task, [name], count, options.seed, batch_size=options.batch_size)["score"].values[0]
+                )
         by_method.append(np.stack(rows))
     return xr.Dataset(
         {"score": (("method", "test_set", "prompt"), np.stack(by_method)), "tokens": ("test_set", tokens)},

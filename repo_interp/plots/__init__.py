@@ -18,6 +18,7 @@ from repo_interp.plots.rotation import rotating_pairs, rotation_grid
 from repo_interp.plots.segments import segment_grid, segment_positions, segment_scores
 from repo_interp.plots.style import paper_figure, save_figure, style
 from repo_interp.plots.tables import Table, tables
+from repo_interp.plots.task_scores import score_grid, task_perplexity, task_scores
 
 __all__ = [
     "Table",
@@ -50,11 +51,14 @@ __all__ = [
     "rotating_pairs",
     "rotation_grid",
     "save_figure",
+    "score_grid",
     "segment_grid",
     "segment_positions",
     "segment_scores",
     "style",
     "tables",
+    "task_perplexity",
+    "task_scores",
     "three_axis_fit",
     "turn_histogram",
     "vaf_by_component",

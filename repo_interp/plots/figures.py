@@ -26,6 +26,7 @@ from repo_interp.plots.ranges import position_ranges
 from repo_interp.plots.reading import group, has_groups
 from repo_interp.plots.segments import figures_of_segments
 from repo_interp.plots.style import PaperFigure, save_figure
+from repo_interp.plots.task_scores import figures_of_scores
 
 LINES = 3
 """Heads whose positions are drawn on their own."""
@@ -96,4 +97,5 @@ PLOTS: list[Plot] = [
     Plot(("output_traces",), disentangled.output_traces),
     Plot(("gates",), figures_of_gates),
     Plot(("segments",), figures_of_segments),
+    Plot(("scores",), figures_of_scores),
 ]

@@ -57,6 +57,11 @@ def has_groups(run: xr.DataTree, names: Sequence[str]) -> bool:
     return all(name in run.children for name in names)
 
 
+def checkpoint_name(run: xr.DataTree) -> str:
+    """The name of the checkpoint that `run` was measured on; "a model" for one made in memory."""
+    return str(run.attrs.get("checkpoint") or "a model")
+
+
 def pick(array: xr.DataArray, **labels: int | str) -> xr.DataArray:
     """`array` at these coordinate labels. Raises InputError when a label is not in the run."""
     for axis, label in labels.items():

@@ -23,7 +23,7 @@ import xarray as xr
 
 from repo_interp.errors import InputError
 from repo_interp.plots.added import added_sections
-from repo_interp.plots.reading import has_groups
+from repo_interp.plots.reading import checkpoint_name, has_groups
 from repo_interp.plots.sections import SECTIONS, Content, PageOptions, Section
 from repo_interp.plots.tables import Table, format_cell
 
@@ -49,7 +49,7 @@ def report_page(
     options = PageOptions(None if prompts is None else tuple(prompts), round(megabytes * 1e6))
     contents = [(section, section.build(run, options)) for section in shown]
     page = Template(_packaged("page.html")).substitute(
-        title=escape(f"Positions in {_name(run)}"),
+        title=escape(f"Positions in {checkpoint_name(run)}"),
         summary=_summary(run, shown),
         navigation="".join(f'<a href="#{section.name}">{escape(section.title)}</a>' for section in shown),
         sections="\n".join(_section(section, content) for section, content in contents),
@@ -122,10 +122,6 @@ def _folded(table: Table) -> str:
     if len(table.rows) <= 24:
         return table_html(table)
     return f"<details open><summary>{escape(table.title)}: {len(table.rows)} rows</summary>{table_html(table)}</details>"
-
-
-def _name(run: xr.DataTree) -> str:
-    return str(run.attrs.get("checkpoint") or "a model")
 
 
 def _summary(run: xr.DataTree, shown: Sequence[Section]) -> str:

@@ -18,7 +18,8 @@ from repo_interp.plots.choice import main_span
 from repo_interp.plots.gates import gate_charts, gate_table
 from repo_interp.plots.reading import group
 from repo_interp.plots.segments import segment_charts, segment_table
-from repo_interp.plots.tables import Table, head_table, mass_table, pattern_table, range_table
+from repo_interp.plots.tables import Table, head_table, mass_table, pattern_table, range_table, score_table
+from repo_interp.plots.task_scores import score_chart
 
 
 @dataclass(frozen=True)
@@ -196,6 +197,14 @@ def _segments(run: xr.DataTree, options: PageOptions) -> Content:
     )
 
 
+def _scores(run: xr.DataTree, options: PageOptions) -> Content:
+    return Content(
+        "How well the checkpoint answers, by test set: the mean over prompts, with its standard error.",
+        tables=(score_table(run),),
+        charts=(("Mean score by test set; bars are standard errors over prompts", score_chart(run)),),
+    )
+
+
 SECTIONS: list[Section] = [
     Section("explorer", "Positions, head by head", ("positions",), _explorer, "explorer.js"),
     Section("mass", "Attention mass by span", ("attention_mass",), _mass),
@@ -211,4 +220,5 @@ SECTIONS: list[Section] = [
     Section("output_traces", "Attention outputs over sliding windows", ("output_traces",), _traces),
     Section("gates", "Gates", ("gates",), _gates),
     Section("segments", "Positions and segments", ("segments",), _segments),
+    Section("scores", "Scores", ("scores",), _scores),
 ]

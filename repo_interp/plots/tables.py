@@ -1,7 +1,7 @@
 """The numbers of a run as plain rows: for the terminal and for the report page alike.
 
     Table 4 of RePo (mass per token x 100 by span), shares of chunk patterns, ranges of positions by layer,
-    heads ranked by needle mass
+    heads ranked by needle mass, scores by test set
 
 A `Table` is a title, columns and rows of text and numbers; who prints it decides how. Knows no terminal and no page.
 """
@@ -16,7 +16,7 @@ import xarray as xr
 
 from repo_interp.plots.drawing import number
 from repo_interp.plots.mass import UNIT, nanmean, ranked
-from repo_interp.plots.reading import group, has_groups, learned_layers, ordered_spans, pick, schemes
+from repo_interp.plots.reading import checkpoint_name, group, has_groups, learned_layers, ordered_spans, pick, schemes
 from repo_interp.plots.style import scheme_name
 
 Cell = str | int | float | None
@@ -170,10 +170,42 @@ def head_table(run: xr.DataTree, span: str = "needle", most: int = 20) -> Table:
     )
 
 
+def score_table(run: xr.DataTree) -> Table:
+    """A row a test set: mean score, its standard error, and perplexity, questions and tokens where they are known."""
+    scores = group(run, "scores")
+    metric = str(scores.attrs.get("metric", "score"))
+    further = {
+        "perplexity of the targets": lambda one: float(np.exp(one["log_perplexity"])) if "log_perplexity" in scores else None,
+        "longest prompt (tokens)": lambda one: int(one["tokens"]) if "tokens" in scores else None,
+        "questions": lambda one: int(one["questions"]) if "questions" in scores else None,
+        "lost their middle (%)": lambda one: 100 * float(one["cut"]) if "cut" in scores else None,
+    }
+    rows: list[tuple[Cell, ...]] = []
+    for name in scores["test_set"].values:
+        one = scores.sel(test_set=name)
+        rows.append(
+            (str(name), float(one["mean_score"]), float(one["standard_error"]), *(cell(one) for cell in further.values()))
+        )
+    kept = [place for place in range(len(further)) if any(row[3 + place] is not None for row in rows)]
+    return Table(
+        "scores",
+        score_title(run),
+        ("test set", metric, "standard error", *(list(further)[place] for place in kept)),
+        tuple((*row[:3], *(row[3 + place] for place in kept)) for row in rows),
+        _asked(scores),
+    )
+
+
+def score_title(run: xr.DataTree) -> str:
+    """What was scored on what: "repo on niah"."""
+    return f"{checkpoint_name(run)} on {group(run, 'scores').attrs.get('task', 'a task')}"
+
+
 TABLES: Mapping[str, Callable[[xr.DataTree], Table]] = {
     "attention_mass": mass_table,
     "patterns": pattern_table,
     "positions": range_table,
+    "scores": score_table,
 }
 """The table of each group."""
 
@@ -191,3 +223,13 @@ def _deviation(values: np.ndarray) -> float | None:
     """Sample standard deviation of the finite values; None for fewer than two."""
     finite = values[np.isfinite(values)]
     return float(finite.std(ddof=1)) if finite.size > 1 else None
+
+
+def _asked(scores: xr.Dataset) -> str:
+    """What was asked, in a sentence."""
+    stated = [f"seed {scores.attrs['seed']}"] if "seed" in scores.attrs else []
+    stated += [f"{scores.attrs['count']} prompts of each set"] if "questions" not in scores and "count" in scores.attrs else []
+    stated += [f"answers {scores.attrs['answers']}"] if "answers" in scores.attrs else []
+    left_out = [str(name) for name in np.atleast_1d(scores.attrs.get("left_out", []))]
+    left = f" Longer than the model's learned table, left out: {', '.join(left_out)}." if left_out else ""
+    return f"{', '.join(stated)}.{left}".lstrip(".").strip() if stated or left else ""

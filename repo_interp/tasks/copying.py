@@ -43,6 +43,7 @@ class Copying(WordTask):
 
     name: ClassVar[str] = "copying"
     axes: ClassVar[tuple[str, ...]] = ("sequences",)
+    test_sets_count: ClassVar[str] = "sequences"
 
     symbols: int = 256
     sequences: int = 20

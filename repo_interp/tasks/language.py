@@ -37,6 +37,7 @@ class Language(Task):
 
     name: ClassVar[str] = "language"
     metric: ClassVar[str] = "log perplexity"
+    units: ClassVar[str] = "nat"
     higher_is_better: ClassVar[bool] = False
     axes: ClassVar[tuple[str, ...]] = ("length",)
 

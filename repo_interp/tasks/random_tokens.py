@@ -32,6 +32,7 @@ class RandomTokens(WordTask):
 
     name: ClassVar[str] = "random_tokens"
     metric: ClassVar[str] = "log perplexity"
+    units: ClassVar[str] = "nat"
     higher_is_better: ClassVar[bool] = False
     axes: ClassVar[tuple[str, ...]] = ("length",)
 

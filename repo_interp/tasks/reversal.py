@@ -35,6 +35,7 @@ class Reversal(WordTask):
 
     name: ClassVar[str] = "reversal"
     axes: ClassVar[tuple[str, ...]] = ("length",)
+    test_sets_count: ClassVar[str] = "words"
 
     words: int = 32
     """Size of the list that words are drawn from."""

@@ -58,9 +58,13 @@ class Task(ABC):
     name: ClassVar[str]
     metric: ClassVar[str] = "exact match"
     """What `score` gives."""
+    units: ClassVar[str] = "1"
+    """What it is measured in: "1" (shares, counts) or "nat"."""
     higher_is_better: ClassVar[bool] = True
     axes: ClassVar[tuple[str, ...]] = ("test_set",)
     """Attributes of prompts to tabulate scores by, such as ("length",) or ("depth", "length")."""
+    test_sets_count: ClassVar[str] = "tokens"
+    """What test sets count whose names are numbers."""
 
     @property
     @abstractmethod

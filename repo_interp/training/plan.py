@@ -107,31 +107,40 @@ def _configuration(planned: Planned, seed: int, runs: Path) -> TrainingConfigura
 
 
 def _plan() -> Iterator[Planned]:
-    two = (0, 1)
+    three = (0, 1, 2)
     for scheme in ("repo", "rope", "nope"):
-        yield Planned(f"reversal/{scheme}", scheme, two)
+        yield Planned(f"reversal/{scheme}", scheme, three)
 
     # Half-way, so that the schemes have something to learn; the curriculum still grows when it stops.
-    yield Planned("niah/pretrained", "rope", (0, 1, 2), fields={"steps": 500, "curriculum": 1.0}, weights=False)
-    for scheme in ("repo", "rope", "nope"):
-        yield Planned(f"niah/{scheme}", scheme, two, "niah/pretrained")
+    yield Planned("niah/pretrained", "rope", three, fields={"steps": 500, "curriculum": 1.0}, weights=False)
+    for scheme in ("repo", "rope", "nope", "r2n1", "n2r1"):
+        yield Planned(f"niah/{scheme}", scheme, three, "niah/pretrained")
     for name, layout in (("repo_from_1", "repo@1"), ("repo_from_2", "repo@2"), ("repo_from_3", "repo@3")):
-        yield Planned(f"niah/{name}", layout, continue_from="niah/pretrained")
+        yield Planned(f"niah/{name}", layout, three, "niah/pretrained")
 
     for name, layout in _CONTEXTUAL:
-        yield Planned(f"flip_flop/{name}", layout, fields=_contextual(name))
-    for task in ("selective_copy", "counting"):
+        yield Planned(f"flip_flop/{name}", layout, three, fields=_contextual(name))
+    for name, layout in _CONTEXTUAL:
+        yield Planned(f"selective_copy/{name}", layout, fields=_contextual(name), weights=False)
+    for suffix, variables in (("", 1), ("_3", 3), ("_5", 5)):
+        several = {"task_options": {"variables": variables}} if suffix else {}
         for name, layout in _CONTEXTUAL:
-            yield Planned(f"{task}/{name}", layout, fields=_contextual(name), weights=(task, name) == ("counting", "cope"))
+            fields = {**_contextual(name), **several}
+            yield Planned(f"counting/{name}{suffix}", layout, fields=fields, weights=(name, variables) == ("cope", 1))
 
     for scheme in ("rope", "alibi", "kerple", "fire", "hope"):
-        yield Planned(f"copying/{scheme}", scheme)
+        yield Planned(f"copying/{scheme}", scheme, three)
+    for scheme in ("hope_ab1", "hope_ab2", "hope_ab3", "rope_high"):
+        yield Planned(f"copying/{scheme}", scheme, three, weights=False)
 
     yield Planned("language/rope", "rope", fields={"checkpoint_every": 100})
     for scheme in ("learned", "alibi", "kerple", "fire", "hope", "cope"):
         yield Planned(f"language/{scheme}", scheme, fields=_contextual(scheme))
+    yield Planned("language/cope_16", "cope", fields={"scheme_options": {"p_max": 16}}, weights=False)
     for name, layout in (("rope_continued", "rope"), ("repo", "repo@1/3")):
         yield Planned(f"language/{name}", layout, continue_from="language/rope")
+    for scheme in ("nope", "r2n1", "n2r1"):
+        yield Planned(f"language/{scheme}", scheme, continue_from="language/rope", weights=False)
 
 
 # RePo with RoPE in the first layer: in all layers, flip-flop was not learned in a pilot of this budget.

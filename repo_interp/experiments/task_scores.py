@@ -25,7 +25,7 @@ ANSWERS = ("forced", "generated")
 """Teacher-forced in one pass, or generated token by token; see `training.responses`."""
 
 
-def score(
+def task_scores(
     model: PreTrainedModel,
     task: Task,
     test_sets: Sequence[str] | None = None,
@@ -39,15 +39,16 @@ def score(
 
     Test sets that nobody named and that are longer than a learned position table are left out, and named in the attribute `left_out`.
 
-    `score [test_set, prompt]`, `mean_score [test_set]`, `standard_error [test_set]`; with forced answers `log_perplexity [test_set]`
-    in nats a target; `score_map` over the task's own axes where its prompts have them. `progress` is called with test sets done and in
-    all. Raises InputError for unknown test sets, prompts that the model cannot take, and answers that cannot be generated.
+    `score [test_set, prompt]`, `mean_score`, `standard_error`, `tokens` (of the longest prompt) [test_set]; with forced answers
+    `log_perplexity [test_set]` in nats a target; `score_map` over the task's own axes where its prompts have them. `progress` is called
+    with test sets done and in all. Raises InputError for unknown test sets, prompts that the model cannot take, and answers that cannot
+    be generated.
     """
     if answers not in ANSWERS:
         raise InputError(f"answers {answers!r} are unknown; wanted one of {', '.join(ANSWERS)}")
     chosen = list(task.test_sets if test_sets is None else test_sets)
     longest, left_out = longest_prompt(model), []
-    scores, surprises, prompts = [], [], []
+    scores, surprises, tokens, prompts = [], [], [], []
     for number, test_set in enumerate(chosen):
         asked = task.prompts(count, seed, test_set)
         if test_sets is None and longest is not None and max(len(prompt.tokens) for prompt in asked) > longest:
@@ -56,6 +57,7 @@ def score(
         responses = _respond(model, task, asked, answers, batch_size)
         scores.append(np.asarray(task.score(responses, asked), dtype=np.float64))
         surprises.append(-np.mean([value for response in responses for value in response.log_probabilities or (np.nan,)]))
+        tokens.append(max(len(prompt.tokens) for prompt in asked))
         prompts += asked
         if progress is not None:
             progress(number + 1, len(chosen))
@@ -65,20 +67,22 @@ def score(
     by_prompt = np.stack(scores)
     deviation = by_prompt.std(axis=1, ddof=1) if count > 1 else np.full(len(chosen), np.nan)
     variables = {
-        "score": _described(("test_set", "prompt"), by_prompt, f"{task.metric} of every prompt", _unit(task)),
-        "mean_score": _described(("test_set",), by_prompt.mean(axis=1), f"{task.metric}, mean over prompts", _unit(task)),
-        "standard_error": _described(("test_set",), deviation / np.sqrt(count), "standard error of the mean score", _unit(task)),
+        "score": _described(("test_set", "prompt"), by_prompt, f"{task.metric} of every prompt", task.units),
+        "mean_score": _described(("test_set",), by_prompt.mean(axis=1), f"{task.metric}, mean over prompts", task.units),
+        "standard_error": _described(("test_set",), deviation / np.sqrt(count), "standard error of the mean score", task.units),
+        "tokens": _described(("test_set",), np.array(tokens), "tokens of the longest prompt", "tokens"),
     }
     if answers == "forced":
         variables["log_perplexity"] = _described(("test_set",), np.array(surprises), "mean of -log p over all targets", "nat")
     result = xr.Dataset(variables, coords={"test_set": chosen, "prompt": np.arange(count)})
     mapped = score_map(prompts, by_prompt.ravel(), task.axes)
     if mapped is not None:
-        result["score_map"] = mapped.assign_attrs(long_name=f"{task.metric} by {' and '.join(task.axes)}", units=_unit(task))
+        result["score_map"] = mapped.assign_attrs(long_name=f"{task.metric} by {' and '.join(task.axes)}", units=task.units)
     options = {f"task_{name}": value if isinstance(value, str) else repr(value) for name, value in task.options().items()}
     stated: dict[str, Any] = {
         "task": task.name,
         "metric": task.metric,
+        "test_sets_count": task.test_sets_count,
         "count": count,
         "seed": seed,
         "answers": answers,
@@ -117,10 +121,6 @@ def _respond(model: PreTrainedModel, task: Task, prompts: Sequence[Prompt], answ
 
 def _label(axis: str, value: Any) -> Any:
     return int(round(float(value), -1)) if axis == "depth" else value
-
-
-def _unit(task: Task) -> str:
-    return "nat" if "nat" in task.metric.split() else "1"
 
 
 def _described(axes: tuple[str, ...], values: np.ndarray, long_name: str, units: str) -> tuple:

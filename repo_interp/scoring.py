@@ -1,0 +1,104 @@
+"""Scores of a model as a run with one group, `scores`: on a task (`score`), or on the questions of a data set (`score_data_set`).
+
+    model, task -> prompts of every test set -> answers -> score [test_set, prompt] -> run -> figures, page, run.nc
+
+A run of scores is a run like those of `analyze`: it is written, read, drawn and shown as they are. Brings together models, tasks and
+`experiments`; knows nothing about how an answer is judged.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import xarray as xr
+from torch import nn
+
+from repo_interp.errors import InputError
+from repo_interp.experiments.data_set_scores import ask
+from repo_interp.experiments.task_scores import task_scores
+from repo_interp.models.provenance import identity, length_trained, loaded_from
+from repo_interp.models.reposition import attentions
+from repo_interp.run import make_run, versions
+from repo_interp.tasks import Task, make_task
+from repo_interp.tasks.data_sets import data_set_prompts
+from repo_interp.training.provenance import trained_task
+
+
+def score(
+    bridge: nn.Module,
+    task: str | Task | None = None,
+    test_sets: Sequence[str] | None = None,
+    count: int = 200,
+    seed: int = 0,
+    answers: str = "forced",
+    batch_size: int = 32,
+    progress: Callable[[int, int], None] | None = None,
+) -> xr.DataTree:
+    """How well a repositioned model or bridge answers `task`: by test set, and over the axes that the task names.
+
+    `task`: a task or the name of one - the one that the model was trained on as it was then, another at its small size; None: the one it
+    was trained on. Group `scores`: `score [test_set, prompt]`, `mean_score`, `standard_error` and, with `answers` "forced",
+    `log_perplexity` [test_set]; `score_map` over the task's own axes, such as depth and length. Hooks on the bridge take part, so what an
+    intervention costs can be scored. `test_sets`: names (None: all that fit the model); `count` prompts of each, drawn with `seed`;
+    `answers` "generated": token by token. `progress` is called with test sets done and in all. Raises InputError for a task that is not
+    known or has other tokens than the model, and for what `task_scores` refuses.
+    """
+    asked = task if isinstance(task, Task) else task_of(bridge, task)
+    present = int(next(attentions(bridge)).config.vocab_size)
+    if asked.vocabulary_size != present:
+        raise InputError(
+            f"the task {asked.name} has {asked.vocabulary_size} tokens, the checkpoint {present}; wanted a checkpoint trained on it"
+        )
+    return _run(bridge, task_scores(_model(bridge), asked, test_sets, count, seed, answers, batch_size, progress))
+
+
+def score_data_set(
+    bridge: Any,
+    name: str,
+    file: str | os.PathLike[str],
+    length: int | None = None,
+    count: int = 200,
+    seed: int = 0,
+    batch_size: int = 32,
+) -> xr.DataTree:
+    """How well a bridge answers the questions of the data set `name` in `file`, a copy in its published format, by its own metrics.
+
+    Group `scores` as `score` makes it, with `questions` and `cut` (share of questions that lost their middle) [test_set] beside.
+    `length`: tokens of a prompt with its answer (None: the training length). Raises InputError for a bridge without a tokenizer, an
+    unknown data set and a file that is none.
+    """
+    if bridge.tokenizer is None:
+        raise InputError("this checkpoint has no tokenizer, so it can be asked nothing; put its tokenizer there")
+    length = length_trained(bridge) if length is None else length
+    prompts = data_set_prompts(name, file, bridge.tokenizer, length, count, seed)
+    found = ask(_model(bridge), bridge.tokenizer, prompts, batch_size)
+    stated = {"task": name, "metric": "score", "count": count, "seed": seed, "length": length}
+    return _run(bridge, found.assign_attrs(answers="generated", left_out=[], higher_is_better="True", **stated))
+
+
+def task_of(bridge: nn.Module, name: str | None = None, size: str | None = None, **options: Any) -> Task:
+    """The task `name` for a model: as the model was trained on it where it was and no `size` is asked for, else at `size` ("small").
+
+    None: the one that it was trained on. `options` change single things. Raises InputError where nothing says what it was trained on, for
+    an unknown task or size, and for options that the task has not.
+    """
+    origin = loaded_from(bridge)
+    trained = None if origin is None else trained_task(origin.directory)
+    if name is None and trained is None:
+        raise InputError(f"{origin.name if origin else 'the model'} does not say which task it was trained on; name one")
+    if trained is not None and name in (None, trained.name) and size is None:
+        return make_task(trained.name, **trained.options() | options)
+    return make_task(name or getattr(trained, "name"), size or "small", **options)  # noqa: B009
+
+
+def _model(bridge: nn.Module) -> Any:
+    """The Hugging Face model inside a bridge, whose attention calls the bridge's hooks; a model itself."""
+    return getattr(bridge, "original_model", bridge)
+
+
+def _run(bridge: nn.Module, scores: xr.Dataset) -> xr.DataTree:
+    return make_run(
+        {"scores": scores}, {**identity(bridge), **{f"version_{name}": number for name, number in versions().items()}}
+    )

@@ -1,0 +1,165 @@
+"""Scores as a run: the same numbers as the model gives without a bridge, hooks that take part, what the command leaves, what is drawn."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose, assert_array_equal
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import repo_interp as ri
+from repo_interp import cli
+from repo_interp.errors import InputError
+from repo_interp.experiments.task_scores import task_scores
+from repo_interp.models.checkpoints import load_model
+from repo_interp.plots.tables import score_table
+from repo_interp.plots.task_scores import figures_of_scores, score_chart, score_grid, task_perplexity
+from repo_interp.plots.task_scores import task_scores as draw_task_scores
+from repo_interp.scoring import task_of
+from repo_interp.tasks import make_task
+from repo_interp.training.zoo import zoo_path
+
+
+def drawn(ax, gid: str):
+    """The artist of that name."""
+    return next(artist for artist in ax.get_children() if artist.get_gid() == gid)
+
+
+@pytest.fixture(scope="module")
+def bridge():
+    return ri.zoo("reversal/repo")
+
+
+@pytest.fixture(scope="module")
+def reversal(bridge):
+    return ri.score(bridge, test_sets=["5", "20", "21", "30"], count=8)
+
+
+@pytest.fixture(scope="module")
+def niah():
+    return ri.score(ri.zoo("niah/rope"), test_sets=["256", "1024"], count=12)
+
+
+def test_a_bridge_has_the_scores_of_its_model_bit_for_bit(reversal):
+    model = load_model(zoo_path("reversal/repo"))
+    alone = task_scores(model, make_task("reversal"), ["5", "20", "21", "30"], count=8)
+    assert_array_equal(reversal["scores"]["score"], alone["score"])
+    assert_array_equal(reversal["scores"]["log_perplexity"], alone["log_perplexity"])
+    assert reversal.attrs["checkpoint"] == "reversal/repo" and reversal.attrs["layout"] == "repo,repo,repo,repo"
+    assert_array_equal(reversal["scores"]["tokens"], [16, 46, 48, 66])  # <bos>, 4 words, the text, Answer:, the text
+
+
+def test_hooks_on_the_bridge_take_part_and_are_gone_after(bridge, reversal):
+    asked = {"test_sets": ["20"], "count": 8}
+    with bridge.hooks(fwd_hooks=[(f"blocks.{layer}.attn.hook_positions", lambda z, hook: 0 * z) for layer in range(4)]):
+        without = ri.score(bridge, **asked)
+    assert float(reversal["scores"]["mean_score"].sel(test_set="20")) == 1.0
+    assert float(without["scores"]["mean_score"].sel(test_set="20")) == 0.0
+    assert float(ri.score(bridge, **asked)["scores"]["mean_score"].sel(test_set="20")) == 1.0
+
+
+def test_generated_answers_of_a_bridge_are_scored_as_forced_ones(bridge):
+    forced, generated = (ri.score(bridge, test_sets=["22"], count=6, answers=kind) for kind in ("forced", "generated"))
+    assert_array_equal(forced["scores"]["score"], generated["scores"]["score"])
+
+
+def test_a_model_knows_its_task_and_other_tasks_are_asked_for_by_name(bridge):
+    assert task_of(bridge).options() == make_task("reversal").options()
+    assert task_of(bridge, longest_test=40).options()["longest_test"] == 40
+    assert task_of(bridge, "niah", "paper").options() == make_task("niah", "paper").options()
+    with pytest.raises(InputError, match=r"the task niah has \d+ tokens, the checkpoint 39; wanted a checkpoint trained on it"):
+        ri.score(bridge, "niah")
+    config = LlamaConfig(vocab_size=39, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
+    torch.manual_seed(0)
+    nameless = ri.reposition(LlamaForCausalLM(config).eval(), "rope")
+    with pytest.raises(InputError, match="the model does not say which task it was trained on; name one"):
+        ri.score(nameless)
+    assert ri.score(nameless, make_task("reversal"), ["3"], count=2)["scores"]["score"].shape == (1, 2)
+
+
+def test_a_run_of_scores_is_written_and_read_like_any_other(reversal, tmp_path):
+    ri.write_run(reversal, tmp_path / "run.nc")
+    again = ri.read_run(tmp_path / "run.nc")
+    assert_array_equal(again["scores"]["score"], reversal["scores"]["score"])
+    assert again.attrs["checkpoint_digest"] == reversal.attrs["checkpoint_digest"]
+
+
+def test_dots_are_means_bars_their_errors_and_the_dotted_line_is_where_training_ends(reversal):
+    ax = draw_task_scores(reversal).axes[0]
+    scores = reversal["scores"]
+    assert_allclose(drawn(ax, "score reversal/repo").get_xdata(), [5, 20, 21, 30])
+    assert_allclose(drawn(ax, "score reversal/repo").get_ydata(), scores["mean_score"])
+    bars = np.array(drawn(ax, "error reversal/repo").get_segments())
+    assert_allclose(bars[:, 1, 1] - bars[:, 0, 1], 2 * scores["standard_error"], atol=1e-12)
+    assert drawn(ax, "training length").get_xdata()[0] == 20
+    assert ax.get_xlabel() == "length (words)" and ax.get_title() == "" and ax.get_title(loc="left") == "reversal/repo on reversal"
+
+
+def test_the_map_writes_per_cent_and_only_where_a_task_has_two_axes(niah, reversal):
+    values = niah["scores"]["score_map"]
+    texts = {text.get_position(): text.get_text() for text in score_grid(niah).axes[0].texts}
+    assert len(texts) == int(np.isfinite(values).sum())
+    assert all(texts[column, row] == f"{100 * values.values[row, column]:.0f}" for column, row in texts)
+    with pytest.raises(InputError, match="two axes"):
+        score_grid(reversal)
+
+
+def test_perplexity_is_drawn_for_tasks_in_nats_alone(niah):
+    run = ri.score(ri.zoo("language/rope"), test_sets=["256", "512"], count=3)
+    scores = run["scores"]
+    assert scores["mean_score"].attrs["units"] == "nat"
+    line = drawn(task_perplexity(run).axes[0], "perplexity language/rope").get_ydata()
+    assert_allclose(line, np.exp(scores["mean_score"]))
+    assert [name for name, _ in figures_of_scores(run)] == ["scores", "perplexity_by_length"]
+    assert [name for name, _ in figures_of_scores(niah)] == ["scores", "score_map"]
+    with pytest.raises(InputError, match="scored in nats"):
+        task_perplexity(niah)
+
+
+def test_named_test_sets_are_places_side_by_side():
+    run = ri.score(ri.zoo("flip_flop/cope"), test_sets=["in_distribution", "dense"], count=3)
+    ax = draw_task_scores(run).axes[0]
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["in_distribution", "dense"]
+    assert score_chart(run)["data"][0]["x"] == ["in_distribution", "dense"]
+    assert score_chart(run)["data"][0]["mode"] == "markers"
+
+
+def test_the_table_has_a_row_a_test_set_and_says_what_was_asked(reversal):
+    table = score_table(reversal)
+    assert table.columns == ("test set", "exact match", "standard error", "perplexity of the targets", "longest prompt (tokens)")
+    assert [row[0] for row in table.rows] == ["5", "20", "21", "30"]
+    assert [row[1] for row in table.rows] == reversal["scores"]["mean_score"].values.tolist()
+    assert table.note == "seed 0, 8 prompts of each set, answers forced."
+    assert table in ri.plots.tables(reversal)
+
+
+def test_the_command_leaves_run_page_and_figures_twice_the_same(tmp_path, capsys):
+    first, second = tmp_path / "first", tmp_path / "second"
+    for out in (first, second):
+        assert cli.main(["score", "niah/rope", "--test-sets", "256", "--count", "4", "--out", str(out)]) == 0
+    assert "niah/rope on niah" in capsys.readouterr().out
+    files = sorted(str(file.relative_to(first)) for file in first.rglob("*") if file.is_file())
+    figures = [f"figures/{name}.{kind}" for name in ("score_map", "scores") for kind in ("pdf", "png", "svg")]
+    assert files == [*figures, "report.html", "run.nc"]
+    assert all((first / name).read_bytes() == (second / name).read_bytes() for name in files)
+    assert '<section id="scores"' in (first / "report.html").read_text(encoding="utf-8")
+
+    assert cli.main(["score", "niah/rope", "--test-sets", "256", "--out", str(first)]) == 2
+    assert "holds a run already; give another --out, or --overwrite" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--test-sets", "many"], "wanted a test set named by"),
+        (["reversal"], "wanted a checkpoint trained on it"),
+        (["--scaling", "yarn"], "wanted yarn:FACTOR or linear:FACTOR"),
+        (["--set", "colour=3"], "colour"),
+    ],
+)
+def test_bad_input_is_one_line_and_nothing_is_left(words, said, tmp_path, capsys):
+    assert cli.main(["score", "niah/rope", *words, "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert said in error and len(error.strip().splitlines()) == 1
+    assert not (tmp_path / "out").exists()
