@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import xarray as xr
@@ -72,7 +73,7 @@ def score_data_set(
     if bridge.tokenizer is None:
         raise InputError("this checkpoint has no tokenizer, so it can be asked nothing; put its tokenizer there")
     length = length_trained(bridge) if length is None else length
-    prompts = data_set_prompts(name, file, bridge.tokenizer, length, count, seed)
+    prompts = data_set_prompts(name, Path(file), bridge.tokenizer, length, count, seed)
     found = ask(_model(bridge), bridge.tokenizer, prompts, batch_size)
     stated = {"task": name, "metric": "score", "count": count, "seed": seed, "length": length}
     return _run(bridge, found.assign_attrs(answers="generated", left_out=[], higher_is_better="True", **stated))

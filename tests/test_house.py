@@ -15,6 +15,7 @@ NEIGHBOURS = ("measures", "tasks", "plots", "models")
 ABOVE = (
     "analysis",
     "batch_store",
+    "batches",
     "cost",
     "publication",
     "scoring",

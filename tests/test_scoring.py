@@ -93,7 +93,9 @@ def test_dots_are_means_bars_their_errors_and_the_dotted_line_is_where_training_
     bars = np.array(drawn(ax, "error reversal/repo").get_segments())
     assert_allclose(bars[:, 1, 1] - bars[:, 0, 1], 2 * scores["standard_error"], atol=1e-12)
     assert drawn(ax, "training length").get_xdata()[0] == 20
-    assert ax.get_xlabel() == "length (words)" and ax.get_title() == "" and ax.get_title(loc="left") == "reversal/repo on reversal"
+    assert (
+        ax.get_xlabel() == "length (words)" and ax.get_title() == "" and ax.get_title(loc="left") == "reversal/repo on reversal"
+    )
 
 
 def test_the_map_writes_per_cent_and_only_where_a_task_has_two_axes(niah, reversal):

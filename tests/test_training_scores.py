@@ -121,5 +121,7 @@ def test_prompts_beyond_a_learned_table_are_left_out_and_said(tmp_path):
     assert main(["train", "niah", "--scheme", "learned", *options, *task, "--out", str(tmp_path / "learned")]) == 0
     means = json.loads((tmp_path / "learned" / "scores.json").read_text())["test_sets"]
     assert means["64"] is not None and means["128"] is None
-    result = task_scores(load_model(tmp_path / "learned"), make_task("niah", length=64, first_length=64, longest_test=128), count=4)
+    result = task_scores(
+        load_model(tmp_path / "learned"), make_task("niah", length=64, first_length=64, longest_test=128), count=4
+    )
     assert result["test_set"].values.tolist() == ["64"] and result.attrs["left_out"] == ["128"]

@@ -41,6 +41,21 @@ def positive_or_zero(text: str) -> int:
     return int(text)
 
 
+def option_value(text: str) -> tuple[str, int | float | str | bool]:
+    """NAME=VALUE, the value read as a truth value, a number, or a word - whichever it is first."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"wanted NAME=VALUE such as longest=20, not {text!r}")
+    if value in ("true", "false"):
+        return name, value == "true"
+    for kind in (int, float):
+        try:
+            return name, kind(value)
+        except ValueError:
+            continue
+    return name, value
+
+
 def parameter(text: str) -> tuple[str, str, str]:
     """A parameter of a measure: "patterns.epsilon=0.5"."""
     target, equals, value = text.partition("=")

@@ -7,8 +7,7 @@ from __future__ import annotations
 import argparse
 
 from repo_interp.cli.checkpoint import free_directory, stem
-from repo_interp.cli.options import add_device, name_list, positive, positive_or_zero
-from repo_interp.cli.train import option_value
+from repo_interp.cli.options import add_device, name_list, option_value, positive, positive_or_zero
 
 _DATA_SETS = ("hybridqa", "longbench", "qasper", "glue", "mmlu_pro")
 SUMMARY = "Score a checkpoint on a task, by test set and over the task's axes: a table, figures, a page and a run file."
@@ -85,12 +84,14 @@ def run(arguments: argparse.Namespace) -> int:
     scaling = _scaling(arguments.scaling, trained)
     bridge = load(path, arguments.device, arguments.dtype, scaling)
     asked_of_all = {"count": arguments.count, "seed": arguments.seed, "batch_size": arguments.batch_size}
-    task = None if asked else task_of(bridge, arguments.task, arguments.task_size, **dict(arguments.task_options or ()))
+    task = (
+        None if asked is not None else task_of(bridge, arguments.task, arguments.task_size, **dict(arguments.task_options or ()))
+    )
     directory = prepare(arguments.out or free_directory(f"score-{stem(arguments.checkpoint)}"), arguments.overwrite)
     try:
         with Progress(console=console, transient=True) as progress:
             bar = progress.add_task("scoring", total=None)
-            if task is None:
+            if asked is not None:
                 length = arguments.length or int(trained * (scaling or {"factor": 1.0})["factor"])
                 scores = score_data_set(bridge, asked, arguments.data, length, **asked_of_all)
             else:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from repo_interp.cli.options import number_list, positive
+from repo_interp.cli.options import number_list, option_value, positive
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -79,6 +79,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Train, with a bar, and print what came of it."""
     from rich.console import Console
 
+    from repo_interp.cli.training_display import print_scores
+
     console = Console()
     runs = _runs(arguments)
     pending = [(configuration, folder) for configuration, folder in runs if not folder.is_finished]
@@ -96,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise KeyboardInterrupt(
                 f"the state is saved; go on with: repo-interp train --resume --out {_out(arguments, runs)}{_seeds(arguments)}"
             )
-    _print_scores(console, [folder for _, folder in runs])
+    print_scores(console, [folder for _, folder in runs])
     return 0
 
 
@@ -186,48 +188,41 @@ def _train_here(
     arguments: argparse.Namespace,
 ) -> bool:
     """One run in this process. Returns whether it came to its end."""
+    from repo_interp.cli.training_display import advance, announce, training_bars
     from repo_interp.training.loop import prepare, train
     from repo_interp.training.several import stoppable
 
     prepared = prepare(configuration)
-    _announce(console, prepared, [(configuration, folder)], jobs=1)
+    announce(console, prepared, [configuration.seed], jobs=1)
     _begin(configuration, folder, arguments)
-    with stoppable() as stop, _bars(console) as progress:
+    with stoppable() as stop, training_bars(console) as progress:
         bar = progress.add_task("", total=configuration.steps, loss="-", score="-")
         for record in train(prepared, folder, stop):
-            _advance(progress, bar, vars(record))
+            advance(progress, bar, vars(record))
     return folder.is_finished
 
 
 def _train_several(console: Console, runs: list[Run], arguments: argparse.Namespace) -> bool:
     """Runs side by side. Returns whether all came to their end."""
+    from repo_interp.cli.training_display import advance, announce, training_bars
     from repo_interp.training.loop import prepare
     from repo_interp.training.several import train_side_by_side
 
-    _announce(console, prepare(runs[0][0]), runs, arguments.jobs)
+    announce(console, prepare(runs[0][0]), [configuration.seed for configuration, _ in runs], arguments.jobs)
     for configuration, folder in runs:
         _begin(configuration, folder, arguments)
-    with _bars(console) as progress:
+    with training_bars(console) as progress:
         bars = [
-            (
-                folder,
-                progress.add_task(f"seed {configuration.seed}", total=configuration.steps, loss="-", score="-"),
-            )
+            (folder, progress.add_task(f"seed {configuration.seed}", total=configuration.steps, loss="-", score="-"))
             for configuration, folder in runs
         ]
 
         def watch() -> None:
             for folder, bar in bars:
                 for record in folder.records():
-                    _advance(progress, bar, record)
+                    advance(progress, bar, record)
 
         return train_side_by_side([(configuration, folder.directory) for configuration, folder in runs], arguments.jobs, watch)
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{max(1.0, seconds):.0f} seconds"
-    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
 def _begin(configuration: TrainingConfiguration, folder: TrainingFolder, arguments: argparse.Namespace) -> None:
@@ -238,101 +233,6 @@ def _begin(configuration: TrainingConfiguration, folder: TrainingFolder, argumen
         folder.clear()
     if not folder.is_begun:
         folder.begin(to_toml(configuration, made_with(configuration, shlex.join(["repo-interp", *sys.argv[1:]]))))
-
-
-def _announce(console: Console, prepared, runs: list[Run], jobs: int) -> None:
-    """Say what will be trained and what it costs."""
-    from repo_interp.training.cost import estimate_cost
-
-    configuration = prepared.configuration
-    console.print(
-        f"[bold]{configuration.task}[/bold], scheme {configuration.scheme}"
-        + (f", going on from {configuration.continue_from}" if configuration.continue_from else "")
-        + f": {configuration.steps} steps of {configuration.batch * configuration.accumulation} sequences"
-        + (
-            f", seeds {', '.join(str(run[0].seed) for run in runs)}, {jobs} at a time"
-            if len(runs) > 1
-            else f", seed {configuration.seed}"
-        ),
-        highlight=False,
-    )
-    with console.status("rehearsing some steps"):
-        cost = estimate_cost(prepared)
-    rounds = -(-len(runs) // jobs)
-    seconds = cost.steps * cost.seconds_a_step * rounds
-    console.print(
-        f"{cost.parameters:,} parameters, {cost.position_parameters:,} of them for positions; "
-        f"{1000 * cost.seconds_a_step:.0f} ms a step on {configuration.device}: about {_duration(seconds)} in all",
-        highlight=False,
-    )
-
-
-def _bars(console: Console):
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]}  score {task.fields[score]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-    )
-
-
-def _advance(progress, bar, record: dict[str, Any]) -> None:
-    shown = {"loss": f"{record['loss']:.4f}"}
-    if record["score"] is not None:
-        shown["score"] = f"{record['score']:.3f}"
-    progress.update(bar, completed=record["step"], **shown)
-
-
-def _print_scores(console: Console, folders: list[TrainingFolder]) -> None:
-    import json
-    from itertools import groupby
-
-    from rich.table import Table
-
-    scores = [json.loads(folder.scores.read_text(encoding="utf-8")) for folder in folders]
-    table = Table("test sets", *(folder.directory.name for folder in folders))
-    table.title = f"{scores[0]['metric']}, {scores[0]['prompts']} prompts each"
-    shown = [(name, tuple(_shown(score["test_sets"][name]) for score in scores)) for name in scores[0]["test_sets"]]
-    for cells, group in groupby(shown, key=lambda row: row[1]):
-        names = [name for name, _ in group]
-        table.add_row(names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}", *cells)
-    console.print(table)
-    for folder in folders:
-        console.print(
-            f"[bold]{folder.directory}[/bold]  the checkpoint, with training.toml, log.jsonl and scores.json",
-            highlight=False,
-        )
-
-
-def _shown(score: float | None) -> str:
-    return "beyond the learned table" if score is None else f"{score:.3f}"
-
-
-def option_value(text: str) -> tuple[str, int | float | str | bool]:
-    """NAME=VALUE, the value read as a truth value, a number, or a word - whichever it is first."""
-    name, equals, value = text.partition("=")
-    if not name or not equals:
-        raise argparse.ArgumentTypeError(f"wanted NAME=VALUE such as longest=20, not {text!r}")
-    if value in ("true", "false"):
-        return name, value == "true"
-    for kind in (int, float):
-        try:
-            return name, kind(value)
-        except ValueError:
-            continue
-    return name, value
 
 
 def _task_names() -> str:

@@ -15,7 +15,8 @@ from dataclasses import replace
 import xarray as xr
 from torch import nn
 
-from repo_interp.analysis import make_batches, observe_batch
+from repo_interp.analysis import observe_batch
+from repo_interp.batches import make_batches
 from repo_interp.errors import InputError
 from repo_interp.measures.catalogue import for_training_length
 from repo_interp.measures.statistics import Measure, Statistics, merge

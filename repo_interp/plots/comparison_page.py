@@ -10,9 +10,7 @@ import os
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from html import escape
-from importlib.resources import files
 from pathlib import Path
-from string import Template
 
 import xarray as xr
 
@@ -20,6 +18,7 @@ from repo_interp.plots.added import PAGE_DPI, PAGE_PIXELS
 from repo_interp.plots.comparison import Drawn, comparison_figures
 from repo_interp.plots.comparison_looks import runs_of
 from repo_interp.plots.comparison_tables import comparison_tables
+from repo_interp.plots.page_frame import framed
 from repo_interp.plots.report import table_html
 from repo_interp.plots.style import PaperFigure, save_figure
 from repo_interp.plots.tables import Table
@@ -45,13 +44,12 @@ def _write(comparison: xr.DataTree, path: Path, shown: Sequence[tuple[Drawn, str
     tables = {table.name: table for table in comparison_tables(comparison)}
     measures = [name for name in comparison.children if name in tables or any(drawn.measure == name for drawn, _ in shown)]
     warned = [line for line in str(comparison.attrs.get("notes", "")).split("\n") if line]
-    page = Template((files("repo_interp.plots") / "page" / "comparison.html").read_text(encoding="utf-8")).substitute(
-        title=escape(f"Compared: {', '.join(runs.title(name) for name in runs.names)}"),
-        style=(files("repo_interp.plots") / "page" / "page.css").read_text(encoding="utf-8"),
-        notes="\n".join(f'<p class="left-out">{escape(line)}</p>' for line in warned),
-        navigation="".join(f'<a href="#{escape(name)}">{escape(_title(name))}</a>' for name in measures),
-        runs=table_html(_runs_table(comparison)),
-        sections="\n".join("\n".join(_section(name, tables.get(name), shown)) for name in measures),
+    page = framed(
+        title=f"Compared: {', '.join(runs.title(name) for name in runs.names)}",
+        facts="\n".join(f'<p class="left-out">{escape(line)}</p>' for line in warned),
+        navigation={name: _title(name) for name in measures},
+        sections=["\n".join(_section(name, tables.get(name), shown)) for name in measures],
+        provenance=table_html(_runs_table(comparison)),
     )
     path.write_text(page, encoding="utf-8", newline="\n")
     return path

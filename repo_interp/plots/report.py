@@ -13,22 +13,22 @@ import json
 import os
 from collections.abc import Sequence
 from html import escape
-from importlib.resources import files
 from itertools import groupby
 from pathlib import Path
-from string import Template
 from typing import Any
 
 import xarray as xr
 
 from repo_interp.errors import InputError
 from repo_interp.plots.added import added_sections
+from repo_interp.plots.page_frame import framed, packaged
 from repo_interp.plots.reading import checkpoint_name, has_groups
 from repo_interp.plots.sections import SECTIONS, Content, PageOptions, Section
 from repo_interp.plots.tables import Table, format_cell
 
 BUDGET = 16.0
 """Megabytes of positions that are embedded unless more are asked for."""
+_NO_SCRIPT = '<noscript><p class="left-out">Charts and the explorer need JavaScript; the tables below do not.</p></noscript>'
 
 
 def report_page(
@@ -48,15 +48,13 @@ def report_page(
         raise InputError("a report needs a run with at least one measure; this one has none")
     options = PageOptions(None if prompts is None else tuple(prompts), round(megabytes * 1e6))
     contents = [(section, section.build(run, options)) for section in shown]
-    page = Template(_packaged("page.html")).substitute(
-        title=escape(f"Positions in {checkpoint_name(run)}"),
-        summary=_summary(run, shown),
-        navigation="".join(f'<a href="#{section.name}">{escape(section.title)}</a>' for section in shown),
-        sections="\n".join(_section(section, content) for section, content in contents),
-        provenance=_provenance(run),
-        style=_packaged("page.css"),
-        plotly=_inline(_plotly()),
-        script="\n".join(_inline(_packaged(name)) for name in _scripts(shown)),
+    page = framed(
+        title=f"Positions in {checkpoint_name(run)}",
+        facts=f'<dl class="facts">{_summary(run, shown)}</dl>',
+        navigation={section.name: section.title for section in shown},
+        sections=[_NO_SCRIPT, *(_section(section, content) for section, content in contents)],
+        provenance=f"<p>What this page was made from, as recorded in the run file.</p>\n{_provenance(run)}",
+        scripts=[_plotly(), "\n".join(packaged(name) for name in _scripts(shown))],
     )
     path = Path(path)
     path.write_text(page, encoding="utf-8", newline="\n")
@@ -176,12 +174,3 @@ def _plotly() -> str:
     from plotly.offline import get_plotlyjs
 
     return get_plotlyjs()
-
-
-def _inline(script: str) -> str:
-    """A script that may stand inside a script element."""
-    return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
-
-
-def _packaged(name: str) -> str:
-    return (files("repo_interp.plots") / "page" / name).read_text(encoding="utf-8")
