@@ -44,6 +44,14 @@ figures: env
 notebooks: env
 	$(BIN)/python notebooks/make.py
 
+# The parts of docs/ that come from the code itself, and their pictures.
+docs: env
+	$(BIN)/python docs/make.py
+
+# Every checkpoint that comes with the package, trained again by the plan: hours. Interrupted, the next time goes on.
+zoo: env
+	$(BIN)/repo-interp zoo train --jobs 2 --into repo_interp/zoo
+
 bench: env
 	$(BIN)/python -m benchmarks
 

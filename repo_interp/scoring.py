@@ -24,7 +24,7 @@ from repo_interp.models.reposition import attentions
 from repo_interp.run import make_run, versions
 from repo_interp.tasks import Task, make_task
 from repo_interp.tasks.data_sets import data_set_prompts
-from repo_interp.training.provenance import trained_task
+from repo_interp.training.provenance import in_tokens_of, puts_into_any_tokens, trained_task
 
 
 def score(
@@ -47,10 +47,10 @@ def score(
     known or has other tokens than the model, and for what `task_scores` refuses.
     """
     asked = task if isinstance(task, Task) else task_of(bridge, task)
-    present = int(next(attentions(bridge)).config.vocab_size)
-    if asked.vocabulary_size != present:
+    present, wanted = int(next(attentions(bridge)).config.vocab_size), asked.vocabulary_size
+    if wanted != present and not (wanted < present and puts_into_any_tokens(asked)):  # embeddings are often padded
         raise InputError(
-            f"the task {asked.name} has {asked.vocabulary_size} tokens, the checkpoint {present}; wanted a checkpoint trained on it"
+            f"the task {asked.name} has {wanted} tokens, the checkpoint {present}; wanted a checkpoint trained on it"
         )
     return _run(bridge, task_scores(_model(bridge), asked, test_sets, count, seed, answers, batch_size, progress))
 
@@ -82,8 +82,9 @@ def score_data_set(
 def task_of(bridge: nn.Module, name: str | None = None, size: str | None = None, **options: Any) -> Task:
     """The task `name` for a model: as the model was trained on it where it was and no `size` is asked for, else at `size` ("small").
 
-    None: the one that it was trained on. `options` change single things. Raises InputError where nothing says what it was trained on, for
-    an unknown task or size, and for options that the task has not.
+    None: the one that it was trained on. A task that can be put into any tokens, such as language, is put into the model's. `options`
+    change single things. Raises InputError where nothing says what it was trained on, for an unknown task or size, and for options that
+    the task has not.
     """
     origin = loaded_from(bridge)
     trained = None if origin is None else trained_task(origin.directory)
@@ -91,7 +92,8 @@ def task_of(bridge: nn.Module, name: str | None = None, size: str | None = None,
         raise InputError(f"{origin.name if origin else 'the model'} does not say which task it was trained on; name one")
     if trained is not None and name in (None, trained.name) and size is None:
         return make_task(trained.name, **trained.options() | options)
-    return make_task(name or getattr(trained, "name"), size or "small", **options)  # noqa: B009
+    made = make_task(name or getattr(trained, "name"), size or "small", **options)  # noqa: B009
+    return made if origin is None else in_tokens_of(made, origin.directory)
 
 
 def _model(bridge: nn.Module) -> Any:

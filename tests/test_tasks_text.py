@@ -1,6 +1,7 @@
 """Tasks on any tokenizer's tokens and on text: copying, random tokens, few-shot rows, and language modelling on a corpus."""
 
 import hashlib
+import json
 import sysconfig
 from pathlib import Path
 
@@ -195,19 +196,48 @@ def test_language_with_the_tokenizer_of_a_checkpoint(folder, tmp_path):
         loaded.prompts(1, test_set="1024")
 
 
+@pytest.mark.parametrize("family", ["byte_level_bpe", "metaspace_unigram", "metaspace_bpe"])
+@pytest.mark.parametrize("named", ["bos_token", "eos_token"])
+def test_language_in_the_tokens_of_any_checkpoint(folder, tmp_path, family, named):
+    """Documents begin with the checkpoint's beginning of text, or its end of text; found: only tokenizers of ours were taken."""
+    given = tokenizer(family)
+    given.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "bos_token": None, named: "<bos>"}))
+    task = make_task("language", corpus=str(folder), tokenizer_file=str(tmp_path / "tokenizer.json"), length=32, longest_test=64)
+    first = given.convert_tokens_to_ids("<bos>")
+    assert task.data.start == first and task.vocabulary_size == len(given)
+    assert (task.data.held_out == first).sum() == 2 and (task.data.training == first).sum() == 38
+    batch = task.batch(np.random.default_rng(0), 8)
+    assert (batch.tokens[:, 0] == first).all() and batch.targets[:, 1:].all()
+    beginning = (folder / "19.txt").read_text("utf-8").split(" <pad>")[0]
+    own = given(beginning, add_special_tokens=False)["input_ids"][:-1]  # the last one may be joined to what follows
+    assert task.data.held_out[1 : 1 + len(own)].tolist() == own
+    (prompt,) = task.prompts(1, test_set="64")
+    assert prompt.tokens[0] == first and first not in prompt.tokens[1:]
+    if "<unk>" not in given.decode(list(prompt.tokens)):
+        shown = given.decode(list(prompt.tokens[1:])).encode()
+        assert abs(prompt.attributes["bytes"] - len(shown)) <= 4  # a leading space, half a character
+
+
 def test_language_that_cannot_be_made(folder, tmp_path):
     (tmp_path / "short.txt").write_text("short")
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9" * 5000)
     words = tokenizer("words")
     words.save_pretrained(tmp_path / "words")
+    (tmp_path / "alone.json").write_bytes((tmp_path / "words" / "tokenizer.json").read_bytes())
+    words.save_pretrained(tmp_path / "nameless")
+    names = json.loads((tmp_path / "nameless" / "tokenizer_config.json").read_text())
+    (tmp_path / "nameless" / "tokenizer_config.json").write_text(json.dumps({**names, "bos_token": None}))
     for options, message in (
         ({"corpus": str(tmp_path / "absent")}, "No such file"),
         ({"corpus": str(tmp_path / "short.txt")}, "at least 10,000 characters"),
         ({"corpus": str(tmp_path / "latin.txt")}, "it is not UTF-8"),
         ({"corpus": str(folder), "tokenizer_file": str(tmp_path / "absent.json")}, "wanted a tokenizer.json"),
+        ({"corpus": str(folder), "tokenizer_file": str(tmp_path / "alone.json")}, "with its tokenizer_config.json beside it"),
         (
-            {"corpus": str(folder), "tokenizer_file": str(tmp_path / "words" / "tokenizer.json")},
-            "wanted a byte-level tokenizer with <pad> as id 0",
+            {"corpus": str(folder), "tokenizer_file": str(tmp_path / "nameless" / "tokenizer.json")},
+            "names neither a beginning nor an end of text",
         ),
     ):
         with pytest.raises(InputError, match=message):

@@ -15,10 +15,13 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose
+from task_tokenizers import tokenizer
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from repo_interp.cli import main
 from repo_interp.errors import InputError
 from repo_interp.models.checkpoints import load_model
-from repo_interp.models.reposition import attentions, mix_with_index
+from repo_interp.models.reposition import attentions, layout, mix_with_index
 from repo_interp.tasks import Batch, make_task
 from repo_interp.training import schedule
 from repo_interp.training.batches import to_question, training_question
@@ -341,6 +344,47 @@ def test_runs_side_by_side_are_the_runs_one_by_one_also_when_interrupted(undistu
     interrupted = TrainingFolder(tmp_path / "long")
     assert not interrupted.is_finished
     assert 0 < load_state(interrupted.state, (again := prepare(long)).model, again.optimizer).step < 3000
+
+
+def test_a_hugging_face_checkpoint_goes_on_with_its_own_tokenizer_and_is_scored(tmp_path, capsys):
+    """The paper's way: an existing decoder, its tokenizer, its embeddings padded to more rows than there are tokens."""
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    for number in range(40):
+        (sources / f"{number}.txt").write_text(f"chapter {number}: " + "one of the special magic numbers is blue. " * 20)
+    given = tokenizer("metaspace_bpe")
+    torch.manual_seed(0)
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
+    LlamaForCausalLM(LlamaConfig(vocab_size=len(given) + 24, **sizes)).save_pretrained(tmp_path / "hub")
+    given.save_pretrained(tmp_path / "hub")
+
+    corpus = ["--set", f"corpus={sources}", "--set", "length=16", "--set", "longest_test=32"]
+    command = ["train", "language", "--continue-from", str(tmp_path / "hub"), "--scheme", "repo@1/3", *corpus]
+    assert main([*command, "--steps", "2", "--batch", "2", "--score-prompts", "2", "--out", str(tmp_path / "mine")]) == 0
+    model = load_model(tmp_path / "mine")
+    assert layout(model) == ("rope", "repo", "repo") and model.config.vocab_size == len(given) + 24
+    before = LlamaForCausalLM.from_pretrained(tmp_path / "hub").model.embed_tokens.weight
+    assert not torch.equal(model.model.embed_tokens.weight, before)
+    assert AutoTokenizer.from_pretrained(tmp_path / "mine").get_vocab() == given.get_vocab()
+    for directory in ("hub", "mine"):
+        words = [
+            "score",
+            str(tmp_path / directory),
+            "language",
+            *corpus,
+            "--count",
+            "3",
+            "--out",
+            str(tmp_path / f"{directory}-scores"),
+        ]
+        assert main(words) == 0
+    assert "on language" in capsys.readouterr().out
 
 
 def test_a_language_model_goes_on_and_is_scored_in_its_own_tokens(tmp_path):

@@ -1,12 +1,14 @@
-"""A corpus as tokens: documents, a byte-level BPE tokenizer trained on them, and which documents are held out.
+"""A corpus as tokens: documents, a tokenizer - byte-level BPE trained on them, or a checkpoint's - and which documents are held out.
 
-Documents are read in the order of their names, so the same files give the same tokenizer and the same tokens. Knows nothing about
-windows or models.
+Every document begins with one token: the tokenizer's beginning of text, or its end of text where it has no beginning. Documents are read
+in the order of their names, so the same files give the same tokenizer and the same tokens. Knows nothing about windows or models.
 """
 
 from __future__ import annotations
 
 import functools
+import json
+import re
 import sysconfig
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -28,15 +30,24 @@ if TYPE_CHECKING:
 HELD_OUT = 20
 """Every 20th document is held out."""
 SUFFIXES = (".txt", ".md", ".py")
+_LONE_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 class Corpus:
-    """Documents as token ids, each behind a <bos>; tokenized when first asked for."""
+    """Documents as token ids, each behind the token `start`; tokenized when first asked for."""
 
-    def __init__(self, documents: Sequence[str], backend: Tokenizer) -> None:
+    def __init__(self, documents: Sequence[str], tokenizer: PreTrainedTokenizerFast) -> None:
+        """Raises InputError for a tokenizer with neither a beginning nor an end of text."""
         self._documents = documents
-        self._backend = backend
-        self.tokenizer = _wrapped(backend)
+        self._backend = tokenizer.backend_tokenizer
+        self.tokenizer = tokenizer
+        known = [token for token in (tokenizer.bos_token_id, tokenizer.eos_token_id) if isinstance(token, int)]
+        if not known:
+            raise InputError(
+                "the tokenizer names neither a beginning nor an end of text, so documents cannot be told apart; "
+                "put its tokenizer_config.json, which names one, beside its tokenizer.json"
+            )
+        self.start = known[0]
 
     @cached_property
     def training(self) -> Int[np.ndarray, " token"]:
@@ -49,8 +60,8 @@ class Corpus:
         return self._encoded(self._documents[HELD_OUT - 1 :: HELD_OUT])
 
     def held_out_starts(self, length: int) -> Int[np.ndarray, " start"]:
-        """Where `length` tokens of one held-out document begin, <bos> left out."""
-        edges = np.append(np.flatnonzero(self.held_out == BOS), len(self.held_out))
+        """Where `length` tokens of one held-out document begin, `start` left out."""
+        edges = np.append(np.flatnonzero(self.held_out == self.start), len(self.held_out))
         spaces = [np.arange(start + 1, stop - length + 1) for start, stop in pairwise(edges)]
         return np.concatenate([np.zeros(0, dtype=np.int64), *spaces])
 
@@ -62,26 +73,27 @@ class Corpus:
     @cached_property
     def bytes(self) -> tuple[int, ...]:
         """Bytes of text that every token id stands for; 0 for special ones."""
+        special, byte_level = set(self.tokenizer.all_special_ids), _is_byte_level(self._backend)
         symbols = [self._backend.id_to_token(index) or "" for index in range(len(self.tokenizer))]
-        return tuple(0 if index in (PAD, BOS) else len(symbol) for index, symbol in enumerate(symbols))
+        return tuple(0 if index in special else _bytes_of(symbol, byte_level) for index, symbol in enumerate(symbols))
 
     def _encoded(self, documents: Sequence[str]) -> Int[np.ndarray, " token"]:
         plain = type(self._backend).from_str(self._backend.to_str())
         plain.encode_special_tokens = True  # "<pad>" in a document is text like any other
         encodings = plain.encode_batch_fast(list(documents), add_special_tokens=False)
-        return np.concatenate([np.zeros(0, dtype=np.int64), *(np.array([BOS, *encoding.ids]) for encoding in encodings)])
+        return np.concatenate([np.zeros(0, dtype=np.int64), *(np.array([self.start, *encoding.ids]) for encoding in encodings)])
 
 
 @functools.lru_cache(maxsize=4)
 def corpus(path: str, vocabulary: int, tokenizer_file: str) -> Corpus:
     """Read a corpus and train, or read, its tokenizer; once a process.
 
-    Raises InputError: nothing readable, too little text, a tokenizer of another kind.
+    Raises InputError: nothing readable, too little text, no tokenizer, or one that cannot tell documents apart.
     """
     documents = _documents(path)
     if len(documents) < HELD_OUT:  # too few to hold one out: pieces of all of them
         documents = _pieces("\n".join(documents))
-    return Corpus(documents, _read_tokenizer(tokenizer_file) if tokenizer_file else _train(documents, vocabulary))
+    return Corpus(documents, _read_tokenizer(Path(tokenizer_file)) if tokenizer_file else _wrapped(_train(documents, vocabulary)))
 
 
 def _documents(path: str) -> list[str]:
@@ -132,19 +144,32 @@ def _train(documents: Sequence[str], vocabulary: int) -> Tokenizer:
     return backend
 
 
-def _read_tokenizer(path: str) -> Tokenizer:
-    from tokenizers import Tokenizer, pre_tokenizers
+def _read_tokenizer(file: Path) -> PreTrainedTokenizerFast:
+    """The tokenizer of a tokenizer.json; with the special tokens that a tokenizer_config.json beside it names, else ours."""
+    from tokenizers import Tokenizer
+    from transformers import AutoTokenizer
 
     try:
-        backend = Tokenizer.from_file(path)
+        backend = Tokenizer.from_file(str(file))
     except Exception as error:  # the reader raises nothing narrower
-        raise InputError(f"{path}: wanted a tokenizer.json, but {' '.join(str(error).split())}; name another file") from error
-    fits = backend.id_to_token(PAD) == "<pad>" and backend.id_to_token(BOS) == "<bos>"
-    if not fits or not isinstance(backend.pre_tokenizer, pre_tokenizers.ByteLevel):
-        raise InputError(
-            f"{path}: wanted a byte-level tokenizer with <pad> as id {PAD} and <bos> as {BOS}; name a language checkpoint's"
-        )
-    return backend
+        raise InputError(f"{file}: wanted a tokenizer.json, but {' '.join(str(error).split())}; name another file") from error
+    if backend.id_to_token(PAD) == "<pad>" and backend.id_to_token(BOS) == "<bos>":
+        return _wrapped(backend)
+    if file.name == "tokenizer.json" and (file.parent / "tokenizer_config.json").is_file():
+        return AutoTokenizer.from_pretrained(file.parent)
+    raise InputError(f"{file}: wanted a tokenizer.json with its tokenizer_config.json beside it, which says how texts begin")
+
+
+def _is_byte_level(backend: Tokenizer) -> bool:
+    """Whether a symbol of the vocabulary has a character for every byte, as GPT-2's."""
+    return '"ByteLevel"' in json.dumps(json.loads(backend.to_str())["decoder"])
+
+
+def _bytes_of(symbol: str, byte_level: bool) -> int:
+    """Bytes of text: one a character; or as SentencePiece writes them, with a mark for a space and <0xE4> for a byte alone."""
+    if byte_level or _LONE_BYTE.fullmatch(symbol):
+        return len(symbol) if byte_level else 1
+    return len(symbol.replace("\u2581", " ").encode())
 
 
 def _wrapped(backend: Tokenizer) -> PreTrainedTokenizerFast:

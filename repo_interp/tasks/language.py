@@ -2,10 +2,10 @@
 
     <bos> t_2 ... t_n        a window of a document; every token but the first is a target
 
-Tokens are byte-level BPE, trained on the corpus (2,048 ids), unless `tokenizer_file` names a tokenizer.json with <pad> 0 and
-<bos> 1: a checkpoint is scored with its own. Every 20th document is held out. Training windows are uniform over the other
-documents, joined; test windows begin uniformly in held-out documents that are long enough, and so see one document only. The same
-corpus gives the same bytes; another Python version has other sources.
+Tokens are byte-level BPE, trained on the corpus (2,048 ids), unless `tokenizer_file` names a tokenizer.json: a checkpoint goes on and
+is scored with its own, whichever it is. <bos> is its beginning of text, or its end of text where it has no beginning. Every 20th
+document is held out. Training windows are uniform over the other documents, joined; test windows begin uniformly in held-out documents
+that are long enough, and so see one document only. The same corpus gives the same bytes; another Python version has other sources.
 
 Test sets are named by the length in tokens. Score: log perplexity, nats a token; with attributes["bytes"] (of the targets' text),
 bits a byte = nats a token * targets / (bytes ln 2). No spans; nothing is generated.
@@ -25,7 +25,6 @@ from repo_interp.errors import InputError
 from repo_interp.tasks.corpus import Corpus, corpus
 from repo_interp.tasks.prompt import Prompt
 from repo_interp.tasks.task import Batch, Response, Task, doublings, log_perplexity, whole_number
-from repo_interp.tasks.vocabulary import BOS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -84,7 +83,7 @@ class Language(Task):
         """Windows of the training documents; there is no curriculum."""
         stream = self.data.training
         starts = generator.integers(0, len(stream) - self.length + 2, size)
-        return _windows(stream, starts, self.length)
+        return _windows(stream, starts, self.length, self.data.start)
 
     def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
         """Windows of held-out documents. Raises InputError where no document is long enough."""
@@ -92,7 +91,7 @@ class Language(Task):
         starts = self.data.held_out_starts(length - 1)
         if not len(starts):
             raise InputError(f"no held-out document has {length - 1} tokens; ask for a shorter length or give a longer corpus")
-        return _windows(self.data.held_out, generator.choice(starts, size), length)
+        return _windows(self.data.held_out, generator.choice(starts, size), length, self.data.start)
 
     def describe(self, tokens: Sequence[int]) -> Prompt:
         """Tokens with their text, and how many bytes the targets are."""
@@ -112,9 +111,9 @@ class Language(Task):
         return log_perplexity(self, responses, prompts)
 
 
-def _windows(stream: np.ndarray, starts: np.ndarray, length: int) -> Batch:
-    """<bos> and the `length` - 1 tokens from each start."""
-    tokens = np.full((len(starts), length), BOS, dtype=np.int64)
+def _windows(stream: np.ndarray, starts: np.ndarray, length: int, first: int) -> Batch:
+    """`first` and the `length` - 1 tokens from each start."""
+    tokens = np.full((len(starts), length), first, dtype=np.int64)
     tokens[:, 1:] = stream[starts[:, None] + np.arange(length - 1)]
     targets = np.ones(tokens.shape, dtype=bool)
     targets[:, 0] = False

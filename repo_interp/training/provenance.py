@@ -42,9 +42,14 @@ def stated_task(configuration: TrainingConfiguration) -> Task:
     return make_task(configuration.task, configuration.task_size, **configuration.task_options)
 
 
+def puts_into_any_tokens(task: Task) -> bool:
+    """Whether `task` can be put into the tokens of any tokenizer."""
+    return hasattr(task, "tokenizer_file")
+
+
 def in_tokens_of(task: Task, directory: Path) -> Task:
     """`task` in the tokens of the checkpoint in `directory`, where the task can be put into any tokens and names none itself."""
     file = directory / "tokenizer.json"
-    if getattr(task, "tokenizer_file", None) == "" and file.is_file():
+    if puts_into_any_tokens(task) and not task.options()["tokenizer_file"] and file.is_file():
         return make_task(task.name, **task.options() | {"tokenizer_file": str(file)})
     return task

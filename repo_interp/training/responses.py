@@ -58,8 +58,9 @@ def generated_responses(model: PreTrainedModel, task: Task, prompts: Sequence[Pr
 
 
 def prompts_of(task: Task, batch: Batch) -> list[Prompt]:
-    """The sequences of a batch, read back as prompts."""
-    return [task.describe(np.trim_zeros(row, "b").tolist()) for row in batch.tokens]
+    """The sequences of a batch, read back as prompts without their padding; 0 is a token like others up to the last target."""
+    ends = [np.flatnonzero((row != 0) | asked)[-1] + 1 for row, asked in zip(batch.tokens, batch.targets, strict=True)]
+    return [task.describe(row[:end].tolist()) for row, end in zip(batch.tokens, ends, strict=True)]
 
 
 def _padded(prompts: Sequence[Prompt], task: Task) -> Batch:

@@ -21,21 +21,27 @@ _HEAD = """# The checkpoints that come with the package
 `ri.zoo("niah/repo")` loads one, `repo-interp zoo` lists them, `make zoo` trains all of them again and writes this page. Each directory
 has the weights, the tokenizer, `training.toml` (everything that decides the bytes, with command and versions), `log.jsonl` and
 `scores.json`; `seed-N` in it the records of other seeds. Those marked "records" ship without weights. The same commands on the same
-machine give the same bytes. Scores: mean over seeds, ± their standard deviation.
+machine give the same bytes. Scores: mean over seeds, ± their standard deviation. Commands are those of seed 0;
+`repo-interp zoo train TASK/NAME` trains every seed of one, and what it goes on from.
 """
 
 _TASKS = {
     "reversal": "Text reversal (RePo, app. C): exact match by number of words; trained on 2 to 20. "
     "f_phi is shared by a layer's heads, as in the paper.",
     "niah": "Needle in a haystack, small: exact match by tokens of context; trained at 256. "
-    "A RoPE model is trained half-way, then goes on with each scheme on the same data and budget, as in the RePo paper.",
+    "A RoPE model is trained half-way, then goes on with each scheme on the same data and budget, as in the RePo paper. "
+    "`repo_from_N`: RoPE below layer N, RePo from it on.",
     "flip_flop": "Flip-flop (CoPE, table 2): accuracy of reads; trained on 128 tokens, 80 % of them ignored "
     "(sparse: 98 %, dense: 10 %, long: 512 tokens).",
     "selective_copy": "Selective copy (CoPE, table 2): exact match with as many blanks as in training, half and twice as many.",
-    "counting": "Counting (CoPE, tables 3 and 4): exact match with contexts as in training, longer and shorter ones.",
-    "copying": "In-context copying (HoPE, table 1): exact match by number of sequences in the context; trained on 4.",
+    "counting": "Counting (CoPE, tables 3 and 4): exact match with contexts as in training, longer and shorter ones; "
+    "`_3` and `_5`: trained and tested with three and five variables instead of one.",
+    "copying": "In-context copying (HoPE, table 1): exact match by number of sequences in the context; trained on 4. "
+    "Ablations (table 3): `hope_ab1` replaces the activated components only, `hope_ab2` the low ones only, `hope_ab3` keeps the high ones "
+    "everywhere, `rope_high` drops all others and puts nothing in their place.",
     "language": "Language modelling on the Python standard library: log perplexity by tokens, nats, lower is better; trained at 256. "
-    "`rope_continued` and `repo` go on from `rope` on the same data and budget, as in the RePo paper.",
+    "`rope_continued`, `repo` (after 1/3), `nope`, `r2n1` and `n2r1` go on from `rope` on the same data and budget, as in the RePo paper; "
+    "`cope` has p_max = 64, `cope_16` 16.",
 }
 """What a task is, and what its numbers are."""
 
