@@ -30,6 +30,7 @@ _WHERE = {
     "save": "repo_interp.models.checkpoints",
     "score": "repo_interp.scoring",
     "score_data_set": "repo_interp.scoring",
+    "score_needles": "repo_interp.scoring",
     "write_prompts": "repo_interp.tasks.prompts",
     "write_run": "repo_interp.run",
     "zoo": "repo_interp.training.zoo",
@@ -52,6 +53,7 @@ __all__ = [
     "save",
     "score",
     "score_data_set",
+    "score_needles",
     "tasks",
     "write_prompts",
     "write_run",
@@ -68,7 +70,7 @@ if TYPE_CHECKING:
     from repo_interp.models.load import load
     from repo_interp.models.reposition import added_parameters, layout, reposition
     from repo_interp.run import read_run, write_run
-    from repo_interp.scoring import score, score_data_set
+    from repo_interp.scoring import score, score_data_set, score_needles
     from repo_interp.tasks.prompts import read_prompts, write_prompts
     from repo_interp.training.zoo import zoo
 

@@ -1,4 +1,5 @@
-"""Scores of a model as a run with one group, `scores`: on a task (`score`), or on the questions of a data set (`score_data_set`).
+"""Scores of a model as a run with one group, `scores`: on a task (`score`), on needles in a haystack in any checkpoint's own tokens
+(`score_needles`), or on the questions of a data set (`score_data_set`).
 
     model, task -> prompts of every test set -> answers -> score [test_set, prompt] -> run -> figures, page, run.nc
 
@@ -18,6 +19,7 @@ from torch import nn
 
 from repo_interp.errors import InputError
 from repo_interp.experiments.data_set_scores import ask
+from repo_interp.experiments.needle_scores import needle_scores
 from repo_interp.experiments.task_scores import task_scores
 from repo_interp.models.provenance import identity, length_trained, loaded_from
 from repo_interp.models.reposition import attentions
@@ -55,6 +57,28 @@ def score(
     return _run(bridge, task_scores(_model(bridge), asked, test_sets, count, seed, answers, batch_size, progress))
 
 
+def score_needles(
+    bridge: Any,
+    lengths: Sequence[int] | None = None,
+    variant: str = "multikey_1",
+    count: int = 20,
+    seed: int = 0,
+    batch_size: int = 8,
+    progress: Callable[[int, int], None] | None = None,
+    **options: Any,
+) -> xr.DataTree:
+    """How well a bridge finds needles in a haystack (`tasks.niah`) in its own tokens, by length and depth; answers are generated.
+
+    Group `scores` as `score` makes it. `lengths`: tokens of a prompt with its answer (None: the training length, twice and four times
+    it); `options`: those of `tasks.niah` (dialect, essay, depth). Raises InputError for a bridge without a tokenizer, and for what
+    `needle_scores` refuses.
+    """
+    tokenizer = _tokenizer(bridge)
+    lengths = [multiple * length_trained(bridge) for multiple in (1, 2, 4)] if lengths is None else list(lengths)
+    found = needle_scores(_model(bridge), tokenizer, lengths, variant, count, seed, batch_size, progress, **options)
+    return _run(bridge, found)
+
+
 def score_data_set(
     bridge: Any,
     name: str,
@@ -70,11 +94,10 @@ def score_data_set(
     `length`: tokens of a prompt with its answer (None: the training length). Raises InputError for a bridge without a tokenizer, an
     unknown data set and a file that is none.
     """
-    if bridge.tokenizer is None:
-        raise InputError("this checkpoint has no tokenizer, so it can be asked nothing; put its tokenizer there")
+    tokenizer = _tokenizer(bridge)
     length = length_trained(bridge) if length is None else length
-    prompts = data_set_prompts(name, Path(file), bridge.tokenizer, length, count, seed)
-    found = ask(_model(bridge), bridge.tokenizer, prompts, batch_size)
+    prompts = data_set_prompts(name, Path(file), tokenizer, length, count, seed)
+    found = ask(_model(bridge), tokenizer, prompts, batch_size)
     stated = {"task": name, "metric": "score", "count": count, "seed": seed, "length": length}
     return _run(bridge, found.assign_attrs(answers="generated", left_out=[], higher_is_better="True", **stated))
 
@@ -89,7 +112,9 @@ def task_of(bridge: nn.Module, name: str | None = None, size: str | None = None,
     origin = loaded_from(bridge)
     trained = None if origin is None else trained_task(origin.directory)
     if name is None and trained is None:
-        raise InputError(f"{origin.name if origin else 'the model'} does not say which task it was trained on; name one")
+        raise InputError(
+            f"{origin.name if origin else 'the model'} does not say which task it was trained on; name one, or ruler"
+        )
     if trained is not None and name in (None, trained.name) and size is None:
         return make_task(trained.name, **trained.options() | options)
     made = make_task(name or getattr(trained, "name"), size or "small", **options)  # noqa: B009
@@ -99,6 +124,12 @@ def task_of(bridge: nn.Module, name: str | None = None, size: str | None = None,
 def _model(bridge: nn.Module) -> Any:
     """The Hugging Face model inside a bridge, whose attention calls the bridge's hooks; a model itself."""
     return getattr(bridge, "original_model", bridge)
+
+
+def _tokenizer(bridge: Any) -> Any:
+    if getattr(bridge, "tokenizer", None) is None:
+        raise InputError("this checkpoint has no tokenizer, so it can be asked nothing; put its tokenizer there")
+    return bridge.tokenizer
 
 
 def _run(bridge: nn.Module, scores: xr.Dataset) -> xr.DataTree:

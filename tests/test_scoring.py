@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
+from task_tokenizers import tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import repo_interp as ri
@@ -83,6 +84,71 @@ def test_a_run_of_scores_is_written_and_read_like_any_other(reversal, tmp_path):
     again = ri.read_run(tmp_path / "run.nc")
     assert_array_equal(again["scores"]["score"], reversal["scores"]["score"])
     assert again.attrs["checkpoint_digest"] == reversal.attrs["checkpoint_digest"]
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    """A decoder as others publish it, with a tokenizer of its own."""
+    directory = tmp_path_factory.mktemp("hub")
+    given = tokenizer("byte_level_bpe")
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=len(given), initializer_range=0.5, max_position_embeddings=700, **sizes)
+    LlamaForCausalLM(config).save_pretrained(directory)
+    given.save_pretrained(directory)
+    return directory
+
+
+def test_needles_are_asked_for_in_a_checkpoints_own_tokens_and_judged_as_generated(hub):
+    bridge = ri.load(hub)
+    run = ri.score_needles(bridge, [600, 700], count=3, dialect="repo")
+    scores = run["scores"]
+    assert scores["score"].shape == (2, 3) and (scores["tokens"].values <= [600, 700]).all()
+    for row, length in enumerate((600, 700)):
+        for place, prompt in enumerate(ri.tasks.niah(bridge.tokenizer, length=length, count=3, dialect="repo", answer="none")):
+            tokens = torch.tensor([prompt.tokens])
+            for _ in range(prompt.attributes["new_tokens"]):  # slow: no cache, one by one
+                logits = bridge.original_model(tokens, use_cache=False).logits
+                tokens = torch.cat((tokens, logits[:, -1:].argmax(-1)), dim=1)
+            said = bridge.tokenizer.decode(tokens[0, len(prompt.tokens) :], skip_special_tokens=True)
+            assert scores["score"].values[row, place] == ri.tasks.niah_score([said], [prompt]) / 100
+    assert scores["score_map"].dims == ("depth", "length")
+    assert [name for name, _ in figures_of_scores(run)] == ["scores", "score_map"]
+
+
+def test_several_needles_have_no_one_depth_and_so_no_map(hub):
+    run = ri.score_needles(ri.load(hub), [700], variant="multivalue", count=2)
+    assert "score_map" not in run["scores"] and set(np.unique(run["scores"]["score"])) <= {0.0, 0.25, 0.5, 0.75, 1.0}
+    with pytest.raises(InputError, match="tokens"):
+        ri.score_needles(ri.load(hub), [20], count=1)
+
+
+def test_the_command_asks_any_checkpoint_for_needles(hub, tmp_path, capsys):
+    words = [
+        "score",
+        str(hub),
+        "ruler",
+        "--test-sets",
+        "600",
+        "--count",
+        "2",
+        "--set",
+        "dialect=repo",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    assert cli.main(words) == 0
+    assert "on ruler" in capsys.readouterr().out
+    for more, said in (
+        (["--answers", "forced"], "ruler has no sizes, and its answers are always generated"),
+        (["--test-sets", "long"], "ruler's test sets are lengths in tokens, such as 4096; got 'long'"),
+        (["--set", "colour=red"], "ruler has no option 'colour'; it has variant, dialect, essay, depth"),
+    ):
+        assert cli.main(["score", str(hub), "ruler", *more, "--out", str(tmp_path / "none")]) == 2
+        assert said in capsys.readouterr().err
+    assert cli.main(["score", str(hub), "--out", str(tmp_path / "none")]) == 2
+    assert "does not say which task it was trained on; name one, or ruler" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
 
 
 def test_dots_are_means_bars_their_errors_and_the_dotted_line_is_where_training_ends(reversal):

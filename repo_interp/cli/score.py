@@ -5,11 +5,18 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from repo_interp.cli.checkpoint import free_directory, stem
 from repo_interp.cli.options import add_device, name_list, option_value, positive, positive_or_zero
 
+if TYPE_CHECKING:
+    import xarray as xr
+
 _DATA_SETS = ("hybridqa", "longbench", "qasper", "glue", "mmlu_pro")
+RULER = "ruler"
+_RULER_OPTIONS = ("variant", "dialect", "essay", "depth")
 SUMMARY = "Score a checkpoint on a task, by test set and over the task's axes: a table, figures, a page and a run file."
 
 
@@ -20,7 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "task",
         nargs="?",
         metavar="TASK",
-        help=f"the task (default: the one it was trained on), or with --data a data set: {', '.join(_DATA_SETS)}",
+        help=f"the task (default: the one it was trained on); {RULER}: needles in a haystack in the checkpoint's own tokens; "
+        f"or with --data a data set: {', '.join(_DATA_SETS)}",
     )
     parser.add_argument(
         "--data", metavar="FILE", help="your copy of the data set, in its own published format; its own metrics score it"
@@ -37,14 +45,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where the results go (default: runs/score-NAME, numbered when there is one)",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace the run that stands in --out")
-    parser.add_argument("--test-sets", type=name_list, metavar="A,B", help="which test sets (default: all that the task has)")
-    parser.add_argument("--count", type=positive, default=200, metavar="N", help="prompts of each (default: 200)")
+    parser.add_argument("--test-sets", type=name_list, metavar="A,B", help="which test sets, such as lengths (default: all)")
+    parser.add_argument("--count", type=positive, default=200, metavar="N", help="prompts of each test set (default: 200)")
     parser.add_argument("--seed", type=positive_or_zero, default=0, help="seed of the prompts (default: 0)")
     parser.add_argument(
         "--answers",
         choices=("forced", "generated"),
-        default="forced",
-        help="read the answer off one teacher-forced pass, or generate it token by token (default: forced; exact match is the same)",
+        help="read the answer off one teacher-forced pass, or generate it token by token (default: forced; exact match is the same); "
+        f"those of {RULER} and of data sets are always generated",
     )
     parser.add_argument(
         "--scaling",
@@ -58,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="NAME=VALUE",
         dest="task_options",
-        help="an option of the task; may be repeated",
+        help=f"an option of the task; of {RULER}, such as variant=multivalue or dialect=repo; may be repeated",
     )
     add_device(parser)
     parser.add_argument("--batch-size", type=positive, default=32, metavar="N", help="prompts in one forward pass (default: 32)")
@@ -75,34 +83,18 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.models.families import training_length
     from repo_interp.models.load import load
     from repo_interp.publication import prepare, publish, withdraw
-    from repo_interp.scoring import score, score_data_set, task_of
 
     console = Console()
-    asked = _data_set(arguments)
+    _require_fitting_options(arguments)
     path = find(arguments.checkpoint)
-    trained = training_length(identify(path).config)
-    scaling = _scaling(arguments.scaling, trained)
-    bridge = load(path, arguments.device, arguments.dtype, scaling)
-    asked_of_all = {"count": arguments.count, "seed": arguments.seed, "batch_size": arguments.batch_size}
-    task = (
-        None if asked is not None else task_of(bridge, arguments.task, arguments.task_size, **dict(arguments.task_options or ()))
-    )
+    scaling = _scaling(arguments.scaling, training_length(identify(path).config))
+    factor = 1.0 if scaling is None else float(scaling["factor"])
+    scored = _asked(arguments, load(path, arguments.device, arguments.dtype, scaling), factor)
     directory = prepare(arguments.out or free_directory(f"score-{stem(arguments.checkpoint)}"), arguments.overwrite)
     try:
         with Progress(console=console, transient=True) as progress:
             bar = progress.add_task("scoring", total=None)
-            if asked is not None:
-                length = arguments.length or int(trained * (scaling or {"factor": 1.0})["factor"])
-                scores = score_data_set(bridge, asked, arguments.data, length, **asked_of_all)
-            else:
-                scores = score(
-                    bridge,
-                    task,
-                    arguments.test_sets,
-                    answers=arguments.answers,
-                    progress=lambda done, total: progress.update(bar, completed=done, total=total),
-                    **asked_of_all,
-                )
+            scores = scored(lambda done, total: progress.update(bar, completed=done, total=total))
         with console.status("drawing"):
             scores.attrs["scaling"] = arguments.scaling or "none"
             files = publish(scores, directory)
@@ -117,23 +109,55 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _data_set(arguments: argparse.Namespace) -> str | None:
-    """The data set that is asked for; None for a task. Raises InputError where one option needs another."""
+def _asked(arguments: argparse.Namespace, bridge, factor: float) -> Callable[[Callable[[int, int], None]], xr.DataTree]:
+    """What is asked for - a task, ruler or a data set - as a function of the progress that it tells. Raises InputError beforehand."""
+    from repo_interp.models.provenance import length_trained
+    from repo_interp.scoring import score, score_data_set, score_needles, task_of
+
+    amount = {"count": arguments.count, "seed": arguments.seed, "batch_size": arguments.batch_size}
+    options = dict(arguments.task_options or ())
+    if arguments.task in _DATA_SETS:
+        length = arguments.length or int(length_trained(bridge) * factor)
+        return lambda progress: score_data_set(bridge, arguments.task, arguments.data, length, **amount)
+    if arguments.task == RULER:
+        lengths = None if arguments.test_sets is None else [int(name) for name in arguments.test_sets]
+        return lambda progress: score_needles(bridge, lengths, progress=progress, **amount, **options)
+    task = task_of(bridge, arguments.task, arguments.task_size, **options)
+    answers = arguments.answers or "forced"
+    return lambda progress: score(bridge, task, arguments.test_sets, answers=answers, progress=progress, **amount)
+
+
+def _require_fitting_options(arguments: argparse.Namespace) -> None:
+    """Raises InputError where one option needs another, or is for something else than what is asked for."""
     from repo_interp.errors import InputError
 
-    if arguments.data is None:
-        if arguments.task in _DATA_SETS:
+    given = {
+        "--test-sets": arguments.test_sets,
+        "--task-size": arguments.task_size,
+        "--set": arguments.task_options,
+        "--answers": arguments.answers,
+    }
+    stated = [name for name, value in given.items() if value is not None]
+    if arguments.task in _DATA_SETS:
+        if arguments.data is None:
             raise InputError(f"{arguments.task} needs data, which cannot come with the package; give your copy: --data FILE")
-        if arguments.length is not None:
-            raise InputError("--length is for data sets; give one, with --data FILE")
-        return None
-    if arguments.task not in _DATA_SETS:
+        if stated:
+            raise InputError(f"{stated[0]} is for tasks; a data set has no such thing")
+        return
+    if arguments.data is not None:
         raise InputError(f"--data is for a data set, one of {', '.join(_DATA_SETS)}; name one behind the checkpoint")
-    task_only = {"--test-sets": arguments.test_sets, "--task-size": arguments.task_size, "--set": arguments.task_options}
-    given = [name for name, value in task_only.items() if value is not None]
-    if given:
-        raise InputError(f"{given[0]} is for tasks; a data set has no such thing")
-    return arguments.task
+    if arguments.length is not None:
+        raise InputError("--length is for data sets; give one, with --data FILE")
+    if arguments.task == RULER:
+        for name in ("--task-size", "--answers"):
+            if name in stated:
+                raise InputError(f"{name} is for tasks; ruler has no sizes, and its answers are always generated")
+        for name in arguments.test_sets or ():
+            if not name.isdecimal() or int(name) < 1:
+                raise InputError(f"ruler's test sets are lengths in tokens, such as 4096; got {name!r}")
+        for name, _ in arguments.task_options or ():
+            if name not in _RULER_OPTIONS:
+                raise InputError(f"ruler has no option {name!r}; it has {', '.join(_RULER_OPTIONS)}")
 
 
 def _scaling(text: str | None, trained: int) -> dict[str, str | float | int] | None:

@@ -10,21 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import xarray as xr
 
 from repo_interp.experiments.extrapolation import extended
+from repo_interp.experiments.needle_scores import found_needles
 from repo_interp.experiments.task_scores import score_map
 from repo_interp.measures.labels import described
 from repo_interp.models.checkpoints import load_model
-from repo_interp.models.generation import continue_greedily
 from repo_interp.papers.cache import Cache
 from repo_interp.papers.checkpoint_scores import PLAIN, Scored, ScoreOptions, score_checkpoint
 from repo_interp.papers.repo_subjects import VARIANT, Options, Subject
 from repo_interp.papers.score_rules import Sample
-from repo_interp.tasks import Prompt, niah, niah_scores
+from repo_interp.tasks import Prompt, niah
 
 YARN = "yarn"
 MULTIPLES = (1, 2, 4)
@@ -111,12 +110,6 @@ def _ruler(one: Subject, lengths: Sequence[int], rotates: bool, options: Options
                 values[row, column] = values[0, column]
                 continue
             with extended(model, method, length, one.training_length):
-                values[row, column] = _generated(model, one.tokenizer, prompts[length], options.batch_size)
+                values[row, column] = found_needles(model, one.tokenizer, prompts[length], options.batch_size)
     coords = {"method": methods, "length": list(lengths), "prompt": np.arange(options.score_prompts)}
     return _with_map(xr.DataArray(values, coords, ("method", "length", "prompt")), prompts)
-
-
-def _generated(model: Any, tokenizer: Any, prompts: Sequence[Prompt], batch_size: int) -> np.ndarray:
-    counts = [int(prompt.attributes["new_tokens"]) for prompt in prompts]
-    made = continue_greedily(model, [prompt.tokens for prompt in prompts], counts, batch_size)
-    return niah_scores([str(tokenizer.decode(list(tokens))) for tokens in made], prompts) / 100
