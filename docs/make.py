@@ -49,11 +49,14 @@ EXAMPLES = {
     "train": (
         "repo-interp train reversal --scheme repo --seeds 0-2 --jobs 2",
         "repo-interp train niah --continue-from niah/rope --scheme repo@1/3 --out runs/mine",
+        "repo-interp train language --continue-from CHECKPOINT --scheme repo@1/3 --set corpus=texts --set length=2048 --out runs/mine",
         "repo-interp train --resume --out runs/mine",
     ),
     "score": (
         "repo-interp score niah/repo --test-sets 256,512 --scaling yarn:2",
         "repo-interp score runs/reversal-repo/seed-0 --count 500",
+        "repo-interp score CHECKPOINT ruler --test-sets 4096,8192 --count 20",
+        "repo-interp score CHECKPOINT language --set corpus=texts --set length=2048 --set longest_test=8192",
     ),
     "zoo": ("repo-interp zoo",),
     "figures": ("repo-interp figures hope --checkpoint rope=CHECKPOINT --checkpoint hope=CHECKPOINT",),
@@ -175,7 +178,7 @@ def tiny_run() -> dict[str, Any]:
         "perturbation": perturbation(model, task, prompts, gammas=(0.1,), l_maxes=(1,)),
         "extrapolation": extrapolation(model, task, {16: prompts, 32: longer}, 16),
         "output_traces": output_traces(model, prompts, longer[0], 16, 0, queries=2, step=4),
-        "scores": score(model, words, ["2", "3"], 2),
+        "scores": task_scores(model, words, ["2", "3"], 2),
     }
 
 

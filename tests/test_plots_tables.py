@@ -96,3 +96,10 @@ def test_tables_follow_the_groups(run):
 )
 def test_numbers_have_three_digits(value, text):
     assert number(value) == text
+
+
+def test_a_notebook_shows_a_table_whatever_its_texts_are():
+    table = Table("t", "a < b", ("name", "x"), (("<b>", 1234), ("c", None)), "note & more")
+    html = table._repr_html_()
+    assert "<td>&lt;b&gt;</td><td>1,234</td>" in html and "<td>–</td>" in html
+    assert "<caption>a &lt; b</caption>" in html and "note &amp; more" in html

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from html import escape
 
 import numpy as np
 import xarray as xr
@@ -36,6 +37,12 @@ class Table:
     def formatted(self) -> list[tuple[str, ...]]:
         """Rows as text: three significant digits, a dash where there is no number."""
         return [tuple(format_cell(cell) for cell in row) for row in self.rows]
+
+    def _repr_html_(self) -> str:
+        """The table in a notebook."""
+        header = "".join(f"<th>{escape(column)}</th>" for column in self.columns)
+        rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>" for cells in self.formatted())
+        return f"<table><caption>{escape(self.title)}</caption><tr>{header}</tr>{rows}</table><p>{escape(self.note)}</p>"
 
     @property
     def numeric(self) -> tuple[bool, ...]:
