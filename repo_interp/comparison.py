@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from repo_interp.comparison_notes import parameter_notes, prompt_notes, root_notes, shape_notes, shown, stated
 from repo_interp.errors import InputError
 from repo_interp.positions.layouts import format_layout
 from repo_interp.run import read_run, versions
@@ -33,7 +34,6 @@ Run = xr.DataTree | str | os.PathLike[str]
 _DESCRIBED = ("checkpoint", "layout", "checkpoint_digest", "prompts_digest", "dtype")
 _MUST_AGREE = {"maps": "block_size"}
 """Variables without axes that set what the axes of their group count: where they differ, labels do not mean the same."""
-_DIGITS = 8
 
 
 def compare(runs: Sequence[Run] | Mapping[str, Run]) -> xr.DataTree:
@@ -55,7 +55,7 @@ def compare_named(given: Sequence[tuple[str | None, Run]]) -> xr.DataTree:
     if steps is not None:
         order = sorted(zip(steps, found, strict=True))
         steps, found = [step for step, _ in order], {name: found[name] for _, name in order}
-    notes = [*_prompt_notes(found), *_root_notes(found)]
+    notes = [*prompt_notes(found), *root_notes(found)]
     shapes: list[str] = []
     groups: dict[str, xr.Dataset] = {}
     for measure in dict.fromkeys(name for run in found.values() for name in run.children):
@@ -70,7 +70,7 @@ def compare_named(given: Sequence[tuple[str | None, Run]]) -> xr.DataTree:
         notes += said
         if joined.data_vars:
             groups[measure] = joined
-            shapes += _shape_notes(having, joined)
+            shapes += shape_notes(having, joined)
     if not groups:
         has = "; ".join(f"{name} has {', '.join(run.children) or 'none'}" for name, run in found.items())
         raise InputError(f"these runs have no measure in common ({has}); analyse them with the same --measures")
@@ -79,7 +79,7 @@ def compare_named(given: Sequence[tuple[str | None, Run]]) -> xr.DataTree:
     tree = xr.DataTree.from_dict({"/": root, **{f"/{name}": group for name, group in groups.items()}})
     tree.attrs = {
         "runs": "steps of one training" if steps is not None else "checkpoints",
-        "same_prompts": "no" if len(_stated(found, "prompts_digest")) > 1 else "yes",
+        "same_prompts": "no" if len(stated(found, "prompts_digest")) > 1 else "yes",
         "notes": "\n".join(notes),
         **{f"version_{name}": number for name, number in versions().items()},
     }
@@ -164,50 +164,6 @@ def _layout(run: xr.DataTree) -> str:
     return format_layout(tuple(stated.split(","))) if "," in stated else stated
 
 
-def _stated(runs: Mapping[str, xr.DataTree], attribute: str) -> dict[str, list[str]]:
-    """Runs by what they state as `attribute`; those that state nothing are left out."""
-    found: dict[str, list[str]] = {}
-    for name, run in runs.items():
-        if attribute in run.attrs:
-            found.setdefault(str(run.attrs[attribute]), []).append(name)
-    return found
-
-
-def _listed(values: Mapping[str, Sequence[str]]) -> str:
-    """ "0.2 for rope, nope; 0.5 for repo"."""
-    return "; ".join(f"{value} for {', '.join(names)}" for value, names in values.items())
-
-
-def _prompt_notes(runs: Mapping[str, xr.DataTree]) -> list[str]:
-    digests = _stated(runs, "prompts_digest")
-    if len(digests) < 2:
-        return []
-    short = _listed({digest[:_DIGITS]: names for digest, names in digests.items()})
-    return [f"the prompts differ ({short}): only what is averaged over prompts is compared, and differences may be the prompts'"]
-
-
-def _root_notes(runs: Mapping[str, xr.DataTree]) -> list[str]:
-    return [
-        f"{what} differs: {_listed(values)}"
-        for attribute, what in (
-            ("dtype", "the precision"),
-            ("training_length", "the training length"),
-            ("scaling", "the scaling"),
-        )
-        for values in (_stated(runs, attribute),)
-        if len(values) > 1
-    ]
-
-
-def _shape_notes(groups: Mapping[str, xr.Dataset], joined: xr.Dataset) -> list[str]:
-    sizes = {axis: {name: one.sizes[axis] for name, one in groups.items() if axis in one.sizes} for axis in joined.dims}
-    return [
-        f"{axis}: {', '.join(f'{count:,} in {name}' for name, count in counts.items())}; what a run lacks is left empty"
-        for axis, counts in sizes.items()
-        if len(set(counts.values())) > 1
-    ]
-
-
 def _root(runs: Mapping[str, xr.DataTree], steps: Sequence[int] | None) -> xr.Dataset:
     described = {name: [str(run.attrs.get(name, "")) for run in runs.values()] for name in _DESCRIBED}
     described["layout"] = [_layout(run) for run in runs.values()]
@@ -225,7 +181,7 @@ def _root(runs: Mapping[str, xr.DataTree], steps: Sequence[int] | None) -> xr.Da
 
 def _joined(measure: str, groups: Mapping[str, xr.Dataset], names: Sequence[str]) -> tuple[xr.Dataset, list[str]]:
     """The variables that two of `groups` or more have, along `run`, and what has to be said."""
-    said = _parameter_notes(measure, groups)
+    said = parameter_notes(measure, groups)
     binding = _MUST_AGREE.get(measure)
     if binding is not None and len({float(one[binding]) for one in groups.values() if binding in one}) > 1:
         return xr.Dataset(), [*said, f"{measure}: {binding} differs, so that labels do not mean the same; not compared"]
@@ -304,27 +260,12 @@ def _same_frequencies(frequency: xr.DataArray) -> bool:
     return bool(np.all((high - low)[np.isfinite(high)] <= 1e-6 * high[np.isfinite(high)]))
 
 
-def _parameter_notes(measure: str, groups: Mapping[str, xr.Dataset]) -> list[str]:
-    said = []
-    for name in dict.fromkeys(name for one in groups.values() for name in one.attrs):
-        values: dict[str, list[str]] = {}
-        for run, one in groups.items():
-            values.setdefault(_shown(one.attrs.get(name, "not stated")), []).append(run)
-        if len(values) > 1:
-            said.append(f"{measure}: {name} differs, {_listed(values)}")
-    return said
-
-
 def _common(groups: Mapping[str, xr.Dataset]) -> dict[str, Any]:
     """The attributes that all of `groups` share."""
     first, *others = groups.values()
     return {
-        name: value for name, value in first.attrs.items() if all(_shown(one.attrs.get(name)) == _shown(value) for one in others)
+        name: value for name, value in first.attrs.items() if all(shown(one.attrs.get(name)) == shown(value) for one in others)
     }
-
-
-def _shown(value: Any) -> str:
-    return ",".join(map(str, np.atleast_1d(value).tolist())) if isinstance(value, list | tuple | np.ndarray) else str(value)
 
 
 def _odd_one(arrays: Mapping[str, xr.DataArray], key) -> str:

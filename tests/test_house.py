@@ -21,6 +21,7 @@ ABOVE = (
     "scoring",
     "comparison",
     "comparison_files",
+    "comparison_notes",
     "experiments",
     "training",
     "papers",

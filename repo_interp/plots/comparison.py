@@ -18,9 +18,10 @@ from dataclasses import dataclass
 import numpy as np
 import xarray as xr
 
-from repo_interp.plots.comparison_drawing import blocks_beside, categories, curves, heads_beside, over_steps
+from repo_interp.plots.comparison_drawing import blocks_beside, categories, curves, heads_beside
 from repo_interp.plots.comparison_looks import Runs, runs_of
 from repo_interp.plots.comparison_own import position_panels, score_figures
+from repo_interp.plots.comparison_steps import over_steps
 from repo_interp.plots.mass import nanmean
 from repo_interp.plots.style import PaperFigure
 

@@ -1,12 +1,11 @@
-"""One variable of several runs in one figure: the four ways in which arrays are drawn side by side.
+"""One variable of several runs in one figure: the ways in which arrays are drawn side by side.
 
     heads_beside   [run, layer, head]           a map a run, one colour scale, and a map a difference to the first run
     curves         [run, layer, head, axis]     runs laid over each other, a panel a layer; band: middle half of heads
     categories     [run, layer, head, names]    a dot a run and name: the mean; line: middle half of heads
     blocks_beside  [run, row, column]           a map a run, one colour scale, and a map a difference
-    over_steps     [run, series, layer, head]   x the training step, a line a series or a panel a layer
 
-Arrays are means over prompts already. Knows shapes and looks; knows no measure.
+Steps of a training are drawn in `comparison_steps`. Arrays are means over prompts already. Knows shapes and looks; knows no measure.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from repo_interp.plots.comparison_looks import Runs, spread
 from repo_interp.plots.drawing import legend_below, plain_decades, scheme_swatches, sparse_ticks
 from repo_interp.plots.mass import nanmean
 from repo_interp.plots.reading import ordered_spans, unit_label
-from repo_interp.plots.style import PAGE_WIDTH, PATTERN_COLOURS, PaperFigure, darker, paper_figure, span_colours, style
+from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
 
 BESIDE = 5
 """Maps side by side; of more runs the first, the last and some between are drawn."""
@@ -37,8 +36,7 @@ LOG_ABOVE, LOG_BELOW = 50.0, 1e5
 FEW, CLIPPED = 1024, 99.5
 """Values from which a colour scale of both signs ends at this percentile of their sizes."""
 _EMPTY = "#D9D9D9"
-_LINE = 0.8
-_LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#804020", "#4B2BD6", "#56B4E9", "#5A5A5A")
+LINE = 0.8
 
 
 def heads_beside(values: xr.DataArray, runs: Runs) -> PaperFigure:
@@ -68,7 +66,7 @@ def blocks_beside(values: xr.DataArray, runs: Runs, said: str) -> PaperFigure:
     with style():
         figure, maps = _beside(shown, runs, height=1.75)
         for ax, _ in maps:
-            ax.set(xlabel=_axis_name(column), ylabel=_axis_name(row))
+            ax.set(xlabel=axis_name(column), ylabel=axis_name(row))
             ax.locator_params(nbins=4, integer=True)
         name_figure(figure, unit_label(str(values.attrs.get("long_name", values.name)), values), said)
     return figure
@@ -89,35 +87,35 @@ def curves(values: xr.DataArray, runs: Runs, x: str, panel: str | None) -> Paper
                 ax.set_axis_off()
                 continue
             of_panel = values if panel is None else values.sel({panel: labels[place]})
-            for name in _having(values):
+            for name in runs_having(values):
                 one = of_panel.sel(run=name).transpose(x, ...)
                 _curve(ax, places, one.values.reshape(len(places), -1), dict(runs.looks[name]), str(name))
             if panel is not None:
-                ax.set_title(f"{_axis_name(panel)} {labels[place]}")
+                ax.set_title(f"{axis_name(panel)} {labels[place]}")
             ax.grid(axis="y")
             ax.locator_params(axis="y", nbins=5)
             if logarithmic:
                 ax.set_xscale("log")
                 ax.set_xticks(places, [f"{value:g}" for value in places])
                 ax.minorticks_off()
-        name_columns(axes, unit_label(_axis_name(x), values[x]))
-        figure.supylabel(str(values.attrs.get("units", "")).removesuffix("1") or _axis_name(str(values.name)), fontsize=7)
-        spread_over = _spread_over(values, x, panel)
+        name_columns(axes, unit_label(axis_name(x), values[x]))
+        figure.supylabel(str(values.attrs.get("units", "")).removesuffix("1") or axis_name(str(values.name)), fontsize=7)
+        shown = spread_over(values, x, panel)
         many = panel is not None and values.sizes[panel] > PANELS
         name_figure(
             figure,
             unit_label(str(values.attrs.get("long_name", values.name)), values),
-            spread_over + (f"; {len(labels)} of {values.sizes[panel]} {_axis_name(panel)}s" if panel and many else ""),
+            shown + (f"; {len(labels)} of {values.sizes[panel]} {axis_name(panel)}s" if panel and many else ""),
         )
-        legend_below(figure, runs.handles(_having(values)))
+        legend_below(figure, runs.handles(runs_having(values)))
     return figure
 
 
 def categories(values: xr.DataArray, runs: Runs, axis: str) -> PaperFigure:
     """`values` [run, axis] with names on `axis`: a dot a run and name, the mean over all else; a line: the middle half of heads."""
-    names = _names(values, axis)
+    names = names_along(values, axis)
     values = values.sel({axis: names}).transpose("run", axis, ...)
-    having = _having(values)
+    having = runs_having(values)
     flat = values.sel(run=having).values.reshape(len(having), len(names), -1)
     with style():
         figure = paper_figure(0.62 * PAGE_WIDTH, 0.95 + max(0.2, 0.09 * len(having)) * len(names))
@@ -133,85 +131,13 @@ def categories(values: xr.DataArray, runs: Runs, axis: str) -> PaperFigure:
         ax.set_ylim(len(names) - 0.5, -0.5)
         ax.set_xlabel(unit_label(str(values.name).replace("_", " "), values))
         means = nanmean(flat, axis=2)
-        if _log(means):
+        if is_logarithmic(means):
             ax.set_xscale("log")
             plain_decades(ax.xaxis)
             ax.set_xlim(float(np.nanmin(means)) / 3, float(np.nanmax(flat)) * 1.5)
         ax.grid(axis="x")
-        name_figure(figure, str(values.attrs.get("long_name", values.name)), _spread_over(values, axis, None))
+        name_figure(figure, str(values.attrs.get("long_name", values.name)), spread_over(values, axis, None))
         legend_below(figure, [Line2D([], [], markersize=3.6, **{**runs.looks[name], "linestyle": "none"}) for name in having])
-    return figure
-
-
-def over_steps(values: xr.DataArray, runs: Runs, series: str | None) -> PaperFigure:
-    """`values` [run, ...] over the training step: a line a name of `series`, the mean over all else; without `series` a panel a layer,
-    a thin line a head and a thick one for their mean.
-    """
-    having = _having(values)
-    steps = np.array([runs.step(name) for name in having], dtype=float)
-    values = values.sel(run=having)
-    with style():
-        if series is not None:
-            figure = paper_figure(0.62 * PAGE_WIDTH, 2.5)
-            _series(figure, figure.subplots(), values.transpose("run", series, ...), steps, series)
-        else:
-            figure = _panels_over_steps(values, runs, steps, having[-1])
-        name_figure(
-            figure,
-            unit_label(str(values.attrs.get("long_name", values.name)), values),
-            "thick: mean over heads, thin: a head" if series is None else _spread_over(values, series, None, "mean over"),
-        )
-    return figure
-
-
-def _series(figure: PaperFigure, ax: Axes, values: xr.DataArray, steps: np.ndarray, series: str) -> None:
-    names = _names(values, series) if values[series].dtype.kind in "OUS" else spread(list(values[series].values), CATEGORIES)
-    if series == "span":
-        names = [name for name in names if "." not in str(name)] or names
-    colours = _series_colours([str(name) for name in names], series)
-    for name in names:
-        means = nanmean(values.sel({series: name}).values.reshape(len(steps), -1), axis=1)
-        ax.plot(steps, means, "o-", color=colours[str(name)], markersize=2.5, label=str(name), gid=f"over steps {name}")
-    ax.set(xlabel="training step", ylabel=unit_label(str(values.name).replace("_", " "), values))
-    ax.grid(axis="y")
-    legend_below(
-        figure, [Line2D([], [], color=colours[str(name)], marker="o", markersize=2.5, label=str(name)) for name in names]
-    )
-
-
-def _series_colours(names: Sequence[str], series: str) -> dict[str, str]:
-    """A colour for every line: those of spans and patterns, darkened to be read as lines; others in order."""
-    if series == "span":
-        return {name: darker(colour, _LINE) for name, colour in span_colours(names).items()}
-    fixed = {name: darker(colour, _LINE) for name, colour in PATTERN_COLOURS.items()} if series == "pattern" else {}
-    return {name: fixed.get(name, _LINES[place % len(_LINES)]) for place, name in enumerate(names)}
-
-
-def _panels_over_steps(values: xr.DataArray, runs: Runs, steps: np.ndarray, last: str) -> PaperFigure:
-    layers: list[Any] = spread(list(values["layer"].values), PANELS) if "layer" in values.dims else [None]
-    columns = min(COLUMNS, len(layers))
-    rows = -(-len(layers) // columns)
-    figure = paper_figure(PAGE_WIDTH if columns > 2 else 0.5 * PAGE_WIDTH * columns, 0.7 + 1.35 * rows)
-    axes: Any = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    colour = runs.looks[last]["color"]
-    logarithmic = _log(values.values)
-    for place, ax in enumerate(axes.ravel()):
-        if place >= len(layers):
-            ax.set_axis_off()
-            continue
-        one = (values if layers[place] is None else values.sel(layer=layers[place])).transpose("run", ...)
-        flat = one.values.reshape(len(steps), -1)
-        if flat.shape[1] > 1:
-            ax.plot(steps, flat, color=colour, linewidth=0.5, alpha=0.5, gid=f"heads {layers[place]}")
-        ax.plot(steps, nanmean(flat, axis=1), "o-", color=colour, linewidth=1.4, markersize=2.5, gid=f"mean {layers[place]}")
-        if layers[place] is not None:
-            ax.set_title(f"layer {layers[place]}")
-        ax.grid(axis="y")
-        if logarithmic:
-            ax.set_yscale("log")
-            plain_decades(ax.yaxis)
-    name_columns(axes, "training step")
-    figure.supylabel(str(values.attrs.get("units", "")).removesuffix("1") or _axis_name(str(values.name)), fontsize=7)
     return figure
 
 
@@ -221,7 +147,7 @@ def _beside(shown: xr.DataArray, runs: Runs, height: float) -> tuple[PaperFigure
     data = shown.values.astype(float)
     having = [place for place, one in enumerate(data) if np.isfinite(one).any()]
     base, compared = having[0], having[1:]
-    logarithmic = _log(data)
+    logarithmic = is_logarithmic(data)
     with np.errstate(divide="ignore", invalid="ignore"):
         differences = np.log10(data / data[base]) if logarithmic else data - data[base]
     one_row = len(names) == 2
@@ -292,7 +218,8 @@ def _reach(finite: np.ndarray) -> float:
     return float((np.percentile(sizes, CLIPPED) if sizes.size > FEW else sizes.max(initial=0.0)) or sizes.max(initial=0.0) or 1.0)
 
 
-def _log(data: np.ndarray) -> bool:
+def is_logarithmic(data: np.ndarray) -> bool:
+    """Whether values, all positive, spread so far that a scale of them is logarithmic."""
     finite = data[np.isfinite(data)]
     return bool(finite.size and finite.min() > 0 and LOG_ABOVE < finite.max() / finite.min() < LOG_BELOW)
 
@@ -323,13 +250,13 @@ def name_columns(axes: np.ndarray, label: str) -> None:
         lowest.tick_params(labelbottom=True)
 
 
-def _having(values: xr.DataArray) -> list[str]:
+def runs_having(values: xr.DataArray) -> list[str]:
     """The runs that have any value."""
     found = values.transpose("run", ...).values
     return [str(name) for name, one in zip(values["run"].values, found, strict=True) if np.isfinite(one).any()]
 
 
-def _names(values: xr.DataArray, axis: str) -> list[str]:
+def names_along(values: xr.DataArray, axis: str) -> list[str]:
     """The names on `axis` that have any value, in reading order, as many as can be told apart."""
     names = [str(name) for name in values[axis].values if np.isfinite(values.sel({axis: name}).values).any()]
     if axis == "span":
@@ -338,14 +265,16 @@ def _names(values: xr.DataArray, axis: str) -> list[str]:
     return names[:CATEGORIES]
 
 
-def _spread_over(values: xr.DataArray, axis: str, panel: Hashable | None, said: str = "mean and middle half over") -> str:
+def spread_over(values: xr.DataArray, axis: str, panel: Hashable | None, said: str = "mean and middle half over") -> str:
+    """What a line and its band stand for: "mean and middle half over 4 layers and 4 heads"."""
     rest = [
-        f"{values.sizes[dim]} {_axis_name(dim)}s" for dim in ("layer", "head") if dim in values.dims and dim not in (axis, panel)
+        f"{values.sizes[dim]} {axis_name(dim)}s" for dim in ("layer", "head") if dim in values.dims and dim not in (axis, panel)
     ]
     return f"{said} {' of '.join(rest)}" if rest else ""
 
 
-def _axis_name(axis: Hashable) -> str:
+def axis_name(axis: Hashable) -> str:
+    """An axis as a label says it."""
     return str(axis).replace("_", " ")
 
 

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from repo_interp.plots.comparison_drawing import BESIDE, name_columns, name_figure, over_steps
+from repo_interp.plots.comparison_drawing import BESIDE, name_columns, name_figure
 from repo_interp.plots.comparison_looks import Runs, spread
+from repo_interp.plots.comparison_steps import over_steps
 from repo_interp.plots.drawing import legend_below, shade_spans, span_handles
 from repo_interp.plots.mass import nanmean, ranked
 from repo_interp.plots.positions import draw_positions
