@@ -11,6 +11,7 @@ import pytest
 from repo_interp import cli
 from repo_interp.errors import InputError
 from repo_interp.models.checkpoints import identify, load_model
+from repo_interp.papers.catalogue import PAPERS, paper
 from repo_interp.papers.recorded_scores import recorded_scores
 from repo_interp.training.configuration import TrainingConfiguration
 from repo_interp.training.making import command, install, make, unfinished
@@ -54,6 +55,12 @@ def test_schemes_of_a_task_have_equal_budgets():
         ]
         groups.setdefault((run.planned.task, run.planned.continue_from), []).append(budget)
     assert all(budget == budgets[0] for budgets in groups.values() for budget in budgets)
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_a_paper_takes_only_checkpoints_that_are_planned(name):
+    """Found: a name that no plan had, so that a figure silently lacked a line."""
+    assert set(paper(name).ZOO) <= {planned.name for planned in PLAN}
 
 
 def test_the_zoo_is_small():

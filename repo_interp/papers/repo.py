@@ -44,9 +44,9 @@ ZOO = (
     "niah/nope",
     "niah/r2n1",
     "niah/n2r1",
-    "niah/repo_1_3",
     "niah/repo_from_1",
     "niah/repo_from_2",
+    "niah/repo_from_3",
     "language/repo",
     "language/rope",
 )

@@ -109,11 +109,17 @@ def _longer(one: Searched, rope: Searched) -> Verdict:
     leads = {length: above(*pair) for length, pair in pairs.items()}
     mine, theirs = one.sample(longer, YARN), rope.sample(longer, YARN)
     plain = {length: (one.sample([length], PLAIN).mean, rope.sample([length], PLAIN).mean) for length in longer}
+    told_apart = [length for length in longer if min(sample.mean for sample in pairs[length]) < rules.CEILING]
+    measured = f"share of needles found at {' and '.join(map(str, longer))} tokens with YaRN"
+    bare = "; ".join(f"{length} without YaRN {plain[length][0]:.3f} and {plain[length][1]:.3f}" for length in longer)
+    if not told_apart:
+        note = f"{mine.mean:.3f} and {rope.subject.name} {theirs.mean:.3f}: both find all of them, so neither is above; {bare}"
+        return Verdict(R9_LONGER, one.subject.name, UNMEASURED, measured, note=note)
     return Verdict(
         R9_LONGER,
         one.subject.name,
-        judged(bool(leads) and all(lead.holds for lead in leads.values())),
-        f"share of needles found at {' and '.join(map(str, longer))} tokens with YaRN",
+        judged(all(leads[length].holds for length in told_apart)),
+        measured,
         mine.mean,
         mine.spread,
         mine.over,
@@ -121,10 +127,10 @@ def _longer(one: Searched, rope: Searched) -> Verdict:
         f"{rope.subject.name} {theirs.mean:.3f}",
         "; ".join(
             f"{length}: {pairs[length][0].mean:.3f}, {rope.subject.name} {pairs[length][1].mean:.3f} ({lead.margin:+.3f}, standard error "
-            f"{lead.standard_error:.2g}); without YaRN {plain[length][0]:.3f} and {plain[length][1]:.3f}"
+            f"{lead.standard_error:.2g})"
             for length, lead in leads.items()
         )
-        + _budgets(one, rope),
+        + f"; {bare}{_budgets(one, rope)}",
     )
 
 
@@ -173,23 +179,34 @@ def _start_layers(starts: Sequence[Searched], options: Options) -> Result:
     )
     plain, extended = scores.mean(axis=2)
     at_length = scores[0, :, 0]
-    verdict = Verdict(
-        R9_START,
-        ", ".join(one.subject.name for one in order),
-        judged(bool(np.ptp(extended) <= rules.ROBUST)),
-        "largest difference of the mean score over L, 2L, 4L between starting layers",
-        float(np.ptp(extended)),
-        n=options.score_prompts * len(lengths),
-        note="; ".join(
+    names = ", ".join(one.subject.name for one in order)
+    measured = "largest difference of the mean score over L, 2L, 4L between starting layers"
+    seeds = [max(len(sample.seeds) for sample in row) for row in samples[0]]
+    note = (
+        "; ".join(
             f"from layer {_start(one.subject)}: {mean:.3f}, without YaRN {bare:.3f}"
             for one, mean, bare in zip(order, extended, plain, strict=True)
         )
-        + f"; at L alone {at_length.min():.3f} to {at_length.max():.3f}; one seed each",
+        + f"; at L alone {at_length.min():.3f} to {at_length.max():.3f}; without YaRN {' to '.join(map(str, sorted(set(seeds))))} seeds, "
+        "with it one"
+    )
+    verdict = (
+        Verdict(R9_START, names, UNMEASURED, measured, note=f"all find all of them: {note}")
+        if extended.min() >= rules.CEILING
+        else Verdict(
+            R9_START,
+            names,
+            judged(bool(np.ptp(extended) <= rules.ROBUST)),
+            measured,
+            float(np.ptp(extended)),
+            n=options.score_prompts * len(lengths),
+            note=note,
+        )
     )
     return Result(
         f"haystack_start_layer_{_group(order[0].subject)}",
         f"Needles found by the layer (0-based) from which RePo replaces RoPE (RePo fig. 4), {options.score_prompts} prompts a length, "
-        "without and with YaRN beyond the training length L; bar: standard error over prompts.",
+        "without and with YaRN beyond the training length L; bar: standard deviation over seeds, or of one seed's mean its standard error.",
         data,
         start_layers(data),
         (verdict,),

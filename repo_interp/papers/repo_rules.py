@@ -20,7 +20,8 @@ from repo_interp.papers.lead import Lead
 NEAR_PERFECT = 0.95
 """Exact match, mean over the lengths trained on."""
 CEILING = 0.99
-"""Score from which two checkpoints cannot be told apart."""
+"""Score from which two checkpoints cannot be told apart. (For lengths beyond training and start layers this was added when YaRN had
+brought every checkpoint of the zoo to 1.)"""
 MIRROR_RANDOM, MIRROR_WORD, MIRROR_CORRELATION = 0.25, 0.5, 0.9
 FLAT = 0.25
 FAR_BELOW = 0.5
