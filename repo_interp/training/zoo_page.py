@@ -37,8 +37,8 @@ _TASKS = {
     "counting": "Counting (CoPE, tables 3 and 4): exact match with contexts as in training, longer and shorter ones; "
     "`_3` and `_5`: trained and tested with three and five variables instead of one.",
     "copying": "In-context copying (HoPE, table 1): exact match by number of sequences in the context; trained on 4. "
-    "Ablations (table 3): `hope_ab1` replaces the activated components only, `hope_ab2` the low ones only, `hope_ab3` keeps the high ones "
-    "everywhere, `rope_high` drops all others and puts nothing in their place.",
+    "Ablations (table 3): `hope_ab1` makes only the activated components independent of position, `hope_ab2` only the low ones; "
+    "`hope_ab3` puts high ones in the place of both, `rope_high` nothing.",
     "language": "Language modelling on the Python standard library: log perplexity by tokens, nats, lower is better; trained at 256. "
     "`rope_continued`, `repo` (after 1/3), `nope`, `r2n1` and `n2r1` go on from `rope` on the same data and budget, as in the RePo paper; "
     "`cope` has p_max = 64, `cope_16` 16.",
