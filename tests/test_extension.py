@@ -73,7 +73,7 @@ def test_the_scheme_and_the_task_train_and_are_scored(worked):
     assert scores.attrs["task"] == "sorting"
     assert scores["test_set"].values.tolist() == ["3", "4"]
     assert np.isfinite(scores["mean_score"]).all()
-    assert ri.read_run(worked / "scored").attrs["layout"] == "t5"
+    assert ri.read_run(worked / "scored").attrs["layout"] == "t5,t5"
     assert "a scheme of another package" in (worked / "said").read_text()
 
 
