@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -125,6 +126,24 @@ def test_recorded_scores_stand_in_for_weights():
     assert found[0].verdict == HOLDS and found[0].ours == pytest.approx(85)
     assert found[0].spread_over.endswith("at most)")
     assert found[1].verdict == UNMEASURED and "weights" in found[1].note
+
+
+def test_schemes_with_other_numbers_of_seeds_stand_in_one_figure():
+    """Found when the zoo got a second seed of copying: PI and YaRN have one, the plain scores two."""
+
+    def with_seeds(one: Scored, *means: float) -> Scored:
+        runs = [
+            Recorded(Path("run"), one.layout, seed, "exact match", 200, 10, dict.fromkeys(SETS, mean), one.configuration)
+            for seed, mean in enumerate(means, start=1)
+        ]
+        return dataclasses.replace(one, recorded=tuple(runs))
+
+    hope = with_seeds(made("hope", 1.0, 0.5, {"interpolation": 0.5, "yarn": 0.5}), 0.7, 0.9)
+    found = copying([hope, made("rope", 1.0, 0.1, {"interpolation": 0.4, "yarn": 0.9})])
+    values = found.data["score"].sel(test_set=4)
+    assert values.sel(checkpoint="HoPE").values.tolist() == [0.5, 0.7, 0.9]
+    assert values.sel(checkpoint="HoPE + YaRN").dropna("seed").values.tolist() == [0.5]
+    assert values.sel(checkpoint="RoPE").dropna("seed").values.tolist() == [0.1]
 
 
 # ---- trained checkpoints --------------------------------------------------------------------------------------------

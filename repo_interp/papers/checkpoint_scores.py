@@ -152,7 +152,8 @@ def score_checkpoint(
 
 def score_table(scored: Sequence[Scored], test_sets: Sequence[str] = (), method: str = PLAIN) -> xr.Dataset:
     """Scores side by side as `plots.scores` draws them: `score [checkpoint, test_set, seed]`, `standard_error [checkpoint, test_set]`,
-    `layout (checkpoint)`. `test_sets`: all that a checkpoint has where none are named; NaN where one has it not.
+    `layout (checkpoint)`; `seed` counts those there are. `test_sets`: all that a checkpoint has where none are named; NaN where one has
+    it not.
     """
     names = list(test_sets) or list(dict.fromkeys(name for one in scored for name in one.test_sets))
     samples = [[one.sample([name], method) if name in one.test_sets else None for name in names] for one in scored]
@@ -176,6 +177,7 @@ def score_table(scored: Sequence[Scored], test_sets: Sequence[str] = (), method:
             "checkpoint": [one.name for one in scored],
             "test_set": names,
             "layout": ("checkpoint", [one.layout for one in scored]),
+            "seed": np.arange(seeds),  # so that tables of other numbers of seeds can be joined
         },
     )
 

@@ -107,7 +107,7 @@ def _configuration(planned: Planned, seed: int, runs: Path) -> TrainingConfigura
 
 
 def _plan() -> Iterator[Planned]:
-    three = (0, 1, 2)
+    two, three = (0, 1), (0, 1, 2)
     for scheme in ("repo", "rope", "nope"):
         yield Planned(f"reversal/{scheme}", scheme, three)
 
@@ -129,9 +129,9 @@ def _plan() -> Iterator[Planned]:
             yield Planned(f"counting/{name}{suffix}", layout, fields=fields, weights=(name, variables) == ("cope", 1))
 
     for scheme in ("rope", "alibi", "kerple", "fire", "hope"):
-        yield Planned(f"copying/{scheme}", scheme, three)
+        yield Planned(f"copying/{scheme}", scheme, two)
     for scheme in ("hope_ab1", "hope_ab2", "hope_ab3", "rope_high"):
-        yield Planned(f"copying/{scheme}", scheme, three, weights=False)
+        yield Planned(f"copying/{scheme}", scheme, two, weights=False)
 
     yield Planned("language/rope", "rope", fields={"checkpoint_every": 100})
     for scheme in ("learned", "alibi", "kerple", "fire", "hope", "cope"):

@@ -36,7 +36,8 @@ _TASKS = {
     "selective_copy": "Selective copy (CoPE, table 2): exact match with as many blanks as in training, half and twice as many.",
     "counting": "Counting (CoPE, tables 3 and 4): exact match with contexts as in training, longer and shorter ones; "
     "`_3` and `_5`: trained and tested with three and five variables instead of one.",
-    "copying": "In-context copying (HoPE, table 1): exact match by number of sequences in the context; trained on 4. "
+    "copying": "In-context copying (HoPE, table 1): exact match by number of sequences in the context; trained on 4, four of them asked "
+    "for behind each other, so that the training prompts are as long as one with 7. "
     "Ablations (table 3): `hope_ab1` makes only the activated components independent of position, `hope_ab2` only the low ones; "
     "`hope_ab3` puts high ones in the place of both, `rope_high` nothing.",
     "language": "Language modelling on the Python standard library: log perplexity by tokens, nats, lower is better; trained at 256. "
