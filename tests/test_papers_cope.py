@@ -18,7 +18,7 @@ from repo_interp.papers.checkpoint_scores import PLAIN, Scored, ScoreOptions, of
 from repo_interp.papers.claims import FAILS, HOLDS, UNMEASURED
 from repo_interp.papers.cope_claims import C1, C2, C3, C4, C4_POSITIONS, C5
 from repo_interp.papers.cope_errors import counting, flip_flop, selective_copy
-from repo_interp.papers.cope_language import perplexity
+from repo_interp.papers.cope_language import on_the_same_windows, perplexity
 from repo_interp.papers.recorded_scores import Recorded, by_seed, recorded_scores, unequal_budgets
 from repo_interp.papers.score_rules import MATERIAL, NOTHING, Sample, above, above_in_rise, lower_perplexity
 from repo_interp.plots.cope_errors import error_bars
@@ -203,6 +203,17 @@ def test_perplexities_in_order_and_the_smallest_rise():
     rows |= {"rope": (1.9, 1.9, 1.95)}
     assert [one.verdict for one in perplexity(language(rows)).verdicts] == [FAILS, FAILS]
     assert [one.verdict for one in perplexity(language({"cope": (2.0, 2.1)})).verdicts] == [UNMEASURED, UNMEASURED]
+
+
+def test_perplexities_stand_side_by_side_on_the_same_windows_alone():
+    """Found: a run without weights, by its record over other windows, seemed worse than one that it was better than."""
+    windows = {"32": np.array([2.0, 3.0]), "64": np.array([2.1, 3.1])}
+    options = {"metric": "log perplexity", "task": "language"}
+    live = [made(name, {"32": [2.5], "64": [2.6]}, windows, **options) for name in ("cope", "rope")]
+    recorded = made("learned", {"32": [2.7], "64": [2.8]}, **options)
+    assert on_the_same_windows([*live, recorded]) == live
+    assert on_the_same_windows([recorded]) == [recorded]
+    assert perplexity([*live, recorded]).data["checkpoint"].values.tolist() == ["cope", "rope"]
 
 
 def test_sixteen_positions_suffice_where_perplexity_hardly_rises():

@@ -27,6 +27,7 @@ COPE, RELATIVE, ABSOLUTE = "cope", "rope", "learned"
 
 def perplexity(scored: Sequence[Scored]) -> Result:
     """C4 and C5: perplexity of language models by length."""
+    scored = on_the_same_windows(scored)
     table = perplexity_table(scored)
     prompts = scored[0].sample(scored[0].test_sets[:1]).count
     length = scored[0].training_length
@@ -41,6 +42,14 @@ def perplexity(scored: Sequence[Scored]) -> Result:
         if cope is None
         else tuple(one for one in (_ordered(cope, scored), _positions(scored), _degrades(cope, scored)) if one is not None),
     )
+
+
+def on_the_same_windows(scored: Sequence[Scored]) -> list[Scored]:
+    """Those of `scored` whose perplexities can stand side by side: those with weights, where any have them.
+
+    Windows differ far more than models do, and what a run without weights has recorded is a mean over other windows than are measured now.
+    """
+    return [one for one in scored if one.live is not None] or list(scored)
 
 
 def perplexity_table(scored: Sequence[Scored], method: str = "plain") -> xr.Dataset:

@@ -18,7 +18,7 @@ from repo_interp.papers import hope_score_rules as rules
 from repo_interp.papers.cache import Cache
 from repo_interp.papers.checkpoint_scores import PLAIN, Scored, ScoreOptions, first_of, of_tasks, score_checkpoint, score_table
 from repo_interp.papers.claims import UNMEASURED, Claim, Verdict, judged
-from repo_interp.papers.cope_language import bands, perplexity_table, shortest_and_longest
+from repo_interp.papers.cope_language import bands, on_the_same_windows, perplexity_table, shortest_and_longest
 from repo_interp.papers.hope_score_claims import CLAIMS, H6, H6_PERPLEXITY, H6_PI, H6_YARN, H7, H7_REMOVED
 from repo_interp.papers.result import Result
 from repo_interp.papers.score_rules import Sample, above, all_hold, lower_perplexity
@@ -97,6 +97,7 @@ def copying(scored: Sequence[Scored]) -> Result:
 
 def perplexity(scored: Sequence[Scored]) -> Result:
     """H6 in perplexity: fig. 5."""
+    scored = on_the_same_windows(scored)
     rows = [(one, method) for one in scored for method in (PLAIN, *METHODS) if method == PLAIN or _has(one, method)]
     tables = [perplexity_table([one], method).assign_coords(checkpoint=[_label(one, method, scored)]) for one, method in rows]
     table = xr.concat(tables, dim="checkpoint", **_TOGETHER).sortby("test_set")  # pyright: ignore[reportArgumentType, reportCallIssue]

@@ -136,7 +136,7 @@ def _plan() -> Iterator[Planned]:
     yield Planned("language/rope", "rope", fields={"checkpoint_every": 100})
     for scheme in ("learned", "alibi", "kerple", "fire", "hope", "cope"):
         yield Planned(f"language/{scheme}", scheme, fields=_contextual(scheme))
-    yield Planned("language/cope_16", "cope", fields={"scheme_options": {"p_max": 16}}, weights=False)
+    yield Planned("language/cope_16", "cope", fields={"scheme_options": {"p_max": 16}})
     for name, layout in (("rope_continued", "rope"), ("repo", "repo@1/3")):
         yield Planned(f"language/{name}", layout, continue_from="language/rope")
     for scheme in ("nope", "r2n1", "n2r1"):
