@@ -41,6 +41,13 @@ def test_a_layout_has_its_schemes_colour_and_mixed_ones_that_of_the_more_frequen
     ]
 
 
+def test_a_variant_of_a_scheme_has_its_colour_and_other_dashes():
+    """Found: HoPE's four ablations were drawn in one grey, which is NoPE's."""
+    found = looks(scores(np.zeros((4, 1, 1)), ["hope", "hope_ab1", "hope_ab2", "rope_high"], [5]))
+    assert [look["color"] for look in found.values()] == [*[SCHEME_COLOURS["hope"]] * 3, SCHEME_COLOURS["rope"]]
+    assert len({(look["color"], look["linestyle"]) for look in found.values()}) == 4
+
+
 def test_checkpoints_of_one_colour_are_told_apart_by_dashes_and_equal_layouts_by_their_names():
     found = looks(scores(np.zeros((4, 1, 1)), ["rope", "r2n1", "repo", "repo"], [5]))
     assert found["task/0"]["linestyle"] != found["task/1"]["linestyle"]

@@ -194,8 +194,8 @@ def _laid_out(figure: Figure) -> Iterator[None]:
 
 
 def scheme_colour(scheme: str) -> str:
-    """The colour of a position scheme; dark grey for a scheme that has none of its own."""
-    return SCHEME_COLOURS.get(scheme, _UNKNOWN)
+    """The colour of a position scheme; a variant ("hope_ab1") has its family's, and dark grey stands for a family that is not known."""
+    return SCHEME_COLOURS.get(scheme, SCHEME_COLOURS.get(scheme.split("_")[0], _UNKNOWN))
 
 
 def scheme_name(scheme: str) -> str:
