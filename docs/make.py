@@ -153,7 +153,7 @@ def maker_of_tables() -> Callable[[str, str], str]:
 
 def tiny_run() -> dict[str, Any]:
     """Every group that a run can have, with all that is on request, from a model that is tiny and random."""
-    from repo_interp.analysis import analyze
+    from repo_interp.analysis.analyze import analyze
     from repo_interp.experiments.extrapolation import extrapolation
     from repo_interp.experiments.perturbation import perturbation
     from repo_interp.experiments.task_scores import task_scores
@@ -279,10 +279,10 @@ def pictures() -> Iterator[tuple[str, Any]]:
     from repo_interp.experiments.catalogue import Extrapolation, Perturbation
     from repo_interp.measures.attention_mass import AttentionMass
     from repo_interp.measures.maps import Maps
-    from repo_interp.plots.component_figures import figures_of_components
-    from repo_interp.plots.disentanglement import example_heads
-    from repo_interp.plots.figures import PLOTS
-    from repo_interp.plots.rotation import telling_pairs
+    from repo_interp.plots.pages.figures import PLOTS
+    from repo_interp.plots.views.component_figures import figures_of_components
+    from repo_interp.plots.views.disentanglement import example_heads
+    from repo_interp.plots.views.rotation import telling_pairs
     from repo_interp.training.provenance import trained_task
     from repo_interp.training.zoo import zoo_names, zoo_path
 

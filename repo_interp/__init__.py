@@ -19,18 +19,18 @@ __version__ = "0.1.0"
 _WHERE = {
     "InputError": "repo_interp.errors",
     "added_parameters": "repo_interp.models.reposition",
-    "analyze": "repo_interp.analysis",
+    "analyze": "repo_interp.analysis.analyze",
     "bridge": "repo_interp.models.bridge",
-    "compare": "repo_interp.comparison",
+    "compare": "repo_interp.comparison.align",
     "layout": "repo_interp.models.reposition",
     "load": "repo_interp.models.load",
     "read_prompts": "repo_interp.tasks.prompts",
     "read_run": "repo_interp.run",
     "reposition": "repo_interp.models.reposition",
     "save": "repo_interp.models.checkpoints",
-    "score": "repo_interp.scoring",
-    "score_data_set": "repo_interp.scoring",
-    "score_needles": "repo_interp.scoring",
+    "score": "repo_interp.analysis.score",
+    "score_data_set": "repo_interp.analysis.score",
+    "score_needles": "repo_interp.analysis.score",
     "write_prompts": "repo_interp.tasks.prompts",
     "write_run": "repo_interp.run",
     "zoo": "repo_interp.training.zoo",
@@ -62,15 +62,15 @@ __all__ = [
 
 if TYPE_CHECKING:
     from repo_interp import plots, tasks
-    from repo_interp.analysis import analyze
-    from repo_interp.comparison import compare
+    from repo_interp.analysis.analyze import analyze
+    from repo_interp.analysis.score import score, score_data_set, score_needles
+    from repo_interp.comparison.align import compare
     from repo_interp.errors import InputError
     from repo_interp.models.bridge import bridge
     from repo_interp.models.checkpoints import save
     from repo_interp.models.load import load
     from repo_interp.models.reposition import added_parameters, layout, reposition
     from repo_interp.run import read_run, write_run
-    from repo_interp.scoring import score, score_data_set, score_needles
     from repo_interp.tasks.prompts import read_prompts, write_prompts
     from repo_interp.training.zoo import zoo
 

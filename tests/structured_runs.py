@@ -9,7 +9,7 @@ import torch
 import xarray as xr
 from attention_inputs import random_inputs
 
-from repo_interp.batches import describe_prompts, make_batches
+from repo_interp.analysis.batches import describe_prompts, make_batches
 from repo_interp.inputs import AttentionInputs
 from repo_interp.measures.gates import Gates
 from repo_interp.measures.positions import Positions

@@ -15,8 +15,8 @@ from torch.testing import assert_close
 import repo_interp as ri
 from repo_interp.errors import InputError
 from repo_interp.inputs import select_prompts
-from repo_interp.measures.block_means import block_size, fake_block_means, logit_block_means
 from repo_interp.measures.fake_distance import last_queries
+from repo_interp.measures.kernels.block_means import block_size, fake_block_means, logit_block_means
 from repo_interp.measures.maps import Maps
 from repo_interp.measures.statistics import merge
 from repo_interp.tasks.prompts import Prompt

@@ -7,9 +7,9 @@ import torch
 from causal_reference import LargestTensor, component_maps, diagonal_sums, random_features, seen
 from torch.testing import assert_close
 
-from repo_interp.measures import diagonals
-from repo_interp.measures.causal_pairs import pair_counts
-from repo_interp.measures.causal_sums import causal_sums
+from repo_interp.measures.kernels import diagonals
+from repo_interp.measures.kernels.causal_pairs import pair_counts
+from repo_interp.measures.kernels.causal_sums import causal_sums
 
 
 def logit_maps(queries, keys, valid, window, scale):

@@ -11,7 +11,7 @@ from run_fixture import small_run
 
 import repo_interp as ri
 from repo_interp.cli import main
-from repo_interp.comparison import compare_named, notes
+from repo_interp.comparison.align import compare_named, notes
 
 
 def run(checkpoint, layout="rope", layers=2, heads=2, shift=0.0, prompts="same", digest=None, measure="three_axis", **attributes):

@@ -6,7 +6,7 @@ import pytest
 from families import tiny
 
 import repo_interp as ri
-from repo_interp.cost import Cost, estimate
+from repo_interp.analysis.cost import Cost, estimate
 
 
 def test_memory_counts_weights_activations_and_what_is_kept():

@@ -21,12 +21,12 @@ from repo_interp.errors import InputError
 from repo_interp.experiments.data_set_scores import ask, generated_texts
 from repo_interp.models.checkpoints import save
 from repo_interp.models.reposition import reposition
-from repo_interp.papers.cache import Cache
-from repo_interp.papers.claims import FAILS, HOLDS, UNMEASURED
-from repo_interp.papers.data_set_claims import CLAIMS_OF, COMPARISONS
-from repo_interp.papers.data_sets import CLAIMS, Options, _compared, _perturbed, _table, table_rows
-from repo_interp.papers.repo_subjects import subjects
-from repo_interp.plots.data_set_table import data_set_table
+from repo_interp.papers.data_sets.claims import CLAIMS_OF, COMPARISONS
+from repo_interp.papers.data_sets.measurements import CLAIMS, Options, _compared, _perturbed, _table, table_rows
+from repo_interp.papers.data_sets.table_figure import data_set_table
+from repo_interp.papers.kit.cache import Cache
+from repo_interp.papers.kit.claims import FAILS, HOLDS, UNMEASURED
+from repo_interp.papers.repo import subjects
 from repo_interp.run import read_run
 from repo_interp.tasks import prompt_from_text
 from repo_interp.tasks.data_sets import NAMES, data_set_prompts, data_set_scores, spoken

@@ -12,8 +12,8 @@ from families import tiny
 from test_perturbation import hooks_of
 
 import repo_interp as ri
+from repo_interp.analysis.cost import estimate
 from repo_interp.cli import main
-from repo_interp.cost import estimate
 from repo_interp.errors import InputError
 from repo_interp.experiments.catalogue import Extrapolation, Perturbation, experiment_named, experiment_names, planned
 from repo_interp.experiments.given import given_task

@@ -15,7 +15,7 @@ import pytest
 
 import repo_interp as ri
 from repo_interp.measures.catalogue import measure_named, measure_names
-from repo_interp.plots.added import added_drawers
+from repo_interp.plots.pages.added import added_drawers
 from repo_interp.positions.layouts import format_layout, parse_layout, scheme_names
 from repo_interp.tasks import make_task, task_names
 

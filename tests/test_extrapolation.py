@@ -15,7 +15,7 @@ import repo_interp as ri
 from repo_interp.errors import InputError
 from repo_interp.experiments.extrapolation import METHODS, extended, extrapolation
 from repo_interp.experiments.lengths import cut
-from repo_interp.measures.gaussians import VectorSums, gaussian_divergence, principal_plane, vector_sums
+from repo_interp.measures.kernels.gaussians import VectorSums, gaussian_divergence, principal_plane, vector_sums
 from repo_interp.models.extension import interpolated, lm_infinite, yarn
 from repo_interp.models.interventions import attention_outputs
 from repo_interp.models.reposition import attentions

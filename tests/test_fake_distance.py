@@ -14,7 +14,7 @@ from numpy.testing import assert_allclose
 from repo_interp.errors import InputError
 from repo_interp.inputs import select_prompts
 from repo_interp.measures.fake_distance import FakeDistance
-from repo_interp.measures.fake_logits import Grid
+from repo_interp.measures.kernels.fake_logits import Grid
 from repo_interp.measures.statistics import merge
 from repo_interp.positions.rotary import rotate
 

@@ -16,16 +16,17 @@ from repo_interp.cli import main
 from repo_interp.errors import InputError
 from repo_interp.models.checkpoints import save
 from repo_interp.models.reposition import reposition
-from repo_interp.papers import hope, hope_measurements
 from repo_interp.papers.catalogue import CLAIM_IDS, PAPERS, all_claims, base, named, paper
-from repo_interp.papers.claims import FAILS, HOLDS, UNMEASURED, Verdict, verdict_rows
-from repo_interp.papers.figure_directory import stem
-from repo_interp.papers.gallery import NOT_YET, claim_rows, number_rows
-from repo_interp.papers.given import ZOO, file_digest, given
-from repo_interp.papers.making import scale_beside
-from repo_interp.papers.options import stated_options, with_data
-from repo_interp.papers.scale import PAPERS as SCALES
-from repo_interp.papers.scale import Scale, difference, scale_of
+from repo_interp.papers.hope import measurements as hope_measurements
+from repo_interp.papers.hope import recipe as hope
+from repo_interp.papers.kit.claims import FAILS, HOLDS, UNMEASURED, Verdict, verdict_rows
+from repo_interp.papers.kit.figure_directory import stem
+from repo_interp.papers.kit.gallery import NOT_YET, claim_rows, number_rows
+from repo_interp.papers.kit.given import ZOO, file_digest, given
+from repo_interp.papers.kit.making import scale_beside
+from repo_interp.papers.kit.options import stated_options, with_data
+from repo_interp.papers.kit.scale import PAPERS as SCALES
+from repo_interp.papers.kit.scale import Scale, difference, scale_of
 
 SIZES = ["sequences=2", "repeats=2", "controls=0", "batch_size=2"]
 

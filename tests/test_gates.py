@@ -18,8 +18,14 @@ import repo_interp as ri
 from repo_interp.errors import InputError
 from repo_interp.inputs import select_heads, select_prompts
 from repo_interp.measures import gates as measure
-from repo_interp.measures.gate_sums import attention_from_position, gate_sums, gates_of_rows, last_segment_sums, position_map
 from repo_interp.measures.gates import Gates
+from repo_interp.measures.kernels.gate_sums import (
+    attention_from_position,
+    gate_sums,
+    gates_of_rows,
+    last_segment_sums,
+    position_map,
+)
 from repo_interp.measures.statistics import merge
 from repo_interp.models.capture import capture
 from repo_interp.models.reposition import attentions

@@ -6,39 +6,78 @@ import ast
 import json
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1] / "repo_interp"
 NEIGHBOURS = ("measures", "tasks", "plots", "models")
-ABOVE = (
-    "analysis",
-    "batch_store",
-    "batches",
-    "cost",
-    "publication",
-    "scoring",
-    "comparison",
-    "comparison_files",
-    "comparison_notes",
-    "experiments",
-    "training",
-    "papers",
-    "cli",
+ABOVE = ("cli", "papers", "comparison", "analysis", "experiments", "training")
+"""From the top down: a floor may load those after it, and none before it. The neighbours stand below them all, side by side."""
+PAPERS = tuple(
+    path.name for path in sorted((ROOT / "papers").iterdir()) if path.is_dir() and path.name not in ("kit", "__pycache__")
 )
 FORBIDDEN = {
     "positions": (*NEIGHBOURS, *ABOVE, "run", "inputs", "errors"),
     **{floor: tuple(other for other in NEIGHBOURS if other != floor) + ABOVE for floor in NEIGHBOURS},
-    "experiments": ("papers", "cli"),
-    "training": ("papers", "cli"),
+    **{floor: ABOVE[:place] for place, floor in enumerate(ABOVE)},
+    "comparison": ("cli", "papers", "analysis", "experiments", "training", "models", "measures", "tasks"),
 }
+ROOMS = {
+    "measures.kernels": ("measures",),
+    "plots.marks": ("plots.views", "plots.pages"),
+    "plots.views": ("plots.pages",),
+    "papers.kit": tuple(f"papers.{paper}" for paper in PAPERS),
+}
+"""By room of a floor, what its own floor has that it must not import; "measures": the measures themselves, not their kernels."""
 LIBRARIES = {
     "plots": ("torch", "transformers", "transformer_lens"),
     "positions": ("transformers", "transformer_lens"),
     "measures": ("transformers", "transformer_lens", "matplotlib", "plotly"),
     "tasks": ("torch", "transformer_lens", "matplotlib", "plotly"),
 }
+
+
+def imports() -> dict[str, set[str]]:
+    """Every module of ours with the modules of ours that it imports, wherever in the file; the facades that load lazily are left out."""
+    paths = {".".join(path.relative_to(ROOT.parent).with_suffix("").parts): path for path in ROOT.rglob("*.py")}
+    known = {name.removesuffix(".__init__"): path for name, path in paths.items()}
+    graph: dict[str, set[str]] = {}
+    for name, path in known.items():
+        if name in ("repo_interp", "repo_interp.plots"):
+            continue
+        found: set[str] = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                found |= {node.module, *(f"{node.module}.{one.name}" for one in node.names)}
+            elif isinstance(node, ast.Import):
+                found |= {one.name for one in node.names}
+        graph[name] = (found & set(known)) - {name}
+    return graph
+
+
+def within(name: str, room: str) -> bool:
+    """Whether a module stands in a room; the room "measures" of the measures themselves is without its kernels."""
+    inside = name == f"repo_interp.{room}" or name.startswith(f"repo_interp.{room}.")
+    return inside and not (room == "measures" and (within(name, "measures.kernels") or name.endswith((".measures", ".labels"))))
+
+
+@pytest.mark.parametrize("room", [*FORBIDDEN, *ROOMS])
+def test_arrows_point_down(room):
+    wrong = {
+        f"{name} imports {other}"
+        for name, others in imports().items()
+        if within(name, room)
+        for other in others
+        for bad in FORBIDDEN.get(room, ROOMS.get(room, ()))
+        if within(other, bad)
+    }
+    assert not wrong
+
+
+def test_imports_make_no_circle():
+    assert tuple(TopologicalSorter(imports()).static_order())
 
 
 def loaded_by(statement: str) -> set[str]:
@@ -48,11 +87,11 @@ def loaded_by(statement: str) -> set[str]:
     return set(json.loads(out.stdout.splitlines()[-1]))
 
 
-@pytest.mark.parametrize("floor", FORBIDDEN)
+@pytest.mark.parametrize("floor", LIBRARIES)
 def test_a_floor_loads_nothing_above_or_beside_it(floor):
     modules = sorted(
         ".".join(path.relative_to(ROOT.parent).with_suffix("").parts)
-        for path in (ROOT / floor).rglob("*.py")
+        for path in ROOT.joinpath(*floor.split(".")).rglob("*.py")
         if path.name != "__init__.py"
     )
     assert modules

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from repo_interp.papers import cache as module
-from repo_interp.papers.cache import Cache, sources_digest
-from repo_interp.papers.durations import Duration, Durations, in_words
+from repo_interp.papers.kit import cache as module
+from repo_interp.papers.kit.cache import Cache, sources_digest
+from repo_interp.papers.kit.durations import Duration, Durations, in_words
 
 DEPENDS = {"checkpoint": "abc", "seed": 0}
 

@@ -13,10 +13,10 @@ import xarray as xr
 from numpy.testing import assert_allclose
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from repo_interp.analysis import analyze
+from repo_interp.analysis.analyze import analyze
+from repo_interp.analysis.streaming import stream
 from repo_interp.cli import main
 from repo_interp.errors import InputError
-from repo_interp.experiments.streaming import stream
 from repo_interp.experiments.training_steps import over_steps, saved_steps
 from repo_interp.measures.components import Components
 from repo_interp.measures.positions import Positions
@@ -24,13 +24,10 @@ from repo_interp.models.checkpoints import save
 from repo_interp.models.fresh import load_fresh
 from repo_interp.models.load import load
 from repo_interp.models.reposition import layout, reposition
-from repo_interp.papers import hope
-from repo_interp.papers.cache import Cache
-from repo_interp.papers.claims import FAILS, HOLDS, UNMEASURED, Claim, Verdict, markdown_table, verdict_rows
-from repo_interp.papers.figure_directory import require_free, write_figures
-from repo_interp.papers.hope_lots import Sampling, random_prompts
-from repo_interp.papers.hope_measurements import components_of_pair, measure_checkpoint
-from repo_interp.papers.hope_rules import (
+from repo_interp.papers.hope import recipe as hope
+from repo_interp.papers.hope.lots import Sampling, random_prompts
+from repo_interp.papers.hope.measurements import components_of_pair, measure_checkpoint
+from repo_interp.papers.hope.rules import (
     curve_vaf,
     fall,
     in_upper_half,
@@ -40,7 +37,10 @@ from repo_interp.papers.hope_rules import (
     u_shape,
     upper_shares,
 )
-from repo_interp.papers.hope_steps import FILE, read_steps, write_steps
+from repo_interp.papers.hope.steps import FILE, read_steps, write_steps
+from repo_interp.papers.kit.cache import Cache
+from repo_interp.papers.kit.claims import FAILS, HOLDS, UNMEASURED, Claim, Verdict, markdown_table, verdict_rows
+from repo_interp.papers.kit.figure_directory import require_free, write_figures
 
 L = 16
 SIZES = {"sequences": 4, "repeats": 2, "controls": 1, "step_sequences": 2, "batch_size": 2}

@@ -15,18 +15,18 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from repo_interp.errors import InputError
 from repo_interp.models.checkpoints import save
 from repo_interp.models.reposition import reposition
-from repo_interp.papers import repo
-from repo_interp.papers.cache import Cache
-from repo_interp.papers.claims import FAILS, HOLDS, UNMEASURED
-from repo_interp.papers.figure_directory import write_figures
-from repo_interp.papers.lead import lead, paired_lead
-from repo_interp.papers.repo_claims import CLAIMS
-from repo_interp.papers.repo_efficiency import SIZES, _config, counts
-from repo_interp.papers.repo_ranges import ranges
-from repo_interp.papers.repo_rules import Mirror, flatness, grid_agreement, hybrid_dominates, is_mirror, mirror, spreading
-from repo_interp.papers.repo_scores import search
-from repo_interp.papers.repo_segments import segment_prompts, segments
-from repo_interp.papers.repo_subjects import Options, subjects
+from repo_interp.papers.kit import lead, paired_lead
+from repo_interp.papers.kit.cache import Cache
+from repo_interp.papers.kit.claims import FAILS, HOLDS, UNMEASURED
+from repo_interp.papers.kit.figure_directory import write_figures
+from repo_interp.papers.kit.subjects import Options, subjects
+from repo_interp.papers.repo import ranges
+from repo_interp.papers.repo import recipe as repo
+from repo_interp.papers.repo.claims import CLAIMS
+from repo_interp.papers.repo.efficiency import SIZES, _config, counts
+from repo_interp.papers.repo.rules import Mirror, flatness, grid_agreement, hybrid_dominates, is_mirror, mirror, spreading
+from repo_interp.papers.repo.scores import search
+from repo_interp.papers.repo.segments import segment_prompts, segments
 from repo_interp.tasks import make_task
 from repo_interp.training.zoo import zoo_entry, zoo_path
 

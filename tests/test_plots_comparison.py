@@ -12,14 +12,14 @@ from matplotlib.colors import to_hex
 from run_fixture import small_run
 
 import repo_interp as ri
+from repo_interp.comparison.align import figures as drawing
+from repo_interp.comparison.figures import comparison_figures, draw_variable, over_prompts
+from repo_interp.comparison.looks import runs_of, spread
+from repo_interp.comparison.page import comparison_page
+from repo_interp.comparison.side_by_side import heads_beside
+from repo_interp.comparison.variable_tables import comparison_tables
 from repo_interp.measures.catalogue import measure_named, measure_names, with_parameter
 from repo_interp.measures.statistics import merge
-from repo_interp.plots import comparison as drawing
-from repo_interp.plots.comparison import comparison_figures, draw_variable, over_prompts
-from repo_interp.plots.comparison_drawing import heads_beside
-from repo_interp.plots.comparison_looks import runs_of, spread
-from repo_interp.plots.comparison_page import comparison_page
-from repo_interp.plots.comparison_tables import comparison_tables
 from repo_interp.plots.style import SCHEME_COLOURS
 from repo_interp.run import make_run, with_schemes
 

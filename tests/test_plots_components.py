@@ -14,7 +14,6 @@ from numpy.testing import assert_allclose
 from repo_interp.errors import InputError
 from repo_interp.plots import (
     beyond_training_length,
-    component_curves,
     logit_by_distance,
     pair_norms,
     pair_of_tokens,
@@ -24,10 +23,11 @@ from repo_interp.plots import (
     vaf_over_training,
     write_figures,
 )
-from repo_interp.plots.component_curves import BAND_COLOURS, band_of
-from repo_interp.plots.component_figures import figures_of_rotation
-from repo_interp.plots.component_page import component_data, component_table
 from repo_interp.plots.style import COLUMN_WIDTH, SCHEME_COLOURS
+from repo_interp.plots.views import component_curves
+from repo_interp.plots.views.component_curves import BAND_COLOURS, band_of
+from repo_interp.plots.views.component_figures import figures_of_rotation
+from repo_interp.plots.views.component_page import component_data, component_table
 
 L, LAYERS, HEADS, COMPONENTS = 32, 3, 2, 6
 FREQUENCIES = np.array([1.0, 0.5, 0.15, 0.05, 0.01, 0.001])

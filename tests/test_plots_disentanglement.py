@@ -20,15 +20,15 @@ from repo_interp.measures.maps import Maps
 from repo_interp.measures.rotation import Rotation
 from repo_interp.measures.three_axis import ThreeAxis
 from repo_interp.models.windows import layer_tensors, outputs_over_windows
-from repo_interp.plots import disentanglement as fits
-from repo_interp.plots.disentanglement_figures import correlation_charts, correlation_table
-from repo_interp.plots.extrapolation import extrapolation_by_length
-from repo_interp.plots.extrapolation import output_traces as traces_in_plane
-from repo_interp.plots.figures import PLOTS
-from repo_interp.plots.perturbation import perturbation_grid
-from repo_interp.plots.reading import has_groups
-from repo_interp.plots.report import report_page
-from repo_interp.plots.rotation import rotating_pairs, rotation_grid
+from repo_interp.plots.marks.reading import has_groups
+from repo_interp.plots.pages.figures import PLOTS
+from repo_interp.plots.pages.report import report_page
+from repo_interp.plots.views import disentanglement as fits
+from repo_interp.plots.views.disentanglement_figures import correlation_charts, correlation_table
+from repo_interp.plots.views.extrapolation import extrapolation_by_length
+from repo_interp.plots.views.extrapolation import output_traces as traces_in_plane
+from repo_interp.plots.views.perturbation import perturbation_grid
+from repo_interp.plots.views.rotation import rotating_pairs, rotation_grid
 from repo_interp.run import read_run, write_run
 from repo_interp.tasks import make_task
 

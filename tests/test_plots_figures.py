@@ -21,8 +21,8 @@ from repo_interp.plots import (
     position_ranges,
     write_figures,
 )
-from repo_interp.plots.choice import main_span, telling_heads
-from repo_interp.plots.drawing import envelope
+from repo_interp.plots.marks.choice import main_span, telling_heads
+from repo_interp.plots.marks.drawing import envelope
 from repo_interp.plots.style import PATTERN_COLOURS, SCHEME_COLOURS, paper_figure, style
 
 

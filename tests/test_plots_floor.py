@@ -13,7 +13,7 @@ FORBIDDEN = (
     "repo_interp.models",
     "repo_interp.positions",
     "repo_interp.training",
-    "repo_interp.analysis",
+    "repo_interp.analysis.analyze",
 )
 SCRIPT = """
 import importlib, pkgutil, sys
@@ -26,5 +26,5 @@ print(" ".join(sys.modules))
 
 def test_plots_load_no_torch_and_no_neighbour():
     loaded = subprocess.run([sys.executable, "-c", SCRIPT], check=True, capture_output=True, text=True).stdout.split()
-    assert "repo_interp.plots.report" in loaded
+    assert "repo_interp.plots.pages.report" in loaded
     assert [name for name in loaded if name in FORBIDDEN or name.startswith(tuple(f"{name}." for name in FORBIDDEN))] == []

@@ -12,12 +12,13 @@ from matplotlib.colors import to_hex
 from numpy.testing import assert_allclose, assert_array_equal
 
 from repo_interp.errors import InputError
-from repo_interp.plots import gates, segments
-from repo_interp.plots.controls import control_chart, over_prompts
-from repo_interp.plots.figures import PLOTS, write_figures
-from repo_interp.plots.report import report_page
-from repo_interp.plots.sections import SECTIONS
+from repo_interp.plots.marks.arrays import over_prompts
+from repo_interp.plots.marks.controls import control_chart
+from repo_interp.plots.pages.figures import PLOTS, write_figures
+from repo_interp.plots.pages.report import report_page
+from repo_interp.plots.pages.sections import SECTIONS
 from repo_interp.plots.style import scheme_colour
+from repo_interp.plots.views import gates, segments
 from repo_interp.run import read_run, write_run
 
 

@@ -11,12 +11,14 @@ import xarray as xr
 from run_fixture import AWKWARD, large_run, small_run
 
 from repo_interp.errors import InputError
-from repo_interp.plots import report_page, sections
-from repo_interp.plots.explorer import unpack_layer
-from repo_interp.plots.outliers import focused_range
-from repo_interp.plots.report import json_script
-from repo_interp.plots.sections import Content, Section, register
-from repo_interp.plots.tables import Table, mass_table
+from repo_interp.plots import report_page
+from repo_interp.plots.marks.outliers import focused_range
+from repo_interp.plots.marks.table import Table
+from repo_interp.plots.pages import sections
+from repo_interp.plots.pages.explorer import unpack_layer
+from repo_interp.plots.pages.report import json_script
+from repo_interp.plots.pages.sections import Content, Section, register
+from repo_interp.plots.pages.tables import mass_table
 
 
 class Page(HTMLParser):
@@ -197,7 +199,7 @@ def test_layers_without_positions_are_embedded_as_such(run, tmp_path):
 
 def test_a_measure_can_add_its_section(run, tmp_path, monkeypatch):
     monkeypatch.setattr(sections, "SECTIONS", list(sections.SECTIONS))
-    monkeypatch.setattr("repo_interp.plots.report.SECTIONS", sections.SECTIONS)
+    monkeypatch.setattr("repo_interp.plots.pages.report.SECTIONS", sections.SECTIONS)
     made = Content("A sentence.", tables=(Table("t", "<i>title</i>", ("a",), ((1.5,),)),), data={"numbers": [1, 2]})
     register(Section("components", "Frequency components", ("patterns",), lambda run, options: made))
     page = Page(report_page(run, tmp_path / "report.html"))

@@ -7,7 +7,7 @@ import pytest
 import xarray as xr
 from numpy.testing import assert_allclose
 
-from repo_interp.plots.scores import layout_colour, layout_name, looks, method_panels, score_by_length, score_maps
+from repo_interp.plots.marks.scores import layout_colour, layout_name, looks, method_panels, score_by_length, score_maps
 from repo_interp.plots.style import SCHEME_COLOURS, save_figure
 
 

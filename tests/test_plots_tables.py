@@ -7,8 +7,9 @@ import pytest
 from run_fixture import OFFICIAL, small_run
 
 from repo_interp.errors import InputError
-from repo_interp.plots.drawing import number
-from repo_interp.plots.tables import Table, head_table, mass_table, pattern_table, range_table, tables
+from repo_interp.plots.marks.drawing import number
+from repo_interp.plots.marks.table import Table
+from repo_interp.plots.pages.tables import head_table, mass_table, pattern_table, range_table, tables
 
 ANALYSIS = json.loads((OFFICIAL / "expected_analysis.json").read_text())["repo_mha"]
 

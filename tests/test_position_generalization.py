@@ -10,13 +10,13 @@ from families import tiny
 
 import repo_interp as ri
 from repo_interp.errors import InputError
-from repo_interp.papers import position_generalization as paper
-from repo_interp.papers.cache import Cache
-from repo_interp.papers.claims import UNMEASURED
-from repo_interp.papers.figure_directory import write_figures
-from repo_interp.papers.position_measurements import Measured, measure_checkpoint
-from repo_interp.papers.position_rules import CLAIMS
-from repo_interp.papers.position_tolerance import rope_twin
+from repo_interp.papers.kit.cache import Cache
+from repo_interp.papers.kit.claims import UNMEASURED
+from repo_interp.papers.kit.figure_directory import write_figures
+from repo_interp.papers.position_generalization import recipe as paper
+from repo_interp.papers.position_generalization.measurements import Measured, measure_checkpoint
+from repo_interp.papers.position_generalization.rules import CLAIMS
+from repo_interp.papers.position_generalization.tolerance import rope_twin
 from repo_interp.tasks import make_task
 
 LENGTH = 32

@@ -14,7 +14,7 @@ from numpy.testing import assert_allclose
 
 from repo_interp.errors import InputError
 from repo_interp.inputs import select_prompts
-from repo_interp.measures.closed_form import closed_form_correlation
+from repo_interp.measures.kernels.closed_form import closed_form_correlation
 from repo_interp.measures.rotation import Rotation, pair_statistics
 from repo_interp.measures.statistics import merge
 

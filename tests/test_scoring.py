@@ -11,13 +11,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import repo_interp as ri
 from repo_interp import cli
+from repo_interp.analysis.score import task_of
 from repo_interp.errors import InputError
 from repo_interp.experiments.task_scores import task_scores
 from repo_interp.models.checkpoints import load_model
-from repo_interp.plots.tables import score_table
-from repo_interp.plots.task_scores import figures_of_scores, score_chart, score_grid, task_perplexity
-from repo_interp.plots.task_scores import task_scores as draw_task_scores
-from repo_interp.scoring import task_of
+from repo_interp.plots.pages.tables import score_table
+from repo_interp.plots.views.task_scores import figures_of_scores, score_chart, score_grid, task_perplexity
+from repo_interp.plots.views.task_scores import task_scores as draw_task_scores
 from repo_interp.tasks import make_task
 from repo_interp.training.zoo import zoo_path
 

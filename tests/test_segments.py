@@ -15,9 +15,10 @@ from numpy.testing import assert_allclose, assert_array_equal
 import repo_interp as ri
 from repo_interp.errors import InputError
 from repo_interp.inputs import select_prompts
-from repo_interp.measures import segment_layout, segments
-from repo_interp.measures.segment_layout import chance, generator, shuffled_edges
-from repo_interp.measures.segment_scores import has_ties, largest_jumps, matched, variance_between
+from repo_interp.measures import segments
+from repo_interp.measures.kernels import segment_layout
+from repo_interp.measures.kernels.segment_layout import chance, generator, shuffled_edges
+from repo_interp.measures.kernels.segment_scores import has_ties, largest_jumps, matched, variance_between
 from repo_interp.measures.segments import Segments
 from repo_interp.measures.statistics import merge
 from repo_interp.run import read_run, write_run

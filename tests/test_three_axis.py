@@ -15,7 +15,7 @@ from three_axis_reference import dense_fit, design, ridge_solve
 
 from repo_interp.errors import InputError
 from repo_interp.inputs import select_prompts
-from repo_interp.measures.logit_sums import attention_sums, logit_sums
+from repo_interp.measures.kernels.logit_sums import attention_sums, logit_sums
 from repo_interp.measures.statistics import merge
 from repo_interp.measures.three_axis import ThreeAxis
 

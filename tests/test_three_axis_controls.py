@@ -11,13 +11,13 @@ from attention_inputs import random_inputs
 from numpy.testing import assert_allclose
 from three_axis_reference import correlation, dense_fit, design, ridge_solve
 
-from repo_interp.measures.additive_map import additive_pairs
-from repo_interp.measures.axis_fit import fit_axes, fit_correlation
-from repo_interp.measures.held_out_rows import draw_rows, held_out_r2
-from repo_interp.measures.logit_sums import logit_sums
-from repo_interp.measures.position_axis import position_correlation
-from repo_interp.measures.position_cells import binned_pairs, product_sums
-from repo_interp.measures.shuffled_axis import shuffle_distances, without_trend
+from repo_interp.measures.kernels.additive_map import additive_pairs
+from repo_interp.measures.kernels.axis_fit import fit_axes, fit_correlation
+from repo_interp.measures.kernels.held_out_rows import draw_rows, held_out_r2
+from repo_interp.measures.kernels.logit_sums import logit_sums
+from repo_interp.measures.kernels.position_axis import position_correlation
+from repo_interp.measures.kernels.position_cells import binned_pairs, product_sums
+from repo_interp.measures.kernels.shuffled_axis import shuffle_distances, without_trend
 from repo_interp.measures.three_axis import ThreeAxis
 
 RIDGE = 1e-6

@@ -9,11 +9,11 @@ from numpy.testing import assert_allclose
 from scipy.linalg import null_space
 from three_axis_reference import RIDGE, design, ridge_solve
 
-from repo_interp.measures import conjugate_gradient
-from repo_interp.measures.additive_map import additive_pairs
-from repo_interp.measures.axis_fit import fit_axes, fit_pairs
-from repo_interp.measures.causal_pairs import pair_counts
-from repo_interp.measures.triangle_solver import Axes, fit_triangle
+from repo_interp.measures.kernels import conjugate_gradient
+from repo_interp.measures.kernels.additive_map import additive_pairs
+from repo_interp.measures.kernels.axis_fit import fit_axes, fit_pairs
+from repo_interp.measures.kernels.causal_pairs import pair_counts
+from repo_interp.measures.kernels.triangle_solver import Axes, fit_triangle
 
 devices = pytest.mark.parametrize(
     "device",

@@ -10,7 +10,7 @@ import torch
 from causal_reference import seen
 from torch.testing import assert_close
 
-from repo_interp.measures.turns import EDGES, largest_difference, turns
+from repo_interp.measures.kernels.turns import EDGES, largest_difference, turns
 
 FREQUENCIES = torch.tensor([1.0, 0.1, 0.003, 0.0], dtype=torch.float64)
 

@@ -91,17 +91,17 @@ def run(arguments: argparse.Namespace) -> int:
     """Analyse, write, and print the tables."""
     from rich.console import Console
 
-    from repo_interp.analysis import analyze, measures_named
+    from repo_interp.analysis.analyze import analyze, measures_named
+    from repo_interp.analysis.cost import estimate
+    from repo_interp.analysis.publication import STORE, prepare, publish, withdraw
     from repo_interp.cli.checkpoint import DEFAULT, find, free_directory, stem
     from repo_interp.cli.progress import analysis_bars
     from repo_interp.cli.tables import print_tables
-    from repo_interp.cost import estimate
     from repo_interp.errors import InputError
     from repo_interp.experiments.catalogue import experiment_named, planned
     from repo_interp.measures.catalogue import measure_named
     from repo_interp.models.load import load
-    from repo_interp.plots.added import added_drawers
-    from repo_interp.publication import STORE, prepare, publish, withdraw
+    from repo_interp.plots.pages.added import added_drawers
     from repo_interp.tasks.prompts import read_prompts
 
     console = Console()

@@ -28,9 +28,9 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     from repo_interp.cli.tables import print_table
-    from repo_interp.comparison import compare_named, notes
-    from repo_interp.comparison_files import prepare_comparison, publish_comparison
-    from repo_interp.plots.comparison_tables import comparison_tables
+    from repo_interp.comparison.align import compare_named, notes
+    from repo_interp.comparison.directory import prepare_comparison, publish_comparison
+    from repo_interp.comparison.variable_tables import comparison_tables
 
     console = Console()
     if arguments.out is not None:

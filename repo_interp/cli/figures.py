@@ -66,8 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Say what it will cost; measure, draw, write; print the verdicts."""
     from rich.console import Console
 
-    from repo_interp.papers.durations import Durations
-    from repo_interp.papers.gallery import write_gallery
+    from repo_interp.papers.kit.durations import Durations
+    from repo_interp.papers.kit.gallery import write_gallery
 
     console = Console()
     out = Path(arguments.out)
@@ -100,11 +100,11 @@ def _makings(arguments: argparse.Namespace, out: Path):
     from repo_interp.cli.checkpoint import find
     from repo_interp.errors import InputError
     from repo_interp.papers.catalogue import named
-    from repo_interp.papers.figure_directory import require_free
-    from repo_interp.papers.gallery import require_own
-    from repo_interp.papers.given import given
-    from repo_interp.papers.making import Making
-    from repo_interp.papers.options import stated_options, with_data
+    from repo_interp.papers.kit.figure_directory import require_free
+    from repo_interp.papers.kit.gallery import require_own
+    from repo_interp.papers.kit.given import given
+    from repo_interp.papers.kit.making import Making
+    from repo_interp.papers.kit.options import stated_options, with_data
 
     modules = named(arguments.papers)
     users = {name: find(path) for name, path in arguments.checkpoints}
@@ -129,7 +129,7 @@ def _makings(arguments: argparse.Namespace, out: Path):
 
 def _tell(console, makings, durations) -> None:
     """Say on what, and how long, before anything is measured."""
-    from repo_interp.papers.durations import in_words
+    from repo_interp.papers.kit.durations import in_words
 
     for making in makings:
         if making.stands:
@@ -148,7 +148,7 @@ def _tell(console, makings, durations) -> None:
 
 
 def _estimated(making, durations) -> str:
-    from repo_interp.papers.durations import in_words
+    from repo_interp.papers.kit.durations import in_words
 
     estimate, elsewhere = making.seconds(), making.elsewhere(durations)
     if estimate is not None:
@@ -162,7 +162,7 @@ def _print(console, title: str, verdicts) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from repo_interp.papers.claims import verdict_rows
+    from repo_interp.papers.kit.claims import verdict_rows
 
     columns = ("claim", "checkpoint", "verdict", "ours", "spread", "n", "control")
     table = Table(title=title, title_justify="left")

@@ -77,12 +77,12 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.progress import Progress
 
+    from repo_interp.analysis.publication import prepare, publish, withdraw
     from repo_interp.cli.checkpoint import find
     from repo_interp.cli.tables import print_tables
     from repo_interp.models.checkpoints import identify
     from repo_interp.models.families import training_length
     from repo_interp.models.load import load
-    from repo_interp.publication import prepare, publish, withdraw
 
     console = Console()
     _require_fitting_options(arguments)
@@ -111,8 +111,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _asked(arguments: argparse.Namespace, bridge, factor: float) -> Callable[[Callable[[int, int], None]], xr.DataTree]:
     """What is asked for - a task, ruler or a data set - as a function of the progress that it tells. Raises InputError beforehand."""
+    from repo_interp.analysis.score import score, score_data_set, score_needles, task_of
     from repo_interp.models.provenance import length_trained
-    from repo_interp.scoring import score, score_data_set, score_needles, task_of
 
     amount = {"count": arguments.count, "seed": arguments.seed, "batch_size": arguments.batch_size}
     options = dict(arguments.task_options or ())

@@ -27,8 +27,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure and write."""
     from rich.console import Console
 
-    from repo_interp.papers.hope_lots import Sampling
-    from repo_interp.papers.hope_steps import read_steps, write_steps
+    from repo_interp.papers.hope.lots import Sampling
+    from repo_interp.papers.hope.steps import read_steps, write_steps
 
     console = Console()
     sampling = Sampling(

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from repo_interp.plots.tables import tables
+from repo_interp.plots.pages.tables import tables
 
 
 def print_tables(console: Console, run: xr.DataTree) -> None:

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
 from repo_interp.experiments.extrapolation import GLOBAL_TOKENS, extended
-from repo_interp.measures.gaussians import principal_plane, vector_sums
+from repo_interp.measures.kernels.gaussians import principal_plane, vector_sums
 from repo_interp.models.capture import decode
 from repo_interp.models.interventions import attention_outputs
 from repo_interp.models.reposition import attentions

@@ -27,12 +27,12 @@ from torch import Tensor
 
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans
-from repo_interp.measures.bands import BANDS, frequency_bands
+from repo_interp.measures.kernels.bands import BANDS, frequency_bands
+from repo_interp.measures.kernels.layer_components import layer_components
+from repo_interp.measures.kernels.position_bias import position_bias_sums
+from repo_interp.measures.kernels.turns import EDGES, PER_SIDE, Turns, largest_difference, turns
 from repo_interp.measures.labels import described
-from repo_interp.measures.layer_components import layer_components
-from repo_interp.measures.position_bias import position_bias_sums
 from repo_interp.measures.statistics import Statistics
-from repo_interp.measures.turns import EDGES, PER_SIDE, Turns, largest_difference, turns
 from repo_interp.positions.rotary import expand_heads
 
 CURVES = ("mean", "head")

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans
-from repo_interp.measures.fake_logits import Grid, KeyMoments, fake_axes, fake_correlation, key_moments
+from repo_interp.measures.kernels.fake_logits import Grid, KeyMoments, fake_axes, fake_correlation, key_moments
 from repo_interp.measures.labels import described, of_layer
 from repo_interp.measures.statistics import Statistics
 

@@ -32,9 +32,9 @@ from torch import Tensor
 
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans, select_prompts
-from repo_interp.measures.gate_sums import GateSums, gate_sums, last_segment_sums, position_map
+from repo_interp.measures.kernels.gate_sums import GateSums, gate_sums, last_segment_sums, position_map
+from repo_interp.measures.kernels.segment_layout import chance, check_draws, generator, segment_edges, shuffled_edges
 from repo_interp.measures.labels import described, masked_to_nan, of_layer
-from repo_interp.measures.segment_layout import chance, check_draws, generator, segment_edges, shuffled_edges
 from repo_interp.measures.statistics import Statistics
 
 SEPARATOR = "separator"

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans, select_prompts
-from repo_interp.measures.block_means import block_size, fake_block_means, logit_block_means
 from repo_interp.measures.fake_distance import bias_by_distance, last_queries
+from repo_interp.measures.kernels.block_means import block_size, fake_block_means, logit_block_means
 from repo_interp.measures.labels import described, of_layer
 from repo_interp.measures.statistics import Statistics
 

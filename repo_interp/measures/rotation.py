@@ -32,11 +32,11 @@ from torch import Tensor
 
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans
-from repo_interp.measures.closed_form import SEMANTIC, closed_form_correlation
+from repo_interp.measures.kernels.closed_form import SEMANTIC, closed_form_correlation
+from repo_interp.measures.kernels.over_heads import MEMORY
+from repo_interp.measures.kernels.turns import largest_difference
 from repo_interp.measures.labels import described, of_layer
-from repo_interp.measures.over_heads import MEMORY
 from repo_interp.measures.statistics import Statistics
-from repo_interp.measures.turns import largest_difference
 from repo_interp.positions.layouts import LEARNED
 from repo_interp.positions.rotary import expand_heads
 

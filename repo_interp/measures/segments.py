@@ -27,9 +27,9 @@ from torch import Tensor
 
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans
+from repo_interp.measures.kernels.segment_layout import chance, check_draws, generator, segment_edges, shuffled_edges
+from repo_interp.measures.kernels.segment_scores import has_ties, largest_jumps, matched, variance_between
 from repo_interp.measures.labels import described, of_layer
-from repo_interp.measures.segment_layout import chance, check_draws, generator, segment_edges, shuffled_edges
-from repo_interp.measures.segment_scores import has_ties, largest_jumps, matched, variance_between
 from repo_interp.measures.statistics import Statistics
 from repo_interp.positions.rotary import expand_heads
 

@@ -27,15 +27,15 @@ from torch import Tensor
 
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans
-from repo_interp.measures.additive_map import additive_pairs
-from repo_interp.measures.axis_fit import fit_axes, fit_correlation
-from repo_interp.measures.held_out_rows import draw_rows, held_out_r2
+from repo_interp.measures.kernels.additive_map import additive_pairs
+from repo_interp.measures.kernels.axis_fit import fit_axes, fit_correlation
+from repo_interp.measures.kernels.held_out_rows import draw_rows, held_out_r2
+from repo_interp.measures.kernels.logit_sums import attention_sums, logit_sums
+from repo_interp.measures.kernels.position_axis import position_correlation
+from repo_interp.measures.kernels.shuffled_axis import shuffle_distances
+from repo_interp.measures.kernels.triangle_solver import Axes
 from repo_interp.measures.labels import described, of_layer
-from repo_interp.measures.logit_sums import attention_sums, logit_sums
-from repo_interp.measures.position_axis import position_correlation
-from repo_interp.measures.shuffled_axis import shuffle_distances
 from repo_interp.measures.statistics import Statistics
-from repo_interp.measures.triangle_solver import Axes
 from repo_interp.positions.layouts import LEARNED
 
 AXES = ("none", "first_prompt")

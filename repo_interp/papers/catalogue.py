@@ -23,14 +23,14 @@ from importlib import import_module
 from types import ModuleType
 
 from repo_interp.errors import InputError
-from repo_interp.papers.claims import Claim
+from repo_interp.papers.kit.claims import Claim
 
 PAPERS = {
-    "repo": "repo_interp.papers.repo",
-    "hope": "repo_interp.papers.hope",
-    "cope": "repo_interp.papers.cope",
-    "position-generalization": "repo_interp.papers.position_generalization",
-    "data-sets": "repo_interp.papers.data_set_figures",
+    "repo": "repo_interp.papers.repo.recipe",
+    "hope": "repo_interp.papers.hope.recipe",
+    "cope": "repo_interp.papers.cope.recipe",
+    "position-generalization": "repo_interp.papers.position_generalization.recipe",
+    "data-sets": "repo_interp.papers.data_sets.recipe",
 }
 ALL = "all"
 CLAIM_IDS = tuple(

@@ -1,24 +1,36 @@
 """Labelled arrays of a run -> matplotlib figures, plain tables, one page. Knows no torch, no model, no measure and no task."""
 
-from repo_interp.plots.comparison import comparison_figures
-from repo_interp.plots.component_curves import beyond_training_length, component_curves, logit_by_distance
-from repo_interp.plots.component_figures import figures_of_components
-from repo_interp.plots.component_shares import pair_norms, pair_of_tokens, turn_histogram, vaf_by_component, vaf_over_training
-from repo_interp.plots.disentanglement import fake_distance_fit, fit_correlations, three_axis_fit
-from repo_interp.plots.extrapolation import extrapolation_by_length, output_traces
-from repo_interp.plots.figures import write_figures
-from repo_interp.plots.gates import gate_lines, gate_scores, position_attention
-from repo_interp.plots.mass import head_grid, heads_ranked, mass_by_span, mass_grid
-from repo_interp.plots.patterns import pattern_sensitivity, pattern_shares
-from repo_interp.plots.perturbation import perturbation_grid
-from repo_interp.plots.positions import position_grid, position_lines
-from repo_interp.plots.ranges import position_ranges
-from repo_interp.plots.report import report_page
-from repo_interp.plots.rotation import rotating_pairs, rotation_grid
-from repo_interp.plots.segments import segment_grid, segment_positions, segment_scores
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from repo_interp.plots.marks.table import Table
+from repo_interp.plots.pages.figures import write_figures
+from repo_interp.plots.pages.report import report_page
+from repo_interp.plots.pages.tables import tables
 from repo_interp.plots.style import paper_figure, save_figure, style
-from repo_interp.plots.tables import Table, tables
-from repo_interp.plots.task_scores import score_grid, task_perplexity, task_scores
+from repo_interp.plots.views.component_curves import beyond_training_length, component_curves, logit_by_distance
+from repo_interp.plots.views.component_figures import figures_of_components
+from repo_interp.plots.views.component_shares import (
+    pair_norms,
+    pair_of_tokens,
+    turn_histogram,
+    vaf_by_component,
+    vaf_over_training,
+)
+from repo_interp.plots.views.disentanglement import fake_distance_fit, fit_correlations, three_axis_fit
+from repo_interp.plots.views.extrapolation import extrapolation_by_length, output_traces
+from repo_interp.plots.views.gates import gate_lines, gate_scores, position_attention
+from repo_interp.plots.views.mass import head_grid, heads_ranked, mass_by_span, mass_grid
+from repo_interp.plots.views.patterns import pattern_sensitivity, pattern_shares
+from repo_interp.plots.views.perturbation import perturbation_grid
+from repo_interp.plots.views.positions import position_grid, position_lines
+from repo_interp.plots.views.ranges import position_ranges
+from repo_interp.plots.views.rotation import rotating_pairs, rotation_grid
+from repo_interp.plots.views.segments import segment_grid, segment_positions, segment_scores
+from repo_interp.plots.views.task_scores import score_grid, task_perplexity, task_scores
+
+if TYPE_CHECKING:
+    from repo_interp.comparison.figures import comparison_figures
 
 __all__ = [
     "Table",
@@ -65,3 +77,9 @@ __all__ = [
     "vaf_over_training",
     "write_figures",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "comparison_figures":  # drawn a floor above, where runs are compared; users find it beside the other figures
+        return import_module("repo_interp.comparison.figures").comparison_figures
+    raise AttributeError(f"module 'repo_interp.plots' has no attribute {name!r}")

@@ -1,0 +1,115 @@
+"""Maps of logits as exact means over blocks of rows and keys: a few hundred a side, however long the prompt.
+
+    logit map   M_AB = mean of W_ij over i in A, j in B that is seen            A, B: `size` tokens each, or a few less at the end
+    fake map    F_AB = mean of W'_dj over distances d in A, keys j in B         (Position Generalization sec. 3.2)
+
+Logits that are a dot product have block sums (sum_{i in A} q_i) . (sum_{j in B} k_j); blocks on the diagonal are written out, being
+triangles, and so nothing of n x n is made: n x size, and blocks x blocks. Other logits - with a window, a soft cap, a position
+bias - are written out some rows at a time, in O(n^2 d) time. The mean of W' over a block is that of the mean key at the mean turn:
+Re sum_r q_r conj(mean k_r) mean exp(i theta_r d).
+
+Knows nothing about which heads are worth a look.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from repo_interp.inputs import AttentionInputs
+from repo_interp.measures.kernels.fake_logits import in_pairs
+from repo_interp.measures.kernels.logit_sums import is_bilinear, row_blocks
+
+
+def block_size(tokens: int, side: int) -> int:
+    """Tokens a block so that at most `side` blocks hold `tokens`."""
+    return max(1, math.ceil(tokens / side))
+
+
+def logit_block_means(inputs: AttentionInputs, size: int) -> Float[Tensor, "prompt head query_block key_block"]:
+    """Means of the logits over blocks of `size` queries and keys; NaN where a block has no seen pair. Float64."""
+    valid = inputs.valid.to(torch.float64)
+    if is_bilinear(inputs) and inputs.window is None:
+        sums = _bilinear_sums(inputs, size)
+        counts = _causal_sums(valid[:, None, :, None], valid[:, None, :, None], size)
+    else:
+        sums, counts = _written_out(inputs, size)
+    return torch.where(counts > 0, sums / counts.clamp(min=1), torch.nan)
+
+
+def fake_block_means(
+    query: Float[Tensor, "head d_head"],
+    keys: Float[Tensor, "kv_head token d_head"],
+    frequencies: Float[Tensor, "component"],
+    bias: Float[Tensor, "head distance"],
+    size: int,
+) -> Float[Tensor, "head distance_block key_block"]:
+    """Means of the fake-distance logits of one query a head - un-rotated, with the logit's scale - over blocks. Float64.
+
+    `keys` are un-rotated and all valid; `bias` is what the scheme adds at each distance 0 .. n-1.
+    """
+    counts = _block_sums(torch.ones(1, keys.shape[1], 1, dtype=torch.float64, device=keys.device), size)[0, :, 0]
+    mean_keys = in_pairs(_block_sums(keys.to(torch.float64), size) / counts[:, None])
+    mean_keys = mean_keys.repeat_interleave(len(query) // len(keys), 0)
+    # A block of distances at a time: exp(i theta d) for all of them would be n x d_head.
+    turns = torch.stack(
+        [
+            torch.polar(torch.ones_like(angles), angles).mean(0)
+            for some in torch.arange(keys.shape[1], device=keys.device).split(size)
+            for angles in [some[:, None] * frequencies.to(torch.float64)]
+        ]
+    )
+    means = (in_pairs(query)[:, None] * turns) @ mean_keys.conj().mT
+    return means.real + (_block_sums(bias.to(torch.float64)[..., None], size) / counts[:, None])
+
+
+def _bilinear_sums(inputs: AttentionInputs, size: int) -> Float[Tensor, "prompt head query_block key_block"]:
+    hidden = ~inputs.valid[:, None, :, None]
+    keys = inputs.rotated_keys.masked_fill(hidden, 0)
+    group = inputs.heads // keys.shape[1]
+    sums = [
+        _causal_sums(
+            inputs.rotated_queries[:, head, None].masked_fill(hidden, 0).to(torch.float64),
+            keys[:, head // group, None].to(torch.float64),
+            size,
+        )
+        for head in range(inputs.heads)  # one at a time: float64 copies of all heads would be the largest arrays here
+    ]
+    return torch.cat(sums, 1) * inputs.logit_scale
+
+
+def _causal_sums(
+    queries: Float[Tensor, "prompt any token feature"], keys: Float[Tensor, "prompt any token feature"], size: int
+) -> Float[Tensor, "prompt any query_block key_block"]:
+    """Sums of q_i . k_j over the pairs j <= i of every block."""
+    below = (_block_sums(queries, size) @ _block_sums(keys, size).mT).tril(-1)
+    # Within a block: sum_i q_i . (sum of its keys up to i), a running sum in place of the triangle.
+    of_blocks = _in_blocks(keys, size).cumsum(-2)
+    within = (_in_blocks(queries, size) * of_blocks).sum((-1, -2))
+    return below + torch.diag_embed(within)
+
+
+def _written_out(
+    inputs: AttentionInputs, size: int
+) -> tuple[Float[Tensor, "prompt head query_block key_block"], Float[Tensor, "prompt 1 query_block key_block"]]:
+    prompts, heads, tokens, _ = inputs.queries.shape
+    blocks = math.ceil(tokens / size)
+    new = {"dtype": torch.float64, "device": inputs.queries.device}
+    sums, counts = torch.zeros(prompts, heads, blocks, blocks, **new), torch.zeros(prompts, 1, blocks, blocks, **new)
+    for rows, logits in row_blocks(inputs):
+        seen = inputs.visible(rows)[:, None]
+        for into, values in ((sums, torch.where(seen, logits, 0)), (counts, seen)):
+            into.index_add_(2, rows // size, _block_sums(values.to(torch.float64).mT, size).mT)
+    return sums, counts
+
+
+def _in_blocks(features: Float[Tensor, "*axes token feature"], size: int) -> Float[Tensor, "*axes block token feature"]:
+    missing = -features.shape[-2] % size
+    return torch.nn.functional.pad(features, (0, 0, 0, missing)).unflatten(-2, (-1, size))
+
+
+def _block_sums(features: Float[Tensor, "*axes token feature"], size: int) -> Float[Tensor, "*axes block feature"]:
+    return _in_blocks(features, size).sum(-2)

@@ -1,0 +1,107 @@
+"""Gates, and attention from position alone, a few query rows at a time (CoPE, Golovneva et al. 2024, eq. 3-5, fig. 4).
+
+    g_ij = sigmoid(logit_scale q_i . x_j) where query i sees key j, else 0        x_j: `AttentionInputs.gate_features`
+    a_ij = softmax_j B_ij over the keys that i sees                               B: `AttentionInputs.position_logits`
+
+O(n^2) work - a gate belongs to a pair - but never a map of all queries, unless `position_map` is asked for one.
+Knows nothing about what tokens separate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from repo_interp.inputs import AttentionInputs
+from repo_interp.measures.kernels.over_heads import MEMORY
+from repo_interp.positions.contextual import gates
+
+
+@dataclass(frozen=True)
+class GateSums:
+    """Gates added up both ways, float64."""
+
+    by_key: Float[Tensor, "prompt head key"]
+    """Sum over queries."""
+    by_query: Float[Tensor, "prompt head query"]
+    """Sum over keys: p_{i,0} without a largest position."""
+    queries: Int[Tensor, "prompt key"]
+    """Queries that see each key."""
+
+
+def row_blocks(inputs: AttentionInputs, memory: int = MEMORY) -> Iterator[Int[Tensor, "row"]]:
+    """All query rows, as many at a time as keep some arrays [prompt, head, row, key] within `memory` bytes."""
+    prompts, heads, tokens, _ = inputs.queries.shape
+    rows = torch.arange(tokens, device=inputs.valid.device)
+    return iter(rows.split(max(1, memory // (48 * prompts * heads * tokens))))
+
+
+def gates_of_rows(inputs: AttentionInputs, rows: Int[Tensor, "row"]) -> Float[Tensor, "prompt head row key"]:
+    """g_ij of the queries at `rows`. Raises ValueError for a layer without gates."""
+    if inputs.gate_features is None:
+        raise ValueError(f"layer {inputs.layer} ({inputs.scheme}) has no gates")
+    return gates(inputs.queries[:, :, rows], inputs.gate_features, inputs.visible(rows)[:, None], inputs.logit_scale)
+
+
+def gate_sums(inputs: AttentionInputs, memory: int = MEMORY) -> GateSums:
+    """Sums of all gates of a layer. Raises ValueError for a layer without gates."""
+    prompts, heads, tokens, _ = inputs.queries.shape
+    by_key = torch.zeros(prompts, heads, tokens, dtype=torch.float64, device=inputs.valid.device)
+    by_query = torch.zeros_like(by_key)
+    queries = torch.zeros(prompts, tokens, dtype=torch.long, device=inputs.valid.device)
+    for rows in row_blocks(inputs, memory):
+        found = gates_of_rows(inputs, rows)
+        by_key += found.sum(2, dtype=torch.float64)
+        by_query[:, :, rows] = found.sum(3, dtype=torch.float64)
+        queries += inputs.visible(rows).sum(1)
+    return GateSums(by_key, by_query, queries)
+
+
+def attention_from_position(inputs: AttentionInputs, rows: Int[Tensor, "row"]) -> Float[Tensor, "prompt head row key"]:
+    """a_ij of the queries at `rows`: each row sums to 1, that of padding is 0. Raises ValueError where nothing adds to the logits."""
+    if inputs.position_logits is None:
+        raise ValueError(f"layer {inputs.layer} ({inputs.scheme}) adds no position logits")
+    seen = inputs.visible(rows)[:, None]
+    logits = inputs.position_logits(rows).expand(seen.shape[0], inputs.heads, -1, -1).masked_fill(~seen, -torch.inf)
+    return torch.softmax(logits, dim=-1).masked_fill(~seen, 0.0)
+
+
+def position_map(inputs: AttentionInputs) -> Float[Tensor, "prompt head query key"]:
+    """The whole map of attention from position alone, every row scaled to a maximum of 1 (fig. 4); NaN where a key is not seen."""
+    rows = torch.arange(inputs.valid.shape[1], device=inputs.valid.device)
+    weights = attention_from_position(inputs, rows)
+    scaled = weights / weights.amax(-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
+    return scaled.masked_fill(~inputs.visible(rows)[:, None], torch.nan)
+
+
+def last_segment_sums(
+    inputs: AttentionInputs,
+    first: Int[Tensor, "prompt layout query"],
+    counted: Bool[Tensor, "prompt layout query"],
+    memory: int = MEMORY,
+) -> tuple[Float[Tensor, "prompt head layout"], Float[Tensor, "prompt layout"]]:
+    """Attention from position alone that stays at or behind token `first` of each query, summed over the queries that are `counted`;
+    and the same for a head that attends evenly to all it sees. Float64.
+    """
+    prompts, heads, _, _ = inputs.queries.shape
+    layouts = first.shape[1]
+    sums = torch.zeros(prompts, heads, layouts, dtype=torch.float64, device=first.device)
+    even = torch.zeros(prompts, layouts, dtype=torch.float64, device=first.device)
+    for rows in row_blocks(inputs, memory):
+        where, taken = first[:, :, rows].transpose(1, 2), counted[:, :, rows].transpose(1, 2)  # [prompt, row, layout]
+        weights = attention_from_position(inputs, rows).double()
+        sums += (_from(weights, where[:, None].expand(-1, heads, -1, -1)) * taken[:, None]).sum(2)
+        seen = inputs.visible(rows).double()
+        share = seen / seen.sum(-1, keepdim=True).clamp_min(1)
+        even += (_from(share, where) * taken).sum(1)
+    return sums, even
+
+
+def _from(weights: Float[Tensor, "... row key"], first: Int[Tensor, "... row layout"]) -> Float[Tensor, "... row layout"]:
+    """Sum of each row from key `first` on."""
+    before = torch.nn.functional.pad(weights.cumsum(-1), (1, 0))
+    return before[..., -1:] - before.gather(-1, first)

@@ -1,0 +1,213 @@
+"""The map a[u_i - u_j] + b_i + c_j over causal pairs, u a token's cell: its sums over bins, rows and columns.
+
+Binned as a difference of cells, a distance between positions makes everything a sum over cells. Tokens are cut
+into chunks: pairs within one are gone through; a row's pairs with earlier chunks need only how many keys each
+cell held before its chunk,
+
+    sum_{j before chunk} a[u_i - u_j] = sum_m H_m a[u_i - m]
+
+(a convolution, read off at u_i; alike for columns and for the bins), and the sum of q_i . k_j over a bin only the
+sum of each cell's keys: q_i . K_m falls into bin u_i - m. A window takes away the causal pairs with the keys
+delayed by it (causal_pairs). Cost a head: O(n (cells + chunk) d) for the sums of products, O(n chunk + n / chunk
+cells log cells), in time and memory, for those of the map. Knows nothing about how positions came about.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from scipy.fft import next_fast_len
+from torch import Tensor
+
+from repo_interp.measures.kernels.causal_pairs import advanced, delayed, signed_keys
+from repo_interp.measures.kernels.chunks import in_chunks
+
+CHUNK = 32
+
+
+@dataclass(frozen=True)
+class CellPairs:
+    """Causal pairs of rows and keys by their cells, for some heads; build it by `cell_pairs`. Float64."""
+
+    cells: int
+    tokens: int
+    row_cell: Int[Tensor, "item chunk token"]
+    key_cell: Int[Tensor, "item chunk token"]
+    keys_before: Tensor
+    """Spectrum of how many keys each cell holds before a chunk [item, chunk, frequency]."""
+    rows_after: Tensor
+    bin_within: Int[Tensor, "item pair"]
+    """Bin of each row and key of a chunk, seen or not."""
+    seen_within: Float[Tensor, "item chunk row key"]
+    row_counts: Float[Tensor, "item n"]
+    key_counts: Float[Tensor, "item n"]
+
+    @property
+    def bins(self) -> int:
+        """Bins: the differences of cells, -(cells - 1) .. cells - 1."""
+        return 2 * self.cells - 1
+
+    def of_distance(self, a: Float[Tensor, "item bin"]) -> tuple[Tensor, Tensor]:
+        """Row and column sums of a[u_i - u_j]."""
+        within = a.gather(-1, self.bin_within).view_as(self.seen_within) * self.seen_within
+        by_row = within.sum(-1) + self._read(self.keys_before, a, self.row_cell)
+        by_key = within.sum(-2) + self._read(self.rows_after, a.flip(-1), self.key_cell)
+        return self._flat(by_row), self._flat(by_key)
+
+    def by_bin(self, b: Float[Tensor, "item n"], c: Float[Tensor, "item n"]) -> Float[Tensor, "item bin"]:
+        """Sums of b_i + c_j over the pairs of every bin; b and c are 0 where a token takes no part."""
+        rows, keys = in_chunks(b[..., None], CHUNK)[..., 0], in_chunks(c[..., None], CHUNK)[..., 0]
+        over_pairs = (rows[..., :, None] + keys[..., None, :]) * self.seen_within
+        sums = torch.zeros(len(b), self.bins, dtype=b.dtype, device=b.device)
+        sums.scatter_add_(-1, self.bin_within, over_pairs.flatten(1))
+        held_rows, held_keys = self._spectrum(self.row_cell, rows), self._spectrum(self.key_cell, keys)
+        spectrum = (held_rows * self.keys_before.conj() + self.rows_after * held_keys.conj()).sum(1)
+        around = torch.fft.irfft(spectrum, n=_length(self.cells))
+        negative = around[..., around.shape[-1] - self.cells + 1 :]
+        return sums + torch.cat([negative, around[..., : self.cells]], -1)
+
+    def _spectrum(self, cell: Tensor, weights: Tensor) -> Tensor:
+        return torch.fft.rfft(_held(cell, weights, self.cells), n=_length(self.cells))
+
+    def _read(self, held: Tensor, a: Tensor, cell: Tensor) -> Float[Tensor, "item chunk token"]:
+        """sum_m held_m a[u - m] at the cell u of every token."""
+        length = _length(self.cells)
+        spread = torch.fft.irfft(held * torch.fft.rfft(a, n=length)[:, None], n=length)
+        return spread[..., self.cells - 1 : 2 * self.cells - 1].gather(-1, cell)
+
+    def _flat(self, values: Float[Tensor, "item chunk token"]) -> Float[Tensor, "item n"]:
+        return values.flatten(1)[:, : self.tokens]
+
+
+@dataclass(frozen=True)
+class BinnedPairs:
+    """The pairs inside the window by bins: causal pairs less those beyond it. Build it by `binned_pairs`."""
+
+    parts: tuple[tuple[int, int, CellPairs], ...]
+    """(sign, delay, pairs of the rows with the keys delayed)."""
+    takes_part: Float[Tensor, "item n"]
+    counts: tuple[Float[Tensor, "item bin"], Float[Tensor, "item n"], Float[Tensor, "item n"]]
+    """Seen pairs of every bin, row and key."""
+
+    @property
+    def cells(self) -> int:
+        """Cells that positions fall into."""
+        return self.parts[0][2].cells
+
+    def sums(
+        self, a: Float[Tensor, "item bin"], b: Float[Tensor, "item n"], c: Float[Tensor, "item n"]
+    ) -> tuple[Float[Tensor, "item bin"], Float[Tensor, "item n"], Float[Tensor, "item n"]]:
+        """Sums of a[u_i - u_j] + b_i + c_j over every bin, row and column."""
+        b, c = b * self.takes_part, c * self.takes_part
+        by_bin, by_row, by_key = (count * values for count, values in zip(self.counts, (a, b, c), strict=True))
+        for sign, delay, pairs in self.parts:
+            delayed_c = delayed(c, delay, axis=-1)
+            by_bin = by_bin + sign * pairs.by_bin(b, delayed_c)
+            rows, keys = pairs.of_distance(a)
+            by_row = by_row + sign * (rows + delayed_c.cumsum(-1))
+            by_key = by_key + sign * advanced(keys + b.flip(-1).cumsum(-1).flip(-1), delay, axis=-1)
+        touched = self.counts[0] > 0
+        return torch.where(touched, by_bin, 0), self.takes_part * by_row, self.takes_part * by_key
+
+    def gauges(self) -> Float[Tensor, "item unknown direction"]:
+        """The directions (a, b, c), one after the other in a vector, in which the map does not change."""
+        pairs = self.parts[0][2]
+        cell = pairs.row_cell.flatten(1)[:, : pairs.tokens].to(torch.float64)
+        difference = torch.arange(1 - self.cells, self.cells, device=cell.device).to(cell).expand(len(cell), -1)
+        ones, bins = torch.ones_like(cell), torch.ones_like(difference)
+        zeros = torch.zeros_like(cell)
+        directions = [(bins, -ones, zeros), (bins, zeros, -ones), (difference, -cell, cell)]
+        return torch.stack([torch.cat(direction, -1) for direction in directions], -1)
+
+
+def binned_pairs(cell: Int[Tensor, "item n"], takes_part: Bool[Tensor, "item n"], window: int | None = None) -> BinnedPairs:
+    """Pairs of the tokens that take part, by the difference of their cells 0, 1, ... ."""
+    part = takes_part.to(torch.float64)
+    cells = int(cell.max()) + 1
+    parts = []
+    for sign, delay, key_part in signed_keys(part[..., None], window):
+        pairs = _cell_pairs(cells, cell, part, delayed(cell, delay, axis=-1), key_part[..., 0])
+        parts.append((sign, delay, pairs))
+    by_bin, by_row, by_key = (
+        part.new_zeros(len(cell), 2 * cells - 1),
+        torch.zeros_like(part),
+        torch.zeros_like(part),
+    )
+    for sign, delay, pairs in parts:
+        by_bin = by_bin + sign * pairs.by_bin(part, torch.zeros_like(part))
+        by_row = by_row + sign * pairs.row_counts
+        by_key = by_key + sign * advanced(pairs.key_counts, delay, axis=-1)
+    return BinnedPairs(tuple(parts), part, (by_bin.round(), by_row, by_key))
+
+
+def product_sums(
+    queries: Float[Tensor, "item n d_head"],
+    keys: Float[Tensor, "item n d_head"],
+    pairs: BinnedPairs,
+    window: int | None,
+) -> Float[Tensor, "item bin"]:
+    """Sum of q_i . k_j over the seen pairs of every bin; features are 0 where a token takes no part."""
+    delayed_keys = signed_keys(keys, window)
+    return torch.stack(
+        [
+            sign * _causal_product_sums(queries, some_keys, part)
+            for (sign, _, some_keys), (_, _, part) in zip(delayed_keys, pairs.parts, strict=True)
+        ]
+    ).sum(0)
+
+
+def _cell_pairs(cells: int, row_cell: Tensor, row_part: Tensor, key_cell: Tensor, key_part: Tensor) -> CellPairs:
+    tokens = row_cell.shape[-1]
+    rows, keys = in_chunks(row_part[..., None], CHUNK)[..., 0], in_chunks(key_part[..., None], CHUNK)[..., 0]
+    row_cell, key_cell = (
+        in_chunks(row_cell[..., None], CHUNK)[..., 0],
+        in_chunks(key_cell[..., None], CHUNK)[..., 0],
+    )
+    keys_held, rows_held = _held(key_cell, keys, cells), _held(row_cell, rows, cells)
+    rows_until = rows_held.cumsum(1)
+    causal = torch.ones(CHUNK, CHUNK, dtype=torch.float64, device=row_cell.device).tril()
+    return CellPairs(
+        cells=cells,
+        tokens=tokens,
+        row_cell=row_cell,
+        key_cell=key_cell,
+        keys_before=torch.fft.rfft(keys_held.cumsum(1) - keys_held, n=_length(cells)),
+        rows_after=torch.fft.rfft(rows_until[:, -1:] - rows_until, n=_length(cells)),
+        bin_within=(row_cell[..., :, None] - key_cell[..., None, :] + cells - 1).flatten(1),
+        seen_within=rows[..., :, None] * keys[..., None, :] * causal,
+        row_counts=row_part * key_part.cumsum(-1),
+        key_counts=key_part * row_part.flip(-1).cumsum(-1).flip(-1),
+    )
+
+
+def _causal_product_sums(queries: Tensor, keys: Tensor, pairs: CellPairs) -> Float[Tensor, "item bin"]:
+    items, _, width = queries.shape
+    place = torch.arange(items, device=queries.device)[:, None] * pairs.cells
+    held = torch.zeros(items * pairs.cells, width, dtype=torch.float64, device=queries.device)
+    sums = torch.zeros(items, pairs.bins, dtype=torch.float64, device=queries.device)
+    lower = torch.ones(CHUNK, CHUNK, dtype=queries.dtype, device=queries.device).tril()
+    mirrored = torch.arange(pairs.cells - 1, -1, -1, device=queries.device)
+    bins_within = pairs.bin_within.view(items, -1, CHUNK * CHUNK)
+    chunks = zip(in_chunks(queries, CHUNK).unbind(1), in_chunks(keys, CHUNK).unbind(1), strict=True)
+    for number, (some_queries, some_keys) in enumerate(chunks):
+        within = (some_queries @ some_keys.mT).mul_(lower)
+        sums.scatter_add_(-1, bins_within[:, number], within.flatten(1).to(torch.float64))
+        crossed = some_queries @ held.view(items, pairs.cells, width).to(queries.dtype).mT
+        bins = pairs.row_cell[:, number, :, None] + mirrored
+        sums.scatter_add_(-1, bins.flatten(1), crossed.flatten(1).to(torch.float64))
+        held.index_add_(0, (place + pairs.key_cell[:, number]).flatten(), some_keys.flatten(0, 1).to(torch.float64))
+    return sums
+
+
+def _held(cell: Tensor, weights: Tensor, cells: int) -> Float[Tensor, "item chunk cell"]:
+    """Sum of the weights of each cell's tokens, a chunk."""
+    held = torch.zeros(*cell.shape[:-1], cells, dtype=torch.float64, device=cell.device)
+    return held.scatter_add_(-1, cell, weights)
+
+
+def _length(cells: int) -> int:
+    length = next_fast_len(2 * cells, real=True)
+    assert length is not None
+    return length

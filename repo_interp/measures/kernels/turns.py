@@ -1,0 +1,136 @@
+"""How far positions really turn each rotary component: the angles theta_r (z_i - z_j) of seen pairs.
+
+A component turns by theta_r |z_i - z_j|. With the index as position that grows with distance, whatever the text; learned
+positions decide it themselves, and may leave slow components - all but - unturned.
+
+- histogram over fixed bins of the angle, per component, and mean |z_i - z_j|: over all seen pairs while a prompt has at
+  most `per_side` tokens, else over the grid of `per_side` queries x `per_side` distances evenly spread over those
+  there are, each prompt weighted by its number of seen pairs
+- largest |z_i - z_j| of a seen pair: over all of them, from running extremes
+
+An angle lies in a bin where |z_i - z_j| lies between the bin's edges divided by theta_r, so one sort into the edges of all
+components serves them all. Knows nothing about queries, keys or logits.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from repo_interp.measures.kernels.causal_pairs import pair_counts
+from repo_interp.measures.kernels.over_heads import MEMORY
+
+EDGES = (
+    0.0,
+    0.01,
+    0.1,
+    math.pi / 4,
+    math.pi / 2,
+    math.pi,
+    2 * math.pi,
+    4 * math.pi,
+    8 * math.pi,
+    16 * math.pi,
+)
+"""Lower edges of the bins in radians; the last one is open."""
+
+PER_SIDE = 256
+"""Queries and distances looked at in a longer prompt: about 30,000 pairs."""
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Turns of a layer, per row of positions (`any`: a head, a key-value head, or one for all). Float64."""
+
+    pairs: Float[Tensor, "any component turn"]
+    """Seen pairs of all prompts by the angle that they turn a component."""
+    difference: Float[Tensor, "any"]
+    """Sum of |z_i - z_j| over the seen pairs of all prompts, in positions."""
+
+
+def turns(
+    positions: Float[Tensor, "prompt any token"],
+    frequencies: Float[Tensor, "component"],
+    tokens: Bool[Tensor, "prompt token"],
+    window: int | None = None,
+    per_side: int = PER_SIDE,
+) -> Turns:
+    """Histogram of turns over `EDGES`, and sums of position differences, over the seen pairs of `tokens`."""
+    rates = frequencies.to(device=positions.device, dtype=torch.float64).abs()
+    edges = torch.tensor(EDGES[1:], dtype=torch.float64, device=positions.device) / rates[:, None]
+    in_order = edges.flatten().sort()
+    weights, query, key = _sampled_pairs(tokens, window, per_side)
+    counts, total = [], []
+    for rows in positions.to(torch.float64).split(max(1, MEMORY // (32 * key.numel())), dim=1):
+        some = rows.shape[1]
+        at_key = rows.gather(-1, key.flatten(1)[:, None].expand(-1, some, -1)).unflatten(-1, key.shape[1:])
+        at_query = rows.gather(-1, query[:, None].expand(-1, some, -1))
+        difference = (at_query[..., None] - at_key).abs_().masked_fill_(weights[:, None] == 0, 0)
+        weight = weights[:, None].expand_as(difference)
+        cells = torch.bucketize(difference, in_order.values, right=True)
+        cells += torch.arange(some, device=cells.device)[:, None, None] * (edges.numel() + 1)
+        found = torch.bincount(cells.flatten(), weight.flatten(), minlength=some * (edges.numel() + 1))
+        counts.append(found.unflatten(0, (some, -1)))
+        total.append((weight * difference).sum((0, 2, 3)))
+    upto = torch.cat(counts).cumsum(-1)
+    below = torch.empty_like(upto[:, :-1])
+    below[:, in_order.indices] = upto[:, :-1]
+    ends = torch.cat((below.unflatten(-1, edges.shape), upto[:, -1:, None].expand(-1, len(edges), 1)), dim=-1)
+    return Turns(ends.diff(dim=-1, prepend=torch.zeros_like(ends[..., :1])), torch.cat(total))
+
+
+def largest_difference(
+    positions: Float[Tensor, "prompt any token"],
+    tokens: Bool[Tensor, "prompt token"],
+    window: int | None = None,
+) -> Float[Tensor, "prompt any"]:
+    """Largest |z_i - z_j| over the seen pairs of `tokens`, in positions. Exact; -inf where there are none."""
+    positions, tokens = positions.to(torch.float64), tokens[:, None]
+    above = _running_maximum(positions.masked_fill(~tokens, -torch.inf), window) - positions
+    below = _running_maximum((-positions).masked_fill(~tokens, -torch.inf), window) + positions
+    return torch.maximum(above, below).masked_fill(~tokens, -torch.inf).amax(-1)
+
+
+def _running_maximum(values: Float[Tensor, "... token"], window: int | None) -> Float[Tensor, "... token"]:
+    """Largest of each value and those before it in the window, by running maxima from both ends of blocks."""
+    tokens = values.shape[-1]
+    if window is None or window >= tokens:
+        return values.cummax(-1).values
+    padded = torch.nn.functional.pad(values, (0, -tokens % window), value=-torch.inf).unflatten(-1, (-1, window))
+    onward = padded.cummax(-1).values.flatten(-2)[..., :tokens]
+    until = padded.flip(-1).cummax(-1).values.flip(-1).flatten(-2)[..., : tokens - window + 1]
+    return torch.maximum(onward, torch.nn.functional.pad(until, (window - 1, 0), value=-torch.inf))
+
+
+def _sampled_pairs(
+    tokens: Bool[Tensor, "prompt token"], window: int | None, per_side: int
+) -> tuple[Float[Tensor, "prompt query distance"], Int[Tensor, "prompt query"], Int[Tensor, "prompt query distance"]]:
+    """Weights, queries and keys of a grid of queries and distances; weight 0 where it holds no seen pair."""
+    length = tokens.shape[-1]
+    indices = torch.arange(length, device=tokens.device)
+    in_order = torch.where(tokens, indices, length).sort(-1).values.clamp(max=length - 1)
+    last = torch.where(tokens, indices, 0).amax(-1)
+    reach = (last - in_order[:, 0] + 1).clamp(max=length if window is None else window)
+    rank, is_query = _evenly(tokens.sum(-1), min(length, per_side), per_side)
+    distance, is_distance = _evenly(reach, min(length, per_side), per_side)
+    query = in_order.gather(-1, rank)
+    key = query[:, :, None] - distance[:, None, :]
+    seen = (key >= 0) & is_query[:, :, None] & is_distance[:, None, :]
+    key = key.clamp_(min=0)
+    seen &= tokens.gather(-1, key.flatten(1)).view_as(key)
+    weight = pair_counts(tokens, window).total / seen.sum((1, 2)).clamp(min=1)
+    return seen * weight[:, None, None], query, key
+
+
+def _evenly(
+    counts: Int[Tensor, "prompt"], places: int, most: int
+) -> tuple[Int[Tensor, "prompt place"], Bool[Tensor, "prompt place"]]:
+    """For every prompt 0 .. count-1, or `most` of them evenly spread where there are more; and which places are used."""
+    place = torch.arange(places, device=counts.device)
+    counts = counts[:, None]
+    spread = (place * (counts - 1).clamp(min=0) + max(1, most - 1) // 2) // max(1, most - 1)
+    return torch.where(counts <= most, place, spread).minimum((counts - 1).clamp(min=0)), place < counts

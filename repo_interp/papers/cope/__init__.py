@@ -1,0 +1,1 @@
+"""CoPE (Golovneva et al. 2024): claims C1 to C6."""

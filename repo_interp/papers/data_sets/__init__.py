@@ -1,0 +1,1 @@
+"""Scores on data sets that users have, as rows of tables of the RePo paper."""

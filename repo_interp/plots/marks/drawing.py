@@ -1,0 +1,137 @@
+"""Marks that several figures share: shaded spans, the ribbon of their parts, scheme swatches beside layers, thinned long lines.
+
+Knows axes and arrays; knows nothing about runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
+from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.transforms import offset_copy
+
+from repo_interp.plots.marks.labels import contiguous
+from repo_interp.plots.style import scheme_colour, scheme_name, span_colours
+
+SHADE = 0.3
+"""Opacity of a shaded span."""
+LEGEND_ENTRY, LEGEND_LETTER = 0.3, 0.054
+"""Inches that the mark of a legend entry and a letter of its text need."""
+RIBBON = 0.035
+"""Height of the ribbon of parts, in axes."""
+
+
+def shade_spans(ax: Axes, spans: Mapping[str, Sequence[int]], names: Sequence[str]) -> None:
+    """Shade the tokens of each top-level span of `spans` over the height of `ax`; `names`: all span names, which fix the colours."""
+    colours = span_colours(names)
+    for name, tokens in spans.items():
+        if "." in name:
+            continue
+        for first, last in contiguous(tokens):
+            patch = ax.axvspan(first - 0.5, last + 0.5, facecolor=colours[name], alpha=SHADE, linewidth=0, zorder=0)
+            patch.set_gid(f"span {name}")
+
+
+def part_ribbon(ax: Axes, spans: Mapping[str, Sequence[int]], names: Sequence[str]) -> list[str]:
+    """A ribbon along the top of `ax` with the deepest parts of spans ("needle.1.key") in shades of their parent. Returns their
+    names.
+    """
+    colours = span_colours(names)
+    parts = [name for name in spans if "." in name and not any(other.startswith(name + ".") for other in spans)]
+    for name in parts:
+        for first, last in contiguous(spans[name]):
+            patch = Rectangle((first - 0.5, 1 - RIBBON), last - first + 1, RIBBON, transform=ax.get_xaxis_transform())
+            patch.set(facecolor=colours[name], linewidth=0, zorder=3, gid=f"part {name}")
+            ax.add_patch(patch)
+    return parts
+
+
+def span_handles(spans: Iterable[str], names: Sequence[str]) -> list[Patch]:
+    """Legend entries of spans: shaded as on the axes, solid for parts."""
+    colours = span_colours(names)
+    return [Patch(facecolor=colours[name], alpha=1.0 if "." in name else SHADE, label=name) for name in spans]
+
+
+def scheme_handles(schemes: Iterable[str], marker: str = "s") -> list[Line2D]:
+    """Legend entries of position schemes, each once."""
+    return [
+        Line2D(
+            [],
+            [],
+            linestyle="none",
+            marker=marker,
+            markersize=4,
+            color=scheme_colour(scheme),
+            label=scheme_name(scheme),
+        )
+        for scheme in dict.fromkeys(schemes)
+    ]
+
+
+def legend_below(figure: Figure, handles: Sequence[Patch | Line2D]) -> None:
+    """Legend entries below everything else in `figure`: in one row, or in as few as its width allows."""
+    if handles:
+        needed = sum(LEGEND_ENTRY + LEGEND_LETTER * len(str(handle.get_label())) for handle in handles)
+        rows = int(np.ceil(needed / figure.get_figwidth()))
+        figure.legend(handles=list(handles), loc="outside lower center", ncols=-(-len(handles) // rows), borderpad=0.1)
+
+
+def scheme_swatches(ax: Axes, schemes: Mapping[int, str], axis: Literal["x", "y"]) -> None:
+    """A coloured bar beside every layer of `axis` ("x" or "y"), whose unit steps are layers, in the colour of the layer's scheme."""
+    along = ax.get_yaxis_transform() if axis == "y" else ax.get_xaxis_transform()
+    aside = offset_copy(along, ax.get_figure(root=True), *((-3.5, 0.0) if axis == "y" else (0.0, -3.5)), units="points")
+    for place, (layer, scheme) in enumerate(schemes.items()):
+        ends = ([0, 0], [place - 0.5, place + 0.5])
+        bar = Line2D(*(ends if axis == "y" else ends[::-1]), transform=aside, clip_on=False, solid_capstyle="butt")
+        bar.set(color=scheme_colour(scheme), linewidth=3, gid=f"scheme {layer} {scheme}")
+        ax.add_line(bar)
+    ax.tick_params(axis=axis, which="both", length=0, pad=7)
+
+
+def sparse_ticks(labels: Sequence[int], most: int) -> list[int]:
+    """Places of at most `most` tick labels, evenly spread over `labels`, the first among them."""
+    step = max(1, -(-len(labels) // most))
+    return list(range(0, len(labels), step))
+
+
+def envelope(values: np.ndarray, bins: int) -> np.ndarray:
+    """Indices of the values to draw so that a line of `bins` pixels looks the same: all, or the extremes of each bin. Ascending."""
+    if values.size <= 2 * bins:
+        return np.arange(values.size)
+    kept: set[int] = {0, values.size - 1}
+    for part in np.array_split(np.arange(values.size), bins):
+        finite = part[np.isfinite(values[part])]
+        if finite.size:
+            kept.update((int(finite[values[finite].argmin()]), int(finite[values[finite].argmax()])))
+        else:
+            kept.add(int(part[0]))
+    return np.array(sorted(kept))
+
+
+def plain_decades(axis: Axis) -> None:
+    """Plain numbers - 0.1, 1,000 - at the major ticks of a logarithmic axis, none at the minor ones."""
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.12g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def counted(count: int, thing: str) -> str:
+    """ "1 prompt", "2,000 prompts"."""
+    return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"
+
+
+def number(value: float) -> str:
+    """A number as a label: three significant digits, no exponent between 0.0001 and 100,000."""
+    if value == 0 or not np.isfinite(value):
+        return "0" if value == 0 else "–"
+    size = abs(value)
+    if size >= 1e5 or size < 1e-4:
+        return f"{value:.1e}"
+    digits = max(0, 2 - int(np.floor(np.log10(size))))
+    return f"{value:.{digits}f}"

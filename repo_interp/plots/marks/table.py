@@ -1,0 +1,47 @@
+"""A table: a title, named columns, rows of text and numbers; who prints it - a terminal, a page, a notebook - decides how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from html import escape
+
+from repo_interp.plots.marks.drawing import number
+
+Cell = str | int | float | None
+"""None: there is no such number."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows with named columns. `note` says what was averaged; numbers keep full precision until `formatted`."""
+
+    name: str
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    note: str = ""
+
+    def formatted(self) -> list[tuple[str, ...]]:
+        """Rows as text: three significant digits, a dash where there is no number."""
+        return [tuple(format_cell(cell) for cell in row) for row in self.rows]
+
+    def _repr_html_(self) -> str:
+        """The table in a notebook."""
+        header = "".join(f"<th>{escape(column)}</th>" for column in self.columns)
+        rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>" for cells in self.formatted())
+        return f"<table><caption>{escape(self.title)}</caption><tr>{header}</tr>{rows}</table><p>{escape(self.note)}</p>"
+
+    @property
+    def numeric(self) -> tuple[bool, ...]:
+        """Which columns hold numbers: they are set flush right."""
+        columns = zip(*self.rows, strict=True) if self.rows else [()] * len(self.columns)
+        return tuple(not any(isinstance(cell, str) for cell in column) for column in columns)
+
+
+def format_cell(cell: Cell) -> str:
+    """A cell as text: text as it is, whole numbers with thousands separated, others with three significant digits."""
+    if cell is None:
+        return "–"
+    if isinstance(cell, str):
+        return cell
+    return f"{cell:,}" if isinstance(cell, int) else number(cell)

@@ -1,0 +1,141 @@
+"""Positions of every head, packed for the page's explorer: float32 as base64, equal rows once, and not more than fits.
+
+    values[prompt][layer]: rows x tokens, little-endian float32
+    row[prompt][layer][head]: which of the rows is the head's
+
+RoPE layers and grouped heads share rows, so they cost one. Texts and spans travel beside as plain JSON. Prompts that do not
+fit into the budget are left out whole; of a first prompt that is too long by itself, layers are. What is left out is said.
+Knows nothing about pages; `explorer.js` is the other half.
+"""
+
+from __future__ import annotations
+
+import base64
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from repo_interp.plots.marks.choice import telling_heads
+from repo_interp.plots.marks.labels import contiguous
+from repo_interp.plots.marks.outliers import focused_range, global_range
+from repo_interp.plots.marks.reading import PromptTokens, group, ordered_spans, pick, prompt_tokens, schemes
+from repo_interp.plots.style import darker, scheme_colour, scheme_name, span_colours
+
+
+def embed(run: xr.DataTree, prompts: tuple[int, ...] | None, budget: int) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Data for the explorer within `budget` bytes of positions, and sentences that say what was left out.
+
+    Raises InputError when the run lacks one of `prompts`.
+    """
+    positions = group(run, "positions")
+    asked = [int(prompt) for prompt in (positions["prompt"].values if prompts is None else prompts)]
+    named = schemes(positions)
+    embedded, left, spent = [], [], 0
+    for prompt in asked:
+        pick(positions["token_count"], prompt=prompt)
+    for place, prompt in enumerate(asked):
+        blocks = {layer: pack_layer(positions, prompt, layer) for layer in named}
+        cost = sum(len(block["values"]) for block in blocks.values())
+        if place and spent + cost > budget:
+            left = asked[place:]
+            break
+        if not place and cost > budget:
+            blocks = _some_layers(blocks, budget)
+            cost = sum(len(block["values"]) for block in blocks.values())
+        spent += cost
+        embedded.append({**_described(prompt_tokens(positions, prompt)), "layers": blocks})
+    spans = ordered_spans(map(str, positions["span"].values)) if "span" in positions.coords else []
+    colours = span_colours(spans)
+    data = {
+        "prompts": embedded,
+        "layers": [
+            {"layer": layer, "name": scheme_name(scheme), "colour": scheme_colour(scheme)} for layer, scheme in named.items()
+        ],
+        "heads": [int(head) for head in positions["head"].values],
+        "spans": {name: {"colour": colours[name], "ink": darker(colours[name], 0.6)} for name in spans},
+        "start": _start(run, embedded),
+    }
+    return data, _left_out(asked, left, embedded, list(named), positions.sizes["prompt"], spent)
+
+
+def pack_layer(positions: xr.Dataset, prompt: int, layer: int) -> dict[str, Any]:
+    """Positions of one layer over one prompt: `values` (base64 of the different rows), `row` a head, and both ranges a row (or
+    null).
+    """
+    count = int(positions["token_count"].sel(prompt=prompt))
+    values = positions["position"].sel(prompt=prompt, layer=layer).transpose("head", "token").values[:, :count]
+    values = np.ascontiguousarray(values, dtype="<f4")
+    seen: dict[bytes, int] = {}
+    row = [seen.setdefault(head.tobytes(), len(seen)) for head in values]
+    rows = values[[row.index(number) for number in range(len(seen))]]
+    return {
+        "values": base64.b64encode(rows.tobytes()).decode("ascii"),
+        "row": row,
+        "global": [global_range(one) for one in rows],
+        "focused": [focused_range(one) for one in rows],
+    }
+
+
+def unpack_layer(block: dict[str, Any]) -> np.ndarray:
+    """The positions [head, token] that `pack_layer` packed, float32, bit for bit."""
+    rows = np.frombuffer(base64.b64decode(block["values"]), dtype="<f4").reshape(max(block["row"]) + 1, -1)
+    return rows[block["row"]]
+
+
+def markup() -> str:
+    """The explorer's controls, which its script brings to life, and what to read without JavaScript."""
+    return (files("repo_interp.plots") / "pages" / "page" / "explorer.html").read_text(encoding="utf-8")
+
+
+def _described(tokens: PromptTokens) -> dict[str, Any]:
+    return {
+        "prompt": tokens.prompt,
+        "count": tokens.count,
+        "texts": None if tokens.texts is None else list(tokens.texts),
+        "spans": {name: contiguous(members) for name, members in tokens.spans.items()},
+    }
+
+
+def _some_layers(blocks: dict[int, dict[str, Any]], budget: int) -> dict[int, dict[str, Any]]:
+    """As many layers as fit, spread evenly, at least one."""
+    layers = list(blocks)
+    for count in range(len(layers) - 1, 1, -1):
+        chosen = [layers[place] for place in np.linspace(0, len(layers) - 1, count).round().astype(int)]
+        if sum(len(blocks[layer]["values"]) for layer in chosen) <= budget:
+            return {layer: blocks[layer] for layer in chosen}
+    return {layers[-1]: blocks[layers[-1]]}
+
+
+def _start(run: xr.DataTree, embedded: list[dict[str, Any]]) -> list[list[int]]:
+    """The heads that the page opens with: the two with the most mass on the needle, else the first and the last."""
+    present = set(embedded[0]["layers"])
+    return [[layer, head] for layer, head in telling_heads(run) if layer in present][:2]
+
+
+def _left_out(
+    asked: list[int],
+    left: list[int],
+    embedded: list[dict[str, Any]],
+    layers: list[int],
+    prompts: int,
+    spent: int,
+) -> tuple[str, ...]:
+    notes = []
+    if left or len(asked) < prompts:
+        shown = _stretches([one["prompt"] for one in embedded])
+        said = f"Positions of {len(embedded)} of {prompts} prompts are in this page: {shown}."
+        if left:
+            said += f" Left out, since positions already fill {spent / 1e6:.1f} MB: {_stretches(left)}."
+        notes.append(f"{said} Tables and charts below are about all prompts.")
+    missing = [layer for layer in layers if layer not in embedded[0]["layers"]]
+    if missing:
+        notes.append(f"Prompt {embedded[0]['prompt']} is long: its layers {_stretches(missing)} are left out.")
+    if notes:
+        notes.append("To choose others: report_page(run, path, prompts=[...], megabytes=...).")
+    return (" ".join(notes),) if notes else ()
+
+
+def _stretches(numbers: list[int]) -> str:
+    return ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in contiguous(numbers))

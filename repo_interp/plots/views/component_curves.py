@@ -1,0 +1,205 @@
+"""Logits and their rotary components over the distance of two tokens (HoPE fig. 2, 3a, 3c, 6, 8).
+
+    m(t) = sum_r C_r(t)      mean over pairs at distance t; in units of q . k, without 1 / sqrt(d_head)
+
+Activated components (pi/L < theta < 2 pi/L) are red, lower ones blue, higher ones grey; the training length L is a dashed line,
+and what lies beyond it stands on a shaded ground. Knows labelled arrays; knows nothing about how they were measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from repo_interp.errors import InputError
+from repo_interp.plots.marks.drawing import legend_below
+from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, scheme_colour, scheme_name, style
+
+BAND_COLOURS: Mapping[str, str] = {"activated": "#D55E00", "low": "#0072B2", "high": "#A8A8A8"}
+"""Red, blue and grey that colour-blind eyes keep apart."""
+BAND_NAMES: Mapping[str, str] = {"activated": "activated", "low": "lower frequency", "high": "higher frequency"}
+DISTANCE = "distance (tokens)"
+LOGIT = "mean logit (q·k)"
+_TRAINED: Mapping[str, Any] = {"color": "#222222", "linewidth": 0.8, "linestyle": (0, (4, 2))}
+_CONTROL: Mapping[str, Any] = {"color": "#8A8A8A", "linewidth": 0.7}
+
+
+def band_of(components: xr.Dataset) -> np.ndarray:
+    """The band's name of every component, from `activated` and `low_frequency` [component]."""
+    return np.where(components["activated"].values, "activated", np.where(components["low_frequency"].values, "low", "high"))
+
+
+def logit_by_distance(logits: xr.DataArray) -> PaperFigure:
+    """Mean logit by distance of several checkpoints below each other, within and beyond their training lengths (HoPE fig. 2, 6, 8).
+
+    `logits` [checkpoint, weights, length, distance]: weights "trained" and any controls, length that of the sequences in tokens,
+    NaN where nothing was measured; coordinates `scheme` and `training_length` (checkpoint). Distance 0, a token with itself, is
+    not drawn: it would set the scale. Raises InputError where nothing is trained.
+    """
+    if "trained" not in logits["weights"].values:
+        raise InputError("logits by distance need the weights 'trained'")
+    names = [str(name) for name in logits["checkpoint"].values]
+    with style():
+        figure = paper_figure(COLUMN_WIDTH, 0.45 + 0.95 * len(names))
+        axes = figure.subplots(len(names), 1, squeeze=False, sharex=True)[:, 0]
+        for ax, name in zip(axes, names, strict=True):
+            _checkpoint(ax, logits.sel(checkpoint=name))
+            scheme = scheme_name(str(logits.sel(checkpoint=name)["scheme"].item()))
+            ax.set_title(scheme if name.lower() == scheme.lower() else f"{name}: {scheme}")
+        known = logits.sel(weights="trained").notnull().any(("length", "checkpoint")).values
+        axes[-1].set_xlim(0, 1.01 * float(logits["distance"].values[known].max()))
+        axes[-1].set_xlabel(DISTANCE)
+        figure.supylabel(LOGIT, fontsize=7)
+        handles = [Line2D([], [], color="#222222", linewidth=1.2, label="sequences of length L")]
+        if logits.sizes["length"] > 1:
+            handles.append(Line2D([], [], color="#222222", linewidth=1.2, alpha=0.45, label="longer"))
+        if logits.sizes["weights"] > 1:
+            handles.append(Line2D([], [], **_CONTROL, label="random weights"))
+        legend_below(figure, [*handles, _trained_handle()])
+    return figure
+
+
+def component_curves(components: xr.Dataset, title: str = "") -> PaperFigure:
+    """All components by distance, coloured by band, and below their sum beside that of the bands (HoPE fig. 3a).
+
+    `components` holds `component_by_distance` [component, distance], `activated` and `low_frequency` [component]. Every curve is
+    drawn from its own mean over distances, since those lie far apart. Distance 0 is not drawn.
+    """
+    curves = components["component_by_distance"].transpose("component", "distance").sel(distance=slice(1, None))
+    bands, distance = band_of(components), curves["distance"].values
+    swing = curves - curves.mean("distance")
+    with style():
+        figure = paper_figure(COLUMN_WIDTH, 3.3)
+        above, below = figure.subplots(2, 1, sharex=True)
+        for band in ("high", "low", "activated"):
+            for place in np.flatnonzero(bands == band):
+                above.plot(distance, swing.values[place], **_line(band), gid=f"component {curves['component'].values[place]}")
+        _name_activated(above, swing, bands)
+        total = swing.sum("component").values
+        below.plot(distance, total, color="#000000", linewidth=1.3, gid="sum")
+        for band in ("low", "activated"):
+            if (bands == band).any():
+                below.plot(distance, swing.values[bands == band].sum(0), **_line(band) | {"linewidth": 1.3}, gid=f"sum {band}")
+        above.set_title(f"{title + ': ' if title else ''}each component, from its mean")
+        below.set_title("their sum, and the sum of a band")
+        below.set_xlabel(DISTANCE)
+        for ax in (above, below):
+            ax.set_ylabel("logit − mean (q·k)")
+            ax.grid(axis="y")
+            ax.margins(x=0.01)
+        handles = [_handle(band) for band in ("activated", "low", "high") if (bands == band).any()]
+        legend_below(figure, [Line2D([], [], color="#000000", linewidth=1.3, label="all"), *handles])
+    return figure
+
+
+def beyond_training_length(components: xr.Dataset, training_length: int) -> PaperFigure:
+    """The first layer's components and their sum, and the later layers' mean logits, beyond the training length (HoPE fig. 3c).
+
+    `components` holds `component_by_distance` [layer, component, distance], `logit_by_distance` [layer, distance], `activated` and
+    `low_frequency` [component]. The band behind a red curve is the range it had within the training length. Curves are means over
+    L / 32 neighbouring distances, and the last L / 8 distances, which only the few tokens at the end have, are not drawn.
+    """
+    width = max(1, training_length // 32)
+    smooth = components[["component_by_distance", "logit_by_distance"]].isel(distance=slice(1, -max(1, training_length // 8)))
+    smooth = smooth.rolling(distance=width, center=True).mean().dropna("distance")
+    components = smooth.assign({name: components[name] for name in ("activated", "low_frequency")})
+    first = components.isel(layer=0)
+    curves = first["component_by_distance"].transpose("component", "distance")
+    bands, distance = band_of(components), curves["distance"].values
+    swing = curves - curves.sel(distance=slice(1, training_length - 1)).mean("distance")
+    with style():
+        figure = paper_figure(COLUMN_WIDTH, 4.3)
+        top, middle, bottom = figure.subplots(3, 1, sharex=True)
+        for band in ("low", "activated"):
+            for place in np.flatnonzero(bands == band):
+                top.plot(distance, swing.values[place], **_line(band))
+        for place in np.flatnonzero(bands == "activated"):
+            within = swing.values[place][distance < training_length]
+            top.axhspan(within.min(), within.max(), color=BAND_COLOURS["activated"], alpha=0.10, linewidth=0, zorder=0)
+        logits = components["logit_by_distance"]
+        layers = logits["layer"].values
+        middle.plot(distance, logits.isel(layer=0).values, color="#000000", linewidth=1.1)
+        shades = np.linspace(0.75, 0.15, max(1, len(layers) - 1))
+        for place, shade in zip(range(1, len(layers)), shades, strict=False):
+            line = logits.isel(layer=place)
+            middle_of = line.sel(distance=slice(1, training_length - 1)).mean()
+            bottom.plot(distance, (line - middle_of).values, color=str(shade), linewidth=1.0, label=f"layer {layers[place]}")
+        top.set_title(f"layer {layers[0]}: components, from their mean within L", pad=9)
+        middle.set_title(f"layer {layers[0]}: mean logit")
+        bottom.set_title("later layers: mean logit, from its mean within L")
+        bottom.set_xlabel(DISTANCE)
+        if 1 < len(layers) <= 8:
+            look = {"handlelength": 0.8, "columnspacing": 0.7, "handletextpad": 0.3, "borderpad": 0.1}
+            bottom.legend(
+                loc="upper center", ncols=min(4, len(layers) - 1), **look, frameon=True, edgecolor="none", framealpha=0.9
+            )
+            bottom.set_ylim(top=bottom.get_ylim()[1] + 0.2 * np.ptp(bottom.get_ylim()))
+        for ax in (top, middle, bottom):
+            _beyond(ax, training_length, int(distance[-1]))
+            ax.set_ylabel("q·k")
+        top.text(training_length, 1.01, " beyond L", transform=top.get_xaxis_transform(), ha="left", va="bottom", fontsize=6)
+        handles = [_handle(band) for band in ("activated", "low") if (bands == band).any()]
+        legend_below(figure, [*handles, _trained_handle()])
+    return figure
+
+
+def _checkpoint(ax: Axes, logits: xr.DataArray) -> None:
+    """One panel: the trained curve of every length of sequences, and the controls'."""
+    trained, colour = int(logits["training_length"].item()), scheme_colour(str(logits["scheme"].item()))
+    longest = 1
+    for length in sorted(logits["length"].values, reverse=True):
+        for weights in [name for name in logits["weights"].values if name != "trained"] + ["trained"]:
+            line = logits.sel(weights=weights, length=length).sel(distance=slice(1, None)).dropna("distance")
+            if not line.size:
+                continue
+            longest = max(longest, int(line["distance"].max()))
+            look = {"color": colour, "linewidth": 1.2, "alpha": 1.0 if length <= trained else 0.45}
+            if weights != "trained":
+                if length < max(logits["length"].values) and longest >= length:
+                    continue
+                look = dict(_CONTROL)
+            ax.plot(line["distance"].values, line.values, **look, gid=f"{weights} {length}")
+    _beyond(ax, trained, longest)
+
+
+def _beyond(ax: Axes, training_length: int, last: int) -> None:
+    ax.axvline(training_length, **_TRAINED, gid="training length")
+    if last > training_length:
+        ax.axvspan(training_length, last, color="#222222", alpha=0.05, linewidth=0, zorder=0)
+    ax.set_xlim(0, max(last, training_length) * 1.01)
+    ax.grid(axis="y")
+
+
+def _name_activated(ax: Axes, swing: xr.DataArray, bands: np.ndarray) -> None:
+    for place in np.flatnonzero(bands == "activated"):
+        ax.annotate(
+            f"r = {swing['component'].values[place]}",
+            (float(swing["distance"][-1]), float(swing.values[place, -max(1, swing.sizes["distance"] // 16) :].mean())),
+            xytext=(2, 0),
+            textcoords="offset points",
+            color=BAND_COLOURS["activated"],
+            fontsize=6,
+            va="center",
+            annotation_clip=False,
+        )
+
+
+def _line(band: str) -> dict[str, Any]:
+    return {
+        "color": BAND_COLOURS[band],
+        "linewidth": 0.6 if band == "high" else 1.0,
+        "zorder": {"high": 1, "low": 2, "activated": 3}[band],
+    }
+
+
+def _handle(band: str) -> Line2D:
+    return Line2D([], [], color=BAND_COLOURS[band], linewidth=1.4, label=BAND_NAMES[band])
+
+
+def _trained_handle() -> Line2D:
+    return Line2D([], [], **_TRAINED, label="training length L")

@@ -1,0 +1,180 @@
+"""How positions run inside chunks: shares of constant, mono and hybrid chunks (RePo sec. 5.2, fig. 3).
+
+    share of pattern p = chunks labelled p / chunks                constant + mono + hybrid = 1
+
+Draws the group `patterns` of a run. Knows nothing about how a chunk is labelled.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.patches import Patch, Rectangle
+
+from repo_interp.plots.marks.drawing import legend_below, scheme_handles, scheme_swatches, sparse_ticks
+from repo_interp.plots.marks.reading import group, learned_layers, schemes
+from repo_interp.plots.style import (
+    PAGE_HEIGHT,
+    PAGE_WIDTH,
+    PATTERN_COLOURS,
+    PaperFigure,
+    darker,
+    paper_figure,
+    style,
+)
+
+
+def pattern_shares(run: xr.DataTree) -> PaperFigure:
+    """Stacked shares of the patterns: over all layers that learn positions, by layer, and by layer and head (RePo fig. 3).
+
+    Raises InputError when the run has no patterns.
+    """
+    patterns = group(run, "patterns")
+    shares = patterns["pattern_share"].transpose("layer", "head", "pattern")
+    names = [str(name) for name in patterns["pattern"].values]
+    named = schemes(patterns)
+    layers = list(named)
+    with style():
+        figure = paper_figure(PAGE_WIDTH, min(PAGE_HEIGHT, max(2.4, 0.17 * len(layers) + 1.1)))
+        overall, by_layer, by_head = figure.subplots(1, 3, width_ratios=(0.75, 2.1, 2.6))
+        draw_stack(overall, patterns["pattern_share_all"].values[None], names)
+        overall.set_xticks([])
+        overall.set_ylabel("share of chunks (%)")
+        overall.set_title("Learned layers")
+        _write_shares(overall, patterns["pattern_share_all"].values)
+        by_layer.sharey(overall)
+        draw_stack(by_layer, _layer_means(shares.values), names)
+        by_layer.tick_params(labelleft=False)
+        scheme_swatches(by_layer, named, "x")
+        places = sparse_ticks(layers, 16)
+        by_layer.set_xticks(places, [str(layers[place]) for place in places])
+        by_layer.set_xlabel("layer")
+        by_layer.set_title("By layer")
+        draw_mosaic(by_head, shares.values, names)
+        scheme_swatches(by_head, named, "y")
+        places = sparse_ticks(layers, 32)
+        by_head.set_yticks(places, [str(layers[place]) for place in places])
+        heads = shares["head"].values
+        places = sparse_ticks(list(heads), 16)
+        by_head.set_xticks(places, [str(heads[place]) for place in places])
+        by_head.set(xlabel="head", ylabel="layer")
+        by_head.set_title("By layer and head")
+        figure.suptitle(_caption(patterns), x=0.01, ha="left", fontsize=7.5)
+        handles = [Patch(facecolor=PATTERN_COLOURS[name], label=name) for name in names]
+        legend_below(figure, [*handles, *scheme_handles(named.values())])
+    return figure
+
+
+def draw_stack(ax: Axes, shares: np.ndarray, names: list[str]) -> Axes:
+    """Draw `shares` [bar, pattern] (0 .. 1) on `ax` as stacked bars in per cent, the first of `names` lowest."""
+    bottom = np.zeros(len(shares))
+    for code, name in enumerate(names):
+        height = np.nan_to_num(100 * shares[:, code])
+        ax.bar(np.arange(len(shares)), height, 0.86, bottom, color=PATTERN_COLOURS[name], label=name)
+        bottom += height
+    for bar in np.flatnonzero(~np.isfinite(shares).all(axis=1)).tolist():
+        ax.text(bar, 50, "no positions", rotation=90, ha="center", va="center", color="#8A8A8A")
+    ax.set(xlim=(-0.6, len(shares) - 0.4), ylim=(0, 100))
+    return ax
+
+
+def draw_mosaic(ax: Axes, shares: np.ndarray, names: list[str]) -> Axes:
+    """Draw `shares` [layer, head, pattern] on `ax`: a cell a head, cut from left to right by its shares; empty where they are
+    NaN.
+    """
+    layers, heads, _ = shares.shape
+    edges = np.concatenate((np.zeros((layers, heads, 1)), np.cumsum(np.nan_to_num(shares), axis=-1)), axis=-1)
+    width, height = 0.94, 0.84
+    for code, name in enumerate(names):
+        cells = []
+        for layer, head in np.argwhere(shares[..., code] > 0):
+            left, right = head - width / 2 + width * edges[layer, head, code : code + 2]
+            top, bottom = layer - height / 2, layer + height / 2
+            cells.append([(left, top), (right, top), (right, bottom), (left, bottom)])
+        ax.add_collection(PolyCollection(cells, facecolors=PATTERN_COLOURS[name], linewidths=0, gid=f"pattern {name}"))
+    ax.set(xlim=(-0.5, heads - 0.5), ylim=(layers - 0.5, -0.5))
+    ax.spines[:].set_visible(False)
+    ax.tick_params(length=0)
+    return ax
+
+
+def pattern_sensitivity(run: xr.DataTree) -> PaperFigure:
+    """Share of each pattern over a grid of chunk size and epsilon; the run's own choice is framed (RePo sec. 5.2, footnote 5).
+
+    Raises InputError when the run has no patterns.
+    """
+    patterns = group(run, "patterns")
+    grid = patterns["sensitivity"].transpose("pattern", "chunk_size", "epsilon")
+    with style():
+        figure = paper_figure(PAGE_WIDTH, 0.9 + 0.24 * grid.sizes["chunk_size"])
+        axes = figure.subplots(1, grid.sizes["pattern"], sharey=True, squeeze=False)[0]
+        for ax, name in zip(axes, grid["pattern"].values, strict=True):
+            _share_map(ax, 100 * grid.sel(pattern=name).values, PATTERN_COLOURS[str(name)])
+            ax.set_xticks(range(grid.sizes["epsilon"]), [f"{value:g}" for value in grid["epsilon"].values])
+            ax.set_yticks(range(grid.sizes["chunk_size"]), [str(value) for value in grid["chunk_size"].values])
+            ax.set_xlabel("ε (positions)")
+            ax.set_title(f"{name} (% of chunks)")
+            _frame_choice(ax, patterns)
+        axes[0].set_ylabel("chunk size (tokens)")
+    return figure
+
+
+def _share_map(ax: Axes, shares: np.ndarray, colour: str) -> None:
+    colours = LinearSegmentedColormap.from_list("share", ["#FFFFFF", colour, darker(colour, 0.75)])
+    ax.imshow(shares, cmap=colours, vmin=0, vmax=100, aspect="auto")
+    for row, column in np.ndindex(shares.shape):
+        red, green, blue, _ = colours(shares[row, column] / 100)
+        light = 0.3 * red + 0.59 * green + 0.11 * blue > 0.5
+        ax.text(
+            column,
+            row,
+            f"{shares[row, column]:.0f}",
+            ha="center",
+            va="center",
+            fontsize=6.2,
+            color="black" if light else "white",
+        )
+    ax.spines[:].set_visible(False)
+    ax.tick_params(length=0)
+
+
+def _frame_choice(ax: Axes, patterns: xr.Dataset) -> None:
+    size, epsilon = patterns.attrs.get("chunk_size"), patterns.attrs.get("epsilon")
+    sizes, epsilons = patterns["chunk_size"].values, patterns["epsilon"].values
+    if size is None or epsilon is None or size not in sizes or not np.isclose(epsilons, epsilon).any():
+        return
+    row, column = int(np.flatnonzero(sizes == size)[0]), int(np.flatnonzero(np.isclose(epsilons, epsilon))[0])
+    ax.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="black", linewidth=1.2, gid="choice"))
+
+
+def _write_shares(ax: Axes, shares: np.ndarray) -> None:
+    """Per cent inside each part of the only bar, or beside it where the part is too low."""
+    bottom = 0.0
+    ax.set_xlim(-0.55, 0.95)
+    for share in 100 * shares[np.isfinite(shares)]:
+        inside = share >= 7
+        place = (0.0, "center") if inside else (0.47, "left")
+        ax.text(place[0], bottom + share / 2, f"{share:.0f} %", ha=place[1], va="center", fontsize=6.5)
+        bottom += share
+
+
+def _layer_means(shares: np.ndarray) -> np.ndarray:
+    """Mean over the heads that have shares; NaN for a layer without any."""
+    known = np.isfinite(shares)
+    with np.errstate(invalid="ignore"):
+        return np.where(known, shares, 0).sum(axis=1) / known.sum(axis=1)
+
+
+def _caption(patterns: xr.Dataset) -> str:
+    said = []
+    if "chunk_size" in patterns.attrs:
+        said.append(f"chunks of {patterns.attrs['chunk_size']} tokens")
+    if "epsilon" in patterns.attrs:
+        said.append(f"ε = {patterns.attrs['epsilon']:g} positions")
+    if "chunk_pattern" in patterns:
+        labels = patterns["chunk_pattern"].sel(layer=learned_layers(patterns))
+        said.append(f"n = {int((labels >= 0).sum()):,} chunks in learned layers")
+    return ", ".join(said)

@@ -1,0 +1,256 @@
+"""Positions over a prompt: one head with its tokens and spans (RePo fig. 8), and all heads at a glance.
+
+    z_i against i        z_i: the position a head gives to token i of the prompt, in positions; i: its index
+
+Draws the group `positions` of a run. Layers without positions (NoPE) are shown as such, never as zeros. Long prompts are
+drawn by the extremes of each pixel, so every point on paper is a token. Knows nothing about how positions were made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection, PolyCollection
+
+from repo_interp.plots.marks.drawing import (
+    envelope,
+    legend_below,
+    number,
+    part_ribbon,
+    scheme_handles,
+    scheme_swatches,
+    shade_spans,
+    span_handles,
+)
+from repo_interp.plots.marks.labels import contiguous, thin, token_label
+from repo_interp.plots.marks.outliers import FEWEST, fences, global_range
+from repo_interp.plots.marks.reading import PromptTokens, group, pick, prompt_tokens, schemes, unit_label
+from repo_interp.plots.style import (
+    PAGE_HEIGHT,
+    PAGE_WIDTH,
+    PaperFigure,
+    darker,
+    paper_figure,
+    scheme_colour,
+    scheme_name,
+    span_colours,
+    style,
+)
+
+LABELS = 100
+"""Token labels that fit under a figure of page width."""
+PIXELS = 1800
+"""Columns of a figure of page width in print."""
+NAMED_OUTLIERS = 5
+"""Outliers that are named beside their point."""
+
+
+def position_lines(run: xr.DataTree, layer: int, head: int, prompt: int = 0) -> PaperFigure:
+    """Positions of one head over one prompt: spans shaded, tokens labelled, the farthest outliers named (RePo fig. 8).
+
+    Raises InputError when the run has no positions, or not this layer, head or prompt.
+    """
+    positions = group(run, "positions")
+    values = pick(positions["position"], prompt=prompt, layer=layer, head=head)
+    tokens = prompt_tokens(positions, prompt)
+    names = _span_names(positions)
+    scheme = schemes(positions)[layer]
+    with style():
+        figure = paper_figure(PAGE_WIDTH, 2.7)
+        ax = figure.subplots()
+        draw_positions(ax, values.values[: tokens.count], scheme_colour(scheme))
+        shade_spans(ax, tokens.top_spans, names)
+        parts = part_ribbon(ax, tokens.spans, names)
+        _label_tokens(ax, values.values[: tokens.count], tokens, names)
+        _name_outliers(ax, values.values[: tokens.count], tokens)
+        ax.set_ylabel(unit_label("position z", positions["position"]))
+        ax.set_title(f"Layer {layer}, head {head} ({scheme_name(scheme)}), prompt {prompt}, {tokens.count:,} tokens")
+        legend_below(figure, span_handles([*tokens.top_spans, *parts], names))
+    return figure
+
+
+def draw_positions(ax: Axes, values: np.ndarray, colour: str) -> Axes:
+    """Draw the positions `values` [token] on `ax` as a line with a dot a token; a note where there are none."""
+    room = max(0.5, 0.008 * len(values))
+    ax.set_xlim(-room, len(values) - 1 + room)
+    limits = global_range(values)
+    if limits is None:
+        ax.set_yticks([])
+        ax.text(
+            0.5,
+            0.5,
+            "no positions in this layer",
+            transform=ax.transAxes,
+            ha="center",
+            va="center",
+            color="#5A5A5A",
+        )
+        return ax
+    kept = envelope(values, PIXELS)
+    marker = "o" if len(kept) <= 400 else ""
+    ax.plot(kept, values[kept], color=colour, linewidth=0.6, marker=marker, markersize=1.8, gid="positions")
+    ax.set_ylim(*limits)
+    ax.grid(axis="y")
+    return ax
+
+
+def _label_tokens(ax: Axes, values: np.ndarray, tokens: PromptTokens, names: list[str]) -> None:
+    """Token texts below the axis, the index above it: tokens of spans first, then the farthest positions, then evenly spread
+    ones.
+    """
+    ax.xaxis.remove_overlapping_locs = False
+    ax.set_xlabel("token index" if tokens.texts is None else f"token index and {tokens.texts_are}")
+    ax.locator_params(axis="x", nbins=10, integer=True)
+    if tokens.texts is None:
+        return
+    gap = max(1.0, tokens.count / LABELS)
+    kept = thin(_telling(values, tokens), gap)
+    colours = span_colours(names)
+    owner = {token: name for name, members in tokens.top_spans.items() for token in members}
+    ax.set_xticks(kept, [token_label(tokens.text(token)) for token in kept], minor=True)
+    ax.tick_params(axis="x", which="minor", labelsize=4.6, labelrotation=90, pad=9.5, length=1.5, top=False)
+    for token, label in zip(kept, ax.get_xticklabels(minor=True), strict=True):
+        label.set_parse_math(False)
+        label.set_color(darker(colours[owner[token]], 0.62) if token in owner else "#333333")
+
+
+def _telling(values: np.ndarray, tokens: PromptTokens) -> Iterator[int]:
+    """Token indices in the order in which their labels are worth their room."""
+    for members in tokens.top_spans.values():
+        for first, last in contiguous(members):
+            yield from (first, last)
+    finite = np.isfinite(values)
+    if finite.any():
+        distance = np.where(finite, abs(values - np.median(values[finite])), -1)
+        yield from np.argsort(-distance, kind="stable")[:8].tolist()
+    for members in tokens.top_spans.values():
+        yield from members
+    step = max(1, tokens.count // LABELS)
+    yield from range(0, tokens.count, step)
+
+
+def _name_outliers(ax: Axes, values: np.ndarray, tokens: PromptTokens) -> None:
+    """The text of the farthest tokens outside the fences beside their points, where they do not collide."""
+    finite = values[np.isfinite(values)]
+    if tokens.texts is None or finite.size < FEWEST:
+        return
+    low, high = fences(finite)
+    distance = np.where(np.isfinite(values), np.maximum(values - high, low - values), -1)
+    named: list[int] = []
+    for token in np.argsort(-distance, kind="stable")[: 8 * NAMED_OUTLIERS].tolist():
+        crowded = any(
+            abs(token - other) < 0.07 * tokens.count and abs(values[token] - values[other]) < 0.07 * np.ptp(finite)
+            for other in named
+        )
+        if distance[token] > 0 and not crowded:
+            named.append(token)
+    for token in named[:NAMED_OUTLIERS]:
+        right = token > 0.85 * tokens.count
+        ax.annotate(
+            token_label(tokens.text(token)),
+            (token, values[token]),
+            xytext=(-3 if right else 3, 0),
+            textcoords="offset points",
+            ha="right" if right else "left",
+            va="center",
+            fontsize=5.2,
+            color="#333333",
+            parse_math=False,
+        )
+
+
+def position_grid(run: xr.DataTree, prompt: int = 0) -> PaperFigure:
+    """Positions of every head over one prompt: a row a layer, a column a head, each cell on its own vertical scale; spans shaded.
+
+    The number in a cell is its range, max - min, in positions. Raises InputError when the run has no positions or not this
+    prompt.
+    """
+    positions = group(run, "positions")
+    values = pick(positions["position"], prompt=prompt).transpose("layer", "head", "token")
+    tokens = prompt_tokens(positions, prompt)
+    layers, heads = values.sizes["layer"], values.sizes["head"]
+    with style():
+        cell = min(0.62, (PAGE_HEIGHT - 0.8) / layers)
+        figure = paper_figure(PAGE_WIDTH, max(1.6, cell * layers + 0.8))
+        ax = figure.subplots()
+        named = schemes(positions)
+        _shade_columns(ax, tokens, layers, heads, _span_names(positions))
+        draw_grid(ax, values.values[..., : tokens.count], [scheme_colour(scheme) for scheme in named.values()])
+        ax.set_yticks(range(layers), [str(layer) for layer in named])
+        ax.set_xticks(range(heads), [str(head) for head in values["head"].values])
+        ax.set(xlabel="head", ylabel="layer")
+        ax.xaxis.tick_top()
+        ax.xaxis.set_label_position("top")
+        ax.tick_params(axis="x", length=0)
+        scheme_swatches(ax, named, "y")
+        ax.set_title(f"Positions over prompt {prompt}, {tokens.count:,} tokens; number: range in positions")
+        handles = [*scheme_handles(named.values()), *span_handles(tokens.top_spans, _span_names(positions))]
+        legend_below(figure, handles)
+    return figure
+
+
+def draw_grid(ax: Axes, values: np.ndarray, colours: list[str]) -> Axes:
+    """Draw `values` [layer, head, token] as a grid of small lines, each scaled to its own cell; a dash where all is NaN.
+
+    Cell (layer, head) is centred at x = head, y = layer, y downwards; `colours` one a layer. A constant head is a flat line.
+    """
+    layers, heads, count = values.shape
+    bins = max(40, PIXELS // heads)
+    for layer in range(layers):
+        lines = []
+        for head in range(heads):
+            cell = values[layer, head]
+            limits = global_range(cell)
+            if limits is None:
+                ax.text(
+                    head,
+                    layer,
+                    "no positions",
+                    ha="center",
+                    va="center",
+                    fontsize=4.5 if heads <= 8 else 2.5,
+                    color="#8A8A8A",
+                )
+                continue
+            kept = envelope(cell, bins)
+            x = head - 0.47 + 0.94 * (kept + 0.5) / count
+            lines.append(np.column_stack((x, layer + 0.47 - 0.74 * (cell[kept] - limits[0]) / (limits[1] - limits[0]))))
+            if heads <= 16:
+                spread = np.nanmax(cell) - np.nanmin(cell)
+                ax.text(
+                    head - 0.46,
+                    layer - 0.45,
+                    number(spread),
+                    fontsize=4.2,
+                    va="top",
+                    color="#333333",
+                    zorder=4,
+                )
+        ax.add_collection(
+            LineCollection(lines, colors=colours[layer], linewidths=0.45 if heads <= 8 else 0.3, gid=f"positions {layer}")
+        )
+    for edge in range(heads + 1):
+        ax.axvline(edge - 0.5, color="white", linewidth=1.2, zorder=5)
+    for edge in range(layers + 1):
+        ax.axhline(edge - 0.5, color="#DDDDDD", linewidth=0.4, zorder=1)
+    ax.set(xlim=(-0.5, heads - 0.5), ylim=(layers - 0.5, -0.5))
+    ax.spines[:].set_visible(False)
+    return ax
+
+
+def _shade_columns(ax: Axes, tokens: PromptTokens, layers: int, heads: int, names: list[str]) -> None:
+    colours = span_colours(names)
+    for name, members in tokens.top_spans.items():
+        strips = []
+        for first, last in contiguous(members):
+            for head in range(heads):
+                left, right = (head - 0.47 + 0.94 * edge / tokens.count for edge in (first, last + 1))
+                strips.append([(left, -0.5), (left, layers - 0.5), (right, layers - 0.5), (right, -0.5)])
+        ax.add_collection(PolyCollection(strips, facecolors=colours[name], alpha=0.3, linewidths=0, zorder=0, gid=f"span {name}"))
+
+
+def _span_names(positions: xr.Dataset) -> list[str]:
+    return [str(name) for name in positions["span"].values] if "span" in positions.coords else []

@@ -1,0 +1,160 @@
+"""Rotating pairs in the plane (Position Generalization fig. 4, 9): what each rotary component adds to a head's logits.
+
+    arrow    mean q_r conj(mean k_r) / sqrt(d_head), at distance 0: its horizontal part is what it adds to the logit
+    circle   the key's deviation times the mean query's size, about the arrow's head
+    arc      how far the arrow turns over the largest distance (max_rotation); a whole circle from one turn on
+
+Filled colour: slow dominating components (observation 1); the others are grey. Numbers at the heads are components, 0 the fastest;
+the longest arrows alone have number, circle and arc. Draws the group `rotation`. Knows nothing about how it was measured.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.patches import Arc, Circle
+
+from repo_interp.errors import InputError
+from repo_interp.plots.marks.arrays import ranked
+from repo_interp.plots.marks.drawing import number
+from repo_interp.plots.marks.reading import group, pick, schemes
+from repo_interp.plots.style import (
+    COLUMN_WIDTH,
+    PAGE_HEIGHT,
+    PAGE_WIDTH,
+    PaperFigure,
+    paper_figure,
+    scheme_colour,
+    scheme_name,
+    style,
+)
+
+NUMBERED = 8
+"""Components with number, circle and arc, in a figure of one head."""
+NUMBERED_SMALL = 4
+COLUMNS = 4
+"""Heads a row in a figure of many."""
+OTHERS = "#8A8A8A"
+
+
+def rotating_pairs(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
+    """The mean pairs of one head as arrows (fig. 4). Raises InputError when the run has no rotation, or the layer rotates nothing."""
+    dataset = group(run, "rotation")
+    with style():
+        figure = paper_figure(COLUMN_WIDTH, COLUMN_WIDTH)
+        ax = figure.subplots()
+        draw_pairs(ax, _of_head(dataset, layer, head), scheme_colour(schemes(dataset)[layer]), NUMBERED)
+        ax.set_xlabel("adds to the logit at distance 0")
+        said = _correlation(dataset, layer, head).replace(", r", "; closed form r")
+        ax.set_title(f"Layer {layer} ({scheme_name(schemes(dataset)[layer])}), head {head}{said}")
+    return figure
+
+
+def rotation_grid(run: xr.DataTree, most: int = 12) -> PaperFigure:
+    """The same for up to `most` heads, evenly spread over the layers that rotate (fig. 9). Raises InputError when none does."""
+    dataset = group(run, "rotation")
+    heads = rotating_heads(dataset)
+    if not heads:
+        raise InputError("no layer of this run rotates anything, so it has no rotary pairs")
+    chosen = [heads[place] for place in np.unique(np.linspace(0, len(heads) - 1, min(most, len(heads))).round().astype(int))]
+    rows = -(-len(chosen) // COLUMNS)
+    with style():
+        figure = paper_figure(PAGE_WIDTH, min(PAGE_HEIGHT, 0.2 + 1.75 * rows))
+        axes = figure.subplots(rows, COLUMNS, squeeze=False)
+        for ax, (layer, head) in zip(axes.flat, chosen, strict=False):
+            draw_pairs(ax, _of_head(dataset, layer, head), scheme_colour(schemes(dataset)[layer]), NUMBERED_SMALL)
+            ax.set_title(f"L{layer} H{head}{_correlation(dataset, layer, head)}", pad=2)
+        for ax in axes.flat[len(chosen) :]:
+            ax.set_visible(False)
+        figure.suptitle("Mean pairs; r: logits and the closed form f + g of the coloured ones", x=0.01, ha="left", fontsize=7.5)
+    return figure
+
+
+def draw_pairs(ax: Axes, pairs: xr.Dataset, colour: str, numbered: int) -> Axes:
+    """Draw the mean pairs of one head - variables [component] of the group `rotation` - on `ax`."""
+    query = pairs["query_mean_re"].values + 1j * pairs["query_mean_im"].values
+    key = pairs["key_mean_re"].values + 1j * pairs["key_mean_im"].values
+    scale = 1 / np.sqrt(2 * query.size)
+    arrows = query * key.conj() * scale
+    deviation = np.abs(query) * pairs["key_deviation"].values * scale
+    slow = pairs["slow_dominating"].values == 1
+    longest = np.argsort(-np.abs(arrows), kind="stable")[:numbered]
+    for component in np.arange(arrows.size)[::-1]:
+        tip, shade = arrows[component], colour if slow[component] else OTHERS
+        ax.annotate(
+            "",
+            (tip.real, tip.imag),
+            (0, 0),
+            arrowprops={"arrowstyle": "-|>", "color": shade, "linewidth": 0.8, "shrinkA": 0, "shrinkB": 0, "mutation_scale": 5},
+            gid=f"arrow {component}",
+            zorder=3 if slow[component] else 2,
+        )
+        if component in longest:
+            _around(ax, tip, deviation[component], float(pairs["max_rotation"].values[component]), shade, int(component))
+    reach = 1.15 * max(1e-12, *(abs(arrows[component]) + 0.5 * deviation[component] for component in longest))
+    ax.axhline(0, color="#E4E4E4", linewidth=0.5, zorder=0)
+    ax.axvline(0, color="#E4E4E4", linewidth=0.5, zorder=0)
+    ax.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal", yticks=[])
+    ax.spines[["left"]].set_visible(False)
+    return ax
+
+
+def rotating_heads(dataset: xr.Dataset) -> list[tuple[int, int]]:
+    """All heads (layer, head) that have rotary pairs."""
+    rotates = (dataset["slow_dominating"].transpose("layer", "head", "component").values >= 0).any(-1)
+    layers, heads = dataset["layer"].values, dataset["head"].values
+    return [(int(layers[layer]), int(heads[head])) for layer, head in np.argwhere(rotates)]
+
+
+def telling_pairs(dataset: xr.Dataset) -> tuple[int, int] | None:
+    """The head whose slow dominating components carry most of all its pairs' lengths; None where no layer rotates."""
+    products = (dataset["query_norm"] * dataset["key_norm"]).transpose("layer", "head", "component").values
+    slow = dataset["slow_dominating"].transpose("layer", "head", "component").values == 1
+    total = np.where(np.isfinite(products), products, 0).sum(-1)
+    with np.errstate(invalid="ignore"):
+        share = np.where(total > 0, np.where(slow, products, 0).sum(-1) / total, np.nan)
+    order = ranked(share)
+    if not order:
+        return None
+    layer, head = order[0]
+    return int(dataset["layer"].values[layer]), int(dataset["head"].values[head])
+
+
+def _of_head(dataset: xr.Dataset, layer: int, head: int) -> xr.Dataset:
+    pick(dataset["slow_dominating"], layer=layer, head=head)
+    pairs = dataset.sel(layer=layer, head=head)
+    if (pairs["slow_dominating"] < 0).all():
+        raise InputError(f"layer {layer} ({schemes(dataset)[layer]}) rotates nothing, so it has no rotary pairs")
+    return pairs
+
+
+def _around(ax: Axes, tip: complex, deviation: float, rotation: float, colour: str, component: int) -> None:
+    """Number, deviation circle and arc of one arrow."""
+    radius, start = abs(tip), np.degrees(np.angle(tip))
+    ax.add_patch(
+        Circle((tip.real, tip.imag), deviation, fill=False, edgecolor=colour, linewidth=0.4, gid=f"deviation {component}")
+    )
+    whole = rotation >= 2 * np.pi
+    arc = Arc((0, 0), 2 * radius, 2 * radius, theta1=start, theta2=start + (360 if whole else np.degrees(rotation)))
+    arc.set(edgecolor=colour, linewidth=0.5 if whole else 0.9, linestyle=(0, (1, 2)) if whole else "-", gid=f"arc {component}")
+    ax.add_patch(arc)
+    outward = tip / radius if radius > 0 else 1.0
+    ax.annotate(
+        str(component),
+        (tip.real, tip.imag),
+        xytext=(5 * outward.real, 5 * outward.imag),
+        textcoords="offset points",
+        ha="center",
+        va="center",
+        fontsize=6,
+        color=colour if colour != OTHERS else "#444444",
+        gid=f"number {component}",
+    )
+
+
+def _correlation(dataset: xr.Dataset, layer: int, head: int) -> str:
+    """What the closed form of theorem 2 explains of this head, the mean over prompts."""
+    values = dataset["closed_form_r"].sel(layer=layer, head=head).values
+    values = values[np.isfinite(values)]
+    return f", r = {number(float(values.mean()))}" if values.size else ""

@@ -1,0 +1,166 @@
+"""The scores of one checkpoint on one task: by test set, over the task's two axes, and as perplexity; group `scores` of a run.
+
+    dot   mean over prompts        bar   standard error over prompts        dotted line   the longest test set within training
+
+Test sets whose names are numbers are an axis. How scores of many checkpoints stand side by side is in `scores`. Knows nothing about how
+answers are judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html import escape
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from repo_interp.errors import InputError
+from repo_interp.plots.marks.lengths import perplexity_by_length
+from repo_interp.plots.marks.reading import LEARNED_SCHEMES, checkpoint_name, group
+from repo_interp.plots.marks.scores import draw_map, draw_scores, layout_colour
+from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper_figure, style
+
+_NAMED_WIDTH = 0.62
+"""Inches of figure a test set with a name takes."""
+
+
+def task_scores(run: xr.DataTree) -> PaperFigure:
+    """The mean score of every test set, with its standard error. Raises InputError for a run without scores."""
+    data = _as_drawn(run)
+    places = 0 if _numeric(data) else data.sizes["test_set"]
+    with style():
+        figure = paper_figure(min(PAGE_WIDTH, max(COLUMN_WIDTH, 0.6 + _NAMED_WIDTH * places)), 2.3)
+        ax = figure.subplots()
+        draw_scores(ax, data)
+        if places and max(len(str(name)) for name in data["test_set"].values) > 12:
+            ax.tick_params(axis="x", rotation=20)
+        ax.set_title(score_title(run))
+    return figure
+
+
+def task_perplexity(run: xr.DataTree) -> PaperFigure:
+    """Perplexity by length, for a task that is scored in nats a token. Raises InputError for any other run."""
+    if not _has_perplexity(run):
+        raise InputError("perplexity by length needs a task scored in nats, with lengths as test sets; this run has none")
+    data = _as_drawn(run)
+    return perplexity_by_length(data.assign(score=np.exp(data["score"])), score_title(run))
+
+
+def score_grid(run: xr.DataTree) -> PaperFigure:
+    """The mean score over the task's two axes, such as depth and length, in per cent; white where no prompt was.
+
+    Raises InputError where the task has not two axes.
+    """
+    scores = group(run, "scores")
+    if not _has_grid(scores):
+        raise InputError("a map of scores needs a task with two axes, such as depth and length; this run has none")
+    values = scores["score_map"]
+    rows, columns = (str(axis) for axis in values.dims)
+    height, width = values.shape
+    with style():
+        figure = paper_figure(min(PAGE_WIDTH, max(COLUMN_WIDTH, 0.7 + 0.4 * width)), 0.75 + 0.16 * height)
+        ax = figure.subplots()
+        draw_map(ax, 100 * values.values)
+        ax.set_xticks(
+            range(width), [f"{value:,}" if np.isreal(value) else str(value) for value in values[columns].values.tolist()]
+        )
+        ax.set_yticks(range(height), [str(value) for value in values[rows].values.tolist()])
+        ax.set(xlabel=_AXES.get(columns, columns), ylabel=_AXES.get(rows, rows), title=f"{score_title(run)} (%)")
+    return figure
+
+
+def figures_of_scores(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
+    """Every figure that the scores of `run` allow, with its name."""
+    yield "scores", task_scores(run)
+    if _has_perplexity(run):
+        yield "perplexity_by_length", task_perplexity(run)
+    if _has_grid(group(run, "scores")):
+        yield "score_map", score_grid(run)
+
+
+def score_chart(run: xr.DataTree) -> dict[str, Any]:
+    """The mean score of every test set as a plotly figure."""
+    data = _as_drawn(run)
+    means = data["score"].values[0, :, 0]
+    errors = data["standard_error"].values[0]
+    lengths = _numeric(data)
+    return {
+        "data": [
+            {
+                "type": "scatter",
+                "mode": "lines+markers" if lengths else "markers",
+                "name": escape(str(data["checkpoint"].values[0])),
+                "x": data["test_set"].values.tolist() if lengths else [escape(str(one)) for one in data["test_set"].values],
+                "y": [float(f"{value:.6g}") if np.isfinite(value) else None for value in means],
+                "error_y": {"array": [float(f"{value:.3g}") if np.isfinite(value) else 0 for value in errors], "thickness": 1},
+                "marker": {"color": layout_colour(str(data["layout"].values[0])), "size": 8},
+                "hovertemplate": "%{x}: %{y}<extra></extra>",
+            }
+        ],
+        "layout": {
+            "xaxis": {"title": {"text": f"length ({data.attrs['axis']})"} if lengths else {"text": ""}},
+            "yaxis": {"title": {"text": escape(str(data["score"].attrs["long_name"]))}, "rangemode": "tozero"},
+            "showlegend": False,
+        },
+    }
+
+
+_AXES = {"depth": "depth (%)", "length": "length (tokens)"}
+
+
+def _as_drawn(run: xr.DataTree) -> xr.Dataset:
+    """The scores as `plots.scores` wants them: one checkpoint, one seed."""
+    scores = group(run, "scores")
+    names = scores["test_set"].values.astype(str)
+    numbers = np.array([int(name) for name in names]) if all(name.isdecimal() for name in names) else names
+    drawn = xr.Dataset(
+        {
+            "score": (("checkpoint", "test_set", "seed"), scores["mean_score"].values[None, :, None], scores["mean_score"].attrs),
+            "standard_error": (("checkpoint", "test_set"), scores["standard_error"].values[None]),
+        },
+        coords={
+            "checkpoint": [checkpoint_name(run)],
+            "test_set": numbers,
+            "layout": ("checkpoint", [_scheme(str(run.attrs.get("layout", "")))]),
+        },
+        attrs={"axis": scores.attrs.get("test_sets_count", "tokens")},
+    )
+    drawn["score"].attrs["long_name"] = str(scores.attrs.get("metric", "score"))
+    if numbers is names:
+        return drawn
+    longest = _longest_in_training(run, scores, numbers)
+    return drawn.sortby("test_set").assign_attrs({} if longest is None else {"training_length": longest})
+
+
+def _longest_in_training(run: xr.DataTree, scores: xr.Dataset, numbers: np.ndarray) -> int | None:
+    """The largest test set whose prompts are no longer than those of training; None where that is not known or all are longer."""
+    if "tokens" not in scores or "training_length" not in run.attrs:
+        return None
+    inside = numbers[scores["tokens"].values <= int(run.attrs["training_length"])]
+    return int(inside.max()) if inside.size else None
+
+
+def _scheme(layout: str) -> str:
+    """What stands for a layout's colour: the scheme that learns positions, else the most frequent one."""
+    schemes = layout.split(",")
+    learned = [scheme for scheme in schemes if scheme in LEARNED_SCHEMES]
+    return learned[0] if learned else max(dict.fromkeys(schemes), key=schemes.count)
+
+
+def _numeric(data: xr.Dataset) -> bool:
+    return bool(np.issubdtype(data["test_set"].dtype, np.number))
+
+
+def _has_grid(scores: xr.Dataset) -> bool:
+    return "score_map" in scores and scores["score_map"].ndim == 2
+
+
+def _has_perplexity(run: xr.DataTree) -> bool:
+    data = _as_drawn(run)
+    return data["score"].attrs.get("units") == "nat" and _numeric(data) and "training_length" in data.attrs
+
+
+def score_title(run: xr.DataTree) -> str:
+    """What was scored on what: "repo on niah"."""
+    return f"{checkpoint_name(run)} on {group(run, 'scores').attrs.get('task', 'a task')}"
