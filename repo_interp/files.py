@@ -1,0 +1,59 @@
+"""Files and directories that appear whole or not at all.
+
+    with replaced(path) as unfinished: ...     what is written to `unfinished`, a file or a directory beside `path`, takes its place
+
+What stood at `path` stands there still when writing fails, for lack of room, by an error or an interruption. Knows nothing about what is
+written.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def replaced(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A path beside `path` to write a file or a directory to; it is flushed to the disk and moved to `path` at the end.
+
+    A directory at `path` is replaced as a whole. Where nothing was written, or the block raises, `path` stays as it was and nothing
+    else is left.
+    """
+    path = Path(path)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
+    remove(unfinished)
+    try:
+        yield unfinished
+        for written in (unfinished, *(unfinished.rglob("*") if unfinished.is_dir() else ())):
+            if written.is_file():
+                _flush(written)
+        if unfinished.is_dir() and path.exists():
+            remove(path)
+        os.replace(unfinished, path)
+    finally:
+        remove(unfinished)
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write `text` to `path` as UTF-8 with plain line ends, whole or not at all."""
+    with replaced(path) as unfinished:
+        unfinished.write_text(text, encoding="utf-8", newline="\n")
+
+
+def remove(path: Path) -> None:
+    """Remove the file or directory at `path`, where there is one."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _flush(file: Path) -> None:
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,64 @@
+"""Values as text and text as values: what a user writes becomes a value of the wanted type, and numbers become what people and JSON read.
+
+    "0.1,0.2" as tuple[float, ...] -> (0.1, 0.2)        95 seconds -> "2 min"        NaN -> None
+
+Knows nothing about what the values mean.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, TypeVar, get_origin, get_type_hints
+
+from repo_interp.errors import InputError
+
+Options = TypeVar("Options")
+
+
+def value_of(text: str, kind: Any, name: str) -> Any:
+    """`text` as a value of the type `kind`; items of a tuple stand between commas. Raises InputError that names `name` and the type."""
+    from pydantic import TypeAdapter, ValidationError
+
+    given: Any = tuple(part.strip() for part in text.split(",") if part.strip()) if get_origin(kind) is tuple else text.strip()
+    try:
+        return TypeAdapter(kind).validate_strings(given)
+    except ValidationError as error:
+        raise InputError(f"{name}={text}: wanted {in_words(kind)} ({error.errors()[0]['msg']})") from None
+
+
+def with_field(options: Options, name: str, text: str, called: str) -> Options:
+    """The dataclass `options` with its field `name` set to what `text` says, read as the field's type.
+
+    `called` is what the user calls `options`. Raises InputError for a field that it lacks and for a value that it refuses.
+    """
+    kinds = get_type_hints(type(options))
+    known = [field.name for field in dataclasses.fields(options) if field.init]  # pyright: ignore[reportArgumentType]
+    if name not in known:
+        raise InputError(f"{called} has no option {name!r}; it has {', '.join(known) or 'none'}")
+    value = value_of(text, kinds[name], f"{called}.{name}")
+    try:
+        return dataclasses.replace(options, **{name: value})  # pyright: ignore[reportType]
+    except ValueError as error:
+        raise InputError(f"{called}.{name}={text}: {error}") from None
+
+
+def in_words(kind: Any) -> str:
+    """A type as people say it: "a whole number", "numbers with commas between them"."""
+    if get_origin(kind) is tuple:
+        item = getattr(kind, "__args__", (str,))[0]
+        return {int: "whole numbers", float: "numbers"}.get(item, "words") + " with commas between them"
+    plain = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
+    return plain.get(kind, str(kind))
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them: "40 s", "12 min", "1.6 h"."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def json_number(value: float, digits: int = 6) -> float | None:
+    """`value` with as many significant digits, as JSON takes it; None for NaN and infinities."""
+    return float(f"{value:.{digits}g}") if math.isfinite(value) else None
