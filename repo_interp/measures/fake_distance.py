@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import xarray as xr
 from jaxtyping import Bool, Float, Int
@@ -130,8 +131,8 @@ class FakeDistance(Measure):
         semantic = torch.where(valid[:tokens], semantic, 0)
         return xr.Dataset(
             {
-                "position_axis": of_layer(inputs, ("layer", "head", "distance"), position, distance=range(count)),
-                "semantic_axis": of_layer(inputs, ("layer", "head", "token"), semantic, token=range(tokens)),
+                "position_axis": of_layer(inputs, ("layer", "head", "distance"), position, distance=np.arange(float(count))),
+                "semantic_axis": of_layer(inputs, ("layer", "head", "token"), semantic, token=np.arange(float(tokens))),
             }
         )
 

@@ -50,9 +50,10 @@ class Maps(Measure):
         size = block_size(tokens, self.side)
         starts = range(0, tokens, size)
         logits = logit_block_means(prompt, size)[0, :, : len(starts), : len(starts)]
-        values = {"logit_map": logits.float(), "fake_map": _fake_map(prompt, size, len(starts)).float()}
+        maps = {"logit_map": logits, "fake_map": _fake_map(prompt, size, len(starts))}
         labelled = {
-            name: of_layer(inputs, ("layer", "head", *axes), values[name], **dict.fromkeys(axes, starts))
+            # Rounded to float32: so the compressed run file is smaller.
+            name: of_layer(inputs, ("layer", "head", *axes), maps[name].float().double(), **dict.fromkeys(axes, starts))
             for name, axes in _AXES.items()
         }
         size_of_blocks = of_layer(inputs, ("layer",), torch.tensor(size))

@@ -34,6 +34,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import xarray as xr
 from jaxtyping import Bool, Float
@@ -138,7 +139,7 @@ class ThreeAxis(Measure):
         if self.axes == "none" or row is None:
             return xr.Dataset()
         valid = inputs.valid[row].nonzero()[:, 0].tolist()
-        labels = {"distance": range(valid[-1] - valid[0] + 1), "token": range(valid[-1] + 1)}
+        labels = {"distance": np.arange(valid[-1] - valid[0] + 1.0), "token": np.arange(valid[-1] + 1.0)}
         return xr.Dataset(
             {
                 name: of_layer(inputs, ("layer", "head", axis), part[row][:, : len(labels[axis])], **{axis: labels[axis]})
