@@ -47,15 +47,15 @@ def vector_sums(vectors: Float[Tensor, "*item vector d"]) -> VectorSums:
     return VectorSums(exact.shape[-2], exact.sum(-2), exact.mT @ exact)
 
 
-def gaussian_divergence(one: VectorSums, other: VectorSums, shrinkage: float = 1e-4) -> Float[Tensor, "*item"]:
-    """KL(N_one || N_other) in nats. Raises ValueError where either has fewer than 2 vectors."""
-    if min(one.count, other.count) < 2:
-        raise ValueError(f"a Gaussian needs at least 2 vectors; got {one.count} and {other.count}")
-    width = one.total.shape[-1]
-    level = shrinkage * other.covariance.diagonal(0, -2, -1).mean(-1)[..., None, None]
-    small = level * torch.eye(width, dtype=torch.float64, device=one.total.device)
-    first, second = one.covariance + small, other.covariance + small
-    factor, apart = torch.linalg.cholesky(second), (other.mean - one.mean)[..., None]
+def gaussian_divergence(of: VectorSums, to: VectorSums, shrinkage: float = 1e-4) -> Float[Tensor, "*item"]:
+    """KL(N_of || N_to) in nats. Raises ValueError where either has fewer than 2 vectors."""
+    if min(of.count, to.count) < 2:
+        raise ValueError(f"a Gaussian needs at least 2 vectors; got {of.count} and {to.count}")
+    width = of.total.shape[-1]
+    level = shrinkage * to.covariance.diagonal(0, -2, -1).mean(-1)[..., None, None]
+    widening = level * torch.eye(width, dtype=torch.float64, device=of.total.device)
+    first, second = of.covariance + widening, to.covariance + widening
+    factor, apart = torch.linalg.cholesky(second), (to.mean - of.mean)[..., None]
     distance = (apart.mT @ torch.cholesky_solve(apart, factor))[..., 0, 0]
     spread = torch.cholesky_solve(first, factor).diagonal(0, -2, -1).sum(-1)
     logarithms = 2 * factor.diagonal(0, -2, -1).log().sum(-1) - torch.linalg.slogdet(first).logabsdet

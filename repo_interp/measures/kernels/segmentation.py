@@ -103,24 +103,24 @@ def has_ties(values: Float[Tensor, "row token"], count: int) -> bool:
     return count < steps.shape[-1] and bool((steps[:, count - 1] == steps[:, count]).any())
 
 
-def matched(found: Int[Tensor, "... edge"], edges: Int[Tensor, "... edge"], tolerance: int) -> Float[Tensor, "..."]:
-    """Share of `edges` that have a partner in `found` within `tolerance` tokens, none of them two; both ascending. Float64.
+def matched(jumps: Int[Tensor, "... edge"], edges: Int[Tensor, "... edge"], tolerance: int) -> Float[Tensor, "..."]:
+    """Share of `edges` that have a partner in `jumps` within `tolerance` tokens, none of them two; both ascending. Float64.
 
     The largest number of pairs, found by going along both lists at once; leading axes broadcast.
     """
-    found, edges = torch.broadcast_tensors(found, edges)
+    jumps, edges = torch.broadcast_tensors(jumps, edges)
     count = edges.shape[-1]
-    padded_found = torch.nn.functional.pad(found, (0, 1))
+    padded_jumps = torch.nn.functional.pad(jumps, (0, 1))
     padded_edges = torch.nn.functional.pad(edges, (0, 1))
-    at_found = torch.zeros(found.shape[:-1], dtype=torch.long, device=found.device)
-    at_edge, pairs = at_found.clone(), at_found.clone()
+    at_jumps = torch.zeros(jumps.shape[:-1], dtype=torch.long, device=jumps.device)
+    at_edge, pairs = at_jumps.clone(), at_jumps.clone()
     for _ in range(2 * count - 1):
-        open_still = (at_found < count) & (at_edge < count)
+        open_still = (at_jumps < count) & (at_edge < count)
         if not bool(open_still.any()):
             break
-        difference = (padded_found.gather(-1, at_found[..., None]) - padded_edges.gather(-1, at_edge[..., None]))[..., 0]
+        difference = (padded_jumps.gather(-1, at_jumps[..., None]) - padded_edges.gather(-1, at_edge[..., None]))[..., 0]
         pair = open_still & (difference.abs() <= tolerance)
         pairs += pair
-        at_found += pair | (open_still & (difference < -tolerance))
+        at_jumps += pair | (open_still & (difference < -tolerance))
         at_edge += pair | (open_still & (difference > tolerance))
     return pairs.double() / count
