@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from repo_interp.cli import score as score_command
 from repo_interp.errors import InputError
-from repo_interp.experiments.generated_scores import generated_texts
+from repo_interp.experiments.generated_scores import generated_texts, question_scores
 from repo_interp.models.checkpoints import save
 from repo_interp.models.reposition import reposition
 from repo_interp.papers.data_sets.claims import CLAIMS_OF, COMPARISONS

@@ -9,10 +9,10 @@ scores are a task's; prompts that were given are scored as `scoring_of` says. Kn
 
 from __future__ import annotations
 
-import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
 
 import xarray as xr
 from torch import nn
@@ -46,26 +46,24 @@ class Plan:
     """Returns groups of a run; takes the number of prompts side by side, the grid of finished points, and a function of progress."""
 
 
-class Experiment(Protocol):
-    """Something that needs several forward passes."""
+class Experiment(ABC):
+    """A measurement that needs several forward passes: a frozen dataclass whose fields are its parameters."""
 
-    @property
-    def name(self) -> str:
-        """Its name, and that of its main group."""
-        ...
+    name: ClassVar[str]
+    """Its name, and that of its main group."""
 
     @property
     def parameters(self) -> Mapping[str, Any]:
         """Values of the fields by name, as the attributes of its groups record them."""
-        ...
+        return {each.name: getattr(self, each.name) for each in fields(self)}  # pyright: ignore[reportArgumentType]
 
+    @abstractmethod
     def plan(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], training_length: int) -> Plan:
         """What it will do. Raises InputError where it cannot."""
-        ...
 
 
 @dataclass(frozen=True)
-class Perturbation:
+class Perturbation(Experiment):
     """The experiment `perturbation` (Position Generalization sec. 4.1)."""
 
     kinds: tuple[str, ...] = PAPER_KINDS
@@ -78,11 +76,6 @@ class Perturbation:
     offset_unit: str = "positions"
     seed: int = 0
     name: ClassVar[str] = "perturbation"
-
-    @property
-    def parameters(self) -> Mapping[str, Any]:
-        """Values of the fields by name."""
-        return dataclasses.asdict(self)
 
     def plan(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], training_length: int) -> Plan:
         """The grid over `prompts`. Raises InputError for a grid that is none, and prompts without anything to predict."""
@@ -105,7 +98,7 @@ class Perturbation:
 
 
 @dataclass(frozen=True)
-class Extrapolation:
+class Extrapolation(Experiment):
     """The experiment `extrapolation` (Position Generalization sec. 4.2)."""
 
     methods: tuple[str, ...] = ()
@@ -129,11 +122,6 @@ class Extrapolation:
             raise InputError(f"extrapolation needs at least {LEAST} sequences, not {self.sequences}")
         if self.judged < 0 or self.traced_queries < 1:
             raise InputError("extrapolation: judged is 0 or a number of tokens, traced_queries at least 1")
-
-    @property
-    def parameters(self) -> Mapping[str, Any]:
-        """Values of the fields by name."""
-        return dataclasses.asdict(self)
 
     def plan(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], training_length: int) -> Plan:
         """Every method at every length. Raises InputError for methods and lengths that the model or the task lacks."""
@@ -178,7 +166,7 @@ class Extrapolation:
         return Plan(self, (*reference[::2], *half * len(methods), *(reference if traced else ()), last), run)
 
 
-EXPERIMENTS: Mapping[str, type[Perturbation | Extrapolation]] = {kind.name: kind for kind in (Perturbation, Extrapolation)}
+EXPERIMENTS: Mapping[str, type[Experiment]] = {kind.name: kind for kind in (Perturbation, Extrapolation)}
 
 
 def experiment_names() -> tuple[str, ...]:

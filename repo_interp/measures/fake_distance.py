@@ -3,14 +3,14 @@
     W'_dj = w(d, q, k_j): the logit that one query would give key j, were it d back         d, j = 0 .. n-1
     W'_dj ~ a_d + b_j,   r = Pearson correlation        (fake_logits: how, without making W')
 
-The distance turns as in the model itself, which sees i - j = d (`sign="causal"`); the paper's formula, taken literally,
-turns the other way ("printed"). Choices:
+The distance rotates as in the model itself, which sees i - j = d (`sign="causal"`); the paper's formula, taken literally,
+rotates the other way ("printed"). Choices:
 
 - A distance is in positions: 0 .. n-1 whatever positions the layer has learned (`distances="tokens"`), or n steps over
   those that the last query really sees, z_last - z_j (`distances="positions"`; for RoPE the same).
 - The query is the last token's, as in the paper; of several - the last ones - r is the mean.
 - A NoPE layer gives the same logit at every distance: r = 1, exactly and saying nothing. `nope_base` asks instead what
-  turning by RoPE of that base would give.
+  rotation by RoPE of that base would give.
 - What a scheme adds (ALiBi and the like) is taken, at distance d, from the last row's key d back; without rotation
   r = 1 again, as the paper argues (sec. 3.3).
 - With 1/sqrt(d_head), before a soft cap. All valid tokens are keys, whatever the layer's window.
@@ -161,8 +161,8 @@ def last_queries(
     """The last `number` valid queries of every prompt with the logit's scale, in float64, and which there are."""
     tokens, present = _last_tokens(inputs.valid, number)
     index = tokens[:, None, :, None].expand(-1, inputs.heads, -1, inputs.queries.shape[-1])
-    turning = 1.0 if inputs.frequencies is None else inputs.attention_scaling**2
-    queries = inputs.queries.gather(2, index).to(torch.float64) * (inputs.logit_scale * turning)
+    scaling = 1.0 if inputs.frequencies is None else inputs.attention_scaling**2
+    queries = inputs.queries.gather(2, index).to(torch.float64) * (inputs.logit_scale * scaling)
     return torch.where(present[:, None, :, None], queries, 0), present
 
 

@@ -1,7 +1,7 @@
 """Pictures of a head: its logits, and its fake-distance logits, as means over blocks of the first prompt (fig. 2, 3).
 
 Exact block means (block_means), at most `side` blocks per side: 2 side^2 numbers per head in the run, so choose layers and heads where
-there are many. The fake map is that of the last token's query, its distances in tokens, turned as the model turns (fake_distance).
+there are many. The fake map is that of the last token's query, its distances in tokens, rotated as the model rotates (fake_distance).
 
 Knows nothing about what a prompt says.
 """

@@ -1,7 +1,7 @@
 """Logits from a few rotary components, position and semantics apart (Position Generalization theorem 2, app. C).
 
-    f(q_i, z_i - z_j) = sum_r Re q_ir conj(mean k_r) exp(i theta_r (z_i - z_j))        the mean key, turned
-    g(q_i, k_j)       = sum_r Re q_ir conj(k_jr - mean k_r)                            the rest, as if nothing turned
+    f(q_i, z_i - z_j) = sum_r Re q_ir conj(mean k_r) exp(i theta_r (z_i - z_j))        the mean key, rotated
+    g(q_i, k_j)       = sum_r Re q_ir conj(k_jr - mean k_r)                            the rest, as if nothing rotated
 
 over the chosen components r, un-rotated q, k in complex pairs. f is the paper's f_r; the signs of its eq. 17 cancel
 those of the proof and are dropped. Its g_r is ||k - mean k|| ||q|| times the cosine of the query's angle to the mean
@@ -95,11 +95,11 @@ def _features(
     positions = inputs.positions[prompt, head // (inputs.heads // inputs.positions.shape[1])]
     frequencies = inputs.frequencies.to(component.device)[component][:, None]
     # f: query and mean key rotated, 2 features per component; g: query and deviation as they are, 2 more.
-    turned_queries, turned_mean = (
+    rotated_queries, rotated_mean = (
         rotate(features, positions, frequencies, inputs.attention_scaling) for features in (queries, mean.expand_as(keys))
     )
-    left = torch.cat([turned_queries, queries * inputs.attention_scaling], -1)
-    right = torch.cat([turned_mean * weight, deviation * inputs.attention_scaling * weight], -1)
+    left = torch.cat([rotated_queries, queries * inputs.attention_scaling], -1)
+    right = torch.cat([rotated_mean * weight, deviation * inputs.attention_scaling * weight], -1)
     return left, right
 
 

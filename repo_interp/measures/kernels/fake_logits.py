@@ -48,10 +48,10 @@ class Grid:
         count = self.count[(...,) + (None,) * (frequencies.dim() + 1)]
         # sum_t exp(i (w start + t x)) = exp(i (w start + (n - 1) x / 2)) sin(n x / 2) / sin(x / 2), x = w step taken into -pi .. pi:
         # whole rotations change no term, and near them sin(x / 2) would lose its digits.
-        turn = torch.remainder(frequencies * step + torch.pi, 2 * torch.pi) - torch.pi
-        none = turn.abs() < 1e-15
-        size = torch.where(none, count, (count * turn / 2).sin() / torch.where(none, 1, (turn / 2).sin()))
-        return torch.polar(torch.ones_like(turn), frequencies * start + (count - 1) * turn / 2) * size
+        angle = torch.remainder(frequencies * step + torch.pi, 2 * torch.pi) - torch.pi
+        none = angle.abs() < 1e-15
+        size = torch.where(none, count, (count * angle / 2).sin() / torch.where(none, 1, (angle / 2).sin()))
+        return torch.polar(torch.ones_like(angle), frequencies * start + (count - 1) * angle / 2) * size
 
 
 def key_moments(keys: Float[Tensor, "prompt kv_head token d_head"], valid: Bool[Tensor, "prompt token"]) -> KeyMoments:
@@ -101,8 +101,8 @@ def fake_correlation(
         torch.complex(xx - yy, -xy - xy.mT) * totals,
     )
     # Of the sum of squares about the grand mean, the part of the columns (the key axis): mean rotation of q against centred keys.
-    turned = _as_features(query * mean_phase[:, :, None])
-    by_key = count * ((turned @ gram) * turned).sum(-1)
+    rotated = _as_features(query * mean_phase[:, :, None])
+    by_key = count * ((rotated @ gram) * rotated).sum(-1)
     of_mean = query * key_mean.conj()[:, :, None]
     # ... and that of the rows (the distance axis): the mean key at every distance, less its mean.
     if bias is None:
@@ -133,9 +133,9 @@ def fake_axes(
     rows = row_means(of_mean[None, :, None], frequencies, grid, bias[None])[0, :, 0]
     grand = rows.mean(-1, keepdim=True)
     mean_phase = grid.phase_sums(frequencies)[0] / count
-    turned = _as_features(in_pairs(query) * mean_phase).unflatten(0, (len(keys), group))
+    rotated = _as_features(in_pairs(query) * mean_phase).unflatten(0, (len(keys), group))
     blocks = keys.split(_TOKENS, 1)
-    columns = torch.cat([turned @ block.to(torch.float64).mT for block in blocks], -1).flatten(0, 1)
+    columns = torch.cat([rotated @ block.to(torch.float64).mT for block in blocks], -1).flatten(0, 1)
     columns = columns + bias.mean(-1, keepdim=True)
     return rows - grand / 2, columns - grand / 2
 

@@ -46,7 +46,7 @@ PER_SIDE = 256
 class RotationAngles:
     """Rotation angles of a layer, per row of positions (`any`: a head, a key-value head, or one for all). Float64."""
 
-    pairs: Float[Tensor, "any component turn"]
+    pairs: Float[Tensor, "any component angle"]
     """Seen pairs of all prompts, by component and by bin of the angle (`EDGES`)."""
     difference: Float[Tensor, "any"]
     """Sum of |z_i - z_j| over the seen pairs of all prompts, in positions."""

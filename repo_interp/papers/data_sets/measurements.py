@@ -22,6 +22,7 @@ import xarray as xr
 
 from repo_interp.errors import InputError
 from repo_interp.experiments.extrapolation import allowed_methods, extended
+from repo_interp.experiments.generated_scores import question_scores
 from repo_interp.experiments.perturbation import transposed
 from repo_interp.models.checkpoints import load_model
 from repo_interp.papers.data_sets.claims import CLAIMS, COMPARISONS, FLOOR, P6_QASPER, Comparison, needed
