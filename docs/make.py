@@ -154,10 +154,9 @@ def maker_of_tables() -> Callable[[str, str], str]:
 def tiny_run() -> dict[str, Any]:
     """Every group that a run can have, with all that is on request, from a model that is tiny and random."""
     from repo_interp.analysis.analyze import analyze
-    from repo_interp.experiments.extrapolation import extrapolation
+    from repo_interp.experiments.extrapolation import extrapolation, output_traces
     from repo_interp.experiments.perturbation import perturbation
     from repo_interp.experiments.task_scores import task_scores
-    from repo_interp.experiments.traces import output_traces
     from repo_interp.measures.catalogue import measure_named, measure_names
     from repo_interp.tasks import make_task
 

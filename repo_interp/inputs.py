@@ -1,4 +1,4 @@
-"""What one attention layer computes with: the record that capture hands to measures.
+"""`AttentionInputs`: what one attention layer computes with, the record that capture hands to measures.
 
 The logit of query i and key j of a head is
 
@@ -37,7 +37,7 @@ class AttentionInputs:
     queries: Float[Tensor, "prompt head token d_head"]
     keys: Float[Tensor, "prompt kv_head token d_head"]
     positions: Float[Tensor, "prompt any token"] | None
-    """One row a head, a key-value head, or one for all; None where the scheme has no positions (NoPE)."""
+    """One row per head, per key-value head, or one for all; None where the scheme has no positions (NoPE)."""
     frequencies: Float[Tensor, "component"] | None
     """theta_r of the rotation, None where nothing is rotated (NoPE, additive schemes)."""
     attention_scaling: float
@@ -51,7 +51,7 @@ class AttentionInputs:
     """Logits become softcap * tanh(logit / softcap) before the softmax (Gemma 2)."""
     position_logits: PositionLogits | None = None
     gate_features: Float[Tensor, "prompt kv_head token d_head"] | None = None
-    """x_j of CoPE: what a query is held against to decide which tokens it counts; None where nothing is counted."""
+    """x_j of CoPE: what decides, with a query, which tokens that query counts; None where nothing is counted."""
     largest_position: float = math.inf
     """Contextual positions beyond this one are taken for it (CoPE's p_max - 1)."""
 
@@ -66,8 +66,14 @@ class AttentionInputs:
         return self.keys.shape[1]
 
     @property
+    def row_of_first_prompt(self) -> int | None:
+        """Row of the analysis' prompt number 0 in this batch; None where another batch has it."""
+        rows = (self.prompts == 0).nonzero()[:, 0].tolist()
+        return rows[0] if rows else None
+
+    @property
     def head_positions(self) -> Float[Tensor, "prompt head token"] | None:
-        """Positions with one row a query head."""
+        """Positions with one row per query head."""
         return None if self.positions is None else expand_heads(self.positions, self.heads)
 
     @cached_property
@@ -77,7 +83,7 @@ class AttentionInputs:
 
     @cached_property
     def rotated_keys(self) -> Float[Tensor, "prompt head token d_head"]:
-        """Keys as they enter the dot product: one a key-value head, or one a query head where positions are a query head's own."""
+        """Keys as they enter the dot product: one per key-value head, or per query head where each has positions of its own."""
         if self.positions is not None and self.positions.shape[1] > self.kv_heads:
             return self._rotated(expand_heads(self.keys, self.heads))
         return self._rotated(self.keys)
@@ -142,7 +148,7 @@ def select_prompts(inputs: AttentionInputs, chosen: slice) -> AttentionInputs:
 
 
 def select_heads(inputs: AttentionInputs, heads: Sequence[int]) -> AttentionInputs:
-    """The same layer for some heads, each with its own copy of the key it shares. Raises IndexError for a head it has not."""
+    """The same layer for some heads, each with its own copy of the key it shares. Raises IndexError for a head that it lacks."""
     chosen = torch.as_tensor(heads, device=inputs.queries.device)
     position_logits = inputs.position_logits
     return replace(

@@ -318,7 +318,7 @@ ri.write_run(run, sys.argv[2])
 
 
 def test_a_store_of_another_analysis_is_not_used(tmp_path):
-    from repo_interp.analysis.batch_store import BatchStore
+    from repo_interp.analysis.batches import BatchStore
     from repo_interp.measures.statistics import Statistics
 
     statistics = {"m": Statistics(sums=xr.Dataset({"s": ("layer", [1.0])}, {"layer": [0]}))}

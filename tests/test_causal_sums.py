@@ -7,7 +7,7 @@ import torch
 from causal_reference import LargestTensor, component_maps, diagonal_sums, random_features, seen
 from torch.testing import assert_close
 
-from repo_interp.measures.kernels import diagonals
+from repo_interp.measures.kernels import causal_sums as kernels
 from repo_interp.measures.kernels.causal_pairs import pair_counts
 from repo_interp.measures.kernels.causal_sums import causal_sums
 
@@ -84,7 +84,7 @@ def test_float32_variance_keeps_its_digits_also_where_the_mean_dwarfs_the_spread
 
 def test_longest_distances_are_right_in_float32():
     queries, keys, _ = random_features(1500, dtype=torch.float32)
-    last = diagonals.diagonal_sums(queries, keys)[..., -1]
+    last = kernels.diagonal_sums(queries, keys)[..., -1]
     assert_close(last, (queries[..., -1, :].double() * keys[..., 0, :].double()).sum(-1), rtol=1e-9, atol=1e-9)
 
 

@@ -7,9 +7,9 @@ import torch
 from causal_reference import component_maps, diagonal_sums, random_features, seen
 from torch.testing import assert_close
 
-from repo_interp.measures.kernels import component_moments as kernels
-from repo_interp.measures.kernels.diagonals import component_profiles
-from repo_interp.measures.kernels.variance_accounted import (
+from repo_interp.measures.kernels import rotary_components as kernels
+from repo_interp.measures.kernels.causal_sums import component_profiles
+from repo_interp.measures.kernels.rotary_components import (
     band_variance_accounted,
     curve_covariance,
     variance_accounted,

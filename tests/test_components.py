@@ -15,7 +15,7 @@ from numpy.testing import assert_allclose
 from repo_interp.errors import InputError
 from repo_interp.inputs import select_heads, select_prompts
 from repo_interp.measures.components import Components
-from repo_interp.measures.kernels.bands import BANDS, frequency_bands
+from repo_interp.measures.kernels.rotary_components import BANDS, frequency_bands
 from repo_interp.measures.statistics import merge
 
 MEASURE = Components(training_length=16)

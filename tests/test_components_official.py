@@ -13,7 +13,7 @@ from numpy.testing import assert_allclose
 
 from repo_interp.inputs import select_prompts
 from repo_interp.measures.components import Components
-from repo_interp.measures.kernels.layer_components import pair_components
+from repo_interp.measures.kernels.rotary_components import pair_components
 from repo_interp.measures.statistics import merge
 
 ANALYSIS = np.load(OFFICIAL / "expected_analysis.npz")

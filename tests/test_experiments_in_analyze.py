@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from attention_inputs import OFFICIAL
 from families import tiny
 from test_perturbation import hooks_of
@@ -16,13 +17,12 @@ from repo_interp.analysis.cost import estimate
 from repo_interp.cli import main
 from repo_interp.errors import InputError
 from repo_interp.experiments.catalogue import Extrapolation, Perturbation, experiment_named, experiment_names, planned
-from repo_interp.experiments.given import given_task
-from repo_interp.experiments.lengths import prompts_by_length
 from repo_interp.experiments.perturbation import perturbation
-from repo_interp.experiments.points import Points
+from repo_interp.experiments.prompt_sets import prompts_by_length, scoring_of
+from repo_interp.experiments.resumable_grid import ResumableGrid
 from repo_interp.models.checkpoints import identify, load_model
 from repo_interp.models.reposition import decoder_of
-from repo_interp.tasks import Prompt, make_task
+from repo_interp.tasks import Prompt, Response, Task, make_task
 from repo_interp.training.provenance import trained_task
 from repo_interp.training.zoo import zoo_path
 
@@ -116,7 +116,10 @@ REFUSED = {
         ["--experiments", "perturbation", "--set", "perturbation.force=1"],
         "has no parameter 'force'; it has kinds, gammas, l_maxes",
     ),
-    "no number": (["--experiments", "perturbation", "--set", "perturbation.gammas=few"], "gammas: wanted numbers"),
+    "no number": (
+        ["--experiments", "perturbation", "--set", "perturbation.gammas=few"],
+        "perturbation.gammas=few: wanted numbers",
+    ),
     "no such layer": (["--experiments", "perturbation", "--set", "perturbation.layers=0,9"], "layer 9 was asked for"),
     "not measured": (["--set", "perturbation.gammas=0.1"], "'perturbation' is not among those measured"),
     "nothing longer": (
@@ -212,11 +215,11 @@ def test_an_exception_inside_a_pass_leaves_no_hook(bridge):
 
 @pytest.mark.parametrize("name", ["perturbation", "extrapolation"])
 def test_the_passes_that_are_said_are_those_that_are_made(name, bridge):
-    ((_, plan),) = planned(bridge, TASK.prompts(5), (SMALL if name == "perturbation" else Extrapolation(sequences=4),), TASK)
+    (plan,) = planned(bridge, TASK.prompts(5), (SMALL if name == "perturbation" else Extrapolation(sequences=4),), TASK)
     rows = []
     embed = decoder_of(bridge).embed_tokens
     handle = embed.register_forward_hook(lambda module, arguments, out: rows.append(len(out)))
-    plan.run(2, Points(), None)
+    plan.run(2, ResumableGrid(), None)
     handle.remove()
     assert sum(rows) == len(plan.passes)
     few, many = (estimate(bridge, [16], 1, 1, plan.passes * times).seconds for times in (1, 40))
@@ -238,24 +241,31 @@ def test_longer_prompts_of_a_task_are_those_of_its_longer_test_sets():
 
 def test_given_text_is_cut_to_every_length():
     prompts = [Prompt(tokens=tuple(range(3, 3 + count))) for count in (70, 80, 90, 100, 20)]
-    judge, by_length = prompts_by_length(given_task(prompts), prompts, 32, (), 16, 0)
+    judge, by_length = prompts_by_length(scoring_of(prompts), prompts, 32, (), 16, 0)
     assert judge.metric == "log perplexity" and list(by_length) == [32, 64]
     assert [len(prompt.tokens) for prompt in by_length[64]] == [64] * 4
     assert by_length[32][0].tokens == prompts[0].tokens[:32]
-    assert list(prompts_by_length(given_task(prompts), prompts, 50, (), 16, 0)[1]) == [50, 70]
+    assert list(prompts_by_length(scoring_of(prompts), prompts, 50, (), 16, 0)[1]) == [50, 70]
     with pytest.raises(InputError, match="must reach beyond the training length, 32"):
-        prompts_by_length(given_task(prompts), prompts, 32, (16,), 16, 0)
+        prompts_by_length(scoring_of(prompts), prompts, 32, (16,), 16, 0)
 
 
-def test_given_prompts_make_no_task_to_train_on():
+def test_given_prompts_are_scored_by_what_they_mark():
     marked = [Prompt(tokens=(3, 4, 5), generated=(2,)), Prompt(tokens=(3, 9), generated=(1,))]
-    task = given_task(marked)
-    assert (task.metric, task.vocabulary_size, task.training_length, task.test_sets) == ("exact match", 10, 3, ())
-    assert task.targets(marked[0]) == (2,)
-    mixed = given_task([*marked, Prompt(tokens=(3, 4))])
-    assert mixed.metric == "log perplexity" and mixed.targets(marked[0]) == (1, 2)
-    with pytest.raises(InputError, match="no task to give more prompts"):
-        task.prompts(1, test_set="8")
+    scoring = scoring_of(marked)
+    assert (scoring.metric, scoring.higher_is_better) == ("exact match", True) and scoring.targets(marked[0]) == (2,)
+    assert scoring.score([Response((5,)), Response((8,))], marked).tolist() == [1, 0]
+    mixed = scoring_of([*marked, Prompt(tokens=(3, 4))])
+    assert (mixed.metric, mixed.higher_is_better) == ("log perplexity", False) and mixed.targets(marked[0]) == (1, 2)
+    assert mixed.score([Response((0, 0), (-1.0, -3.0))], marked[:1]).tolist() == [2]
+    assert not isinstance(scoring, Task) and not isinstance(mixed, Task)
+
+
+def test_what_is_planned_is_not_planned_again(bridge):
+    (plan,) = planned(bridge, TASK.prompts(4), (SMALL,), TASK)
+    assert planned(bridge, TASK.prompts(4), (plan,), TASK)[0] is plan
+    by_plan, by_object = (ri.analyze(bridge, TASK.prompts(4), (), experiments=(one,), task=TASK) for one in (plan, SMALL))
+    xr.testing.assert_identical(by_plan["perturbation"].to_dataset(), by_object["perturbation"].to_dataset())
 
 
 def test_an_axis_that_was_chosen_stays_as_chosen(bridge):

@@ -14,8 +14,8 @@ from torch.testing import assert_close
 import repo_interp as ri
 from repo_interp.errors import InputError
 from repo_interp.experiments.extrapolation import METHODS, extended, extrapolation
-from repo_interp.experiments.lengths import cut
-from repo_interp.measures.kernels.gaussians import VectorSums, gaussian_divergence, principal_plane, vector_sums
+from repo_interp.experiments.gaussians import VectorSums, gaussian_divergence, principal_plane, vector_sums
+from repo_interp.experiments.prompt_sets import cut
 from repo_interp.models.extension import interpolated, lm_infinite, yarn
 from repo_interp.models.interventions import attention_outputs
 from repo_interp.models.reposition import attentions
@@ -209,7 +209,7 @@ def test_extrapolation_measures_every_method_layer_and_length(task):
     stock = tiny("llama")
     stock.resize_token_embeddings(task.vocabulary_size, mean_resizing=False)
     model = ri.reposition(stock, "repo@2")
-    prompts = cut(task, task.prompts(12, seed=0, test_set="64"), (16, 32))
+    prompts = cut(task.describe, task.prompts(12, seed=0, test_set="64"), (16, 32))
     group = extrapolation(model, task, prompts, 16, global_tokens=2)
     assert group["kl"].dims == ("method", "length", "layer")
     assert group["kl"].shape == (4, 2, 3)
@@ -228,4 +228,4 @@ def test_extrapolation_measures_every_method_layer_and_length(task):
     with pytest.raises(InputError, match="at least 4 prompts of the training length"):
         extrapolation(model, task, {32: prompts[32]}, 16)
     with pytest.raises(InputError, match="a prompt has 64"):
-        cut(task, task.prompts(2, test_set="64"), (128,))
+        cut(task.describe, task.prompts(2, test_set="64"), (128,))

@@ -206,9 +206,9 @@ def test_many_tokens_go_through_in_blocks():
 
 
 @pytest.mark.parametrize("frequency", [0.0, 1e-18, 1e-6, 0.3, 2.0, 2 * np.pi, 7.0])
-def test_sums_of_turns(frequency):
+def test_phase_sums(frequency):
     grid = Grid(torch.tensor([[-2.5]]).double(), torch.tensor([[1.0]]).double(), torch.tensor([4000]))
-    found = grid.turns(torch.tensor([frequency, -frequency], dtype=torch.float64))[0, 0]
+    found = grid.phase_sums(torch.tensor([frequency, -frequency], dtype=torch.float64))[0, 0]
     distances = -2.5 + np.arange(4000)
     assert_allclose(found[0], np.exp(1j * frequency * distances).sum(), atol=1e-8)
     assert_allclose(found[1], np.conj(found[0].item()), atol=1e-9)

@@ -14,7 +14,7 @@ from numpy.testing import assert_allclose
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from repo_interp.analysis.analyze import analyze
-from repo_interp.analysis.streaming import stream
+from repo_interp.analysis.observing import stream
 from repo_interp.cli import main
 from repo_interp.errors import InputError
 from repo_interp.experiments.training_steps import over_steps, saved_steps

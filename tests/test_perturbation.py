@@ -13,8 +13,7 @@ from torch.testing import assert_close
 
 import repo_interp as ri
 from repo_interp.errors import InputError
-from repo_interp.experiments.perturbation import KINDS, Disturbance, disturbed, perturbation
-from repo_interp.experiments.reordering import offset, transposed
+from repo_interp.experiments.perturbation import KINDS, Disturbance, disturbed, offset, perturbation, transposed
 from repo_interp.models.interventions import attention_outputs, exchanged_keys, moved_keys
 from repo_interp.models.reposition import attentions
 from repo_interp.tasks import make_task

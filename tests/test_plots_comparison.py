@@ -18,10 +18,11 @@ from repo_interp.comparison.looks import runs_of, spread
 from repo_interp.comparison.page import comparison_page
 from repo_interp.comparison.side_by_side import heads_beside
 from repo_interp.comparison.variable_tables import comparison_tables
-from repo_interp.measures.catalogue import measure_named, measure_names, with_parameter
+from repo_interp.measures.catalogue import measure_named, measure_names
 from repo_interp.measures.statistics import merge
 from repo_interp.plots.style import SCHEME_COLOURS
 from repo_interp.run import make_run, with_schemes
+from repo_interp.values import with_field
 
 ASKED = {
     "components": {"training_length": "24"},
@@ -71,7 +72,7 @@ def measured(scheme, seed):
             continue
         measure = measure_named(name)
         for parameter, value in ASKED.get(name, {}).items():
-            measure = with_parameter(measure, parameter, value)
+            measure = with_field(measure, parameter, value, name)
         groups[name] = with_schemes(measure.conclude(merge([measure.observe(one, spans) for one in layers])), [scheme] * 2)
     return make_run(groups, {"layout": scheme, "checkpoint": scheme, "prompts_digest": "same"})
 

@@ -16,9 +16,16 @@ import repo_interp as ri
 from repo_interp.errors import InputError
 from repo_interp.inputs import select_prompts
 from repo_interp.measures import segments
-from repo_interp.measures.kernels import segment_layout
-from repo_interp.measures.kernels.segment_layout import chance, generator, shuffled_edges
-from repo_interp.measures.kernels.segment_scores import has_ties, largest_jumps, matched, variance_between
+from repo_interp.measures.kernels import segmentation
+from repo_interp.measures.kernels.segmentation import (
+    chance,
+    generator,
+    has_ties,
+    largest_jumps,
+    matched,
+    shuffled_edges,
+    variance_between,
+)
 from repo_interp.measures.segments import Segments
 from repo_interp.measures.statistics import merge
 from repo_interp.run import read_run, write_run
@@ -126,7 +133,7 @@ def test_structure_names_what_there_is_and_refuses_other_kinds():
 
 def test_both_floors_mean_the_same_names():
     assert set(segments.KINDS) == set(structure.KINDS)
-    assert (segment_layout.INSIDE, segment_layout.STARTS) == (structure.INSIDE, structure.STARTS)
+    assert (segmentation.INSIDE, segmentation.STARTS) == (structure.INSIDE, structure.STARTS)
 
 
 # variance between -----------------------------------------------------------------------------------------------------------------

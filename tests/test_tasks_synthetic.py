@@ -181,7 +181,7 @@ def test_score_of_right_and_wrong_responses(name):
     assert best.shape == worst.shape == (6,)
     assert (best == 1).all()
     assert (worst == 0).all()
-    with pytest.raises(ValueError, match="one response a prompt"):
+    with pytest.raises(ValueError, match="one response per prompt"):
         task.score(right[:1], prompts)
     with pytest.raises(ValueError, match="tokens in a response"):
         task.score([Response((*right[0].tokens, 1)), *right[1:]], prompts)
@@ -419,7 +419,7 @@ def test_random_tokens_are_uniform_and_scored_in_nats():
     responses = [Response(prompt.tokens[1:], (-np.log(256.0),) * 511) for prompt in prompts]
     assert task.score(responses, prompts) == pytest.approx([np.log(256)] * 2)
     assert not task.higher_is_better
-    with pytest.raises(ValueError, match="one log-probability a target"):
+    with pytest.raises(ValueError, match="one log-probability per target"):
         task.score([Response(prompt.tokens[1:]) for prompt in prompts], prompts)
 
 

@@ -11,14 +11,10 @@ from attention_inputs import random_inputs
 from numpy.testing import assert_allclose
 from three_axis_reference import correlation, dense_fit, design, ridge_solve
 
-from repo_interp.measures.kernels.additive_map import additive_pairs
-from repo_interp.measures.kernels.axis_fit import fit_axes, fit_correlation
-from repo_interp.measures.kernels.held_out_rows import draw_rows, held_out_r2
+from repo_interp.measures.kernels.axis_fit import additive_pairs, fit_axes, fit_correlation
 from repo_interp.measures.kernels.logit_sums import logit_sums
-from repo_interp.measures.kernels.position_axis import position_correlation
-from repo_interp.measures.kernels.position_cells import binned_pairs, product_sums
-from repo_interp.measures.kernels.shuffled_axis import shuffle_distances, without_trend
-from repo_interp.measures.three_axis import ThreeAxis
+from repo_interp.measures.kernels.position_cells import binned_pairs, position_correlation, product_sums
+from repo_interp.measures.three_axis import ThreeAxis, draw_rows, held_out_r2, shuffle_distances, without_trend
 
 RIDGE = 1e-6
 

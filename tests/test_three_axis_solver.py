@@ -9,11 +9,10 @@ from numpy.testing import assert_allclose
 from scipy.linalg import null_space
 from three_axis_reference import RIDGE, design, ridge_solve
 
-from repo_interp.measures.kernels import conjugate_gradient
-from repo_interp.measures.kernels.additive_map import additive_pairs
-from repo_interp.measures.kernels.axis_fit import fit_axes, fit_pairs
+from repo_interp.measures.kernels import solvers
+from repo_interp.measures.kernels.axis_fit import additive_pairs, fit_axes, fit_pairs
 from repo_interp.measures.kernels.causal_pairs import pair_counts
-from repo_interp.measures.kernels.triangle_solver import Axes, fit_triangle
+from repo_interp.measures.kernels.solvers import Axes, fit_triangle
 
 devices = pytest.mark.parametrize(
     "device",
@@ -154,7 +153,7 @@ def test_a_prompt_without_tokens_is_left_alone():
 
 
 def test_a_solve_that_does_not_converge_is_an_error(monkeypatch):
-    monkeypatch.setattr(conjugate_gradient, "MOST_STEPS", 2)
+    monkeypatch.setattr(solvers, "MOST_STEPS", 2)
     every = torch.ones(1, 40, dtype=torch.bool)
     with pytest.raises(ArithmeticError, match="did not reach a residual of 1e-11 in 2 steps"):
         fit_pairs(Axes(*torch.randn(3, 1, 40, dtype=torch.float64)), additive_pairs(every, every), RIDGE)

@@ -1,13 +1,18 @@
-"""Prompts side by side: batches padded on the right with the masks of their spans, and what a run says about its prompts.
+"""Prompts side by side: batches padded on the right with the masks of their spans, and the store of finished batches.
 
-Prompts of similar length share a batch, the longest come first. Brings together prompts and what measures ask of them; knows nothing
-about models.
+Prompts of similar length share a batch, the longest come first. A store belongs to one analysis, known by its fingerprint: the same
+checkpoint, prompts, measures and parameters; what another analysis left there is thrown away. Batches are written whole or not at all.
+
+Brings together prompts and what measures ask of them; knows nothing about models.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,11 +22,14 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from repo_interp.errors import InputError
+from repo_interp.files import replaced, write_text
 from repo_interp.inputs import Spans
 from repo_interp.measures.labels import described
-from repo_interp.measures.statistics import Measure
+from repo_interp.measures.statistics import Measure, Statistics
 from repo_interp.tasks.prompts import Prompt
 from repo_interp.tasks.structure import prompt_structure
+
+_ENGINE = "h5netcdf"
 
 
 @dataclass(frozen=True)
@@ -33,7 +41,7 @@ class Batch:
     valid: Bool[Tensor, "prompt token"]
     spans: Spans
     structure: Spans = field(default_factory=dict)
-    """Separators and segments, for the measures that name `segment_kinds`."""
+    """Separators and segments, for the measures that declare `segment_kinds`."""
 
 
 def make_batches(
@@ -42,7 +50,7 @@ def make_batches(
     device: torch.device | str = "cpu",
     structure: Sequence[Mapping[str, Sequence[int]]] | None = None,
 ) -> list[Batch]:
-    """Batches of at most `batch_size` prompts, longest first - so that what does not fit fails at once - padded on the right.
+    """Batches of at most `batch_size` prompts, padded on the right, the longest first so that what does not fit fails at once.
 
     `structure`: for every prompt, named token indices that are no spans of it.
     """
@@ -75,8 +83,8 @@ def make_batches(
 
 def _masks(names: Sequence[str], places: Sequence[Mapping[str, Sequence[int]]], tokens: int, device: torch.device | str) -> Spans:
     masks = {name: torch.zeros(len(places), tokens, dtype=torch.bool) for name in names}
-    for row, found in enumerate(places):
-        for name, where in found.items():
+    for row, named in enumerate(places):
+        for name, where in named.items():
             masks[name][row, list(where)] = True
     return {name: mask.to(device) for name, mask in masks.items()}
 
@@ -84,16 +92,15 @@ def _masks(names: Sequence[str], places: Sequence[Mapping[str, Sequence[int]]], 
 def structure_for(
     prompts: Sequence[Prompt], measures: Sequence[Measure], tokenizer: PreTrainedTokenizerBase | None
 ) -> list[dict[str, tuple[int, ...]]] | None:
-    """Separators and segments of every prompt, where one of `measures` asks for them (`segment_kinds`); None where none does."""
-    asking = [measure for measure in measures if hasattr(measure, "segment_kinds")]
-    if not asking:
+    """Separators and segments of every prompt, of the kinds that `measures` declare; None where none declares any."""
+    kinds = sorted({kind for measure in measures for kind in measure.segment_kinds})
+    if not kinds:
         return None
-    kinds = sorted({kind for measure in asking for kind in getattr(measure, "segment_kinds")})  # noqa: B009
-    return [prompt_structure(kinds, len(one.tokens), one.spans, _texts(one, tokenizer)) for one in prompts]
+    return [prompt_structure(kinds, len(prompt.tokens), prompt.spans, _texts(prompt, tokenizer)) for prompt in prompts]
 
 
 def describe_prompts(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase | None = None) -> xr.Dataset:
-    """What the prompts are, beside the positions: tokens, which span they belong to, and their texts - their own, or the tokenizer's."""
+    """What a run says of its prompts: tokens, the spans they belong to, and their texts - the prompts' own, or the tokenizer's."""
     longest = max(len(prompt.tokens) for prompt in prompts)
     names = sorted({name for prompt in prompts for name in prompt.all_spans()})
     ids = np.full((len(prompts), longest), -1, dtype=np.int64)
@@ -130,3 +137,47 @@ def _texts(prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None) -> Sequenc
     if tokenizer is None:
         return [""] * len(prompt.tokens)
     return [str(tokenizer.decode([token])) for token in prompt.tokens]
+
+
+class BatchStore:
+    """Statistics of finished batches on disk, by batch number and measure, so that an interrupted analysis goes on where it stopped."""
+
+    def __init__(self, directory: str | os.PathLike[str] | None, fingerprint: str) -> None:
+        """Open the store for the analysis `fingerprint`. Without a directory nothing is kept."""
+        self._directory = None if directory is None else Path(directory)
+        if self._directory is None:
+            return
+        mark = self._directory / "fingerprint"
+        if not mark.is_file() or mark.read_text(encoding="utf-8") != fingerprint:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            self._directory.mkdir(parents=True)
+            write_text(mark, fingerprint)
+
+    def read(self, number: int) -> dict[str, Statistics] | None:
+        """The statistics of batch `number` by measure, or None where they are not kept."""
+        if self._directory is None or not (file := self._file(number)).is_file():
+            return None
+        with xr.open_datatree(file, engine=_ENGINE) as stored:
+            tree = stored.load()
+        return {
+            name: Statistics(**{part: node[part].to_dataset() for part in node.children}) for name, node in tree.children.items()
+        }
+
+    def write(self, number: int, statistics: Mapping[str, Statistics]) -> None:
+        """Keep the statistics of batch `number`."""
+        if self._directory is None:
+            return
+        groups = {"/": xr.Dataset()}
+        for name, parts in statistics.items():
+            groups |= {f"/{name}/{part.name}": getattr(parts, part.name) for part in fields(parts)}
+        with replaced(self._file(number)) as unfinished:
+            xr.DataTree.from_dict(groups).to_netcdf(unfinished, engine=_ENGINE)
+
+    def clear(self) -> None:
+        """Throw everything away: the analysis is done."""
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _file(self, number: int) -> Path:
+        assert self._directory is not None
+        return self._directory / f"batch-{number:05d}.nc"

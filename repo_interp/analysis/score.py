@@ -18,9 +18,9 @@ import xarray as xr
 from torch import nn
 
 from repo_interp.errors import InputError
-from repo_interp.experiments.data_set_scores import ask
-from repo_interp.experiments.needle_scores import needle_scores
+from repo_interp.experiments.generated_scores import needle_scores, question_scores
 from repo_interp.experiments.task_scores import task_scores
+from repo_interp.models.bridge import model_of, tokenizer_of
 from repo_interp.models.provenance import identity, length_trained, loaded_from
 from repo_interp.models.reposition import attentions
 from repo_interp.run import make_run, versions
@@ -39,7 +39,7 @@ def score(
     batch_size: int = 32,
     progress: Callable[[int, int], None] | None = None,
 ) -> xr.DataTree:
-    """How well a repositioned model or bridge answers `task`: by test set, and over the axes that the task names.
+    """A run of scores: how well a repositioned model or bridge answers `task`, by test set and over the axes that the task names.
 
     `task`: a task or the name of one - the one that the model was trained on as it was then, another at its small size; None: the one it
     was trained on. Group `scores`: `score [test_set, prompt]`, `mean_score`, `standard_error` and, with `answers` "forced",
@@ -48,13 +48,13 @@ def score(
     `answers` "generated": token by token. `progress` is called with test sets done and in all. Raises InputError for a task that is not
     known or has other tokens than the model, and for what `task_scores` refuses.
     """
-    asked = task if isinstance(task, Task) else task_of(bridge, task)
-    present, wanted = int(next(attentions(bridge)).config.vocab_size), asked.vocabulary_size
-    if wanted != present and not (wanted < present and puts_into_any_tokens(asked)):  # embeddings are often padded
+    chosen = task if isinstance(task, Task) else task_of(bridge, task)
+    present, wanted = int(next(attentions(bridge)).config.vocab_size), chosen.vocabulary_size
+    if wanted != present and not (wanted < present and puts_into_any_tokens(chosen)):  # embeddings are often padded
         raise InputError(
-            f"the task {asked.name} has {wanted} tokens, the checkpoint {present}; wanted a checkpoint trained on it"
+            f"the task {chosen.name} has {wanted} tokens, the checkpoint {present}; wanted a checkpoint trained on it"
         )
-    return _run(bridge, task_scores(_model(bridge), asked, test_sets, count, seed, answers, batch_size, progress))
+    return _run(bridge, task_scores(model_of(bridge), chosen, test_sets, count, seed, answers, batch_size, progress))
 
 
 def score_needles(
@@ -67,16 +67,16 @@ def score_needles(
     progress: Callable[[int, int], None] | None = None,
     **options: Any,
 ) -> xr.DataTree:
-    """How well a bridge finds needles in a haystack (`tasks.niah`) in its own tokens, by length and depth; answers are generated.
+    """A run of scores: how well a bridge finds needles in a haystack (`tasks.niah`) in its own tokens, by length and depth.
 
-    Group `scores` as `score` makes it. `lengths`: tokens of a prompt with its answer (None: the training length, twice and four times
-    it); `options`: those of `tasks.niah` (dialect, essay, depth). Raises InputError for a bridge without a tokenizer, and for what
-    `needle_scores` refuses.
+    Group `scores` as `score` makes it; answers are generated. `lengths`: tokens of a prompt with its answer (None: the training length,
+    twice and four times it); `options`: those of `tasks.niah` (dialect, essay, depth). Raises InputError for a bridge without a
+    tokenizer, and for what `needle_scores` refuses.
     """
     tokenizer = _tokenizer(bridge)
     lengths = [multiple * length_trained(bridge) for multiple in (1, 2, 4)] if lengths is None else list(lengths)
-    found = needle_scores(_model(bridge), tokenizer, lengths, variant, count, seed, batch_size, progress, **options)
-    return _run(bridge, found)
+    scores = needle_scores(model_of(bridge), tokenizer, lengths, variant, count, seed, batch_size, progress, **options)
+    return _run(bridge, scores)
 
 
 def score_data_set(
@@ -88,7 +88,7 @@ def score_data_set(
     seed: int = 0,
     batch_size: int = 32,
 ) -> xr.DataTree:
-    """How well a bridge answers the questions of the data set `name` in `file`, a copy in its published format, by its own metrics.
+    """A run of scores: how well a bridge answers the data set `name` in `file`, a copy in its published format, by its own metrics.
 
     Group `scores` as `score` makes it, with `questions` and `cut` (share of questions that lost their middle) [test_set] beside.
     `length`: tokens of a prompt with its answer (None: the training length). Raises InputError for a bridge without a tokenizer, an
@@ -97,39 +97,37 @@ def score_data_set(
     tokenizer = _tokenizer(bridge)
     length = length_trained(bridge) if length is None else length
     prompts = data_set_prompts(name, Path(file), tokenizer, length, count, seed)
-    found = ask(_model(bridge), tokenizer, prompts, batch_size)
-    stated = {"task": name, "metric": "score", "count": count, "seed": seed, "length": length}
-    return _run(bridge, found.assign_attrs(answers="generated", left_out=[], higher_is_better="True", **stated))
+    scores = question_scores(model_of(bridge), tokenizer, prompts, batch_size)
+    options = {"task": name, "metric": "score", "count": count, "seed": seed, "length": length}
+    return _run(bridge, scores.assign_attrs(answers="generated", left_out=[], higher_is_better="True", **options))
 
 
 def task_of(bridge: nn.Module, name: str | None = None, size: str | None = None, **options: Any) -> Task:
-    """The task `name` for a model: as the model was trained on it where it was and no `size` is asked for, else at `size` ("small").
+    """The task `name` for a model: as the model was trained on it, where it was and no `size` is asked for, else at `size` ("small").
 
     None: the one that it was trained on. A task that can be put into any tokens, such as language, is put into the model's. `options`
     change single things. Raises InputError where nothing says what it was trained on, for an unknown task or size, and for options that
-    the task has not.
+    the task lacks.
     """
     origin = loaded_from(bridge)
     trained = None if origin is None else trained_task(origin.directory)
-    if name is None and trained is None:
-        raise InputError(
-            f"{origin.name if origin else 'the model'} does not say which task it was trained on; name one, or ruler"
-        )
-    if trained is not None and name in (None, trained.name) and size is None:
-        return make_task(trained.name, **trained.options() | options)
-    made = make_task(name or getattr(trained, "name"), size or "small", **options)  # noqa: B009
+    if name is None:
+        if trained is None:
+            raise InputError(
+                f"{origin.name if origin else 'the model'} does not say which task it was trained on; name one, or ruler"
+            )
+        name = trained.name
+    if trained is not None and name == trained.name and size is None:
+        return make_task(name, **trained.options() | options)
+    made = make_task(name, size or "small", **options)
     return made if origin is None else in_tokens_of(made, origin.directory)
 
 
-def _model(bridge: nn.Module) -> Any:
-    """The Hugging Face model inside a bridge, whose attention calls the bridge's hooks; a model itself."""
-    return getattr(bridge, "original_model", bridge)
-
-
 def _tokenizer(bridge: Any) -> Any:
-    if getattr(bridge, "tokenizer", None) is None:
+    tokenizer = tokenizer_of(bridge)
+    if tokenizer is None:
         raise InputError("this checkpoint has no tokenizer, so it can be asked nothing; put its tokenizer there")
-    return bridge.tokenizer
+    return tokenizer
 
 
 def _run(bridge: nn.Module, scores: xr.Dataset) -> xr.DataTree:

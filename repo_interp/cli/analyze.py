@@ -120,7 +120,8 @@ def run(arguments: argparse.Namespace) -> int:
         prompts, task = _make_prompts(arguments, bridge, path)
     named = measures_named(arguments.measures or _default_measures(prompts))
     measures, experiments = _with_parameters(named, asked, arguments.parameters)
-    passes = [length for _, plan in planned(bridge, prompts, experiments, task) for length in plan.passes]
+    plans = planned(bridge, prompts, experiments, task)
+    passes = [length for plan in plans for length in plan.passes]
     cost = estimate(bridge, [len(prompt.tokens) for prompt in prompts], arguments.batch_size, len(measures), passes)
     longest, names = max(len(prompt.tokens) for prompt in prompts), ", ".join(measure.name for measure in measures)
     added = f", experiments {', '.join(arguments.experiments)} ({len(passes):,} more prompts)" if experiments else ""
@@ -141,7 +142,7 @@ def run(arguments: argparse.Namespace) -> int:
                 batch_size=arguments.batch_size,
                 store=store,
                 progress=progress,
-                experiments=experiments,
+                experiments=plans,
                 task=task,
                 experiment_progress=experiment_progress,
             )
@@ -166,16 +167,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _with_parameters(measures, experiments, parameters):
     from repo_interp.errors import InputError
-    from repo_interp.measures.catalogue import with_parameter
+    from repo_interp.values import with_field
 
-    chosen: dict[str, Any] = {one.name: one for one in (*measures, *experiments)}
-    for name, parameter_name, value in parameters:
-        if name not in chosen:
+    configured: dict[str, Any] = {part.name: part for part in (*measures, *experiments)}
+    for name, parameter_name, text in parameters:
+        if name not in configured:
             raise InputError(
-                f"--set {name}.{parameter_name}: the measure {name!r} is not among those measured, {', '.join(chosen)}"
+                f"--set {name}.{parameter_name}: the measure {name!r} is not among those measured, {', '.join(configured)}"
             )
-        chosen[name] = with_parameter(chosen[name], parameter_name, value)
-    return [chosen[one.name] for one in measures], [chosen[one.name] for one in experiments]
+        configured[name] = with_field(configured[name], parameter_name, text, name, fixed=("name", "required_spans"))
+    return [configured[measure.name] for measure in measures], [configured[experiment.name] for experiment in experiments]
 
 
 def _default_measures(prompts) -> tuple[str, ...]:

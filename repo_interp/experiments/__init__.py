@@ -1,1 +1,1 @@
-"""What needs several forward passes. Brings together models, tasks and measures; prints nothing."""
+"""Measurements that need several forward passes. Brings together models, tasks and measures; prints nothing."""

@@ -4,29 +4,30 @@
     extrapolation    prompts of the training length and longer ones, by every method                     groups extrapolation, output_traces
 
 An experiment plans first: what cannot work is refused before anything is run, and the passes it needs are known. Its prompts and
-scores are a task's; prompts that were given are judged by `given_task`. Knows nothing about how an experiment works.
+scores are a task's; prompts that were given are scored as `scoring_of` says. Knows nothing about how an experiment works.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
 
 import xarray as xr
 from torch import nn
 from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
-from repo_interp.experiments.extrapolation import GLOBAL_TOKENS, METHODS, allowed_methods, extrapolation
-from repo_interp.experiments.given import given_task
-from repo_interp.experiments.lengths import LEAST, prompts_by_length
+from repo_interp.experiments.extrapolation import GLOBAL_TOKENS, METHODS, allowed_methods, extrapolation, output_traces
 from repo_interp.experiments.perturbation import GAMMAS, L_MAX, PAPER_KINDS, perturbation, require_grid
-from repo_interp.experiments.points import Points
-from repo_interp.experiments.traces import output_traces
+from repo_interp.experiments.prompt_sets import LEAST, prompts_by_length, scoring_of
+from repo_interp.experiments.resumable_grid import ResumableGrid
+from repo_interp.models.bridge import model_of
 from repo_interp.models.provenance import length_trained
 from repo_interp.models.reposition import attentions, longest_prompt
 from repo_interp.tasks import Prompt, Task
+from repo_interp.tasks.task import Scoring
 
 TOKENS = 2048
 """Tokens that are run side by side, at least."""
@@ -36,34 +37,33 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Plan:
-    """What an experiment will do."""
+    """What an experiment will do on one model and its prompts."""
 
+    experiment: Experiment
     passes: tuple[int, ...]
     """Tokens of every prompt of every forward pass."""
-    run: Callable[[int, Points, Progress | None], dict[str, xr.Dataset]]
-    """Groups of a run, from how many prompts may stand side by side, where finished points are kept, and whom to tell."""
+    run: Callable[[int, ResumableGrid, Progress | None], dict[str, xr.Dataset]]
+    """Returns groups of a run; takes the number of prompts side by side, the grid of finished points, and a function of progress."""
 
 
-class Experiment(Protocol):
-    """Something that needs several forward passes."""
+class Experiment(ABC):
+    """A measurement that needs several forward passes: a frozen dataclass whose fields are its parameters."""
 
-    @property
-    def name(self) -> str:
-        """Its name, and that of its main group."""
-        ...
+    name: ClassVar[str]
+    """Its name, and that of its main group."""
 
     @property
     def parameters(self) -> Mapping[str, Any]:
-        """Every choice made."""
-        ...
+        """Values of the fields by name, as the attributes of its groups record them."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}  # pyright: ignore[reportArgumentType]
 
-    def plan(self, model: PreTrainedModel, task: Task, prompts: Sequence[Prompt], training_length: int) -> Plan:
+    @abstractmethod
+    def plan(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], training_length: int) -> Plan:
         """What it will do. Raises InputError where it cannot."""
-        ...
 
 
 @dataclass(frozen=True)
-class Perturbation:
+class Perturbation(Experiment):
     """The experiment `perturbation` (Position Generalization sec. 4.1)."""
 
     kinds: tuple[str, ...] = PAPER_KINDS
@@ -75,39 +75,30 @@ class Perturbation:
     """Where features and positions are disturbed; empty: everywhere."""
     offset_unit: str = "positions"
     seed: int = 0
-    name: str = "perturbation"
+    name: ClassVar[str] = "perturbation"
 
-    def __post_init__(self) -> None:
-        _numbers(self, gammas=float, l_maxes=int, layers=int)
-
-    @property
-    def parameters(self) -> Mapping[str, Any]:
-        """Every choice made."""
-        names = ("kinds", "gammas", "l_maxes", "layers", "offset_unit", "seed")
-        return {name: getattr(self, name) for name in names}
-
-    def plan(self, model: PreTrainedModel, task: Task, prompts: Sequence[Prompt], training_length: int) -> Plan:
+    def plan(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], training_length: int) -> Plan:
         """The grid over `prompts`. Raises InputError for a grid that is none, and prompts without anything to predict."""
         layers = self.layers or None
         require_grid(model, prompts, self.kinds, self.gammas, self.l_maxes, layers, self.offset_unit)
-        silent = [number for number, prompt in enumerate(prompts) if not task.targets(prompt)]
-        if silent:
+        without_targets = [number for number, prompt in enumerate(prompts) if not scoring.targets(prompt)]
+        if without_targets:
             raise InputError(
-                f"perturbation judges what is predicted, but prompt {silent[0]} has nothing to predict for {task.name}"
+                f"perturbation judges what is predicted, but prompt {without_targets[0]} has nothing to predict for {scoring.name}"
             )
         points = len(self.kinds) * len(set(self.gammas) - {0.0}) * len(self.l_maxes)
         lengths = tuple(len(prompt.tokens) for prompt in prompts)
 
-        def run(batch_size: int, kept: Points, progress: Progress | None) -> dict[str, xr.Dataset]:
+        def run(batch_size: int, grid: ResumableGrid, progress: Progress | None) -> dict[str, xr.Dataset]:
             size = _side_by_side(batch_size, max(lengths))
-            grid = (self.kinds, self.gammas, self.l_maxes, layers, self.offset_unit, self.seed)
-            return {self.name: perturbation(model, task, prompts, *grid, batch_size=size, progress=progress, points=kept)}
+            options = (self.kinds, self.gammas, self.l_maxes, layers, self.offset_unit, self.seed)
+            return {self.name: perturbation(model, scoring, prompts, *options, batch_size=size, progress=progress, grid=grid)}
 
-        return Plan(lengths * (1 + points), run)
+        return Plan(self, lengths * (1 + points), run)
 
 
 @dataclass(frozen=True)
-class Extrapolation:
+class Extrapolation(Experiment):
     """The experiment `extrapolation` (Position Generalization sec. 4.2)."""
 
     methods: tuple[str, ...] = ()
@@ -124,23 +115,16 @@ class Extrapolation:
     """Whose outputs are traced over sliding windows; -1: the middle one."""
     traced_queries: int = 4
     seed: int = 0
-    name: str = "extrapolation"
+    name: ClassVar[str] = "extrapolation"
 
     def __post_init__(self) -> None:
-        _numbers(self, lengths=int)
         if self.sequences < LEAST:
             raise InputError(f"extrapolation needs at least {LEAST} sequences, not {self.sequences}")
         if self.judged < 0 or self.traced_queries < 1:
             raise InputError("extrapolation: judged is 0 or a number of tokens, traced_queries at least 1")
 
-    @property
-    def parameters(self) -> Mapping[str, Any]:
-        """Every choice made."""
-        names = ("methods", "lengths", "sequences", "judged", "global_tokens", "traced_layer", "traced_queries", "seed")
-        return {name: getattr(self, name) for name in names}
-
-    def plan(self, model: PreTrainedModel, task: Task, prompts: Sequence[Prompt], training_length: int) -> Plan:
-        """Every method at every length. Raises InputError for methods and lengths that the model or the task has not."""
+    def plan(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], training_length: int) -> Plan:
+        """Every method at every length. Raises InputError for methods and lengths that the model or the task lacks."""
         table, allowed = longest_prompt(model), allowed_methods(model)
         if table is not None and table <= training_length:
             raise InputError(
@@ -156,18 +140,18 @@ class Extrapolation:
         methods, layers = self.methods or allowed, len(list(attentions(model)))
         if not -1 <= self.traced_layer < layers:
             raise InputError(f"layer {self.traced_layer} was asked for; the model's are 0 to {layers - 1}")
-        judge, by_length = prompts_by_length(task, prompts, training_length, self.lengths, self.sequences, self.seed)
+        judge, by_length = prompts_by_length(scoring, prompts, training_length, self.lengths, self.sequences, self.seed)
         first, last = min(by_length), max(by_length)
         half = [len(prompt.tokens) for some in by_length.values() for prompt in some[1::2]]
         reference = [len(prompt.tokens) for prompt in by_length[first]]
         traced = "lm_infinite" in allowed
 
-        def run(batch_size: int, kept: Points, progress: Progress | None) -> dict[str, xr.Dataset]:
+        def run(batch_size: int, grid: ResumableGrid, progress: Progress | None) -> dict[str, xr.Dataset]:
             size = _side_by_side(batch_size, last)
-            found = extrapolation(
-                model, judge, by_length, first, methods, self.judged or None, self.global_tokens, size, progress, kept
+            divergences = extrapolation(
+                model, judge, by_length, first, methods, self.judged or None, self.global_tokens, size, progress, grid
             )
-            groups = {self.name: found}
+            groups = {self.name: divergences}
             if traced:
                 layer = layers // 2 if self.traced_layer < 0 else self.traced_layer
                 longer = max(by_length[last], key=lambda prompt: len(prompt.tokens))
@@ -179,53 +163,48 @@ class Extrapolation:
                 groups["output_traces"] = traces
             return groups
 
-        return Plan((*reference[::2], *half * len(methods), *(reference if traced else ()), last), run)
+        return Plan(self, (*reference[::2], *half * len(methods), *(reference if traced else ()), last), run)
 
 
-_KINDS: dict[str, Callable[[], Experiment]] = {"perturbation": Perturbation, "extrapolation": Extrapolation}
+EXPERIMENTS: Mapping[str, type[Experiment]] = {kind.name: kind for kind in (Perturbation, Extrapolation)}
 
 
 def experiment_names() -> tuple[str, ...]:
     """Every experiment that `experiment_named` knows."""
-    return tuple(_KINDS)
+    return tuple(EXPERIMENTS)
 
 
 def experiment_named(name: str) -> Experiment:
     """The experiment `name` with its default parameters. Raises InputError naming those there are."""
-    if name not in _KINDS:
-        raise InputError(f"there is no experiment {name!r}; there are {', '.join(_KINDS)}")
-    return _KINDS[name]()
+    if name not in EXPERIMENTS:
+        raise InputError(f"there is no experiment {name!r}; there are {', '.join(EXPERIMENTS)}")
+    return EXPERIMENTS[name]()
 
 
 def planned(
-    bridge: nn.Module, prompts: Sequence[Prompt], experiments: Sequence[str | Experiment], task: Task | None = None
-) -> list[tuple[Experiment, Plan]]:
-    """`experiments` - names or objects - with what they will do on `prompts` of `task`; None: prompts as `given_task` judges them.
+    bridge: nn.Module, prompts: Sequence[Prompt], experiments: Sequence[str | Experiment | Plan], task: Task | None = None
+) -> list[Plan]:
+    """What `experiments` - names, objects, or plans already made - will do on `prompts` of `task`; None: as `scoring_of` scores them.
 
     Raises InputError where one cannot work on them, and for a task in other tokens than the model's.
     """
-    asked = [experiment_named(experiment) if isinstance(experiment, str) else experiment for experiment in experiments]
-    if not asked:
+    if not experiments:
         return []
-    judge = given_task(prompts) if task is None else task
     vocabulary = int(next(attentions(bridge)).config.vocab_size)
-    if judge.vocabulary_size > vocabulary:
+    if task is not None and task.vocabulary_size > vocabulary:
         raise InputError(
-            f"the task {judge.name} has {judge.vocabulary_size} tokens, the model {vocabulary}; "
+            f"the task {task.name} has {task.vocabulary_size} tokens, the model {vocabulary}; "
             "wanted a model trained on it, or another task"
         )
-    model: Any = getattr(bridge, "original_model", bridge)
-    return [(experiment, experiment.plan(model, judge, prompts, length_trained(bridge))) for experiment in asked]
+    scoring, model, length = scoring_of(prompts) if task is None else task, model_of(bridge), length_trained(bridge)
+    plans = []
+    for chosen in experiments:
+        if not isinstance(chosen, Plan):
+            experiment = experiment_named(chosen) if isinstance(chosen, str) else chosen
+            chosen = experiment.plan(model, scoring, prompts, length)
+        plans.append(chosen)
+    return plans
 
 
 def _side_by_side(batch_size: int, longest: int) -> int:
     return max(batch_size, TOKENS // longest)
-
-
-def _numbers(experiment: object, **kinds: Callable[[Any], Any]) -> None:
-    """Let the named fields hold numbers also where they were given as text. Raises InputError where they are none."""
-    for name, kind in kinds.items():
-        try:
-            object.__setattr__(experiment, name, tuple(kind(value) for value in getattr(experiment, name)))
-        except ValueError as error:
-            raise InputError(f"{name}: wanted numbers ({error})") from None

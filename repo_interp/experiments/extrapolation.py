@@ -11,6 +11,11 @@ The judged tokens are the last `judged` of a prompt: those furthest beyond train
 even prompts, N_n from the odd ones: what remains at n = L, plain, is the noise of the fit and of the choice of documents. The same
 prompts are cut to every length, so lengths differ in nothing else but which tokens are judged.
 
+Beside the distances, where outputs are (`output_traces`, fig. 6). Dots: outputs of a layer at all tokens of prompts of the training
+length, run plainly; the plane is that of their two largest variances (PCA). Lines: a token beyond the training length of one longer
+prompt - run by LM-Infinite, so that its features are in distribution; its query over every `step`-th window of the training length's
+keys and values (see `models.windows`).
+
 An axis named `method` is chosen by `group.sel({"method": "plain"})`: as a keyword xarray takes it for a way of filling.
 Knows nothing about how a method works.
 """
@@ -29,18 +34,24 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
-from repo_interp.experiments.points import Points
-from repo_interp.measures.kernels.gaussians import VectorSums, gaussian_divergence, vector_sums
+from repo_interp.experiments.gaussians import VectorSums, gaussian_divergence, principal_plane, vector_sums
+from repo_interp.experiments.resumable_grid import ResumableGrid
+from repo_interp.models.capture import decode
 from repo_interp.models.extension import interpolated, lm_infinite, yarn
 from repo_interp.models.interventions import attention_outputs
 from repo_interp.models.reposition import attentions, layout
+from repo_interp.models.windows import layer_tensors, outputs_over_windows
 from repo_interp.positions.biases import PositionBias
 from repo_interp.run import with_schemes
-from repo_interp.tasks import Prompt, Task
+from repo_interp.tasks import Prompt
+from repo_interp.tasks.task import Scoring
 from repo_interp.training.responses import forced_responses
 
 METHODS = ("plain", "lm_infinite", "interpolation", "yarn")
 GLOBAL_TOKENS = 10
+"""First tokens that LM-Infinite always shows, by default."""
+REFERENCE_POINTS = 2000
+"""Reference outputs that are kept for drawing, evenly spaced; the plane is made from all."""
 
 
 def extended(
@@ -64,7 +75,7 @@ def allowed_methods(model: nn.Module) -> tuple[str, ...]:
     layers = list(attentions(model))
     rotates = any(layer.frequencies is not None for layer in layers)
     added = [layer.position_logits for layer in layers if layer.position_logits is not None]
-    by_distance = [isinstance(one, PositionBias) for one in added]
+    by_distance = [isinstance(position_logits, PositionBias) for position_logits in added]
     allowed = {
         "plain": True,
         "lm_infinite": all(by_distance),
@@ -76,7 +87,7 @@ def allowed_methods(model: nn.Module) -> tuple[str, ...]:
 
 def extrapolation(
     model: PreTrainedModel,
-    task: Task,
+    scoring: Scoring,
     prompts: Mapping[int, Sequence[Prompt]],
     training_length: int,
     methods: Sequence[str] = METHODS,
@@ -84,24 +95,24 @@ def extrapolation(
     global_tokens: int = GLOBAL_TOKENS,
     batch_size: int = 4,
     progress: Callable[[int, int], None] | None = None,
-    points: Points | None = None,
+    grid: ResumableGrid | None = None,
 ) -> xr.Dataset:
-    """The group `extrapolation` of a run: `prompts` by length in tokens (see `lengths`; the training length must be among them, with at
+    """The group `extrapolation` of a run: `prompts` by length in tokens (see `prompt_sets`; the training length must be among them, with at
     least 4 prompts). Variables `kl [method, length, layer]` in nats, `log_perplexity [method, length]` of the judged tokens in nats,
     `task_score [method, length]` with `task_score_error` over prompts.
 
-    `judged`: how many tokens at the end of a prompt; None: a quarter of the training length. LM-Infinite makes n^2 scores a head
-    in one layer at a time. `points` keeps finished points for when it is called again. Raises InputError for methods that the model
+    `judged`: how many tokens at the end of a prompt; None: a quarter of the training length. LM-Infinite makes n^2 scores per
+    head, in one layer at a time. `grid` keeps finished points for when it is called again. Raises InputError for methods that the model
     cannot use.
     """
     judged = max(2, training_length // 4) if judged is None else judged
     if training_length not in prompts or len(prompts[training_length]) < 4:
         raise InputError(f"at least 4 prompts of the training length, {training_length} tokens, were wanted to compare with")
     lengths = sorted(prompts)
-    points = Points() if points is None else points
+    grid = ResumableGrid() if grid is None else grid
     layers = [attention.layer_idx for attention in attentions(model)]
-    reference = _reference(model, task, prompts[training_length][::2], judged, batch_size)
-    compared = partial(_compared, model, task, reference, judged, batch_size)
+    reference = _reference(model, scoring, prompts[training_length][::2], judged, batch_size)
+    compared = partial(_compared, model, scoring, reference, judged, batch_size)
     shape = (len(methods), len(lengths))
     kl = np.full((*shape, len(layers)), np.nan)
     values = {name: np.full(shape, np.nan) for name in ("log_perplexity", "task_score", "task_score_error")}
@@ -109,17 +120,17 @@ def extrapolation(
     for done, (row, column) in enumerate(places):
         length = lengths[column]
         context = extended(model, methods[row], length, training_length, global_tokens)
-        point = points.value(f"{methods[row]}-{length}", partial(compared, prompts[length][1::2], context))
+        point = grid.get_or_compute(f"{methods[row]}-{length}", partial(compared, prompts[length][1::2], context))
         kl[row, column] = point["kl"]
         for name, array in values.items():
             array[row, column] = point[name]
         if progress is not None:
             progress(done + 1, len(places))
-    unit = "nat" if task.metric == "log perplexity" else "1"
+    unit = "nat" if scoring.metric == "log perplexity" else "1"
     texts = {
         "log_perplexity": ("mean of -log p over the judged targets", "nat"),
-        "task_score": (f"{task.metric}, mean over prompts", unit),
-        "task_score_error": (f"standard error of {task.metric} over prompts", unit),
+        "task_score": (f"{scoring.metric}, mean over prompts", unit),
+        "task_score_error": (f"standard error of {scoring.metric} over prompts", unit),
     }
     of_kl = {"long_name": "divergence of attention outputs from those at the training length, mean over heads", "units": "nat"}
     variables = {
@@ -129,21 +140,27 @@ def extrapolation(
         {"kl": (("method", "length", "layer"), kl, of_kl), **variables},
         coords={"method": list(methods), "length": lengths, "layer": layers},
     )
-    stated = {"training_length": training_length, "judged": judged, "global_tokens": global_tokens}
-    counted = {"prompts": len(prompts[training_length]), "task": task.name, "metric": task.metric}
-    return with_schemes(group, layout(model)).assign_attrs(stated | counted | {"higher_is_better": str(task.higher_is_better)})
+    return with_schemes(group, layout(model)).assign_attrs(
+        training_length=training_length,
+        judged=judged,
+        global_tokens=global_tokens,
+        prompts=len(prompts[training_length]),
+        task=scoring.name,
+        metric=scoring.metric,
+        higher_is_better=str(scoring.higher_is_better),
+    )
 
 
 def _reference(
-    model: PreTrainedModel, task: Task, prompts: Sequence[Prompt], judged: int, batch_size: int
+    model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], judged: int, batch_size: int
 ) -> Callable[[], dict[int, VectorSums]]:
-    """The Gaussians to compare with, made when they are first needed."""
-    return cache(lambda: _gaussians(model, task, prompts, nullcontext(), judged, batch_size)[0])
+    """A function that gives the Gaussians to compare with; they are made when they are first needed."""
+    return cache(lambda: _gaussians(model, scoring, prompts, nullcontext(), judged, batch_size)[0])
 
 
 def _compared(
     model: PreTrainedModel,
-    task: Task,
+    scoring: Scoring,
     reference: Callable[[], dict[int, VectorSums]],
     judged: int,
     batch_size: int,
@@ -152,10 +169,10 @@ def _compared(
 ) -> dict[str, Any]:
     """The numbers of one method and length."""
     normal = reference()
-    fits, scores, surprise = _gaussians(model, task, prompts, context, judged, batch_size)
+    fits, scores, log_perplexity = _gaussians(model, scoring, prompts, context, judged, batch_size)
     return {
         "kl": [float(gaussian_divergence(fits[layer], normal[layer]).mean()) for layer in sorted(normal)],
-        "log_perplexity": surprise,
+        "log_perplexity": log_perplexity,
         "task_score": float(scores.mean()),
         "task_score_error": float(scores.std(ddof=1) / np.sqrt(len(scores))),
     }
@@ -163,7 +180,7 @@ def _compared(
 
 def _gaussians(
     model: PreTrainedModel,
-    task: Task,
+    scoring: Scoring,
     prompts: Sequence[Prompt],
     context: AbstractContextManager[None],
     judged: int,
@@ -183,14 +200,88 @@ def _gaussians(
         for start in range(0, len(prompts), batch_size):
             some = sorted(prompts[start : start + batch_size], key=lambda prompt: len(prompt.tokens))
             counts[:] = [len(prompt.tokens) for prompt in some]
-            responses += list(zip(some, forced_responses(model, task, some, len(some)), strict=True))
+            responses += list(zip(some, forced_responses(model, scoring, some, len(some)), strict=True))
     asked, answered = (list(part) for part in zip(*responses, strict=True))
-    surprises = [
+    negative_log_likelihoods = [
         -value
         for prompt, answer in responses
-        for target, value in zip(task.targets(prompt), answer.log_probabilities, strict=True)
+        for target, value in zip(scoring.targets(prompt), answer.log_probabilities, strict=True)
         if target >= len(prompt.tokens) - judged
     ]
-    scores = np.asarray(task.score(answered, asked), dtype=np.float64)
+    scores = np.asarray(scoring.score(answered, asked), dtype=np.float64)
     merged = {layer: reduce(VectorSums.__add__, parts) for layer, parts in sums.items()}
-    return merged, scores, float(np.mean(surprises)) if surprises else float("nan")
+    return merged, scores, float(np.mean(negative_log_likelihoods)) if negative_log_likelihoods else float("nan")
+
+
+@torch.inference_mode()
+def output_traces(
+    model: PreTrainedModel,
+    reference: Sequence[Prompt],
+    longer: Prompt,
+    training_length: int,
+    layer: int,
+    queries: int = 4,
+    step: int = 32,
+    method: str = "lm_infinite",
+    global_tokens: int = GLOBAL_TOKENS,
+) -> xr.Dataset:
+    """The group `output_traces` of a run: `pca_reference [point, axis]`, `pca_trace [trace, step, axis]`, `pca_share [axis]`, and
+    `trace_outside [trace]`: the share of a trace's outputs further from the mean than 99 % of the reference, in the whole space, by
+    Mahalanobis' distance.
+
+    `reference`: prompts, cut to the training length. `queries`: how many tokens of `longer`, evenly spaced beyond the training
+    length. Raises InputError for a prompt that is not longer, and an unknown layer.
+    """
+    count = len(list(attentions(model)))
+    if not 0 <= layer < count:
+        raise InputError(f"layer {layer} was asked for; the model's are 0 to {count - 1}")
+    tokens = len(longer.tokens)
+    if tokens <= training_length:
+        raise InputError(f"a prompt longer than {training_length} tokens, the training length, was wanted; got {tokens}")
+    outputs: list[Tensor] = []
+    with attention_outputs(model, lambda _, some: outputs.append(some[0]), [layer]):
+        for prompt in reference:
+            _run(model, prompt.tokens[:training_length])
+    normal = torch.cat(outputs).double()
+    sums = vector_sums(normal)
+    plane, shares = principal_plane(sums)
+    with layer_tensors(model, layer) as tensors, extended(model, method, tokens, training_length, global_tokens):
+        _run(model, longer.tokens)
+    starts = range(0, tokens - training_length + 1, step)
+    asked = np.unique(np.linspace(training_length, tokens - 1, queries).round().astype(int))
+    traces = torch.stack(
+        [outputs_over_windows(model, layer, tensors, int(query), starts, training_length) for query in asked]
+    ).double()
+    limit = torch.quantile(_distances(normal[:: max(1, len(normal) // REFERENCE_POINTS)], sums), 0.99)
+    outside = (_distances(traces.flatten(0, 1), sums) > limit).double().unflatten(0, traces.shape[:2]).mean(-1)
+    drawn = normal[:: max(1, len(normal) // REFERENCE_POINTS)]
+    variables = {
+        "pca_reference": (("point", "axis"), (drawn - sums.mean) @ plane, "attention outputs at training lengths in their plane"),
+        "pca_trace": (("trace", "step", "axis"), (traces - sums.mean) @ plane, "outputs of a query over sliding windows"),
+        "pca_share": (("axis",), shares, "share of the variance of outputs at training lengths"),
+        "trace_outside": (("trace",), outside, "share of a trace beyond 99 % of outputs at training lengths"),
+    }
+    units = {"pca_share": "1", "trace_outside": "1"}
+    group = xr.Dataset(
+        {
+            name: (axes, values.cpu().numpy(), {"long_name": text, "units": units.get(name, "output units")})
+            for name, (axes, values, text) in variables.items()
+        },
+        coords={"trace": asked, "step": list(starts)},
+    )
+    group["trace"].attrs = {"long_name": "token whose query it is", "units": "tokens"}
+    group["step"].attrs = {"long_name": "first key of the window", "units": "tokens"}
+    return group.assign_attrs(layer=layer, window=training_length, method=method, length=tokens)
+
+
+def _run(model: PreTrainedModel, tokens: Sequence[int]) -> None:
+    row = torch.tensor([tokens], device=next(model.parameters()).device)
+    decode(model, row, torch.ones_like(row, dtype=torch.bool))
+
+
+def _distances(vectors: Tensor, sums: VectorSums) -> Tensor:
+    """Mahalanobis distance from the Gaussian fitted to `sums`, slightly widened where it is flat."""
+    covariance = sums.covariance
+    covariance = covariance + 1e-4 * covariance.trace() / len(covariance) * torch.eye(len(covariance), dtype=torch.float64)
+    factor = torch.linalg.cholesky(covariance)
+    return torch.linalg.solve_triangular(factor, (vectors - sums.mean).mT, upper=False).norm(dim=0)

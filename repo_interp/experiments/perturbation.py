@@ -5,8 +5,14 @@
     position_offset      keys stand elsewhere in each chosen layer, by up to l_max positions
     feature_placement    keys change places with each other's positions; which token sees which stays (ours)
 
-each for a share gamma of the tokens, within l_max (see `reordering`), drawn afresh for every prompt and layer, the same for all heads.
-The first token (<bos>) and generated ones - the answer - are never moved.
+each for a share gamma of the tokens, within l_max, drawn afresh for every prompt and layer, the same for all heads. The first token
+(<bos>) and generated ones - the answer - are never moved. Which of the others are, and how far:
+
+    transposed    disjoint pairs (j, j') with 1 <= |j - j'| <= l_max change places, until round(gamma n / 2) pairs have
+    offset        round(gamma n) tokens are moved by a whole number from -l_max .. l_max without 0
+
+The order in which tokens are drawn does not depend on gamma, so the tokens of a smaller share are among those of a larger one.
+Where no free partner is within reach a token is passed over: near gamma = 1 a few tokens stay.
 
 Choices where the paper is silent. Text is judged as it then stands: its log perplexity contains that it has become stranger text.
 `log_perplexity_rise` leaves that out: over the targets that no move touched (for text: neither target nor the token before it), the
@@ -28,15 +34,16 @@ from itertools import product
 import numpy as np
 import torch
 import xarray as xr
+from jaxtyping import Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
-from repo_interp.experiments.points import Points
-from repo_interp.experiments.reordering import offset, transposed
+from repo_interp.experiments.resumable_grid import ResumableGrid
 from repo_interp.models.interventions import Shift, exchanged_keys, moved_keys
 from repo_interp.models.reposition import attentions
-from repo_interp.tasks import Prompt, Response, Task
+from repo_interp.tasks import Prompt, Response
+from repo_interp.tasks.task import Scoring
 from repo_interp.training.responses import forced_responses
 
 KINDS = ("text_order", "feature_order", "position_offset", "feature_placement")
@@ -61,7 +68,7 @@ class Disturbance:
 
 def perturbation(
     model: PreTrainedModel,
-    task: Task,
+    scoring: Scoring,
     prompts: Sequence[Prompt],
     kinds: Sequence[str] = PAPER_KINDS,
     gammas: Sequence[float] = GAMMAS,
@@ -71,45 +78,52 @@ def perturbation(
     seed: int = 0,
     batch_size: int = 16,
     progress: Callable[[int, int], None] | None = None,
-    points: Points | None = None,
+    grid: ResumableGrid | None = None,
 ) -> xr.Dataset:
-    """The group `perturbation` of a run: `prompts` of `task`, teacher-forced, for every kind, share and reach. Variables over
-    [kind, gamma, l_max]: `log_perplexity` (nats a target), `task_score` (in the task's own unit) with `task_score_error` (over
-    prompts), `log_perplexity_rise`, `moved_share`; gamma = 0 is always among them.
+    """The group `perturbation` of a run: `prompts`, teacher-forced, for every kind, share and reach. Variables over
+    [kind, gamma, l_max]: `log_perplexity` (nats per target), `task_score` (by `scoring`, in its own unit) with `task_score_error`
+    (over prompts), `log_perplexity_rise`, `moved_share`; gamma = 0 is always among them.
 
-    `layers`: where features and positions are disturbed; None: all. Costs a forward pass a prompt and point, and one for gamma = 0.
-    `points` keeps finished points for when it is called again. Raises InputError for unknown kinds and layers, and shares or reaches
+    `layers`: where features and positions are disturbed; None: all. Costs a forward pass per prompt and point, and one for gamma = 0.
+    `grid` keeps finished points for when it is called again. Raises InputError for unknown kinds and layers, and shares or reaches
     that are none.
     """
     shares = sorted({0.0, *gammas})
     require_grid(model, prompts, kinds, shares, l_maxes, layers, offset_unit)
     chosen = tuple(range(len(list(attentions(model)))) if layers is None else sorted(set(layers)))
-    points = Points() if points is None else points
-    plain = forced_responses(model, task, prompts, batch_size)
-    undisturbed = _summary(task, plain, prompts, [np.zeros(1)], [0.0])
+    grid = ResumableGrid() if grid is None else grid
+    plain = forced_responses(model, scoring, prompts, batch_size)
+    undisturbed = _summary(scoring, plain, prompts, [np.zeros(1)], [0.0])
     shape = (len(kinds), len(shares), len(l_maxes))
     measured = {name: np.zeros(shape) for name in _DESCRIBED}
-    grid = list(product(enumerate(kinds), enumerate(shares), enumerate(l_maxes)))
-    for done, ((first, kind), (second, gamma), (third, l_max)) in enumerate(grid):
+    places = list(product(enumerate(kinds), enumerate(shares), enumerate(l_maxes)))
+    for done, ((first, kind), (second, gamma), (third, l_max)) in enumerate(places):
         point = Disturbance(kind, gamma, l_max, chosen, offset_unit, seed)
         values = undisturbed
         if gamma > 0:
-            measure = partial(_measure, model, task, prompts, plain, point, batch_size)
-            values = points.value(f"{kind}-{gamma:g}-{l_max}", measure)
+            compute = partial(_measure, model, scoring, prompts, plain, point, batch_size)
+            values = grid.get_or_compute(f"{kind}-{gamma:g}-{l_max}", compute)
         for name, value in values.items():
             measured[name][first, second, third] = value
         if progress is not None:
-            progress(done + 1, len(grid))
-    unit = "nat" if "nat" in task.metric.split() or task.metric == "log perplexity" else "1"
+            progress(done + 1, len(places))
+    unit = "nat" if "nat" in scoring.metric.split() or scoring.metric == "log perplexity" else "1"
     variables = {
-        name: (("kind", "gamma", "l_max"), measured[name], {"long_name": text.format(task.metric), "units": units or unit})
+        name: (("kind", "gamma", "l_max"), measured[name], {"long_name": text.format(scoring.metric), "units": units or unit})
         for name, (text, units) in _DESCRIBED.items()
     }
     group = xr.Dataset(variables, coords={"kind": list(kinds), "gamma": shares, "l_max": list(l_maxes)})
     group["l_max"].attrs = {"long_name": "largest distance of a move", "units": "tokens"}
     group["gamma"].attrs = {"long_name": "share of tokens moved", "units": "1"}
-    stated = {"layers": list(chosen), "offset_unit": offset_unit, "seed": seed, "prompts": len(prompts)}
-    return group.assign_attrs(task=task.name, metric=task.metric, higher_is_better=str(task.higher_is_better), **stated)
+    return group.assign_attrs(
+        task=scoring.name,
+        metric=scoring.metric,
+        higher_is_better=str(scoring.higher_is_better),
+        layers=list(chosen),
+        offset_unit=offset_unit,
+        seed=seed,
+        prompts=len(prompts),
+    )
 
 
 _DESCRIBED = {
@@ -187,9 +201,14 @@ def _moved(offsets: Tensor, counts: Tensor, unit: str) -> Shift:
 
 
 def _measure(
-    model: PreTrainedModel, task: Task, prompts: Sequence[Prompt], plain: Sequence[Response], point: Disturbance, batch_size: int
+    model: PreTrainedModel,
+    scoring: Scoring,
+    prompts: Sequence[Prompt],
+    plain: Sequence[Response],
+    point: Disturbance,
+    batch_size: int,
 ) -> dict[str, float]:
-    """Everything at one point, prompts of similar length side by side."""
+    """The numbers of one point, measured with prompts of similar length side by side."""
     order = sorted(range(len(prompts)), key=lambda number: len(prompts[number].tokens))
     responses: dict[int, Response] = {}
     changed: dict[int, Prompt] = {}
@@ -198,25 +217,25 @@ def _measure(
         numbers = order[start : start + batch_size]
         some, context, moved = disturbed(model, [prompts[number] for number in numbers], numbers, point)
         with context:
-            answers = forced_responses(model, task, some, len(some))
+            answers = forced_responses(model, scoring, some, len(some))
         for number, prompt, answer, moves in zip(numbers, some, answers, moved, strict=True):
             responses[number], changed[number] = answer, prompt
             shares.append(moves[:, : len(prompt.tokens)].mean())
-            targets = np.array(task.targets(prompt))
+            targets = np.array(scoring.targets(prompt))
             touched = moves[0] if point.kind == "text_order" else np.zeros_like(moves[0])
-            kept = ~touched[targets] & ~touched[targets - 1]
+            untouched = ~touched[targets] & ~touched[targets - 1]
             before, after = plain[number].log_probabilities, answer.log_probabilities
-            rises.append((np.array(before) - np.array(after))[kept])
+            rises.append((np.array(before) - np.array(after))[untouched])
     asked = [changed[number] for number in range(len(prompts))]
     answered = [responses[number] for number in range(len(prompts))]
-    return _summary(task, answered, asked, rises, shares)
+    return _summary(scoring, answered, asked, rises, shares)
 
 
 def _summary(
-    task: Task, answered: Sequence[Response], asked: Sequence[Prompt], rises: Sequence[np.ndarray], shares: Sequence[float]
+    scoring: Scoring, answered: Sequence[Response], asked: Sequence[Prompt], rises: Sequence[np.ndarray], shares: Sequence[float]
 ) -> dict[str, float]:
     """The numbers of one point: what was `answered` to what was `asked`, `rises` of untouched targets, `shares` of moved tokens."""
-    scores = np.asarray(task.score(answered, asked), dtype=np.float64)
+    scores = np.asarray(scoring.score(answered, asked), dtype=np.float64)
     rise = np.concatenate(rises)
     return {
         "log_perplexity": -float(np.mean(np.concatenate([answer.log_probabilities for answer in answered]))),
@@ -246,9 +265,47 @@ def require_grid(
         raise InputError(f"gamma is a share from 0 to 1, not {next(gamma for gamma in gammas if not 0 <= gamma <= 1)}")
     if not l_maxes or min(l_maxes) < 1:
         raise InputError("l_max is a distance of at least 1 token; give one or more")
-    found = len(list(attentions(model)))
-    absent = [layer for layer in layers or () if not 0 <= layer < found]
+    count = len(list(attentions(model)))
+    absent = [layer for layer in layers or () if not 0 <= layer < count]
     if absent:
-        raise InputError(f"layer {absent[0]} was asked for; the model's are 0 to {found - 1}")
+        raise InputError(f"layer {absent[0]} was asked for; the model's are 0 to {count - 1}")
     if not prompts:
         raise InputError("there are no prompts to perturb")
+
+
+def transposed(
+    generator: np.random.Generator, movable: Int[np.ndarray, " token"], count: int, gamma: float, l_max: int
+) -> Int[np.ndarray, " token"]:
+    """An order of `count` tokens: token j becomes token order[j]. Only tokens of `movable` change places, in pairs."""
+    order = np.arange(count)
+    free = np.zeros(count, dtype=bool)
+    free[movable] = True
+    wanted, partners = round(gamma * len(movable) / 2), generator.random(len(movable))
+    for token, chance in zip(generator.permutation(movable), partners, strict=True):
+        if wanted == 0:
+            break
+        if not free[token]:
+            continue
+        free[token] = False
+        first = max(0, token - l_max)
+        near = first + np.flatnonzero(free[first : token + l_max + 1])
+        if not len(near):
+            free[token] = True
+            continue
+        other = near[int(chance * len(near))]
+        free[other] = False
+        order[token], order[other] = other, token
+        wanted -= 1
+    return order
+
+
+def offset(
+    generator: np.random.Generator, movable: Int[np.ndarray, " token"], count: int, gamma: float, l_max: int
+) -> Int[np.ndarray, " token"]:
+    """How far each of `count` tokens is moved, in tokens: 0 for most; only tokens of `movable` are moved."""
+    chosen = generator.permutation(movable)[: round(gamma * len(movable))]
+    sizes = generator.integers(1, l_max + 1, len(movable))
+    signs = generator.choice((-1, 1), len(movable))
+    moves = np.zeros(count, dtype=np.int64)
+    moves[chosen] = (sizes * signs)[: len(chosen)]
+    return moves

@@ -1,4 +1,4 @@
-"""How well a model answers a task: by test set, and over the axes that the task names (length; depth x length).
+"""How well a model answers a task, by test set and over the axes that the task names (length; depth x length).
 
     score       mean over prompts of the task's score; error = 1 - score where the score is a share of right answers
     log p       mean over all targets t of -log p(token_t | tokens before t), nats; perplexity = exp of it
@@ -35,30 +35,29 @@ def task_scores(
     batch_size: int = 32,
     progress: Callable[[int, int], None] | None = None,
 ) -> xr.Dataset:
-    """Score `count` prompts of every test set (default: all that the task has). Variables:
-
-    Test sets that nobody named and that are longer than a learned position table are left out, and named in the attribute `left_out`.
+    """The group `scores` of a run: `count` prompts of every test set (default: all that the task has).
 
     `score [test_set, prompt]`, `mean_score`, `standard_error`, `tokens` (of the longest prompt) [test_set]; with forced answers
-    `log_perplexity [test_set]` in nats a target; `score_map` over the task's own axes where its prompts have them. `progress` is called
-    with test sets done and in all. Raises InputError for unknown test sets, prompts that the model cannot take, and answers that cannot
-    be generated.
+    `log_perplexity [test_set]` in nats per target; `score_map` over the task's own axes where its prompts have them. Test sets that
+    nobody named and that are longer than a learned position table are left out, and named in the attribute `left_out`. `progress` is
+    called with test sets done and in all. Raises InputError for unknown test sets, prompts that the model cannot take, and answers that
+    cannot be generated.
     """
     if answers not in ANSWERS:
         raise InputError(f"answers {answers!r} are unknown; wanted one of {', '.join(ANSWERS)}")
     chosen = list(task.test_sets if test_sets is None else test_sets)
     longest, left_out = longest_prompt(model), []
-    scores, surprises, tokens, prompts = [], [], [], []
+    scores, log_perplexities, tokens, prompts = [], [], [], []
     for number, test_set in enumerate(chosen):
-        asked = task.prompts(count, seed, test_set)
-        if test_sets is None and longest is not None and max(len(prompt.tokens) for prompt in asked) > longest:
+        of_set = task.prompts(count, seed, test_set)
+        if test_sets is None and longest is not None and max(len(prompt.tokens) for prompt in of_set) > longest:
             left_out.append(test_set)
             continue
-        responses = _respond(model, task, asked, answers, batch_size)
-        scores.append(np.asarray(task.score(responses, asked), dtype=np.float64))
-        surprises.append(-np.mean([value for response in responses for value in response.log_probabilities or (np.nan,)]))
-        tokens.append(max(len(prompt.tokens) for prompt in asked))
-        prompts += asked
+        responses = _respond(model, task, of_set, answers, batch_size)
+        scores.append(np.asarray(task.score(responses, of_set), dtype=np.float64))
+        log_perplexities.append(-np.mean([value for response in responses for value in response.log_probabilities or (np.nan,)]))
+        tokens.append(max(len(prompt.tokens) for prompt in of_set))
+        prompts += of_set
         if progress is not None:
             progress(number + 1, len(chosen))
     chosen = [name for name in chosen if name not in left_out]
@@ -73,13 +72,15 @@ def task_scores(
         "tokens": _described(("test_set",), np.array(tokens), "tokens of the longest prompt", "tokens"),
     }
     if answers == "forced":
-        variables["log_perplexity"] = _described(("test_set",), np.array(surprises), "mean of -log p over all targets", "nat")
+        variables["log_perplexity"] = _described(
+            ("test_set",), np.array(log_perplexities), "mean of -log p over all targets", "nat"
+        )
     result = xr.Dataset(variables, coords={"test_set": chosen, "prompt": np.arange(count)})
     mapped = score_map(prompts, by_prompt.ravel(), task.axes)
     if mapped is not None:
         result["score_map"] = mapped.assign_attrs(long_name=f"{task.metric} by {' and '.join(task.axes)}", units=task.units)
     options = {f"task_{name}": value if isinstance(value, str) else repr(value) for name, value in task.options().items()}
-    stated: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         "task": task.name,
         "metric": task.metric,
         "test_sets_count": task.test_sets_count,
@@ -88,18 +89,18 @@ def task_scores(
         "answers": answers,
         "left_out": left_out,
     }
-    return result.assign_attrs(stated | options | {"higher_is_better": str(task.higher_is_better)})
+    return result.assign_attrs(attributes | options | {"higher_is_better": str(task.higher_is_better)})
 
 
 def score_map(prompts: Sequence[Prompt], scores: np.ndarray, axes: Sequence[str]) -> xr.DataArray | None:
     """The mean score over every combination of the attributes `axes`; NaN where no prompt has it.
 
-    None where the prompts have not all of these attributes. Depths, which are real, are rounded to the nearest ten percent.
+    None where a prompt lacks one of these attributes. Depths, which are real, are rounded to the nearest ten percent.
     """
     if not axes or not all(axis in prompt.attributes for prompt in prompts for axis in axes):
         return None
     labels = {axis: [_label(axis, prompt.attributes[axis]) for prompt in prompts] for axis in axes}
-    known = {axis: sorted(set(found)) for axis, found in labels.items()}
+    known = {axis: sorted(set(of_prompts)) for axis, of_prompts in labels.items()}
     shape = tuple(len(values) for values in known.values())
     total, number = np.zeros(shape), np.zeros(shape)
     places = tuple(np.array([known[axis].index(label) for label in labels[axis]]) for axis in axes)

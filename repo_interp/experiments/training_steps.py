@@ -20,17 +20,17 @@ from repo_interp.training.provenance import trained_configuration
 def saved_steps(directory: str | os.PathLike[str]) -> dict[int, Path]:
     """The checkpoints of a training run by their step, ascending; empty where none was kept."""
     directory = Path(directory)
-    found = {
+    checkpoints = {
         int(path.name): path for path in directory.glob("steps/*") if path.name.isdecimal() and (path / "config.json").is_file()
     }
-    configuration = trained_configuration(directory) if found else None
+    configuration = trained_configuration(directory) if checkpoints else None
     if configuration is not None and (directory / "config.json").is_file():
-        found.setdefault(configuration.steps, directory)
-    return dict(sorted(found.items()))
+        checkpoints.setdefault(configuration.steps, directory)
+    return dict(sorted(checkpoints.items()))
 
 
 def over_steps(steps: dict[int, Path], measure: Callable[[object], xr.Dataset], device: str = "cpu") -> xr.Dataset:
-    """What `measure` finds on the checkpoint of every step, along the axis `step` (changes of the weights)."""
-    found: Iterable[xr.Dataset] = [measure(load(path, device)) for path in steps.values()]
+    """The results of `measure` on the checkpoint of every step, along the axis `step` (changes of the weights)."""
+    measured: Iterable[xr.Dataset] = [measure(load(path, device)) for path in steps.values()]
     axis = xr.IndexVariable("step", list(steps), {"units": "steps", "long_name": "training step"})
-    return xr.concat(found, dim=axis, data_vars="all", coords="minimal", compat="override", join="exact")
+    return xr.concat(measured, dim=axis, data_vars="all", coords="minimal", compat="override", join="exact")

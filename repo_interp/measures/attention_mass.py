@@ -4,14 +4,13 @@
     mass per token = mass / number of tokens in the span;    table: mean over prompts, layers and heads, x 100
 
 Rows are the generated tokens' own positions, the literal reading (`rows="generated"`), or those that produced them, one earlier
-(`rows="producing"`). Only these rows are computed: O(rows n d) a head, no n x n map.
+(`rows="producing"`). Only these rows are computed: O(rows n d) per head, no n x n map.
 
 Knows nothing about what the spans mean.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +22,7 @@ from torch import Tensor
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans, select_prompts
 from repo_interp.measures.labels import described, of_layer
-from repo_interp.measures.statistics import Statistics
+from repo_interp.measures.statistics import Measure, Statistics
 
 ROWS = ("generated", "producing")
 
@@ -35,24 +34,23 @@ def span_mass(inputs: AttentionInputs, rows: Int[Tensor, "row"], spans: Bool[Ten
 
 
 @dataclass(frozen=True)
-class AttentionMass:
+class AttentionMass(Measure):
     """The measure `attention_mass`."""
 
     rows: str = "generated"
     name: str = "attention_mass"
-    required_spans: tuple[str, ...] = ("generated",)
 
     def __post_init__(self) -> None:
         if self.rows not in ROWS:
             raise InputError(f"rows is one of {', '.join(ROWS)}, not {self.rows!r}")
 
     @property
-    def parameters(self) -> Mapping[str, str | int | float]:
-        """Which rows are averaged."""
-        return {"rows": self.rows}
+    def required_spans(self) -> tuple[str, ...]:
+        """The rows are those of generated tokens, so these must be marked."""
+        return ("generated",)
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
-        """Mass [prompt, layer, head, span] and tokens [prompt, layer, span]; NaN for a span that a prompt has not."""
+        """Mass [prompt, layer, head, span] and tokens [prompt, layer, span]; NaN for a span that the prompt lacks."""
         names = list(spans)
         masks = torch.stack([spans[name] for name in names], dim=1)
         tokens = (masks & inputs.valid[:, None]).sum(-1)

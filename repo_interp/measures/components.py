@@ -1,4 +1,4 @@
-"""The logit of a causal pair as a sum of rotary components, one a frequency (HoPE sec. 3.3, eq. 4-5, fig. 3, 6-8).
+"""The logit of a causal pair as a sum of rotary components, one per frequency (HoPE sec. 3.3, eq. 4-5, fig. 3, 6-8).
 
     C_r(i, j) = (q_r k_r + q_r' k_r') cos(theta_r D) + (q_r' k_r - q_r k_r') sin(theta_r D),   D = z_j - z_i
     y = sum_r C_r
@@ -7,17 +7,18 @@ q', k' the second half of the pair, z the index or the learned position, all tim
 linear and without 1/sqrt(d_head), as in the paper: neither the logit's scale nor a soft cap is in them. With L the
 training length, components are activated where pi/L < theta_r < 2 pi/L, low where theta_r <= pi/L, else high.
 
-Layers that rotate nothing have no frequency (NaN), no bands and no turns; their components are the pairs of
+Layers that rotate nothing have no frequency (NaN), no bands and no rotation angles; their components are the pairs of
 dimensions (r, r + d_head/2) all the same. What a scheme adds to its logits (ALiBi, KERPLE, FIRE, CoPE) belongs to the
 mean logit by distance, and is shown apart as well; it is in no component, and VAF speaks of the part that is.
 
-Knows nothing about models; the training length is given.
+Knows nothing about models; the training length is given to it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,19 +28,18 @@ from torch import Tensor
 
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans
-from repo_interp.measures.kernels.bands import BANDS, frequency_bands
-from repo_interp.measures.kernels.layer_components import layer_components
-from repo_interp.measures.kernels.position_bias import position_bias_sums
-from repo_interp.measures.kernels.turns import EDGES, PER_SIDE, Turns, largest_difference, turns
+from repo_interp.measures.kernels.gate_sums import position_bias_sums
+from repo_interp.measures.kernels.rotary_components import BANDS, frequency_bands, layer_components
+from repo_interp.measures.kernels.rotation_angles import EDGES, PER_SIDE, RotationAngles, largest_difference, rotation_angles
 from repo_interp.measures.labels import described
-from repo_interp.measures.statistics import Statistics
+from repo_interp.measures.statistics import Measure, Statistics
 from repo_interp.positions.rotary import expand_heads
 
 CURVES = ("mean", "head")
 PROMPTS = ("each", "mean")
 
 STILL = 0.1
-"""Radians within which a component counts as never turning."""
+"""Radians within which a component counts as unrotated."""
 
 Record = dict[str, tuple[tuple[str, ...], Tensor]]
 """Axes (without `layer`) and values by name."""
@@ -71,7 +71,7 @@ _SUMMARIES = {
 
 
 @dataclass(frozen=True)
-class Components:
+class Components(Measure):
     """The measure `components`."""
 
     training_length: int | None = None
@@ -85,9 +85,8 @@ class Components:
     prompts: str = "each"
     """VAF of "each" prompt, or "mean" and deviation over prompts: then memory does not grow with their number."""
     sampled_per_side: int = PER_SIDE
-    """Queries and distances looked at for the histogram of turns, where a prompt has more."""
+    """Queries and distances looked at for the histogram of rotation angles, where a prompt has more."""
     name: str = "components"
-    required_spans: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for field, known in (("curves", CURVES), ("prompts", PROMPTS)):
@@ -99,17 +98,14 @@ class Components:
             raise InputError(f"tokens {self.first_token} to {self.last_token} are none; wanted 0 <= first_token < last_token")
 
     @property
-    def parameters(self) -> Mapping[str, str | int | float]:
-        """Every choice made."""
-        return {
-            "training_length": "not given" if self.training_length is None else self.training_length,
-            "first_token": self.first_token,
-            "last_token": "the end" if self.last_token is None else self.last_token,
-            "curves": self.curves,
-            "prompts": self.prompts,
-            "sampled_per_side": self.sampled_per_side,
-            "still_angle": STILL,
-        }
+    def parameters(self) -> Mapping[str, Any]:
+        """The fields, and the angle within which a component counts as unrotated."""
+        last = "the end" if self.last_token is None else self.last_token
+        return {**super().parameters, "last_token": last, "still_angle": STILL}
+
+    def for_training_length(self, tokens: int) -> Components:
+        """The measure with bands for this training length, unless one was given."""
+        return replace(self, training_length=tokens) if self.training_length is None else self
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Sums of profiles over prompts and pairs, and each prompt's VAF. InputError without a training length."""
@@ -121,26 +117,26 @@ class Components:
             tokens &= number < self.last_token
         frequencies = _frequencies(inputs)
         heads = torch.arange(inputs.heads, device=tokens.device)
-        found = layer_components(
+        measured = layer_components(
             inputs,
             tokens,
             frequency_bands(frequencies, self.training_length),
             group_of_head=heads if self.curves == "head" else torch.zeros_like(heads),
         )
-        turned, by_prompt = _turned(inputs, tokens, frequencies, self.sampled_per_side)
-        sums = turned | {
+        angles, by_prompt = _angles(inputs, tokens, frequencies, self.sampled_per_side)
+        sums = angles | {
             "prompts": ((), frequencies.new_full((), len(tokens))),
             "frequency_sum": (("component",), frequencies * len(tokens)),
-            "pairs": (("distance",), found.pairs),
-            "logit_sum": (("head", "distance"), found.logits),
+            "pairs": (("distance",), measured.pairs),
+            "logit_sum": (("head", "distance"), measured.logits),
             "position_logit_sum": (("head", "distance"), position_bias_sums(inputs, tokens)),
-            "component_sum": (("head", "component", "distance"), found.components)
+            "component_sum": (("head", "component", "distance"), measured.components)
             if self.curves == "head"
-            else (("component", "distance"), found.components[0]),
+            else (("component", "distance"), measured.components[0]),
         }
         if bool(frequencies.isnan().all()):
-            found.explained["vaf_band"].fill_(torch.nan)
-        for name, values in found.explained.items():
+            measured.explained["vaf_band"].fill_(torch.nan)
+        for name, values in measured.explained.items():
             by_prompt[name] = ("prompt", "head", "band" if name == "vaf_band" else "component"), values
         if self.prompts == "mean":
             return Statistics(sums=_dataset(inputs, sums | _summed(by_prompt)))
@@ -154,9 +150,9 @@ class Components:
         pairs = sums["pairs"].where(sums["pairs"] > 0)
         frequency = sums["frequency_sum"] / sums["prompts"]
         activated, low, _ = frequency_bands(torch.from_numpy(frequency.values), self.training_length).numpy()
-        component, turning = sums["component_sum"] / pairs, sums["turn_pairs"].sum("turn")
+        component, rotated = sums["component_sum"] / pairs, sums["turn_pairs"].sum("turn")
         per_head = {"head_component_by_distance": component} if self.curves == "head" else {}
-        found = per_head | {
+        arrays = per_head | {
             "frequency": frequency,
             "activated": frequency.copy(data=activated),
             "low_frequency": frequency.copy(data=low),
@@ -164,11 +160,11 @@ class Components:
             "logit_by_distance": (sums["logit_sum"] + sums["position_logit_sum"]) / pairs,
             "position_logit_by_distance": sums["position_logit_sum"] / pairs,
             "component_by_distance": component.mean("head") if per_head else component / sums.sizes["head"],
-            "turn_share": sums["turn_pairs"] / turning.where(turning > 0),
+            "turn_share": sums["turn_pairs"] / rotated.where(rotated > 0),
             "turn_mean": sums["difference_sum"] / pairs.sum("distance") * frequency,
             "turn_upper": xr.DataArray([*EDGES[1:], np.inf], dims="turn", coords={"turn": list(EDGES)}),
         }
-        named = {name: described(array, *_SUMMARIES[name]) for name, array in found.items()}
+        named = {name: described(array, *_SUMMARIES[name]) for name, array in arrays.items()}
         if self.prompts == "each":
             values = statistics.per_prompt
             return xr.Dataset(named | {name: described(values[name], *_BY_PROMPT[name]) for name in _BY_PROMPT})
@@ -195,36 +191,36 @@ def _dataset(inputs: AttentionInputs, record: Record) -> xr.Dataset:
 
 
 def _frequencies(inputs: AttentionInputs) -> Float[Tensor, "component"]:
-    """Frequencies that turn something, float64; NaN where the layer rotates nothing."""
+    """Frequencies by which the layer rotates, float64; NaN where the layer rotates nothing."""
     if inputs.frequencies is None or inputs.positions is None:
         return torch.full((inputs.queries.shape[-1] // 2,), torch.nan, dtype=torch.float64, device=inputs.valid.device)
     return inputs.frequencies.to(dtype=torch.float64, device=inputs.valid.device)
 
 
-def _turned(inputs: AttentionInputs, tokens: Tensor, frequencies: Tensor, per_side: int) -> tuple[Record, Record]:
-    """Sums of turns over prompts, and the reach of each; nothing and NaN where nothing is rotated."""
+def _angles(inputs: AttentionInputs, tokens: Tensor, frequencies: Tensor, per_side: int) -> tuple[Record, Record]:
+    """Rotation angles summed over prompts, and the reach of each prompt; zeros and NaN where nothing is rotated."""
     new = {"dtype": torch.float64, "device": tokens.device}
     if inputs.positions is None or inputs.frequencies is None:
-        sums = Turns(torch.zeros(1, len(frequencies), len(EDGES), **new), torch.zeros(1, **new))
-        reach = still = torch.full((len(tokens), 1), torch.nan, **new)
+        sums = RotationAngles(torch.zeros(1, len(frequencies), len(EDGES), **new), torch.zeros(1, **new))
+        reach = unrotated = torch.full((len(tokens), 1), torch.nan, **new)
     else:
-        sums = turns(inputs.positions, frequencies, tokens, inputs.window, per_side)
+        sums = rotation_angles(inputs.positions, frequencies, tokens, inputs.window, per_side)
         reach = largest_difference(inputs.positions, tokens, inputs.window)
         reach = reach.masked_fill(reach.isinf(), torch.nan)
-        still = (reach[..., None] * frequencies <= STILL).to(torch.float64).mean(-1)
-        still = still.masked_fill(reach.isnan(), torch.nan)
+        unrotated = (reach[..., None] * frequencies <= STILL).to(torch.float64).mean(-1)
+        unrotated = unrotated.masked_fill(reach.isnan(), torch.nan)
     pairs, difference = (expand_heads(part[None], inputs.heads)[0] for part in (sums.pairs, sums.difference))
     return (
         {"turn_pairs": (("head", "component", "turn"), pairs), "difference_sum": (("head",), difference)},
         {
             "position_reach": (("prompt", "head"), expand_heads(reach, inputs.heads)),
-            "still_share": (("prompt", "head"), expand_heads(still, inputs.heads)),
+            "still_share": (("prompt", "head"), expand_heads(unrotated, inputs.heads)),
         },
     )
 
 
 def _summed(by_prompt: Record) -> Record:
-    """Values of each prompt -> their count, sum and sum of squares over prompts, NaN left out."""
+    """Count, sum and sum of squares over prompts of the values of each prompt, NaN left out."""
     sums: Record = {}
     for name, (axes, values) in by_prompt.items():
         known = ~values.isnan()
@@ -237,11 +233,11 @@ def _summed(by_prompt: Record) -> Record:
 
 def _averaged(sums: xr.Dataset) -> dict[str, xr.DataArray]:
     """Mean and standard deviation over prompts of what `_summed` summed up."""
-    found = {}
+    averages = {}
     for name, (long_name, units) in _BY_PROMPT.items():
         count = sums[f"{name}_count"].where(sums[f"{name}_count"] > 0)
         mean = sums[f"{name}_total"] / count
         variance = (sums[f"{name}_squares"] / count - mean**2).clip(min=0)
-        found[f"{name}_mean"] = described(mean, f"{long_name}, mean over prompts", units)
-        found[f"{name}_deviation"] = described(variance**0.5, f"{long_name}, standard deviation over prompts", units)
-    return found
+        averages[f"{name}_mean"] = described(mean, f"{long_name}, mean over prompts", units)
+        averages[f"{name}_deviation"] = described(variance**0.5, f"{long_name}, standard deviation over prompts", units)
+    return averages

@@ -3,14 +3,14 @@
     W'_dj = w(d, q, k_j): the logit that one query would give key j, were it d back         d, j = 0 .. n-1
     W'_dj ~ a_d + b_j,   r = Pearson correlation        (fake_logits: how, without making W')
 
-The distance turns as in the model itself, which sees i - j = d (`sign="causal"`); the paper's formula, taken literally,
-turns the other way ("printed"). Choices:
+The distance rotates as in the model itself, which sees i - j = d (`sign="causal"`); the paper's formula, taken literally,
+rotates the other way ("printed"). Choices:
 
 - A distance is in positions: 0 .. n-1 whatever positions the layer has learned (`distances="tokens"`), or n steps over
   those that the last query really sees, z_last - z_j (`distances="positions"`; for RoPE the same).
 - The query is the last token's, as in the paper; of several - the last ones - r is the mean.
 - A NoPE layer gives the same logit at every distance: r = 1, exactly and saying nothing. `nope_base` asks instead what
-  turning by RoPE of that base would give.
+  rotation by RoPE of that base would give.
 - What a scheme adds (ALiBi and the like) is taken, at distance d, from the last row's key d back; without rotation
   r = 1 again, as the paper argues (sec. 3.3).
 - With 1/sqrt(d_head), before a soft cap. All valid tokens are keys, whatever the layer's window.
@@ -20,9 +20,9 @@ Knows nothing about what a prompt says.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import xarray as xr
 from jaxtyping import Bool, Float, Int
@@ -32,7 +32,7 @@ from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans
 from repo_interp.measures.kernels.fake_logits import Grid, KeyMoments, fake_axes, fake_correlation, key_moments
 from repo_interp.measures.labels import described, of_layer
-from repo_interp.measures.statistics import Statistics
+from repo_interp.measures.statistics import Measure, Statistics
 
 SIGNS = {"causal": 1.0, "printed": -1.0}
 DISTANCES = ("tokens", "positions")
@@ -45,7 +45,7 @@ _DESCRIBED = {
 
 
 @dataclass(frozen=True)
-class FakeDistance:
+class FakeDistance(Measure):
     """The measure `fake_distance`."""
 
     queries: int = 1
@@ -57,7 +57,6 @@ class FakeDistance:
     nope_base: float = 0.0
     """0: NoPE layers as they are. Otherwise the RoPE base by which they are asked to rotate."""
     name: str = "fake_distance"
-    required_spans: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for option, value, known in (
@@ -70,17 +69,6 @@ class FakeDistance:
         if self.queries < 1 or self.nope_base < 0:
             raise InputError("fake_distance wants at least one query and a nope_base of at least 0")
 
-    @property
-    def parameters(self) -> Mapping[str, str | int | float]:
-        """Every choice made."""
-        return {
-            "queries": self.queries,
-            "sign": self.sign,
-            "distances": self.distances,
-            "axes": self.axes,
-            "nope_base": self.nope_base,
-        }
-
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """r [prompt, layer, head]; on request the axes of the first prompt."""
         moments = key_moments(inputs.keys, inputs.valid)
@@ -90,11 +78,11 @@ class FakeDistance:
         r = torch.where(present[:, None], r, torch.nan).nanmean(-1)
         return Statistics(
             per_prompt=xr.Dataset({"r": of_layer(inputs, ("prompt", "layer", "head"), r)}),
-            sums=self._first_axes(inputs, queries[:, :, -1], moments, frequencies, grid, bias),
+            first_prompt=self._first_axes(inputs, queries[:, :, -1], moments, frequencies, grid, bias),
         )
 
     def _frequencies(self, inputs: AttentionInputs) -> Float[Tensor, "component"]:
-        """Radians a position, with the sign of the rotation; 0 where nothing is rotated."""
+        """Radians per position, with the sign of the rotation; 0 where nothing is rotated."""
         components, device = inputs.queries.shape[-1] // 2, inputs.queries.device
         if inputs.frequencies is not None:
             frequencies = inputs.frequencies.to(device=device, dtype=torch.float64)
@@ -107,9 +95,9 @@ class FakeDistance:
 
     def _grid(self, inputs: AttentionInputs) -> Grid:
         count = inputs.valid.sum(-1)
-        one = torch.ones(len(count), 1, dtype=torch.float64, device=count.device)
+        unit = torch.ones(len(count), 1, dtype=torch.float64, device=count.device)
         if self.distances == "tokens" or inputs.head_positions is None:
-            return Grid(torch.zeros_like(one), one, count)
+            return Grid(torch.zeros_like(unit), unit, count)
         positions, hidden = inputs.head_positions.to(torch.float64), ~inputs.valid[:, None]
         last, _ = _last_tokens(inputs.valid, 1)
         last = positions.gather(-1, last[:, None].expand(-1, positions.shape[1], -1))[..., 0]
@@ -126,33 +114,31 @@ class FakeDistance:
         grid: Grid,
         bias: Float[Tensor, "prompt head distance"] | None,
     ) -> xr.Dataset:
-        """Axes of prompt number 0; of length 0 in a batch without it, so that adding batches gives that prompt's."""
-        if self.axes == "none":
+        """Axes of the first prompt, where they are asked for and the prompt is in this batch."""
+        row = inputs.row_of_first_prompt
+        if self.axes == "none" or row is None:
             return xr.Dataset()
-        position = semantic = torch.zeros(inputs.heads, 0)
-        for prompt in (inputs.prompts == 0).nonzero()[:, 0].tolist():
-            valid = inputs.valid[prompt]
-            count, tokens = int(valid.sum()), int(valid.nonzero()[-1]) + 1
-            position, semantic = fake_axes(
-                queries[prompt],
-                inputs.keys[prompt, :, :tokens],
-                moments.mean[prompt],
-                frequencies,
-                Grid(grid.start[prompt, None], grid.step[prompt, None], grid.count[prompt, None]),
-                queries.new_zeros(inputs.heads, count) if bias is None else bias[prompt, :, :count],
-            )
-            semantic = torch.where(valid[:tokens], semantic, 0)
-        of_distance, of_token = range(position.shape[-1]), range(semantic.shape[-1])
+        valid = inputs.valid[row]
+        count, tokens = int(valid.sum()), int(valid.nonzero()[-1]) + 1
+        position, semantic = fake_axes(
+            queries[row],
+            inputs.keys[row, :, :tokens],
+            moments.mean[row],
+            frequencies,
+            Grid(grid.start[row, None], grid.step[row, None], grid.count[row, None]),
+            queries.new_zeros(inputs.heads, count) if bias is None else bias[row, :, :count],
+        )
+        semantic = torch.where(valid[:tokens], semantic, 0)
         return xr.Dataset(
             {
-                "position_axis": of_layer(inputs, ("layer", "head", "distance"), position, distance=of_distance),
-                "semantic_axis": of_layer(inputs, ("layer", "head", "token"), semantic, token=of_token),
+                "position_axis": of_layer(inputs, ("layer", "head", "distance"), position, distance=np.arange(float(count))),
+                "semantic_axis": of_layer(inputs, ("layer", "head", "token"), semantic, token=np.arange(float(tokens))),
             }
         )
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `fake_distance` of a run."""
-        measured = {**statistics.per_prompt.data_vars, **statistics.sums.data_vars}
+        measured = {**statistics.per_prompt.data_vars, **statistics.first_prompt.data_vars}
         return xr.Dataset({name: described(measured[name], *text) for name, text in _DESCRIBED.items() if name in measured})
 
 
@@ -175,8 +161,8 @@ def last_queries(
     """The last `number` valid queries of every prompt with the logit's scale, in float64, and which there are."""
     tokens, present = _last_tokens(inputs.valid, number)
     index = tokens[:, None, :, None].expand(-1, inputs.heads, -1, inputs.queries.shape[-1])
-    turning = 1.0 if inputs.frequencies is None else inputs.attention_scaling**2
-    queries = inputs.queries.gather(2, index).to(torch.float64) * (inputs.logit_scale * turning)
+    scaling = 1.0 if inputs.frequencies is None else inputs.attention_scaling**2
+    queries = inputs.queries.gather(2, index).to(torch.float64) * (inputs.logit_scale * scaling)
     return torch.where(present[:, None, :, None], queries, 0), present
 
 

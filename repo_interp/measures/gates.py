@@ -11,7 +11,7 @@
 
 Two things would say "separators" or "last paragraph" without any: equal gates, and attention that prefers what is near. So the share
 comes with that of equal gates and that of as many random tokens, the mass with that of even attention and that of shuffled segments
-(segment_layout); `..._chance` is the share of those draws that are at least as high. Layers without gates (everything but CoPE) have
+(segmentation); `..._chance` is the share of those draws that are at least as high. Layers without gates (everything but CoPE) have
 NaN, but for the mass: whatever adds position logits (ALiBi, KERPLE, FIRE) attends by position alone too. Where a scheme rotates
 besides (cope_rope) the rotation is left out. p_ij of a key whose gate is open counts it: the token behind a separator is at position
 0 with what follows it, the separator at 1.
@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,9 +34,9 @@ from torch import Tensor
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans, select_prompts
 from repo_interp.measures.kernels.gate_sums import GateSums, gate_sums, last_segment_sums, position_map
-from repo_interp.measures.kernels.segment_layout import chance, check_draws, generator, segment_edges, shuffled_edges
+from repo_interp.measures.kernels.segmentation import chance, check_draws, generator, segment_edges, shuffled_edges
 from repo_interp.measures.labels import described, masked_to_nan, of_layer
-from repo_interp.measures.statistics import Statistics
+from repo_interp.measures.statistics import Measure, Statistics
 
 SEPARATOR = "separator"
 KINDS = ("sections", "paragraphs", "lines", "sentences", "blocks")
@@ -59,20 +60,19 @@ _MASS = {
 
 
 @dataclass(frozen=True)
-class Gates:
+class Gates(Measure):
     """The measure `gates`."""
 
     kinds: tuple[str, ...] = KINDS
     """Kinds of segments that attention may stay within."""
     maps: int = 0
-    """Prompts, from the first on, of which the map of attention from position alone is kept; [query, key] a head each."""
+    """Prompts, from the first on, of which the map of attention from position alone, [query, key] per head, is kept."""
     map_tokens: int = 1024
     """Longest prompt of which a map is kept."""
     draws: int = 20
     """Random choices of separators, and shuffled layouts of segments, of the controls."""
     seed: int = 0
     name: str = "gates"
-    required_spans: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_draws(self.kinds, self.draws)
@@ -81,19 +81,18 @@ class Gates:
 
     @property
     def segment_kinds(self) -> tuple[str, ...]:
-        """Kinds of segments to be handed among the spans."""
+        """The kinds that are measured."""
         return self.kinds
 
     @property
-    def parameters(self) -> Mapping[str, str | int | float]:
-        """Every choice made."""
-        kinds = ",".join(self.kinds)
-        return {"kinds": kinds, "maps": self.maps, "map_tokens": self.map_tokens, "draws": self.draws, "seed": self.seed}
+    def parameters(self) -> Mapping[str, Any]:
+        """The fields, with the kinds as one text."""
+        return {**super().parameters, "kinds": ",".join(self.kinds)}
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
-        """Everything of one layer, prompt by prompt. Raises InputError where a map of too long a prompt is asked for."""
+        """All quantities of one layer, prompt by prompt. Raises InputError where a map of too long a prompt is asked for."""
         separators = spans.get(SEPARATOR, torch.zeros_like(inputs.valid)) & inputs.valid
-        found = {
+        arrays = {
             **_by_token(inputs, separators, self.draws, self.seed),
             **_last_segment(inputs, spans, self.kinds, self.draws, self.seed),
             "separator": of_layer(
@@ -105,8 +104,8 @@ class Gates:
         }
         mapped = [row for row, number in enumerate(inputs.prompts.tolist()) if number < self.maps]
         if mapped:
-            found["position_attention"] = self._maps(inputs, mapped)
-        return Statistics(per_prompt=xr.Dataset(found))
+            arrays["position_attention"] = self._maps(inputs, mapped)
+        return Statistics(per_prompt=xr.Dataset(arrays))
 
     def _maps(self, inputs: AttentionInputs, mapped: list[int]) -> xr.DataArray:
         prompts, heads, tokens, _ = inputs.queries.shape
@@ -115,7 +114,7 @@ class Gates:
             length = int(inputs.valid[row].sum())
             if length > self.map_tokens:
                 raise InputError(
-                    f"prompt {int(inputs.prompts[row])} has {length} tokens, and a map has token x token numbers a head; "
+                    f"prompt {int(inputs.prompts[row])} has {length} tokens, and a map has token x token numbers per head; "
                     f"ask for maps of shorter prompts, or raise map_tokens={self.map_tokens}"
                 )
             if inputs.position_logits is not None:
@@ -125,26 +124,26 @@ class Gates:
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `gates` of a run."""
-        kept = statistics.per_prompt
-        first = kept.isel(layer=0, drop=True)
+        measured = statistics.per_prompt
+        first = measured.isel(layer=0, drop=True)
         group = {
-            **{name: described(kept[name], said, units) for name, (_, said, units) in _TOKENS.items()},
-            **{name: described(kept[name], said, "1") for name, said in (_SEPARATORS | _MASS).items()},
+            **{name: described(measured[name], long_name, units) for name, (_, long_name, units) in _TOKENS.items()},
+            **{name: described(measured[name], long_name, "1") for name, long_name in (_SEPARATORS | _MASS).items()},
             "separator_share_even": described(first["separator_share_even"], "share of equal gates on separators", "1"),
             "last_segment_even": described(
-                kept["last_segment_even"], "even attention on the query's own segment, mean over queries", "1"
+                measured["last_segment_even"], "even attention on the query's own segment, mean over queries", "1"
             ),
             "last_segment_queries": described(
                 first["last_segment_queries"], "queries behind the first segment, over which masses are means", "tokens"
             ),
             "separator": described(first["separator"], "1 where a token separates, -1 for padding", "1"),
             "largest_position": described(
-                kept["largest_position"].max("prompt"), "contextual positions beyond are taken for this one", "positions"
+                measured["largest_position"].max("prompt"), "contextual positions beyond are taken for this one", "positions"
             ),
         }
-        if "position_attention" in kept:
-            said = "attention from position alone, every row scaled to a maximum of 1"
-            group["position_attention"] = described(kept["position_attention"], said, "1")
+        if "position_attention" in measured:
+            long_name = "attention from position alone, every row scaled to a maximum of 1"
+            group["position_attention"] = described(measured["position_attention"], long_name, "1")
         return xr.Dataset(group)
 
 
@@ -152,7 +151,7 @@ def _by_token(
     inputs: AttentionInputs, separators: Bool[Tensor, "prompt token"], draws: int, seed: int
 ) -> dict[str, xr.DataArray]:
     prompts, heads, tokens, _ = inputs.queries.shape
-    sums = _nothing(inputs) if inputs.gate_features is None else gate_sums(inputs)
+    sums = _unknown_sums(inputs) if inputs.gate_features is None else gate_sums(inputs)
     seen = sums.queries[:, None]
     values = {
         "gate_by_token": masked_to_nan(sums.by_key / seen.clamp_min(1), inputs.valid).float(),
@@ -186,16 +185,16 @@ def _by_token(
             name: of_layer(inputs, ("prompt", "layer", "head", axis), values[name], **{axis: places})
             for name, (axis, _, _) in _TOKENS.items()
         },
-        **{name: of_layer(inputs, ("prompt", "layer", "head"), one) for name, one in share.items()},
+        **{name: of_layer(inputs, ("prompt", "layer", "head"), of_heads) for name, of_heads in share.items()},
         "separator_share_even": of_layer(inputs, ("prompt", "layer"), even),
         "largest_position": of_layer(inputs, ("prompt", "layer"), np.full(prompts, largest)),
     }
 
 
-def _nothing(inputs: AttentionInputs) -> GateSums:
-    """Of a layer without gates."""
-    nothing = torch.full(inputs.queries.shape[:3], torch.nan, dtype=torch.float64, device=inputs.valid.device)
-    return GateSums(nothing, nothing, torch.ones_like(inputs.valid, dtype=torch.long))
+def _unknown_sums(inputs: AttentionInputs) -> GateSums:
+    """NaN in the place of the sums, for a layer without gates."""
+    unknown = torch.full(inputs.queries.shape[:3], torch.nan, dtype=torch.float64, device=inputs.valid.device)
+    return GateSums(unknown, unknown, torch.ones_like(inputs.valid, dtype=torch.long))
 
 
 def _last_segment(
@@ -232,7 +231,7 @@ def _last_segment(
     }
     axes, named = ("prompt", "layer", "head", "kind"), list(kinds)
     return {
-        **{name: of_layer(inputs, axes, one, kind=named) for name, one in values.items()},
+        **{name: of_layer(inputs, axes, of_heads, kind=named) for name, of_heads in values.items()},
         "last_segment_even": of_layer(inputs, ("prompt", "layer", "kind"), even[..., 0], kind=named),
         "last_segment_queries": of_layer(inputs, ("prompt", "layer", "kind"), queries[..., 0], kind=named),
     }

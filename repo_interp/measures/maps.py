@@ -1,14 +1,13 @@
 """Pictures of a head: its logits, and its fake-distance logits, as means over blocks of the first prompt (fig. 2, 3).
 
-Exact block means (block_means), at most `side` blocks a side: 2 side^2 numbers a head in the run, so choose layers and heads where
-there are many. The fake map is that of the last token's query, its distances in tokens, turned as the model turns (fake_distance).
+Exact block means (block_means), at most `side` blocks per side: 2 side^2 numbers per head in the run, so choose layers and heads where
+there are many. The fake map is that of the last token's query, its distances in tokens, rotated as the model rotates (fake_distance).
 
 Knows nothing about what a prompt says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +19,7 @@ from repo_interp.inputs import AttentionInputs, Spans, select_prompts
 from repo_interp.measures.fake_distance import bias_by_distance, last_queries
 from repo_interp.measures.kernels.block_means import block_size, fake_block_means, logit_block_means
 from repo_interp.measures.labels import described, of_layer
-from repo_interp.measures.statistics import Statistics
+from repo_interp.measures.statistics import Measure, Statistics
 
 _DESCRIBED = {
     "logit_map": ("mean logit over a block of queries and keys of the first prompt", "logits"),
@@ -30,45 +29,41 @@ _AXES = {"logit_map": ("query_block", "key_block"), "fake_map": ("distance_block
 
 
 @dataclass(frozen=True)
-class Maps:
+class Maps(Measure):
     """The measure `maps`."""
 
     side: int = 192
-    """Most blocks a side. Coordinates of blocks are the first token, or distance, of each."""
+    """Most blocks per side. Coordinates of blocks are the first token, or distance, of each."""
     name: str = "maps"
-    required_spans: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.side < 1:
-            raise InputError(f"a map has at least one block a side, not {self.side}")
-
-    @property
-    def parameters(self) -> Mapping[str, str | int | float]:
-        """Every choice made."""
-        return {"side": self.side}
+            raise InputError(f"a map has at least one block per side, not {self.side}")
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
-        """Both maps [layer, head, ...] of prompt number 0; of length 0 in a batch without it, so that batches add up to it."""
-        values = {name: torch.zeros(inputs.heads, 0, 0) for name in _AXES}
-        starts, size = range(0), 0
-        for prompt in (inputs.prompts == 0).nonzero()[:, 0].tolist():
-            one = select_prompts(inputs, slice(prompt, prompt + 1))
-            tokens = int(one.valid[0].nonzero()[-1]) + 1
-            size = block_size(tokens, self.side)
-            starts = range(0, tokens, size)
-            logits = logit_block_means(one, size)[0, :, : len(starts), : len(starts)]
-            values = {"logit_map": logits.float(), "fake_map": _fake_map(one, size, len(starts)).float()}
+        """Both maps [layer, head, ...] of the first prompt."""
+        row = inputs.row_of_first_prompt
+        if row is None:
+            return Statistics()
+        prompt = select_prompts(inputs, slice(row, row + 1))
+        tokens = int(prompt.valid[0].nonzero()[-1]) + 1
+        size = block_size(tokens, self.side)
+        starts = range(0, tokens, size)
+        logits = logit_block_means(prompt, size)[0, :, : len(starts), : len(starts)]
+        maps = {"logit_map": logits, "fake_map": _fake_map(prompt, size, len(starts))}
         labelled = {
-            name: of_layer(inputs, ("layer", "head", *axes), values[name], **dict.fromkeys(axes, starts))
+            # Rounded to float32: so the compressed run file is smaller.
+            name: of_layer(inputs, ("layer", "head", *axes), maps[name].float().double(), **dict.fromkeys(axes, starts))
             for name, axes in _AXES.items()
         }
-        return Statistics(sums=xr.Dataset({**labelled, "block_size": of_layer(inputs, ("layer",), torch.tensor(size))}))
+        size_of_blocks = of_layer(inputs, ("layer",), torch.tensor(size))
+        return Statistics(first_prompt=xr.Dataset({**labelled, "block_size": size_of_blocks}))
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `maps` of a run."""
-        sums = statistics.sums
-        group = xr.Dataset({name: described(sums[name], *text) for name, text in _DESCRIBED.items()})
-        group["block_size"] = described(sums["block_size"].max(), "tokens, or distances, a block", "tokens")
+        measured = statistics.first_prompt
+        group = xr.Dataset({name: described(measured[name], *text) for name, text in _DESCRIBED.items()})
+        group["block_size"] = described(measured["block_size"].max(), "tokens, or distances, a block", "tokens")
         return group.assign_coords({axis: group[axis].astype("int64") for axis in ("query_block", "distance_block", "key_block")})
 
 

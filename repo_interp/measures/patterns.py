@@ -15,7 +15,6 @@ Knows nothing about what the positions mean.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +25,7 @@ from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, Spans
 from repo_interp.measures.labels import described, of_layer
-from repo_interp.measures.statistics import Statistics
+from repo_interp.measures.statistics import Measure, Statistics
 from repo_interp.positions.layouts import LEARNED
 
 PATTERNS = ("constant", "mono", "hybrid")
@@ -72,19 +71,13 @@ def _from_first_valid(positions: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class Patterns:
+class Patterns(Measure):
     """The measure `patterns`."""
 
     chunk_size: int = 16
     epsilon: float = 0.2
     last_chunk: str = "drop"
     name: str = "patterns"
-    required_spans: tuple[str, ...] = ()
-
-    @property
-    def parameters(self) -> Mapping[str, str | int | float]:
-        """Chunk size in tokens, tolerance in positions, what happens to a shorter last chunk."""
-        return {"chunk_size": self.chunk_size, "epsilon": self.epsilon, "last_chunk": self.last_chunk}
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Chunk patterns, and how many chunks of each pattern a grid of chunk sizes and tolerances finds where positions are learned."""
@@ -97,8 +90,8 @@ class Patterns:
         if inputs.scheme in LEARNED:
             for row, size in enumerate(CHUNK_SIZES):
                 for column, epsilon in enumerate(EPSILONS):
-                    found = chunk_patterns(positions, valid, size, epsilon, self.last_chunk)
-                    counts[row, column] = [int((found == pattern).sum()) for pattern in range(len(PATTERNS))]
+                    of_size = chunk_patterns(positions, valid, size, epsilon, self.last_chunk)
+                    counts[row, column] = [int((of_size == pattern).sum()) for pattern in range(len(PATTERNS))]
         return Statistics(
             per_prompt=xr.Dataset(
                 {

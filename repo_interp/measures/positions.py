@@ -8,7 +8,6 @@ Knows nothing about what positions do to attention.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, Spans
 from repo_interp.measures.labels import described, masked_to_nan, of_layer
-from repo_interp.measures.statistics import Statistics
+from repo_interp.measures.statistics import Measure, Statistics
 
 
 def position_range(positions: Float[Tensor, "... token"], valid: Bool[Tensor, "... token"]) -> Float[Tensor, "..."]:
@@ -30,16 +29,10 @@ def position_range(positions: Float[Tensor, "... token"], valid: Bool[Tensor, ".
 
 
 @dataclass(frozen=True)
-class Positions:
+class Positions(Measure):
     """The measure `positions`."""
 
     name: str = "positions"
-    required_spans: tuple[str, ...] = ()
-
-    @property
-    def parameters(self) -> Mapping[str, str | int | float]:
-        """It has none."""
-        return {}
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Positions [prompt, layer, head, token] and their ranges [prompt, layer, head]; NaN where a layer has no positions."""

@@ -1,4 +1,4 @@
-"""Which rotary pairs carry a head's logits, and how far they turn (Position Generalization sec. 3.4, theorem 2).
+"""Which rotary pairs carry a head's logits, and how far they rotate (Position Generalization sec. 3.4, theorem 2).
 
 Component r of a query or key is a complex number (dimensions r and r + d_head/2 before rotation); a pair of tokens
 adds |k_r| |q_r| cos(start angle + theta_r distance) to the logit (fig. 4, 9). Observation 1 names slow dominating
@@ -21,8 +21,7 @@ Knows nothing about what a prompt says.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -33,10 +32,10 @@ from torch import Tensor
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans
 from repo_interp.measures.kernels.closed_form import SEMANTIC, closed_form_correlation
-from repo_interp.measures.kernels.over_heads import MEMORY
-from repo_interp.measures.kernels.turns import largest_difference
+from repo_interp.measures.kernels.heads import MEMORY
+from repo_interp.measures.kernels.rotation_angles import largest_difference
 from repo_interp.measures.labels import described, of_layer
-from repo_interp.measures.statistics import Statistics
+from repo_interp.measures.statistics import Measure, Statistics
 from repo_interp.positions.layouts import LEARNED
 from repo_interp.positions.rotary import expand_heads
 
@@ -60,7 +59,7 @@ _OTHERS = {
 
 @dataclass(frozen=True)
 class PairStatistics:
-    """Means over tokens of the pairs of a head, one entry a component, float64."""
+    """Means over tokens of the pairs of a head, one entry per component, float64."""
 
     query_norm: Float[Tensor, "*head component"]
     key_norm: Float[Tensor, "*head component"]
@@ -71,7 +70,7 @@ class PairStatistics:
 
 
 @dataclass(frozen=True)
-class Rotation:
+class Rotation(Measure):
     """The measure `rotation`."""
 
     training_length: int | None = None
@@ -79,13 +78,12 @@ class Rotation:
     prominence: float = 2.0
     stability: float = 0.5
     slow: float = 2 * math.pi
-    """Radians: at most one turn."""
+    """Radians: at most one whole rotation."""
     still: float = math.pi / 4
     near_pi: float = math.pi / 4
     semantic: str = "signed"
     """The g of the closed form: "signed" or "printed"."""
     name: str = "rotation"
-    required_spans: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.semantic not in SEMANTIC:
@@ -95,18 +93,9 @@ class Rotation:
         if self.training_length is not None and self.training_length < 1:
             raise InputError(f"the training length is a number of tokens from 1 on, not {self.training_length}")
 
-    @property
-    def parameters(self) -> Mapping[str, str | int | float]:
-        """Every threshold and choice."""
-        return {
-            "training_length": "not given" if self.training_length is None else self.training_length,
-            "prominence": self.prominence,
-            "stability": self.stability,
-            "slow": self.slow,
-            "still": self.still,
-            "near_pi": self.near_pi,
-            "semantic": self.semantic,
-        }
+    def for_training_length(self, tokens: int) -> Rotation:
+        """The measure with rotations over this training length, unless one was given."""
+        return replace(self, training_length=tokens) if self.training_length is None else self
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Sums over tokens of each component; rotations and closed-form correlations of each prompt."""
@@ -146,7 +135,7 @@ class Rotation:
     def slow_dominating(
         self, pairs: PairStatistics, rotation: Float[Tensor, "*head component"]
     ) -> Bool[Tensor, "*head component"]:
-        """Which components are prominent, stable, slow, and still where they start near pi."""
+        """Whether each component is prominent, stable, slow, and still where it starts near pi."""
         product = pairs.query_norm * pairs.key_norm
         prominent = product >= self.prominence * product.median(-1, keepdim=True).values
         stable = pairs.key_deviation <= self.stability * pairs.key_mean.abs()

@@ -1,13 +1,13 @@
 """How far the positions of a head follow the structure of a prompt (RePo fig. 8: few-shot examples).
 
-    variance_between   share of a head's position variance that lies between the segments of a kind, eta^2 (segment_scores)
+    variance_between   share of a head's position variance that lies between the segments of a kind, eta^2 (segmentation)
     boundary_f1        of the head's largest jumps |z_i - z_{i-1}|, as many as there are edges, the share at an edge
 
 They ask different things: a head with an outlier at every line break has jumps at the edges, into the outlier and out of it, and no
 variance between lines. Neither says anything alone: any trend over the prompt lies between segments, and where edges are dense every
-jump is near one. So each comes with its mean over shuffled edges (segment_layout), the share of the shuffles that do at least as
+jump is near one. So each comes with its mean over shuffled edges (segmentation), the share of the shuffles that do at least as
 well, and what the token index would have. Kinds: examples, sections, paragraphs, lines, sentences, blocks; tokens in no segment of a
-kind are left out as if they were not there. NaN where a layer has no positions (NoPE, additive schemes), a prompt has not two
+kind are left out as if they were not there. NaN where a layer has no positions (NoPE, additive schemes), a prompt lacks two
 segments of a kind, or - for the variance - a head's positions are constant. A layer that rotates by the index (`scheme` rope, hope)
 has the index' values.
 
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,10 +28,19 @@ from torch import Tensor
 
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans
-from repo_interp.measures.kernels.segment_layout import chance, check_draws, generator, segment_edges, shuffled_edges
-from repo_interp.measures.kernels.segment_scores import has_ties, largest_jumps, matched, variance_between
+from repo_interp.measures.kernels.segmentation import (
+    chance,
+    check_draws,
+    generator,
+    has_ties,
+    largest_jumps,
+    matched,
+    segment_edges,
+    shuffled_edges,
+    variance_between,
+)
 from repo_interp.measures.labels import described, of_layer
-from repo_interp.measures.statistics import Statistics
+from repo_interp.measures.statistics import Measure, Statistics
 from repo_interp.positions.rotary import expand_heads
 
 KINDS = ("examples", "sections", "paragraphs", "lines", "sentences", "blocks")
@@ -49,7 +59,7 @@ _INDEX = {
 
 
 @dataclass(frozen=True)
-class Segments:
+class Segments(Measure):
     """The measure `segments`."""
 
     kinds: tuple[str, ...] = KINDS
@@ -59,7 +69,6 @@ class Segments:
     """Shuffled layouts of the control, and orders of equal jumps."""
     seed: int = 0
     name: str = "segments"
-    required_spans: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_draws(self.kinds, self.draws)
@@ -68,13 +77,13 @@ class Segments:
 
     @property
     def segment_kinds(self) -> tuple[str, ...]:
-        """Kinds of segments to be handed among the spans."""
+        """The kinds that are measured."""
         return self.kinds
 
     @property
-    def parameters(self) -> Mapping[str, str | int | float]:
-        """Every choice made."""
-        return {"kinds": ",".join(self.kinds), "tolerance": self.tolerance, "draws": self.draws, "seed": self.seed}
+    def parameters(self) -> Mapping[str, Any]:
+        """The fields, with the kinds as one text."""
+        return {**super().parameters, "kinds": ",".join(self.kinds)}
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Scores [prompt, layer, head, kind], those of the index [prompt, layer, kind], and the segments themselves."""
@@ -96,8 +105,8 @@ class Segments:
                 for name in _INDEX:
                     index[name][row, column] = line[name.removesuffix("_index")][0]
                 if inputs.positions is not None:
-                    found = trial.scores(inputs.positions[row][:, members])
-                    for name, values in found.items():
+                    of_heads = trial.scores(inputs.positions[row][:, members])
+                    for name, values in of_heads.items():
                         scores[name][row, :, column] = expand_heads(values[None, :, None], inputs.heads)[0, :, 0].cpu()
         axes, of_prompt = ("prompt", "layer", "head", "kind"), ("prompt", "layer", "kind")
         kinds = list(self.kinds)
@@ -114,12 +123,12 @@ class Segments:
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `segments` of a run."""
-        kept = statistics.per_prompt
-        of_prompts = kept[[*_INDEX, "segment_count", "segment"]].isel(layer=0, drop=True)
+        measured = statistics.per_prompt
+        of_prompts = measured[[*_INDEX, "segment_count", "segment"]].isel(layer=0, drop=True)
         return xr.Dataset(
             {
-                **{name: described(kept[name], said, "1") for name, said in _SCORES.items()},
-                **{name: described(of_prompts[name], said, "1") for name, said in _INDEX.items()},
+                **{name: described(measured[name], long_name, "1") for name, long_name in _SCORES.items()},
+                **{name: described(of_prompts[name], long_name, "1") for name, long_name in _INDEX.items()},
                 "segment_count": described(
                     of_prompts["segment_count"], "segments of a prompt, 0 where it has no two", "segments"
                 ),

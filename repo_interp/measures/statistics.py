@@ -1,19 +1,21 @@
-"""What a measure keeps of one layer and one batch, and how two such keepings merge exactly.
+"""A measure, and its sufficient statistics of one layer and batch, with an exact merge.
 
     merge(observe(A), observe(B)) = observe(A and B)
 
-`sums` add; `per_prompt` concatenate along `prompt`. So many prompts, long prompts, several processes and an interrupted run that
-goes on are the same thing. Axes that grow with the prompt (`token`, `distance`, `chunk`) are aligned by their coordinate: absent
-entries of a sum count 0, absent entries of a per-prompt array are NaN (-1 for integers).
+`sums` add; `per_prompt` concatenate along `prompt`; `first_prompt` comes from the one batch that holds prompt number 0. So many
+prompts, long prompts, several processes and an interrupted run that goes on are the same thing. Axes that grow with the prompt
+(`token`, `distance`, `chunk`) are aligned by their coordinate: absent entries of a sum count 0, absent entries of a per-prompt array
+are NaN (-1 for integers).
 
 Knows nothing about what is measured.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -23,43 +25,89 @@ from repo_interp.inputs import AttentionInputs, Spans
 
 @dataclass(frozen=True)
 class Statistics:
-    """Labelled arrays of a part of the work. Every variable has the axis `layer` with its coordinate."""
+    """Labelled arrays of some layers and prompts. Every variable has the axis `layer` with its coordinate."""
 
     per_prompt: xr.Dataset = field(default_factory=xr.Dataset)
-    """Variables with the axis `prompt` (and its coordinate): one entry a prompt, never added."""
+    """Variables with the axis `prompt` (and its coordinate): one entry per prompt, never added."""
     sums: xr.Dataset = field(default_factory=xr.Dataset)
     """Variables without the axis `prompt`: float64 sums and counts over prompts."""
+    first_prompt: xr.Dataset = field(default_factory=xr.Dataset)
+    """Variables without the axis `prompt`, of prompt number 0 alone; empty where the prompts are others."""
 
 
-class Measure(Protocol):
-    """One way of reducing attention inputs to small labelled arrays.
+class Measure(ABC):
+    """One way of reducing attention inputs to small labelled arrays: a frozen dataclass whose fields are its parameters.
 
-    One that has the attribute `segment_kinds` ("lines", "sentences", ...) finds among its spans `separator` and, for every kind,
-    `segments.K` (tokens inside) and `segments.K.starts` (first tokens), from the prompt's spans or its text.
+    What a measure needs beside the attention inputs it declares: spans, kinds of segments, the training length. An object of another
+    package need not inherit from this class: `as_measure` takes `name`, `required_spans`, `parameters`, `observe` and `conclude`.
     """
 
     name: str
-    """The group of the run file."""
-
-    required_spans: tuple[str, ...]
-    """Spans without which a prompt cannot be measured; asked for before the first forward pass."""
+    """The group of the run file; a field too, so that two of one class stand side by side."""
 
     @property
-    def parameters(self) -> Mapping[str, str | int | float]:
-        """Every choice made, recorded in the group's attributes."""
-        ...
+    def required_spans(self) -> tuple[str, ...]:
+        """Spans without which a prompt cannot be measured; asked for before the first forward pass."""
+        return ()
 
+    @property
+    def segment_kinds(self) -> tuple[str, ...]:
+        """Kinds of segments ("lines", "sentences", ...) that `observe` finds among its spans, from the prompt's spans or its text.
+
+        For every kind K there are `segments.K` (tokens inside) and `segments.K.starts` (first tokens), and `separator` besides.
+        """
+        return ()
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """Values of the fields by name, as the group's attributes record them."""
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "name"}  # pyright: ignore[reportArgumentType]
+        return {name: "not given" if value is None else value for name, value in values.items()}
+
+    def for_training_length(self, tokens: int) -> Measure:
+        """The measure for a checkpoint that was trained on prompts of `tokens` tokens; itself where that changes nothing."""
+        return self
+
+    @abstractmethod
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Statistics of one layer and one batch."""
-        ...
 
+    @abstractmethod
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group of the run file, with `units` and `long_name` on every variable, from the merged statistics."""
-        ...
+
+
+PARTS = ("name", "required_spans", "parameters", "observe", "conclude")
+"""What an object needs to be taken for a measure."""
+
+
+def as_measure(candidate: Any) -> Measure:
+    """`candidate` itself where it is a `Measure`, else a measure that consists of its `PARTS` and declares nothing more."""
+    return candidate if isinstance(candidate, Measure) else _MeasureOfParts(candidate)
+
+
+class _MeasureOfParts(Measure):
+    def __init__(self, parts: Any) -> None:
+        self._parts = parts
+        self.name = parts.name
+
+    @property
+    def required_spans(self) -> tuple[str, ...]:
+        return tuple(self._parts.required_spans)
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        return self._parts.parameters
+
+    def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
+        return self._parts.observe(inputs, spans)
+
+    def conclude(self, statistics: Statistics) -> xr.Dataset:
+        return self._parts.conclude(statistics)
 
 
 def merge(parts: Sequence[Statistics]) -> Statistics:
-    """Merge statistics of disjoint (layer, prompt) parts. Exact; the order of `parts` does not matter.
+    """The statistics of all of `parts`, which hold disjoint (layer, prompt) pairs. Exact; their order does not matter.
 
     Raises ValueError when two parts hold the same prompt of the same layer.
     """
@@ -68,6 +116,7 @@ def merge(parts: Sequence[Statistics]) -> Statistics:
     return Statistics(
         per_prompt=_by_layer([part.per_prompt for part in parts if part.per_prompt.data_vars], _concatenate_prompts),
         sums=_by_layer([part.sums for part in parts if part.sums.data_vars], _add),
+        first_prompt=_by_layer([part.first_prompt for part in parts if part.first_prompt.data_vars], _only),
     )
 
 
@@ -86,6 +135,12 @@ def _concatenate_prompts(datasets: list[xr.Dataset]) -> xr.Dataset:
     if len(np.unique(prompts)) != len(prompts):
         raise ValueError(f"the same prompt was observed twice: {sorted(prompts.tolist())}")
     return _concatenate(datasets, "prompt").sortby("prompt")
+
+
+def _only(datasets: list[xr.Dataset]) -> xr.Dataset:
+    if len(datasets) > 1:
+        raise ValueError("the first prompt was observed twice")
+    return datasets[0]
 
 
 def _add(datasets: list[xr.Dataset]) -> xr.Dataset:

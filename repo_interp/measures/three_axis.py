@@ -8,10 +8,22 @@ paper leaves them: the axes are those of the ridge solution, which has no part i
 map as it is (the level of two axes, and a common slope), so an axis means something up to its level and slope; pairs
 outside a layer's window are not seen; a distance is a difference of token indices.
 
-Also fitted: learned positions in the place of indices, `r_position`, for the schemes that learn them; on request the
-attention weights (O(n^2 d) time). Controls, on request: `r_shuffled`, the distance axis shuffled (shuffled_axis);
-`r2_held_out`, axes fitted on some rows judged on the others (held_out_rows). The paper's own control - freshly
-initialised weights - is this measure on such a model.
+Also fitted: learned positions in the place of indices, `r_position`, for the schemes that learn them (position_cells);
+on request the attention weights (O(n^2 d) time). Two controls, on request; the paper's own - freshly initialised
+weights - is this measure on such a model.
+
+`r_shuffled`: the map a_{s(i-j)} + b_i + c_j with s a random permutation of the distances that are seen. A trend
+a_t = alpha + beta t is no property of the distance axis: beta (i - j) is a row and a column effect as well (a gauge of
+the fit). It is given to them first - a keeps the least variance over pairs that it can have - so that shuffling destroys
+what only distances explain, and nothing else.
+
+`r2_held_out`: how well axes fitted on some rows predict the others,
+
+    R^2 = 1 - sum (W_ij - W_i. - f_ij + f_i.)^2 / sum (W_ij - W_i.)^2    over held-out rows, f_ij = a_{i-j} + c_j
+
+W_i., f_i. are means over row i. A held-out row has no fitted b_i; its offset is left free, which is what the softmax
+does with it, and what the gauges of the fit change. Negative where the axes predict worse than the row's mean. Rows are
+drawn at random; the last one is always fitted on, so that every distance and every key has been seen.
 
 Knows nothing about what a prompt says.
 """
@@ -20,22 +32,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 import xarray as xr
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans
-from repo_interp.measures.kernels.additive_map import additive_pairs
-from repo_interp.measures.kernels.axis_fit import fit_axes, fit_correlation
-from repo_interp.measures.kernels.held_out_rows import draw_rows, held_out_r2
-from repo_interp.measures.kernels.logit_sums import attention_sums, logit_sums
-from repo_interp.measures.kernels.position_axis import position_correlation
-from repo_interp.measures.kernels.shuffled_axis import shuffle_distances
-from repo_interp.measures.kernels.triangle_solver import Axes
+from repo_interp.measures.kernels.axis_fit import (
+    AdditivePairs,
+    additive_pairs,
+    fit_axes,
+    fit_correlation,
+    fit_pairs,
+    inner_product,
+)
+from repo_interp.measures.kernels.logit_sums import MapSums, attention_sums, logit_sums
+from repo_interp.measures.kernels.position_cells import position_correlation
+from repo_interp.measures.kernels.solvers import Axes
 from repo_interp.measures.labels import described, of_layer
-from repo_interp.measures.statistics import Statistics
+from repo_interp.measures.statistics import Measure, Statistics
 from repo_interp.positions.layouts import LEARNED
 
 AXES = ("none", "first_prompt")
@@ -55,7 +74,7 @@ _AXES = {
 
 
 @dataclass(frozen=True)
-class ThreeAxis:
+class ThreeAxis(Measure):
     """The measure `three_axis`."""
 
     axes: str = "none"
@@ -71,7 +90,6 @@ class ThreeAxis:
     seed: int = 0
     """Of the shuffled distances and the held-out rows."""
     name: str = "three_axis"
-    required_spans: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.axes not in AXES:
@@ -85,17 +103,9 @@ class ThreeAxis:
             raise InputError(f"held_out_share is a share between 0 and 1, not {self.held_out_share}")
 
     @property
-    def parameters(self) -> Mapping[str, str | int | float]:
-        """Every choice made."""
-        return {
-            "axes": self.axes,
-            "extras": ", ".join(self.extras),
-            "ridge": self.ridge,
-            "position_width": self.position_width,
-            "most_cells": self.most_cells,
-            "held_out_share": self.held_out_share,
-            "seed": self.seed,
-        }
+    def parameters(self) -> Mapping[str, Any]:
+        """The fields, with the extras as one text."""
+        return {**super().parameters, "extras": ", ".join(self.extras)}
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Correlations [prompt, layer, head]; on request the axes of the first prompt."""
@@ -105,8 +115,8 @@ class ThreeAxis:
         values = {"r": fit_correlation(axes, sums.lines, sums.square, pairs)}
         if "attention" in self.extras:
             weights = attention_sums(inputs)
-            fitted = fit_axes(weights.lines, inputs.valid, inputs.window, self.ridge)
-            values["r_attention"] = fit_correlation(fitted, weights.lines, weights.square, pairs)
+            of_weights = fit_axes(weights.lines, inputs.valid, inputs.window, self.ridge)
+            values["r_attention"] = fit_correlation(of_weights, weights.lines, weights.square, pairs)
         if "position" in self.extras:
             values["r_position"] = self._by_position(inputs, sums)
         if "shuffled" in self.extras:
@@ -116,32 +126,88 @@ class ThreeAxis:
             rows = draw_rows(inputs.valid, self.held_out_share, self.seed)
             values["r2_held_out"] = held_out_r2(sums, logit_sums(inputs, rows), rows, inputs.valid, inputs.window, self.ridge)
         labelled = {name: of_layer(inputs, ("prompt", "layer", "head"), value) for name, value in values.items()}
-        return Statistics(per_prompt=xr.Dataset(labelled), sums=self._first_axes(inputs, axes))
+        return Statistics(per_prompt=xr.Dataset(labelled), first_prompt=self._first_axes(inputs, axes))
 
-    def _by_position(self, inputs: AttentionInputs, sums) -> Tensor:
+    def _by_position(self, inputs: AttentionInputs, sums: MapSums) -> Float[Tensor, "prompt head"]:
         if inputs.scheme not in LEARNED:
             return torch.full_like(sums.square, torch.nan)
         return position_correlation(inputs, sums, self.position_width, self.most_cells, self.ridge)
 
     def _first_axes(self, inputs: AttentionInputs, axes: Axes) -> xr.Dataset:
-        """Axes of prompt number 0; of length 0 in a batch without it, so that adding batches gives that prompt's."""
-        if self.axes == "none":
+        """Axes of the first prompt, where they are asked for and the prompt is in this batch."""
+        row = inputs.row_of_first_prompt
+        if self.axes == "none" or row is None:
             return xr.Dataset()
-        values, distances, tokens = Axes(*(part[0, :, :0] for part in axes)), 0, 0
-        for prompt in (inputs.prompts == 0).nonzero()[:, 0].tolist():
-            valid = inputs.valid[prompt].nonzero()[:, 0].tolist()
-            distances, tokens = valid[-1] - valid[0] + 1, valid[-1] + 1
-            values = Axes(axes.distance[prompt], axes.query[prompt], axes.key[prompt])
-        labels = {"distance": range(distances), "token": range(tokens)}
+        valid = inputs.valid[row].nonzero()[:, 0].tolist()
+        labels = {"distance": np.arange(valid[-1] - valid[0] + 1.0), "token": np.arange(valid[-1] + 1.0)}
         return xr.Dataset(
             {
-                name: of_layer(inputs, ("layer", "head", axis), part[:, : len(labels[axis])], **{axis: labels[axis]})
-                for name, axis, part in zip(_AXES, ("distance", "token", "token"), values, strict=True)
+                name: of_layer(inputs, ("layer", "head", axis), part[row][:, : len(labels[axis])], **{axis: labels[axis]})
+                for name, axis, part in zip(_AXES, ("distance", "token", "token"), axes, strict=True)
             }
         )
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `three_axis` of a run."""
         texts = {**_PER_PROMPT, **_AXES}
-        measured = {**statistics.per_prompt.data_vars, **statistics.sums.data_vars}
+        measured = {**statistics.per_prompt.data_vars, **statistics.first_prompt.data_vars}
         return xr.Dataset({name: described(measured[name], *text) for name, text in texts.items() if name in measured})
+
+
+def shuffle_distances(axes: Axes, pairs: AdditivePairs, seed: int) -> Axes:
+    """`axes` [prompt, head, n] with the trend of a moved to b and c, and a permuted, by `seed` and n alone."""
+    steady = without_trend(axes, pairs)
+    distance = steady.distance.clone()
+    seen = pairs.counts.distance > 0
+    for prompt in range(len(distance)):
+        distances = seen[prompt, 0].cpu().nonzero()[:, 0]
+        order = torch.randperm(len(distances), generator=torch.Generator().manual_seed(seed), device="cpu")
+        distance[prompt][:, distances] = steady.distance[prompt][:, distances[order]]
+    return Axes(distance, steady.query, steady.key)
+
+
+def without_trend(axes: Axes, pairs: AdditivePairs) -> Axes:
+    """Axes of the same map whose distance axis has mean 0 and no slope, distances weighted by their pairs."""
+    steps = torch.arange(axes.distance.shape[-1], dtype=axes.distance.dtype, device=axes.distance.device)
+    share = pairs.counts.distance / pairs.total.clamp(min=1)[..., None]
+    centred = steps - _mean(share, steps)
+    slope = _mean(share, centred * axes.distance) / _mean(share, centred**2).clamp(min=torch.finfo(steps.dtype).tiny)
+    level = _mean(share, axes.distance) - slope * _mean(share, steps)
+    return Axes(axes.distance - level - slope * steps, axes.query + level + slope * steps, axes.key - slope * steps)
+
+
+def _mean(share: Tensor, values: Tensor) -> Tensor:
+    return (share * values).sum(-1, keepdim=True)
+
+
+def draw_rows(valid: Bool[Tensor, "prompt token"], share: float, seed: int) -> Bool[Tensor, "prompt token"]:
+    """Rows to hold out: `share` of the valid ones but the last, drawn by `seed` and their number alone."""
+    drawn = torch.zeros_like(valid)
+    for prompt, tokens in enumerate(valid.cpu()):
+        rows = tokens.nonzero()[:-1, 0]
+        order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed), device="cpu")
+        drawn[prompt, rows[order[: round(share * len(rows))]]] = True
+    return drawn
+
+
+def held_out_r2(
+    every: MapSums,
+    held_out: MapSums,
+    rows: Bool[Tensor, "prompt token"],
+    valid: Bool[Tensor, "prompt token"],
+    window: int | None,
+    ridge: float,
+) -> Float[Tensor, "prompt head"]:
+    """R^2 on the held-out `rows`, from sums over all rows and over those; NaN where nothing is to be explained."""
+    fitted_on = additive_pairs((valid & ~rows)[:, None], valid[:, None], window)
+    judged_on = additive_pairs(rows[:, None], valid[:, None], window)
+    sums = Axes(*(all_rows - some for all_rows, some in zip(every.lines, held_out.lines, strict=True)))
+    axes = fit_pairs(sums, fitted_on, ridge)
+    axes = Axes(axes.distance, torch.zeros_like(axes.query), axes.key)
+    of_fit = judged_on.sums(axes)
+    per_row = 1 / judged_on.counts.query.clamp(min=1)
+    scatter = held_out.square - (per_row * held_out.lines.query**2).sum(-1)
+    fitted_scatter = inner_product(axes, of_fit) - (per_row * of_fit.query**2).sum(-1)
+    product = inner_product(axes, held_out.lines) - (per_row * of_fit.query * held_out.lines.query).sum(-1)
+    rounding = 64 * torch.finfo(torch.float64).eps * held_out.square
+    return torch.where(scatter > rounding, 1 - (scatter - 2 * product + fitted_scatter) / scatter, torch.nan)

@@ -43,10 +43,7 @@ class SchemeParts:
     """Adds to the logits; None where the scheme adds nothing."""
 
 
-LogitsOfRows = Callable[[Int[Tensor, "row"], Bool[Tensor, "batch 1 row key"]], Float[Tensor, "batch head row key"]]
-"""What a scheme adds to the logits of some rows, given which keys each may see."""
-
-Observer = Callable[["RepositionedAttention", Tensor, Tensor, Tensor | None, LogitsOfRows | None], None]
+Observer = Callable[["RepositionedAttention", Tensor, Tensor, Tensor | None, "LogitsOfRows | None"], None]
 """Shown the layer, its queries and keys before rotation, its positions and what it adds to the logits, before attention is computed."""
 
 
@@ -58,6 +55,29 @@ class Content:
     keys: Float[Tensor, "batch kv_head key d_head"]
     values: Float[Tensor, "batch kv_head key d_head"]
     gate_keys: Float[Tensor, "batch kv_head key d_head"] | None
+
+
+@dataclass(frozen=True)
+class LogitsOfRows:
+    """What a scheme adds to the logits of some rows of one pass, and the content that this depends on."""
+
+    position_logits: PositionLogits
+    content: Content
+    index: Int[Tensor, "any token"]
+    logit_scale: float
+
+    def __call__(self, rows: Int[Tensor, "row"], seen: Bool[Tensor, "batch 1 row key"]) -> Float[Tensor, "batch head row key"]:
+        """Position logits of `rows` against all keys, given which keys each may see."""
+        return self.position_logits(
+            self.content.queries[:, :, rows],
+            self.content.keys,
+            self.index[:, rows],
+            self.index,
+            seen,
+            self.logit_scale,
+            self.content.values,
+            self.content.gate_keys,
+        )
 
 
 class RepositionedAttention(nn.Module):
@@ -231,24 +251,7 @@ class RepositionedAttention(nn.Module):
         return self.seams.position_logits(added)
 
     def _logits_of_rows(self, content: Content, index: Tensor) -> LogitsOfRows | None:
-        position_logits = self.position_logits
-        if position_logits is None:
-            return None
-
-        def of_rows(rows: Tensor, seen: Tensor) -> Tensor:
-            queries, query_index = content.queries[:, :, rows], index[:, rows]
-            return position_logits(
-                queries,
-                content.keys,
-                query_index,
-                index,
-                seen,
-                self.scaling,
-                content.values,
-                content.gate_keys,
-            )
-
-        return of_rows
+        return None if self.position_logits is None else LogitsOfRows(self.position_logits, content, index, self.scaling)
 
     def _gate_keys(self, hidden_states: Tensor) -> Tensor | None:
         return None if self.position_logits is None else self.position_logits.gate_keys(hidden_states)

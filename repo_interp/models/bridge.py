@@ -99,6 +99,16 @@ def bridge(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = N
     return wrapped
 
 
+def model_of(bridge: Any) -> Any:
+    """The Hugging Face model inside a bridge, whose attention calls the bridge's hooks; a model itself."""
+    return bridge.original_model if isinstance(bridge, TransformerBridge) else bridge
+
+
+def tokenizer_of(bridge: Any) -> Any:
+    """The tokenizer of a bridge; None where it has none, and for a model."""
+    return bridge.tokenizer if isinstance(bridge, TransformerBridge) else None
+
+
 def special_tokens_around(tokenizer: PreTrainedTokenizerBase) -> tuple[bool, bool]:
     """Whether `tokenizer` puts BOS before a text, and EOS behind it."""
     special = set(tokenizer.all_special_ids)

@@ -85,8 +85,10 @@ def observing(
         if logits_of_rows is not None:
             visible = inputs.visible
             inputs = replace(inputs, position_logits=lambda rows: logits_of_rows(rows, visible(rows)[:, None]))
-            if isinstance(attention.position_logits, ContextualPositions):
-                inputs = _with_gates(inputs, attention.position_logits, logits_of_rows)
+            scheme, content = logits_of_rows.position_logits, logits_of_rows.content
+            if isinstance(scheme, ContextualPositions):
+                features = scheme.counted_by(content.keys, content.values, content.gate_keys)
+                inputs = replace(inputs, gate_features=_wide(features), largest_position=scheme.position_map.maximum)
         _require_finite(inputs)
         receive(inputs)
 
@@ -98,23 +100,6 @@ def observing(
     finally:
         for attention in watched:
             attention.observers.remove(observe)
-
-
-def _with_gates(inputs: AttentionInputs, scheme: ContextualPositions, logits_of_rows: LogitsOfRows) -> AttentionInputs:
-    """`inputs` with what the gates of a CoPE layer look at: the layer's keys, its values or keys made for the gates."""
-    found: list[Tensor] = []
-
-    def listen(module: nn.Module, args: tuple) -> None:
-        _, keys, _, _, _, _, values, gate_keys = args
-        found.append(scheme.counted_by(keys, values, gate_keys))
-
-    no_rows = torch.zeros(0, dtype=torch.long, device=inputs.valid.device)
-    handle = scheme.register_forward_pre_hook(listen)
-    try:
-        logits_of_rows(no_rows, inputs.visible(no_rows)[:, None])
-    finally:
-        handle.remove()
-    return replace(inputs, gate_features=_wide(found[0]), largest_position=scheme.position_map.maximum)
 
 
 def _wide(tensor: Tensor) -> Tensor:
@@ -131,8 +116,8 @@ def _require_finite(inputs: AttentionInputs) -> None:
             continue
         prompt = next(
             number
-            for number, one, mask in zip(inputs.prompts.tolist(), tensor.transpose(1, 2), inputs.valid, strict=True)
-            if not torch.isfinite(one[mask]).all()
+            for number, of_prompt, mask in zip(inputs.prompts.tolist(), tensor.transpose(1, 2), inputs.valid, strict=True)
+            if not torch.isfinite(of_prompt[mask]).all()
         )
         raise InputError(
             f"{name} of layer {inputs.layer} are not finite in prompt {prompt}, the first place where that happens; "

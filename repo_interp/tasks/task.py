@@ -1,8 +1,8 @@
-"""What every task is to those who train and score models: tokens, a mask of what is to be predicted, prompts, a score.
+"""How prompts are scored (`Scoring`), and tasks, which make them as well: training batches, test sets, prompts with spans (`Task`).
 
     loss       mean over targets t of  -log p(tokens[t] | tokens[:t])          targets = Batch.targets
     response   for every target t of a prompt: argmax p(. | tokens[:t]) and log p(tokens[t] | tokens[:t]), teacher-forced
-    score      a number a prompt from its response (`metric`); its mean over prompts is the task's score
+    score      one number per prompt from its response (`metric`); its mean over prompts is the task's score
 
 All targets right in the teacher-forced response is the same as greedy generation giving the reference, so exact match needs no
 generation. Tokens are padded on the right, so padding is never seen by a causal model and is never a target.
@@ -43,7 +43,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Response:
-    """What a model said at the targets of one prompt (`Task.targets`, in their order), teacher-forced."""
+    """A model's predictions at the targets of one prompt (`Scoring.targets`, in their order), teacher-forced."""
 
     tokens: tuple[int, ...]
     """The most likely token at each target."""
@@ -52,8 +52,8 @@ class Response:
 
 
 @dataclass(frozen=True)
-class Task(ABC):
-    """A task. Subclasses say what a batch is, and read a sequence back as a prompt with spans."""
+class Scoring:
+    """Which tokens of a prompt a model is to predict, and what its predictions are worth; here exact match on the generated tokens."""
 
     name: ClassVar[str]
     metric: ClassVar[str] = "exact match"
@@ -61,6 +61,32 @@ class Task(ABC):
     units: ClassVar[str] = "1"
     """What it is measured in: "1" (shares, counts) or "nat"."""
     higher_is_better: ClassVar[bool] = True
+
+    def targets(self, prompt: Prompt) -> tuple[int, ...]:
+        """Indices of the tokens that are to be predicted, ascending: where a response is asked for."""
+        return prompt.generated
+
+    def score(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> Float[np.ndarray, " prompt"]:
+        """One number per prompt, in the unit `metric` names; here exact match: 1 where every target is right, else 0."""
+        return np.array([float(right.all()) for right in self.right(responses, prompts)])
+
+    def right(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> list[Bool[np.ndarray, " target"]]:
+        """For every prompt, whether each target was predicted. Raises ValueError where responses do not fit the prompts."""
+        if len(responses) != len(prompts):
+            raise ValueError(f"wanted one response per prompt, got {len(responses)} for {len(prompts)} prompts")
+        right = []
+        for response, prompt in zip(responses, prompts, strict=True):
+            targets = self.targets(prompt)
+            if len(response.tokens) != len(targets):
+                raise ValueError(f"wanted {len(targets)} tokens in a response, got {len(response.tokens)}")
+            right.append(np.array(response.tokens) == np.array(prompt.tokens)[list(targets)])
+        return right
+
+
+@dataclass(frozen=True)
+class Task(Scoring, ABC):
+    """A task. Subclasses say what a batch is, and read a sequence back as a prompt with spans."""
+
     axes: ClassVar[tuple[str, ...]] = ("test_set",)
     """Attributes of prompts to tabulate scores by, such as ("length",) or ("depth", "length")."""
     test_sets_count: ClassVar[str] = "tokens"
@@ -92,9 +118,7 @@ class Task(ABC):
 
     @abstractmethod
     def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
-        """`size` training sequences at a difficulty `progress`: 0 where a curriculum begins, 1 the whole
-        task.
-        """
+        """`size` training sequences at a difficulty `progress`: 0 where a curriculum begins, 1 the whole task."""
 
     @abstractmethod
     def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
@@ -102,18 +126,10 @@ class Task(ABC):
 
     @abstractmethod
     def describe(self, tokens: Sequence[int]) -> Prompt:
-        """Read a sequence of this task (without padding) back: its spans, generated tokens, answer and
-        attributes.
-        """
-
-    def targets(self, prompt: Prompt) -> tuple[int, ...]:
-        """Indices of the tokens that are to be predicted, ascending: where a response is asked for."""
-        return prompt.generated
+        """A sequence of this task (without padding) as a prompt: its spans, generated tokens, answer and attributes."""
 
     def prompts(self, count: int, seed: int = 0, test_set: str | None = None) -> list[Prompt]:
-        """`count` prompts of one test set. Prompt i depends on the seed, the set and i
-        alone.
-        """
+        """`count` prompts of one test set. Prompt i depends on the seed, the set and i alone."""
         if count < 1:
             raise InputError(f"wanted at least one prompt, got {count}; ask for 1 or more")
         if seed < 0:
@@ -127,26 +143,6 @@ class Task(ABC):
             attributes = {"task": self.name, "test_set": chosen, **prompt.attributes}
             prompts.append(dataclasses.replace(prompt, attributes=attributes))
         return prompts
-
-    def score(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> Float[np.ndarray, " prompt"]:
-        """One number a prompt, in the unit `metric` names; here exact match: 1 where every target is right,
-        else 0.
-        """
-        return np.array([float(right.all()) for right in self.right(responses, prompts)])
-
-    def right(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> list[Bool[np.ndarray, " target"]]:
-        """For every prompt, whether each target was predicted. Raises ValueError where responses do not fit
-        the prompts.
-        """
-        if len(responses) != len(prompts):
-            raise ValueError(f"wanted one response a prompt, got {len(responses)} for {len(prompts)} prompts")
-        right = []
-        for response, prompt in zip(responses, prompts, strict=True):
-            targets = self.targets(prompt)
-            if len(response.tokens) != len(targets):
-                raise ValueError(f"wanted {len(targets)} tokens in a response, got {len(response.tokens)}")
-            right.append(np.array(response.tokens) == np.array(prompt.tokens)[list(targets)])
-        return right
 
     def options(self) -> dict[str, Any]:
         """The fields that rebuild this task: `make_task(task.name, **task.options())`."""
@@ -180,16 +176,16 @@ class WordTask(Task):
         return len(self.vocabulary)
 
     def tokenizer(self) -> PreTrainedTokenizerFast:
-        """Word-level: one token a word."""
+        """A word-level tokenizer: one token per word."""
         return self.vocabulary.tokenizer()
 
 
-def log_perplexity(task: Task, responses: Sequence[Response], prompts: Sequence[Prompt]) -> Float[np.ndarray, " prompt"]:
+def log_perplexity(scoring: Scoring, responses: Sequence[Response], prompts: Sequence[Prompt]) -> Float[np.ndarray, " prompt"]:
     """Mean of -log p(token) over the targets of each prompt, in nats. Raises ValueError where log-probabilities are wanting."""
-    task.right(responses, prompts)
+    scoring.right(responses, prompts)
     for response in responses:
         if len(response.log_probabilities) != len(response.tokens):
-            raise ValueError(f"the metric {task.metric!r} needs one log-probability a target")
+            raise ValueError(f"the metric {scoring.metric!r} needs one log-probability per target")
     return np.array([-np.mean(response.log_probabilities) for response in responses])
 
 
@@ -199,7 +195,7 @@ def doublings(length: int, longest: int) -> tuple[str, ...]:
 
 
 def whole_number(name: str, wanted: str) -> int:
-    """A test set's name as a positive number. Raises InputError where it is none."""
+    """The positive number that names a test set. Raises InputError where it is none."""
     if not (name.isascii() and name.isdigit() and int(name) > 0):
         raise InputError(f"wanted a test set named by {wanted}, got {name!r}; give a number like 64")
     return int(name)

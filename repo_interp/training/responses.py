@@ -17,12 +17,13 @@ from transformers import PreTrainedModel
 from repo_interp.errors import InputError
 from repo_interp.models.generation import continue_greedily
 from repo_interp.tasks import Batch, Prompt, Response, Task
+from repo_interp.tasks.task import Scoring
 from repo_interp.training.batches import to_question
 from repo_interp.training.optimisation import target_logits
 
 
 @torch.inference_mode()
-def forced_responses(model: PreTrainedModel, task: Task, prompts: Sequence[Prompt], batch_size: int = 32) -> list[Response]:
+def forced_responses(model: PreTrainedModel, task: Scoring, prompts: Sequence[Prompt], batch_size: int = 32) -> list[Response]:
     """Teacher-forced responses, one a prompt, with log-probabilities."""
     order = sorted(range(len(prompts)), key=lambda number: len(prompts[number].tokens))
     responses: dict[int, Response] = {}
@@ -39,7 +40,7 @@ def forced_responses(model: PreTrainedModel, task: Task, prompts: Sequence[Promp
     return [responses[number] for number in range(len(prompts))]
 
 
-def generated_responses(model: PreTrainedModel, task: Task, prompts: Sequence[Prompt], batch_size: int = 32) -> list[Response]:
+def generated_responses(model: PreTrainedModel, task: Scoring, prompts: Sequence[Prompt], batch_size: int = 32) -> list[Response]:
     """Greedy responses, one a prompt. Raises InputError where targets are not the last tokens of the prompt, so that a model cannot
     be let go on from before them.
     """
@@ -63,7 +64,7 @@ def prompts_of(task: Task, batch: Batch) -> list[Prompt]:
     return [task.describe(row[:end].tolist()) for row, end in zip(batch.tokens, ends, strict=True)]
 
 
-def _padded(prompts: Sequence[Prompt], task: Task) -> Batch:
+def _padded(prompts: Sequence[Prompt], task: Scoring) -> Batch:
     longest = max(len(prompt.tokens) for prompt in prompts)
     tokens = np.zeros((len(prompts), longest), dtype=np.int64)
     targets = np.zeros(tokens.shape, dtype=bool)

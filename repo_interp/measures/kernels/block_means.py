@@ -1,11 +1,11 @@
-"""Maps of logits as exact means over blocks of rows and keys: a few hundred a side, however long the prompt.
+"""Maps of logits as exact means over blocks of rows and keys: a few hundred blocks per side, however long the prompt.
 
     logit map   M_AB = mean of W_ij over i in A, j in B that is seen            A, B: `size` tokens each, or a few less at the end
     fake map    F_AB = mean of W'_dj over distances d in A, keys j in B         (Position Generalization sec. 3.2)
 
 Logits that are a dot product have block sums (sum_{i in A} q_i) . (sum_{j in B} k_j); blocks on the diagonal are written out, being
-triangles, and so nothing of n x n is made: n x size, and blocks x blocks. Other logits - with a window, a soft cap, a position
-bias - are written out some rows at a time, in O(n^2 d) time. The mean of W' over a block is that of the mean key at the mean turn:
+triangles, and so nothing of n x n is made, but n x size and blocks x blocks. Other logits - with a window, a soft cap, a position
+bias - are written out some rows at a time, in O(n^2 d) time. The mean of W' over a block is that of the mean key at the mean phase:
 Re sum_r q_r conj(mean k_r) mean exp(i theta_r d).
 
 Knows nothing about which heads are worth a look.
@@ -25,7 +25,7 @@ from repo_interp.measures.kernels.logit_sums import is_bilinear, row_blocks
 
 
 def block_size(tokens: int, side: int) -> int:
-    """Tokens a block so that at most `side` blocks hold `tokens`."""
+    """Tokens per block so that at most `side` blocks hold `tokens`."""
     return max(1, math.ceil(tokens / side))
 
 
@@ -47,7 +47,7 @@ def fake_block_means(
     bias: Float[Tensor, "head distance"],
     size: int,
 ) -> Float[Tensor, "head distance_block key_block"]:
-    """Means of the fake-distance logits of one query a head - un-rotated, with the logit's scale - over blocks. Float64.
+    """Means of the fake-distance logits of one query per head - un-rotated, with the logit's scale - over blocks. Float64.
 
     `keys` are un-rotated and all valid; `bias` is what the scheme adds at each distance 0 .. n-1.
     """
@@ -55,14 +55,14 @@ def fake_block_means(
     mean_keys = in_pairs(_block_sums(keys.to(torch.float64), size) / counts[:, None])
     mean_keys = mean_keys.repeat_interleave(len(query) // len(keys), 0)
     # A block of distances at a time: exp(i theta d) for all of them would be n x d_head.
-    turns = torch.stack(
+    phases = torch.stack(
         [
             torch.polar(torch.ones_like(angles), angles).mean(0)
             for some in torch.arange(keys.shape[1], device=keys.device).split(size)
             for angles in [some[:, None] * frequencies.to(torch.float64)]
         ]
     )
-    means = (in_pairs(query)[:, None] * turns) @ mean_keys.conj().mT
+    means = (in_pairs(query)[:, None] * phases) @ mean_keys.conj().mT
     return means.real + (_block_sums(bias.to(torch.float64)[..., None], size) / counts[:, None])
 
 

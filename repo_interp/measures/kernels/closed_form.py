@@ -1,16 +1,16 @@
 """Logits from a few rotary components, position and semantics apart (Position Generalization theorem 2, app. C).
 
-    f(q_i, z_i - z_j) = sum_r Re q_ir conj(mean k_r) exp(i theta_r (z_i - z_j))        the mean key, turned
-    g(q_i, k_j)       = sum_r Re q_ir conj(k_jr - mean k_r)                            the rest, as if nothing turned
+    f(q_i, z_i - z_j) = sum_r Re q_ir conj(mean k_r) exp(i theta_r (z_i - z_j))        the mean key, rotated
+    g(q_i, k_j)       = sum_r Re q_ir conj(k_jr - mean k_r)                            the rest, as if nothing rotated
 
 over the chosen components r, un-rotated q, k in complex pairs. f is the paper's f_r; the signs of its eq. 17 cancel
 those of the proof and are dropped. Its g_r is ||k - mean k|| ||q|| times the cosine of the query's angle to the mean
 key: the bound of an inequality in the proof, which forgets which way a key deviates. `semantic="signed"` is the g
 above, exact at distance 0; "printed" is the paper's.
 
-f + g is a dot product of 4 features a component, so its correlation with the logits over all seen pairs needs no map:
-the moments of both together come from chunks and Grams (see chunks), with keys centred first. O(n (d + 4 chosen)^2) a
-head. Knows nothing about how components are chosen.
+f + g is a dot product of 4 features per component, so its correlation with the logits over all seen pairs needs no map:
+the moments of both together come from chunks and Grams (see causal_pairs), with keys centred first. O(n (d + 4 chosen)^2)
+per head. Knows nothing about how components are chosen.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs
 from repo_interp.measures.kernels.axis_fit import pearson
-from repo_interp.measures.kernels.causal_pairs import pair_counts, signed_keys
-from repo_interp.measures.kernels.chunks import CHUNK, STRIDE, gram_products, in_chunks
+from repo_interp.measures.kernels.causal_pairs import CHUNK, STRIDE, gram_products, in_chunks, pair_counts, signed_keys
+from repo_interp.measures.kernels.heads import ILL_CONDITIONED, MEMORY, over_heads_in_two_precisions
 from repo_interp.measures.kernels.logit_sums import is_bilinear, row_blocks
-from repo_interp.measures.kernels.over_heads import ILL_CONDITIONED, MEMORY, over_heads_in_two_precisions
 from repo_interp.positions.rotary import rotate
 
 SEMANTIC = ("signed", "printed")
@@ -34,7 +33,7 @@ SEMANTIC = ("signed", "printed")
 
 @dataclass(frozen=True)
 class _Moments:
-    """Of two maps, each a dot product, over the seen pairs of an item."""
+    """Moments of two maps, each a dot product, over the seen pairs of an item: the logits, and f + g."""
 
     row_sums: Float[Tensor, "item map query"]
     square: Float[Tensor, "item map"]
@@ -51,7 +50,7 @@ def closed_form_correlation(
 ) -> Float[Tensor, "prompt head"]:
     """Pearson correlation of the logits and f + g over the seen pairs; NaN where nothing is chosen or varies.
 
-    `key_mean` is of the un-rotated keys of each prompt. ValueError for a layer that does not rotate.
+    `key_mean` is that of the un-rotated keys of each prompt. Raises ValueError for a layer that does not rotate.
     """
     if inputs.frequencies is None or inputs.head_positions is None:
         raise ValueError(f"layer {inputs.layer} ({inputs.scheme}) rotates nothing: it has no components")
@@ -60,8 +59,8 @@ def closed_form_correlation(
     if not len(items):
         return correlation
     tokens, width = inputs.queries.shape[-2:]
-    bytes_an_item = tokens * 8 * (2 * width + 12 * int(chosen.sum(-1).max()))
-    for block in items.split(max(1, MEMORY // bytes_an_item)):
+    bytes_per_item = tokens * 8 * (2 * width + 12 * int(chosen.sum(-1).max()))
+    for block in items.split(max(1, MEMORY // bytes_per_item)):
         prompt, head = block // inputs.heads, block % inputs.heads
         left, right = _features(inputs, chosen, key_mean, semantic, prompt, head)
         if is_bilinear(inputs):
@@ -74,10 +73,11 @@ def closed_form_correlation(
 def _features(
     inputs: AttentionInputs, chosen: Tensor, key_mean: Tensor, semantic: str, prompt: Tensor, head: Tensor
 ) -> tuple[Float[Tensor, "item token feature"], Float[Tensor, "item token feature"]]:
-    """Features u_i, v_j with u_i . v_j = f + g, for some heads; components that a head has not chosen give 0."""
+    """Features u_i, v_j with u_i . v_j = f + g, for some heads; components that are not chosen for a head give 0."""
     assert inputs.frequencies is not None and inputs.positions is not None
     some = chosen[prompt, head]
     most = int(some.sum(-1).max())
+    # The chosen components of each head stand first, in their order; heads with fewer are filled up, with weight 0.
     component = some.to(torch.int8).argsort(dim=-1, descending=True, stable=True)[:, :most]
     exact = torch.float64 if inputs.queries.dtype == torch.float64 else torch.float32
     weight = some.gather(-1, component).to(exact)[:, None].repeat(1, 1, 2)
@@ -94,11 +94,12 @@ def _features(
         deviation = mean * sizes
     positions = inputs.positions[prompt, head // (inputs.heads // inputs.positions.shape[1])]
     frequencies = inputs.frequencies.to(component.device)[component][:, None]
-    turned_queries, turned_mean = (
+    # f: query and mean key rotated, 2 features per component; g: query and deviation as they are, 2 more.
+    rotated_queries, rotated_mean = (
         rotate(features, positions, frequencies, inputs.attention_scaling) for features in (queries, mean.expand_as(keys))
     )
-    left = torch.cat([turned_queries, queries * inputs.attention_scaling], -1)
-    right = torch.cat([turned_mean * weight, deviation * inputs.attention_scaling * weight], -1)
+    left = torch.cat([rotated_queries, queries * inputs.attention_scaling], -1)
+    right = torch.cat([rotated_mean * weight, deviation * inputs.attention_scaling * weight], -1)
     return left, right
 
 
@@ -130,14 +131,16 @@ def _bilinear_correlation(
         bytes_per_head=8 * (queries.shape[1] * queries.shape[2] * 4 + STRIDE // CHUNK * 4 * queries.shape[2] ** 2),
     )
     products = queries.to(torch.float64) * mean.to(torch.float64)
+    # Centring the keys took beta_i = q_i . mean k from every entry of row i, on both maps (effect [item, map, query]). With n_i keys
+    # in row i and centred row sums S_i, sum (x + beta)^2 = sum x^2 + sum_i beta_i (2 S_i + n_i beta_i); the product alike.
     effect = torch.stack([products[..., :width].sum(-1), products[..., width:].sum(-1)], 1)
     effect = torch.where(valid[:, None], effect, 0)
     per_row = counts.query[:, None]
     total = (moments.row_sums + per_row * effect).sum(-1)
     square = moments.square + (effect * (2 * moments.row_sums + per_row * effect)).sum(-1)
-    one, other = effect.unbind(1)
-    of_one, of_other = moments.row_sums.unbind(1)
-    product = moments.product + (one * of_other + other * of_one + counts.query * one * other).sum(-1)
+    beta, fitted_beta = effect.unbind(1)
+    rows, fitted_rows = moments.row_sums.unbind(1)
+    product = moments.product + (beta * fitted_rows + fitted_beta * rows + counts.query * beta * fitted_beta).sum(-1)
     return pearson(counts.total, total[:, 0], square[:, 0], total[:, 1], square[:, 1], product)
 
 
@@ -176,18 +179,19 @@ def _causal(queries: Tensor, keys: Tensor, width: int) -> _Moments:
         key_sums = k.sum(2, dtype=torch.float64)
         earlier = before[:, None] + key_sums.cumsum(1) - key_sums
         before = before + key_sums.sum(1)
-        within = [(q[..., one] @ k[..., one].mT).mul_(lower) for one in maps]
+        within = [(q[..., part] @ k[..., part].mT).mul_(lower) for part in maps]
         rows = [
-            inside.sum(-1, dtype=torch.float64) + (q[..., one].to(torch.float64) @ earlier[..., one, None])[..., 0]
-            for one, inside in zip(maps, within, strict=True)
+            inside.sum(-1, dtype=torch.float64) + (q[..., part].to(torch.float64) @ earlier[..., part, None])[..., 0]
+            for part, inside in zip(maps, within, strict=True)
         ]
         row_sums.append(torch.stack([row.flatten(1) for row in rows], 1)[..., : some_queries.shape[1]])
+        # One Gram of all features serves both maps: its diagonal blocks give sum x^2 of each, the block beside them their product.
         crossed, gram = gram_products(q, k, gram)
         product += (within[0] * within[1]).sum((1, 2, 3), dtype=torch.float64) + crossed[:, maps[0], maps[1]].sum((1, 2))
-        for number, one in enumerate(maps):
+        for number, part in enumerate(maps):
             inside = within[number].square_().sum((1, 2, 3), dtype=torch.float64)
-            square[:, number] += inside + crossed[:, one, one].sum((1, 2))
-            magnitude[:, number] += inside + crossed[:, one, one].abs().sum((1, 2))
+            square[:, number] += inside + crossed[:, part, part].sum((1, 2))
+            magnitude[:, number] += inside + crossed[:, part, part].abs().sum((1, 2))
     return _Moments(torch.cat(row_sums, -1), square, product, magnitude)
 
 

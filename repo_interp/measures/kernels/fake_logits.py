@@ -7,7 +7,7 @@ a needs the mean key only, b the mean rotation. With keys centred and G1 = sum_j
 
     sum W'^2 = 1/2 Re sum_rs (q_r conj(q_s) conj(G1_rs) S(theta_r - theta_s) + q_r q_s conj(G2_rs) S(theta_r + theta_s))
 
-S(w) = sum_d exp(i w d), a geometric series. O(n d^2) once a head, O(d^2) a query. What a scheme adds to the logits by
+S(w) = sum_d exp(i w d), a geometric series. O(n d^2) once per head, O(d^2) per query. What a scheme adds to the logits by
 distance alone belongs to the row means. Knows nothing about which query, grid and layer.
 """
 
@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor
 
-from repo_interp.measures.kernels.over_heads import MEMORY
+from repo_interp.measures.kernels.heads import MEMORY
 
 _TOKENS = 512
 """Tokens and distances treated in float64 at a time."""
@@ -27,29 +27,31 @@ _TOKENS = 512
 
 @dataclass(frozen=True)
 class KeyMoments:
-    """What a prompt's valid keys amount to, a key-value head. Float64."""
+    """Moments of a prompt's valid keys, per key-value head. Float64."""
 
     mean: Complex[Tensor, "prompt kv_head component"]
     gram: Float[Tensor, "prompt kv_head d_head d_head"]
-    """Of the centred keys."""
+    """Gram of the centred keys."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Distances start + step t, t = 0 .. count - 1, in positions; for all heads or each, count for each prompt."""
+    """Distances start + step t, t = 0 .. count - 1, in positions; one row for all heads or one per head, `count` per prompt."""
 
     start: Float[Tensor, "prompt any"]
     step: Float[Tensor, "prompt any"]
     count: Int[Tensor, "prompt"]
 
-    def turns(self, frequencies: Float[Tensor, "*axes"]) -> Complex[Tensor, "prompt any *axes"]:
+    def phase_sums(self, frequencies: Float[Tensor, "*axes"]) -> Complex[Tensor, "prompt any *axes"]:
         """Sum over the distances of exp(i frequency distance)."""
         start, step = (part[(...,) + (None,) * frequencies.dim()] for part in (self.start, self.step))
         count = self.count[(...,) + (None,) * (frequencies.dim() + 1)]
-        turn = torch.remainder(frequencies * step + torch.pi, 2 * torch.pi) - torch.pi
-        none = turn.abs() < 1e-15
-        size = torch.where(none, count, (count * turn / 2).sin() / torch.where(none, 1, (turn / 2).sin()))
-        return torch.polar(torch.ones_like(turn), frequencies * start + (count - 1) * turn / 2) * size
+        # sum_t exp(i (w start + t x)) = exp(i (w start + (n - 1) x / 2)) sin(n x / 2) / sin(x / 2), x = w step taken into -pi .. pi:
+        # whole rotations change no term, and near them sin(x / 2) would lose its digits.
+        angle = torch.remainder(frequencies * step + torch.pi, 2 * torch.pi) - torch.pi
+        none = angle.abs() < 1e-15
+        size = torch.where(none, count, (count * angle / 2).sin() / torch.where(none, 1, (angle / 2).sin()))
+        return torch.polar(torch.ones_like(angle), frequencies * start + (count - 1) * angle / 2) * size
 
 
 def key_moments(keys: Float[Tensor, "prompt kv_head token d_head"], valid: Bool[Tensor, "prompt token"]) -> KeyMoments:
@@ -86,24 +88,29 @@ def fake_correlation(
     group = queries.shape[1] // keys.gram.shape[1]
     gram, key_mean = (part.repeat_interleave(group, 1) for part in (keys.gram, keys.mean))
     query, count = in_pairs(queries), grid.count[:, None, None].to(torch.float64)
-    differences = grid.turns(frequencies[:, None] - frequencies)
-    totals = grid.turns(frequencies[:, None] + frequencies)
-    mean_turn = grid.turns(frequencies) / count
+    differences = grid.phase_sums(frequencies[:, None] - frequencies)
+    totals = grid.phase_sums(frequencies[:, None] + frequencies)
+    mean_phase = grid.phase_sums(frequencies) / count
     half = gram.shape[-1] // 2
+    # With centred k = x + i y: conj(G1) = sum conj(k_r) k_s = xx + yy + i (xy - xy^T),
+    # conj(G2) = sum conj(k_r k_s) = xx - yy - i (xy + xy^T).
     xx, xy, yy = gram[..., :half, :half], gram[..., :half, half:], gram[..., half:, half:]
     within = _square(
         query,
         torch.complex(xx + yy, xy - xy.mT) * differences,
         torch.complex(xx - yy, -xy - xy.mT) * totals,
     )
-    turned = _as_features(query * mean_turn[:, :, None])
-    by_key = count * ((turned @ gram) * turned).sum(-1)
+    # Of the sum of squares about the grand mean, the part of the columns (the key axis): mean rotation of q against centred keys.
+    rotated = _as_features(query * mean_phase[:, :, None])
+    by_key = count * ((rotated @ gram) * rotated).sum(-1)
     of_mean = query * key_mean.conj()[:, :, None]
+    # ... and that of the rows (the distance axis): the mean key at every distance, less its mean.
     if bias is None:
-        level = (of_mean * mean_turn[:, :, None]).sum(-1).real
+        level = (of_mean * mean_phase[:, :, None]).sum(-1).real
         by_distance = count * (_square(of_mean, differences, totals) - count * level**2)
     else:
         by_distance = count * _scatter(row_means(of_mean, frequencies, grid, bias), grid.count)
+    # The two axes are orthogonal, so r^2 = (by_distance + by_key) / total; `within` is by_key and what neither axis explains.
     total = by_distance + within
     largest = (
         queries.square().sum(-1) * (key_mean.abs().square().sum(-1) * count[..., 0] + gram.diagonal(0, -2, -1).sum(-1))[..., None]
@@ -120,15 +127,15 @@ def fake_axes(
     grid: Grid,
     bias: Float[Tensor, "head distance"],
 ) -> tuple[Float[Tensor, "head distance"], Float[Tensor, "head token"]]:
-    """Both axes of one prompt: a_d and b_j, float64. `grid` is of that prompt, `bias` of its distances."""
+    """Both axes of one prompt: a_d and b_j, float64. `grid` is that prompt's, `bias` that of its distances."""
     group, count = len(query) // len(keys), int(grid.count[0])
     of_mean = in_pairs(query) * key_mean.repeat_interleave(group, 0).conj()
     rows = row_means(of_mean[None, :, None], frequencies, grid, bias[None])[0, :, 0]
     grand = rows.mean(-1, keepdim=True)
-    mean_turn = grid.turns(frequencies)[0] / count
-    turned = _as_features(in_pairs(query) * mean_turn).unflatten(0, (len(keys), group))
+    mean_phase = grid.phase_sums(frequencies)[0] / count
+    rotated = _as_features(in_pairs(query) * mean_phase).unflatten(0, (len(keys), group))
     blocks = keys.split(_TOKENS, 1)
-    columns = torch.cat([turned @ block.to(torch.float64).mT for block in blocks], -1).flatten(0, 1)
+    columns = torch.cat([rotated @ block.to(torch.float64).mT for block in blocks], -1).flatten(0, 1)
     columns = columns + bias.mean(-1, keepdim=True)
     return rows - grand / 2, columns - grand / 2
 
@@ -139,7 +146,7 @@ def row_means(
     grid: Grid,
     bias: Float[Tensor, "prompt head distance"],
 ) -> Float[Tensor, "prompt head query distance"]:
-    """Row means of W': the mean key - `of_mean` is q conj(mean k) - at every distance, and the bias there."""
+    """Row means of W' at every distance: the mean key's logit - `of_mean` is q conj(mean k) - and the bias there."""
     means = []
     for steps in torch.arange(bias.shape[-1], dtype=torch.float64, device=bias.device).split(_TOKENS):
         angles = (grid.start[..., None] + grid.step[..., None] * steps)[..., None] * frequencies

@@ -1,10 +1,11 @@
-"""Gates, and attention from position alone, a few query rows at a time (CoPE, Golovneva et al. 2024, eq. 3-5, fig. 4).
+"""What a scheme adds to the logits, a few query rows at a time: gates, attention from position alone, and sums by distance.
 
-    g_ij = sigmoid(logit_scale q_i . x_j) where query i sees key j, else 0        x_j: `AttentionInputs.gate_features`
-    a_ij = softmax_j B_ij over the keys that i sees                               B: `AttentionInputs.position_logits`
+    g_ij = sigmoid(logit_scale q_i . x_j) where query i sees key j, else 0        x_j: `AttentionInputs.gate_features` (CoPE, eq. 3-5)
+    a_ij = softmax_j B_ij over the keys that i sees                               B: `AttentionInputs.position_logits` (fig. 4)
+    sum_i B_{i, i-t} / logit_scale   over seen pairs, in units of q . k           ALiBi, KERPLE, FIRE, CoPE
 
-O(n^2) work - a gate belongs to a pair - but never a map of all queries, unless `position_map` is asked for one.
-Knows nothing about what tokens separate.
+O(n^2) work - a gate belongs to a pair, and nothing is known about B - but never a map of all queries, unless `position_map`
+is asked for one. Knows nothing about what tokens separate, nor which scheme it is.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs
-from repo_interp.measures.kernels.over_heads import MEMORY
+from repo_interp.measures.kernels.heads import MEMORY
 from repo_interp.positions.contextual import gates
 
 
@@ -33,15 +34,15 @@ class GateSums:
     """Queries that see each key."""
 
 
-def row_blocks(inputs: AttentionInputs, memory: int = MEMORY) -> Iterator[Int[Tensor, "row"]]:
-    """All query rows, as many at a time as keep some arrays [prompt, head, row, key] within `memory` bytes."""
+def _row_numbers(inputs: AttentionInputs, memory: int = MEMORY) -> Iterator[Int[Tensor, "row"]]:
+    """The numbers of all query rows, as many at a time as keep some arrays [prompt, head, row, key] within `memory` bytes."""
     prompts, heads, tokens, _ = inputs.queries.shape
     rows = torch.arange(tokens, device=inputs.valid.device)
     return iter(rows.split(max(1, memory // (48 * prompts * heads * tokens))))
 
 
 def gates_of_rows(inputs: AttentionInputs, rows: Int[Tensor, "row"]) -> Float[Tensor, "prompt head row key"]:
-    """g_ij of the queries at `rows`. Raises ValueError for a layer without gates."""
+    """The gates g_ij of the queries at `rows`. Raises ValueError for a layer without gates."""
     if inputs.gate_features is None:
         raise ValueError(f"layer {inputs.layer} ({inputs.scheme}) has no gates")
     return gates(inputs.queries[:, :, rows], inputs.gate_features, inputs.visible(rows)[:, None], inputs.logit_scale)
@@ -53,16 +54,19 @@ def gate_sums(inputs: AttentionInputs, memory: int = MEMORY) -> GateSums:
     by_key = torch.zeros(prompts, heads, tokens, dtype=torch.float64, device=inputs.valid.device)
     by_query = torch.zeros_like(by_key)
     queries = torch.zeros(prompts, tokens, dtype=torch.long, device=inputs.valid.device)
-    for rows in row_blocks(inputs, memory):
-        found = gates_of_rows(inputs, rows)
-        by_key += found.sum(2, dtype=torch.float64)
-        by_query[:, :, rows] = found.sum(3, dtype=torch.float64)
+    for rows in _row_numbers(inputs, memory):
+        of_rows = gates_of_rows(inputs, rows)
+        by_key += of_rows.sum(2, dtype=torch.float64)
+        by_query[:, :, rows] = of_rows.sum(3, dtype=torch.float64)
         queries += inputs.visible(rows).sum(1)
     return GateSums(by_key, by_query, queries)
 
 
 def attention_from_position(inputs: AttentionInputs, rows: Int[Tensor, "row"]) -> Float[Tensor, "prompt head row key"]:
-    """a_ij of the queries at `rows`: each row sums to 1, that of padding is 0. Raises ValueError where nothing adds to the logits."""
+    """The weights a_ij of the queries at `rows`: each row sums to 1, that of padding is 0.
+
+    Raises ValueError where nothing is added to the logits.
+    """
     if inputs.position_logits is None:
         raise ValueError(f"layer {inputs.layer} ({inputs.scheme}) adds no position logits")
     seen = inputs.visible(rows)[:, None]
@@ -91,7 +95,7 @@ def last_segment_sums(
     layouts = first.shape[1]
     sums = torch.zeros(prompts, heads, layouts, dtype=torch.float64, device=first.device)
     even = torch.zeros(prompts, layouts, dtype=torch.float64, device=first.device)
-    for rows in row_blocks(inputs, memory):
+    for rows in _row_numbers(inputs, memory):
         where, taken = first[:, :, rows].transpose(1, 2), counted[:, :, rows].transpose(1, 2)  # [prompt, row, layout]
         weights = attention_from_position(inputs, rows).double()
         sums += (_from(weights, where[:, None].expand(-1, heads, -1, -1)) * taken[:, None]).sum(2)
@@ -105,3 +109,26 @@ def _from(weights: Float[Tensor, "... row key"], first: Int[Tensor, "... row lay
     """Sum of each row from key `first` on."""
     before = torch.nn.functional.pad(weights.cumsum(-1), (1, 0))
     return before[..., -1:] - before.gather(-1, first)
+
+
+def position_bias_sums(
+    inputs: AttentionInputs, tokens: Bool[Tensor, "prompt token"], memory: int = MEMORY
+) -> Float[Tensor, "head distance"]:
+    """Sum over prompts and seen pairs of `tokens` of the position logits, in units of q . k; 0 where there are none."""
+    prompts, length = tokens.shape
+    device = tokens.device
+    sums = torch.zeros(inputs.heads, length, dtype=torch.float64, device=device)
+    position_logits = inputs.position_logits
+    if position_logits is None:
+        return sums
+    distance = torch.arange(length, device=device)
+    at_once = max(1, memory // (24 * prompts * inputs.heads * length))
+    for rows in torch.arange(length, device=device).split(at_once):
+        key = rows[:, None] - distance
+        seen = (key >= 0) & tokens[:, rows, None] & tokens[:, key.clamp(min=0)]
+        if inputs.window is not None:
+            seen &= distance < inputs.window
+        added = position_logits(rows)
+        by_distance = added.gather(-1, key.clamp(min=0).expand(*added.shape[:2], -1, -1))
+        sums += by_distance.masked_fill(~seen[:, None], 0).sum((0, 2), dtype=torch.float64)
+    return sums / inputs.logit_scale

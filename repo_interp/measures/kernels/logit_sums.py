@@ -8,7 +8,7 @@ are centred first,
 so that float32 products keep their digits where the mean of the logits is far larger than their spread; the
 row effect beta is added back to all sums in float64. Soft-capped logits, logits with a position bias and
 attention weights - the softmax of a row - are not bilinear: their rows are written out some at a time, in
-O(n^2 d) time (about that of the layer's own attention, several times over) and O(n) memory a row.
+O(n^2 d) time (about that of the layer's own attention, several times over) and O(n) memory per row.
 
 Knows nothing about what the sums are for.
 """
@@ -23,11 +23,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs
-from repo_interp.measures.kernels.additive_map import additive_pairs
+from repo_interp.measures.kernels.axis_fit import additive_pairs
+from repo_interp.measures.kernels.causal_pairs import CHUNK
 from repo_interp.measures.kernels.causal_sums import causal_sums
-from repo_interp.measures.kernels.chunks import CHUNK
-from repo_interp.measures.kernels.over_heads import MEMORY
-from repo_interp.measures.kernels.triangle_solver import Axes
+from repo_interp.measures.kernels.heads import MEMORY
+from repo_interp.measures.kernels.solvers import Axes
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class MapSums:
     """Sums of a map over the seen pairs of every head, float64."""
 
     lines: Axes
-    """[prompt, head, token] each: over diagonals, rows and columns."""
+    """Sums over diagonals, rows and columns, each [prompt, head, token]."""
     square: Float[Tensor, "prompt head"]
 
 

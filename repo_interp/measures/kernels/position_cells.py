@@ -1,4 +1,10 @@
-"""The map a[u_i - u_j] + b_i + c_j over causal pairs, u a token's cell: its sums over bins, rows and columns.
+"""The three-axis fit with its distance axis over learned positions, u = floor(z / width) a token's cell.
+
+    W_ij ~ a[u_i - u_j] + b_i + c_j
+
+Where positions are the token index and width is 1, u_i - u_j = i - j and this is the fit of `axis_fit`; a layer
+that learns its positions is judged by the distances it has made. Only the correlation is wanted, whose error is
+of the order of the square of the solver's: few steps of conjugate gradients do.
 
 Binned as a difference of cells, a distance between positions makes everything a sum over cells. Tokens are cut
 into chunks: pairs within one are gone through; a row's pairs with earlier chunks need only how many keys each
@@ -8,7 +14,7 @@ cell held before its chunk,
 
 (a convolution, read off at u_i; alike for columns and for the bins), and the sum of q_i . k_j over a bin only the
 sum of each cell's keys: q_i . K_m falls into bin u_i - m. A window takes away the causal pairs with the keys
-delayed by it (causal_pairs). Cost a head: O(n (cells + chunk) d) for the sums of products, O(n chunk + n / chunk
+delayed by it (causal_pairs). Cost per head: O(n (cells + chunk) d) for the sums of products, O(n chunk + n / chunk
 cells log cells), in time and memory, for those of the map. Knows nothing about how positions came about.
 """
 
@@ -21,15 +27,104 @@ from jaxtyping import Bool, Float, Int
 from scipy.fft import next_fast_len
 from torch import Tensor
 
-from repo_interp.measures.kernels.causal_pairs import advanced, delayed, signed_keys
-from repo_interp.measures.kernels.chunks import in_chunks
+from repo_interp.inputs import AttentionInputs
+from repo_interp.measures.kernels.axis_fit import pearson
+from repo_interp.measures.kernels.causal_pairs import advanced, delayed, in_chunks, signed_keys
+from repo_interp.measures.kernels.heads import MEMORY
+from repo_interp.measures.kernels.logit_sums import MapSums, is_bilinear, row_blocks
+from repo_interp.measures.kernels.solvers import conjugate_gradients
+from repo_interp.positions.rotary import expand_heads
+
+TOLERANCE = 1e-6
+"""Residual of conjugate gradients, relative to that at the start."""
 
 CHUNK = 32
+"""Tokens per chunk."""
+
+
+def position_correlation(
+    inputs: AttentionInputs, sums: MapSums, width: float, most_cells: int, ridge: float
+) -> Float[Tensor, "prompt head"]:
+    """Pearson correlation of the logits and their fit; `sums` are those of the logits.
+
+    `width` is in positions. NaN for a head whose positions reach over more than `most_cells` cells in that
+    prompt, and where the logits do not vary. Raises ValueError for a layer without
+    positions.
+    """
+    if inputs.head_positions is None:
+        raise ValueError(f"layer {inputs.layer} ({inputs.scheme}) has no positions to measure distances by")
+    cell, within = _cells(inputs.head_positions, inputs.valid, width, most_cells)
+    takes_part = inputs.valid[:, None] & within[..., None]
+    correlation = torch.full(within.shape, torch.nan, dtype=torch.float64, device=cell.device)
+    queries, keys = inputs.rotated_queries, expand_heads(inputs.rotated_keys, inputs.heads)
+    tokens, d_head = queries.shape[-2:]
+    items = within.flatten().nonzero()[:, 0]
+    if not len(items):
+        return correlation
+    for block in items.split(max(1, 2 * MEMORY // (tokens * (8 * d_head + 2048)))):
+        prompt, head = block // inputs.heads, block % inputs.heads
+        part = takes_part[prompt, head]
+        pairs = binned_pairs(cell[prompt, head], part, inputs.window)
+        if is_bilinear(inputs):
+            some_queries = queries[prompt, head].masked_fill(~part[..., None], 0)
+            some_keys = keys[prompt, head].masked_fill(~part[..., None], 0)
+            by_bin = inputs.logit_scale * product_sums(some_queries, some_keys, pairs, inputs.window)
+        else:
+            by_bin = _written_out(inputs, cell[prompt, head], prompt, head, pairs)
+        some = [by_bin, sums.lines.query[prompt, head], sums.lines.key[prompt, head]]
+        correlation[prompt, head] = _fit_correlation(torch.cat(some, -1), sums.square[prompt, head], pairs, ridge)
+    return correlation
+
+
+def _cells(
+    positions: Float[Tensor, "prompt head token"],
+    valid: Bool[Tensor, "prompt token"],
+    width: float,
+    most_cells: int,
+) -> tuple[Int[Tensor, "prompt head token"], Bool[Tensor, "prompt head"]]:
+    """Cell of every valid token from the lowest on, 0 elsewhere; and which heads have at most `most_cells`."""
+    cell = torch.floor(positions.to(torch.float64) / width)
+    lowest = cell.masked_fill(~valid[:, None], torch.inf).amin(-1, keepdim=True)
+    cell = (cell - lowest).masked_fill(~valid[:, None], 0)
+    within = (cell.amax(-1) < most_cells) & valid.any(-1)[:, None]
+    return torch.where(within[..., None], cell, 0).to(torch.int64), within
+
+
+def _fit_correlation(
+    sums: Float[Tensor, "item unknown"], square: Float[Tensor, "item"], pairs: BinnedPairs, ridge: float
+) -> Float[Tensor, "item"]:
+    sizes = [part.shape[-1] for part in pairs.counts]
+
+    def apply(unknowns: Tensor) -> Tensor:
+        return torch.cat(pairs.sums(*unknowns.split(sizes, -1)), -1)
+
+    axes = conjugate_gradients(apply, sums, torch.cat(pairs.counts, -1), pairs.gauges(), ridge, TOLERANCE)
+    of_fit = apply(axes)
+    return pearson(
+        count=pairs.counts[0].sum(-1),
+        total=sums[..., : sizes[0]].sum(-1),
+        square=square,
+        fitted_total=of_fit[..., : sizes[0]].sum(-1),
+        fitted_square=(axes * of_fit).sum(-1),
+        product=(axes * sums).sum(-1),
+    )
+
+
+def _written_out(
+    inputs: AttentionInputs, cell: Int[Tensor, "item token"], prompt: Tensor, head: Tensor, pairs: BinnedPairs
+) -> Float[Tensor, "item bin"]:
+    """Sum of the logits of every bin where they are no dot product: rows are written out, O(n^2 d)."""
+    sums = torch.zeros_like(pairs.counts[0])
+    for rows, logits in row_blocks(inputs):
+        values = torch.where(inputs.visible(rows)[:, None], logits, 0)[prompt, head].to(torch.float64)
+        bins = cell[:, rows, None] - cell[:, None, :] + pairs.cells - 1
+        sums.scatter_add_(-1, bins.flatten(1), values.flatten(1))
+    return sums
 
 
 @dataclass(frozen=True)
 class CellPairs:
-    """Causal pairs of rows and keys by their cells, for some heads; build it by `cell_pairs`. Float64."""
+    """Causal pairs of rows and keys by their cells, for some heads; made by `binned_pairs`. Float64."""
 
     cells: int
     tokens: int
@@ -46,13 +141,14 @@ class CellPairs:
 
     @property
     def bins(self) -> int:
-        """Bins: the differences of cells, -(cells - 1) .. cells - 1."""
+        """Number of bins: the differences of cells, -(cells - 1) .. cells - 1, stand at 0 .. 2 cells - 2."""
         return 2 * self.cells - 1
 
     def of_distance(self, a: Float[Tensor, "item bin"]) -> tuple[Tensor, Tensor]:
         """Row and column sums of a[u_i - u_j]."""
         within = a.gather(-1, self.bin_within).view_as(self.seen_within) * self.seen_within
         by_row = within.sum(-1) + self._read(self.keys_before, a, self.row_cell)
+        # A column m sums a over the rows behind it, sum_u R_u a[u - m]: the same convolution with the bins of a backwards.
         by_key = within.sum(-2) + self._read(self.rows_after, a.flip(-1), self.key_cell)
         return self._flat(by_row), self._flat(by_key)
 
@@ -62,6 +158,8 @@ class CellPairs:
         over_pairs = (rows[..., :, None] + keys[..., None, :]) * self.seen_within
         sums = torch.zeros(len(b), self.bins, dtype=b.dtype, device=b.device)
         sums.scatter_add_(-1, self.bin_within, over_pairs.flatten(1))
+        # Between chunks: sum_u sum_m (rows at u)(keys at m) falls into bin u - m, a cross-correlation over cells for each chunk;
+        # the spectra of all chunks are summed before the one inverse transform.
         held_rows, held_keys = self._spectrum(self.row_cell, rows), self._spectrum(self.key_cell, keys)
         spectrum = (held_rows * self.keys_before.conj() + self.rows_after * held_keys.conj()).sum(1)
         around = torch.fft.irfft(spectrum, n=_length(self.cells))
@@ -73,6 +171,8 @@ class CellPairs:
 
     def _read(self, held: Tensor, a: Tensor, cell: Tensor) -> Float[Tensor, "item chunk token"]:
         """sum_m held_m a[u - m] at the cell u of every token."""
+        # Bin u - m stands at u - m + cells - 1 in a, so the sum for cell u is entry u + cells - 1 of the convolution. The transform is
+        # shorter than the whole convolution, but what wraps around ends up before entry cells - 1.
         length = _length(self.cells)
         spread = torch.fft.irfft(held * torch.fft.rfft(a, n=length)[:, None], n=length)
         return spread[..., self.cells - 1 : 2 * self.cells - 1].gather(-1, cell)
@@ -83,7 +183,7 @@ class CellPairs:
 
 @dataclass(frozen=True)
 class BinnedPairs:
-    """The pairs inside the window by bins: causal pairs less those beyond it. Build it by `binned_pairs`."""
+    """The pairs inside the window by bins: causal pairs less those beyond it. Made by `binned_pairs`."""
 
     parts: tuple[tuple[int, int, CellPairs], ...]
     """(sign, delay, pairs of the rows with the keys delayed)."""
@@ -184,7 +284,7 @@ def _cell_pairs(cells: int, row_cell: Tensor, row_part: Tensor, key_cell: Tensor
 
 def _causal_product_sums(queries: Tensor, keys: Tensor, pairs: CellPairs) -> Float[Tensor, "item bin"]:
     items, _, width = queries.shape
-    place = torch.arange(items, device=queries.device)[:, None] * pairs.cells
+    first_cell = torch.arange(items, device=queries.device)[:, None] * pairs.cells  # of each item in one long axis of cells
     held = torch.zeros(items * pairs.cells, width, dtype=torch.float64, device=queries.device)
     sums = torch.zeros(items, pairs.bins, dtype=torch.float64, device=queries.device)
     lower = torch.ones(CHUNK, CHUNK, dtype=queries.dtype, device=queries.device).tril()
@@ -192,22 +292,27 @@ def _causal_product_sums(queries: Tensor, keys: Tensor, pairs: CellPairs) -> Flo
     bins_within = pairs.bin_within.view(items, -1, CHUNK * CHUNK)
     chunks = zip(in_chunks(queries, CHUNK).unbind(1), in_chunks(keys, CHUNK).unbind(1), strict=True)
     for number, (some_queries, some_keys) in enumerate(chunks):
+        # Pairs within the chunk, one by one; what is not causal is multiplied by 0 and falls into any bin.
         within = (some_queries @ some_keys.mT).mul_(lower)
         sums.scatter_add_(-1, bins_within[:, number], within.flatten(1).to(torch.float64))
+        # Pairs with all earlier chunks, cell by cell: q_i . K_m goes into bin u_i - m, which at m = 0 .. cells - 1 is
+        # u_i + (cells - 1) .. u_i, counted from the lowest bin.
         crossed = some_queries @ held.view(items, pairs.cells, width).to(queries.dtype).mT
         bins = pairs.row_cell[:, number, :, None] + mirrored
         sums.scatter_add_(-1, bins.flatten(1), crossed.flatten(1).to(torch.float64))
-        held.index_add_(0, (place + pairs.key_cell[:, number]).flatten(), some_keys.flatten(0, 1).to(torch.float64))
+        # Only now do this chunk's keys join their cells: one index_add_ serves all items.
+        held.index_add_(0, (first_cell + pairs.key_cell[:, number]).flatten(), some_keys.flatten(0, 1).to(torch.float64))
     return sums
 
 
 def _held(cell: Tensor, weights: Tensor, cells: int) -> Float[Tensor, "item chunk cell"]:
-    """Sum of the weights of each cell's tokens, a chunk."""
+    """Sum of the weights of each cell's tokens, per chunk."""
     held = torch.zeros(*cell.shape[:-1], cells, dtype=torch.float64, device=cell.device)
     return held.scatter_add_(-1, cell, weights)
 
 
 def _length(cells: int) -> int:
+    """A fast transform length at which nothing wraps around into those entries of a convolution over the cells that are read."""
     length = next_fast_len(2 * cells, real=True)
     assert length is not None
     return length

@@ -21,9 +21,9 @@ import numpy as np
 import xarray as xr
 
 from repo_interp.errors import InputError
-from repo_interp.experiments.data_set_scores import ask
 from repo_interp.experiments.extrapolation import allowed_methods, extended
-from repo_interp.experiments.reordering import transposed
+from repo_interp.experiments.generated_scores import question_scores
+from repo_interp.experiments.perturbation import transposed
 from repo_interp.models.checkpoints import load_model
 from repo_interp.papers.data_sets.claims import CLAIMS, COMPARISONS, FLOOR, P6_QASPER, Comparison, needed
 from repo_interp.papers.data_sets.table_figure import data_set_table
@@ -130,7 +130,7 @@ def _measured(one: Subject, name: str, prompts: Sequence[Prompt], length: int, o
     if name == "qasper":
         orders[REORDERED] = [_reordered(prompt, options.seed, number) for number, prompt in enumerate(prompts)]
     parts = [
-        ask(model, one.tokenizer, asked, options.batch_size, extended(model, method, length, one.training_length))
+        question_scores(model, one.tokenizer, asked, options.batch_size, extended(model, method, length, one.training_length))
         for asked in orders.values()
     ]
     return xr.concat(parts, dim=xr.IndexVariable("order", list(orders))).assign_attrs(method=method)

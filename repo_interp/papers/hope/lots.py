@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from repo_interp.analysis.streaming import stream
+from repo_interp.analysis.observing import stream
 from repo_interp.errors import InputError
 from repo_interp.measures.components import Components
 from repo_interp.measures.statistics import Measure

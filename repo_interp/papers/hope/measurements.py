@@ -19,7 +19,7 @@ import xarray as xr
 from repo_interp.errors import InputError
 from repo_interp.experiments.training_steps import saved_steps
 from repo_interp.inputs import AttentionInputs
-from repo_interp.measures.kernels.layer_components import pair_components
+from repo_interp.measures.kernels.rotary_components import pair_components
 from repo_interp.measures.labels import described, of_layer
 from repo_interp.models.capture import capture
 from repo_interp.models.checkpoints import identify

@@ -23,10 +23,9 @@ from transformers import PreTrainedModel
 
 from repo_interp.analysis.analyze import analyze
 from repo_interp.errors import InputError
-from repo_interp.experiments.extrapolation import allowed_methods, extrapolation
-from repo_interp.experiments.lengths import cut
+from repo_interp.experiments.extrapolation import allowed_methods, extrapolation, output_traces
 from repo_interp.experiments.perturbation import PAPER_KINDS, perturbation
-from repo_interp.experiments.traces import output_traces
+from repo_interp.experiments.prompt_sets import cut
 from repo_interp.measures.fake_distance import FakeDistance
 from repo_interp.measures.maps import Maps
 from repo_interp.measures.rotation import Rotation
@@ -196,7 +195,7 @@ class _Measuring:
         longer = task.prompts(options.longer, options.seed, str(lengths[-1]))
 
         def extrapolated() -> xr.Dataset:
-            by_length = cut(task, longer, lengths)
+            by_length = cut(task.describe, longer, lengths)
             return extrapolation(model(), task, by_length, length, allowed_methods(model()), batch_size=options.batch_size)
 
         def traced() -> xr.Dataset:

@@ -1,11 +1,11 @@
-"""Gaussians fitted to feature vectors, and how far one is from another (Position Generalization sec. 4.2, table 2).
+"""Gaussians fitted to feature vectors, and the divergence between two (Position Generalization sec. 4.2, table 2).
 
     KL(N_0 || N_1) = 1/2 (tr(C_1^-1 C_0) + (m_1 - m_0)^T C_1^-1 (m_1 - m_0) - d + ln det C_1 - ln det C_0)      nats
 
 m, C: mean and covariance of the vectors, both from sums of x and x x^T, so that fits of two batches add up. To C is added
 `shrinkage` times its mean variance on the diagonal: heads whose outputs fill fewer than d dimensions would give an infinite
 divergence. A fit to n independent vectors is off by about d^2 / 4n nats for each of the two - and tokens of one document are far
-from independent - so compare only fits to equally many. Several Gaussians at once, one a leading axis. Float64.
+from independent - so compare only fits to equally many. Several Gaussians at once, along leading axes. Float64.
 
 Knows nothing about where vectors come from.
 """
@@ -21,7 +21,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class VectorSums:
-    """Sums over vectors; `one + other` is the sums over both."""
+    """Sums over vectors; the sum of two is the sums over the vectors of both."""
 
     count: int
     total: Float[Tensor, "*item d"]
@@ -47,15 +47,15 @@ def vector_sums(vectors: Float[Tensor, "*item vector d"]) -> VectorSums:
     return VectorSums(exact.shape[-2], exact.sum(-2), exact.mT @ exact)
 
 
-def gaussian_divergence(one: VectorSums, other: VectorSums, shrinkage: float = 1e-4) -> Float[Tensor, "*item"]:
-    """KL(N_one || N_other) in nats. ValueError where either has fewer vectors than 2."""
-    if min(one.count, other.count) < 2:
-        raise ValueError(f"a Gaussian needs at least 2 vectors; got {one.count} and {other.count}")
-    width = one.total.shape[-1]
-    level = shrinkage * other.covariance.diagonal(0, -2, -1).mean(-1)[..., None, None]
-    small = level * torch.eye(width, dtype=torch.float64, device=one.total.device)
-    first, second = one.covariance + small, other.covariance + small
-    factor, apart = torch.linalg.cholesky(second), (other.mean - one.mean)[..., None]
+def gaussian_divergence(of: VectorSums, to: VectorSums, shrinkage: float = 1e-4) -> Float[Tensor, "*item"]:
+    """KL(N_of || N_to) in nats. Raises ValueError where either has fewer than 2 vectors."""
+    if min(of.count, to.count) < 2:
+        raise ValueError(f"a Gaussian needs at least 2 vectors; got {of.count} and {to.count}")
+    width = of.total.shape[-1]
+    level = shrinkage * to.covariance.diagonal(0, -2, -1).mean(-1)[..., None, None]
+    widening = level * torch.eye(width, dtype=torch.float64, device=of.total.device)
+    first, second = of.covariance + widening, to.covariance + widening
+    factor, apart = torch.linalg.cholesky(second), (to.mean - of.mean)[..., None]
     distance = (apart.mT @ torch.cholesky_solve(apart, factor))[..., 0, 0]
     spread = torch.cholesky_solve(first, factor).diagonal(0, -2, -1).sum(-1)
     logarithms = 2 * factor.diagonal(0, -2, -1).log().sum(-1) - torch.linalg.slogdet(first).logabsdet

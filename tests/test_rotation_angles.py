@@ -10,7 +10,7 @@ import torch
 from causal_reference import seen
 from torch.testing import assert_close
 
-from repo_interp.measures.kernels.turns import EDGES, largest_difference, turns
+from repo_interp.measures.kernels.rotation_angles import EDGES, largest_difference, rotation_angles
 
 FREQUENCIES = torch.tensor([1.0, 0.1, 0.003, 0.0], dtype=torch.float64)
 
@@ -33,7 +33,7 @@ def by_pair(positions, valid, window, row):
 @pytest.mark.parametrize("window", [None, 1, 7, 50])
 def test_short_prompts_are_counted_pair_by_pair(window):
     positions, valid = drawn(40)
-    found = turns(positions, FREQUENCIES, valid, window)
+    found = rotation_angles(positions, FREQUENCIES, valid, window)
     edges = torch.tensor([*EDGES, math.inf], dtype=torch.float64)
     for row in range(2):
         differences = by_pair(positions, valid, window, row)
@@ -49,10 +49,10 @@ def test_short_prompts_are_counted_pair_by_pair(window):
 def test_padding_changes_nothing_even_where_pairs_are_sampled():
     positions, _ = drawn(90, prompts=2)
     valid = torch.ones(2, 90, dtype=torch.bool)
-    plain = turns(positions, FREQUENCIES, valid, 30, per_side=16)
+    plain = rotation_angles(positions, FREQUENCIES, valid, 30, per_side=16)
     for pad in ((0, 25), (25, 0)):
         padded = torch.nn.functional.pad(positions, pad, value=1e6), torch.nn.functional.pad(valid, pad)
-        found = turns(padded[0], FREQUENCIES, padded[1], 30, per_side=16)
+        found = rotation_angles(padded[0], FREQUENCIES, padded[1], 30, per_side=16)
         assert_close(found.pairs, plain.pairs)
         assert_close(found.difference, plain.difference)
 
@@ -60,7 +60,7 @@ def test_padding_changes_nothing_even_where_pairs_are_sampled():
 @pytest.mark.parametrize("window", [None, 900])
 def test_a_sample_of_a_long_prompt_stands_for_all_its_pairs(window):
     positions, valid = drawn(1500)
-    found, exact = (turns(positions, FREQUENCIES, valid, window, per_side=side) for side in (256, 1500))
+    found, exact = (rotation_angles(positions, FREQUENCIES, valid, window, per_side=side) for side in (256, 1500))
     assert_close(found.pairs.sum(-1), exact.pairs.sum(-1))
     assert_close(found.difference, exact.difference, rtol=0.02, atol=0)
     shares = [of.pairs / of.pairs.sum(-1, keepdim=True) for of in (found, exact)]
@@ -70,7 +70,7 @@ def test_a_sample_of_a_long_prompt_stands_for_all_its_pairs(window):
 def test_the_index_turns_a_component_by_frequency_times_distance():
     index = torch.arange(100, dtype=torch.float64).expand(1, 1, -1)
     every = torch.ones(1, 100, dtype=torch.bool)
-    found = turns(index, torch.tensor([0.1 * (1 + 1e-12)], dtype=torch.float64), every)
+    found = rotation_angles(index, torch.tensor([0.1 * (1 + 1e-12)], dtype=torch.float64), every)
     assert found.pairs[0, 0, 0] == 100, "a token with itself does not turn"
     assert found.pairs[0, 0, 2] == sum(100 - t for t in range(1, 8)), "0.1 to pi/4 rad: distances 1 to 7"
     assert largest_difference(index, every).item() == 99
@@ -79,7 +79,7 @@ def test_the_index_turns_a_component_by_frequency_times_distance():
 
 def test_neither_where_zero_is_nor_the_direction_matters():
     positions, valid = drawn(60)
-    plain, other = (turns(some, FREQUENCIES, valid) for some in (positions, 5 - positions))
+    plain, other = (rotation_angles(some, FREQUENCIES, valid) for some in (positions, 5 - positions))
     assert_close(plain.pairs, other.pairs)
     assert_close(largest_difference(positions, valid), largest_difference(5 - positions, valid))
 
@@ -87,5 +87,5 @@ def test_neither_where_zero_is_nor_the_direction_matters():
 def test_no_pair_no_difference():
     positions, _ = drawn(5)
     none = torch.zeros(3, 5, dtype=torch.bool)
-    assert turns(positions, FREQUENCIES, none).pairs.sum() == 0
+    assert rotation_angles(positions, FREQUENCIES, none).pairs.sum() == 0
     assert (largest_difference(positions, none) == -math.inf).all()

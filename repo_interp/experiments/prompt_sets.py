@@ -1,4 +1,9 @@
-"""Prompts of the training length and longer ones, for any task: what `extrapolation` is measured on.
+"""The prompts that an experiment runs on, and how they are scored where no task says it.
+
+    given text     every token but the first is a target; score: log perplexity, nats per token                     `Windows`
+    given answers  prompts that mark generated tokens: those are the targets; score: 1 where all are likeliest       `Answers`
+
+and by length, what `extrapolation` is measured on:
 
     text           (every token a target)     the same windows, cut to every length
     other tasks    test sets as they are      the one that a model is trained on, and longer ones; a length is that of the longest prompt
@@ -8,13 +13,16 @@ Knows nothing about models but the length they were trained on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
+from jaxtyping import Float
 
 from repo_interp.errors import InputError
-from repo_interp.experiments.given import Answers, Windows
-from repo_interp.tasks import Prompt, Task
+from repo_interp.tasks import Prompt, Response, Task
+from repo_interp.tasks.task import Scoring, log_perplexity
 
 MOST = 4
 """Longest default length, in training lengths."""
@@ -24,43 +32,76 @@ LEAST = 4
 """Prompts of a length that are needed."""
 
 
+@dataclass(frozen=True)
+class Answers(Scoring):
+    """Prompts with generated tokens, scored by exact match."""
+
+    name: ClassVar[str] = "given prompts"
+
+
+@dataclass(frozen=True)
+class Windows(Scoring):
+    """Prompts of plain text, scored by their log perplexity."""
+
+    name: ClassVar[str] = "given prompts"
+    metric: ClassVar[str] = "log perplexity"
+    higher_is_better: ClassVar[bool] = False
+
+    def targets(self, prompt: Prompt) -> tuple[int, ...]:
+        """All tokens but the first."""
+        return tuple(range(1, len(prompt.tokens)))
+
+    def score(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> Float[np.ndarray, " prompt"]:
+        """Nats per token."""
+        return log_perplexity(self, responses, prompts)
+
+
+def scoring_of(prompts: Sequence[Prompt]) -> Scoring:
+    """How given `prompts` are scored: by their generated tokens where all have some, else by every token but the first."""
+    return Answers() if all(prompt.generated for prompt in prompts) else Windows()
+
+
 def prompts_by_length(
-    task: Task, prompts: Sequence[Prompt], training_length: int, lengths: Sequence[int], count: int, seed: int
-) -> tuple[Task, dict[int, list[Prompt]]]:
-    """Prompts by length in tokens, the shortest of the training length or - a task's - below it; and the task that judges them.
+    scoring: Scoring, prompts: Sequence[Prompt], training_length: int, lengths: Sequence[int], count: int, seed: int
+) -> tuple[Scoring, dict[int, list[Prompt]]]:
+    """Prompts by length in tokens, the shortest of the training length or - a task's - below it; and how they are scored.
 
     `lengths` in tokens; empty: the training length and its doublings up to `MOST` times it, as far as there are prompts. `prompts` are
-    taken where they were given and no task makes others. Raises InputError where nothing is longer than the training length.
+    taken where `scoring` is no task that makes others. Raises InputError where nothing is longer than the training length.
     """
-    if isinstance(task, Answers):
+    if not isinstance(scoring, Task):
         windows = [prompt for prompt in prompts if len(prompt.tokens) > training_length]
         if len(windows) < LEAST:
             raise InputError(
                 f"extrapolation needs at least {LEAST} prompts longer than the training length, {training_length} tokens; "
                 f"{len(windows)} of the given prompts are. Give longer ones, or leave the experiment out"
             )
-        judge = Windows(task.vocabulary, task.longest)
         shortest = min(len(prompt.tokens) for prompt in windows)
         wanted = _doublings(training_length, shortest) if not lengths else _wanted(lengths, training_length)
-        return judge, cut(judge, windows[:count], wanted)
-    if task.metric == "log perplexity":
-        wanted = _wanted(lengths, training_length) if lengths else [training_length, *_longer_text(task, training_length)]
-        return task, cut(task, task.prompts(count, seed, str(max(wanted))), wanted)
-    return task, _test_sets(task, training_length, lengths, count, seed)
+        return Windows(), cut(Prompt, windows[:count], wanted)
+    if scoring.metric == "log perplexity":
+        wanted = _wanted(lengths, training_length) if lengths else [training_length, *_longer_text(scoring, training_length)]
+        return scoring, cut(scoring.describe, scoring.prompts(count, seed, str(max(wanted))), wanted)
+    return scoring, _test_sets(scoring, training_length, lengths, count, seed)
 
 
-def cut(task: Task, prompts: Sequence[Prompt], lengths: Sequence[int]) -> dict[int, list[Prompt]]:
-    """The first tokens of `prompts`, for every length. Raises InputError where a prompt is too short."""
+def cut(
+    describe: Callable[[tuple[int, ...]], Prompt], prompts: Sequence[Prompt], lengths: Sequence[int]
+) -> dict[int, list[Prompt]]:
+    """The first tokens of `prompts`, for every length; `describe` makes a prompt of them (`Task.describe`, or `Prompt` itself).
+
+    Raises InputError where a prompt is too short.
+    """
     shortest = min(len(prompt.tokens) for prompt in prompts)
     if max(lengths) > shortest:
         raise InputError(f"a length of {max(lengths)} tokens was asked for, but a prompt has {shortest}; ask for longer prompts")
-    return {length: [task.describe(prompt.tokens[:length]) for prompt in prompts] for length in lengths}
+    return {length: [describe(prompt.tokens[:length]) for prompt in prompts] for length in lengths}
 
 
 def _doublings(training_length: int, shortest: int) -> list[int]:
     """The training length, its doublings, and - where that is less than its double - what the shortest prompt has."""
-    found = [training_length << power for power in range(MOST.bit_length()) if training_length << power <= shortest]
-    return found if len(found) > 1 else [training_length, shortest]
+    lengths = [training_length << power for power in range(MOST.bit_length()) if training_length << power <= shortest]
+    return lengths if len(lengths) > 1 else [training_length, shortest]
 
 
 def _wanted(lengths: Sequence[int], training_length: int) -> list[int]:
@@ -71,20 +112,20 @@ def _wanted(lengths: Sequence[int], training_length: int) -> list[int]:
 
 def _longer_text(task: Task, training_length: int) -> list[int]:
     """Doublings of the training length for which the task has text."""
-    found = []
+    lengths = []
     for power in range(1, MOST.bit_length()):
         try:
             task.prompts(1, 0, str(training_length << power))
         except InputError:
-            if not found:
+            if not lengths:
                 raise
             break
-        found.append(training_length << power)
-    return found
+        lengths.append(training_length << power)
+    return lengths
 
 
 def _test_sets(task: Task, training_length: int, lengths: Sequence[int], count: int, seed: int) -> dict[int, list[Prompt]]:
-    """Of the test sets of one length each the first: the longest within the training length, and some longer ones."""
+    """Prompts of the longest test set within the training length, and of some longer ones; of sets of one length, the first."""
     sizes: dict[int, str] = {}
     for name in (task.default_test_set, *task.test_sets):
         sizes.setdefault(max(len(prompt.tokens) for prompt in task.prompts(LEAST, seed, name)), name)
@@ -101,7 +142,4 @@ def _test_sets(task: Task, training_length: int, lengths: Sequence[int], count: 
             raise InputError(f"task {task.name} has no test set of {absent[0]} tokens; its test sets have {known}")
         beyond = sorted(length for length in lengths if length > training_length)
     chosen = [beyond[place] for place in np.unique(np.linspace(0, len(beyond) - 1, SETS - 1).round().astype(int))]
-    found: dict[int, list[Prompt]] = {}
-    for size in (max(within), *(beyond if lengths else chosen)):
-        found[size] = task.prompts(count, seed, sizes[size])
-    return found
+    return {size: task.prompts(count, seed, sizes[size]) for size in (max(within), *(beyond if lengths else chosen))}

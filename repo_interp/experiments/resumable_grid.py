@@ -1,4 +1,4 @@
-"""Finished points of an experiment's grid on disk, so that an interrupted one goes on where it stopped.
+"""A grid of measurements whose finished points stay on disk, so that an interrupted one goes on where it stopped.
 
     point = a name and a few numbers        DIRECTORY/NAME.json, written whole or not at all
 
@@ -14,21 +14,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from repo_interp.files import write_text
 
-class Points:
+
+class ResumableGrid:
     """Numbers by the name of a point."""
 
     def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
         self._directory = None if directory is None else Path(directory)
 
-    def value(self, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What `measure` returns for the point `name` - numbers and lists of numbers - or what it returned before."""
+    def get_or_compute(self, name: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """The point `name`: what `compute` returns - numbers and lists of numbers - or what it returned before."""
         if self._directory is None:
-            return measure()
+            return compute()
         file = self._directory / f"{name}.json"
         if not file.is_file():
             self._directory.mkdir(parents=True, exist_ok=True)
-            unfinished = file.with_suffix(".unfinished")
-            unfinished.write_text(json.dumps(measure()), encoding="utf-8")
-            os.replace(unfinished, file)
+            write_text(file, json.dumps(compute()))
         return json.loads(file.read_text(encoding="utf-8"))

@@ -1,9 +1,9 @@
-"""How far positions really turn each rotary component: the angles theta_r (z_i - z_j) of seen pairs.
+"""How far positions really rotate each component: the angles theta_r |z_i - z_j| of seen pairs.
 
-A component turns by theta_r |z_i - z_j|. With the index as position that grows with distance, whatever the text; learned
-positions decide it themselves, and may leave slow components - all but - unturned.
+With the index as position the angle grows with distance, whatever the text; learned positions decide it themselves, and may
+leave slow components all but unrotated.
 
-- histogram over fixed bins of the angle, per component, and mean |z_i - z_j|: over all seen pairs while a prompt has at
+- histogram over fixed bins of the angle, per component, and sum of |z_i - z_j|: over all seen pairs while a prompt has at
   most `per_side` tokens, else over the grid of `per_side` queries x `per_side` distances evenly spread over those
   there are, each prompt weighted by its number of seen pairs
 - largest |z_i - z_j| of a seen pair: over all of them, from running extremes
@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repo_interp.measures.kernels.causal_pairs import pair_counts
-from repo_interp.measures.kernels.over_heads import MEMORY
+from repo_interp.measures.kernels.heads import MEMORY
 
 EDGES = (
     0.0,
@@ -43,23 +43,23 @@ PER_SIDE = 256
 
 
 @dataclass(frozen=True)
-class Turns:
-    """Turns of a layer, per row of positions (`any`: a head, a key-value head, or one for all). Float64."""
+class RotationAngles:
+    """Rotation angles of a layer, per row of positions (`any`: a head, a key-value head, or one for all). Float64."""
 
-    pairs: Float[Tensor, "any component turn"]
-    """Seen pairs of all prompts by the angle that they turn a component."""
+    pairs: Float[Tensor, "any component angle"]
+    """Seen pairs of all prompts, by component and by bin of the angle (`EDGES`)."""
     difference: Float[Tensor, "any"]
     """Sum of |z_i - z_j| over the seen pairs of all prompts, in positions."""
 
 
-def turns(
+def rotation_angles(
     positions: Float[Tensor, "prompt any token"],
     frequencies: Float[Tensor, "component"],
     tokens: Bool[Tensor, "prompt token"],
     window: int | None = None,
     per_side: int = PER_SIDE,
-) -> Turns:
-    """Histogram of turns over `EDGES`, and sums of position differences, over the seen pairs of `tokens`."""
+) -> RotationAngles:
+    """Histogram of the angles over `EDGES`, and sums of position differences, over the seen pairs of `tokens`."""
     rates = frequencies.to(device=positions.device, dtype=torch.float64).abs()
     edges = torch.tensor(EDGES[1:], dtype=torch.float64, device=positions.device) / rates[:, None]
     in_order = edges.flatten().sort()
@@ -71,16 +71,18 @@ def turns(
         at_query = rows.gather(-1, query[:, None].expand(-1, some, -1))
         difference = (at_query[..., None] - at_key).abs_().masked_fill_(weights[:, None] == 0, 0)
         weight = weights[:, None].expand_as(difference)
+        # One sort of the edges of all components, in positions, serves them all; rows of cells are told apart by an offset.
         cells = torch.bucketize(difference, in_order.values, right=True)
         cells += torch.arange(some, device=cells.device)[:, None, None] * (edges.numel() + 1)
-        found = torch.bincount(cells.flatten(), weight.flatten(), minlength=some * (edges.numel() + 1))
-        counts.append(found.unflatten(0, (some, -1)))
+        counted = torch.bincount(cells.flatten(), weight.flatten(), minlength=some * (edges.numel() + 1))
+        counts.append(counted.unflatten(0, (some, -1)))
         total.append((weight * difference).sum((0, 2, 3)))
+    # Cumulative counts at every edge of every component, put back from sorted order; a bin is a difference of two of them.
     upto = torch.cat(counts).cumsum(-1)
     below = torch.empty_like(upto[:, :-1])
     below[:, in_order.indices] = upto[:, :-1]
     ends = torch.cat((below.unflatten(-1, edges.shape), upto[:, -1:, None].expand(-1, len(edges), 1)), dim=-1)
-    return Turns(ends.diff(dim=-1, prepend=torch.zeros_like(ends[..., :1])), torch.cat(total))
+    return RotationAngles(ends.diff(dim=-1, prepend=torch.zeros_like(ends[..., :1])), torch.cat(total))
 
 
 def largest_difference(

@@ -1,0 +1,121 @@
+"""Batches through a model, each observed once and merged with those before it: what `analyze` and `stream` share.
+
+    total <- merge(total, observe(batch))
+
+Sums are merged as they come, so that they take the memory of one batch; what belongs to single prompts is put side by side. `stream`
+takes any number of prompts in constant memory: they are drawn from an iterator as they are needed, and every measure's statistics are
+sums (`Components(prompts="mean")`), since those of single prompts would pile up.
+
+Knows nothing about how prompts are made or what is measured.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+import torch
+import xarray as xr
+from torch import nn
+
+from repo_interp.analysis.batches import Batch, make_batches
+from repo_interp.errors import InputError
+from repo_interp.inputs import AttentionInputs, select_heads
+from repo_interp.measures.labels import parameter_attributes
+from repo_interp.measures.statistics import Measure, Statistics, as_measure, merge
+from repo_interp.models.capture import capture
+from repo_interp.models.provenance import length_trained
+from repo_interp.models.reposition import layout
+from repo_interp.run import with_schemes
+from repo_interp.tasks.prompts import Prompt
+
+
+class MergedStatistics:
+    """The statistics of one measure over the batches so far."""
+
+    def __init__(self) -> None:
+        self._of_prompts: list[Statistics] = []
+        self._sums = xr.Dataset()
+
+    def add(self, statistics: Statistics) -> None:
+        """Merge in the statistics of one more batch."""
+        if statistics.per_prompt.data_vars or statistics.first_prompt.data_vars:
+            self._of_prompts.append(replace(statistics, sums=xr.Dataset()))
+        self._sums = merge([Statistics(sums=self._sums), Statistics(sums=statistics.sums)]).sums
+
+    def total(self) -> Statistics:
+        """The statistics of all batches."""
+        return merge([*self._of_prompts, Statistics(sums=self._sums)])
+
+
+def measures_for(bridge: nn.Module, measures: Sequence[Measure]) -> list[Measure]:
+    """`measures` - ours, or objects of other packages - for a model, with the length that it was trained on."""
+    return [as_measure(measure).for_training_length(length_trained(bridge)) for measure in measures]
+
+
+def observe_batch(
+    bridge: nn.Module,
+    batch: Batch,
+    measures: Sequence[Measure],
+    layers: Sequence[int],
+    heads: Sequence[int] | None = None,
+    advance: Callable[[int], None] | None = None,
+) -> dict[str, Statistics]:
+    """Statistics of one batch by measure, from one forward pass. `advance` is called with the number of layers observed."""
+    parts: dict[str, list[Statistics]] = {measure.name: [] for measure in measures}
+
+    def receive(inputs: AttentionInputs) -> None:
+        if heads is not None:
+            inputs = select_heads(inputs, heads)
+        for measure in measures:
+            spans = {**batch.spans, **batch.structure} if measure.segment_kinds else batch.spans
+            parts[measure.name].append(_with_head_numbers(measure.observe(inputs, spans), heads))
+        if advance is not None:
+            advance(len(parts[measures[0].name]))
+
+    capture(bridge, batch.tokens, batch.valid, torch.as_tensor(batch.numbers), receive, layers)
+    return {name: merge(statistics) for name, statistics in parts.items()}
+
+
+def group_of(measure: Measure, statistics: Statistics, schemes: Sequence[str]) -> xr.Dataset:
+    """The group of a run that `measure` concludes from merged statistics, with its parameters; `schemes` names every layer's."""
+    group = with_schemes(measure.conclude(statistics), schemes)
+    return group.assign_attrs(parameter_attributes(measure.parameters))
+
+
+def stream(
+    bridge: nn.Module, prompts: Iterable[Prompt], measures: Sequence[Measure], batch_size: int = 8
+) -> dict[str, xr.Dataset]:
+    """Groups of a run over `prompts`, by measure, as `analyze` makes them.
+
+    Raises InputError where there is no prompt, and for a measure that keeps something of every single one.
+    """
+    schemes = layout(bridge)
+    measures = measures_for(bridge, measures)
+    device = next(bridge.parameters()).device
+    merged = {measure.name: MergedStatistics() for measure in measures}
+    source, begun = iter(prompts), 0
+    while some := list(itertools.islice(source, batch_size)):
+        (batch,) = make_batches(some, batch_size, device)
+        batch = replace(batch, numbers=tuple(begun + number for number in batch.numbers))
+        for name, statistics in observe_batch(bridge, batch, measures, range(len(schemes))).items():
+            if statistics.per_prompt.data_vars:
+                raise InputError(
+                    f"{name} keeps {', '.join(map(str, statistics.per_prompt.data_vars))} of every prompt: use analyze, or sums"
+                )
+            merged[name].add(statistics)
+        begun += len(some)
+    if not begun:
+        raise InputError("there are no prompts to measure")
+    return {measure.name: group_of(measure, merged[measure.name].total(), schemes) for measure in measures}
+
+
+def _with_head_numbers(statistics: Statistics, heads: Sequence[int] | None) -> Statistics:
+    if heads is None:
+        return statistics
+    numbered = [
+        dataset.assign_coords(head=list(heads)) if "head" in dataset.dims else dataset
+        for dataset in (statistics.per_prompt, statistics.sums, statistics.first_prompt)
+    ]
+    return Statistics(*numbered)

@@ -1,0 +1,168 @@
+"""Answers that are generated as text and scored by what is asked: the questions of a data set, and needles in a haystack.
+
+    output      tokens up to the model's end of text, without special tokens, greedily; what of it counts is the data set's to say
+    questions   score: mean over questions of a metric from 0 to 1, part by part; error = standard deviation / sqrt(questions)
+    needles     score: share of the reference values that the output holds (RULER, Hsieh et al. 2024; RePo fig. 1)
+
+Questions whose middle was cut out for want of room are counted (`cut`). A test set of needles is a length in tokens, the answer's among
+them. Knows nothing about files, checkpoints and how prompts are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from repo_interp.errors import InputError
+from repo_interp.experiments.task_scores import score_map
+from repo_interp.measures.labels import described
+from repo_interp.models.generation import continue_greedily
+from repo_interp.models.reposition import longest_prompt
+from repo_interp.tasks import Prompt, niah, niah_scores
+from repo_interp.tasks.data_sets import data_set_scores
+
+
+def question_scores(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Prompt],
+    batch_size: int = 8,
+    context: AbstractContextManager[None] | None = None,
+) -> xr.Dataset:
+    """Scores of `prompts` (`tasks.data_sets.data_set_prompts`, without answers), one row per part and metric.
+
+    `score [test_set, prompt]` (NaN beyond the questions of a part), `mean_score`, `standard_error`, `questions`, `cut` (share of them that
+    lost their middle) [test_set]; coordinates `subset` and `metric` along test_set. `context`: what the model runs in, such as
+    `extrapolation.extended`. Raises InputError where the model cannot take prompts as long as these.
+    """
+    longest, needed = longest_prompt(model), max(len(prompt.tokens) + prompt.attributes["new_tokens"] for prompt in prompts)
+    if longest is not None and needed > longest:
+        raise InputError(
+            f"the longest prompt and its answer have {needed} tokens, the model's learned table {longest}; give a smaller length"
+        )
+    with context or nullcontext():
+        outputs = generated_texts(model, tokenizer, prompts, batch_size)
+    by_metric = data_set_scores(prompts, outputs)
+    subsets = np.array([prompt.attributes["subset"] for prompt in prompts])
+    cut = np.array([prompt.attributes["dropped_tokens"] > 0 for prompt in prompts])
+    parts = [
+        (subset, metric, (subsets == subset) & np.isfinite(values))
+        for subset in dict.fromkeys(subsets.tolist())
+        for metric, values in by_metric.items()
+    ]
+    parts = [part for part in parts if part[2].any()]
+    scores = np.full((len(parts), max(int(here.sum()) for _, _, here in parts)), np.nan)
+    for row, (_, metric, here) in enumerate(parts):
+        scores[row, : here.sum()] = by_metric[metric][here]
+    counts = np.isfinite(scores).sum(axis=1)
+    deviation = [row[:n].std(ddof=1) if n > 1 else np.nan for row, n in zip(scores, counts, strict=True)]
+    return xr.Dataset(
+        {
+            "score": _described(("test_set", "prompt"), scores, "score of every question"),
+            "mean_score": _described(("test_set",), np.nanmean(scores, axis=1), "score, mean over questions"),
+            "standard_error": _described(("test_set",), deviation / np.sqrt(counts), "standard error of the mean score"),
+            "questions": _described(("test_set",), counts, "questions asked"),
+            "cut": _described(
+                ("test_set",), [cut[here].mean() for _, _, here in parts], "share of questions that lost their middle"
+            ),
+        },
+        {
+            "test_set": [f"{subset}: {metric}" for subset, metric, _ in parts],
+            "subset": ("test_set", [subset for subset, _, _ in parts]),
+            "metric": ("test_set", [metric for _, metric, _ in parts]),
+            "prompt": np.arange(scores.shape[1]),
+        },
+    )
+
+
+def needle_scores(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    lengths: Sequence[int],
+    variant: str = "multikey_1",
+    count: int = 20,
+    seed: int = 0,
+    batch_size: int = 8,
+    progress: Callable[[int, int], None] | None = None,
+    **options: Any,
+) -> xr.Dataset:
+    """Scores of `count` prompts of every length. Variables as `task_scores` names them, with answers "generated":
+
+    `score [test_set, prompt]`, `mean_score`, `standard_error`, `tokens` [test_set]; `score_map [depth, length]` for variants that ask for
+    one needle. `options`: those of `tasks.niah` (dialect, essay, depth). `progress` is called with lengths done and in all. Raises
+    InputError for what `tasks.niah` refuses, and for lengths beyond a learned table.
+    """
+    longest = longest_prompt(model)
+    if longest is not None and max(lengths) > longest:
+        raise InputError(f"{max(lengths)} tokens were asked for, the model's learned table has {longest}; give shorter lengths")
+    by_length: list[list[Prompt]] = [
+        niah(tokenizer, variant, length, count, seed, answer="none", **options) for length in lengths
+    ]
+    scores = np.empty((len(lengths), count))
+    for row, prompts in enumerate(by_length):
+        scores[row] = found_needles(model, tokenizer, prompts, batch_size)
+        if progress is not None:
+            progress(row + 1, len(lengths))
+    deviation = scores.std(axis=1, ddof=1) if count > 1 else np.full(len(lengths), np.nan)
+    axes, label = {"test_set": [str(length) for length in lengths]}, "share of the needles found"
+    result = xr.Dataset(
+        {
+            "score": described(
+                xr.DataArray(scores, axes | {"prompt": np.arange(count)}, ("test_set", "prompt")),
+                f"{label}, of every prompt",
+                "1",
+            ),
+            "mean_score": described(xr.DataArray(scores.mean(axis=1), axes, ("test_set",)), f"{label}, mean over prompts", "1"),
+            "standard_error": described(
+                xr.DataArray(deviation / np.sqrt(count), axes, ("test_set",)), "standard error of the mean score", "1"
+            ),
+            "tokens": described(
+                xr.DataArray([max(len(prompt.tokens) for prompt in prompts) for prompts in by_length], axes, ("test_set",)),
+                "tokens of the longest prompt",
+                "tokens",
+            ),
+        }
+    )
+    flat = [prompt for prompts in by_length for prompt in prompts]
+    if all(prompt.attributes.get("depth") is not None for prompt in flat):
+        mapped = score_map(flat, scores.ravel(), ("depth", "length"))
+        assert mapped is not None  # every prompt has both
+        result["score_map"] = described(mapped, f"{label}, by depth and length", "1")
+    attributes = {"task": "ruler", "metric": label, "test_sets_count": "tokens", "count": count, "seed": seed, "variant": variant}
+    return result.assign_attrs(attributes | options, answers="generated", left_out=[], higher_is_better="True")
+
+
+def found_needles(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], batch_size: int = 8
+) -> np.ndarray:
+    """Share of the needles that the model's greedy answer to each of `prompts` (`tasks.niah`, without answers) holds."""
+    return niah_scores(generated_texts(model, tokenizer, prompts, batch_size), prompts) / 100
+
+
+def generated_texts(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], batch_size: int = 8
+) -> list[str]:
+    """The model's greedy answer to each prompt, in at most as many tokens as the prompt's attribute `new_tokens` says."""
+    counts = [int(prompt.attributes["new_tokens"]) for prompt in prompts]
+    made = continue_greedily(model, [prompt.tokens for prompt in prompts], counts, batch_size)
+    ends = _ends(model, tokenizer)
+    return [str(tokenizer.decode(_until(tokens, ends), skip_special_tokens=True)) for tokens in made]
+
+
+def _ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """Tokens that end a text."""
+    known = [getattr(model.generation_config, "eos_token_id", None), tokenizer.eos_token_id]
+    return {token for ends in known for token in (ends if isinstance(ends, list) else [ends]) if token is not None}
+
+
+def _until(tokens: Sequence[int], ends: set[int]) -> list[int]:
+    return list(tokens[: next((place for place, token in enumerate(tokens) if token in ends), len(tokens))])
+
+
+def _described(axes: tuple[str, ...], values: object, long_name: str) -> tuple:
+    return axes, np.asarray(values), {"long_name": long_name, "units": "1"}

@@ -1,0 +1,126 @@
+"""Segments of a prompt as the places where they begin, shuffled layouts to compare with, and how a row of numbers follows them.
+
+    edges e_1 < ... < e_k of n tokens: token e_m begins segment m; segment 0 begins at token 0
+    eta^2 = sum_s n_s (mean_s - mean)^2 / sum_i (z_i - mean)^2
+    F1 of the k largest |z_i - z_{i-1}| against k edges, each matched to at most one within the tolerance
+
+A shuffled layout has the segments in random order, and then all edges moved by one random number of tokens,
+
+    e' = e + r,    r = 1 - n_0 .. n_k - 1    (n_0, n_k: tokens of the first and of the last segment)
+
+so that it has as many edges at the same distances; moved too, since segments of one length are the same in any order. Draws
+depend on the seed, the prompt's number and the kind alone. As many jumps as edges are taken, so precision, recall and F1 are
+one number. Jumps of one size come in a random order that is given: a row without a jump that stands out, such as the index,
+has the F1 of chance.
+
+Knows nothing about positions or attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from repo_interp.errors import InputError
+from repo_interp.inputs import Spans
+
+INSIDE, STARTS = "segments.", ".starts"
+"""Spans `segments.K` and `segments.K.starts` of a kind K of segments."""
+
+
+def segment_edges(spans: Spans, kind: str, row: int) -> tuple[Int[Tensor, "member"], Int[Tensor, "edge"]]:
+    """Tokens of prompt `row` that lie in segments of `kind`, and of these the numbers of those that begin one, without the first."""
+    inside = spans.get(INSIDE + kind)
+    starts = spans.get(INSIDE + kind + STARTS)
+    if inside is None or starts is None:
+        nothing = torch.zeros(0, dtype=torch.long)
+        return nothing, nothing
+    members = inside[row].nonzero()[:, 0]
+    begins = starts[row][members].nonzero()[:, 0]
+    return members, begins[begins > 0]
+
+
+def shuffled_edges(edges: Int[Tensor, "edge"], tokens: int, draws: int, random: np.random.Generator) -> Int[Tensor, "draw edge"]:
+    """Edges of `draws` shuffled layouts of the same `tokens`, ascending."""
+    lengths = np.diff(edges.cpu().numpy(), prepend=0, append=tokens)
+    orders = np.stack([random.permutation(lengths) for _ in range(draws)])
+    moved = random.integers(1 - orders[:, 0], orders[:, -1])
+    return torch.as_tensor(np.cumsum(orders[:, :-1], axis=1) + moved[:, None], device=edges.device)
+
+
+def generator(seed: int, prompt: int, kind: str = "") -> np.random.Generator:
+    """Random numbers of one prompt and kind, the same in whatever batch it stands."""
+    return np.random.default_rng([seed, prompt, *kind.encode()])
+
+
+def chance(drawn: Tensor, observed: Tensor) -> Tensor:
+    """Share of draws at least as high as `observed`, (1 + such draws) / (1 + draws), over axis 0 of `drawn`; NaN where `observed` is."""
+    at_least = (drawn >= observed - 1e-12).sum(0).double()
+    return ((1 + at_least) / (1 + drawn.shape[0])).masked_fill(observed.isnan(), torch.nan)
+
+
+def check_draws(kinds: Sequence[str], draws: int) -> None:
+    """Raise InputError where there is no kind or no draw."""
+    if not kinds:
+        raise InputError("no kind of segment was asked for; name at least one, such as lines")
+    if draws < 1:
+        raise InputError(f"the control needs at least one draw, not {draws}")
+
+
+def variance_between(values: Float[Tensor, "row token"], edges: Int[Tensor, "draw edge"]) -> Float[Tensor, "draw row"]:
+    """eta^2 of every row for every layout of segments, from 0 to 1, float64; NaN where a row does not vary."""
+    rows, tokens = values.shape
+    draws = edges.shape[0]
+    centred = values.double() - values.double().mean(-1, keepdim=True)
+    total = centred.square().sum(-1)
+    sums = torch.nn.functional.pad(centred.cumsum(-1), (1, 0))
+    bounds = torch.nn.functional.pad(torch.nn.functional.pad(edges, (1, 0)), (0, 1), value=tokens)
+    segment = (sums[:, bounds.flatten()].view(rows, draws, -1)).diff(dim=-1)
+    between = (segment.square() / bounds.diff(dim=-1)).sum(-1)
+    varies = values.amax(-1) > values.amin(-1)
+    return torch.where(varies, between.T / total, torch.nan)
+
+
+def largest_jumps(
+    values: Float[Tensor, "row token"], count: int, orders: Int[Tensor, "draw step"]
+) -> Int[Tensor, "draw row edge"]:
+    """Tokens behind the `count` largest steps of every row, ascending; of equal steps those that come first in each of `orders`."""
+    steps = values.double().diff(dim=-1).abs()
+    jumps = []
+    for order in orders:
+        ranked = steps[:, order].argsort(dim=-1, descending=True, stable=True)[:, :count]
+        jumps.append(order[ranked].sort(dim=-1).values + 1)
+    return torch.stack(jumps)
+
+
+def has_ties(values: Float[Tensor, "row token"], count: int) -> bool:
+    """Whether in some row more than `count` steps could be the `count` largest."""
+    steps = values.double().diff(dim=-1).abs().sort(dim=-1, descending=True).values
+    return count < steps.shape[-1] and bool((steps[:, count - 1] == steps[:, count]).any())
+
+
+def matched(jumps: Int[Tensor, "... edge"], edges: Int[Tensor, "... edge"], tolerance: int) -> Float[Tensor, "..."]:
+    """Share of `edges` that have a partner in `jumps` within `tolerance` tokens, none of them two; both ascending. Float64.
+
+    The largest number of pairs, found by going along both lists at once; leading axes broadcast.
+    """
+    jumps, edges = torch.broadcast_tensors(jumps, edges)
+    count = edges.shape[-1]
+    padded_jumps = torch.nn.functional.pad(jumps, (0, 1))
+    padded_edges = torch.nn.functional.pad(edges, (0, 1))
+    at_jumps = torch.zeros(jumps.shape[:-1], dtype=torch.long, device=jumps.device)
+    at_edge, pairs = at_jumps.clone(), at_jumps.clone()
+    for _ in range(2 * count - 1):
+        open_still = (at_jumps < count) & (at_edge < count)
+        if not bool(open_still.any()):
+            break
+        difference = (padded_jumps.gather(-1, at_jumps[..., None]) - padded_edges.gather(-1, at_edge[..., None]))[..., 0]
+        pair = open_still & (difference.abs() <= tolerance)
+        pairs += pair
+        at_jumps += pair | (open_still & (difference < -tolerance))
+        at_edge += pair | (open_still & (difference > tolerance))
+    return pairs.double() / count
