@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, TypeVar, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from repo_interp.errors import InputError
 
@@ -27,16 +27,36 @@ def value_of(text: str, kind: Any, name: str) -> Any:
         raise InputError(f"{name}={text}: wanted {in_words(kind)} ({error.errors()[0]['msg']})") from None
 
 
+def checked(value: Any, kind: Any, name: str) -> Any:
+    """`value` as a value of the type `kind`; a whole number is taken for a float, nothing else is converted.
+
+    Raises InputError that names `name` and the type, for a value of another type and for a number that is not finite.
+    """
+    from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(kind, config=ConfigDict(strict=True, allow_inf_nan=False)).validate_python(value)
+    except ValidationError:
+        raise InputError(f"{name} is {value!r}; wanted {in_words(kind)}") from None
+
+
+def field_value(options: Any, name: str, text: str, called: str) -> Any:
+    """What `text` says, read as the type of the field `name` of the dataclass `options`.
+
+    `called` is what the user calls `options`. Raises InputError for a field that it lacks and for a text of another type.
+    """
+    known = [field.name for field in dataclasses.fields(options) if field.init]
+    if name not in known:
+        raise InputError(f"{called} has no option {name!r}; it has {', '.join(known) or 'none'}")
+    return value_of(text, get_type_hints(type(options))[name], f"{called}.{name}")
+
+
 def with_field(options: Options, name: str, text: str, called: str) -> Options:
     """The dataclass `options` with its field `name` set to what `text` says, read as the field's type.
 
     `called` is what the user calls `options`. Raises InputError for a field that it lacks and for a value that it refuses.
     """
-    kinds = get_type_hints(type(options))
-    known = [field.name for field in dataclasses.fields(options) if field.init]  # pyright: ignore[reportArgumentType]
-    if name not in known:
-        raise InputError(f"{called} has no option {name!r}; it has {', '.join(known) or 'none'}")
-    value = value_of(text, kinds[name], f"{called}.{name}")
+    value = field_value(options, name, text, called)
     try:
         return dataclasses.replace(options, **{name: value})  # pyright: ignore[reportType]
     except ValueError as error:
@@ -46,8 +66,10 @@ def with_field(options: Options, name: str, text: str, called: str) -> Options:
 def in_words(kind: Any) -> str:
     """A type as people say it: "a whole number", "numbers with commas between them"."""
     if get_origin(kind) is tuple:
-        item = getattr(kind, "__args__", (str,))[0]
+        item = get_args(kind)[0]
         return {int: "whole numbers", float: "numbers"}.get(item, "words") + " with commas between them"
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(map(str, get_args(kind)))}"
     plain = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
     return plain.get(kind, str(kind))
 

@@ -19,7 +19,7 @@ from repo_interp.positions.contextual import ContextualPositions
 from repo_interp.positions.contextual_maps import InterpolatedEmbedding
 from repo_interp.run import make_run, with_schemes
 from repo_interp.tasks.prompt import Prompt
-from repo_interp.tasks.structure import KINDS, prompt_structure
+from repo_interp.tasks.prompt.structure import KINDS, prompt_structure
 
 WORDS = ["The", " river", " runs", " past", " an", " old", " mill", " where", " nobody", " lives", " now"]
 """Text is made of these."""

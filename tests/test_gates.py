@@ -33,7 +33,7 @@ from repo_interp.positions.contextual import ContextualPositions
 from repo_interp.positions.contextual_maps import InterpolatedEmbedding
 from repo_interp.run import read_run, write_run
 from repo_interp.tasks.prompt import Prompt
-from repo_interp.tasks.structure import KINDS
+from repo_interp.tasks.prompt.structure import KINDS
 
 OFFICIAL = Path(__file__).parent / "official" / "cope"
 ROWS = torch.arange(24)

@@ -11,12 +11,10 @@ from task_tokenizers import FAMILIES, tokenizer
 
 from repo_interp.errors import InputError
 from repo_interp.tasks import niah, niah_score, niah_scores
-from repo_interp.tasks.encoding import count_tokens
 from repo_interp.tasks.essay import SENTENCE_END, essay
-from repo_interp.tasks.fitting import largest_size
-from repo_interp.tasks.haystacks import DEPTHS, NOISE
-from repo_interp.tasks.needles import joined
+from repo_interp.tasks.haystacks import DEPTHS, NOISE, joined
 from repo_interp.tasks.niah import DIALECTS, VARIANTS
+from repo_interp.tasks.prompt.text import count_tokens, largest_size
 
 WORD = r"[a-z]+-[a-z]+"
 UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"

@@ -20,8 +20,8 @@ from repo_interp.errors import InputError
 from repo_interp.inputs import Spans
 from repo_interp.measures.labels import described
 from repo_interp.measures.statistics import Measure
-from repo_interp.tasks.prompts import Prompt
-from repo_interp.tasks.structure import prompt_structure
+from repo_interp.tasks.prompt import Prompt
+from repo_interp.tasks.prompt.structure import prompt_structure
 
 
 @dataclass(frozen=True)

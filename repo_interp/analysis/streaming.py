@@ -23,7 +23,7 @@ from repo_interp.measures.statistics import Measure, Statistics, merge
 from repo_interp.models.provenance import length_trained
 from repo_interp.models.reposition import layout
 from repo_interp.run import with_schemes
-from repo_interp.tasks.prompts import Prompt
+from repo_interp.tasks.prompt import Prompt
 
 
 def stream(

@@ -102,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.measures.catalogue import measure_named
     from repo_interp.models.load import load
     from repo_interp.plots.pages.added import added_drawers
-    from repo_interp.tasks.prompts import read_prompts
+    from repo_interp.tasks.prompt.jsonl import read_prompts
 
     console = Console()
     name = arguments.checkpoint or DEFAULT

@@ -34,14 +34,10 @@ import numpy as np
 from jaxtyping import Float
 
 from repo_interp.errors import InputError
-from repo_interp.tasks.encoding import count_tokens, encode
 from repo_interp.tasks.essay import essay as essay_text
-from repo_interp.tasks.fitting import largest_size
-from repo_interp.tasks.haystacks import HAYSTACKS, Haystack
-from repo_interp.tasks.marked_text import MarkedText
-from repo_interp.tasks.needles import Question, draw_question, joined
-from repo_interp.tasks.prompt import Prompt, prompt_from_text
-from repo_interp.tasks.spans import GENERATED
+from repo_interp.tasks.haystacks import HAYSTACKS, Haystack, Question, draw_question, joined
+from repo_interp.tasks.prompt import GENERATED, Prompt
+from repo_interp.tasks.prompt.text import MarkedText, count_tokens, encode, largest_size, prompt_from_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -22,8 +22,7 @@ from jaxtyping import Int
 
 from repo_interp.tasks.prompt import Prompt
 from repo_interp.tasks.task import Batch, WordTask, whole_number
-from repo_interp.tasks.vocabulary import BOS, PAD
-from repo_interp.tasks.words import NOUNS
+from repo_interp.tasks.vocabulary import BOS, NOUNS, PAD
 
 INSTRUCTION = ("Reverse", "the", "following", "words:")
 SEPARATOR = "Answer:"

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from repo_interp.errors import InputError
-from repo_interp.tasks.data_sets.files import Row, files_of, read_json, read_rows
 from repo_interp.tasks.data_sets.question import Question, add_marked
-from repo_interp.tasks.marked_text import MarkedText
+from repo_interp.tasks.data_sets.rows import Row, files_of, read_json, read_rows
+from repo_interp.tasks.prompt.text import MarkedText
 
 NEW_TOKENS = 32
 TABLES, LINKS, PASSAGES = "WikiTables-WithLinks", "tables_tok", "request_tok"

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from repo_interp.errors import InputError
-from repo_interp.tasks.data_sets.files import Row, files_of, read_json, read_rows
 from repo_interp.tasks.data_sets.question import Question, add_marked
-from repo_interp.tasks.marked_text import MarkedText
+from repo_interp.tasks.data_sets.rows import Row, files_of, read_json, read_rows
+from repo_interp.tasks.prompt.text import MarkedText
 
 PROMPTS = "dataset2prompt.json"
 _QUESTION = "Read the {kind} and answer the question in a few words.\n\n{{context}}\n\nQuestion: {{input}}\nAnswer:"

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from repo_interp.errors import InputError
-from repo_interp.tasks.data_sets.files import Row, files_of, read_rows
 from repo_interp.tasks.data_sets.question import Question
-from repo_interp.tasks.marked_text import MarkedText
+from repo_interp.tasks.data_sets.rows import Row, files_of, read_rows
+from repo_interp.tasks.prompt.text import MarkedText
 
 SHOTS = 5
 NEW_TOKENS = 2048

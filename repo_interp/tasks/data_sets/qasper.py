@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from repo_interp.errors import InputError
-from repo_interp.tasks.data_sets.files import Row, files_of, read_json
 from repo_interp.tasks.data_sets.question import Question, add_marked
-from repo_interp.tasks.marked_text import MarkedText
+from repo_interp.tasks.data_sets.rows import Row, files_of, read_json
+from repo_interp.tasks.prompt.text import MarkedText
 
 NEW_TOKENS = 128
 _INTRODUCTION = (

@@ -18,10 +18,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from repo_interp.errors import InputError
-from repo_interp.tasks.encoding import count_tokens
-from repo_interp.tasks.marked_text import MarkedText
-from repo_interp.tasks.prompt import Prompt, prompt_from_text
-from repo_interp.tasks.spans import GENERATED
+from repo_interp.tasks.prompt import GENERATED, Prompt
+from repo_interp.tasks.prompt.text import MarkedText, count_tokens, prompt_from_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -10,7 +10,6 @@ about models, measures or tasks.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import tempfile
@@ -19,13 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from repo_interp.errors import InputError
-from repo_interp.tasks.prompt import Prompt, prompt_from_text
-from repo_interp.tasks.spans import GENERATED, Intervals
+from repo_interp.tasks.prompt import GENERATED, Intervals, Prompt
+from repo_interp.tasks.prompt.text import prompt_from_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-__all__ = ["Prompt", "digest", "prompt_from_text", "read_prompts", "write_prompts"]
 
 _KEYS = {
     "text": {"text", "spans", "generated", "answers", "attributes"},
@@ -194,18 +191,6 @@ def _kind(value: Any) -> str:
     """A short description of what came."""
     shown = json.dumps(value, ensure_ascii=True)
     return shown if len(shown) <= 40 else f"{shown[:37]}..."
-
-
-def digest(prompts: Sequence[Prompt]) -> str:
-    """SHA-256 (hexadecimal) of what a model sees and a measure uses: tokens, spans and generated indices, in
-    order.
-    """
-    content = hashlib.sha256()
-    for prompt in prompts:
-        spans = {name: list(places) for name, places in prompt.spans.items()}
-        record = [list(prompt.tokens), spans, list(prompt.generated)]
-        content.update(json.dumps(record, sort_keys=True, separators=(",", ":")).encode() + b"\n")
-    return content.hexdigest()
 
 
 def write_prompts(prompts: Iterable[Prompt], path: str | os.PathLike[str]) -> None:
