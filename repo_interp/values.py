@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from repo_interp.errors import InputError
@@ -68,6 +69,8 @@ def in_words(kind: Any) -> str:
     if get_origin(kind) is tuple:
         item = get_args(kind)[0]
         return {int: "whole numbers", float: "numbers"}.get(item, "words") + " with commas between them"
+    if get_origin(kind) is Mapping:
+        return "a table of numbers and words"
     if get_origin(kind) is Literal:
         return f"one of {', '.join(map(str, get_args(kind)))}"
     plain = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}

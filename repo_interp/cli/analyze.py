@@ -188,7 +188,7 @@ def _make_prompts(arguments: argparse.Namespace, bridge, path: str):
     from repo_interp import tasks
     from repo_interp.errors import InputError
     from repo_interp.models.provenance import loaded_from
-    from repo_interp.training.provenance import trained_task
+    from repo_interp.training.trained import trained_task
 
     trained = trained_task(path)
     name = arguments.task or (trained.name if trained is not None else "ruler")

@@ -1,20 +1,93 @@
-"""The page of the zoo: every planned checkpoint with its scores and the command that trains it, from the records beside the weights.
+"""Carry out the zoo's plan: train what is not finished, put what ships where the package looks for it, and write the zoo's page.
 
-    score     mean over seeds of the score on a test set; +- standard deviation over seeds where there are several
+    wave 1: runs from random weights        wave 2: those that go on from one of wave 1
+    page:   mean over seeds of the score on a test set; +- standard deviation over seeds where there are several
 
-Nothing in it is typed by hand but what a task is. Knows nothing about how training is carried out.
+Interrupted at any moment, training goes on where it stopped. Nothing in the page is typed by hand but what a task is. Knows nothing about
+terminals.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import shutil
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from repo_interp.training.making import command
-from repo_interp.training.plan import Planned, planned_runs
+from repo_interp.files import replaced
+from repo_interp.training.configuration import TABLES, to_toml
+from repo_interp.training.folder import TrainingFolder
+from repo_interp.training.plan import Planned, PlannedRun, planned_runs
+from repo_interp.training.processes import train_side_by_side
+from repo_interp.training.recipes import recipe
+from repo_interp.training.trained import made_with
+
+RECORDS = ("training.toml", "log.jsonl", "scores.json")
+"""What ships of every run."""
+CHECKPOINT = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+"""What ships where weights do."""
+EXTRAS = ("steps.nc",)
+"""What ships where it was measured: statistics over the saved steps, which are too large themselves."""
+
+
+def unfinished(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """Those that are not trained to their end. Raises InputError where another thing stands in a run's place."""
+    waiting = [run for run in runs if not TrainingFolder(run.directory).is_finished]
+    for run in waiting:
+        folder = TrainingFolder(run.directory)
+        if not folder.is_begun and not any(run.directory.glob("seed-*")):
+            folder.require_free()
+    return waiting
+
+
+def make(runs: Sequence[PlannedRun], jobs: int, watch: Callable[[], None]) -> bool:
+    """Train every unfinished one of `runs`, `jobs` at a time; `watch` is called twice per second. Returns whether all came to their end."""
+    for wave in (False, True):
+        waiting = [run for run in unfinished(runs) if bool(run.configuration.continue_from) is wave]
+        for run in waiting:
+            folder = TrainingFolder(run.directory)
+            if not folder.is_begun:
+                folder.begin(to_toml(run.configuration, made_with(run.configuration, command(run))))
+        if waiting and not train_side_by_side([(run.configuration, run.directory) for run in waiting], jobs, watch):
+            return False
+    return True
+
+
+def install(run: PlannedRun, zoo: Path) -> Path:
+    """Put what ships of a finished run into the directory `zoo`, whole or not at all. Returns where it stands."""
+    target = zoo / run.shipped
+    names = RECORDS + (CHECKPOINT + EXTRAS if run.planned.weights and run.seed == 0 else ())
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with replaced(target) as fresh:
+        fresh.mkdir()
+        for name in names:
+            if (run.directory / name).is_file():
+                shutil.copyfile(run.directory / name, fresh / name)
+        for seed in target.glob("seed-*"):
+            shutil.copytree(seed, fresh / seed.name)
+    return target
+
+
+def command(run: PlannedRun) -> str:
+    """The command that trains one run of the plan alone."""
+    configuration = run.configuration
+    known = recipe(configuration.task, continued=bool(configuration.continue_from))
+    words = ["repo-interp", "train", configuration.task, "--scheme", configuration.scheme]
+    if configuration.continue_from:
+        words += ["--continue-from", configuration.continue_from]
+    for name, value in sorted(run.planned.fields.items()):
+        if name in TABLES:
+            flag = "--set" if name == "task_options" else "--scheme-set"
+            differing = {key: option for key, option in value.items() if known.get(name, {}).get(key) != option}
+            words += [word for key, option in differing.items() for word in (flag, f"{key}={option}")]
+        else:
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    if run.seed:
+        words += ["--seed", str(run.seed)]
+    return " ".join([*words, "--out", run.directory.as_posix()])
+
 
 _HEAD = """# The checkpoints that come with the package
 
@@ -59,11 +132,11 @@ def zoo_page(plan: Iterable[Planned], zoo: Path) -> str:
 
 def _table(plan: Sequence[Planned], zoo: Path) -> str:
     scores = {planned.name: _scores(planned, zoo) for planned in plan}
-    sets = _thinned(list(dict.fromkeys(name for of_seeds in scores.values() for one in of_seeds for name in one)))
+    sets = _thinned(list(dict.fromkeys(name for of_seeds in scores.values() for means in of_seeds for name in means)))
     lines = [f"| name | seeds | {' | '.join(sets)} |", "|" + "---|" * (2 + len(sets))]
     for planned in plan:
         name = planned.name if planned.weights else f"{planned.name} (records)"
-        cells = [_cell([one.get(test_set) for one in scores[planned.name]]) for test_set in sets]
+        cells = [_cell([means.get(test_set) for means in scores[planned.name]]) for test_set in sets]
         lines.append(f"| {name} | {len(scores[planned.name])} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
