@@ -261,5 +261,5 @@ def test_an_empty_essay_is_refused(tmp_path):
     for name, message in (("empty.txt", "the file is empty"), ("latin.txt", "not UTF-8")):
         with pytest.raises(InputError, match=message):
             niah(tokenizer("words"), "single_2", 600, 1, essay=tmp_path / name)
-    with pytest.raises(InputError, match="one output a prompt, got 0 for 1"):
+    with pytest.raises(InputError, match="one output per prompt, got 0 for 1"):
         niah_score([], niah(tokenizer("words"), "single_1", 600, 1))

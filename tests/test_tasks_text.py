@@ -91,7 +91,7 @@ def test_glue_rows(name, tmp_path):
 def test_following_counts_any_label_of_the_set():
     prompts = few_shot_prompts(tokenizer("words"), length=200, count=4)
     assert following([" 1\n", "0", "positive", ""], prompts).tolist() == [1, 1, 0, 0]
-    with pytest.raises(InputError, match="one output a prompt"):
+    with pytest.raises(InputError, match="one output per prompt"):
         following(["1"], prompts)
 
 

@@ -79,7 +79,7 @@ def test_a_part_of_the_plan_comes_with_what_it_continues():
     assert chosen(plan, []) == plan
     with pytest.raises(InputError, match="niah/r'; give a task or one of niah/pretrained"):
         chosen(plan, ["niah/r"])
-    with pytest.raises(InputError, match="continues niah/pretrained, which the plan has not"):
+    with pytest.raises(InputError, match="continues niah/pretrained, which the plan lacks"):
         planned_runs(plan[1:])
 
 

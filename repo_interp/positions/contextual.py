@@ -71,7 +71,7 @@ class PositionMap(nn.Module):
 
 
 class InterpolatedEmbedding(PositionMap):
-    """q . e[p] with a learned vector a whole position, interpolated between them."""
+    """q . e[p] with a learned vector per whole position, interpolated between them."""
 
     def __init__(self, p_max: int, d_head: int) -> None:
         """`p_max` vectors of width `d_head`, for positions 0 .. p_max - 1."""
@@ -88,7 +88,7 @@ class InterpolatedEmbedding(PositionMap):
     def forward(
         self, queries: Float[Tensor, "batch head row d_head"], positions: Float[Tensor, "batch head row key"]
     ) -> Float[Tensor, "batch head row key"]:
-        """Position logits. The products q . e[n] are made once a row, [row, p_max], and looked up."""
+        """Position logits. The products q . e[n] are made once per row, [row, p_max], and looked up."""
         queries = exact(queries)
         reachable = self.weight[: positions.shape[-1] + 1]  # a row counts no more tokens than there are keys
         whole = queries @ reachable.to(queries.dtype).transpose(0, 1)
@@ -113,7 +113,7 @@ class PositionMLP(PositionMap):
     def forward(
         self, queries: Float[Tensor, "batch head row d_head"], positions: Float[Tensor, "batch head row key"]
     ) -> Float[Tensor, "batch head row key"]:
-        """Position logits; q . W2 is made once a row, so that no [row, key, N] array is."""
+        """Position logits; q . W2 is made once per row, so that no [row, key, N] array is."""
         queries = exact(queries)
         hidden_weight, hidden_bias, output_weight, output_bias = (
             parameter.to(queries.dtype)
@@ -137,7 +137,7 @@ class FixedSlopes(PositionMap):
     """
 
     def __init__(self, heads: int, first: float | None = None, ratio: float | None = None) -> None:
-        """Slopes first, first * ratio, ... logits a position; -2^(-8/heads) and 2^(-8/heads) if not given."""
+        """Slopes first, first * ratio, ... logits per position; -2^(-8/heads) and 2^(-8/heads) if not given."""
         super().__init__()
         self.heads, self.ratio = heads, ratio
         self.first = -math.exp2(-8.0 / heads) if first is None else first
@@ -151,7 +151,7 @@ class FixedSlopes(PositionMap):
 
 
 class LearnedSlopes(PositionMap):
-    """m_h p with one learned slope a head, 0 at the start."""
+    """m_h p with one learned slope per head, 0 at the start."""
 
     def __init__(self, heads: int) -> None:
         super().__init__()
@@ -213,7 +213,7 @@ class SeparatelyGatedPositions(ContextualPositions):
         d_head: int,
         initial_deviation: float = 0.02,
     ) -> None:
-        """W_g makes one gate key a key-value head; it starts normal with `initial_deviation`."""
+        """W_g makes one gate key per key-value head; it starts normal with `initial_deviation`."""
         super().__init__(position_map, "separate_keys")
         self.kv_heads = kv_heads
         self.gate_projection = nn.Linear(d_model, kv_heads * d_head, bias=False)

@@ -58,9 +58,7 @@ class Needle:
 
 @dataclass(frozen=True)
 class Question:
-    """Needles, in the order in which they go into the text, and the keys asked for, in the order of the
-    question.
-    """
+    """Needles, in the order in which they go into the text, and the keys asked for, in the order of the question."""
 
     key_type: str
     value_type: str
@@ -69,9 +67,7 @@ class Question:
 
     @property
     def references(self) -> tuple[str, ...]:
-        """Values of the keys asked for: key by key as in the question, a key's values in the order of the
-        text.
-        """
+        """Values of the keys asked for: key by key as in the question, a key's values in the order of the text."""
         return tuple(needle.value for query in self.queries for needle in self.needles if needle.key == query)
 
     @property
@@ -127,9 +123,7 @@ def _draw(rng: random.Random, kind: str, taken: Collection[str]) -> str:
 
 
 class Haystack(ABC):
-    """Where the needles of a question go. `depth` (percent) fixes that of the needle asked for; None draws
-    it.
-    """
+    """Where the needles of a question go. `depth` (percent) fixes that of the needle asked for; None draws it."""
 
     def __init__(self, question: Question, seed: int, depth: float | None, essay: Essay | None) -> None:
         self.question = question
@@ -139,9 +133,7 @@ class Haystack(ABC):
 
     @abstractmethod
     def write(self, text: MarkedText, size: int) -> list[float]:
-        """Write a haystack of `size` units with the needles; the depths, in percent, of those asked for, in
-        their order.
-        """
+        """Write a haystack of `size` units with the needles; the depths, in percent, of those asked for, in their order."""
 
     def _with_depth(self, depths: Sequence[float]) -> list[tuple[float, Needle]]:
         """Needles with their depths, in the order of the text."""

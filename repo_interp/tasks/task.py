@@ -2,7 +2,7 @@
 
     loss       mean over targets t of  -log p(tokens[t] | tokens[:t])          targets = Batch.targets
     response   for every target t of a prompt: argmax p(. | tokens[:t]) and log p(tokens[t] | tokens[:t]), teacher-forced
-    score      a number a prompt from its response (`metric`); its mean over prompts is the task's score
+    score      one number per prompt, from its response (`metric`); its mean over prompts is the task's score
 
 All targets right in the teacher-forced response is the same as greedy generation giving the reference, so exact match needs no
 generation. Tokens are padded on the right, so padding is never seen by a causal model and is never a target.
@@ -43,7 +43,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Response:
-    """What a model said at the targets of one prompt (`Task.targets`, in their order), teacher-forced."""
+    """What a model answered at the targets of one prompt (`Task.targets`, in their order), teacher-forced."""
 
     tokens: tuple[int, ...]
     """The most likely token at each target."""
@@ -92,9 +92,7 @@ class Task(ABC):
 
     @abstractmethod
     def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
-        """`size` training sequences at a difficulty `progress`: 0 where a curriculum begins, 1 the whole
-        task.
-        """
+        """`size` training sequences at a difficulty `progress`: 0 where a curriculum begins, 1 the whole task."""
 
     @abstractmethod
     def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
@@ -102,18 +100,14 @@ class Task(ABC):
 
     @abstractmethod
     def describe(self, tokens: Sequence[int]) -> Prompt:
-        """Read a sequence of this task (without padding) back: its spans, generated tokens, answer and
-        attributes.
-        """
+        """Read a sequence of this task (without padding) back: its spans, generated tokens, answer and attributes."""
 
     def targets(self, prompt: Prompt) -> tuple[int, ...]:
         """Indices of the tokens that are to be predicted, ascending: where a response is asked for."""
         return prompt.generated
 
     def prompts(self, count: int, seed: int = 0, test_set: str | None = None) -> list[Prompt]:
-        """`count` prompts of one test set. Prompt i depends on the seed, the set and i
-        alone.
-        """
+        """`count` prompts of one test set. Prompt i depends on the seed, the set and i alone."""
         if count < 1:
             raise InputError(f"wanted at least one prompt, got {count}; ask for 1 or more")
         if seed < 0:
@@ -129,15 +123,11 @@ class Task(ABC):
         return prompts
 
     def score(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> Float[np.ndarray, " prompt"]:
-        """One number a prompt, in the unit `metric` names; here exact match: 1 where every target is right,
-        else 0.
-        """
+        """One number per prompt, in the unit `metric` names; here exact match: 1 where every target is right, else 0."""
         return np.array([float(right.all()) for right in self.right(responses, prompts)])
 
     def right(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> list[Bool[np.ndarray, " target"]]:
-        """For every prompt, whether each target was predicted. Raises ValueError where responses do not fit
-        the prompts.
-        """
+        """For every prompt, whether each target was predicted. Raises ValueError where responses do not fit the prompts."""
         if len(responses) != len(prompts):
             raise ValueError(f"wanted one response a prompt, got {len(responses)} for {len(prompts)} prompts")
         right = []
@@ -180,7 +170,7 @@ class WordTask(Task):
         return len(self.vocabulary)
 
     def tokenizer(self) -> PreTrainedTokenizerFast:
-        """Word-level: one token a word."""
+        """Word-level: one token per word."""
         return self.vocabulary.tokenizer()
 
 

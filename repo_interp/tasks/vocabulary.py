@@ -21,9 +21,7 @@ PAD, BOS = 0, 1
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Words of a task, without the two special ones. Raises InputError for doubled words and words with white
-    space.
-    """
+    """Words of a task, without the two special ones. Raises InputError for doubled words and words with white space."""
 
     task_words: tuple[str, ...]
 

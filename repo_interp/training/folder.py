@@ -97,9 +97,9 @@ class TrainingFolder:
 
     def keep(self, step: int, write: Callable[[Path], None]) -> None:
         """Keep the checkpoint that `write` makes in a directory as steps/<step>."""
-        kept = self.directory / "steps" / f"{step:06d}"
-        kept.parent.mkdir(exist_ok=True)
-        with replaced(kept) as unfinished:
+        checkpoint = self.directory / "steps" / f"{step:06d}"
+        checkpoint.parent.mkdir(exist_ok=True)
+        with replaced(checkpoint) as unfinished:
             write(unfinished)
 
     def finish(self, write: Callable[[Path], None]) -> None:

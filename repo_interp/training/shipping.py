@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from repo_interp.files import replaced
+from repo_interp.tasks import make_task
 from repo_interp.training.configuration import TABLES, to_toml
 from repo_interp.training.folder import TrainingFolder
 from repo_interp.training.plan import Planned, PlannedRun, planned_runs
@@ -126,8 +127,13 @@ def zoo_page(plan: Iterable[Planned], zoo: Path) -> str:
     parts = [_HEAD]
     for task in dict.fromkeys(planned.task for planned in plan):
         of_task = [planned for planned in plan if planned.task == task]
-        parts += [f"## {task}\n", _TASKS[task] + "\n", _table(of_task, zoo) + "\n", "```\n" + _commands(of_task) + "\n```\n"]
+        parts += [f"## {task}\n", _words(task) + "\n", _table(of_task, zoo) + "\n", "```\n" + _commands(of_task) + "\n```\n"]
     return "\n".join(parts)
+
+
+def _words(task: str) -> str:
+    """What the page says of a task: the text above, else the first line of the task's own docstring."""
+    return _TASKS.get(task) or (type(make_task(task)).__doc__ or "").strip().partition("\n")[0]
 
 
 def _table(plan: Sequence[Planned], zoo: Path) -> str:

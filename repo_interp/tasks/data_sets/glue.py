@@ -128,7 +128,7 @@ def few_shot_prompts(
 def following(outputs: Sequence[str], prompts: Sequence[Prompt]) -> Float[np.ndarray, " prompt"]:
     """1 where the output begins with a label of the prompt's examples, else 0. Raises InputError where numbers differ."""
     if len(outputs) != len(prompts):
-        raise InputError(f"wanted one output a prompt, got {len(outputs)} for {len(prompts)} prompts")
+        raise InputError(f"wanted one output per prompt, got {len(outputs)} for {len(prompts)} prompts")
     pairs = zip(outputs, prompts, strict=True)
     return np.array([float(output.lstrip().startswith(tuple(prompt.attributes["labels"]))) for output, prompt in pairs])
 

@@ -83,7 +83,7 @@ def _letter(row: Row) -> str:
 
 
 def _options(row: Row) -> list[str]:
-    found = [option for option in row.texts("options") if option != "N/A"]
-    if len(found) < 2:
-        raise InputError(f"{row.place}, field 'options': wanted at least two options, got {len(found)}; mend the row")
-    return found
+    options = [option for option in row.texts("options") if option != "N/A"]
+    if len(options) < 2:
+        raise InputError(f"{row.place}, field 'options': wanted at least two options, got {len(options)}; mend the row")
+    return options

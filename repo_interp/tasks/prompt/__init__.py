@@ -56,16 +56,14 @@ class Prompt:
             raise InputError("the prompt is empty: give it at least one token")
         if self.token_text is not None and len(self.token_text) != len(self.tokens):
             raise InputError(
-                f"wanted one token_text a token, got {len(self.token_text)} for {len(self.tokens)} tokens; mend it or drop it"
+                f"wanted one token_text per token, got {len(self.token_text)} for {len(self.tokens)} tokens; mend it or drop it"
             )
         if (self.text is None) != (self.characters is None):
             raise InputError("text and characters of a prompt come together; use prompt_from_text, or leave both out")
         check_spans(self.spans, self.generated, len(self.tokens), "token")
 
     def all_spans(self) -> dict[str, tuple[int, ...]]:
-        """The named spans, then `rest` (in no named span and not generated, unless given) and `generated`,
-        where not empty.
-        """
+        """The named spans, then `rest` (in no named span and not generated, unless given) and `generated`, where not empty."""
         spans = dict(self.spans)
         if REST not in spans:
             named = {index for places in (*spans.values(), self.generated) for index in places}
@@ -75,9 +73,7 @@ class Prompt:
 
 
 def digest(prompts: Sequence[Prompt]) -> str:
-    """SHA-256 (hexadecimal) of what a model sees and a measure uses: tokens, spans and generated indices, in
-    order.
-    """
+    """SHA-256 (hexadecimal) of what a model sees and a measure uses: tokens, spans and generated indices, in order."""
     content = hashlib.sha256()
     for prompt in prompts:
         spans = {name: list(places) for name, places in prompt.spans.items()}
@@ -89,9 +85,8 @@ def digest(prompts: Sequence[Prompt]) -> str:
 def check_spans(spans: Mapping[str, Places], generated: Places, length: int, unit: str) -> None:
     """Check that spans and generated places fit together.
 
-    `spans` maps names to places (0-based, in `unit`: "token" or "character") of a prompt of `length` places.
-    Raises InputError: empty, doubled or out-of-range places, top-level spans that overlap, a part that leaves
-    its parent.
+    `spans` maps names to places (0-based, in `unit`: "token" or "character") of a prompt of `length` places. Raises InputError:
+    empty, doubled or out-of-range places, top-level spans that overlap, a part that leaves its parent.
     """
     owner = np.full(length, -1)
     names = [name for name in spans if "." not in name]

@@ -37,9 +37,7 @@ class MarkedText:
         self._spans: dict[str, list[tuple[int, int]]] = {}
 
     def add(self, piece: str, *spans: str) -> None:
-        """Write `piece` at the end; it belongs to every one of `spans`, and so do the names they are parts
-        of.
-        """
+        """Write `piece` at the end; it belongs to every one of `spans`, and so do the names they are parts of."""
         start, self._length = self._length, self._length + len(piece)
         self._pieces.append(piece)
         if not piece:
@@ -72,8 +70,7 @@ def prompt_from_text(
 ) -> Prompt:
     """Encode a text with character spans, "generated" among them if there is something generated.
 
-    Raises InputError when the spans do not fit together, or get no token, or the tokenizer cannot tell
-    offsets.
+    Raises InputError when the spans do not fit together, or get no token, or the tokenizer cannot tell offsets.
     """
     if not text:
         raise InputError("the text is empty: give it at least one character")
@@ -97,9 +94,7 @@ def prompt_from_text(
 
 @dataclass(frozen=True)
 class EncodedText:
-    """Tokens of a text. `offsets` are half-open character ranges in the text as it was given, before any
-    normalisation.
-    """
+    """Tokens of a text. `offsets` are half-open character ranges in the text as it was given, before any normalisation."""
 
     tokens: tuple[int, ...]
     offsets: tuple[tuple[int, int], ...]
@@ -108,9 +103,7 @@ class EncodedText:
 
 
 def encode(text: str, tokenizer: PreTrainedTokenizerBase | None) -> EncodedText:
-    """Encode `text`. Raises InputError without a tokenizer, with one that knows no offsets, or when it gives
-    no tokens.
-    """
+    """Encode `text`. Raises InputError without a tokenizer, with one that knows no offsets, or when it gives no tokens."""
     if tokenizer is None:
         raise InputError(
             "text needs a tokenizer, but there is none; give the prompt as token ids, or add a tokenizer.json to the checkpoint"
@@ -145,9 +138,7 @@ def encode(text: str, tokenizer: PreTrainedTokenizerBase | None) -> EncodedText:
 
 
 def _over_gaps(offsets: Sequence[tuple[int, int]], added: Sequence[int], end: int) -> tuple[tuple[int, int], ...]:
-    """Give tokens of white space alone, whose offsets some tokenizers trim to nothing, the gap that they
-    stand in.
-    """
+    """Give tokens of white space alone, whose offsets some tokenizers trim to nothing, the gap that they stand in."""
     following, after = [], end
     for start, stop in reversed(offsets):
         following.append(after)
@@ -168,8 +159,7 @@ def count_tokens(text: str, tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def largest_size(count: Callable[[int], int], budget: int) -> int:
-    """The size whose count fits the budget while the next larger one's does not; 0 where not even size 1
-    fits.
+    """The size whose count fits the budget while the next larger one's does not; 0 where not even size 1 fits.
 
     `count` grows about linearly: false position with at least one step a side, so a few calls do.
     """
@@ -192,9 +182,7 @@ def largest_size(count: Callable[[int], int], budget: int) -> int:
 
 
 def check_intervals(characters: Mapping[str, Intervals], length: int) -> None:
-    """Check half-open character ranges against a text of `length` characters. Raises InputError: reversed,
-    empty, out of range.
-    """
+    """Check half-open character ranges against a text of `length` characters. Raises InputError: reversed, empty, out of range."""
     for name, intervals in characters.items():
         for start, end in intervals:
             if not 0 <= start < end <= length:
@@ -213,8 +201,7 @@ def characters_of(intervals: Intervals) -> Int[np.ndarray, " character"]:
 def token_spans(
     offsets: Sequence[tuple[int, int]], characters: Mapping[str, Intervals], length: int
 ) -> dict[str, tuple[int, ...]]:
-    """Token indices of every span, from the character range [start, end) that each token covers in a text of
-    `length` characters.
+    """Token indices of every span, from the character range [start, end) that each token covers in a text of `length` characters.
 
     `characters` are spans that fit together (`check_spans`), "generated" among them if there is one.
     Raises InputError for a span that gets no token.
@@ -250,9 +237,7 @@ def _overlap(inside: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> Int[np
 
 
 def _largest_overlap(owner: np.ndarray, starts: np.ndarray, ends: np.ndarray, labels: int) -> Int[np.ndarray, " token"]:
-    """Label with the largest share of each token's characters, -1 for none; on a tie the one that comes first
-    in the token.
-    """
+    """Label with the largest share of each token's characters, -1 for none; on a tie the one that comes first in the token."""
     if not labels:
         return np.full(len(starts), -1)
     shares = np.stack([_overlap(owner == label, starts, ends) for label in range(labels)])
