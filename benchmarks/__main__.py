@@ -1,6 +1,6 @@
 """`python -m benchmarks`: every measure on one layer, beside the textbook way and beside the layer's own forward pass.
 
-One run, one machine, one table a length; ratios first, for they are what travels to other machines.
+One run, one machine, one table per length; ratios first, for they are what travels to other machines.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ LEGEND = (
 
 
 def main() -> None:
-    """Parse, measure, print."""
+    """Measure what was asked for and print one table per length."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 2048, 4096], help="tokens")
     parser.add_argument("--measures", nargs="+", choices=ROWS, default=list(ROWS))
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def compare(tokens: int, measures: list[str], heads: int, d_head: int) -> Table:
-    """One row a measure, one for all of them, one for the layer's own forward pass."""
+    """One row per measure, one for all of them, one for the layer's own forward pass."""
     layer = Layer(tokens, heads, d_head)
     forward = cost(layer.forward(), repeats=2)
     inputs, spans = layer.inputs(), layer.spans()
@@ -92,13 +92,13 @@ def compare(tokens: int, measures: list[str], heads: int, d_head: int) -> Table:
 def _whole(parts: list[Part]) -> Cost | None:
     """Cost of all that the parts are parts of; None where there are none."""
     costs = [cost(part.call) for part in parts]
-    times = [part.times * found.seconds for part, found in zip(parts, costs, strict=True)]
-    return Cost(sum(times), max(found.megabytes for found in costs)) if parts else None
+    times = [part.times * part_cost.seconds for part, part_cost in zip(parts, costs, strict=True)]
+    return Cost(sum(times), max(each.megabytes for each in costs)) if parts else None
 
 
 def _together(costs: list[Cost]) -> Cost:
     """One after the other."""
-    return Cost(sum(found.seconds for found in costs), max(found.megabytes for found in costs))
+    return Cost(sum(each.seconds for each in costs), max(each.megabytes for each in costs))
 
 
 def _cells(exact: Cost, slow: Cost | None, forward: Cost) -> list[str]:

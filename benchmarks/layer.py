@@ -1,7 +1,7 @@
 """One decoder layer of OLMo-2-1B's shape with random weights: its own forward pass, and its attention inputs.
 
-Width 2048, 16 heads of 128, MLP 8192, SDPA. Positions are learned ones, a row a head: drifting and jumping. The hidden states have a mean
-as large as their spread, as real ones do. Spans are those of a needle prompt with 64 generated tokens.
+Width 2048, 16 heads of 128, MLP 8192, SDPA. Positions are learned ones, one row per head: drifting and jumping. The hidden states have a
+mean as large as their spread, as real ones do. Spans are those of a needle prompt with 64 generated tokens.
 """
 
 from __future__ import annotations

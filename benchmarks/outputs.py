@@ -1,4 +1,4 @@
-"""`python -m benchmarks.outputs store|compare DIRECTORY`: whether the commands still say what they said before a change.
+"""`python -m benchmarks.outputs store|compare DIRECTORY`: whether the commands give what they gave before a change.
 
     store     run the commands below and keep in DIRECTORY what they leave
     compare   run them again beside it, and name every value, picture and row that differs

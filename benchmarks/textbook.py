@@ -49,13 +49,13 @@ def components(inputs: AttentionInputs, spans: Spans) -> list[Part]:
     made = logits()
 
     def component() -> list[Tensor]:
-        found = []
+        results = []
         for first in (0, half - 1):
             pair = [first, first + half]
             values = queries[:, pair] @ keys[:, pair].T
-            found += [values.diagonal(-distance).mean() for distance in range(tokens)]
-            found.append(1 - (made - values)[causal].var() / made[causal].var())
-        return found
+            results += [values.diagonal(-distance).mean() for distance in range(tokens)]
+            results.append(1 - (made - values)[causal].var() / made[causal].var())
+        return results
 
     each = inputs.heads * half
     return [
@@ -97,7 +97,7 @@ def fake_distance(inputs: AttentionInputs, spans: Spans) -> list[Part]:
     angles = torch.arange(tokens)[:, None] * inputs.frequencies
 
     def run() -> list[Tensor]:
-        found = []
+        results = []
         for query, key in zip(queries, keys, strict=True):
             first, second = query[:half], query[half:]
             turned = torch.cat(
@@ -106,8 +106,8 @@ def fake_distance(inputs: AttentionInputs, spans: Spans) -> list[Part]:
             )
             logits = turned @ key.T * inputs.logit_scale
             fitted = logits.mean(1)[:, None] + logits.mean(0) - logits.mean()
-            found.append(torch.corrcoef(torch.stack((logits.flatten(), fitted.flatten())))[0, 1])
-        return found
+            results.append(torch.corrcoef(torch.stack((logits.flatten(), fitted.flatten())))[0, 1])
+        return results
 
     return [Part(run, inputs.heads / 2, f"2/{inputs.heads} heads")]
 

@@ -24,14 +24,14 @@ _WHERE = {
     "compare": "repo_interp.comparison.align",
     "layout": "repo_interp.models.reposition",
     "load": "repo_interp.models.load",
-    "read_prompts": "repo_interp.tasks.prompts",
+    "read_prompts": "repo_interp.tasks.prompt.jsonl",
     "read_run": "repo_interp.run",
     "reposition": "repo_interp.models.reposition",
     "save": "repo_interp.models.checkpoints",
     "score": "repo_interp.analysis.score",
     "score_data_set": "repo_interp.analysis.score",
     "score_needles": "repo_interp.analysis.score",
-    "write_prompts": "repo_interp.tasks.prompts",
+    "write_prompts": "repo_interp.tasks.prompt.jsonl",
     "write_run": "repo_interp.run",
     "zoo": "repo_interp.training.zoo",
 }
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from repo_interp.models.load import load
     from repo_interp.models.reposition import added_parameters, layout, reposition
     from repo_interp.run import read_run, write_run
-    from repo_interp.tasks.prompts import read_prompts, write_prompts
+    from repo_interp.tasks.prompt.jsonl import read_prompts, write_prompts
     from repo_interp.training.zoo import zoo
 
 

@@ -47,7 +47,17 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "scores": "repo_interp.plots.views.first:SCORES",
     },
     SCHEMES: {},
-    TASKS: {},
+    TASKS: {
+        "reversal": "repo_interp.tasks.reversal:SIZES",
+        "niah": "repo_interp.tasks.niah_small:SIZES",
+        "copying": "repo_interp.tasks.copying:SIZES",
+        "few_shot": "repo_interp.tasks.few_shot:SIZES",
+        "flip_flop": "repo_interp.tasks.flip_flop:SIZES",
+        "selective_copy": "repo_interp.tasks.selective_copy:SIZES",
+        "counting": "repo_interp.tasks.counting:SIZES",
+        "random_tokens": "repo_interp.tasks.random_tokens:SIZES",
+        "language": "repo_interp.tasks.language:SIZES",
+    },
 }
 """By group, names and objects of ours; views stand in the order of the page."""
 

@@ -15,11 +15,10 @@ from repo_interp.measures.gates import Gates
 from repo_interp.measures.positions import Positions
 from repo_interp.measures.segments import Segments
 from repo_interp.measures.statistics import merge
-from repo_interp.positions.contextual import ContextualPositions
-from repo_interp.positions.contextual_maps import InterpolatedEmbedding
+from repo_interp.positions.contextual import ContextualPositions, InterpolatedEmbedding
 from repo_interp.run import make_run, with_schemes
 from repo_interp.tasks.prompt import Prompt
-from repo_interp.tasks.structure import KINDS, prompt_structure
+from repo_interp.tasks.prompt.structure import KINDS, prompt_structure
 
 WORDS = ["The", " river", " runs", " past", " an", " old", " mill", " where", " nobody", " lives", " now"]
 """Text is made of these."""

@@ -276,7 +276,7 @@ def test_an_interrupted_analysis_goes_on_and_ends_with_the_same_run(tmp_path):
     program = """
 import sys, torch, repo_interp as ri
 from families import tiny
-from repo_interp.tasks.prompts import Prompt
+from repo_interp.tasks.prompt import Prompt
 torch.manual_seed(0)
 bridge = ri.bridge(ri.reposition(tiny("llama"), "repo@1"))
 generator = torch.Generator().manual_seed(3)
@@ -361,7 +361,7 @@ def test_a_measure_of_ones_own_is_analysed_like_ours():
 
     from repo_interp.measures.labels import described, of_layer
     from repo_interp.measures.statistics import Statistics
-    from repo_interp.tasks.prompts import Prompt
+    from repo_interp.tasks.prompt import Prompt
 
     @dataclass(frozen=True)
     class MeanNorm:

@@ -19,7 +19,7 @@ from repo_interp.measures.fake_distance import last_queries
 from repo_interp.measures.kernels.block_means import block_size, fake_block_means, logit_block_means
 from repo_interp.measures.maps import Maps
 from repo_interp.measures.statistics import merge
-from repo_interp.tasks.prompts import Prompt
+from repo_interp.tasks.prompt import Prompt
 
 PADDED = torch.ones(2, 24, dtype=torch.bool)
 PADDED[0, 17:] = False

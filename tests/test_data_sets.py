@@ -26,7 +26,7 @@ from repo_interp.papers.data_sets.measurements import CLAIMS, Options, _compared
 from repo_interp.papers.data_sets.table_figure import data_set_table
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import FAILS, HOLDS, UNMEASURED
-from repo_interp.papers.repo import subjects
+from repo_interp.papers.kit.subjects import subjects
 from repo_interp.run import read_run
 from repo_interp.tasks import prompt_from_text
 from repo_interp.tasks.data_sets import NAMES, data_set_prompts, data_set_scores, spoken
@@ -386,7 +386,7 @@ def test_a_wrong_file_is_refused_in_one_line_that_names_row_and_field(data, tmp_
 
 
 def test_files_that_are_none_are_refused(tmp_path):
-    for content, said in (("{", "row 1: wanted a JSON object a line"), ("", "there are no rows")):
+    for content, said in (("{", "row 1: wanted a JSON object per line"), ("", "there are no rows")):
         (tmp_path / "a.jsonl").write_text(content)
         with pytest.raises(InputError, match=said):
             data_set_prompts("longbench", tmp_path / "a.jsonl", BPE)

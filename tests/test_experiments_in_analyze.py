@@ -23,7 +23,7 @@ from repo_interp.experiments.resumable_grid import ResumableGrid
 from repo_interp.models.checkpoints import identify, load_model
 from repo_interp.models.reposition import decoder_of
 from repo_interp.tasks import Prompt, Response, Task, make_task
-from repo_interp.training.provenance import trained_task
+from repo_interp.training.trained import trained_task
 from repo_interp.training.zoo import zoo_path
 
 TASK = make_task("reversal", longest=6, longest_test=12)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -14,10 +15,17 @@ import numpy as np
 import pytest
 
 import repo_interp as ri
+from repo_interp.cli import main
+from repo_interp.entry_points import OWN, TASKS
 from repo_interp.measures.catalogue import measure_named, measure_names
+from repo_interp.models import schemes
 from repo_interp.plots.pages.added import added_drawers
+from repo_interp.positions import layouts
+from repo_interp.positions.biases import KerplePower
 from repo_interp.positions.layouts import format_layout, parse_layout, scheme_names
 from repo_interp.tasks import make_task, task_names
+from repo_interp.training import recipes
+from repo_interp.training.trained import trained_configuration
 
 PAGE = Path(__file__).parents[1] / "docs" / "extend.md"
 FILE = re.compile(r"^`([\w/.]+)`\n\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -189,3 +197,82 @@ def test_ours_cannot_be_replaced_and_names_are_known_without_import(broken):
     assert "broken_extras" not in sys.modules
     for text in ("absent_scheme", "absent_scheme@1"):
         assert format_layout(parse_layout(text, 3)) == text
+
+
+SORTING = dict(FILE.findall(PAGE.read_text(encoding="utf-8")))["position_extras/task.py"]
+
+
+def enumerations(names: set[str]) -> set[str]:
+    """Files of the package with a literal that names at least half of `names`: the places to edit where one is added."""
+    package = Path(ri.__file__).parent
+    places = set()
+    for path in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Tuple | ast.List | ast.Set | ast.Dict):
+                parts = node.keys if isinstance(node, ast.Dict) else node.elts
+                written = {part.value for part in parts if isinstance(part, ast.Constant)} & names
+                if 2 * len(written) >= len(names):
+                    places.add(str(path.relative_to(package)))
+    return places
+
+
+def test_a_task_of_ours_is_its_file_a_line_and_a_recipe(tmp_path, monkeypatch):
+    """The task of docs/extend.md as one of ours: a module, a line in `OWN`, an entry of `FRESH`; it is listed, trained and scored."""
+    (tmp_path / "sorting_of_ours.py").write_text(SORTING)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(OWN[TASKS], "sorting", "sorting_of_ours:SIZES")
+    monkeypatch.setitem(recipes.FRESH, "sorting", {"steps": 3, "batch": 2})
+    assert task_names()[len(OWN[TASKS]) - 1] == "sorting"
+    assert (
+        main(
+            [
+                "train",
+                "sorting",
+                "--layers",
+                "1",
+                "--width",
+                "8",
+                "--heads",
+                "2",
+                "--score-prompts",
+                "2",
+                "--set",
+                "longest=3",
+                "--out",
+                "run",
+            ]
+        )
+        == 0
+    )
+    configuration = trained_configuration("run")
+    assert (configuration.task, configuration.steps, configuration.batch) == ("sorting", 3, 2)
+    assert main(["score", "run", "--count", "2", "--out", "scored"]) == 0
+    assert ri.read_run("scored")["scores"].attrs["task"] == "sorting"
+    assert ri.read_run("scored")["scores"]["test_set"].values.tolist() == ["2", "3"]
+
+
+def test_nothing_else_lists_the_tasks():
+    for name, place in OWN[TASKS].items():
+        assert place.startswith("repo_interp.tasks.") and set(make_task(name, "paper").options()) == set(
+            make_task(name).options()
+        )
+    listed = {"entry_points.py", "training/recipes.py"}
+    of_the_zoo = {"training/shipping.py"}  # what its page says of tasks that ship; of another task it says its docstring
+    assert enumerations(set(OWN[TASKS])) == listed | of_the_zoo
+
+
+def test_a_scheme_of_ours_is_its_file_and_two_lines(tmp_path, monkeypatch):
+    """KERPLE's power kernel, which has no name, as one of ours: a line in the layout language, one where schemes are built."""
+    monkeypatch.setitem(layouts.SCHEMES, "kerple_power", "minus a learned power of the distance, added to the logits")
+    monkeypatch.setitem(schemes._ADDITIVE, "kerple_power", lambda heads, length: KerplePower(heads))
+    assert scheme_names()[len(layouts.SCHEMES) - 1] == "kerple_power"
+    assert format_layout(parse_layout("kerple_power", 2)) == "kerple_power"
+    model = ri.reposition(tiny(), "kerple_power@1")
+    ri.save(model, tmp_path / "saved")
+    assert ri.layout(ri.load(tmp_path / "saved"))[1:] == ("kerple_power",) * (len(ri.layout(model)) - 1)
+
+
+def test_nothing_else_lists_the_schemes():
+    colours = {"plots/style.py"}  # and names in legends, of those that have one; others are grey and go by their own name
+    assert enumerations(set(layouts.SCHEMES)) == {"positions/layouts.py"} | colours

@@ -29,11 +29,10 @@ from repo_interp.measures.kernels.gate_sums import (
 from repo_interp.measures.statistics import merge
 from repo_interp.models.capture import capture
 from repo_interp.models.reposition import attentions
-from repo_interp.positions.contextual import ContextualPositions
-from repo_interp.positions.contextual_maps import InterpolatedEmbedding
+from repo_interp.positions.contextual import ContextualPositions, InterpolatedEmbedding
 from repo_interp.run import read_run, write_run
 from repo_interp.tasks.prompt import Prompt
-from repo_interp.tasks.structure import KINDS
+from repo_interp.tasks.prompt.structure import KINDS
 
 OFFICIAL = Path(__file__).parent / "official" / "cope"
 ROWS = torch.arange(24)

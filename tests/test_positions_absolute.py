@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from repo_interp.positions.absolute import AbsoluteEmbedding
+from repo_interp.positions.embedding import AbsoluteEmbedding
 
 
 def test_adds_the_vector_of_each_tokens_index():

@@ -14,16 +14,14 @@ from torch.nn.functional import linear, silu
 from repo_interp.positions.biases import geometric_slopes
 from repo_interp.positions.contextual import (
     ContextualPositions,
-    SeparatelyGatedPositions,
-    contextual_positions,
-    gates,
-)
-from repo_interp.positions.contextual_maps import (
     FixedSlopes,
     InterpolatedEmbedding,
     LearnedSlopes,
     PositionMap,
     PositionMLP,
+    SeparatelyGatedPositions,
+    contextual_positions,
+    gates,
 )
 from repo_interp.positions.rotary import rotate
 

@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from repo_interp.positions.biases import FIRE, ALiBi, KerpleLog, KerplePower
-from repo_interp.positions.contextual import ContextualPositions, SeparatelyGatedPositions
-from repo_interp.positions.contextual_maps import (
+from repo_interp.positions.contextual import (
+    ContextualPositions,
     FixedSlopes,
     InterpolatedEmbedding,
     LearnedSlopes,
     PositionMLP,
+    SeparatelyGatedPositions,
 )
 from repo_interp.positions.logits import PositionLogits, grouped_product
 from repo_interp.positions.piecewise import relu_network

@@ -77,7 +77,7 @@ def test_three_axis_coefficients(analysed):
 
 def test_component_curves_of_the_first_prompt():
     from repo_interp.measures.components import Components
-    from repo_interp.tasks.prompts import Prompt
+    from repo_interp.tasks.prompt import Prompt
 
     bridge = ri.load(OFFICIAL / "repo_mha")
     tokens = np.load(OFFICIAL / "repo_mha" / "expected.npz")["input_ids"][0]

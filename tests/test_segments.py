@@ -29,11 +29,10 @@ from repo_interp.measures.kernels.segmentation import (
 from repo_interp.measures.segments import Segments
 from repo_interp.measures.statistics import merge
 from repo_interp.run import read_run, write_run
-from repo_interp.tasks import structure
 from repo_interp.tasks.few_shot import FewShot
-from repo_interp.tasks.prompt import Prompt
-from repo_interp.tasks.structure import prompt_structure, separators
-from repo_interp.tasks.structure import segments as segments_of
+from repo_interp.tasks.prompt import Prompt, structure
+from repo_interp.tasks.prompt.structure import prompt_structure, separators
+from repo_interp.tasks.prompt.structure import segments as segments_of
 
 
 def cut(text):

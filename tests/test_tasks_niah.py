@@ -11,12 +11,10 @@ from task_tokenizers import FAMILIES, tokenizer
 
 from repo_interp.errors import InputError
 from repo_interp.tasks import niah, niah_score, niah_scores
-from repo_interp.tasks.encoding import count_tokens
 from repo_interp.tasks.essay import SENTENCE_END, essay
-from repo_interp.tasks.fitting import largest_size
-from repo_interp.tasks.haystacks import DEPTHS, NOISE
-from repo_interp.tasks.needles import joined
+from repo_interp.tasks.haystacks import DEPTHS, NOISE, joined
 from repo_interp.tasks.niah import DIALECTS, VARIANTS
+from repo_interp.tasks.prompt.text import count_tokens, largest_size
 
 WORD = r"[a-z]+-[a-z]+"
 UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
@@ -263,5 +261,5 @@ def test_an_empty_essay_is_refused(tmp_path):
     for name, message in (("empty.txt", "the file is empty"), ("latin.txt", "not UTF-8")):
         with pytest.raises(InputError, match=message):
             niah(tokenizer("words"), "single_2", 600, 1, essay=tmp_path / name)
-    with pytest.raises(InputError, match="one output a prompt, got 0 for 1"):
+    with pytest.raises(InputError, match="one output per prompt, got 0 for 1"):
         niah_score([], niah(tokenizer("words"), "single_1", 600, 1))

@@ -164,7 +164,7 @@ BROKEN = {
     "words for tokens": (token_line(tokens="1 2 3"), '"tokens": wanted a list of whole numbers'),
     "token_text of another length": (
         token_line(token_text=["a"]),
-        "wanted one token_text a token, got 1 for 4",
+        "wanted one token_text per token, got 1 for 4",
     ),
     "answers of another kind": (token_line(answers="x"), '"answers": wanted a list of texts'),
     "attributes of another kind": (token_line(attributes=[]), '"attributes": wanted an object'),

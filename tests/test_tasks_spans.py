@@ -8,9 +8,8 @@ from task_tokenizers import FAMILIES, tokenizer
 
 from repo_interp.errors import InputError
 from repo_interp.tasks import prompt_from_text
-from repo_interp.tasks.encoding import encode
-from repo_interp.tasks.marked_text import MarkedText
-from repo_interp.tasks.spans import check_spans, token_spans
+from repo_interp.tasks.prompt import check_spans
+from repo_interp.tasks.prompt.text import MarkedText, encode, token_spans
 
 HARD = "Die Straße: One of the special magic numbers for naïve-café🙂 is: 7654321.東京は大きい。 Привет"
 """A needle at the edges of tokens, with no space before or after it, and characters of two to four bytes."""

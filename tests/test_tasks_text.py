@@ -13,8 +13,8 @@ from repo_interp.errors import InputError
 from repo_interp.tasks import Response, make_task, read_prompts, write_prompts
 from repo_interp.tasks.copying import copying_prompts, ordinary_tokens
 from repo_interp.tasks.corpus import corpus
+from repo_interp.tasks.data_sets.glue import GRIM, KIND, few_shot_prompts, following, own_rows, read_rows
 from repo_interp.tasks.essay import standard_library_sources
-from repo_interp.tasks.few_shot_text import GRIM, KIND, few_shot_prompts, following, own_rows, read_rows
 from repo_interp.tasks.random_tokens import random_token_prompts
 
 GLUE = {
@@ -91,7 +91,7 @@ def test_glue_rows(name, tmp_path):
 def test_following_counts_any_label_of_the_set():
     prompts = few_shot_prompts(tokenizer("words"), length=200, count=4)
     assert following([" 1\n", "0", "positive", ""], prompts).tolist() == [1, 1, 0, 0]
-    with pytest.raises(InputError, match="one output a prompt"):
+    with pytest.raises(InputError, match="one output per prompt"):
         following(["1"], prompts)
 
 

@@ -23,17 +23,16 @@ from repo_interp.errors import InputError
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.reposition import attentions, layout, mix_with_index
 from repo_interp.tasks import Batch, make_task
-from repo_interp.training import schedule
-from repo_interp.training.batches import to_question, training_question
+from repo_interp.training import step as schedule
 from repo_interp.training.configuration import TrainingConfiguration, read_toml, replaced, to_toml
-from repo_interp.training.cost import estimate_cost
-from repo_interp.training.folder import TrainingFolder
-from repo_interp.training.loop import prepare, train
-from repo_interp.training.optimisation import make_optimizer, take_step, target_loss
-from repo_interp.training.provenance import trained_task
+from repo_interp.training.folder import TrainingFolder, load_state
+from repo_interp.training.loop import train
+from repo_interp.training.preparation import estimate_cost, prepare
+from repo_interp.training.processes import train_side_by_side
 from repo_interp.training.recipes import CONTINUED, FRESH, recipe
-from repo_interp.training.several import train_side_by_side
-from repo_interp.training.state import load_state
+from repo_interp.training.responses import to_question
+from repo_interp.training.step import make_optimizer, take_step, target_loss, training_question
+from repo_interp.training.trained import trained_task
 
 TINY = TrainingConfiguration(
     task="reversal",
@@ -103,7 +102,8 @@ import sys
 from pathlib import Path
 from repo_interp.training.configuration import TrainingConfiguration, read_toml, replaced
 from repo_interp.training.folder import TrainingFolder
-from repo_interp.training.loop import prepare, train
+from repo_interp.training.preparation import prepare
+from repo_interp.training.loop import train
 
 folder = TrainingFolder(sys.argv[1])
 stated = read_toml(folder.configuration)
@@ -157,8 +157,8 @@ def test_fresh_twins_of_different_schemes_start_with_the_same_weights():
 
 def test_gradients_reach_f_phi_and_the_loss_goes_down():
     short = {"words": 4, "longest": 2, "first_longest": 2, "longest_test": 2}
-    prepared = prepare(replaced(TINY, {"task_options": short, "learning_rate": 0.01}))
-    question = training_question(prepared.task, 0, 0, 32, 1.0)
+    prepared = prepare(replaced(TINY, {"task_options": short, "learning_rate": 0.01, "batch": 32}))
+    question = training_question(prepared.task, prepared.configuration, 0, 1.0)
     before = target_loss(prepared.model, question)
     before.backward()
     for attention in attentions(prepared.model):
@@ -198,7 +198,7 @@ def test_the_gradient_is_clipped_and_vectors_do_not_decay():
     prepared = prepare(TINY)
     optimizer = torch.optim.SGD(prepared.model.parameters(), lr=1.0)
     before = [weight.detach().clone() for weight in prepared.model.parameters()]
-    take_step(prepared.model, optimizer, [training_question(prepared.task, 0, 0, 4, 1.0)], 1.0, clip=1e-3)
+    take_step(prepared.model, optimizer, [training_question(prepared.task, TINY, 0, 1.0)], 1.0, clip=1e-3)
     moved = math.sqrt(
         sum((weight - old).square().sum().item() for weight, old in zip(prepared.model.parameters(), before, strict=True))
     )
@@ -256,9 +256,9 @@ def test_configuration_survives_toml_and_refuses_what_cannot_be():
     for change, message in (
         ({"stepps": 3}, "has no 'stepps'"),
         ({"steps": 0}, "steps is 0"),
-        ({"steps": 2.5}, "one int"),
-        ({"steps": True}, "one int"),
-        ({"learning_rate": float("nan")}, "finite number"),
+        ({"steps": 2.5}, "a whole number"),
+        ({"steps": True}, "a whole number"),
+        ({"learning_rate": float("nan")}, "is nan; wanted a number"),
         ({"curriculum": 1.5}, "share between 0 and 1"),
         ({"heads": 3}, "multiple of the 3 heads"),
         ({"heads": 16}, "even width"),
@@ -290,7 +290,7 @@ def test_rehearsing_costs_nothing_but_time():
     prepared = prepare(TINY)
     before = {name: weight.clone() for name, weight in prepared.model.state_dict().items()}
     cost = estimate_cost(prepared)
-    assert cost.seconds_a_step > 0 and cost.parameters > cost.position_parameters == 2 * (2 * 16 * 2 + 2 * 2)
+    assert cost.seconds_per_step > 0 and cost.parameters > cost.position_parameters == 2 * (2 * 16 * 2 + 2 * 2)
     assert all(torch.equal(weight, before[name]) for name, weight in prepared.model.state_dict().items())
     assert all(weight.grad is None for weight in prepared.model.parameters())
 

@@ -9,8 +9,8 @@ import pytest
 
 from repo_interp.errors import InputError
 from repo_interp.models.checkpoints import identify, load_model, load_tokenizer
-from repo_interp.training.provenance import trained_task
 from repo_interp.training.responses import forced_responses
+from repo_interp.training.trained import trained_task
 from repo_interp.training.zoo import zoo_entry, zoo_names, zoo_path
 
 ONE_MEGABYTE = 2**20

@@ -14,11 +14,10 @@ from repo_interp.models.checkpoints import identify, load_model
 from repo_interp.papers.catalogue import PAPERS, paper
 from repo_interp.papers.kit.recorded_scores import recorded_scores
 from repo_interp.training.configuration import TrainingConfiguration
-from repo_interp.training.making import command, install, make, unfinished
 from repo_interp.training.plan import PLAN, Planned, chosen, planned_runs
-from repo_interp.training.provenance import trained_configuration
+from repo_interp.training.shipping import command, install, make, unfinished, zoo_page
+from repo_interp.training.trained import trained_configuration
 from repo_interp.training.zoo import zoo_entry, zoo_names, zoo_path
-from repo_interp.training.zoo_page import zoo_page
 
 RUNS = planned_runs(PLAN)
 TINY = {"width": 16, "heads": 2, "layers": 1, "steps": 2, "batch": 2, "warm_up": 1, "score_prompts": 2, "score_every": 0}
@@ -80,7 +79,7 @@ def test_a_part_of_the_plan_comes_with_what_it_continues():
     assert chosen(plan, []) == plan
     with pytest.raises(InputError, match="niah/r'; give a task or one of niah/pretrained"):
         chosen(plan, ["niah/r"])
-    with pytest.raises(InputError, match="continues niah/pretrained, which the plan has not"):
+    with pytest.raises(InputError, match="continues niah/pretrained, which the plan lacks"):
         planned_runs(plan[1:])
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from repo_interp.training.configuration import TrainingConfiguration, replaced, to_toml
 from repo_interp.training.folder import TrainingFolder
-from repo_interp.training.loop import prepare, train
+from repo_interp.training.loop import train
+from repo_interp.training.preparation import prepare
 
 TINY: dict[str, Any] = {
     "layers": 1,

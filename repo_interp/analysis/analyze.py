@@ -33,8 +33,8 @@ from repo_interp.models.bridge import tokenizer_of
 from repo_interp.models.provenance import identity
 from repo_interp.models.reposition import attentions, layout
 from repo_interp.run import make_run, versions
-from repo_interp.tasks.prompts import Prompt
-from repo_interp.tasks.prompts import digest as prompts_digest
+from repo_interp.tasks.prompt import Prompt
+from repo_interp.tasks.prompt import digest as prompts_digest
 from repo_interp.tasks.task import Task
 
 Progress = Callable[[int, int], None]

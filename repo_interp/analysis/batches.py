@@ -26,8 +26,8 @@ from repo_interp.files import replaced, write_text
 from repo_interp.inputs import Spans
 from repo_interp.measures.labels import described
 from repo_interp.measures.statistics import Measure, Statistics
-from repo_interp.tasks.prompts import Prompt
-from repo_interp.tasks.structure import prompt_structure
+from repo_interp.tasks.prompt import Prompt
+from repo_interp.tasks.prompt.structure import prompt_structure
 
 _ENGINE = "h5netcdf"
 

@@ -26,7 +26,7 @@ from repo_interp.models.reposition import attentions
 from repo_interp.run import make_run, versions
 from repo_interp.tasks import Task, make_task
 from repo_interp.tasks.data_sets import data_set_prompts
-from repo_interp.training.provenance import in_tokens_of, puts_into_any_tokens, trained_task
+from repo_interp.training.trained import in_tokens_of, puts_into_any_tokens, trained_task
 
 
 def score(

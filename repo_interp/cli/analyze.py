@@ -102,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.measures.catalogue import measure_named
     from repo_interp.models.load import load
     from repo_interp.plots.pages.added import added_drawers
-    from repo_interp.tasks.prompts import read_prompts
+    from repo_interp.tasks.prompt.jsonl import read_prompts
 
     console = Console()
     name = arguments.checkpoint or DEFAULT
@@ -189,7 +189,7 @@ def _make_prompts(arguments: argparse.Namespace, bridge, path: str):
     from repo_interp import tasks
     from repo_interp.errors import InputError
     from repo_interp.models.provenance import loaded_from
-    from repo_interp.training.provenance import trained_task
+    from repo_interp.training.trained import trained_task
 
     trained = trained_task(path)
     name = arguments.task or (trained.name if trained is not None else "ruler")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
+from typing import Any
 
 
 def number_list(text: str) -> tuple[int, ...]:
@@ -41,19 +43,19 @@ def positive_or_zero(text: str) -> int:
     return int(text)
 
 
-def option_value(text: str) -> tuple[str, int | float | str | bool]:
-    """NAME=VALUE, the value read as a truth value, a number, or a word - whichever it is first."""
+def option_text(text: str) -> tuple[str, str]:
+    """NAME=VALUE, both as text: what the option is for knows the value's type."""
     name, equals, value = text.partition("=")
     if not name or not equals:
         raise argparse.ArgumentTypeError(f"wanted NAME=VALUE such as longest=20, not {text!r}")
-    if value in ("true", "false"):
-        return name, value == "true"
-    for kind in (int, float):
-        try:
-            return name, kind(value)
-        except ValueError:
-            continue
     return name, value
+
+
+def typed(texts: Iterable[tuple[str, str]] | None, owner: Any, called: str) -> dict[str, Any]:
+    """The values of named texts, read as the types of the fields of the dataclass `owner`, which the user calls `called`."""
+    from repo_interp.values import field_value
+
+    return {name: field_value(owner, name, text, called) for name, text in texts or ()}
 
 
 def parameter(text: str) -> tuple[str, str, str]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from repo_interp.cli.checkpoint import free_directory, stem
-from repo_interp.cli.options import add_device, name_list, option_value, positive, positive_or_zero
+from repo_interp.cli.options import add_device, name_list, option_text, positive, positive_or_zero, typed
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--task-size", metavar="NAME", help="size of the task (default: as it was trained, else small)")
     parser.add_argument(
         "--set",
-        type=option_value,
+        type=option_text,
         action="append",
         metavar="NAME=VALUE",
         dest="task_options",
@@ -113,16 +113,21 @@ def _asked(arguments: argparse.Namespace, bridge, factor: float) -> Callable[[Ca
     """What is asked for - a task, ruler or a data set - as a function of the progress that it tells. Raises InputError beforehand."""
     from repo_interp.analysis.score import score, score_data_set, score_needles, task_of
     from repo_interp.models.provenance import length_trained
+    from repo_interp.values import value_of
 
     amount = {"count": arguments.count, "seed": arguments.seed, "batch_size": arguments.batch_size}
-    options = dict(arguments.task_options or ())
     if arguments.task in _DATA_SETS:
         length = arguments.length or int(length_trained(bridge) * factor)
         return lambda progress: score_data_set(bridge, arguments.task, arguments.data, length, **amount)
     if arguments.task == RULER:
         lengths = None if arguments.test_sets is None else [int(name) for name in arguments.test_sets]
+        texts = arguments.task_options or ()
+        options = {name: value_of(text, float if name == "depth" else str, f"{RULER}.{name}") for name, text in texts}
         return lambda progress: score_needles(bridge, lengths, progress=progress, **amount, **options)
-    task = task_of(bridge, arguments.task, arguments.task_size, **options)
+    task = task_of(bridge, arguments.task, arguments.task_size)
+    if arguments.task_options:
+        changes = typed(arguments.task_options, task, f"task {task.name}")
+        task = task_of(bridge, arguments.task, arguments.task_size, **changes)
     answers = arguments.answers or "forced"
     return lambda progress: score(bridge, task, arguments.test_sets, answers=answers, progress=progress, **amount)
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from repo_interp.cli.options import number_list, option_value, positive
+from repo_interp.cli.options import number_list, option_text, positive, typed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,11 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="go on with what was interrupted in --out; begin where nothing was",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace the training run that stands in --out")
-    parser.add_argument("--seeds", type=number_list, metavar="0-2", help="one run a seed, in --out/seed-N")
+    parser.add_argument("--seeds", type=number_list, metavar="0-2", help="one run per seed, in --out/seed-N")
     parser.add_argument("--jobs", type=positive, default=1, metavar="N", help="runs side by side, with --seeds (default: 1)")
     parser.add_argument(
         "--set",
-        type=option_value,
+        type=option_text,
         action="append",
         metavar="NAME=VALUE",
         dest="task_options",
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--scheme-set",
-        type=option_value,
+        type=option_text,
         action="append",
         metavar="NAME=VALUE",
         dest="scheme_options",
@@ -123,38 +123,35 @@ def _one_run(arguments: argparse.Namespace, seed: int | None) -> Run:
     from repo_interp.training.configuration import TrainingConfiguration, read_toml, replaced
     from repo_interp.training.recipes import recipe
 
-    stated = read_toml(Path(arguments.config)) if arguments.config is not None else {}
-    stated = _joined(stated, _given(arguments) | ({} if seed is None else {"seed": seed}))
-    begun = None if arguments.out is None else _folder(Path(arguments.out), seed)
-    if arguments.resume and begun is not None and begun.is_begun:
-        stored = read_toml(begun.configuration)
+    folder = None if arguments.out is None else _folder(Path(arguments.out), seed)
+    stored = read_toml(folder.configuration) if arguments.resume and folder is not None and folder.is_begun else None
+    asked = _asked(arguments, stored or {}) | ({} if seed is None else {"seed": seed})
+    if folder is not None and stored is not None:
         configuration = replaced(TrainingConfiguration(task=str(stored.get("task"))), stored)
         differing = [
             name
-            for name, value in stated.items()
+            for name, value in asked.items()
             if getattr(replaced(configuration, {name: value}), name) != getattr(configuration, name)
         ]
         if differing:
             raise InputError(
-                f"{begun.directory} was begun with another {differing[0]} ({getattr(configuration, differing[0])!r}); "
+                f"{folder.directory} was begun with another {differing[0]} ({getattr(configuration, differing[0])!r}); "
                 "leave it out to go on, or give another --out"
             )
-        return configuration, begun
-    if not stated.get("task"):
-        raise InputError(f"no task was named; {_task_names()}")
-    ground = recipe(str(stated["task"]), continued=bool(stated.get("continue_from")))
-    configuration = replaced(TrainingConfiguration(task=str(stated["task"])), _joined(ground, stated))
-    if begun is None:
+        return configuration, folder
+    task = str(asked["task"])
+    configuration = replaced(
+        TrainingConfiguration(task=task), _joined(recipe(task, continued=bool(asked.get("continue_from"))), asked)
+    )
+    if folder is None:
         layout = configuration.scheme.replace("/", "-of-").replace(",", "-")
-        begun = _folder(Path("runs") / f"{configuration.task}-{layout}", configuration.seed)
-        if arguments.resume and begun.is_begun:
-            again = argparse.Namespace(
-                **vars(arguments) | {"out": str(begun.directory.parent if seed is not None else begun.directory)}
-            )
-            return _one_run(again, seed)
-    if not begun.is_begun or not (arguments.resume or arguments.overwrite):
-        begun.require_free()
-    return configuration, begun
+        folder = _folder(Path("runs") / f"{task}-{layout}", configuration.seed)
+        if arguments.resume and folder.is_begun:
+            again = vars(arguments) | {"out": str(folder.directory.parent if seed is not None else folder.directory)}
+            return _one_run(argparse.Namespace(**again), seed)
+    if not folder.is_begun or not (arguments.resume or arguments.overwrite):
+        folder.require_free()
+    return configuration, folder
 
 
 def _folder(out: Path, seed: int | None) -> TrainingFolder:
@@ -163,22 +160,40 @@ def _folder(out: Path, seed: int | None) -> TrainingFolder:
     return TrainingFolder(out if seed is None else out / f"seed-{seed}")
 
 
-def _given(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The fields of a configuration that the command line states."""
+def _asked(arguments: argparse.Namespace, stored: dict[str, Any]) -> dict[str, Any]:
+    """Fields of a configuration from --config, and over them those of the command line; task and size else as they were `stored`.
+
+    Raises InputError where no task is named, and for options that the task or the schemes lack.
+    """
     from dataclasses import fields
 
-    from repo_interp.training.configuration import TABLES, TrainingConfiguration
+    from repo_interp.errors import InputError
+    from repo_interp.models.schemes import SchemeOptions
+    from repo_interp.tasks import make_task, task_names
+    from repo_interp.training.configuration import TABLES, TrainingConfiguration, read_toml
 
-    stated = {option.name: getattr(arguments, option.name) for option in fields(TrainingConfiguration)}
-    return {name: dict(value) if name in TABLES else value for name, value in stated.items() if value is not None}
+    written = read_toml(Path(arguments.config)) if arguments.config is not None else {}
+    given = {
+        option.name: getattr(arguments, option.name) for option in fields(TrainingConfiguration) if option.name not in TABLES
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    named = {"task_size": "small"} | stored | written | given
+    if not named.get("task"):
+        raise InputError(f"no task was named; give one of {', '.join(task_names())}")
+    if arguments.task_options:
+        task = make_task(named["task"], named["task_size"])
+        given["task_options"] = typed(arguments.task_options, task, f"task {task.name}")
+    if arguments.scheme_options:
+        given["scheme_options"] = typed(arguments.scheme_options, SchemeOptions(), "the scheme")
+    return _joined(written, given)
 
 
-def _joined(ground: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """Both sets of fields, `over` where both say something; tables of options are joined option by option."""
+def _joined(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """Both sets of fields, `over` where both have one; tables of options are joined option by option."""
     from repo_interp.training.configuration import TABLES
 
-    tables = {name: dict(ground.get(name, {})) | dict(over.get(name, {})) for name in TABLES if name in ground or name in over}
-    return ground | over | tables
+    tables = {name: dict(under.get(name, {})) | dict(over.get(name, {})) for name in TABLES if name in under or name in over}
+    return under | over | tables
 
 
 def _train_here(
@@ -189,8 +204,9 @@ def _train_here(
 ) -> bool:
     """One run in this process. Returns whether it came to its end."""
     from repo_interp.cli.training_display import advance, announce, training_bars
-    from repo_interp.training.loop import prepare, train
-    from repo_interp.training.several import stoppable
+    from repo_interp.training.loop import train
+    from repo_interp.training.preparation import prepare
+    from repo_interp.training.processes import stoppable
 
     prepared = prepare(configuration)
     announce(console, prepared, [configuration.seed], jobs=1)
@@ -205,8 +221,8 @@ def _train_here(
 def _train_several(console: Console, runs: list[Run], arguments: argparse.Namespace) -> bool:
     """Runs side by side. Returns whether all came to their end."""
     from repo_interp.cli.training_display import advance, announce, training_bars
-    from repo_interp.training.loop import prepare
-    from repo_interp.training.several import train_side_by_side
+    from repo_interp.training.preparation import prepare
+    from repo_interp.training.processes import train_side_by_side
 
     announce(console, prepare(runs[0][0]), [configuration.seed for configuration, _ in runs], arguments.jobs)
     for configuration, folder in runs:
@@ -227,18 +243,12 @@ def _train_several(console: Console, runs: list[Run], arguments: argparse.Namesp
 
 def _begin(configuration: TrainingConfiguration, folder: TrainingFolder, arguments: argparse.Namespace) -> None:
     from repo_interp.training.configuration import to_toml
-    from repo_interp.training.provenance import made_with
+    from repo_interp.training.trained import made_with
 
     if arguments.overwrite:
         folder.clear()
     if not folder.is_begun:
         folder.begin(to_toml(configuration, made_with(configuration, shlex.join(["repo-interp", *sys.argv[1:]]))))
-
-
-def _task_names() -> str:
-    from repo_interp.tasks import task_names
-
-    return f"give one of {', '.join(task_names())}"
 
 
 def _out(arguments: argparse.Namespace, runs: list[Run]) -> Path:

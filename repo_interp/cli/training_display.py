@@ -1,4 +1,4 @@
-"""What `repo-interp train` shows: what a run is and will cost, a bar with loss and score, and the scores in the end."""
+"""What `repo-interp train` and `zoo train` show: what a run is and will cost, bars with loss and score, and the scores in the end."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from repo_interp.training.folder import TrainingFolder
-    from repo_interp.training.loop import Prepared
+    from repo_interp.training.preparation import Prepared
 
 
 def announce(console: Console, prepared: Prepared, seeds: Sequence[int], jobs: int) -> None:
     """Say what will be trained with these seeds, `jobs` at a time, and what it costs."""
-    from repo_interp.training.cost import estimate_cost
+    from repo_interp.training.preparation import estimate_cost
+    from repo_interp.values import duration
 
     configuration = prepared.configuration
     several = f"seeds {', '.join(map(str, seeds))}, {jobs} at a time" if len(seeds) > 1 else f"seed {configuration.seed}"
@@ -30,25 +31,23 @@ def announce(console: Console, prepared: Prepared, seeds: Sequence[int], jobs: i
     )
     with console.status("rehearsing some steps"):
         cost = estimate_cost(prepared)
-    seconds = cost.steps * cost.seconds_a_step * -(-len(seeds) // jobs)
+    seconds = cost.steps * cost.seconds_per_step * -(-len(seeds) // jobs)
     console.print(
         f"{cost.parameters:,} parameters, {cost.position_parameters:,} of them for positions; "
-        f"{1000 * cost.seconds_a_step:.0f} ms a step on {configuration.device}: about {_duration(seconds)} in all",
+        f"{1000 * cost.seconds_per_step:.0f} ms per step on {configuration.device}: about {duration(seconds)} in all",
         highlight=False,
     )
 
 
+def step_bars(console: Console, *columns: TextColumn) -> Progress:
+    """Bars over the steps of runs; `columns` stand behind the number of steps."""
+    first = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    return Progress(*first, *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console)
+
+
 def training_bars(console: Console) -> Progress:
     """Bars over the steps of runs, with loss and score."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]}  score {task.fields[score]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-    )
+    return step_bars(console, TextColumn("loss {task.fields[loss]}  score {task.fields[score]}"))
 
 
 def advance(progress: Progress, bar: TaskID, record: dict[str, Any]) -> None:
@@ -60,7 +59,7 @@ def advance(progress: Progress, bar: TaskID, record: dict[str, Any]) -> None:
 
 
 def print_scores(console: Console, folders: Sequence[TrainingFolder]) -> None:
-    """A column a run, a row a test set; neighbouring test sets with equal scores share a row."""
+    """Print the scores of finished runs: a column per run, a row per test set; neighbouring test sets with equal scores share a row."""
     scores = [json.loads(folder.scores.read_text(encoding="utf-8")) for folder in folders]
     table = Table("test sets", *(folder.directory.name for folder in folders))
     table.title = f"{scores[0]['metric']}, {scores[0]['prompts']} prompts each"
@@ -77,9 +76,3 @@ def print_scores(console: Console, folders: Sequence[TrainingFolder]) -> None:
 
 def _shown(score: float | None) -> str:
     return "beyond the learned table" if score is None else f"{score:.3f}"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{max(1.0, seconds):.0f} seconds"
-    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"

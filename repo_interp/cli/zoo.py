@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Do it."""
+    """Print the checkpoints, or train them. Returns the exit code."""
     from rich.console import Console
 
     console = Console()
@@ -74,16 +74,24 @@ def _list(console: Console, names: list[str]) -> None:
 
 
 def _train(console: Console, arguments: argparse.Namespace) -> int:
-    from repo_interp.training.making import install, make, unfinished
+    from repo_interp.cli.training_display import step_bars
+    from repo_interp.files import write_text
+    from repo_interp.training.folder import TrainingFolder
     from repo_interp.training.plan import PLAN, chosen, planned_runs
-    from repo_interp.training.zoo_page import zoo_page
+    from repo_interp.training.shipping import install, make, unfinished, zoo_page
 
     runs = planned_runs(chosen(PLAN, arguments.names))
     waiting = unfinished(runs)
     console.print(f"{len(runs)} training runs, {len(runs) - len(waiting)} of them finished", highlight=False)
     if waiting:
         _announce(console, waiting, arguments.jobs)
-        with _bar(console, waiting) as watch:
+        with step_bars(console) as progress:
+            bar = progress.add_task("steps", total=sum(run.configuration.steps for run in waiting))
+
+            def watch() -> None:
+                logs = [TrainingFolder(run.directory).records() for run in waiting]
+                progress.update(bar, completed=sum(records[-1]["step"] for records in logs if records))
+
             ended = make(runs, arguments.jobs, watch)
         if not ended:
             raise KeyboardInterrupt(f"the states are saved; go on with: repo-interp zoo train --jobs {arguments.jobs}")
@@ -92,7 +100,7 @@ def _train(console: Console, arguments: argparse.Namespace) -> int:
         place = install(planned, Path(arguments.into)) if arguments.into else planned.directory
         console.print(f"[bold]{place}[/bold]", highlight=False)
     if arguments.into and not arguments.names:
-        (Path(arguments.into) / "README.md").write_text(zoo_page(PLAN, Path(arguments.into)), encoding="utf-8")
+        write_text(Path(arguments.into) / "README.md", zoo_page(PLAN, Path(arguments.into)))
     return 0
 
 
@@ -107,22 +115,22 @@ def _keep_steps(console: Console, run: PlannedRun) -> None:
 
 
 def _announce(console: Console, waiting: list[PlannedRun], jobs: int) -> None:
-    """What it costs: one step of each task's heaviest scheme would mislead, so one run of every checkpoint is rehearsed."""
-    from repo_interp.training.cost import estimate_cost
-    from repo_interp.training.loop import prepare
+    """Print what training will cost: one step of each task's heaviest scheme would mislead, so a run of every checkpoint is rehearsed."""
+    from repo_interp.training.preparation import estimate_cost, prepare
+    from repo_interp.values import duration
 
-    seconds, known = 0.0, {}
+    seconds, costs = 0.0, {}
     with console.status("rehearsing some steps of each") as status:
         for run in waiting:
             name = run.planned.name
-            if name not in known:
+            if name not in costs:
                 status.update(f"rehearsing {name}")
                 fresh = run.configuration if not run.configuration.continue_from else _from_random_weights(run)
-                known[name] = estimate_cost(prepare(fresh), samples=1)
-            seconds += known[name].steps * known[name].seconds_a_step
-    hours = seconds / 3600 / jobs
+                costs[name] = estimate_cost(prepare(fresh), samples=1)
+            seconds += costs[name].steps * costs[name].seconds_per_step
     console.print(
-        f"{len(waiting)} to train, {jobs} at a time: about {hours:.1f} hours if processes do not slow each other", highlight=False
+        f"{len(waiting)} to train, {jobs} at a time: about {duration(seconds / jobs)} if processes do not slow each other",
+        highlight=False,
     )
 
 
@@ -135,31 +143,3 @@ def _from_random_weights(run: PlannedRun):
         name: value for name, value in recipe(run.planned.task, continued=False).items() if name in ("width", "heads", "layers")
     }
     return replaced(run.configuration, {"continue_from": "", **size})
-
-
-def _bar(console: Console, waiting: list[PlannedRun]):
-    from contextlib import contextmanager
-
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-    from repo_interp.training.folder import TrainingFolder
-
-    @contextmanager
-    def watching():
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-        )
-        with Progress(*columns, console=console) as progress:
-            total = progress.add_task("steps", total=sum(run.configuration.steps for run in waiting))
-
-            def watch() -> None:
-                done = [TrainingFolder(run.directory).records() for run in waiting]
-                progress.update(total, completed=sum(records[-1]["step"] for records in done if records))
-
-            yield watch
-
-    return watching()

@@ -14,7 +14,7 @@ from pathlib import Path
 import xarray as xr
 
 from repo_interp.models.load import load
-from repo_interp.training.provenance import trained_configuration
+from repo_interp.training.trained import trained_configuration
 
 
 def saved_steps(directory: str | os.PathLike[str]) -> dict[int, Path]:

@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
-from repo_interp.positions.absolute import AbsoluteEmbedding
+from repo_interp.positions.embedding import AbsoluteEmbedding
 
 TABLE = "position_table"
 _HANDLE = "_position_table_hook"

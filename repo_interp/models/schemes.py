@@ -35,8 +35,15 @@ from repo_interp.models.families import Rotation, training_length
 from repo_interp.positions import hope
 from repo_interp.positions.assigners import LearnedPositions, LinearPositions, TokenIndex
 from repo_interp.positions.biases import FIRE, ALiBi, KerpleLog
-from repo_interp.positions.contextual import ContextualPositions, GateSource, SeparatelyGatedPositions
-from repo_interp.positions.contextual_maps import FixedSlopes, InterpolatedEmbedding, PositionMap, PositionMLP
+from repo_interp.positions.contextual import (
+    ContextualPositions,
+    FixedSlopes,
+    GateSource,
+    InterpolatedEmbedding,
+    PositionMap,
+    PositionMLP,
+    SeparatelyGatedPositions,
+)
 from repo_interp.positions.layouts import SCHEMES
 from repo_interp.positions.logits import PositionLogits
 

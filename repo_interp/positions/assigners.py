@@ -5,7 +5,7 @@
     linear       z_i = h_i W                                                    (the released `continuous` modes)
 
 h_i is the input of the attention layer; Wg, Wc: d_model -> d_model // 8 (`gate_map`, `content_map`), Wz: d_model // 8 -> P (`final_map`);
-no biases. P is how many rows of positions the layer has: one a key-value head, one a head, or one for the whole layer - a key has
+no biases. P is how many rows of positions the layer has: one per key-value head, one per head, or one for the whole layer - a key has
 one position, so heads that share a key share its position, unless keys are repeated for them.
 
 While a RoPE model learns to reposition, z may be mixed with the index: z <- (1 - p) z + p i (`index_share` p; the released code's `pdrop`).
@@ -36,7 +36,7 @@ class MixedAssigner(nn.Module):
     index_share: float = 0.0
 
     def assign(self, hidden_states: Tensor) -> Float[Tensor, "batch token any"]:
-        """Positions of every token, one column a row of positions."""
+        """Positions of every token, one column per row of positions."""
         raise TypeError(f"{type(self).__name__} does not say how it assigns")
 
     def forward(
@@ -50,7 +50,7 @@ class MixedAssigner(nn.Module):
 
 
 class LearnedPositions(MixedAssigner):
-    """RePo's f_phi: a gated representation of the position, then one linear row of it a head."""
+    """RePo's f_phi: a gated representation of the position, then one linear map of it per row of positions."""
 
     def __init__(self, d_model: int, rows: int, representation: int | None = None) -> None:
         """`rows` is P. `representation` is d_p, the width in between; d_model // 8 as in the paper unless given."""
@@ -61,13 +61,13 @@ class LearnedPositions(MixedAssigner):
         self.final_map = nn.Linear(self.representation, rows, bias=False)
 
     def assign(self, hidden_states: Float[Tensor, "batch token d_model"]) -> Float[Tensor, "batch token any"]:
-        """Positions of every token, one column a row of positions."""
+        """Positions of every token, one column per row of positions."""
         gated = nn.functional.silu(self.gate_map(hidden_states)) * self.content_map(hidden_states)
         return self.final_map(gated)
 
 
 class LinearPositions(MixedAssigner):
-    """One linear map of the hidden state: for all heads together (`continuous`) or one a head (`multihead_continuous`)."""
+    """One linear map of the hidden state: for all heads together (`continuous`) or one per head (`multihead_continuous`)."""
 
     def __init__(self, d_model: int, rows: int) -> None:
         """`rows` is P: 1, or the number of key-value heads."""
@@ -75,5 +75,5 @@ class LinearPositions(MixedAssigner):
         self.dynamic_map = nn.Linear(d_model, rows, bias=False)
 
     def assign(self, hidden_states: Float[Tensor, "batch token d_model"]) -> Float[Tensor, "batch token any"]:
-        """Positions of every token, one column a row of positions."""
+        """Positions of every token, one column per row of positions."""
         return self.dynamic_map(hidden_states)

@@ -5,13 +5,11 @@
     KERPLE power  B = -a_h D^(b_h),  a > 0, 0 < b <= 2                       (the same)
     FIRE          B = f_h(psi(D) / psi(max(L, z_i))),  psi(x) = log(1 + c x) (Li et al. 2024, listing)
 
-z is the token's index, or any real-valued position; distances are symmetric, as KERPLE's kernels are. ALiBi
-and KERPLE see differences of positions only; FIRE's normaliser grows with the query's own position, so it
-wants positions counted from 0.
+z is the token's index, or any real-valued position; distances are symmetric, as KERPLE's kernels are. ALiBi and KERPLE see
+differences of positions only; FIRE's normaliser grows with the query's own position, so it wants positions counted from 0.
 
-KERPLE's constraints hold by construction: a = exp(.), b = exp(.) or 2 sigmoid(.) of unconstrained parameters.
-(The authors' code clamps a, b to at least 0.01 before every use instead; the starting values are drawn as
-there.)
+KERPLE's constraints hold by construction: a = exp(.), b = exp(.) or 2 sigmoid(.) of unconstrained parameters. (The authors' code
+clamps a, b to at least 0.01 before every use instead; the starting values are drawn as there.)
 
 Knows nothing about queries and keys: these logits are the same whatever the tokens are.
 """
@@ -32,7 +30,7 @@ from repo_interp.positions.rotary import expand_heads
 def geometric_slopes(
     heads: int, first: float | None = None, ratio: float | None = None, device: torch.device | None = None
 ) -> Float[Tensor, "head"]:
-    """Slopes first, first * ratio, first * ratio^2, ..., one a head, in logits a position.
+    """Slopes first, first * ratio, first * ratio^2, ..., one per head, in logits per position.
 
     Both are 2^(-8 / heads) unless given: 1/2 .. 1/256 for 8 heads. The paper's sentence is taken for any
     number of heads; its code departs from it where that is no power of two.
@@ -75,7 +73,7 @@ class PositionBias(PositionLogits):
         return bias.masked_fill(~visible, 0.0)
 
     def _rows_of_positions(self, index: Num[Tensor, "..."]) -> Float[Tensor, "batch any token"]:
-        """Positions in float32 with an axis of heads: one row for all of them, or one a head."""
+        """Positions in float32 with an axis of heads: one row for all of them, or one per head."""
         positions = exact(index if index.ndim == 3 else index[:, None])
         return positions if positions.shape[1] == 1 else expand_heads(positions, self.heads)
 

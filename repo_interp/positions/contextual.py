@@ -2,17 +2,23 @@
 
     g_ij = sigmoid(logit_scale * q_i . x_j)  where query i sees key j, else 0                   (eq. 3)
     p_ij = sum_{t = j .. i} g_it                                                                (eq. 4)
-    B_ij = q_i . e[p_ij], or a slope times p_ij: a map of contextual_maps.py                    (eq. 5-10)
+    B_ij = the position logit that a map makes of p = p_ij and query q = q_i:
 
-x_j is the key ("keys"), a key W_g h_j made for the gates alone ("separate_keys"), or the value ("values").
-The gates are those of listing 1 and of the released code: of the scaled logits, after masking. p_ij counts j
-itself; token order is causal order, so neither later keys nor padding are counted. With all gates at 1,
-p_ij = i - j + 1 and this is a relative position embedding.
+    embedding   (1 - w) z[floor p] + w z[floor p + 1],  w = p - floor p,                        (eq. 5, 7, 8)
+                z[n] = q . e[n] with a learned vector e[n] for n = 0 .. p_max - 1
+    MLP         q . e[p],  e[p] = W2 relu(W1 p / u + b1) + b2                                   (CoPE-MLP, app. C)
+    slopes      m_h p, fixed or learned                                                         (CoPE-ALiBi, eq. 10)
 
-CoPE + RoPE is a layer that rotates and adds this. Queries and keys that come in here are not rotated: the
-product of a rotated query with e[p] would depend on where the prompt starts.
+x_j is the key ("keys"), a key W_g h_j made for the gates alone ("separate_keys"), or the value ("values"). The gates are those of listing 1
+and of the released code: of the scaled logits, after masking. p_ij counts j itself; token order is causal order, so neither later keys nor
+padding are counted. With all gates at 1, p_ij = i - j + 1 and this is a relative position embedding.
 
-Knows nothing about how a map is shared between layers: give two layers the same one.
+Positions are clamped to the map's `maximum`: p_max - 1 for a table of p_max vectors, as listing 1 and the released code do. A map is shared
+by all heads of a layer, and by layers that are given the same one. The table, the MLP's output and learned slopes start at zero (listing 1,
+app. C).
+
+CoPE + RoPE is a layer that rotates and adds this. Queries and keys that come in here are not rotated: the product of a rotated query with
+e[p] would depend on where the prompt starts.
 """
 
 from __future__ import annotations
@@ -20,11 +26,13 @@ from __future__ import annotations
 import math
 from typing import Literal, get_args
 
+import torch
 from jaxtyping import Bool, Float, Num
 from torch import Tensor, nn
 
-from repo_interp.positions.contextual_maps import PositionMap
+from repo_interp.positions.biases import geometric_slopes
 from repo_interp.positions.logits import PositionLogits, exact, full_precision, grouped_product
+from repo_interp.positions.piecewise import relu_network
 
 GateSource = Literal["keys", "separate_keys", "values"]
 """What a query is held against to decide which tokens it counts."""
@@ -45,6 +53,115 @@ def contextual_positions(gates: Float[Tensor, "... row key"], maximum: float = m
     """p_ij, what row i counts from key j on, in tokens, at most `maximum`. At key 0: all it counts."""
     counted = gates.flip(-1).cumsum(-1).flip(-1)
     return counted if maximum == math.inf else counted.clamp(max=maximum)
+
+
+class PositionMap(nn.Module):
+    """Base of the maps from queries and contextual positions to position logits."""
+
+    @property
+    def maximum(self) -> float:
+        """Larger positions are taken for this one; infinite where every position is its own."""
+        return math.inf
+
+    def forward(
+        self, queries: Float[Tensor, "batch head row d_head"], positions: Float[Tensor, "batch head row key"]
+    ) -> Float[Tensor, "batch head row key"]:
+        """Position logits of positions from 0 to `maximum`, in float32 (float64 for float64 input)."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how positions become logits")
+
+
+class InterpolatedEmbedding(PositionMap):
+    """q . e[p] with a learned vector per whole position, interpolated between them."""
+
+    def __init__(self, p_max: int, d_head: int) -> None:
+        """`p_max` vectors of width `d_head`, for positions 0 .. p_max - 1."""
+        super().__init__()
+        if p_max < 2:
+            raise ValueError(f"interpolation needs at least 2 whole positions; got p_max = {p_max}")
+        self.weight = nn.Parameter(torch.zeros(p_max, d_head))
+
+    @property
+    def maximum(self) -> float:
+        """The largest position that has a vector."""
+        return float(self.weight.shape[0] - 1)
+
+    def forward(
+        self, queries: Float[Tensor, "batch head row d_head"], positions: Float[Tensor, "batch head row key"]
+    ) -> Float[Tensor, "batch head row key"]:
+        """Position logits. The products q . e[n] are made once per row, [row, p_max], and looked up."""
+        queries = exact(queries)
+        reachable = self.weight[: positions.shape[-1] + 1]  # a row counts no more tokens than there are keys
+        whole = queries @ reachable.to(queries.dtype).transpose(0, 1)
+        rise = nn.functional.pad(whole.diff(dim=-1), (0, 1))
+        below = positions.detach().floor()
+        index = below.long()
+        return torch.addcmul(whole.gather(-1, index), positions - below, rise.gather(-1, index))
+
+
+class PositionMLP(PositionMap):
+    """q . e[p] with e a network of one hidden ReLU layer: any position has a vector."""
+
+    def __init__(self, d_head: int, width: int = 64, unit: float = 64.0) -> None:
+        """`width`: the hidden layer's N. `unit`: how many positions are 1 for the network (our choice)."""
+        super().__init__()
+        self.unit = unit
+        self.hidden = nn.Linear(1, width)
+        self.output = nn.Linear(width, d_head)
+        nn.init.zeros_(self.output.weight)
+        nn.init.zeros_(self.output.bias)
+
+    def forward(
+        self, queries: Float[Tensor, "batch head row d_head"], positions: Float[Tensor, "batch head row key"]
+    ) -> Float[Tensor, "batch head row key"]:
+        """Position logits; q . W2 is made once per row, so that no [row, key, N] array is."""
+        queries = exact(queries)
+        hidden_weight, hidden_bias, output_weight, output_bias = (
+            parameter.to(queries.dtype)
+            for parameter in (
+                self.hidden.weight[:, 0],
+                self.hidden.bias,
+                self.output.weight,
+                self.output.bias,
+            )
+        )
+        row_weight, row_bias = queries @ output_weight, queries @ output_bias
+        return relu_network(positions / self.unit, hidden_weight, hidden_bias, row_weight) + row_bias[..., None]
+
+
+class FixedSlopes(PositionMap):
+    """m_h p with slopes fixed before training; nothing to learn.
+
+    Eq. 10 is printed with + m p and positive slopes, which would prefer the farthest token. ALiBi, which it
+    follows, subtracts: the default is ALiBi's slopes with a minus sign. The printed sign, or the paper's own
+    sets of slopes such as 1, 1/4, 1/16, 1/64, are a matter of `first` and `ratio`.
+    """
+
+    def __init__(self, heads: int, first: float | None = None, ratio: float | None = None) -> None:
+        """Slopes first, first * ratio, ... logits per position; -2^(-8/heads) and 2^(-8/heads) if not given."""
+        super().__init__()
+        self.heads, self.ratio = heads, ratio
+        self.first = -math.exp2(-8.0 / heads) if first is None else first
+
+    def forward(
+        self, queries: Float[Tensor, "batch head row d_head"], positions: Float[Tensor, "batch head row key"]
+    ) -> Float[Tensor, "batch head row key"]:
+        """Position logits; the queries are not used."""
+        slopes = geometric_slopes(self.heads, self.first, self.ratio, positions.device)
+        return slopes[:, None, None] * positions
+
+
+class LearnedSlopes(PositionMap):
+    """m_h p with one learned slope per head, 0 at the start."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.slopes = nn.Parameter(torch.zeros(heads))
+
+    def forward(
+        self, queries: Float[Tensor, "batch head row d_head"], positions: Float[Tensor, "batch head row key"]
+    ) -> Float[Tensor, "batch head row key"]:
+        """Position logits; the queries are not used."""
+        return exact(self.slopes)[:, None, None] * positions
 
 
 class ContextualPositions(PositionLogits):
@@ -96,7 +213,7 @@ class SeparatelyGatedPositions(ContextualPositions):
         d_head: int,
         initial_deviation: float = 0.02,
     ) -> None:
-        """W_g makes one gate key a key-value head; it starts normal with `initial_deviation`."""
+        """W_g makes one gate key per key-value head; it starts normal with `initial_deviation`."""
         super().__init__(position_map, "separate_keys")
         self.kv_heads = kv_heads
         self.gate_projection = nn.Linear(d_model, kv_heads * d_head, bias=False)

@@ -1,6 +1,6 @@
 """HoPE, high-frequency rotary position encoding, and its ablations (Chen et al. 2025, sec. 4.1, 5, eq. 6-7).
 
-With training length L, a rotary component of frequency theta (radians a position) turns within L
+With training length L, a rotary component of frequency theta (radians per position) turns within L
 
     high        theta >= 2 pi / L             at least once
     activated   pi / L < theta < 2 pi / L     more than half a turn: the "U shape" that the paper blames
@@ -12,8 +12,7 @@ With training length L, a rotary component of frequency theta (radians a positio
     AB3       activated and low ones replaced by high-frequency ones: none is position-independent
     removed   activated and low ones taken out of the dot product, nothing put in their place
 
-The paper does not say which high frequencies AB3 takes: here the kept ones are repeated in order, from the
-fastest.
+The paper does not say which high frequencies AB3 takes: here the kept ones are repeated in order, from the fastest.
 
 Knows nothing about scaling: interpolate or stretch (scaling.py) the frequencies that come out; 0 stays 0.
 """
@@ -49,7 +48,7 @@ def low_components(frequencies: Float[Tensor, "component"], training_length: int
 
 
 def hope_frequencies(frequencies: Float[Tensor, "component"], training_length: int) -> Float[Tensor, "component"]:
-    """HoPE: the high frequencies as they are, 0 for all others. Radians a position."""
+    """HoPE: the high frequencies as they are, 0 for all others. Radians per position."""
     return frequencies.where(high_components(frequencies, training_length), 0.0)
 
 
@@ -66,9 +65,9 @@ def without_low(frequencies: Float[Tensor, "component"], training_length: int) -
 def only_high(frequencies: Float[Tensor, "component"], training_length: int) -> Float[Tensor, "component"]:
     """AB3: the activated and low components take the high frequencies, in their order and over again."""
     high = high_components(frequencies, training_length)
-    kept = frequencies[high]
+    fast = frequencies[high]
     replaced = frequencies.clone()
-    replaced[~high] = kept[torch.arange(int((~high).sum()), device=kept.device) % len(kept)]
+    replaced[~high] = fast[torch.arange(int((~high).sum()), device=fast.device) % len(fast)]
     return replaced
 
 

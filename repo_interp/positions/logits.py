@@ -41,11 +41,10 @@ class PositionLogits(nn.Module):
     ) -> Float[Tensor, "batch head row key"]:
         """Position logits of some rows against all keys, to add to the scaled logits; 0 where not visible.
 
-        `queries`, `keys`: before any rotation. `query_index`, `key_index`: each token's number among the
-        valid tokens of its prompt, or real-valued positions, [batch, row] or [batch, P, row] with P one of 1,
-        the key-value heads, the heads. `visible`: which keys a row may attend to. Batch axes of 1 broadcast.
-        Returns float32 (float64 for float64 input) whatever the model's dtype; its batch axis is 1 where
-        nothing it depends on differs between prompts.
+        `queries`, `keys`: before any rotation. `query_index`, `key_index`: each token's number among the valid tokens of its
+        prompt, or real-valued positions, [batch, row] or [batch, P, row] with P one of 1, the key-value heads, the heads.
+        `visible`: which keys a row may attend to. Batch axes of 1 broadcast. Returns float32 (float64 for float64 input) whatever
+        the model's dtype; its batch axis is 1 where nothing it depends on differs between prompts.
         """
         raise NotImplementedError(f"{type(self).__name__} does not say what it adds to the logits")
 

@@ -3,7 +3,7 @@
     f(x) = sum_n v_n relu(w_n x + b_n)  =  x sum_{n active at x} v_n w_n  +  sum_{n active at x} v_n b_n
 
 Unit n switches at its knot -b_n / w_n. Between two neighbouring knots the set of active units is fixed, so f
-needs one slope and one intercept a segment: (units + 1) of them, looked up by x. A map of x that is [row,
+needs one slope and one intercept per segment: (units + 1) of them, looked up by x. A map of x that is [row,
 key] then costs a few [row, key] arrays, never one with an axis of units; values and gradients are those of
 the network. FIRE and CoPE-MLP evaluate such networks at every pair of tokens.
 

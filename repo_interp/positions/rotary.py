@@ -3,7 +3,7 @@
     (x_r, x_r') -> (x_r cos(theta_r z) - x_r' sin(theta_r z),  x_r' cos(theta_r z) + x_r sin(theta_r z))
 
 x_r, x_r' are dimensions r and r + d_head/2 of a head (half-split pairs, component r = 0 the fastest), theta_r is the component's
-frequency in radians a position, z the token's position: its index for RoPE, the output of f_phi for RePo. Cosines and sines are
+frequency in radians per position, z the token's position: its index for RoPE, the output of f_phi for RePo. Cosines and sines are
 scaled by `attention_scaling` (YaRN's), so logits are scaled by its square.
 
 Knows nothing about how positions were assigned, nor about models. Tables have d_head/2 columns, never d_head.
@@ -54,7 +54,7 @@ def rotation_tables(
 
 
 def expand_heads(per_head: Tensor, heads: int) -> Tensor:
-    """Repeat axis 1 of `per_head` - 1, the key-value heads, or the heads - so that it has one entry a query head.
+    """Repeat axis 1 of `per_head` - 1, the key-value heads, or the heads - so that it has one entry per query head.
 
     Consecutive query heads share a key-value head, the grouping of grouped-query attention.
     """

@@ -4,12 +4,11 @@
     YaRN            theta ((1 - ramp) + ramp / s),                  (Peng et al. 2024, sec. 3.2-3.4)
                     cosines and sines times 0.1 ln s + 1
 
-s is the factor of the extension. A component that turns theta L / 2 pi times within the training length L is
-left alone where it turns at least beta_fast = 32 times, divided by s where it turns at most beta_slow = 1
-time; the ramp between them is linear in the component's number, as in the authors' code and transformers, and
-starts and ends at whole components. In a set of any frequencies the component's number is where ln theta
-stands between the largest and the smallest frequency other than 0, in units of their mean spacing: the number
-itself for RoPE, the same number for the components that HoPE keeps. A frequency of 0 stays 0.
+s is the factor of the extension. A component that turns theta L / 2 pi times within the training length L is left alone where it
+turns at least beta_fast = 32 times, divided by s where it turns at most beta_slow = 1 time; the ramp between them is linear in
+the component's number, as in the authors' code and transformers, and starts and ends at whole components. In a set of any
+frequencies the component's number is where ln theta stands between the largest and the smallest frequency other than 0, in units
+of their mean spacing: the number itself for RoPE, the same number for the components that HoPE keeps. A frequency of 0 stays 0.
 
 Knows nothing about which layers use them.
 """
@@ -39,10 +38,9 @@ def yarn_frequencies(
     beta_fast: float = 32.0,
     beta_slow: float = 1.0,
 ) -> Float[Tensor, "component"]:
-    """YaRN's frequencies in radians a position, order and dtype as given. With `yarn_attention_scaling`.
+    """YaRN's frequencies in radians per position, order and dtype as given. With `yarn_attention_scaling`.
 
-    `training_length`: before extension. `beta_fast`, `beta_slow`: turns within it where the ramp starts and
-    ends.
+    `training_length`: before extension. `beta_fast`, `beta_slow`: turns within it where the ramp starts and ends.
     """
     _positive(factor, "factor")
     _positive(training_length, "training length")

@@ -4,8 +4,8 @@
     task    = make_task("reversal", longest=20)                       a task to train and score on: see task.Task
     prompts = task.prompts(20, test_set="25")
 
-Tasks are imported when they are first made. Another package adds one by an entry point of the group `repo_interp.tasks`: a mapping
-from names of sizes to tasks, with a size "small".
+A task is imported when it is first made, and found by its entry point, ours (`entry_points.OWN`) as those of other packages: the group
+`repo_interp.tasks` has, by name, mappings from names of sizes to tasks, with a size "small".
 """
 
 from __future__ import annotations
@@ -13,17 +13,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
-from repo_interp.entry_points import added, added_names
+from repo_interp.entry_points import TASKS, find, names
 from repo_interp.errors import InputError
 from repo_interp.tasks.niah import niah, niah_score, niah_scores
-from repo_interp.tasks.prompts import Prompt, digest, prompt_from_text, read_prompts, write_prompts
+from repo_interp.tasks.prompt import Prompt, digest
+from repo_interp.tasks.prompt.jsonl import read_prompts, write_prompts
+from repo_interp.tasks.prompt.text import prompt_from_text
 from repo_interp.tasks.task import Batch, Response, Task
+from repo_interp.values import checked
 
 if TYPE_CHECKING:
     from repo_interp.tasks.copying import copying_prompts
-    from repo_interp.tasks.few_shot_text import few_shot_prompts, following
+    from repo_interp.tasks.data_sets.glue import few_shot_prompts, following
     from repo_interp.tasks.random_tokens import random_token_prompts
 
 __all__ = [
@@ -48,21 +51,11 @@ __all__ = [
 
 _LATER = {
     "copying_prompts": "copying",
-    "few_shot_prompts": "few_shot_text",
-    "following": "few_shot_text",
+    "few_shot_prompts": "data_sets.glue",
+    "following": "data_sets.glue",
     "random_token_prompts": "random_tokens",
 }
-_MODULES = {
-    "reversal": "reversal",
-    "niah": "niah_small",
-    "copying": "copying",
-    "few_shot": "few_shot",
-    "flip_flop": "flip_flop",
-    "selective_copy": "selective_copy",
-    "counting": "counting",
-    "random_tokens": "random_tokens",
-    "language": "language",
-}
+"""Names of this module that are imported when they are first asked for, with the modules they stand in."""
 
 
 def __getattr__(name: str) -> Any:
@@ -73,7 +66,7 @@ def __getattr__(name: str) -> Any:
 
 def task_names() -> tuple[str, ...]:
     """Names that `make_task` takes: ours, then those of other packages."""
-    return (*_MODULES, *(name for name in added_names("repo_interp.tasks") if name not in _MODULES))
+    return names(TASKS)
 
 
 def make_task(name: str, size: str = "small", **options: Any) -> Task:
@@ -85,27 +78,21 @@ def make_task(name: str, size: str = "small", **options: Any) -> Task:
     if size not in sizes:
         raise InputError(f"task {name}: wanted a size, one of {', '.join(sizes)}; got {size!r}")
     task = sizes[size]
-    known = {field.name: getattr(task, field.name) for field in dataclasses.fields(task)}
-    for option, value in options.items():
+    known, kinds = task.options(), get_type_hints(type(task))
+    for option in options:
         if option not in known:
             raise InputError(f"task {name} has no option {option!r}; it has {', '.join(known)}")
-        wanted = type(known[option])
-        if wanted is float and type(value) is int:
-            options[option] = float(value)
-        elif type(value) is not wanted:
-            raise InputError(f"task {name}: {option} is {value!r}; wanted a {wanted.__name__} like {known[option]!r}")
-    return dataclasses.replace(task, **options)
+    return dataclasses.replace(
+        task, **{option: checked(value, kinds[option], f"task {name}: {option}") for option, value in options.items()}
+    )
 
 
 def _sizes(name: str) -> Mapping[str, Task]:
-    if name in _MODULES:
-        return import_module(f"{__name__}.{_MODULES[name]}").SIZES
-    sizes = added("repo_interp.tasks", name)
+    sizes = find(TASKS, name)
     if sizes is None:
         raise InputError(f"wanted a task, one of {', '.join(task_names())}; got {name!r}")
-    if not (
-        isinstance(sizes, Mapping) and sizes and all(isinstance(task, Task) and task.name == name for task in sizes.values())
-    ):
+    tasks = sizes.values() if isinstance(sizes, Mapping) else ()
+    if not tasks or not all(isinstance(task, Task) and task.name == name for task in tasks):
         raise InputError(
             f"the task {name!r} of another package: wanted a mapping from sizes to tasks of that name, got {sizes!r:.80}"
         )

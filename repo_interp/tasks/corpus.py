@@ -86,7 +86,7 @@ class Corpus:
 
 @functools.lru_cache(maxsize=4)
 def corpus(path: str, vocabulary: int, tokenizer_file: str) -> Corpus:
-    """Read a corpus and train, or read, its tokenizer; once a process.
+    """Read a corpus and train, or read, its tokenizer; once per process.
 
     Raises InputError: nothing readable, too little text, no tokenizer, or one that cannot tell documents apart.
     """

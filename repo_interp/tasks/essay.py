@@ -1,9 +1,8 @@
 """English prose for haystacks: a file that the user names, or the docstrings of Python's standard library.
 
-White space is collapsed to single spaces. The docstrings are read module by module in the order of their
-names, as far as asked for, so the first n words are the same however many are taken; paragraphs that are not
-prose (code, tables, signatures) are left out. The text depends on the Python version. Knows nothing about
-needles or tokens.
+White space is collapsed to single spaces. The docstrings are read module by module in the order of their names, as far as asked
+for, so the first n words are the same however many are taken; paragraphs that are not prose (code, tables, signatures) are left
+out. The text depends on the Python version. Knows nothing about needles or tokens.
 """
 
 from __future__ import annotations
@@ -51,9 +50,7 @@ class Essay:
 
 
 def essay(path: str | Path | None = None) -> Essay:
-    """The prose in a UTF-8 file, or the standard library's docstrings. Raises InputError: no file, no text in
-    it, no sources.
-    """
+    """The prose in a UTF-8 file, or the standard library's docstrings. Raises InputError: no file, no text in it, no sources."""
     return _standard_library() if path is None else _file(str(path))
 
 

@@ -9,8 +9,7 @@ pair.
 
 Targets are the bits after every r; the last one is generated. Score: the share of a prompt's reads that are right (1 - the
 papers' error). Spans: `needle` (the w that the last r reads; parts `needle.1`, `.key` the w, `.value` its bit), `query` (the last
-r), `writes`, `ignored`, `reads` (the other pairs). attributes: length, distance (tokens from the bit written to the last
-one).
+r), `writes`, `ignored`, `reads` (the other pairs). attributes: length, distance (tokens from the bit written to the last one).
 """
 
 from __future__ import annotations

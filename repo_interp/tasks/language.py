@@ -7,8 +7,8 @@ is scored with its own, whichever it is. <bos> is its beginning of text, or its 
 document is held out. Training windows are uniform over the other documents, joined; test windows begin uniformly in held-out documents
 that are long enough, and so see one document only. The same corpus gives the same bytes; another Python version has other sources.
 
-Test sets are named by the length in tokens. Score: log perplexity, nats a token; with attributes["bytes"] (of the targets' text),
-bits a byte = nats a token * targets / (bytes ln 2). No spans; nothing is generated.
+Test sets are named by the length in tokens. Score: log perplexity, in nats per token; with attributes["bytes"] (of the targets' text),
+bits per byte = nats per token * targets / (bytes ln 2). No spans; nothing is generated.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Language(Task):
 
     @cached_property
     def data(self) -> Corpus:
-        """The corpus in tokens; read and tokenized once a process."""
+        """The corpus in tokens; read and tokenized once per process."""
         return corpus(self.corpus, self.tokens, self.tokenizer_file)
 
     @property
@@ -107,7 +107,7 @@ class Language(Task):
         return tuple(range(1, len(prompt.tokens)))
 
     def score(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> Float[np.ndarray, " prompt"]:
-        """Nats a token."""
+        """Log perplexity of each prompt, in nats per token."""
         return log_perplexity(self, responses, prompts)
 
 

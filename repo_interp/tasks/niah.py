@@ -34,14 +34,10 @@ import numpy as np
 from jaxtyping import Float
 
 from repo_interp.errors import InputError
-from repo_interp.tasks.encoding import count_tokens, encode
 from repo_interp.tasks.essay import essay as essay_text
-from repo_interp.tasks.fitting import largest_size
-from repo_interp.tasks.haystacks import HAYSTACKS, Haystack
-from repo_interp.tasks.marked_text import MarkedText
-from repo_interp.tasks.needles import Question, draw_question, joined
-from repo_interp.tasks.prompt import Prompt, prompt_from_text
-from repo_interp.tasks.spans import GENERATED
+from repo_interp.tasks.haystacks import HAYSTACKS, Haystack, Question, draw_question, joined
+from repo_interp.tasks.prompt import GENERATED, Prompt
+from repo_interp.tasks.prompt.text import MarkedText, count_tokens, encode, largest_size, prompt_from_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -76,9 +72,7 @@ VARIANTS = {
 
 @dataclass(frozen=True)
 class Dialect:
-    """How the answer prefix follows the question, how many tokens are generated, and what is put before the
-    output to score it.
-    """
+    """How the answer prefix follows the question, how many tokens are generated, and what is put before the output to score it."""
 
     before_prefix: str
     new_tokens: int
@@ -102,12 +96,10 @@ def niah(
 ) -> list[Prompt]:
     """`count` needle-in-a-haystack prompts of at most `length` tokens with 128 to generate.
 
-    `essay`: a text file for essay haystacks, by default the standard library's docstrings. `depth`: percent
-    of the haystack before the needle asked for (0-100), for variants that ask for one; drawn when None.
-    `answer`: "reference" appends the reference answer as generated tokens, "none" ends with the answer
-    prefix.
-    Raises InputError: unknown names, a length too short for the variant, a tokenizer without offsets, a file
-    that cannot be read.
+    `essay`: a text file for essay haystacks, by default the standard library's docstrings. `depth`: percent of the haystack
+    before the needle asked for (0-100), for variants that ask for one; drawn when None. `answer`: "reference" appends the
+    reference answer as generated tokens, "none" ends with the answer prefix. Raises InputError: unknown names, a length too short
+    for the variant, a tokenizer without offsets, a file that cannot be read.
     """
     chosen = _one_of("variant", variant, VARIANTS)
     spoken = _one_of("dialect", dialect, DIALECTS)
@@ -156,22 +148,20 @@ def niah(
 
 
 def niah_scores(outputs: Sequence[str], prompts: Sequence[Prompt]) -> Float[np.ndarray, " prompt"]:
-    """Per prompt, 100 x the share of reference values found in the output, ignoring case; the output as the
-    dialect counts it.
+    """Per prompt, 100 x the share of reference values found in the output, ignoring case; the output as the dialect counts it.
 
-    `outputs` are the generated texts without the prompt. Raises InputError when prompts are not of this task
-    or numbers differ.
+    `outputs` are the generated texts without the prompt. Raises InputError when prompts are not of this task or numbers differ.
     """
     if len(outputs) != len(prompts):
-        raise InputError(f"wanted one output a prompt, got {len(outputs)} for {len(prompts)} prompts")
+        raise InputError(f"wanted one output per prompt, got {len(outputs)} for {len(prompts)} prompts")
     scores = []
     for output, prompt in zip(outputs, prompts, strict=True):
         if not prompt.answers or not {"dialect", "prefix"} <= prompt.attributes.keys():
             raise InputError("wanted prompts of the needle-in-a-haystack task with answers, dialect and prefix")
         dialect = _one_of("dialect", str(prompt.attributes["dialect"]), DIALECTS)
         counted = (prompt.attributes["prefix"] if dialect.scored_from == "prefix" else "") + output
-        found = [reference.lower() in counted.lower() for reference in prompt.answers]
-        scores.append(100.0 * sum(found) / len(found))
+        present = [reference.lower() in counted.lower() for reference in prompt.answers]
+        scores.append(100.0 * sum(present) / len(present))
     return np.array(scores)
 
 
@@ -193,9 +183,7 @@ def _prefix(question: Question, dialect: Dialect) -> str:
 
 
 def _write(question: Question, haystack: Haystack, size: int, dialect: Dialect) -> tuple[MarkedText, list[float]]:
-    """The prompt up to the answer prefix, and the depth of each needle asked for, in the order of the
-    text.
-    """
+    """The prompt up to the answer prefix, and the depth of each needle asked for, in the order of the text."""
     text = MarkedText()
     kind = question.asked_type
     opening = f"A special magic {kind} is" if question.singular else f"Some special magic {kind} are"

@@ -4,7 +4,7 @@
 
 The paper takes 5,000 sequences of lengths L and 2 L, L the training length. As a task it has a known best score: each token has
 the log perplexity ln(vocabulary), and a model that is trained on it can do no better. Every token but the first is a target;
-nothing is generated and there are no spans. Score: log perplexity in nats a token.
+nothing is generated and there are no spans. Score: log perplexity, in nats per token.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class RandomTokens(WordTask):
         return tuple(range(1, len(prompt.tokens)))
 
     def score(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> Float[np.ndarray, " prompt"]:
-        """Nats a token."""
+        """Log perplexity of each prompt, in nats per token."""
         return log_perplexity(self, responses, prompts)
 
 

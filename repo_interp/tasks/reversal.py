@@ -6,9 +6,8 @@ w_i drawn with replacement from a fixed list, so that their places must be used;
 Lengths 2-20 to train, 2-30 to test (Kazemnejad et al. 2023). A batch mixes all lengths up to a limit that the
 curriculum grows from `first_longest` to `longest`.
 
-Spans: `instruction` (up to "words:"), `words`, `separator` ("Answer:"); the answer is generated.
-attributes["source"] holds, for each generated token in order, the index of the word that it copies: the
-mirror of the mirror effect (fig. 6).
+Spans: `instruction` (up to "words:"), `words`, `separator` ("Answer:"); the answer is generated. attributes["source"] holds, for
+each generated token in order, the index of the word that it copies: the mirror of the mirror effect (fig. 6).
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ from jaxtyping import Int
 
 from repo_interp.tasks.prompt import Prompt
 from repo_interp.tasks.task import Batch, WordTask, whole_number
-from repo_interp.tasks.vocabulary import BOS, PAD
-from repo_interp.tasks.words import NOUNS
+from repo_interp.tasks.vocabulary import BOS, NOUNS, PAD
 
 INSTRUCTION = ("Reverse", "the", "following", "words:")
 SEPARATOR = "Answer:"

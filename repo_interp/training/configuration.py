@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import tomllib
-import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from repo_interp.errors import InputError
+from repo_interp.values import checked
 
 DEVICES = ("cpu", "cuda")
 TABLES = ("task_options", "scheme_options")
-"""The fields that are tables of options of others."""
+"""The fields that are tables: options of the task and of the scheme."""
 
 
 def _option(default: Any, meaning: str) -> Any:
@@ -28,12 +27,12 @@ def _option(default: Any, meaning: str) -> Any:
 
 @dataclass(frozen=True)
 class TrainingConfiguration:
-    """One training run. Shares are of its steps. What a field means stands in its metadata, under "help"."""
+    """What one training run is made with. Shares are of its steps. What a field means stands in its metadata, under "help"."""
 
     task: str
     task_size: str = _option("small", "size of the task, by the name the task gives it")
     task_options: Mapping[str, int | float | str | bool] = field(default_factory=dict)
-    """What the task is made with, in the task's own names; as its size has it where nothing is said."""
+    """Options of the task, in its own names; those that are left out are as its size has them."""
 
     scheme: str = _option("repo", "position scheme or layout, such as rope, nope, repo, repo@1/3, r2n1")
     scheme_options: Mapping[str, int | str] = field(default_factory=dict)
@@ -46,7 +45,7 @@ class TrainingConfiguration:
     layers: int = _option(4, "layers of a fresh model")
     width: int = _option(64, "width of a fresh model's residual stream")
     heads: int = _option(4, "heads of a fresh model")
-    kv_heads: int = _option(0, "key-value heads of a fresh model; 0: one a head")
+    kv_heads: int = _option(0, "key-value heads of a fresh model; 0: one per head")
     feed_forward: int = _option(0, "width of its feed-forward layers; 0: 8/3 of the width, up to a multiple of 16")
     initial_deviation: float = _option(0.02, "standard deviation of a fresh model's random weights")
     scheme_deviation: float = _option(0.02, "the same for what the position schemes learn")
@@ -73,7 +72,7 @@ class TrainingConfiguration:
     score_prompts: int = _option(200, "prompts a score is the mean over")
 
     def __post_init__(self) -> None:
-        """Refuse, by one line, what could not be carried out."""
+        """Raise InputError for what could not be carried out."""
         for name in ("layers", "width", "heads", "steps", "batch", "accumulation", "log_every", "score_prompts", "threads"):
             self._require(name, getattr(self, name) >= 1, "wanted at least 1")
         for name in ("kv_heads", "feed_forward", "warm_up", "checkpoint_every", "score_every", "seed", "weight_decay"):
@@ -96,21 +95,19 @@ class TrainingConfiguration:
 
 def replaced(configuration: TrainingConfiguration, changes: Mapping[str, Any]) -> TrainingConfiguration:
     """`configuration` with some fields exchanged. Raises InputError for unknown fields and values of another type."""
-    known = typing.get_type_hints(TrainingConfiguration)
-    checked: dict[str, Any] = {}
-    for name, value in changes.items():
+    known = get_type_hints(TrainingConfiguration)
+    for name in changes:
         if name not in known:
             raise InputError(f"a training configuration has no {name!r}; it has {', '.join(known)}")
-        checked[name] = _of_type(name, value, known[name])
-    return dataclasses.replace(configuration, **checked)
+    return dataclasses.replace(configuration, **{name: checked(value, known[name], name) for name, value in changes.items()})
 
 
 def read_toml(file: Path) -> dict[str, Any]:
     """The fields that `file` gives, unchecked; its table `made_with` is left out. Raises InputError when it is no TOML file."""
     try:
-        stated = tomllib.loads(file.read_text(encoding="utf-8"))
-        stated.pop("made_with", None)
-        return stated
+        fields = tomllib.loads(file.read_text(encoding="utf-8"))
+        fields.pop("made_with", None)
+        return fields
     except FileNotFoundError:
         raise InputError(f"there is no configuration file {file}") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -118,7 +115,7 @@ def read_toml(file: Path) -> dict[str, Any]:
 
 
 def to_toml(configuration: TrainingConfiguration, made_with: Mapping[str, str] | None = None) -> str:
-    """The whole configuration as TOML; `read_toml` and `replaced` read it back. `made_with`: what else is worth knowing of it."""
+    """The whole configuration as TOML; `read_toml` and `replaced` read it back. `made_with`: a table of what else is known of the run."""
     fields = dataclasses.asdict(configuration)
     tables = {name: fields.pop(name) for name in TABLES} | {"made_with": made_with or {}}
     lines = [f"{name} = {_toml_value(value)}" for name, value in fields.items()]
@@ -131,15 +128,3 @@ def to_toml(configuration: TrainingConfiguration, made_with: Mapping[str, str] |
 def _toml_value(value: int | float | str | bool) -> str:
     # JSON's strings, numbers and booleans are TOML's.
     return json.dumps(value, ensure_ascii=False)
-
-
-def _of_type(name: str, value: Any, wanted: Any) -> Any:
-    if typing.get_origin(wanted) is not None:
-        if not isinstance(value, Mapping) or not all(isinstance(v, (int, float, str, bool)) for v in value.values()):
-            raise InputError(f"{name} is {value!r}; wanted a table of numbers and words")
-        return dict(value)
-    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if type(value) is not wanted or (wanted is float and not math.isfinite(value)):
-        raise InputError(f"{name} is {value!r}; wanted {'a finite number' if wanted is float else f'one {wanted.__name__}'}")
-    return value

@@ -1,27 +1,29 @@
-"""The directory of one training run, whole at every moment.
+"""The directory of one training run, whole at every moment, and the state in it from which an interrupted run goes on.
 
-    training.toml     what decides the result, and what made it          log.jsonl     one record a line
+    training.toml     what decides the result, and what made it          log.jsonl     one record per line
     state.pt          where to go on after an interruption               steps/000500/ checkpoints kept on the way
     config.json, model.safetensors, tokenizer files, scores.json         the finished checkpoint
 
-Every file appears whole or not at all: it is written beside its place, flushed to the disk, and moved there. `config.json` comes last: a
-directory that has it is finished. The log is cut to what the state knows before a run goes on.
-
-Knows nothing about training.
+Every file appears whole or not at all. `config.json` comes last: a directory that has it is finished. The state holds weights, optimiser,
+step, generators of random numbers and the size of the log, which is cut to that size before a run goes on; learning rate, difficulty and
+sequences of a step are functions of its number (`step`), so the number is all that is kept of them.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
+import pickle
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from repo_interp.errors import InputError
+import torch
+from torch import nn
 
-_UNFINISHED = ".unfinished"
+from repo_interp.errors import InputError
+from repo_interp.files import remove, replaced, write_text
 
 
 class TrainingFolder:
@@ -58,13 +60,13 @@ class TrainingFolder:
         """Remove an earlier run. Raises InputError when the directory holds anything but that."""
         if not self.is_begun:
             self._require_own()
-        elif self.directory.is_dir():
-            shutil.rmtree(self.directory)
+        else:
+            remove(self.directory)
 
     def begin(self, configuration: str) -> None:
         """Make the directory and put the text of training.toml there."""
         self.directory.mkdir(parents=True, exist_ok=True)
-        replace_file(self.configuration, configuration.encode())
+        write_text(self.configuration, configuration)
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Add a record to the log."""
@@ -72,14 +74,14 @@ class TrainingFolder:
             stream.write(json.dumps(record) + "\n")
 
     def records(self) -> list[dict[str, Any]]:
-        """The log, as far as it is written."""
+        """The records of the log, as far as they are written."""
         if not self.log.exists():
             return []
         whole = self.log.read_text(encoding="utf-8").rpartition("\n")[0]
         return [json.loads(line) for line in whole.splitlines()]
 
     def log_size(self) -> int:
-        """Bytes of the log, safely on the disk."""
+        """Size of the log in bytes, which are safely on the disk."""
         if not self.log.exists():
             return 0
         with self.log.open("rb") as stream:
@@ -87,28 +89,27 @@ class TrainingFolder:
         return self.log.stat().st_size
 
     def cut_log(self, size: int) -> None:
-        """Forget what the log says after its first `size` bytes, and half-made checkpoints."""
+        """Forget what the log says after its first `size` bytes, and half-made files."""
         if self.log.exists():
             os.truncate(self.log, size)
-        for unfinished in (*self.directory.glob(f"*{_UNFINISHED}"), *self.directory.glob(f"steps/*{_UNFINISHED}")):
-            shutil.rmtree(unfinished) if unfinished.is_dir() else unfinished.unlink()
+        for unfinished in (*self.directory.glob(".*.unfinished"), *self.directory.glob("steps/.*.unfinished")):
+            remove(unfinished)
 
     def keep(self, step: int, write: Callable[[Path], None]) -> None:
         """Keep the checkpoint that `write` makes in a directory as steps/<step>."""
-        kept = self.directory / "steps" / f"{step:06d}"
-        unfinished = kept.with_name(kept.name + _UNFINISHED)
-        _made_anew(unfinished, write)
-        if kept.exists():
-            shutil.rmtree(kept)
-        unfinished.rename(kept)
+        checkpoint = self.directory / "steps" / f"{step:06d}"
+        checkpoint.parent.mkdir(exist_ok=True)
+        with replaced(checkpoint) as unfinished:
+            write(unfinished)
 
     def finish(self, write: Callable[[Path], None]) -> None:
-        """Put the finished checkpoint that `write` makes in a directory here; the state is needed no more."""
-        unfinished = self.directory / f"final{_UNFINISHED}"
-        _made_anew(unfinished, write)
-        for file in sorted(unfinished.iterdir(), key=lambda file: file.name == "config.json"):
+        """Put the finished checkpoint that `write` makes in a directory here, config.json last; the state is needed no more."""
+        final = self.directory / "final"
+        with replaced(final) as unfinished:
+            write(unfinished)
+        for file in sorted(final.iterdir(), key=lambda file: file.name == "config.json"):
             file.replace(self.directory / file.name)
-        unfinished.rmdir()
+        final.rmdir()
         self.state.unlink(missing_ok=True)
 
     def _require_own(self) -> None:
@@ -116,21 +117,49 @@ class TrainingFolder:
             raise InputError(f"{self.directory} exists and holds no training run; give another --out")
 
 
-def replace_file(file: Path, content: bytes) -> None:
-    """Let `file` have `content`: from one moment to the next, and for good."""
-    unfinished = file.with_name(file.name + _UNFINISHED)
-    with unfinished.open("wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-    unfinished.replace(file)
+@dataclass
+class Moment:
+    """Where a run stands between two steps."""
+
+    step: int = 0
+    """Steps done."""
+    seconds: float = 0.0
+    """Time spent in all sessions."""
+    log_size: int = 0
+    """Bytes of the log that belong to the steps done."""
+    losses: list[float] = field(default_factory=list)
+    """Losses of the steps since the last record, in nats per target."""
 
 
-def _made_anew(directory: Path, write: Callable[[Path], None]) -> None:
-    if directory.exists():
-        shutil.rmtree(directory)
-    directory.mkdir(parents=True)
-    write(directory)
-    for file in directory.iterdir():
-        with file.open("rb") as stream:
-            os.fsync(stream.fileno())
+def save_state(file: Path, model: nn.Module, optimizer: torch.optim.Optimizer, moment: Moment) -> None:
+    """Write the state, whole or not at all."""
+    state = {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "moment": vars(moment),
+        "random": torch.get_rng_state(),
+        "random_cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+    with replaced(file) as unfinished:
+        torch.save(state, unfinished)
+
+
+def load_state(file: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Moment:
+    """Where `file` says that the run stands, with model, optimiser and random numbers put back; the beginning where there is no file.
+
+    Raises InputError when the file is damaged or belongs to another model.
+    """
+    if not file.exists():
+        return Moment()
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        torch.set_rng_state(state["random"])
+        if state["random_cuda"] and torch.cuda.is_available():
+            torch.cuda.set_rng_state_all(state["random_cuda"])
+        return Moment(**state["moment"])
+    except (RuntimeError, KeyError, TypeError, ValueError, EOFError, pickle.UnpicklingError) as error:
+        raise InputError(
+            f"{file} does not hold the state of this run ({' '.join(str(error).split())[:120]}); begin anew with --overwrite"
+        ) from None

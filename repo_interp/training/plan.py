@@ -39,7 +39,7 @@ class Planned:
 
     @property
     def task(self) -> str:
-        """Its task."""
+        """The task it is trained on."""
         return self.name.split("/")[0]
 
 
@@ -54,7 +54,7 @@ class PlannedRun:
 
     @property
     def shipped(self) -> Path:
-        """Where it stands below the zoo's directory."""
+        """Its directory, below the zoo's."""
         return Path(self.planned.name) if self.seed == 0 else Path(self.planned.name) / f"seed-{self.seed}"
 
 
@@ -64,7 +64,7 @@ def planned_runs(plan: Iterable[Planned], runs: Path = RUNS) -> list[PlannedRun]
     names = {planned.name for planned in plan}
     for planned in plan:
         if planned.continue_from and planned.continue_from not in names:
-            raise InputError(f"{planned.name} continues {planned.continue_from}, which the plan has not")
+            raise InputError(f"{planned.name} continues {planned.continue_from}, which the plan lacks")
     ordered = sorted(plan, key=lambda planned: bool(planned.continue_from))
     return [
         PlannedRun(planned, seed, _directory(runs, planned.name, seed), _configuration(planned, seed, runs))
@@ -83,8 +83,8 @@ def chosen(plan: Iterable[Planned], names: Iterable[str]) -> tuple[Planned, ...]
         if not any(_matches(planned.name, name) for planned in plan):
             known = ", ".join(planned.name for planned in plan)
             raise InputError(f"the zoo has no {name!r}; give a task or one of {known}")
-    kept = [planned for planned in plan if not wanted or any(_matches(planned.name, name) for name in wanted)]
-    needed = {planned.continue_from for planned in kept} | {planned.name for planned in kept}
+    matching = [planned for planned in plan if not wanted or any(_matches(planned.name, name) for name in wanted)]
+    needed = {planned.continue_from for planned in matching} | {planned.name for planned in matching}
     return tuple(planned for planned in plan if planned.name in needed)
 
 
@@ -97,13 +97,13 @@ def _directory(runs: Path, name: str, seed: int) -> Path:
 
 
 def _configuration(planned: Planned, seed: int, runs: Path) -> TrainingConfiguration:
-    ground = recipe(planned.task, continued=bool(planned.continue_from))
-    stated = {**ground, **planned.fields, "scheme": planned.scheme, "seed": seed}
+    defaults = recipe(planned.task, continued=bool(planned.continue_from))
+    fields = {**defaults, **planned.fields, "scheme": planned.scheme, "seed": seed}
     for table in TABLES:
-        stated[table] = {**ground.get(table, {}), **planned.fields.get(table, {})}
+        fields[table] = {**defaults.get(table, {}), **planned.fields.get(table, {})}
     if planned.continue_from:
-        stated["continue_from"] = _directory(runs, planned.continue_from, seed).as_posix()
-    return replaced(TrainingConfiguration(task=planned.task), stated)
+        fields["continue_from"] = _directory(runs, planned.continue_from, seed).as_posix()
+    return replaced(TrainingConfiguration(task=planned.task), fields)
 
 
 def _plan() -> Iterator[Planned]:

@@ -1,4 +1,4 @@
-"""What each task is trained with where nothing else is said: hyper-parameters that reached full score in pilot runs.
+"""What each task is trained with unless other fields are given: hyper-parameters that reached full score in pilot runs.
 
 They are the same for every position scheme, so that schemes can be compared. A continued run has a recipe of its own: the task is at
 full difficulty from the start. Knows nothing about how training is carried out.
@@ -58,5 +58,5 @@ CONTINUED: Mapping[str, Mapping[str, Any]] = {
 
 
 def recipe(task: str, continued: bool) -> dict[str, Any]:
-    """Fields of a training configuration for `task`; nothing for a task without a recipe."""
+    """Fields of a training configuration for `task`; none for a task without a recipe."""
     return dict((CONTINUED if continued else FRESH).get(task, {}))

@@ -1,30 +1,60 @@
-"""What a model says at the targets of prompts: teacher-forced in one forward pass, or generated greedily with a key-value cache.
+"""What a model says at the targets of sequences: teacher-forced in one forward pass, or generated greedily with a key-value cache.
 
     forced       argmax p(. | reference tokens before t), and log p(token_t | ...)
     generated    argmax p(. | prompt, own tokens so far), t by t
 
-Both agree on the first wrong token and so on exact match; after it they may differ. Knows nothing about how answers are scored.
+Both agree on the first wrong token and so on exact match; after it they may differ. Sequences are padded on the right, where a causal
+model's answers cannot see it. Knows nothing about how answers are scored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
 from repo_interp.models.generation import continue_greedily
 from repo_interp.tasks import Batch, Prompt, Response, Task
 from repo_interp.tasks.task import Scoring
-from repo_interp.training.batches import to_question
-from repo_interp.training.optimisation import target_logits
+
+
+@dataclass(frozen=True)
+class Question:
+    """Padded sequences, and their tokens that are to be predicted, sequence by sequence."""
+
+    tokens: Int[Tensor, "sequence token"]
+    rows: Int[Tensor, "target"]
+    """The sequence of every target."""
+    columns: Int[Tensor, "target"]
+    """The token before it: the one that predicts it."""
+    targets: Int[Tensor, "target"]
+    """The token id that stands there."""
+
+
+def to_question(batch: Batch, device: torch.device | str = "cpu") -> Question:
+    """`batch` as tensors on `device`."""
+    tokens = torch.from_numpy(np.ascontiguousarray(batch.tokens, dtype=np.int64))
+    rows, places = torch.from_numpy(np.ascontiguousarray(batch.targets)).nonzero(as_tuple=True)
+    return Question(*(part.to(device) for part in (tokens, rows, places - 1, tokens[rows, places])))
+
+
+def target_logits(model: PreTrainedModel, question: Question) -> Float[Tensor, "target token_id"]:
+    """What the model predicts at every target, float32; logits of other tokens are never made."""
+    hidden = model.model(question.tokens, use_cache=False).last_hidden_state
+    logits = model.lm_head(hidden[question.rows, question.columns]).float()
+    softcap = getattr(model.config, "final_logit_softcapping", None)
+    return logits if softcap is None else torch.tanh(logits / softcap) * softcap
 
 
 @torch.inference_mode()
 def forced_responses(model: PreTrainedModel, task: Scoring, prompts: Sequence[Prompt], batch_size: int = 32) -> list[Response]:
-    """Teacher-forced responses, one a prompt, with log-probabilities."""
+    """Teacher-forced responses, one per prompt, with log-probabilities in nats."""
     order = sorted(range(len(prompts)), key=lambda number: len(prompts[number].tokens))
     responses: dict[int, Response] = {}
     for start in range(0, len(order), batch_size):
@@ -41,8 +71,9 @@ def forced_responses(model: PreTrainedModel, task: Scoring, prompts: Sequence[Pr
 
 
 def generated_responses(model: PreTrainedModel, task: Scoring, prompts: Sequence[Prompt], batch_size: int = 32) -> list[Response]:
-    """Greedy responses, one a prompt. Raises InputError where targets are not the last tokens of the prompt, so that a model cannot
-    be let go on from before them.
+    """Greedy responses, one per prompt.
+
+    Raises InputError where targets are not the last tokens of the prompt, so that a model cannot go on from before them.
     """
     starts = []
     for prompt in prompts:

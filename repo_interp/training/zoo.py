@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from repo_interp.errors import InputError
 from repo_interp.training.configuration import TrainingConfiguration
-from repo_interp.training.provenance import trained_configuration
+from repo_interp.training.trained import trained_configuration
 
 if TYPE_CHECKING:
     from transformer_lens.model_bridge import TransformerBridge

@@ -24,7 +24,7 @@ from repo_interp.papers.kit.score_words import common, missing, no_verdict, note
 from repo_interp.tasks.counting import Counting
 from repo_interp.tasks.flip_flop import FlipFlop
 from repo_interp.tasks.selective_copy import SelectiveCopy
-from repo_interp.training.provenance import stated_task
+from repo_interp.training.trained import configured_task
 
 COPE, RIVALS = "cope", ("rope", "learned")
 WITHIN, SPARSE, DENSE = "in_distribution", "sparse", "dense"
@@ -44,7 +44,7 @@ def error_table(scored: Sequence[Scored]) -> xr.Dataset:
 
 def flip_flop(scored: Sequence[Scored]) -> Result:
     """C1: errors of flip-flop checkpoints."""
-    task = stated_task(scored[0].configuration)
+    task = configured_task(scored[0].configuration)
     assert isinstance(task, FlipFlop)
     table = error_table(scored)
     verdicts: tuple[Verdict, ...] = ()
@@ -63,7 +63,7 @@ def flip_flop(scored: Sequence[Scored]) -> Result:
 
 def selective_copy(scored: Sequence[Scored]) -> Result:
     """C2: errors of selective-copy checkpoints."""
-    task = stated_task(scored[0].configuration)
+    task = configured_task(scored[0].configuration)
     assert isinstance(task, SelectiveCopy)
     table = error_table(scored)
     cope, rope = first_of(scored, COPE), first_of(scored, "rope")
@@ -79,7 +79,7 @@ def selective_copy(scored: Sequence[Scored]) -> Result:
 
 def counting(scored: Sequence[Scored]) -> Result:
     """C3: errors of counting checkpoints, by the number of variables that they were trained with."""
-    task = stated_task(scored[0].configuration)
+    task = configured_task(scored[0].configuration)
     assert isinstance(task, Counting)
     groups: dict[int, list[Scored]] = {}
     for one in scored:

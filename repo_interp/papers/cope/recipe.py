@@ -25,7 +25,7 @@ from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.checkpoint_scores import Scored, ScoreOptions, of_tasks, score_checkpoint, task_digest
 from repo_interp.papers.kit.claims import UNMEASURED, Claim, Verdict
 from repo_interp.papers.kit.result import Result
-from repo_interp.training.provenance import trained_task
+from repo_interp.training.trained import trained_task
 
 __all__ = ["CLAIMS", "FAST", "TITLE", "ZOO", "Options", "figures", "unmeasured"]
 

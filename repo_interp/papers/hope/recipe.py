@@ -25,7 +25,7 @@ from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import UNMEASURED, Verdict
 from repo_interp.papers.kit.result import Result
 from repo_interp.positions.layouts import LEARNED
-from repo_interp.training.provenance import trained_configuration
+from repo_interp.training.trained import trained_configuration
 
 TITLE = "HoPE: which parts of RoPE matter, made again"
 

@@ -32,7 +32,7 @@ from repo_interp.papers.kit.score_rules import Sample
 from repo_interp.positions.layouts import format_layout
 from repo_interp.tasks import Task
 from repo_interp.training.configuration import TrainingConfiguration
-from repo_interp.training.provenance import stated_task, trained_configuration, trained_task
+from repo_interp.training.trained import configured_task, trained_configuration, trained_task
 
 PLAIN = "plain"
 SHARES = ("exact match", "accuracy of reads")
@@ -129,7 +129,7 @@ def score_checkpoint(
     if not (path / "config.json").is_file():
         if not recorded:
             raise InputError(f"{name} ({path}) has neither weights nor scores.json; give a finished training run")
-        length = stated_task(configuration).training_length
+        length = configured_task(configuration).training_length
         return Scored(name, configuration.scheme, configuration, length, recorded[0].metric, None, recorded)
     checkpoint = identify(path)
     layout, task = format_layout(checkpoint.layout), trained_task(path)

@@ -18,7 +18,7 @@ import numpy as np
 
 from repo_interp.errors import InputError
 from repo_interp.training.configuration import TrainingConfiguration
-from repo_interp.training.provenance import trained_configuration
+from repo_interp.training.trained import trained_configuration
 
 BUDGET = (
     "task",

@@ -26,7 +26,7 @@ from repo_interp.models.provenance import checkpoint_digest
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.positions.layouts import LEARNED, format_layout
 from repo_interp.tasks import Prompt, Task, niah
-from repo_interp.training.provenance import trained_task
+from repo_interp.training.trained import trained_task
 
 VARIANT = "multikey_1"
 """The needle in a haystack of checkpoints that were trained on no task of ours: several keys, as table 1 has it."""

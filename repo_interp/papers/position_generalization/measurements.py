@@ -39,7 +39,7 @@ from repo_interp.models.reposition import attentions
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.position_generalization.rules import OFFSET, TEXT
 from repo_interp.tasks import Prompt, Task, digest, make_task
-from repo_interp.training.provenance import trained_configuration, trained_task
+from repo_interp.training.trained import trained_configuration, trained_task
 
 _THREE_AXIS = ThreeAxis(axes="first_prompt", extras=("position", "shuffled", "held_out"))
 Progress = Callable[[str], None]

@@ -16,7 +16,7 @@ from repo_interp.papers.repo import rules
 from repo_interp.papers.repo.claims import R1, R1_TRAINED
 from repo_interp.plots.marks.scores import score_by_length
 from repo_interp.tasks.reversal import Reversal
-from repo_interp.training.provenance import stated_task
+from repo_interp.training.trained import configured_task
 
 
 def by_length(checkpoints: Mapping[str, str | os.PathLike[str]], options: Options, cache: Cache) -> list[Result]:
@@ -27,7 +27,7 @@ def by_length(checkpoints: Mapping[str, str | os.PathLike[str]], options: Option
 
 
 def _drawn(found: Sequence[Scored], options: Options) -> Result:
-    task = stated_task(found[0].configuration)
+    task = configured_task(found[0].configuration)
     assert isinstance(task, Reversal)
     sets = [
         str(length)

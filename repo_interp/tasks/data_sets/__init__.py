@@ -3,10 +3,10 @@
     prompts = data_set_prompts("hybridqa", "dev.json", tokenizer, length=4096, count=100)
     scores  = data_set_scores(prompts, outputs)           outputs: the text generated after each prompt
 
-    hybridqa    exact match, F1          longbench    a metric a set          qasper    F1
+    hybridqa    exact match, F1          longbench    one per set             qasper    F1
     glue        following (HoPE)         mmlu_pro     accuracy
 
-Readers are one module a data set and say which file they want. Knows no model.
+Readers are one module per data set and say which file they want. Knows no model.
 """
 
 from __future__ import annotations
@@ -74,15 +74,15 @@ def data_set_scores(prompts: Sequence[Prompt], outputs: Sequence[str]) -> dict[s
     Raises InputError where numbers differ, or the prompts come from no data set.
     """
     if len(outputs) != len(prompts):
-        raise InputError(f"wanted one output a prompt, got {len(outputs)} for {len(prompts)} prompts")
+        raise InputError(f"wanted one output per prompt, got {len(outputs)} for {len(prompts)} prompts")
     if not all("metrics" in prompt.attributes for prompt in prompts):
         raise InputError("these prompts do not say how they are scored; make them with data_set_prompts")
     names = list(dict.fromkeys(name for prompt in prompts for name in prompt.attributes["metrics"]))
-    found = {name: np.full(len(prompts), np.nan) for name in names}
+    scores = {name: np.full(len(prompts), np.nan) for name in names}
     for place, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
         for name in prompt.attributes["metrics"]:
-            found[name][place] = METRICS[name](spoken(output, prompt.attributes), prompt.answers, prompt.attributes)
-    return found
+            scores[name][place] = METRICS[name](spoken(output, prompt.attributes), prompt.answers, prompt.attributes)
+    return scores
 
 
 def spoken(output: str, attributes: Mapping[str, Sequence[str]]) -> str:

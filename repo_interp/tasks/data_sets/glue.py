@@ -1,24 +1,136 @@
-"""Few-shot following on GLUE (HoPE sec. 4.1, table 2): its own tsv files, with five examples and meaningless sentences between.
+"""Few-shot following on text, for any tokenizer (HoPE, sec. 4.1, app. C): GLUE rows the user gives, or sentences of our own.
 
-The prompts are those of `few_shot_text`, which reads SST-2, QNLI and RTE. Following: the output begins with a label of the examples; label
-accuracy: with the right one.
+    Sentence: The brave candle is calm.
+    Label: 1
+                                               (5 examples, an empty line after each)
+    The grass is green. The sky is blue. ...   (meaningless sentences)
+
+    Sentence: The icy harbor is grim.
+    Label: 0
+
+As many meaningless sentences as fit: tokens with the answer <= length. A file is a table with tabs and a header, as GLUE's SST-2
+(sentence, label), QNLI (question, sentence, label) and RTE (sentence1, sentence2, label) are; other columns than `label` and
+`index` are text. Without a file the rows are about adjectives: 1 for kind ones, 0 for grim ones. All labels of a table are among
+the examples where shots allow it.
+
+As a data set (table 2) the file is one of GLUE's. Following: the output begins, after white space, with a label of the prompt's examples;
+label accuracy: with the right one. Spans: `examples` (`examples.1` ..., with `.label`), `padding`, `query`; the label is generated.
+attributes: length, labels.
 """
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+from jaxtyping import Float
+
 from repo_interp.errors import InputError
-from repo_interp.tasks.few_shot_text import few_shot_prompts
-from repo_interp.tasks.prompt import Prompt
+from repo_interp.tasks.haystacks import NOISE
+from repo_interp.tasks.prompt import GENERATED, Prompt
+from repo_interp.tasks.prompt.text import MarkedText, count_tokens, encode, largest_size, prompt_from_text
+from repo_interp.tasks.vocabulary import NOUNS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 METRICS = ("following", "label accuracy")
 NEW_TOKENS = 8
+_KIND = "brave calm gentle jolly lively noble warm joyful polite steady tender honest merry cheerful patient"
+_GRIM = "bitter lonely weary grim abrupt fierce dusty empty hollow rough jagged gloomy hostile cruel broken"
+KIND, GRIM = _KIND.split(), _GRIM.split()
+
+
+@dataclass(frozen=True)
+class Row:
+    """A labelled example: named texts and a label."""
+
+    texts: tuple[tuple[str, str], ...]
+    label: str
+
+
+def read_rows(path: str | Path) -> list[Row]:
+    """Rows of a table with tabs and a header that has `label`. Raises InputError, with the line, for anything else."""
+    path = Path(path)
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            table = list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise InputError(f"{path}: wanted a table of labelled rows, but {reason}; name a .tsv file like GLUE's") from error
+    header = [name.strip() for name in table[0]] if table else []
+    columns = [name for name in header if name not in ("label", "index", "idx")]
+    if "label" not in header or not columns:
+        raise InputError(f"{path}: wanted a header with `label` and columns of text, got {header}; name a .tsv file like GLUE's")
+    rows = []
+    for number, cells in enumerate(table[1:], start=2):
+        if len(cells) != len(header):
+            raise InputError(f"{path}, line {number}: wanted {len(header)} cells, got {len(cells)}; mend the table")
+        named = dict(zip(header, (cell.strip() for cell in cells), strict=True))
+        if not all(named[name] for name in (*columns, "label")):
+            raise InputError(f"{path}, line {number}: a text or the label is empty; fill it or drop the row")
+        rows.append(Row(tuple((name.capitalize(), named[name]) for name in columns), named["label"]))
+    if len({row.label for row in rows}) < 2:
+        raise InputError(f"{path}: wanted rows of at least two labels, got {len(rows)} rows; add rows")
+    return rows
+
+
+def own_rows() -> list[Row]:
+    """Every "The {adjective} {noun} is {adjective}." with both adjectives kind (1) or both grim (0), noun by noun."""
+    return [
+        Row((("Sentence", f"The {words[index % len(words)]} {noun} is {words[(index * 7 + 3) % len(words)]}."),), label)
+        for index, noun in enumerate(NOUNS)
+        for label, words in (("1", KIND), ("0", GRIM))
+    ]
+
+
+def few_shot_prompts(
+    tokenizer: PreTrainedTokenizerBase,
+    rows: str | Path | None = None,
+    length: int = 512,
+    count: int = 20,
+    shots: int = 5,
+    seed: int = 0,
+) -> list[Prompt]:
+    """`count` prompts of at most `length` tokens with their answers; `rows` names a table, None takes sentences of our own.
+
+    Prompt i depends on the seed and i alone. Raises InputError: a table that cannot be read, too few rows, too short a length.
+    """
+    table = own_rows() if rows is None else read_rows(rows)
+    if count < 1 or shots < 1:
+        raise InputError(f"wanted at least one prompt and one shot, got {count} and {shots}")
+    if len(table) <= shots:
+        raise InputError(f"wanted more rows than the {shots} shots, got {len(table)}; add rows or take fewer shots")
+    encode("One word.", tokenizer)
+    prompts = []
+    for index in range(count):
+        examples, asked = _draw(random.Random(f"{seed}/{index}"), table, shots)
+
+        def tokens(size: int, examples: list[Row] = examples, asked: Row = asked) -> int:
+            return count_tokens(_write(examples, asked, size).text, tokenizer)
+
+        size = largest_size(tokens, length)
+        if not size:
+            raise InputError(f"{shots} examples take at least {tokens(1)} tokens with this tokenizer, got a length of {length}")
+        text = _write(examples, asked, size)
+        labels = sorted({row.label for row in examples})
+        attributes = {"task": "few_shot", "length": length, "labels": labels, "seed": seed, "index": index}
+        prompts.append(prompt_from_text(text.text, text.characters, tokenizer, [asked.label], attributes))
+    return prompts
+
+
+def following(outputs: Sequence[str], prompts: Sequence[Prompt]) -> Float[np.ndarray, " prompt"]:
+    """1 where the output begins with a label of the prompt's examples, else 0. Raises InputError where numbers differ."""
+    if len(outputs) != len(prompts):
+        raise InputError(f"wanted one output per prompt, got {len(outputs)} for {len(prompts)} prompts")
+    pairs = zip(outputs, prompts, strict=True)
+    return np.array([float(output.lstrip().startswith(tuple(prompt.attributes["labels"]))) for output, prompt in pairs])
 
 
 def prompts(
@@ -29,6 +141,37 @@ def prompts(
         raise InputError(f"{path}: wanted one of GLUE's tables, got a folder; name a file such as SST-2/dev.tsv")
     made = few_shot_prompts(tokenizer, path, length - NEW_TOKENS, count, seed=seed)
     return [_scored(prompt if answer == "reference" else _asked(prompt)) for prompt in made]
+
+
+def _draw(rng: random.Random, table: list[Row], shots: int) -> tuple[list[Row], Row]:
+    """Examples with as many of the labels as fit, in random order, and a question whose label is among theirs."""
+    labels = sorted({row.label for row in table})
+    rng.shuffle(labels)
+    first = [rng.choice([row for row in table if row.label == label]) for label in labels[:shots]]
+    others = [row for row in table if row not in first]
+    examples = first + rng.sample(others, shots - len(first))
+    shown = {row.label for row in examples}
+    asked = rng.choice([row for row in table if row.label in shown and row not in examples] or examples)
+    rng.shuffle(examples)
+    return examples, asked
+
+
+def _write(examples: list[Row], asked: Row, size: int) -> MarkedText:
+    sentences = [f"{sentence}." for sentence in NOISE.rstrip(".").split(". ")]
+    text = MarkedText()
+    for number, row in enumerate(examples, start=1):
+        text.add(_question(row), f"examples.{number}")
+        text.add(f" {row.label}", f"examples.{number}.label")
+        text.add("\n\n")
+    text.add(" ".join(sentences[index % len(sentences)] for index in range(size)), "padding")
+    text.add("\n\n")
+    text.add(_question(asked), "query")
+    text.add(f" {asked.label}", GENERATED)
+    return text
+
+
+def _question(row: Row) -> str:
+    return "".join(f"{name}: {text}\n" for name, text in row.texts) + "Label:"
 
 
 def _scored(prompt: Prompt) -> Prompt:

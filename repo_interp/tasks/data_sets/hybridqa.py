@@ -7,8 +7,8 @@
     or, inside      "table": {"title", "header": [names], "data": [{"value", "urls": [{"url", "summary"}]}]}, "answer_text"
     the rows        (cells row by row, as the copy on Hugging Face has it)
 
-The table is written a line a row, cells with bars between them, then every linked passage once. Answer nodes, which only traced files have,
-make the `needle`: the cell where kind is "table", the passage where it is "passage".
+The table is written one line per row, cells with bars between them, then every linked passage once. Answer nodes, which only traced files
+have, make the `needle`: the cell where kind is "table", the passage where it is "passage".
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from repo_interp.errors import InputError
-from repo_interp.tasks.data_sets.files import Row, files_of, read_json, read_rows
 from repo_interp.tasks.data_sets.question import Question, add_marked
-from repo_interp.tasks.marked_text import MarkedText
+from repo_interp.tasks.data_sets.rows import Row, files_of, read_json, read_rows
+from repo_interp.tasks.prompt.text import MarkedText
 
 NEW_TOKENS = 32
 TABLES, LINKS, PASSAGES = "WikiTables-WithLinks", "tables_tok", "request_tok"
@@ -42,14 +42,14 @@ class Table:
 
 def questions(path: str | Path) -> list[Question]:
     """Every row of the file. Raises InputError, naming row and field, for anything that is not HybridQA's, and for a missing table."""
-    found = []
+    asked = []
     for file in files_of(path):
         read = cache(lambda name, file=file: _stored(file, name))
         for row in read_rows(file):
             answer = row.text("answer_text" if row.has("answer_text") else "answer-text")
             table = _inside(row.object("table")) if row.has("table") else read(_table_id(row))
-            found.append(_question(row, table, answer))
-    return found
+            asked.append(_question(row, table, answer))
+    return asked
 
 
 def _question(row: Row, table: Table, answer: str) -> Question:
@@ -64,7 +64,7 @@ def _question(row: Row, table: Table, answer: str) -> Question:
 
 
 def _evidence(row: Row, table: Table) -> list[tuple[int, int]]:
-    found = []
+    places = []
     for number, node in enumerate(row.items("answer-node") if row.has("answer-node") else (), start=1):
         try:
             _, (line, column), link, kind = node
@@ -74,8 +74,8 @@ def _evidence(row: Row, table: Table) -> list[tuple[int, int]]:
                 f"{row.place}, field 'answer-node', item {number}: wanted [cell, [row, column], link, kind], got {node!r:.60}"
             ) from None
         if place is not None and place[0] < place[1]:
-            found.append(place)
-    return found
+            places.append(place)
+    return places
 
 
 def _table_id(row: Row) -> str:
@@ -85,8 +85,8 @@ def _table_id(row: Row) -> str:
 
 def _stored(file: Path, name: str) -> Table:
     """A table of WikiTables-WithLinks near `file`."""
-    folders = [one / two for one in (file.resolve().parent, file.resolve().parent.parent) for two in (TABLES, ".")]
-    folder = next((one for one in folders if (one / LINKS).is_dir()), None)
+    folders = [near / name for near in (file.resolve().parent, file.resolve().parent.parent) for name in (TABLES, ".")]
+    folder = next((near for near in folders if (near / LINKS).is_dir()), None)
     if folder is None:
         raise InputError(f"{file}: its tables are not there; put the folder {TABLES} ({LINKS}, {PASSAGES}) beside it")
     place = folder / LINKS / f"{name}.json"
@@ -140,10 +140,10 @@ def _write(
 
 
 def _object(file: Path) -> Row:
-    found = read_json(file)
-    if not isinstance(found, dict):
-        raise InputError(f"{file}: wanted an object, got {found!r:.40}; get the tables of {TABLES}")
-    return Row(found, str(file))
+    value = read_json(file)
+    if not isinstance(value, dict):
+        raise InputError(f"{file}: wanted an object, got {value!r:.40}; get the tables of {TABLES}")
+    return Row(value, str(file))
 
 
 def _cell(cell: Any, row: Row, field: str) -> tuple[str, list[str]]:

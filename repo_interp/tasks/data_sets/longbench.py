@@ -1,4 +1,4 @@
-"""LongBench (Bai et al. 2024): its English and code sets, from the published jsonl: one set a file, or a folder of them.
+"""LongBench (Bai et al. 2024): its English and code sets, from the published jsonl: one set per file, or a folder of them.
 
     {"input": question or "", "context": long text, "answers": [texts], "dataset": name, "all_classes": [texts] or null,
      "length": words, "language": "en", "_id": ...}
@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from repo_interp.errors import InputError
-from repo_interp.tasks.data_sets.files import Row, files_of, read_json, read_rows
 from repo_interp.tasks.data_sets.question import Question, add_marked
-from repo_interp.tasks.marked_text import MarkedText
+from repo_interp.tasks.data_sets.rows import Row, files_of, read_json, read_rows
+from repo_interp.tasks.prompt.text import MarkedText
 
 PROMPTS = "dataset2prompt.json"
 _QUESTION = "Read the {kind} and answer the question in a few words.\n\n{{context}}\n\nQuestion: {{input}}\nAnswer:"
@@ -68,13 +68,13 @@ CHINESE = ("multifieldqa_zh", "dureader", "vcsum", "lsht", "passage_retrieval_zh
 
 def questions(path: str | Path) -> list[Question]:
     """Every row of the file or folder. Raises InputError, naming row and field, for anything that is not LongBench's."""
-    found = []
+    asked = []
     for file in files_of(path):
         if file.name == PROMPTS:
             continue
         own = _own_wordings(file)
-        found += [_question(row, own) for row in read_rows(file)]
-    return found
+        asked += [_question(row, own) for row in read_rows(file)]
+    return asked
 
 
 def _question(row: Row, own: dict[str, str]) -> Question:
@@ -112,8 +112,8 @@ def _write(wording: str, context: str, asked: str, evidence: list[tuple[int, int
 def _paragraph(context: str, answer: str) -> list[tuple[int, int]]:
     """Where the paragraph stands that `answer` ("Paragraph 7") names; empty where it is not found."""
     number = re.search(r"\d+", answer)
-    found = number and re.search(rf"Paragraph {number.group()}:.*?(?=\s*Paragraph \d+:|\s*$)", context, re.DOTALL)
-    return [found.span()] if found else []
+    paragraph = number and re.search(rf"Paragraph {number.group()}:.*?(?=\s*Paragraph \d+:|\s*$)", context, re.DOTALL)
+    return [paragraph.span()] if paragraph else []
 
 
 def _own_wordings(file: Path) -> dict[str, str]:

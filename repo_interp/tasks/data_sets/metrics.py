@@ -36,7 +36,7 @@ _SMALL = 1e-8
 
 
 def normal(text: str) -> str:
-    """`text` as answers are compared."""
+    """`text` in the form in which answers are compared."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
@@ -47,31 +47,31 @@ def exact_match(output: str, answer: str) -> float:
 
 def token_f1(output: str, answer: str) -> float:
     """F1 of the words; 0 where they share none."""
-    said, wanted = normal(output).split(), normal(answer).split()
-    return _harmonic((Counter(said) & Counter(wanted)).total(), len(said), len(wanted))
+    given, wanted = normal(output).split(), normal(answer).split()
+    return _harmonic((Counter(given) & Counter(wanted)).total(), len(given), len(wanted))
 
 
 def hybrid_f1(output: str, answer: str) -> float:
     """F1 of the words; where one text has none, whether both have none."""
-    said, wanted = normal(output).split(), normal(answer).split()
-    return token_f1(output, answer) if said and wanted else float(said == wanted)
+    given, wanted = normal(output).split(), normal(answer).split()
+    return token_f1(output, answer) if given and wanted else float(given == wanted)
 
 
 def rouge_l(output: str, answer: str) -> float:
     """F of sentence-wise ROUGE-L; 0 where one text has no words."""
-    said, wanted = _sentences(output), _sentences(answer)
-    known = [{word for sentence in text for word in sentence} for text in (said, wanted)]
+    given, wanted = _sentences(output), _sentences(answer)
+    known = [{word for sentence in text for word in sentence} for text in (given, wanted)]
     if not known[0] or not known[1]:
         return 0.0
-    common = {word for reference in wanted for sentence in said for word in _common_subsequence(reference, sentence)}
+    common = {word for reference in wanted for sentence in given for word in _common_subsequence(reference, sentence)}
     precision, recall = (len(common) / len(words) for words in known)
     return 2 * precision * recall / (precision + recall + _SMALL)
 
 
 def number_share(output: str, answer: str) -> float:
     """Share of the numbers in `output` that are the one in `answer`; 0 where there are none."""
-    wanted, said = re.findall(r"\d+", answer), re.findall(r"\d+", output)
-    return said.count(wanted[0]) / len(said) if said and wanted else 0.0
+    wanted, given = re.findall(r"\d+", answer), re.findall(r"\d+", output)
+    return given.count(wanted[0]) / len(given) if given and wanted else 0.0
 
 
 def classification(output: str, answer: str, classes: Sequence[str]) -> float:
@@ -91,35 +91,35 @@ def edit_similarity(output: str, answer: str) -> float:
 
 def choice(output: str) -> str | None:
     """The letter of the option that `output` says it chooses; None where it names none."""
-    return next((found.group(found.lastindex or 0) for says in _SAYS if (found := says.search(output))), None)
+    return next((match.group(match.lastindex or 0) for pattern in _SAYS if (match := pattern.search(output))), None)
 
 
-def _any(one: Callable[[str, str], float]) -> Callable[[str, Sequence[str], Mapping[str, Any]], float]:
-    return lambda output, answers, _: max((one(output, answer) for answer in answers), default=0.0)
+def _best(metric: Callable[[str, str], float]) -> Callable[[str, Sequence[str], Mapping[str, Any]], float]:
+    return lambda output, answers, _: max((metric(output, answer) for answer in answers), default=0.0)
 
 
 METRICS: Mapping[str, Callable[[str, Sequence[str], Mapping[str, Any]], float]] = {
-    "exact match": _any(exact_match),
-    "F1": _any(token_f1),
-    "F1 (HybridQA)": _any(hybrid_f1),
-    "ROUGE-L": _any(rouge_l),
-    "retrieval": _any(number_share),
-    "count": _any(number_share),
-    "edit similarity": _any(edit_similarity),
+    "exact match": _best(exact_match),
+    "F1": _best(token_f1),
+    "F1 (HybridQA)": _best(hybrid_f1),
+    "ROUGE-L": _best(rouge_l),
+    "retrieval": _best(number_share),
+    "count": _best(number_share),
+    "edit similarity": _best(edit_similarity),
     "classification": lambda output, answers, known: max(
         (classification(output, answer, known["classes"]) for answer in answers), default=0.0
     ),
     "accuracy": lambda output, answers, known: float(choice(output) == known["letter"]),
     "following": lambda output, answers, known: float(output.lstrip().startswith(tuple(known["labels"]))),
-    "label accuracy": _any(lambda output, answer: float(output.lstrip().startswith(answer))),
+    "label accuracy": _best(lambda output, answer: float(output.lstrip().startswith(answer))),
 }
 """By name: a score of an output, given the reference answers and the prompt's attributes."""
 
 
-def _harmonic(common: int, said: int, wanted: int) -> float:
+def _harmonic(common: int, given: int, wanted: int) -> float:
     if not common:
         return 0.0
-    precision, recall = common / said, common / wanted
+    precision, recall = common / given, common / wanted
     return 2 * precision * recall / (precision + recall)
 
 

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from repo_interp.errors import InputError
-from repo_interp.tasks.data_sets.files import Row, files_of, read_rows
 from repo_interp.tasks.data_sets.question import Question
-from repo_interp.tasks.marked_text import MarkedText
+from repo_interp.tasks.data_sets.rows import Row, files_of, read_rows
+from repo_interp.tasks.prompt.text import MarkedText
 
 SHOTS = 5
 NEW_TOKENS = 2048
@@ -83,7 +83,7 @@ def _letter(row: Row) -> str:
 
 
 def _options(row: Row) -> list[str]:
-    found = [option for option in row.texts("options") if option != "N/A"]
-    if len(found) < 2:
-        raise InputError(f"{row.place}, field 'options': wanted at least two options, got {len(found)}; mend the row")
-    return found
+    options = [option for option in row.texts("options") if option != "N/A"]
+    if len(options) < 2:
+        raise InputError(f"{row.place}, field 'options': wanted at least two options, got {len(options)}; mend the row")
+    return options

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from repo_interp.errors import InputError
-from repo_interp.tasks.data_sets.files import Row, files_of, read_json
 from repo_interp.tasks.data_sets.question import Question, add_marked
-from repo_interp.tasks.marked_text import MarkedText
+from repo_interp.tasks.data_sets.rows import Row, files_of, read_json
+from repo_interp.tasks.prompt.text import MarkedText
 
 NEW_TOKENS = 128
 _INTRODUCTION = (
@@ -27,7 +27,7 @@ _INTRODUCTION = (
 
 def questions(path: str | Path) -> list[Question]:
     """Every question of the file. Raises InputError, naming paper, question and field, for anything that is not Qasper's."""
-    found = []
+    asked = []
     for file in files_of(path):
         papers = read_json(file)
         if not isinstance(papers, Mapping) or not papers:
@@ -35,8 +35,8 @@ def questions(path: str | Path) -> list[Question]:
         for name, paper in papers.items():
             if not isinstance(paper, Mapping):
                 raise InputError(f"{file}, row {name!r}: wanted a paper with full_text and qas, got {paper!r:.40}")
-            found += _of_paper(Row(paper, f"{file}, row {name!r}"))
-    return found
+            asked += _of_paper(Row(paper, f"{file}, row {name!r}"))
+    return asked
 
 
 def _of_paper(paper: Row) -> list[Question]:
@@ -54,8 +54,8 @@ def _question(asked: Row, article: str) -> Question:
         raise InputError(
             f"{asked.place}, field 'answers': wanted at least one answer; name a file with answers, such as the dev set"
         )
-    answers = [_answer(one) for one in given]
-    places = {piece: article.find(piece) for one in given for piece in one.texts("evidence") if piece.strip()}
+    answers = [_answer(annotation) for annotation in given]
+    places = {piece: article.find(piece) for annotation in given for piece in annotation.texts("evidence") if piece.strip()}
     evidence = [(start, start + len(piece)) for piece, start in places.items() if start >= 0]
     text = MarkedText()
     text.add(_INTRODUCTION)
@@ -66,14 +66,14 @@ def _question(asked: Row, article: str) -> Question:
     return Question((text,), tuple(dict.fromkeys(answers)), "qasper", ("F1",), NEW_TOKENS, {"stops": ["\n"]})
 
 
-def _answer(one: Row) -> str:
-    if one.values.get("unanswerable"):
+def _answer(annotation: Row) -> str:
+    if annotation.values.get("unanswerable"):
         return "Unanswerable"
-    spans = one.texts("extractive_spans")
+    spans = annotation.texts("extractive_spans")
     if spans:
         return ", ".join(spans)
-    if one.any_text("free_form_answer").strip():
-        return one.text("free_form_answer")
-    if not isinstance(one.values.get("yes_no"), bool):
-        raise InputError(f"{one.place}, field 'yes_no': wanted true or false where there is no other answer; mend the row")
-    return "Yes" if one.values["yes_no"] else "No"
+    if annotation.any_text("free_form_answer").strip():
+        return annotation.text("free_form_answer")
+    if not isinstance(annotation.values.get("yes_no"), bool):
+        raise InputError(f"{annotation.place}, field 'yes_no': wanted true or false where there is no other answer; mend the row")
+    return "Yes" if annotation.values["yes_no"] else "No"

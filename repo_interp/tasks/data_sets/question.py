@@ -18,10 +18,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from repo_interp.errors import InputError
-from repo_interp.tasks.encoding import count_tokens
-from repo_interp.tasks.marked_text import MarkedText
-from repo_interp.tasks.prompt import Prompt, prompt_from_text
-from repo_interp.tasks.spans import GENERATED
+from repo_interp.tasks.prompt import GENERATED, Prompt
+from repo_interp.tasks.prompt.text import MarkedText, count_tokens, prompt_from_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -59,7 +57,9 @@ def prompt_of(question: Question, tokenizer: PreTrainedTokenizerBase, length: in
         raise InputError(f"wanted prompts of at least 8 tokens, got a length of {length}")
     new_tokens = min(question.new_tokens, length // 2)
     room = length - new_tokens
-    wording = next((one for one in question.wordings if count_tokens(one.text, tokenizer) <= room), question.wordings[-1])
+    wording = next(
+        (fitting for fitting in question.wordings if count_tokens(fitting.text, tokenizer) <= room), question.wordings[-1]
+    )
     text, characters = wording.text, wording.characters
     if answer == "reference":
         spoken = f" {question.answers[0]}"
@@ -82,16 +82,16 @@ def without_middle(prompt: Prompt, room: int, answer_room: int | None = None) ->
     asked = len(prompt.tokens) - len(prompt.generated)
     if asked <= room and len(generated) == len(prompt.generated):
         return dataclasses.replace(prompt, attributes={**prompt.attributes, "dropped_tokens": 0})
-    kept = list(range(asked)) if asked <= room else [*range(room - room // 2), *range(asked - room // 2, asked)]
-    kept += list(generated)
-    place = {index: new for new, index in enumerate(kept)}
+    staying = list(range(asked)) if asked <= room else [*range(room - room // 2), *range(asked - room // 2, asked)]
+    staying += list(generated)
+    place = {index: new for new, index in enumerate(staying)}
     spans = {name: tuple(place[index] for index in indices if index in place) for name, indices in prompt.spans.items()}
     return dataclasses.replace(
         prompt,
-        tokens=tuple(prompt.tokens[index] for index in kept),
+        tokens=tuple(prompt.tokens[index] for index in staying),
         spans={name: indices for name, indices in spans.items() if indices},
         generated=tuple(place[index] for index in generated),
-        token_text=None if prompt.token_text is None else tuple(prompt.token_text[index] for index in kept),
+        token_text=None if prompt.token_text is None else tuple(prompt.token_text[index] for index in staying),
         text=None,
         characters=None,
         attributes={**prompt.attributes, "dropped_tokens": max(0, asked - room)},

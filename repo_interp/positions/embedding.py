@@ -1,4 +1,4 @@
-"""Learned absolute positions: a vector a position, added to the token embedding at the model's input.
+"""Learned absolute positions: one vector per position, added to the token embedding at the model's input.
 
     h_i <- h_i + e[i],  i = 0 .. length - 1       (baseline of CoPE and HoPE; starts normal, 0.02, as GPT-2's)
 

@@ -1,31 +1,27 @@
-"""prompts.jsonl: prompts with named spans in a file, one a line, in characters or in token indices.
+"""prompts.jsonl: prompts with named spans in a file, one per line, in characters or in token indices.
 
     {"text": "...", "spans": {"needle": [[start, end], ...], "query": ...}, "generated": [[start, end]]}
     {"tokens": [...], "spans": {"needle": [indices], "query": [...]}, "generated": [indices]}
 
-with `answers` (texts), `attributes` (anything JSON) and, beside tokens, `token_text` where wanted. Reading is
-strict: whatever is not as described is refused with the file's name and the line's number. Knows nothing
-about models, measures or tasks.
+with `answers` (texts), `attributes` (anything JSON) and, beside tokens, `token_text` where wanted. Reading is strict: whatever is
+not as described is refused with the file's name and the line's number. Knows nothing about models, measures or tasks.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from repo_interp.errors import InputError
-from repo_interp.tasks.prompt import Prompt, prompt_from_text
-from repo_interp.tasks.spans import GENERATED, Intervals
+from repo_interp.files import write_text
+from repo_interp.tasks.prompt import GENERATED, Intervals, Prompt
+from repo_interp.tasks.prompt.text import prompt_from_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-__all__ = ["Prompt", "digest", "prompt_from_text", "read_prompts", "write_prompts"]
 
 _KEYS = {
     "text": {"text", "spans", "generated", "answers", "attributes"},
@@ -40,10 +36,9 @@ def read_prompts(
 ) -> list[Prompt]:
     """Read prompts.jsonl.
 
-    `tokenizer` (Hugging Face, fast) is needed for lines of text; beside lines of tokens it fills in
-    token_text where there is none. `vocab_size` bounds token ids (default: the tokenizer's size, else no
-    bound). Blank lines are skipped.
-    Raises InputError, one line with file and line number, for whatever is wrong.
+    `tokenizer` (Hugging Face, fast) is needed for lines of text; beside lines of tokens it fills in token_text where there is
+    none. `vocab_size` bounds token ids (default: the tokenizer's size, else no bound). Blank lines are skipped. Raises
+    InputError, one line with file and line number, for whatever is wrong.
     """
     path = Path(path)
     if vocab_size is None and tokenizer is not None:
@@ -55,7 +50,7 @@ def read_prompts(
         except InputError as error:
             raise InputError(f"{path}, line {number}: {error}") from error
     if not prompts:
-        raise InputError(f"{path}: wanted one prompt a line, the file is empty; write some, or name another file")
+        raise InputError(f"{path}: wanted one prompt per line, the file is empty; write some, or name another file")
     return prompts
 
 
@@ -196,21 +191,8 @@ def _kind(value: Any) -> str:
     return shown if len(shown) <= 40 else f"{shown[:37]}..."
 
 
-def digest(prompts: Sequence[Prompt]) -> str:
-    """SHA-256 (hexadecimal) of what a model sees and a measure uses: tokens, spans and generated indices, in
-    order.
-    """
-    content = hashlib.sha256()
-    for prompt in prompts:
-        spans = {name: list(places) for name, places in prompt.spans.items()}
-        record = [list(prompt.tokens), spans, list(prompt.generated)]
-        content.update(json.dumps(record, sort_keys=True, separators=(",", ":")).encode() + b"\n")
-    return content.hexdigest()
-
-
 def write_prompts(prompts: Iterable[Prompt], path: str | os.PathLike[str]) -> None:
-    """Write prompts.jsonl, atomically. Prompts made from text are written as text and characters, others as
-    tokens.
+    """Write prompts.jsonl, whole or not at all. Prompts made from text are written as text and characters, others as tokens.
 
     Reading the file back with the same tokenizer gives the same prompts. Raises InputError where the file
     cannot be written, there is no prompt, or attributes are not plain JSON.
@@ -218,22 +200,10 @@ def write_prompts(prompts: Iterable[Prompt], path: str | os.PathLike[str]) -> No
     lines = [json.dumps(_record(prompt), ensure_ascii=False, allow_nan=False) for prompt in prompts]
     if not lines:
         raise InputError("there is no prompt to write: give at least one")
-    path = Path(path)
     try:
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        write_text(path, "\n".join(lines) + "\n")
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({error.strerror}); choose another place") from error
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
-            file.write("\n".join(lines) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror}); choose another place") from error
-    finally:
-        Path(temporary).unlink(missing_ok=True)
 
 
 def _record(prompt: Prompt) -> dict[str, Any]:

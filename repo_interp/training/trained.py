@@ -1,4 +1,4 @@
-"""What made a training run, beside its configuration: the command, versions, what it went on from; and reading it back."""
+"""How a checkpoint was trained, as the training.toml beside it says, and what goes into that file beside the configuration."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from repo_interp.training.configuration import TrainingConfiguration, read_toml,
 
 
 def made_with(configuration: TrainingConfiguration, command: str) -> dict[str, str]:
-    """The table `made_with` of training.toml."""
-    known = {"command": command, "python": platform.python_version()}
-    known |= {name: version(name) for name in ("torch", "transformers", "numpy")}
+    """The table `made_with` of training.toml: the command, versions, and the digest of the checkpoint that the run went on from."""
+    origin = {"command": command, "python": platform.python_version()}
+    origin |= {name: version(name) for name in ("torch", "transformers", "numpy")}
     if configuration.continue_from:
-        known["continued_from"] = checkpoint_digest(identify(configuration.continue_from).directory)
-    return known
+        origin["continued_from"] = checkpoint_digest(identify(configuration.continue_from).directory)
+    return origin
 
 
 def trained_configuration(path: str | os.PathLike[str]) -> TrainingConfiguration | None:
-    """How the checkpoint directory `path` was trained; None where no training.toml says it."""
+    """How the checkpoint directory `path` was trained; None where it lacks a training.toml."""
     record = Path(path) / "training.toml"
     if not record.is_file():
         return None
-    stated = read_toml(record)
-    return replaced(TrainingConfiguration(task=str(stated.get("task"))), stated)
+    fields = read_toml(record)
+    return replaced(TrainingConfiguration(task=str(fields.get("task"))), fields)
 
 
 def trained_task(path: str | os.PathLike[str]) -> Task | None:
-    """The task that the checkpoint directory `path` was trained on, in its tokens; None where no training.toml says it."""
+    """The task that the checkpoint directory `path` was trained on, in its tokens; None where it lacks a training.toml."""
     configuration = trained_configuration(path)
-    return None if configuration is None else in_tokens_of(stated_task(configuration), Path(path))
+    return None if configuration is None else in_tokens_of(configured_task(configuration), Path(path))
 
 
-def stated_task(configuration: TrainingConfiguration) -> Task:
-    """The task that `configuration` names. Raises InputError for an unknown one, and for options that it has not."""
+def configured_task(configuration: TrainingConfiguration) -> Task:
+    """The task that `configuration` names. Raises InputError for an unknown one, and for options that it lacks."""
     return make_task(configuration.task, configuration.task_size, **configuration.task_options)
 
 
 def puts_into_any_tokens(task: Task) -> bool:
-    """Whether `task` can be put into the tokens of any tokenizer."""
-    return hasattr(task, "tokenizer_file")
+    """Whether `task` can be put into the tokens of any tokenizer: it has the option `tokenizer_file`."""
+    return "tokenizer_file" in task.options()
 
 
 def in_tokens_of(task: Task, directory: Path) -> Task:

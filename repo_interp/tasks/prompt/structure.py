@@ -129,11 +129,11 @@ def _sentences(text: str) -> list[int]:
 
 def _blocks(text: str) -> list[int]:
     """Beginnings of the lines that begin a block: of a decorated one the first decorator's."""
-    found = [match.start() for match in _BLOCK.finditer(text)]
+    starts = [match.start() for match in _BLOCK.finditer(text)]
     decorated = {
-        later for at, later in pairwise(found) if text[at:later].lstrip().startswith("@") and "\n" not in text[at:later].rstrip()
+        later for at, later in pairwise(starts) if text[at:later].lstrip().startswith("@") and "\n" not in text[at:later].rstrip()
     }
-    return [at for at in found if at not in decorated]
+    return [at for at in starts if at not in decorated]
 
 
 def _sections(text: str) -> list[int]:

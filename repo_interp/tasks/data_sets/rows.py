@@ -1,7 +1,7 @@
 """Rows of a data set's file as it is published, and their fields, with the row and the field named where something is not as it should be.
 
-    .jsonl            one JSON object a line                 .json       a list of objects, or one object
-    .parquet          one row a record (needs pyarrow)       a folder    every such file in it, by name
+    .jsonl            one JSON object per line                 .json       a list of objects, or one object
+    .parquet          one row per record (needs pyarrow)       a folder    every such file in it, by name
 
 Knows nothing about what the rows mean.
 """
@@ -33,10 +33,10 @@ class Row:
 
     def text(self, field: str) -> str:
         """A field that is text, not empty. Raises InputError naming row and field."""
-        found = self._typed(field, str)
-        if not found.strip():
+        value = self._typed(field, str)
+        if not value.strip():
             raise InputError(f"{self.place}, field {field!r}: the text is empty; fill it or drop the row")
-        return found
+        return value
 
     def any_text(self, field: str) -> str:
         """A field that is text and may be empty. Raises InputError naming row and field."""
@@ -52,11 +52,11 @@ class Row:
 
     def texts(self, field: str) -> list[str]:
         """A field that is a list of texts. Raises InputError naming row and field."""
-        found = self.items(field)
-        for number, item in enumerate(found, start=1):
+        items = self.items(field)
+        for number, item in enumerate(items, start=1):
             if not isinstance(item, str):
                 raise InputError(f"{self.place}, field {field!r}, item {number}: wanted text, got {_shown(item)}; mend the row")
-        return list(found)
+        return list(items)
 
     def object(self, field: str) -> Row:
         """A field that is an object. Raises InputError naming row and field."""
@@ -64,11 +64,11 @@ class Row:
 
     def objects(self, field: str) -> list[Row]:
         """A field that is a list of objects. Raises InputError naming row and field."""
-        found = [Row(item, f"{self.place}, field {field!r}, item {number}") for number, item in enumerate(self.items(field), 1)]
-        for row in found:
+        rows = [Row(item, f"{self.place}, field {field!r}, item {number}") for number, item in enumerate(self.items(field), 1)]
+        for row in rows:
             if not isinstance(row.values, Mapping):
                 raise InputError(f"{row.place}: wanted an object, got {_shown(row.values)}; mend the row")
-        return found
+        return rows
 
     def _typed(self, field: str, kind: type) -> Any:
         if field not in self.values:
@@ -86,10 +86,10 @@ def files_of(path: str | Path) -> list[Path]:
     """The files that `path` names: itself, or all data files in a folder, by name. Raises InputError where there is none."""
     path = Path(path)
     if path.is_dir():
-        found = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
-        if not found:
-            raise InputError(f"{path}: wanted data files ({', '.join(SUFFIXES)}) in the folder, found none; name another")
-        return found
+        files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
+        if not files:
+            raise InputError(f"{path}: wanted data files ({', '.join(SUFFIXES)}) in the folder, but there are none; name another")
+        return files
     if not path.is_file():
         raise InputError(f"{path}: there is no such file; name the data set's own file")
     return [path]
@@ -124,7 +124,7 @@ def _lines(file: Path) -> Iterator[tuple[int, Any]]:
             try:
                 yield number, json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise InputError(f"{file}, row {number}: wanted a JSON object a line, but {error}; mend the line") from None
+                raise InputError(f"{file}, row {number}: wanted a JSON object per line, but {error}; mend the line") from None
 
 
 def _text(file: Path) -> str:

@@ -77,7 +77,8 @@ def _begin_process(ending: Event, parent: int) -> None:
 
 def _train_one(configuration: TrainingConfiguration, directory: Path) -> bool:
     """Train in this process until the end, or until asked to stop. Returns whether it was the end."""
-    from repo_interp.training.loop import prepare, train
+    from repo_interp.training.loop import train
+    from repo_interp.training.preparation import prepare
 
     folder = TrainingFolder(directory)
     for _ in train(prepare(configuration), folder, stop=_asked_to_stop):

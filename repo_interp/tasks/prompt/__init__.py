@@ -1,0 +1,143 @@
+"""A prompt: tokens with named spans, and what was generated after it.
+
+A span is a set of places of a prompt - characters of its text, or tokens. Top-level spans (`needle`, `query`, ...) and the generated
+places are disjoint: every token is in at most one of them, or in the rest. A dotted name is a part of its parent (`needle.1.key` of
+`needle.1` of `needle`), inside it; parts may overlap.
+
+This file knows nothing about tokenizers, files or tasks. Prompts are made from text by `text`, read and written by `jsonl`, and divided
+into sentences, lines and blocks by `structure`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from repo_interp.errors import InputError
+
+Intervals = tuple[tuple[int, int], ...]
+"""Half-open ranges of characters."""
+
+Places = Sequence[int] | np.ndarray
+"""Indices of tokens or of characters."""
+
+GENERATED = "generated"
+REST = "rest"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Tokens of a prompt and of what was generated after it, with the tokens of every named span.
+
+    Raises InputError when the spans do not fit together (see `spans.check_spans`).
+    """
+
+    tokens: tuple[int, ...]
+    spans: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Token indices by name; top-level spans are disjoint, a dotted name is a part of its parent."""
+    generated: tuple[int, ...] = ()
+    """Indices of generated tokens: for teacher-forced prompts those of the reference answer."""
+    token_text: tuple[str, ...] | None = None
+    text: str | None = None
+    characters: Mapping[str, Intervals] | None = None
+    """Character ranges of the spans and of "generated"; with `text`, and only with it."""
+    answers: tuple[str, ...] = ()
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    """What the task knows about the prompt (plain JSON values): length, depth, variant, ..."""
+
+    def __post_init__(self) -> None:
+        if not self.tokens:
+            raise InputError("the prompt is empty: give it at least one token")
+        if self.token_text is not None and len(self.token_text) != len(self.tokens):
+            raise InputError(
+                f"wanted one token_text per token, got {len(self.token_text)} for {len(self.tokens)} tokens; mend it or drop it"
+            )
+        if (self.text is None) != (self.characters is None):
+            raise InputError("text and characters of a prompt come together; use prompt_from_text, or leave both out")
+        check_spans(self.spans, self.generated, len(self.tokens), "token")
+
+    def all_spans(self) -> dict[str, tuple[int, ...]]:
+        """The named spans, then `rest` (in no named span and not generated, unless given) and `generated`, where not empty."""
+        spans = dict(self.spans)
+        if REST not in spans:
+            named = {index for places in (*spans.values(), self.generated) for index in places}
+            spans[REST] = tuple(index for index in range(len(self.tokens)) if index not in named)
+        spans[GENERATED] = self.generated
+        return {name: places for name, places in spans.items() if places}
+
+
+def digest(prompts: Sequence[Prompt]) -> str:
+    """SHA-256 (hexadecimal) of what a model sees and a measure uses: tokens, spans and generated indices, in order."""
+    content = hashlib.sha256()
+    for prompt in prompts:
+        spans = {name: list(places) for name, places in prompt.spans.items()}
+        record = [list(prompt.tokens), spans, list(prompt.generated)]
+        content.update(json.dumps(record, sort_keys=True, separators=(",", ":")).encode() + b"\n")
+    return content.hexdigest()
+
+
+def check_spans(spans: Mapping[str, Places], generated: Places, length: int, unit: str) -> None:
+    """Check that spans and generated places fit together.
+
+    `spans` maps names to places (0-based, in `unit`: "token" or "character") of a prompt of `length` places. Raises InputError:
+    empty, doubled or out-of-range places, top-level spans that overlap, a part that leaves its parent.
+    """
+    owner = np.full(length, -1)
+    names = [name for name in spans if "." not in name]
+    for label, (name, places) in enumerate([*((name, spans[name]) for name in names), (GENERATED, generated)]):
+        if name == GENERATED and not len(places):
+            continue
+        indices = _places(name, places, length, unit)
+        taken = indices[owner[indices] >= 0]
+        if len(taken):
+            other = names[owner[taken[0]]]
+            advice = (
+                "generated places are a span of their own, leave them out of the others"
+                if name == GENERATED
+                else "top-level spans are disjoint, name a part of one like needle.1"
+            )
+            raise InputError(f'the spans "{other}" and "{name}" share {unit} {taken[0]}; {advice}')
+        owner[indices] = label
+    for name in spans:
+        _check_name(name)
+        if "." in name:
+            _check_part(name, spans, length, unit)
+
+
+def _places(name: str, places: Places, length: int, unit: str) -> Int[np.ndarray, " place"]:
+    if not len(places):
+        raise InputError(f'the span "{name}" is empty: give it at least one {unit}, or leave it out')
+    indices = np.asarray(places, dtype=np.int64)
+    outside = indices[(indices < 0) | (indices >= length)]
+    if len(outside):
+        raise InputError(
+            f'the span "{name}" holds {unit} {outside[0]}, but the prompt has the {unit}s 0 to {length - 1}; mend the span'
+        )
+    unique, counts = np.unique(indices, return_counts=True)
+    if len(unique) < len(indices):
+        raise InputError(f'the span "{name}" holds {unit} {unique[counts > 1][0]} twice; name it once')
+    return indices
+
+
+def _check_name(name: str) -> None:
+    if not name or not all(name.split(".")):
+        raise InputError(f'"{name}" is no name for a span: wanted a word, or words joined by dots like needle.1.key')
+    if name.split(".")[0] == GENERATED:
+        raise InputError(f'"{name}" is no name for a span: generated places have a field of their own, "generated"')
+
+
+def _check_part(name: str, spans: Mapping[str, Places], length: int, unit: str) -> None:
+    parent = name.rpartition(".")[0]
+    if parent not in spans:
+        raise InputError(f'the span "{name}" is a part of "{parent}", which is not there; add it or rename the part')
+    outside = np.setdiff1d(_places(name, spans[name], length, unit), np.asarray(spans[parent]))
+    if len(outside):
+        raise InputError(
+            f'the span "{name}" holds {unit} {outside[0]}, which is not in "{parent}"; a part lies inside its parent'
+        )

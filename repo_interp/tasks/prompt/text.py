@@ -1,0 +1,250 @@
+"""Prompts made from text: written with named spans, encoded by any Hugging Face fast tokenizer, spans of characters turned into tokens.
+
+With token t covering the characters [start_t, end_t):
+
+    span(t) = argmax over top-level spans s of |[start_t, end_t) n s|,  on a tie the one first in t
+
+so a token that a tokenizer merges across a span's edge belongs to the span it overlaps, however little, and a part has the tokens of its
+parent that it overlaps. Tokens of no width (BOS and other added tokens) belong to no span. Where several tokens share one character
+(byte-level BPE on non-ASCII text) all of them belong.
+
+Special tokens that the tokenizer puts before a text (BOS) stay, with no width; those it puts behind (EOS, SEP) are dropped, because a
+decoder goes on writing where the prompt ends. Knows nothing about tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Int
+
+from repo_interp.errors import InputError
+from repo_interp.tasks.prompt import GENERATED, Intervals, Prompt, check_spans
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class MarkedText:
+    """A text and the character ranges of its spans, grown at the end."""
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+        self._length = 0
+        self._spans: dict[str, list[tuple[int, int]]] = {}
+
+    def add(self, piece: str, *spans: str) -> None:
+        """Write `piece` at the end; it belongs to every one of `spans`, and so do the names they are parts of."""
+        start, self._length = self._length, self._length + len(piece)
+        self._pieces.append(piece)
+        if not piece:
+            return
+        whole = {span.rsplit(".", depth)[0]: None for span in spans for depth in range(span.count("."), -1, -1)}
+        for span in whole:
+            ranges = self._spans.setdefault(span, [])
+            if ranges and ranges[-1][1] == start:
+                ranges[-1] = (ranges[-1][0], self._length)
+            else:
+                ranges.append((start, self._length))
+
+    @property
+    def text(self) -> str:
+        """Everything written so far."""
+        return "".join(self._pieces)
+
+    @property
+    def characters(self) -> dict[str, Intervals]:
+        """Half-open character ranges by span."""
+        return {name: tuple(ranges) for name, ranges in self._spans.items()}
+
+
+def prompt_from_text(
+    text: str,
+    characters: Mapping[str, Intervals],
+    tokenizer: PreTrainedTokenizerBase | None,
+    answers: Iterable[str] = (),
+    attributes: Mapping[str, Any] | None = None,
+) -> Prompt:
+    """Encode a text with character spans, "generated" among them if there is something generated.
+
+    Raises InputError when the spans do not fit together, or get no token, or the tokenizer cannot tell offsets.
+    """
+    if not text:
+        raise InputError("the text is empty: give it at least one character")
+    check_intervals(characters, len(text))
+    places = {name: characters_of(intervals) for name, intervals in characters.items()}
+    check_spans(places, places.pop(GENERATED, ()), len(text), "character")
+    encoded = encode(text, tokenizer)
+    spans = token_spans(encoded.offsets, characters, len(text))
+    generated = spans.pop(GENERATED, ())
+    return Prompt(
+        tokens=encoded.tokens,
+        spans=spans,
+        generated=generated,
+        token_text=encoded.token_text,
+        text=text,
+        characters=dict(characters),
+        answers=tuple(answers),
+        attributes=dict(attributes or {}),
+    )
+
+
+@dataclass(frozen=True)
+class EncodedText:
+    """Tokens of a text. `offsets` are half-open character ranges in the text as it was given, before any normalisation."""
+
+    tokens: tuple[int, ...]
+    offsets: tuple[tuple[int, int], ...]
+    token_text: tuple[str, ...]
+    """The piece of text that each token covers; a token of no width stands as its own name, like <bos>."""
+
+
+def encode(text: str, tokenizer: PreTrainedTokenizerBase | None) -> EncodedText:
+    """Encode `text`. Raises InputError without a tokenizer, with one that knows no offsets, or when it gives no tokens."""
+    if tokenizer is None:
+        raise InputError(
+            "text needs a tokenizer, but there is none; give the prompt as token ids, or add a tokenizer.json to the checkpoint"
+        )
+    if not getattr(tokenizer, "is_fast", False):
+        raise InputError(
+            f"spans need character offsets, {type(tokenizer).__name__} has none; "
+            "use a fast tokenizer (tokenizer.json), or give the prompts as token ids"
+        )
+    try:
+        encoded = tokenizer(
+            text,
+            return_offsets_mapping=True,
+            return_special_tokens_mask=True,
+            return_attention_mask=False,
+            verbose=False,
+        )
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"the tokenizer cannot encode the text ({reason}); use text made of its vocabulary") from error
+    added = list(encoded["special_tokens_mask"])
+    length = len(added)
+    while length and added[length - 1]:
+        length -= 1
+    if not length:
+        raise InputError(f"the text {text[:40]!r} gives no tokens with this tokenizer; give it some words")
+    tokens = tuple(encoded["input_ids"][:length])
+    offsets = _over_gaps(encoded["offset_mapping"][:length], added[:length], len(text))
+    names = tokenizer.convert_ids_to_tokens(list(tokens))
+    pieces = tuple(text[start:end] if start < end else str(name) for (start, end), name in zip(offsets, names, strict=True))
+    return EncodedText(tokens, offsets, pieces)
+
+
+def _over_gaps(offsets: Sequence[tuple[int, int]], added: Sequence[int], end: int) -> tuple[tuple[int, int], ...]:
+    """Give tokens of white space alone, whose offsets some tokenizers trim to nothing, the gap that they stand in."""
+    following, after = [], end
+    for start, stop in reversed(offsets):
+        following.append(after)
+        after = start if start < stop else after
+    widened, before = [], 0
+    for (start, stop), special, after in zip(offsets, added, reversed(following), strict=True):
+        if start < stop:
+            before = stop
+        elif not special:
+            start, stop = before, max(before, after)
+        widened.append((start, stop))
+    return tuple(widened)
+
+
+def count_tokens(text: str, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Number of tokens of `text`, added ones (BOS, EOS) included. Faster than `encode`."""
+    return len(tokenizer(text, return_attention_mask=False, verbose=False)["input_ids"])
+
+
+def largest_size(count: Callable[[int], int], budget: int) -> int:
+    """The size whose count fits the budget while the next larger one's does not; 0 where not even size 1 fits.
+
+    `count` grows about linearly: false position with at least one step a side, so a few calls do.
+    """
+    fits, fits_count = 1, count(1)
+    if fits_count > budget:
+        return 0
+    fails, rate = None, (count(33) - fits_count) / 32
+    while fails is None or fails - fits > 1:
+        guess = fits + max(1, int((budget - fits_count) / max(rate, 1e-3)))
+        if fails is not None:
+            guess = min(guess, fails - 1)
+        guess_count = count(guess)
+        if guess > fits:
+            rate = max((guess_count - fits_count) / (guess - fits), 0.1)
+        if guess_count <= budget:
+            fits, fits_count = guess, guess_count
+        else:
+            fails = guess
+    return fits
+
+
+def check_intervals(characters: Mapping[str, Intervals], length: int) -> None:
+    """Check half-open character ranges against a text of `length` characters. Raises InputError: reversed, empty, out of range."""
+    for name, intervals in characters.items():
+        for start, end in intervals:
+            if not 0 <= start < end <= length:
+                fault = "reversed" if start > end else "empty" if start == end else "out of range"
+                raise InputError(
+                    f'the span "{name}" holds [{start}, {end}], which is {fault}; '
+                    f"wanted 0 <= start < end <= {length}, the characters of the text"
+                )
+
+
+def characters_of(intervals: Intervals) -> Int[np.ndarray, " character"]:
+    """Every character of some half-open ranges, in their order."""
+    return np.concatenate([np.arange(start, end) for start, end in intervals] or [np.arange(0)])
+
+
+def token_spans(
+    offsets: Sequence[tuple[int, int]], characters: Mapping[str, Intervals], length: int
+) -> dict[str, tuple[int, ...]]:
+    """Token indices of every span, from the character range [start, end) that each token covers in a text of `length` characters.
+
+    `characters` are spans that fit together (`check_spans`), "generated" among them if there is one.
+    Raises InputError for a span that gets no token.
+    """
+    starts, ends = np.asarray(offsets, dtype=np.int64).reshape(-1, 2).T
+    top = [name for name in characters if "." not in name]
+    owner = np.full(length, -1)
+    for label, name in enumerate(top):
+        owner[characters_of(characters[name])] = label
+    belongs = _largest_overlap(owner, starts, ends, len(top))
+
+    tokens: dict[str, tuple[int, ...]] = {}
+    for name in sorted(characters, key=lambda name: name.count(".")):
+        if "." not in name:
+            members = belongs == top.index(name)
+        else:
+            inside = np.zeros(length, dtype=bool)
+            inside[characters_of(characters[name])] = True
+            members = _overlap(inside, starts, ends) > 0
+            parent = np.zeros(len(starts), dtype=bool)
+            parent[list(tokens[name.rpartition(".")[0]])] = True
+            members &= parent
+        if not members.any():
+            raise InputError(f'the span "{name}" covers no token of its own with this tokenizer; widen it or leave it out')
+        tokens[name] = tuple(np.flatnonzero(members).tolist())
+    return {name: tokens[name] for name in characters}
+
+
+def _overlap(inside: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> Int[np.ndarray, " token"]:
+    """Number of characters of each token that are inside."""
+    before = np.concatenate([[0], np.cumsum(inside)])
+    return before[ends] - before[starts]
+
+
+def _largest_overlap(owner: np.ndarray, starts: np.ndarray, ends: np.ndarray, labels: int) -> Int[np.ndarray, " token"]:
+    """Label with the largest share of each token's characters, -1 for none; on a tie the one that comes first in the token."""
+    if not labels:
+        return np.full(len(starts), -1)
+    shares = np.stack([_overlap(owner == label, starts, ends) for label in range(labels)])
+    largest = shares.max(axis=0)
+    belongs = np.where(largest > 0, shares.argmax(axis=0), -1)
+    for token in np.flatnonzero((largest > 0) & ((shares == largest).sum(axis=0) > 1)):
+        tied = np.flatnonzero(shares[:, token] == largest[token])
+        inside = owner[starts[token] : ends[token]]
+        belongs[token] = inside[np.isin(inside, tied)][0]
+    return belongs
