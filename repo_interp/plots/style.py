@@ -147,13 +147,13 @@ class PaperFigure(Figure):
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Draw in the paper style inside this context."""
+    """Draw in the paper style inside this context; as a decorator, inside a whole function."""
     with mpl.rc_context(cast(Any, _SETTINGS)):
         yield
 
 
 def paper_figure(width: float = PAGE_WIDTH, height: float = 2.4) -> PaperFigure:
-    """An empty figure of `width` x `height` inches, laid out by its content. Call inside `style()`."""
+    """An empty figure of `width` x `height` inches, laid out by its content. Call inside `style()`, or from a function under `@style()`."""
     layout = ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.03, wspace=0.03, hspace=0.03)
     figure = PaperFigure(figsize=(width, height), layout=layout)
     FigureCanvasAgg(figure)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import matplotlib as mpl
 import numpy as np
@@ -69,15 +69,7 @@ def span_handles(spans: Iterable[str], names: Sequence[str]) -> list[Patch]:
 def scheme_handles(schemes: Iterable[str], marker: str = "s") -> list[Line2D]:
     """Legend entries of position schemes, each once."""
     return [
-        Line2D(
-            [],
-            [],
-            linestyle="none",
-            marker=marker,
-            markersize=4,
-            color=scheme_colour(scheme),
-            label=scheme_name(scheme),
-        )
+        Line2D([], [], linestyle="none", marker=marker, markersize=4, color=scheme_colour(scheme), label=scheme_name(scheme))
         for scheme in dict.fromkeys(schemes)
     ]
 
@@ -102,24 +94,51 @@ def scheme_swatches(ax: Axes, schemes: Mapping[int, str], axis: Literal["x", "y"
     ax.tick_params(axis=axis, which="both", length=0, pad=7)
 
 
-def sparse_ticks(labels: Sequence[int], most: int) -> list[int]:
+def sparse_ticks(labels: Sequence[Any], most: int) -> list[int]:
     """Places of at most `most` tick labels, evenly spread over `labels`, the first among them."""
     step = max(1, -(-len(labels) // most))
     return list(range(0, len(labels), step))
+
+
+def name_ticks(axis: Axis, labels: Iterable[Any], most: int) -> None:
+    """Name the places 0, 1, ... of `axis` by `labels`: at most `most` of them, evenly spread, the first among them."""
+    labels = list(labels)
+    places = sparse_ticks(labels, most)
+    axis.set_ticks(places, [str(labels[place]) for place in places])
+
+
+def name_tokens(ax: Axes, texts: Mapping[int, str], size: float, colours: Mapping[int, str] | None = None) -> None:
+    """Write `texts` of tokens upright below the token indices of `ax`, in points, each in its colour."""
+    ax.xaxis.remove_overlapping_locs = False
+    ax.set_xticks(list(texts), [token_label(text) for text in texts.values()], minor=True)
+    ax.tick_params(axis="x", which="minor", labelsize=size, labelrotation=90, pad=9.5, length=1.5)
+    for token, label in zip(texts, ax.get_xticklabels(minor=True), strict=True):
+        label.set_parse_math(False)
+        if colours is not None:
+            label.set_color(colours[token])
+
+
+def write_cells(ax: Axes, values: np.ndarray, pattern: str, inks: np.ndarray, size: float) -> None:
+    """Write finite `values` [row, column] by the format `pattern` into the cells of an image on `ax`, each in its ink; no frame."""
+    for row, column in np.argwhere(np.isfinite(values)):
+        text = format(values[row, column], pattern).replace("-0.000", "0.000")
+        ax.text(column, row, text, ha="center", va="center", fontsize=size, color=inks[row, column])
+    ax.spines[:].set_visible(False)
+    ax.tick_params(length=0)
 
 
 def envelope(values: np.ndarray, bins: int) -> np.ndarray:
     """Indices of the values to draw so that a line of `bins` pixels looks the same: all, or the extremes of each bin. Ascending."""
     if values.size <= 2 * bins:
         return np.arange(values.size)
-    kept: set[int] = {0, values.size - 1}
+    shown: set[int] = {0, values.size - 1}
     for part in np.array_split(np.arange(values.size), bins):
         finite = part[np.isfinite(values[part])]
         if finite.size:
-            kept.update((int(finite[values[finite].argmin()]), int(finite[values[finite].argmax()])))
+            shown.update((int(finite[values[finite].argmin()]), int(finite[values[finite].argmax()])))
         else:
-            kept.add(int(part[0]))
-    return np.array(sorted(kept))
+            shown.add(int(part[0]))
+    return np.array(sorted(shown))
 
 
 def plain_decades(axis: Axis) -> None:
@@ -166,12 +185,12 @@ def _drawable(character: str) -> bool:
 
 
 def thin(candidates: Iterable[int], gap: float) -> list[int]:
-    """Of `candidates`, the most telling first, those that stay at least `gap` apart from all kept before. Ascending."""
-    kept: list[int] = []
+    """Those of `candidates`, ranked from the first, that stay at least `gap` apart from all chosen before. Ascending."""
+    chosen: list[int] = []
     for candidate in candidates:
-        if all(abs(candidate - other) >= gap for other in kept):
-            kept.append(candidate)
-    return sorted(kept)
+        if all(abs(candidate - other) >= gap for other in chosen):
+            chosen.append(candidate)
+    return sorted(chosen)
 
 
 def contiguous(indices: Sequence[int]) -> list[tuple[int, int]]:

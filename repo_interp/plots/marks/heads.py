@@ -20,7 +20,7 @@ from matplotlib.colors import Normalize, TwoSlopeNorm, to_hex
 from matplotlib.lines import Line2D
 
 from repo_interp.plots.marks.arrays import six_digits
-from repo_interp.plots.marks.drawing import legend_below, scheme_handles, scheme_swatches, sparse_ticks
+from repo_interp.plots.marks.drawing import legend_below, name_ticks, scheme_handles, scheme_swatches
 from repo_interp.plots.marks.reading import schemes, unit_label
 from repo_interp.plots.marks.table import Cell, Table
 from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, scheme_name, style
@@ -74,9 +74,7 @@ def head_grid(values: xr.DataArray, ax: Axes) -> Axes:
     ax.set_facecolor(MISSING)
     ax.figure.colorbar(shown, ax=ax, pad=0.02, fraction=0.05).outline.set_visible(False)  # pyright: ignore[reportCallIssue]
     for axis, name in ((ax.xaxis, "head"), (ax.yaxis, "layer")):
-        labels = [int(label) for label in values[name].values]
-        places = sparse_ticks(labels, 16)
-        axis.set_ticks(places, [str(labels[place]) for place in places])
+        name_ticks(axis, values[name].values, 16)
     ax.set(xlabel="head", ylabel="layer")
     ax.spines[:].set_visible(False)
     ax.tick_params(length=0)
@@ -86,13 +84,13 @@ def head_grid(values: xr.DataArray, ax: Axes) -> Axes:
     return ax
 
 
+@style()
 def head_grid_figure(values: xr.DataArray) -> PaperFigure:
     """`values` (layer, head) as `head_grid` draws them, with the schemes below, at the width that so many heads need."""
-    with style():
-        width = COLUMN_WIDTH if values.sizes["head"] <= 20 else PAGE_WIDTH
-        figure = paper_figure(width, 0.9 + 0.15 * max(8, values.sizes["layer"]))
-        head_grid(values, figure.subplots())
-        legend_below(figure, scheme_handles(schemes(values).values()))
+    width = COLUMN_WIDTH if values.sizes["head"] <= 20 else PAGE_WIDTH
+    figure = paper_figure(width, 0.9 + 0.15 * max(8, values.sizes["layer"]))
+    head_grid(values, figure.subplots())
+    legend_below(figure, scheme_handles(schemes(values).values()))
     return figure
 
 
@@ -115,10 +113,8 @@ def draw_with_control(ax: Axes, scores: xr.DataArray, control: xr.DataArray) -> 
         ax.plot(
             x, values[place][known], "o", color=scheme_colour(scheme), markersize=3.2, markeredgewidth=0, gid=f"heads {place}"
         )
-    layers = list(named)
-    places = sparse_ticks(layers, 24)
-    ax.set_xticks(places, [str(layers[place]) for place in places])
-    ax.set(xlabel="layer", xlim=(-0.6, len(layers) - 0.4), ylim=(-0.02, 1.04))
+    name_ticks(ax.xaxis, named, 24)
+    ax.set(xlabel="layer", xlim=(-0.6, len(named) - 0.4), ylim=(-0.02, 1.04))
     ax.grid(axis="y")
     scheme_swatches(ax, named, "x")
     return ax

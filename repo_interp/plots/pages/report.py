@@ -49,10 +49,7 @@ class Section:
 
 
 def report_page(
-    run: xr.DataTree,
-    path: str | os.PathLike[str],
-    prompts: Sequence[int] | None = None,
-    megabytes: float = BUDGET,
+    run: xr.DataTree, path: str | os.PathLike[str], prompts: Sequence[int] | None = None, megabytes: float = BUDGET
 ) -> Path:
     """Write the page of `run` to `path` and return the path. The same run gives the same bytes.
 
@@ -158,12 +155,7 @@ def _plotly() -> str:
 
 
 def _summary(run: xr.DataTree, sections: Sequence[Section]) -> str:
-    facts = {
-        "layout": "layout",
-        "training_length": "trained on (tokens)",
-        "dtype": "dtype",
-        "prompts": "prompts",
-    }
+    facts = {"layout": "layout", "training_length": "trained on (tokens)", "dtype": "dtype", "prompts": "prompts"}
     given = [(label, run.attrs[name]) for name, label in facts.items() if name in run.attrs]
     given = [(label, _stretches(value) if label == "layout" else value) for label, value in given]
     shown = {section.view.group for section in sections}

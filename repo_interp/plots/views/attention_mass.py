@@ -16,13 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from repo_interp.plots.marks.arrays import nanmean, ranked
-from repo_interp.plots.marks.drawing import (
-    counted,
-    legend_below,
-    number,
-    plain_decades,
-    scheme_handles,
-)
+from repo_interp.plots.marks.drawing import counted, legend_below, number, plain_decades, scheme_handles
 from repo_interp.plots.marks.heads import HeadMap, head_grid_figure
 from repo_interp.plots.marks.reading import group, has_groups, main_span, ordered_spans, pick, schemes
 from repo_interp.plots.marks.table import Table, cells
@@ -37,6 +31,7 @@ RANKED = 20
 """Heads that are named in the ranking."""
 
 
+@style()
 def mass_by_span(run: xr.DataTree) -> PaperFigure:
     """Attention mass per token x 100 of every span: the mean (table 4), every prompt, and how far heads differ, by scheme.
 
@@ -46,17 +41,16 @@ def mass_by_span(run: xr.DataTree) -> PaperFigure:
     spans = shown_spans(dataset)
     per_token = UNIT * dataset["mass_per_token"].sel(span=spans).transpose("span", "prompt", "layer", "head")
     named = schemes(dataset)
-    with style():
-        figure = paper_figure(PAGE_WIDTH, 0.85 + max(0.42, 0.11 * len(set(named.values()))) * len(spans))
-        ax = figure.subplots()
-        draw_mass(ax, per_token.values, dataset["table"].sel(span=spans).values, named)
-        ax.set_yticks(range(len(spans)), [_indented(name) for name in spans])
-        ax.set_xlabel("attention mass per token (10⁻²)")
-        sizes = per_token.sizes
-        ax.set_title(
-            f"Mean over {counted(sizes['prompt'], 'prompt')}, {counted(sizes['layer'], 'layer')} of {counted(sizes['head'], 'head')}"
-        )
-        legend_below(figure, [*_mass_handles(), *scheme_handles(named.values())])
+    figure = paper_figure(PAGE_WIDTH, 0.85 + max(0.42, 0.11 * len(set(named.values()))) * len(spans))
+    ax = figure.subplots()
+    draw_mass(ax, per_token.values, dataset["table"].sel(span=spans).values, named)
+    ax.set_yticks(range(len(spans)), [_indented(name) for name in spans])
+    ax.set_xlabel("attention mass per token (10⁻²)")
+    sizes = per_token.sizes
+    ax.set_title(
+        f"Mean over {counted(sizes['prompt'], 'prompt')}, {counted(sizes['layer'], 'layer')} of {counted(sizes['head'], 'head')}"
+    )
+    legend_below(figure, [*_mass_handles(), *scheme_handles(named.values())])
     return figure
 
 
@@ -78,24 +72,9 @@ def draw_mass(ax: Axes, per_token: np.ndarray, table: np.ndarray, named: Mapping
                 y = row + 0.22 + min(0.1, 0.36 / len(kinds)) * place
                 five, quarter, three_quarters, ninety_five = np.percentile(heads, [5, 25, 75, 95])
                 ax.hlines(y, five, ninety_five, color=scheme_colour(kind), linewidth=0.7)
-                ax.hlines(
-                    y,
-                    quarter,
-                    three_quarters,
-                    color=scheme_colour(kind),
-                    linewidth=2.6,
-                    gid=f"heads {row} {kind}",
-                )
+                ax.hlines(y, quarter, three_quarters, color=scheme_colour(kind), linewidth=2.6, gid=f"heads {row} {kind}")
         prompts = nanmean(values, axis=(1, 2))
-        ax.plot(
-            prompts,
-            np.full(prompts.shape, row),
-            "|",
-            color="#333333",
-            alpha=0.6,
-            markersize=6,
-            gid=f"prompts {row}",
-        )
+        ax.plot(prompts, np.full(prompts.shape, row), "|", color="#333333", alpha=0.6, markersize=6, gid=f"prompts {row}")
         ax.plot(table[row], row, "D", color="black", markersize=3.6, zorder=4, gid=f"mean {row}")
         ax.annotate(
             number(table[row]),
@@ -111,6 +90,7 @@ def draw_mass(ax: Axes, per_token: np.ndarray, table: np.ndarray, named: Mapping
     return ax
 
 
+@style()
 def heads_ranked(run: xr.DataTree, span: str = "needle") -> PaperFigure:
     """Heads ranked by the attention mass they put on `span`: the first ones by name with their spread over prompts, and the whole
     ranking.
@@ -123,42 +103,33 @@ def heads_ranked(run: xr.DataTree, span: str = "needle") -> PaperFigure:
     ranking = ranked(nanmean(mass.values, axis=2))
     first = ranking[:RANKED]
     layers, heads = mass["layer"].values, mass["head"].values
-    with style():
-        figure = paper_figure(PAGE_WIDTH, 0.9 + 0.135 * max(8, len(first)))
-        bars, curve = figure.subplots(1, 2, width_ratios=(1.5, 1))
-        for place, (layer, head) in enumerate(first):
-            values = mass.values[layer, head]
-            colour = scheme_colour(named[int(layers[layer])])
-            bars.barh(place, nanmean(values), 0.74, color=colour, alpha=0.85, gid=f"L{layers[layer]} H{heads[head]}")
-            bars.hlines(place, np.nanmin(values), np.nanmax(values), color="#222222", linewidth=0.7)
-        bars.set_yticks(range(len(first)), [f"L{layers[layer]} H{heads[head]}" for layer, head in first])
-        bars.set(ylim=(max(8, len(first)) - 0.4, -0.6), xlim=(0, None), xlabel=f"attention mass on {span} (%)")
-        bars.tick_params(axis="y", length=0)
-        bars.grid(axis="x")
-        bars.set_title(f"First {counted(len(first), 'head')}; line: smallest to largest prompt")
-        places = np.arange(1, len(ranking) + 1)
-        means = np.array([nanmean(mass.values[layer, head]) for layer, head in ranking])
-        colours = [scheme_colour(named[int(layers[layer])]) for layer, _ in ranking]
-        curve.scatter(
-            places,
-            means,
-            s=9 if len(ranking) <= 64 else 4,
-            c=colours,
-            linewidths=0,
-            gid="ranking",
-            clip_on=False,
-        )
-        curve.set(xlabel="rank", ylabel=f"mass on {span} (%)", xlim=(0.2, len(ranking) + 0.8), ylim=(0, None))
-        curve.grid(axis="y")
-        curve.set_title(f"All of {counted(len(ranking), 'head')}, {counted(mass.sizes['prompt'], 'prompt')}")
-        handles = scheme_handles(named.values())
-        uniform = uniform_share(run, span)
-        if uniform is not None:
-            look = {"color": "#222222", "linewidth": 0.8, "linestyle": (0, (1, 1.5))}
-            bars.axvline(100 * uniform, **look, gid="uniform")
-            curve.axhline(100 * uniform, **look, gid="uniform")
-            handles.append(Line2D([], [], **look, label=f"{span}'s share of the tokens ({number(100 * uniform)} %)"))
-        legend_below(figure, handles)
+    figure = paper_figure(PAGE_WIDTH, 0.9 + 0.135 * max(8, len(first)))
+    bars, curve = figure.subplots(1, 2, width_ratios=(1.5, 1))
+    for place, (layer, head) in enumerate(first):
+        values = mass.values[layer, head]
+        colour = scheme_colour(named[int(layers[layer])])
+        bars.barh(place, nanmean(values), 0.74, color=colour, alpha=0.85, gid=f"L{layers[layer]} H{heads[head]}")
+        bars.hlines(place, np.nanmin(values), np.nanmax(values), color="#222222", linewidth=0.7)
+    bars.set_yticks(range(len(first)), [f"L{layers[layer]} H{heads[head]}" for layer, head in first])
+    bars.set(ylim=(max(8, len(first)) - 0.4, -0.6), xlim=(0, None), xlabel=f"attention mass on {span} (%)")
+    bars.tick_params(axis="y", length=0)
+    bars.grid(axis="x")
+    bars.set_title(f"First {counted(len(first), 'head')}; line: smallest to largest prompt")
+    places = np.arange(1, len(ranking) + 1)
+    means = np.array([nanmean(mass.values[layer, head]) for layer, head in ranking])
+    colours = [scheme_colour(named[int(layers[layer])]) for layer, _ in ranking]
+    curve.scatter(places, means, s=9 if len(ranking) <= 64 else 4, c=colours, linewidths=0, gid="ranking", clip_on=False)
+    curve.set(xlabel="rank", ylabel=f"mass on {span} (%)", xlim=(0.2, len(ranking) + 0.8), ylim=(0, None))
+    curve.grid(axis="y")
+    curve.set_title(f"All of {counted(len(ranking), 'head')}, {counted(mass.sizes['prompt'], 'prompt')}")
+    handles = scheme_handles(named.values())
+    uniform = uniform_share(run, span)
+    if uniform is not None:
+        look = {"color": "#222222", "linewidth": 0.8, "linestyle": (0, (1, 1.5))}
+        bars.axvline(100 * uniform, **look, gid="uniform")
+        curve.axhline(100 * uniform, **look, gid="uniform")
+        handles.append(Line2D([], [], **look, label=f"{span}'s share of the tokens ({number(100 * uniform)} %)"))
+    legend_below(figure, handles)
     return figure
 
 

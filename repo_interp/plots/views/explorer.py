@@ -4,7 +4,7 @@
     row[prompt][layer][head]: which of the rows is the head's
 
 RoPE layers and grouped heads share rows, so they cost one. Texts and spans travel beside as plain JSON. Prompts that do not
-fit into the budget are left out whole; of a first prompt that is too long by itself, layers are. What is left out is said.
+fit into the budget are left out whole; of a first prompt that is too long by itself, layers are. What is left out is named.
 Knows nothing about pages; `explorer.html` and `explorer.js` beside this file are the other half.
 """
 
@@ -110,20 +110,15 @@ def _start(run: xr.DataTree, embedded: list[dict[str, Any]]) -> list[list[int]]:
 
 
 def _left_out(
-    asked: list[int],
-    left: list[int],
-    embedded: list[dict[str, Any]],
-    layers: list[int],
-    prompts: int,
-    spent: int,
+    asked: list[int], left: list[int], embedded: list[dict[str, Any]], layers: list[int], prompts: int, spent: int
 ) -> tuple[str, ...]:
     notes = []
     if left or len(asked) < prompts:
         shown = _stretches([one["prompt"] for one in embedded])
-        said = f"Positions of {len(embedded)} of {prompts} prompts are in this page: {shown}."
+        note = f"Positions of {len(embedded)} of {prompts} prompts are in this page: {shown}."
         if left:
-            said += f" Left out, since positions already fill {spent / 1e6:.1f} MB: {_stretches(left)}."
-        notes.append(f"{said} Tables and charts below are about all prompts.")
+            note += f" Left out, since positions already fill {spent / 1e6:.1f} MB: {_stretches(left)}."
+        notes.append(f"{note} Tables and figures are about all prompts.")
     missing = [layer for layer in layers if layer not in embedded[0]["layers"]]
     if missing:
         notes.append(f"Prompt {embedded[0]['prompt']} is long: its layers {_stretches(missing)} are left out.")

@@ -30,6 +30,7 @@ FLOOR: dict[str, Any] = {"color": "#9A9A9A", "linewidth": 0.8, "linestyle": (0, 
 TRACE_COLOURS = ("#D55E00", "#009E73", "#CC79A7", "#E69F00", "#4B2BD6", "#804020")
 
 
+@style()
 def extrapolation_by_length(run: xr.DataTree) -> PaperFigure:
     """KL of attention outputs (mean over layers) and log perplexity by length, and KL by layer at the longest (table 2).
 
@@ -38,37 +39,35 @@ def extrapolation_by_length(run: xr.DataTree) -> PaperFigure:
     dataset = group(run, "extrapolation")
     kl = dataset["kl"].transpose("method", "length", "layer")
     lengths = dataset["length"].values
-    with style():
-        figure = paper_figure(PAGE_WIDTH, 2.2)
-        by_length, surprise, by_layer = figure.subplots(1, 3)
-        for method, values in zip(kl["method"].values, kl.values, strict=True):
-            look = _look(str(method))
-            by_length.plot(lengths, values.mean(-1), **look, gid=f"kl {method}")
-            by_layer.plot(range(values.shape[1]), values[-1], **look, gid=f"layers {method}")
-            nats = dataset["log_perplexity"].sel({"method": method}).values
-            surprise.plot(lengths, nats, **look, gid=f"log perplexity {method}")
-        floor = kl.sel({"method": "plain"}).values[0] if "plain" in kl["method"].values else None
-        if floor is not None:
-            by_length.axhline(floor.mean(), **FLOOR, gid="noise")
-            by_layer.plot(range(len(floor)), floor, **FLOOR, gid="noise by layer")
-        by_length.set_title(unit_label("KL of attention outputs", kl))
-        surprise.set_title(unit_label(f"log perplexity, last {dataset.attrs['judged']} tokens", dataset["log_perplexity"]))
-        by_layer.set_title(unit_label(f"KL at {lengths[-1]} tokens", kl))
-        for ax in (by_length, surprise):
-            _length_axis(ax, lengths, int(dataset.attrs["training_length"]))
-        by_length.set_ylim(0, None)
-        by_layer.set(ylim=(0, None), xlim=(-0.5, kl.sizes["layer"] - 0.5), xlabel="layer", xticks=range(kl.sizes["layer"]))
-        by_layer.set_xticklabels([str(layer) for layer in kl["layer"].values])
-        scheme_swatches(by_layer, schemes(dataset), "x")
-        by_layer.grid(axis="y")
-        handles = [
-            Line2D([], [], **_look(str(name)), label=METHOD_NAMES.get(str(name), str(name))) for name in kl["method"].values
-        ]
-        noise = [] if floor is None else [Line2D([], [], **FLOOR, label=f"plain at {lengths[0]:,} tokens: noise of the fit")]
-        legend_below(figure, [*handles, *noise])
+    figure = paper_figure(PAGE_WIDTH, 2.2)
+    by_length, surprise, by_layer = figure.subplots(1, 3)
+    for method, values in zip(kl["method"].values, kl.values, strict=True):
+        look = _look(str(method))
+        by_length.plot(lengths, values.mean(-1), **look, gid=f"kl {method}")
+        by_layer.plot(range(values.shape[1]), values[-1], **look, gid=f"layers {method}")
+        nats = dataset["log_perplexity"].sel({"method": method}).values
+        surprise.plot(lengths, nats, **look, gid=f"log perplexity {method}")
+    floor = kl.sel({"method": "plain"}).values[0] if "plain" in kl["method"].values else None
+    if floor is not None:
+        by_length.axhline(floor.mean(), **FLOOR, gid="noise")
+        by_layer.plot(range(len(floor)), floor, **FLOOR, gid="noise by layer")
+    by_length.set_title(unit_label("KL of attention outputs", kl))
+    surprise.set_title(unit_label(f"log perplexity, last {dataset.attrs['judged']} tokens", dataset["log_perplexity"]))
+    by_layer.set_title(unit_label(f"KL at {lengths[-1]} tokens", kl))
+    for ax in (by_length, surprise):
+        _length_axis(ax, lengths, int(dataset.attrs["training_length"]))
+    by_length.set_ylim(0, None)
+    by_layer.set(ylim=(0, None), xlim=(-0.5, kl.sizes["layer"] - 0.5), xlabel="layer", xticks=range(kl.sizes["layer"]))
+    by_layer.set_xticklabels([str(layer) for layer in kl["layer"].values])
+    scheme_swatches(by_layer, schemes(dataset), "x")
+    by_layer.grid(axis="y")
+    handles = [Line2D([], [], **_look(str(name)), label=METHOD_NAMES.get(str(name), str(name))) for name in kl["method"].values]
+    noise = [] if floor is None else [Line2D([], [], **FLOOR, label=f"plain at {lengths[0]:,} tokens: noise of the fit")]
+    legend_below(figure, [*handles, *noise])
     return figure
 
 
+@style()
 def output_traces(run: xr.DataTree) -> PaperFigure:
     """Attention outputs at training lengths as dots in their principal plane; each line follows one query over a sliding window of keys
     and values (fig. 6). Raises InputError when the run has no traces.
@@ -77,17 +76,16 @@ def output_traces(run: xr.DataTree) -> PaperFigure:
     points = dataset["pca_reference"].transpose("point", "axis").values
     traces = dataset["pca_trace"].transpose("trace", "step", "axis").values
     shares = 100 * dataset["pca_share"].values
-    with style():
-        figure = paper_figure(COLUMN_WIDTH, COLUMN_WIDTH)
-        ax = figure.subplots()
-        ax.plot(points[:, 0], points[:, 1], ".", color="#7FB8DA", markersize=2, alpha=0.5, gid="reference", rasterized=True)
-        for place, trace in enumerate(traces):
-            colour = TRACE_COLOURS[place % len(TRACE_COLOURS)]
-            ax.plot(trace[:, 0], trace[:, 1], color=colour, linewidth=0.8, gid=f"trace {place}")
-            ax.plot(*trace[0], "o", color=colour, markersize=3)
-        ax.set(xlabel=f"first component ({shares[0]:.0f} % of variance)", ylabel=f"second component ({shares[1]:.0f} %)")
-        layer, window = dataset.attrs["layer"], dataset.attrs["window"]
-        ax.set_title(f"Layer {layer}: {counted(len(traces), 'trace')} over windows of {window} keys")
+    figure = paper_figure(COLUMN_WIDTH, COLUMN_WIDTH)
+    ax = figure.subplots()
+    ax.plot(points[:, 0], points[:, 1], ".", color="#7FB8DA", markersize=2, alpha=0.5, gid="reference", rasterized=True)
+    for place, trace in enumerate(traces):
+        colour = TRACE_COLOURS[place % len(TRACE_COLOURS)]
+        ax.plot(trace[:, 0], trace[:, 1], color=colour, linewidth=0.8, gid=f"trace {place}")
+        ax.plot(*trace[0], "o", color=colour, markersize=3)
+    ax.set(xlabel=f"first component ({shares[0]:.0f} % of variance)", ylabel=f"second component ({shares[1]:.0f} %)")
+    layer, window = dataset.attrs["layer"], dataset.attrs["window"]
+    ax.set_title(f"Layer {layer}: {counted(len(traces), 'trace')} over windows of {window} keys")
     return figure
 
 
@@ -128,8 +126,9 @@ def extrapolation_table(run: xr.DataTree) -> Table:
     )
     note = (
         f"KL and log perplexity of the last {dataset.attrs['judged']} tokens of a prompt, {dataset.attrs['metric']} of whole prompts; "
-        f"{dataset.attrs['prompts']} prompts of {dataset.attrs['task']} a length, half of those of the training length for comparison. KL "
-        "in nats a head, mean over heads and layers: the plain one at the training length is the noise of fitting Gaussians to few tokens."
+        f"{dataset.attrs['prompts']} prompts of {dataset.attrs['task']} per length, half of those of the training length for comparison. "
+        "KL in nats per head, mean over heads and layers: the plain one at the training length is the noise of fitting Gaussians to few "
+        "tokens."
     )
     return Table("extrapolation", "Beyond the training length", columns, tuple(rows), note)
 

@@ -36,6 +36,7 @@ from repo_interp.plots.views.three_axis import (
 CORRELATIONS = {"r": "r of the fake-distance fit"}
 
 
+@style()
 def fake_distance_fit(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
     """A head's fake-distance map with its two axes along its sides, and their sum, of the first prompt (fig. 3).
 
@@ -51,22 +52,19 @@ def fake_distance_fit(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
     sizes = np.diff(edges)
     by_distance, by_key = (np.add.reduceat(axis, edges[:-1]) / sizes for axis in (position, semantic))
     rebuilt = by_distance[:, None] + by_key
-    with style():
-        figure = paper_figure(PAGE_WIDTH, 3.0)
-        grid = figure.add_gridspec(2, 3, width_ratios=(1, 0.28, 1.12), height_ratios=(0.28, 1))
-        limits, colour = map_limits(shown.values), scheme_colour(schemes(fit)[layer])
-        ax, along, beside, beneath = (figure.add_subplot(grid[place]) for place in ((1, 0), (0, 0), (1, 1), (1, 2)))
-        draw_map(ax, shown.values, tokens, limits, "", "key", "fake distance")
-        draw_axis(along, semantic, colour, "semantic")
-        along.set_title("Fake-distance logits; above: semantic axis, right: position axis")
-        along.tick_params(labelbottom=False)
-        _upright_line(beside, position, colour, "position")
-        beside.tick_params(labelleft=False)
-        image = draw_map(
-            beneath, rebuilt, tokens, limits, f"Sum of the axes, r = {r_of(fit, layer, head)}", "key", "fake distance"
-        )
-        figure.colorbar(image, ax=beneath, pad=0.02, fraction=0.05, label="logits").outline.set_visible(False)  # pyright: ignore
-        figure.suptitle(described(fit, layer, head, tokens, maps), x=0.01, ha="left", fontsize=7.5)
+    figure = paper_figure(PAGE_WIDTH, 3.0)
+    grid = figure.add_gridspec(2, 3, width_ratios=(1, 0.28, 1.12), height_ratios=(0.28, 1))
+    limits, colour = map_limits(shown.values), scheme_colour(schemes(fit)[layer])
+    ax, along, beside, beneath = (figure.add_subplot(grid[place]) for place in ((1, 0), (0, 0), (1, 1), (1, 2)))
+    draw_map(ax, shown.values, tokens, limits, "", "key", "fake distance")
+    draw_axis(along, semantic, colour, "semantic")
+    along.set_title("Fake-distance logits; above: semantic axis, right: position axis")
+    along.tick_params(labelbottom=False)
+    _upright_line(beside, position, colour, "position")
+    beside.tick_params(labelleft=False)
+    image = draw_map(beneath, rebuilt, tokens, limits, f"Sum of the axes, r = {r_of(fit, layer, head)}", "key", "fake distance")
+    figure.colorbar(image, ax=beneath, pad=0.02, fraction=0.05, label="logits").outline.set_visible(False)  # pyright: ignore
+    figure.suptitle(described(fit, layer, head, tokens, maps), x=0.01, ha="left", fontsize=7.5)
     return figure
 
 

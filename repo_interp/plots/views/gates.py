@@ -20,20 +20,11 @@ from matplotlib.patches import Patch
 
 from repo_interp.errors import InputError
 from repo_interp.plots.marks.arrays import over_prompts, ranked_heads
-from repo_interp.plots.marks.drawing import counted, legend_below, scheme_handles, thin, token_label
+from repo_interp.plots.marks.drawing import counted, legend_below, name_tokens, scheme_handles, thin
 from repo_interp.plots.marks.heads import HeadMap, control_handle, draw_with_control
 from repo_interp.plots.marks.reading import group, has_groups, pick, prompt_tokens, schemes
 from repo_interp.plots.marks.table import Table, cells
-from repo_interp.plots.style import (
-    COLUMN_WIDTH,
-    PAGE_WIDTH,
-    PaperFigure,
-    darker,
-    paper_figure,
-    scheme_colour,
-    scheme_name,
-    style,
-)
+from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, darker, paper_figure, scheme_colour, scheme_name, style
 from repo_interp.plots.view import View
 
 HEADS = 3
@@ -52,6 +43,7 @@ _TABLE = {
 }
 
 
+@style()
 def position_attention(run: xr.DataTree, layer: int, head: int, prompt: int = 0) -> PaperFigure:
     """Attention from position alone of one head over one prompt, one row per query, its maximum 1; separators as plus signs (fig. 4).
 
@@ -66,17 +58,16 @@ def position_attention(run: xr.DataTree, layer: int, head: int, prompt: int = 0)
             f"no attention from position alone is kept of prompt {prompt}, layer {layer}; ask for it with maps={prompt + 1}"
         )
     separators = pick(dataset["separator"], prompt=prompt).values
-    with style():
-        figure = paper_figure(COLUMN_WIDTH, COLUMN_WIDTH * 0.94)
-        ax = figure.subplots()
-        shown = draw_map(ax, values.values[: _count(separators), : _count(separators)], np.flatnonzero(separators == 1))
-        bar = figure.colorbar(shown, ax=ax, pad=0.02, fraction=0.05)
-        bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
-        bar.set_label("attention from position alone (row maximum 1)")
-        ax.set_title(f"Layer {layer}, head {head} ({scheme_name(schemes(dataset)[layer])}), prompt {prompt}")
-        if (separators == 1).any():
-            marks = Line2D([], [], linestyle="none", marker="+", color="black", markersize=4, label="separator")
-            legend_below(figure, [marks])
+    figure = paper_figure(COLUMN_WIDTH, COLUMN_WIDTH * 0.94)
+    ax = figure.subplots()
+    shown = draw_map(ax, values.values[: _count(separators), : _count(separators)], np.flatnonzero(separators == 1))
+    bar = figure.colorbar(shown, ax=ax, pad=0.02, fraction=0.05)
+    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+    bar.set_label("attention from position alone (row maximum 1)")
+    ax.set_title(f"Layer {layer}, head {head} ({scheme_name(schemes(dataset)[layer])}), prompt {prompt}")
+    if (separators == 1).any():
+        marks = Line2D([], [], linestyle="none", marker="+", color="black", markersize=4, label="separator")
+        legend_below(figure, [marks])
     return figure
 
 
@@ -89,6 +80,7 @@ def draw_map(ax: Axes, weights: np.ndarray, separators: np.ndarray) -> Any:
     return shown
 
 
+@style()
 def gate_lines(run: xr.DataTree, layer: int, head: int, prompt: int = 0) -> PaperFigure:
     """Gates of one head by token, separators darker, and what each query counts in all (fig. 6).
 
@@ -103,26 +95,22 @@ def gate_lines(run: xr.DataTree, layer: int, head: int, prompt: int = 0) -> Pape
         raise InputError(f"layer {layer} ({scheme_name(schemes(dataset)[layer])}) has no gates; CoPE's layers have")
     largest = float(dataset["largest_position"].sel(layer=layer))
     colour = scheme_colour(schemes(dataset)[layer])
-    with style():
-        figure = paper_figure(PAGE_WIDTH, 3.0)
-        upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(1.3, 1))
-        draw_gates(upper, gates, separators[:count] == 1, colour)
-        draw_counted(lower, sums, np.flatnonzero(separators[:count] == 1), largest, colour)
-        _label_tokens(run, lower, prompt, gates, separators[:count] == 1)
-        share = [float(dataset[name].sel(prompt=prompt, layer=layer, head=head)) for name in _TABLE]
-        on_separators = (
-            f"; {100 * share[2]:.3g} % of gates on separators, {100 * share[3]:.3g} % on random tokens"
-            if np.isfinite(share[2])
-            else ""
-        )
-        upper.set_title(
-            f"Layer {layer}, head {head} ({scheme_name(schemes(dataset)[layer])}), prompt {prompt}, {count:,} tokens{on_separators}"
-        )
-        marked = [
-            Patch(facecolor=darker(colour, 0.6), label="separator"),
-            Patch(facecolor=colour, alpha=_PALE, label="other token"),
-        ]
-        legend_below(figure, marked if (separators == 1).any() else marked[1:])
+    figure = paper_figure(PAGE_WIDTH, 3.0)
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(1.3, 1))
+    draw_gates(upper, gates, separators[:count] == 1, colour)
+    draw_counted(lower, sums, np.flatnonzero(separators[:count] == 1), largest, colour)
+    _label_tokens(run, lower, prompt, gates, separators[:count] == 1)
+    share = [float(dataset[name].sel(prompt=prompt, layer=layer, head=head)) for name in _TABLE]
+    on_separators = (
+        f"; {100 * share[2]:.3g} % of gates on separators, {100 * share[3]:.3g} % on random tokens"
+        if np.isfinite(share[2])
+        else ""
+    )
+    upper.set_title(
+        f"Layer {layer}, head {head} ({scheme_name(schemes(dataset)[layer])}), prompt {prompt}, {count:,} tokens{on_separators}"
+    )
+    marked = [Patch(facecolor=darker(colour, 0.6), label="separator"), Patch(facecolor=colour, alpha=_PALE, label="other token")]
+    legend_below(figure, marked if (separators == 1).any() else marked[1:])
     return figure
 
 
@@ -154,6 +142,7 @@ def draw_counted(ax: Axes, sums: np.ndarray, separators: np.ndarray, largest: fl
     return ax
 
 
+@style()
 def gate_scores(run: xr.DataTree) -> PaperFigure:
     """Every head: share of its gates on separators beside random tokens, and of attention from position alone that stays within a
     query's own segment beside shuffled segments, one panel per kind of segments that the prompts have.
@@ -171,18 +160,17 @@ def gate_scores(run: xr.DataTree) -> PaperFigure:
         raise InputError("no prompt of this run has separators or segments; give prompts with text, or with a span separator")
     columns = min(COLUMNS, len(panels))
     rows = -(-len(panels) // columns)
-    with style():
-        figure = paper_figure(PAGE_WIDTH if columns > 1 else COLUMN_WIDTH, 0.6 + 1.75 * rows)
-        axes = figure.subplots(rows, columns, squeeze=False, sharey=True)
-        for ax, (label, scores, control) in zip(axes.flat, panels, strict=False):
-            draw_with_control(ax, over_prompts(scores), over_prompts(control))
-            ax.set_title(f"{label} ({counted(int(np.isfinite(scores).any(('layer', 'head')).sum()), 'prompt')})")
-        for ax in axes.flat[len(panels) :]:
-            ax.set_visible(False)
-        for ax in axes[:, 0]:
-            ax.set_ylabel("share")
-        handles = [*scheme_handles(schemes(dataset).values(), "o"), control_handle("control: shuffled tokens, shuffled segments")]
-        legend_below(figure, handles)
+    figure = paper_figure(PAGE_WIDTH if columns > 1 else COLUMN_WIDTH, 0.6 + 1.75 * rows)
+    axes = figure.subplots(rows, columns, squeeze=False, sharey=True)
+    for ax, (label, scores, control) in zip(axes.flat, panels, strict=False):
+        draw_with_control(ax, over_prompts(scores), over_prompts(control))
+        ax.set_title(f"{label} ({counted(int(np.isfinite(scores).any(('layer', 'head')).sum()), 'prompt')})")
+    for ax in axes.flat[len(panels) :]:
+        ax.set_visible(False)
+    for ax in axes[:, 0]:
+        ax.set_ylabel("share")
+    handles = [*scheme_handles(schemes(dataset).values(), "o"), control_handle("control: shuffled tokens, shuffled segments")]
+    legend_below(figure, handles)
     return figure
 
 
@@ -250,14 +238,9 @@ def _label_tokens(run: xr.DataTree, ax: Axes, prompt: int, gates: np.ndarray, se
         return
     largest = np.argsort(-gates, kind="stable")[: LABELS // 3].tolist()
     order = [*np.flatnonzero(separators).tolist(), *largest, *range(0, len(gates), max(1, len(gates) // LABELS))]
-    labelled = thin(order, max(1.0, len(gates) / LABELS))
-    ax.xaxis.remove_overlapping_locs = False
-    ax.set_xticks(labelled, [token_label(tokens.text(token)) for token in labelled], minor=True)
-    ax.tick_params(axis="x", which="minor", labelsize=4.6, labelrotation=90, pad=9.5, length=1.5)
+    texts = {token: tokens.text(token) for token in thin(order, max(1.0, len(gates) / LABELS))}
+    name_tokens(ax, texts, 4.6, {token: "#000000" if separators[token] else "#777777" for token in texts})
     ax.set_xlabel(f"token index and {tokens.texts_are}")
-    for token, label in zip(labelled, ax.get_xticklabels(minor=True), strict=True):
-        label.set_parse_math(False)
-        label.set_color("#000000" if separators[token] else "#777777")
 
 
 def _count(separators: np.ndarray) -> int:

@@ -13,6 +13,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 
 from repo_interp.errors import InputError
+from repo_interp.plots.marks.drawing import write_cells
 from repo_interp.plots.marks.reading import group, unit_label
 from repo_interp.plots.marks.table import Table, cells
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
@@ -29,6 +30,7 @@ VALUES = ("log_perplexity", "log_perplexity_rise", "task_score")
 _TITLES = {"log_perplexity": "Log perplexity", "log_perplexity_rise": "Rise over untouched targets"}
 
 
+@style()
 def perturbation_grid(run: xr.DataTree, value: str = "log_perplexity") -> PaperFigure:
     """`value` over the share of moved tokens and the largest distance, one panel per kind (fig. 5).
 
@@ -38,19 +40,18 @@ def perturbation_grid(run: xr.DataTree, value: str = "log_perplexity") -> PaperF
         raise InputError(f"values of perturbation are {', '.join(VALUES)}, not {value!r}")
     dataset = group(run, "perturbation")
     cells, worse, reach = worse_than_without(dataset, value)
-    with style():
-        figure = paper_figure(PAGE_WIDTH, 0.95 + 0.26 * cells.sizes["l_max"])
-        axes = figure.subplots(1, cells.sizes["kind"], sharey=True, squeeze=False)[0]
-        images = []
-        for ax, kind in zip(axes, cells["kind"].values, strict=True):
-            images.append(draw_grid(ax, cells.sel(kind=kind), worse.sel(kind=kind).values, reach))
-            ax.set_title(KIND_NAMES.get(str(kind), str(kind)))
-        axes[0].set_ylabel(r"$l_{max}$ (tokens)")
-        bar = figure.colorbar(images[0], ax=list(axes), pad=0.01, fraction=0.03)
-        bar.outline.set_visible(False)  # pyright: ignore
-        bar.set_label("worse than without")
-        title = {"log_perplexity": "log perplexity", "task_score": str(dataset.attrs.get("metric", "task score"))}
-        figure.suptitle(unit_label(title.get(value, RISE), cells), x=0.01, ha="left", fontsize=7.5)
+    figure = paper_figure(PAGE_WIDTH, 0.95 + 0.26 * cells.sizes["l_max"])
+    axes = figure.subplots(1, cells.sizes["kind"], sharey=True, squeeze=False)[0]
+    images = []
+    for ax, kind in zip(axes, cells["kind"].values, strict=True):
+        images.append(draw_grid(ax, cells.sel(kind=kind), worse.sel(kind=kind).values, reach))
+        ax.set_title(KIND_NAMES.get(str(kind), str(kind)))
+    axes[0].set_ylabel(r"$l_{max}$ (tokens)")
+    bar = figure.colorbar(images[0], ax=list(axes), pad=0.01, fraction=0.03)
+    bar.outline.set_visible(False)  # pyright: ignore
+    bar.set_label("worse than without")
+    title = {"log_perplexity": "log perplexity", "task_score": str(dataset.attrs.get("metric", "task score"))}
+    figure.suptitle(unit_label(title.get(value, RISE), cells), x=0.01, ha="left", fontsize=7.5)
     return figure
 
 
@@ -65,22 +66,10 @@ def worse_than_without(dataset: xr.Dataset, value: str) -> tuple[xr.DataArray, x
 def draw_grid(ax: Axes, cells: xr.DataArray, worse: np.ndarray, reach: float):
     """Draw `cells` [l_max, gamma] on `ax` with their values, coloured by `worse` from -reach to reach. Returns the image."""
     image = ax.imshow(worse, cmap="PuOr_r", vmin=-reach, vmax=reach, aspect="auto")
-    for row, column in np.ndindex(worse.shape):
-        share = worse[row, column] / reach
-        ax.text(
-            column,
-            row,
-            f"{cells.values[row, column]:.3f}".replace("-0.000", "0.000"),
-            ha="center",
-            va="center",
-            fontsize=5.6,
-            color="white" if abs(share) > 0.62 else "black",
-        )
+    write_cells(ax, cells.values, ".3f", np.where(np.abs(worse / reach) > 0.62, "white", "black"), 5.6)
     ax.set_xticks(range(cells.sizes["gamma"]), [f"{100 * gamma:g}" for gamma in cells["gamma"].values])
     ax.set_yticks(range(cells.sizes["l_max"]), [str(l_max) for l_max in cells["l_max"].values])
     ax.set_xlabel("tokens moved (%)")
-    ax.spines[:].set_visible(False)
-    ax.tick_params(length=0)
     return image
 
 

@@ -21,6 +21,7 @@ from repo_interp.plots.marks.drawing import (
     contiguous,
     envelope,
     legend_below,
+    name_tokens,
     number,
     part_ribbon,
     scheme_handles,
@@ -58,6 +59,7 @@ NAMED_OUTLIERS = 5
 """Outliers that are named beside their point."""
 
 
+@style()
 def position_lines(run: xr.DataTree, layer: int, head: int, prompt: int = 0) -> PaperFigure:
     """Positions of one head over one prompt: spans shaded, tokens labelled, the farthest outliers named (RePo fig. 8).
 
@@ -68,17 +70,16 @@ def position_lines(run: xr.DataTree, layer: int, head: int, prompt: int = 0) -> 
     tokens = prompt_tokens(positions, prompt)
     names = _span_names(positions)
     scheme = schemes(positions)[layer]
-    with style():
-        figure = paper_figure(PAGE_WIDTH, 2.7)
-        ax = figure.subplots()
-        draw_positions(ax, values.values[: tokens.count], scheme_colour(scheme))
-        shade_spans(ax, tokens.top_spans, names)
-        parts = part_ribbon(ax, tokens.spans, names)
-        _label_tokens(ax, values.values[: tokens.count], tokens, names)
-        _name_outliers(ax, values.values[: tokens.count], tokens)
-        ax.set_ylabel(unit_label("position z", positions["position"]))
-        ax.set_title(f"Layer {layer}, head {head} ({scheme_name(scheme)}), prompt {prompt}, {tokens.count:,} tokens")
-        legend_below(figure, span_handles([*tokens.top_spans, *parts], names))
+    figure = paper_figure(PAGE_WIDTH, 2.7)
+    ax = figure.subplots()
+    draw_positions(ax, values.values[: tokens.count], scheme_colour(scheme))
+    shade_spans(ax, tokens.top_spans, names)
+    parts = part_ribbon(ax, tokens.spans, names)
+    _label_tokens(ax, values.values[: tokens.count], tokens, names)
+    _name_outliers(ax, values.values[: tokens.count], tokens)
+    ax.set_ylabel(unit_label("position z", positions["position"]))
+    ax.set_title(f"Layer {layer}, head {head} ({scheme_name(scheme)}), prompt {prompt}, {tokens.count:,} tokens")
+    legend_below(figure, span_handles([*tokens.top_spans, *parts], names))
     return figure
 
 
@@ -89,15 +90,7 @@ def draw_positions(ax: Axes, values: np.ndarray, colour: str) -> Axes:
     limits = global_range(values)
     if limits is None:
         ax.set_yticks([])
-        ax.text(
-            0.5,
-            0.5,
-            "no positions in this layer",
-            transform=ax.transAxes,
-            ha="center",
-            va="center",
-            color="#5A5A5A",
-        )
+        ax.text(0.5, 0.5, "no positions in this layer", transform=ax.transAxes, ha="center", va="center", color="#5A5A5A")
         return ax
     shown = envelope(values, PIXELS)
     marker = "o" if len(shown) <= 400 else ""
@@ -111,20 +104,15 @@ def _label_tokens(ax: Axes, values: np.ndarray, tokens: PromptTokens, names: lis
     """Token texts below the axis, the index above it: tokens of spans first, then the farthest positions, then evenly spread
     ones.
     """
-    ax.xaxis.remove_overlapping_locs = False
     ax.set_xlabel("token index" if tokens.texts is None else f"token index and {tokens.texts_are}")
     ax.locator_params(axis="x", nbins=10, integer=True)
     if tokens.texts is None:
         return
     gap = max(1.0, tokens.count / LABELS)
-    labelled = thin(_by_worth(values, tokens), gap)
-    colours = span_colours(names)
+    texts = {token: tokens.text(token) for token in thin(_by_worth(values, tokens), gap)}
+    inks = {name: darker(colour, 0.62) for name, colour in span_colours(names).items()}
     owner = {token: name for name, members in tokens.top_spans.items() for token in members}
-    ax.set_xticks(labelled, [token_label(tokens.text(token)) for token in labelled], minor=True)
-    ax.tick_params(axis="x", which="minor", labelsize=4.6, labelrotation=90, pad=9.5, length=1.5, top=False)
-    for token, label in zip(labelled, ax.get_xticklabels(minor=True), strict=True):
-        label.set_parse_math(False)
-        label.set_color(darker(colours[owner[token]], 0.62) if token in owner else "#333333")
+    name_tokens(ax, texts, 4.6, {token: inks[owner[token]] if token in owner else "#333333" for token in texts})
 
 
 def _by_worth(values: np.ndarray, tokens: PromptTokens) -> Iterator[int]:
@@ -172,6 +160,7 @@ def _name_outliers(ax: Axes, values: np.ndarray, tokens: PromptTokens) -> None:
         )
 
 
+@style()
 def position_grid(run: xr.DataTree, prompt: int = 0) -> PaperFigure:
     """Positions of every head over one prompt: one row per layer, one column per head, each cell on its own scale; spans shaded.
 
@@ -182,23 +171,22 @@ def position_grid(run: xr.DataTree, prompt: int = 0) -> PaperFigure:
     values = pick(positions["position"], prompt=prompt).transpose("layer", "head", "token")
     tokens = prompt_tokens(positions, prompt)
     layers, heads = values.sizes["layer"], values.sizes["head"]
-    with style():
-        cell = min(0.62, (PAGE_HEIGHT - 0.8) / layers)
-        figure = paper_figure(PAGE_WIDTH, max(1.6, cell * layers + 0.8))
-        ax = figure.subplots()
-        named = schemes(positions)
-        _shade_columns(ax, tokens, layers, heads, _span_names(positions))
-        draw_grid(ax, values.values[..., : tokens.count], [scheme_colour(scheme) for scheme in named.values()])
-        ax.set_yticks(range(layers), [str(layer) for layer in named])
-        ax.set_xticks(range(heads), [str(head) for head in values["head"].values])
-        ax.set(xlabel="head", ylabel="layer")
-        ax.xaxis.tick_top()
-        ax.xaxis.set_label_position("top")
-        ax.tick_params(axis="x", length=0)
-        scheme_swatches(ax, named, "y")
-        ax.set_title(f"Positions over prompt {prompt}, {tokens.count:,} tokens; number: range in positions")
-        handles = [*scheme_handles(named.values()), *span_handles(tokens.top_spans, _span_names(positions))]
-        legend_below(figure, handles)
+    cell = min(0.62, (PAGE_HEIGHT - 0.8) / layers)
+    figure = paper_figure(PAGE_WIDTH, max(1.6, cell * layers + 0.8))
+    ax = figure.subplots()
+    named = schemes(positions)
+    _shade_columns(ax, tokens, layers, heads, _span_names(positions))
+    draw_grid(ax, values.values[..., : tokens.count], [scheme_colour(scheme) for scheme in named.values()])
+    ax.set_yticks(range(layers), [str(layer) for layer in named])
+    ax.set_xticks(range(heads), [str(head) for head in values["head"].values])
+    ax.set(xlabel="head", ylabel="layer")
+    ax.xaxis.tick_top()
+    ax.xaxis.set_label_position("top")
+    ax.tick_params(axis="x", length=0)
+    scheme_swatches(ax, named, "y")
+    ax.set_title(f"Positions over prompt {prompt}, {tokens.count:,} tokens; number: range in positions")
+    handles = [*scheme_handles(named.values()), *span_handles(tokens.top_spans, _span_names(positions))]
+    legend_below(figure, handles)
     return figure
 
 
@@ -216,13 +204,7 @@ def draw_grid(ax: Axes, values: np.ndarray, colours: list[str]) -> Axes:
             limits = global_range(cell)
             if limits is None:
                 ax.text(
-                    head,
-                    layer,
-                    "no positions",
-                    ha="center",
-                    va="center",
-                    fontsize=4.5 if heads <= 8 else 2.5,
-                    color="#8A8A8A",
+                    head, layer, "no positions", ha="center", va="center", fontsize=4.5 if heads <= 8 else 2.5, color="#8A8A8A"
                 )
                 continue
             shown = envelope(cell, bins)
@@ -230,15 +212,7 @@ def draw_grid(ax: Axes, values: np.ndarray, colours: list[str]) -> Axes:
             lines.append(np.column_stack((x, layer + 0.47 - 0.74 * (cell[shown] - limits[0]) / (limits[1] - limits[0]))))
             if heads <= 16:
                 spread = np.nanmax(cell) - np.nanmin(cell)
-                ax.text(
-                    head - 0.46,
-                    layer - 0.45,
-                    number(spread),
-                    fontsize=4.2,
-                    va="top",
-                    color="#333333",
-                    zorder=4,
-                )
+                ax.text(head - 0.46, layer - 0.45, number(spread), fontsize=4.2, va="top", color="#333333", zorder=4)
         ax.add_collection(
             LineCollection(lines, colors=colours[layer], linewidths=0.45 if heads <= 8 else 0.3, gid=f"positions {layer}")
         )

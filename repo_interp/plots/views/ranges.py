@@ -15,7 +15,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from repo_interp.plots.marks.drawing import counted, legend_below, plain_decades, scheme_handles, scheme_swatches, sparse_ticks
+from repo_interp.plots.marks.drawing import counted, legend_below, name_ticks, plain_decades, scheme_handles, scheme_swatches
 from repo_interp.plots.marks.reading import LEARNED_SCHEMES, group, schemes
 from repo_interp.plots.marks.table import Cell, Table, cells
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, scheme_name, style
@@ -26,6 +26,7 @@ BINS = 24
 _CONTEXT_LINE: Mapping[str, Any] = {"color": "#222222", "linewidth": 0.8, "linestyle": (0, (4, 2))}
 
 
+@style()
 def position_ranges(run: xr.DataTree) -> PaperFigure:
     """Ranges of positions per layer and head, and their distribution over the heads that learn positions (RePo fig. 2).
 
@@ -38,23 +39,21 @@ def position_ranges(run: xr.DataTree) -> PaperFigure:
     lengths = positions["token_count"].values
     named = schemes(positions)
     prompts = ranges.sizes["prompt"]
-    with style():
-        figure = paper_figure(PAGE_WIDTH, 2.5)
-        left, right = figure.subplots(1, 2, width_ratios=(3.4, 1), sharey=True)
-        draw_ranges(left, ranges.values, [scheme_colour(scheme) for scheme in named.values()])
-        scheme_swatches(left, named, "x")
-        places = sparse_ticks(list(named), 32)
-        left.set_xticks(places, [str(list(named)[place]) for place in places])
-        left.set(xlabel="layer", ylabel="range of positions d (positions)")
-        _scale(left, ranges.values, lengths)
-        learned = [place for place, scheme in enumerate(named.values()) if scheme in LEARNED_SCHEMES]
-        _distribution(right, ranges.values[learned], [list(named.values())[place] for place in learned])
-        for ax in (left, right):
-            _context(ax, lengths)
-        heads = ranges.sizes["layer"] * ranges.sizes["head"]
-        left.set_title(f"{counted(heads, 'head')}, mean over {counted(prompts, 'prompt')}; line: smallest to largest")
-        right.set_title(counted(len(learned) * ranges.sizes["head"], "learned head"))
-        legend_below(figure, [*scheme_handles(named.values(), "o"), _context_handle(lengths)])
+    figure = paper_figure(PAGE_WIDTH, 2.5)
+    left, right = figure.subplots(1, 2, width_ratios=(3.4, 1), sharey=True)
+    draw_ranges(left, ranges.values, [scheme_colour(scheme) for scheme in named.values()])
+    scheme_swatches(left, named, "x")
+    name_ticks(left.xaxis, named, 32)
+    left.set(xlabel="layer", ylabel="range of positions d (positions)")
+    _scale(left, ranges.values, lengths)
+    learned = [place for place, scheme in enumerate(named.values()) if scheme in LEARNED_SCHEMES]
+    _distribution(right, ranges.values[learned], [list(named.values())[place] for place in learned])
+    for ax in (left, right):
+        _context(ax, lengths)
+    heads = ranges.sizes["layer"] * ranges.sizes["head"]
+    left.set_title(f"{counted(heads, 'head')}, mean over {counted(prompts, 'prompt')}; line: smallest to largest")
+    right.set_title(counted(len(learned) * ranges.sizes["head"], "learned head"))
+    legend_below(figure, [*scheme_handles(named.values(), "o"), _context_handle(lengths)])
     return figure
 
 
@@ -78,23 +77,8 @@ def draw_ranges(ax: Axes, ranges: np.ndarray, colours: list[str]) -> Axes:
             continue
         means = np.nanmean(values[known], axis=1)
         x = layer + offsets[known]
-        ax.vlines(
-            x,
-            np.nanmin(values[known], axis=1),
-            np.nanmax(values[known], axis=1),
-            color=colour,
-            alpha=0.45,
-            linewidth=0.6,
-        )
-        ax.plot(
-            x,
-            means,
-            "o",
-            color=colour,
-            markersize=2.6 if heads <= 16 else 1.8,
-            markeredgewidth=0,
-            gid=f"layer {layer}",
-        )
+        ax.vlines(x, np.nanmin(values[known], axis=1), np.nanmax(values[known], axis=1), color=colour, alpha=0.45, linewidth=0.6)
+        ax.plot(x, means, "o", color=colour, markersize=2.6 if heads <= 16 else 1.8, markeredgewidth=0, gid=f"layer {layer}")
         ax.hlines(np.median(means), layer - 0.42, layer + 0.42, color="#222222", linewidth=0.9, zorder=3)
     ax.set_xlim(-0.6, len(ranges) - 0.4)
     ax.grid(axis="y")
@@ -121,7 +105,7 @@ def range_table(run: xr.DataTree) -> Table:
         "Ranges of positions, max − min",
         ("layer", "scheme", "smallest", "median", "largest", "median / context (%)"),
         tuple(rows),
-        f"In positions, over {ranges.shape[1]} heads a layer and {ranges.shape[2]} prompts of {_span_of(lengths)} tokens.",
+        f"In positions, over {ranges.shape[1]} heads per layer and {ranges.shape[2]} prompts of {_span_of(lengths)} tokens.",
     )
 
 
@@ -147,15 +131,7 @@ def _distribution(ax: Axes, ranges: np.ndarray, names: list[str]) -> None:
     ax.set_xlabel("heads")
     ax.grid(axis="x")
     if not np.isfinite(ranges).any():
-        ax.text(
-            0.5,
-            0.5,
-            "no learned\npositions",
-            ha="center",
-            va="center",
-            transform=ax.transAxes,
-            color="#8A8A8A",
-        )
+        ax.text(0.5, 0.5, "no learned\npositions", ha="center", va="center", transform=ax.transAxes, color="#8A8A8A")
         return
     bins = int(np.clip(3 * np.sqrt(ranges.shape[0] * ranges.shape[1]), 6, BINS))
     transform = ax.yaxis.get_transform()
@@ -163,13 +139,7 @@ def _distribution(ax: Axes, ranges: np.ndarray, names: list[str]) -> None:
     edges = transform.inverted().transform(np.linspace(low, high, bins + 1)).tolist()
     kinds = list(dict.fromkeys(names))
     stacked = [_prompt_means(ranges[[name == kind for name in names]]) for kind in kinds]
-    ax.hist(
-        stacked,
-        bins=edges,
-        orientation="horizontal",
-        stacked=True,
-        color=[scheme_colour(kind) for kind in kinds],
-    )
+    ax.hist(stacked, bins=edges, orientation="horizontal", stacked=True, color=[scheme_colour(kind) for kind in kinds])
     ax.locator_params(axis="x", integer=True, nbins=4)
 
 

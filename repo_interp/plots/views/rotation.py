@@ -45,19 +45,20 @@ COLUMNS = 4
 OTHERS = "#8A8A8A"
 
 
+@style()
 def rotating_pairs(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
     """The mean pairs of one head as arrows (fig. 4). Raises InputError when the run has no rotation, or the layer rotates nothing."""
     dataset = group(run, "rotation")
-    with style():
-        figure = paper_figure(COLUMN_WIDTH, COLUMN_WIDTH)
-        ax = figure.subplots()
-        draw_pairs(ax, _of_head(dataset, layer, head), scheme_colour(schemes(dataset)[layer]), NUMBERED)
-        ax.set_xlabel("adds to the logit at distance 0")
-        said = _correlation(dataset, layer, head).replace(", r", "; closed form r")
-        ax.set_title(f"Layer {layer} ({scheme_name(schemes(dataset)[layer])}), head {head}{said}")
+    figure = paper_figure(COLUMN_WIDTH, COLUMN_WIDTH)
+    ax = figure.subplots()
+    draw_pairs(ax, _of_head(dataset, layer, head), scheme_colour(schemes(dataset)[layer]), NUMBERED)
+    ax.set_xlabel("adds to the logit at distance 0")
+    correlation = _correlation(dataset, layer, head).replace(", r", "; closed form r")
+    ax.set_title(f"Layer {layer} ({scheme_name(schemes(dataset)[layer])}), head {head}{correlation}")
     return figure
 
 
+@style()
 def rotation_grid(run: xr.DataTree, most: int = 12) -> PaperFigure:
     """The same for up to `most` heads, evenly spread over the layers that rotate (fig. 9). Raises InputError when none does."""
     dataset = group(run, "rotation")
@@ -66,15 +67,14 @@ def rotation_grid(run: xr.DataTree, most: int = 12) -> PaperFigure:
         raise InputError("no layer of this run rotates anything, so it has no rotary pairs")
     chosen = [heads[place] for place in np.unique(np.linspace(0, len(heads) - 1, min(most, len(heads))).round().astype(int))]
     rows = -(-len(chosen) // COLUMNS)
-    with style():
-        figure = paper_figure(PAGE_WIDTH, min(PAGE_HEIGHT, 0.2 + 1.75 * rows))
-        axes = figure.subplots(rows, COLUMNS, squeeze=False)
-        for ax, (layer, head) in zip(axes.flat, chosen, strict=False):
-            draw_pairs(ax, _of_head(dataset, layer, head), scheme_colour(schemes(dataset)[layer]), NUMBERED_SMALL)
-            ax.set_title(f"L{layer} H{head}{_correlation(dataset, layer, head)}", pad=2)
-        for ax in axes.flat[len(chosen) :]:
-            ax.set_visible(False)
-        figure.suptitle("Mean pairs; r: logits and the closed form f + g of the coloured ones", x=0.01, ha="left", fontsize=7.5)
+    figure = paper_figure(PAGE_WIDTH, min(PAGE_HEIGHT, 0.2 + 1.75 * rows))
+    axes = figure.subplots(rows, COLUMNS, squeeze=False)
+    for ax, (layer, head) in zip(axes.flat, chosen, strict=False):
+        draw_pairs(ax, _of_head(dataset, layer, head), scheme_colour(schemes(dataset)[layer]), NUMBERED_SMALL)
+        ax.set_title(f"L{layer} H{head}{_correlation(dataset, layer, head)}", pad=2)
+    for ax in axes.flat[len(chosen) :]:
+        ax.set_visible(False)
+    figure.suptitle("Mean pairs; r: logits and the closed form f + g of the coloured ones", x=0.01, ha="left", fontsize=7.5)
     return figure
 
 

@@ -18,7 +18,7 @@ from matplotlib.patches import Patch
 
 from repo_interp.errors import InputError
 from repo_interp.plots.marks.arrays import nanmean, over_prompts, ranked_heads
-from repo_interp.plots.marks.drawing import contiguous, counted, legend_below, number, scheme_handles, sparse_ticks, token_label
+from repo_interp.plots.marks.drawing import contiguous, counted, legend_below, name_tokens, number, scheme_handles, sparse_ticks
 from repo_interp.plots.marks.heads import HeadMap, control_handle, draw_with_control, head_grid_figure
 from repo_interp.plots.marks.reading import group, has_groups, learned_layers, pick, prompt_tokens, schemes
 from repo_interp.plots.marks.table import Table, cells
@@ -34,6 +34,7 @@ SHADE = "#56B4E9"
 _SCORES = {"variance_between": "variance between segments η²", "boundary_f1": "jumps at edges, F1"}
 
 
+@style()
 def segment_positions(run: xr.DataTree, layer: int, head: int, prompt: int = 0, kind: str | None = None) -> PaperFigure:
     """Positions of one head over the segments of a prompt, with its largest jumps. `kind`: of segments; None: see `main_kind`.
 
@@ -50,22 +51,19 @@ def segment_positions(run: xr.DataTree, layer: int, head: int, prompt: int = 0, 
     values = pick(positions["position"], prompt=prompt, layer=layer, head=head).values[: tokens.count]
     scheme = schemes(positions)[layer]
     scores = own.sel(layer=layer, head=head)
-    with style():
-        figure = paper_figure(PAGE_WIDTH, 2.5)
-        ax = figure.subplots()
-        draw_positions(ax, values, scheme_colour(scheme))
-        shade_segments(ax, labels)
-        jumps = largest_steps(values, labels)
-        ax.plot(jumps - 0.5, np.full(len(jumps), 1.02), "v", color="black", markersize=2.6, transform=ax.get_xaxis_transform(),
-                clip_on=False, gid="jumps")  # fmt: skip
-        _name_segments(ax, labels, tokens.texts)
-        ax.set(
-            xlabel="token index" if tokens.texts is None else f"token index, and {tokens.texts_are} of each segment's first token"
-        )
-        ax.set_ylabel("position z (positions)")
-        ax.set_title(f"Layer {layer}, head {head} ({scheme_name(scheme)}), prompt {prompt}; {_scores_of(scores)}", pad=9)
-        marks = Line2D([], [], linestyle="none", marker="v", color="black", markersize=3, label=f"{len(jumps)} largest jumps")
-        legend_below(figure, [Patch(facecolor=SHADE, alpha=0.3, label=f"{kind}, every other one shaded"), marks])
+    figure = paper_figure(PAGE_WIDTH, 2.5)
+    ax = figure.subplots()
+    draw_positions(ax, values, scheme_colour(scheme))
+    shade_segments(ax, labels)
+    jumps = largest_steps(values, labels)
+    ax.plot(jumps - 0.5, np.full(len(jumps), 1.02), "v", color="black", markersize=2.6, transform=ax.get_xaxis_transform(),
+            clip_on=False, gid="jumps")  # fmt: skip
+    _name_segments(ax, labels, tokens.texts)
+    ax.set(xlabel="token index" if tokens.texts is None else f"token index, and {tokens.texts_are} of each segment's first token")
+    ax.set_ylabel("position z (positions)")
+    ax.set_title(f"Layer {layer}, head {head} ({scheme_name(scheme)}), prompt {prompt}; {_scores_of(scores)}", pad=9)
+    marks = Line2D([], [], linestyle="none", marker="v", color="black", markersize=3, label=f"{len(jumps)} largest jumps")
+    legend_below(figure, [Patch(facecolor=SHADE, alpha=0.3, label=f"{kind}, every other one shaded"), marks])
     return figure
 
 
@@ -88,6 +86,7 @@ def largest_steps(values: np.ndarray, labels: np.ndarray) -> np.ndarray:
     return np.sort(inside[1:][np.argsort(-steps, kind="stable")[:edges]])
 
 
+@style()
 def segment_scores(run: xr.DataTree, kind: str | None = None) -> PaperFigure:
     """Every head: share of variance between segments and F1 of its jumps, beside shuffled edges and the token index.
 
@@ -98,17 +97,16 @@ def segment_scores(run: xr.DataTree, kind: str | None = None) -> PaperFigure:
     own = dataset.sel(kind=kind)
     prompts = counted(int((own["segment_count"] > 1).sum()), "prompt")
     mean_count = float(own["segment_count"].where(own["segment_count"] > 1).mean())
-    with style():
-        figure = paper_figure(PAGE_WIDTH, 2.4)
-        left, right = figure.subplots(1, 2)
-        for ax, (name, label) in zip((left, right), _SCORES.items(), strict=True):
-            draw_with_control(ax, over_prompts(own[name]), over_prompts(own[f"{name}_shuffled"]))
-            ax.axhline(float(own[f"{name}_index"].mean()), color="#222222", linestyle="--", linewidth=0.7, gid="index")
-            ax.set_ylabel(label)
-        left.set_title(f"{counted(own.sizes['head'], 'head')} a layer, mean over {prompts}")
-        right.set_title(f"{number(mean_count)} {kind} a prompt")
-        index = Line2D([], [], color="#222222", linestyle="--", linewidth=0.7, label="token index")
-        legend_below(figure, [*scheme_handles(schemes(own).values(), "o"), control_handle("control: shuffled edges"), index])
+    figure = paper_figure(PAGE_WIDTH, 2.4)
+    left, right = figure.subplots(1, 2)
+    for ax, (name, label) in zip((left, right), _SCORES.items(), strict=True):
+        draw_with_control(ax, over_prompts(own[name]), over_prompts(own[f"{name}_shuffled"]))
+        ax.axhline(float(own[f"{name}_index"].mean()), color="#222222", linestyle="--", linewidth=0.7, gid="index")
+        ax.set_ylabel(label)
+    left.set_title(f"{counted(own.sizes['head'], 'head')} a layer, mean over {prompts}")
+    right.set_title(f"{number(mean_count)} {kind} a prompt")
+    index = Line2D([], [], color="#222222", linestyle="--", linewidth=0.7, label="token index")
+    legend_below(figure, [*scheme_handles(schemes(own).values(), "o"), control_handle("control: shuffled edges"), index])
     return figure
 
 
@@ -204,11 +202,7 @@ def _name_segments(ax: Axes, labels: np.ndarray, texts: tuple[str, ...] | None) 
         return
     firsts = [int(np.flatnonzero(labels == label)[0]) for label in range(int(labels.max()) + 1)]
     named = [firsts[place] for place in sparse_ticks(firsts, LABELS)]
-    ax.xaxis.remove_overlapping_locs = False
-    ax.set_xticks(named, [token_label(texts[token]) for token in named], minor=True)
-    ax.tick_params(axis="x", which="minor", labelsize=5, labelrotation=90, pad=9.5, length=1.5)
-    for label in ax.get_xticklabels(minor=True):
-        label.set_parse_math(False)
+    name_tokens(ax, {token: texts[token] for token in named}, 5)
 
 
 def _head_maps(run: xr.DataTree) -> Sequence[HeadMap]:

@@ -24,17 +24,17 @@ _NAMED_WIDTH = 0.62
 """Inches of figure that a test set with a name takes."""
 
 
+@style()
 def task_scores(run: xr.DataTree) -> PaperFigure:
     """The mean score of every test set, with its standard error. Raises InputError for a run without scores."""
     data = _as_drawn(run)
     places = 0 if _numeric(data) else data.sizes["test_set"]
-    with style():
-        figure = paper_figure(min(PAGE_WIDTH, max(COLUMN_WIDTH, 0.6 + _NAMED_WIDTH * places)), 2.3)
-        ax = figure.subplots()
-        draw_scores(ax, data)
-        if places and max(len(str(name)) for name in data["test_set"].values) > 12:
-            ax.tick_params(axis="x", rotation=20)
-        ax.set_title(score_title(run))
+    figure = paper_figure(min(PAGE_WIDTH, max(COLUMN_WIDTH, 0.6 + _NAMED_WIDTH * places)), 2.3)
+    ax = figure.subplots()
+    draw_scores(ax, data)
+    if places and max(len(str(name)) for name in data["test_set"].values) > 12:
+        ax.tick_params(axis="x", rotation=20)
+    ax.set_title(score_title(run))
     return figure
 
 
@@ -46,6 +46,7 @@ def task_perplexity(run: xr.DataTree) -> PaperFigure:
     return perplexity_by_length(data.assign(score=np.exp(data["score"])), score_title(run))
 
 
+@style()
 def score_grid(run: xr.DataTree) -> PaperFigure:
     """The mean score over the task's two axes, such as depth and length, in per cent; white where no prompt was.
 
@@ -57,15 +58,12 @@ def score_grid(run: xr.DataTree) -> PaperFigure:
     values = scores["score_map"]
     rows, columns = (str(axis) for axis in values.dims)
     height, width = values.shape
-    with style():
-        figure = paper_figure(min(PAGE_WIDTH, max(COLUMN_WIDTH, 0.7 + 0.4 * width)), 0.75 + 0.16 * height)
-        ax = figure.subplots()
-        draw_map(ax, 100 * values.values)
-        ax.set_xticks(
-            range(width), [f"{value:,}" if np.isreal(value) else str(value) for value in values[columns].values.tolist()]
-        )
-        ax.set_yticks(range(height), [str(value) for value in values[rows].values.tolist()])
-        ax.set(xlabel=_AXES.get(columns, columns), ylabel=_AXES.get(rows, rows), title=f"{score_title(run)} (%)")
+    figure = paper_figure(min(PAGE_WIDTH, max(COLUMN_WIDTH, 0.7 + 0.4 * width)), 0.75 + 0.16 * height)
+    ax = figure.subplots()
+    draw_map(ax, 100 * values.values)
+    ax.set_xticks(range(width), [f"{value:,}" if np.isreal(value) else str(value) for value in values[columns].values.tolist()])
+    ax.set_yticks(range(height), [str(value) for value in values[rows].values.tolist()])
+    ax.set(xlabel=_AXES.get(columns, columns), ylabel=_AXES.get(rows, rows), title=f"{score_title(run)} (%)")
     return figure
 
 

@@ -39,6 +39,7 @@ CORRELATIONS = {
 """Variables [prompt, layer, head] that say how well the fit holds, the main one first, and what they are called."""
 
 
+@style()
 def fit_correlations(run: xr.DataTree) -> PaperFigure:
     """r over layers and heads of each fit that the run has, the mean over prompts; layers beside their schemes.
 
@@ -49,15 +50,14 @@ def fit_correlations(run: xr.DataTree) -> PaperFigure:
         group(run, "three_axis")
     fits = {name: over_prompts(group(run, name)["r"]).transpose("layer", "head") for name in present}
     sizes = next(iter(fits.values())).sizes
-    with style():
-        width = COLUMN_WIDTH if len(fits) == 1 and sizes["head"] <= 20 else PAGE_WIDTH
-        figure = paper_figure(width, min(PAGE_HEIGHT, 0.9 + 0.15 * max(8, sizes["layer"])))
-        axes = figure.subplots(1, len(fits), squeeze=False)[0]
-        for ax, (name, values) in zip(axes, fits.items(), strict=True):
-            head_grid(values, ax)
-            ax.set_title(f"r of the {FITS[name]} fit: mean {number(float(nanmean(values.values)))}")
-        named = schemes(group(run, present[0]))
-        legend_below(figure, scheme_handles(named.values()))
+    width = COLUMN_WIDTH if len(fits) == 1 and sizes["head"] <= 20 else PAGE_WIDTH
+    figure = paper_figure(width, min(PAGE_HEIGHT, 0.9 + 0.15 * max(8, sizes["layer"])))
+    axes = figure.subplots(1, len(fits), squeeze=False)[0]
+    for ax, (name, values) in zip(axes, fits.items(), strict=True):
+        head_grid(values, ax)
+        ax.set_title(f"r of the {FITS[name]} fit: mean {number(float(nanmean(values.values)))}")
+    named = schemes(group(run, present[0]))
+    legend_below(figure, scheme_handles(named.values()))
     return figure
 
 
@@ -67,6 +67,7 @@ def example_heads(dataset: xr.Dataset) -> list[tuple[int, int]]:
     return [order[place] for place in dict.fromkeys((0, (len(order) - 1) // 2, len(order) - 1))] if order else []
 
 
+@style()
 def three_axis_fit(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
     """A head's logit map, its distance, query and key axes, and their sum, of the first prompt (fig. 2).
 
@@ -79,20 +80,17 @@ def three_axis_fit(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
     axes = {name: pick(fit[f"{name}_axis"], layer=layer, head=head).values for name in ("distance", "query", "key")}
     starts, tokens = shown["key_block"].values, axes["query"].size
     rebuilt = additive_means(axes["distance"], axes["query"], axes["key"], edges_of(starts, tokens))
-    with style():
-        figure = paper_figure(PAGE_WIDTH, 2.3)
-        left, middle, right = np.asarray(figure.subfigures(1, 3, width_ratios=(1.0, 0.9, 1.17))).tolist()
-        limits = map_limits(shown.values)
-        draw_map(left.subplots(), shown.values, tokens, limits, "Logits", "key", "query")
-        image = draw_map(
-            right.subplots(), rebuilt, tokens, limits, f"Sum of the axes, r = {r_of(fit, layer, head)}", "key", "query"
-        )
-        right.colorbar(image, ax=right.axes, pad=0.02, fraction=0.05, label="logits").outline.set_visible(False)  # pyright: ignore
-        colour = scheme_colour(schemes(fit)[layer])
-        for ax, (name, values) in zip(np.ravel(np.asarray(middle.subplots(3, 1))), axes.items(), strict=True):
-            draw_axis(ax, values, colour, name)
-            ax.set_title(f"{name} axis", pad=2)
-        figure.suptitle(described(fit, layer, head, tokens, maps), x=0.01, ha="left", fontsize=7.5)
+    figure = paper_figure(PAGE_WIDTH, 2.3)
+    left, middle, right = np.asarray(figure.subfigures(1, 3, width_ratios=(1.0, 0.9, 1.17))).tolist()
+    limits = map_limits(shown.values)
+    draw_map(left.subplots(), shown.values, tokens, limits, "Logits", "key", "query")
+    image = draw_map(right.subplots(), rebuilt, tokens, limits, f"Sum of the axes, r = {r_of(fit, layer, head)}", "key", "query")
+    right.colorbar(image, ax=right.axes, pad=0.02, fraction=0.05, label="logits").outline.set_visible(False)  # pyright: ignore
+    colour = scheme_colour(schemes(fit)[layer])
+    for ax, (name, values) in zip(np.ravel(np.asarray(middle.subplots(3, 1))), axes.items(), strict=True):
+        draw_axis(ax, values, colour, name)
+        ax.set_title(f"{name} axis", pad=2)
+    figure.suptitle(described(fit, layer, head, tokens, maps), x=0.01, ha="left", fontsize=7.5)
     return figure
 
 
