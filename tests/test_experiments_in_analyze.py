@@ -84,7 +84,7 @@ def test_figures_and_sections_are_there(results):
     for section in ("perturbation", "extrapolation", "output_traces", "three_axis"):
         assert f'<section id="{section}"' in page
     assert "without a section here" in page and "LM-Infinite" in page
-    assert 'alt="perturbation task score"' in page and 'alt="three axis layer' in page
+    assert 'alt="Perturbation task score"' in page and 'alt="Three axis, layer ' in page
 
 
 def prompts_file(directory, prompts):

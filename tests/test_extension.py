@@ -107,7 +107,7 @@ def test_the_measure_is_drawn_as_files_and_in_the_page(worked, run):
     assert "share of steps that run backwards" in (figures / "backwards_by_head.svg").read_text()
     page = (worked / run / "report.html").read_text(encoding="utf-8")
     section = page.partition('<section id="backwards"')[2].partition("</section>")[0]
-    assert 'alt="backwards by head" src="data:image/svg+xml;base64,' in section
+    assert 'alt="Backwards by head" src="data:image/svg+xml;base64,' in section
     assert 'href="#backwards"' in page and "without a section here" not in page
 
 

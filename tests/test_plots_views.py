@@ -89,7 +89,7 @@ def test_a_page_with_nothing_to_click_has_no_script(tmp_path):
     )
     page = report_page(xr.DataTree.from_dict({"/scores": scores}), tmp_path / "scores.html").read_text(encoding="utf-8")
     assert "<script" not in page and "script-src" not in page and "JavaScript" not in page
-    assert 'alt="scores"' in page and "<td>hard</td>" in page
+    assert 'alt="Scores"' in page and "<td>hard</td>" in page
 
 
 # another package ------------------------------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ def test_a_function_of_another_package_becomes_a_section_and_is_drawn_once(run, 
     assert sys.modules["norm_views"].drawn == ["norms"]
     assert tmp_path / "figures" / "norms.pdf" in files
     section = files[0].read_text(encoding="utf-8").partition('<section id="mean_norm"')[2].partition("</section>")[0]
-    assert "Mean norm" in section and "A measure of another package: norm of keys." in section and 'alt="norms"' in section
+    assert "Mean norm" in section and "A measure of another package: norm of keys." in section and 'alt="Norms"' in section
 
 
 def test_a_view_of_another_package_gives_all_that_ours_give(run, other_package, tmp_path):

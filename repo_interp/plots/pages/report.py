@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -88,7 +89,7 @@ def _write(run: xr.DataTree, path: Path, options: PageOptions, directory: Path |
         if directory is not None:
             files += save_figure(figure, directory / name)
             svg = (directory / f"{name}.svg").read_bytes()
-        pictures.setdefault(view.group, []).append(picture_html(figure, name.replace("_", " "), svg))
+        pictures.setdefault(view.group, []).append(picture_html(figure, _caption(name), svg))
     made = [_section(view, run, options, pictures.get(view.group, [])) for view in views_of(run)]
     sections = [section for section in made if section is not None]
     scripts = _scripts(sections)
@@ -102,6 +103,12 @@ def _write(run: xr.DataTree, path: Path, options: PageOptions, directory: Path |
     )
     path.write_text(page, encoding="utf-8", newline="\n")
     return files
+
+
+def _caption(name: str) -> str:
+    """The name of a figure in words: "gates_layer2_head0" -> "Gates, layer 2, head 0"."""
+    words = re.sub(r"_(layer|head)(\d+)", r", \1 \2", name).replace("_", " ")
+    return words[:1].upper() + words[1:]
 
 
 def _section(view: View, run: xr.DataTree, options: PageOptions, pictures: Sequence[str]) -> Section | None:

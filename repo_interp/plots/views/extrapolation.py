@@ -152,6 +152,19 @@ def _trace_figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
     yield "output_traces", output_traces(run)
 
 
+def _trace_table(run: xr.DataTree) -> Table:
+    """One row per query that is followed: how much of its line is further out than 99 % of the outputs at training lengths."""
+    outside = group(run, "output_traces")["trace_outside"]
+    rows = tuple((int(token), 100 * float(share)) for token, share in zip(outside["trace"].values, outside.values, strict=True))
+    return Table(
+        "output_traces",
+        "Attention outputs over sliding windows",
+        ("query at token", "outside (%)"),
+        rows,
+        "Share of a query's windows whose output is further out than 99 % of the outputs at the training length.",
+    )
+
+
 def _trace_lead(run: xr.DataTree) -> str:
     outside = 100 * float(group(run, "output_traces")["trace_outside"].mean())
     return (
@@ -165,6 +178,7 @@ OUTPUT_TRACES = View(
     "Attention outputs over sliding windows",
     _trace_lead,
     _trace_figures,
+    tables=lambda run: (_trace_table(run),),
     compared=("trace_outside",),
     not_averaged=("pca_reference", "pca_trace", "pca_share"),
 )

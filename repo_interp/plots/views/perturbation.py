@@ -92,10 +92,9 @@ def perturbation_tables(run: xr.DataTree) -> tuple[Table, ...]:
             for l_max in values["l_max"].values
         ]
         shares = (f"{100 * gamma:g} % moved" for gamma in values["gamma"].values)
-        note = (
-            f"{values.attrs['long_name'].capitalize()} ({values.attrs['units']}), {dataset.attrs['prompts']} prompts of the task "
-        )
-        note += f"{dataset.attrs['task']}, in layers {', '.join(map(str, np.atleast_1d(dataset.attrs['layers'])))}."
+        layers = ", ".join(map(str, np.atleast_1d(dataset.attrs["layers"])))
+        what = unit_label(values.attrs["long_name"].capitalize(), values)
+        note = f"{what}, {dataset.attrs['prompts']} prompts of the task {dataset.attrs['task']}, in layers {layers}."
         title = _TITLES.get(value, str(dataset.attrs["metric"]).capitalize())
         tables.append(Table(f"perturbation_{value}", title, ("kind", "farthest move", *shares), tuple(rows), note))
     return tuple(tables)
