@@ -12,8 +12,7 @@ from pathlib import Path
 import xarray as xr
 
 from repo_interp.errors import InputError
-from repo_interp.plots.pages.figures import write_figures
-from repo_interp.plots.pages.report import report_page
+from repo_interp.plots.pages.report import write_report
 from repo_interp.run import write_run
 
 STORE = ".batches"
@@ -49,13 +48,8 @@ def publish(run: xr.DataTree, directory: Path) -> list[Path]:
     unfinished.mkdir()
     try:
         write_run(run, unfinished / "run.nc")
-        report_page(run, unfinished / "report.html")
-        figures = write_figures(run, unfinished / "figures")
-        made = [
-            Path("run.nc"),
-            Path("report.html"),
-            *[Path(figure).relative_to(unfinished) for figure in figures],
-        ]
+        files = write_report(run, unfinished / "report.html", unfinished / "figures")
+        made = [Path("run.nc"), *(file.relative_to(unfinished) for file in files)]
         for name in _MADE:
             target = directory / name
             if target.is_dir():

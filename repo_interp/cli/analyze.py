@@ -101,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.experiments.catalogue import experiment_named, planned
     from repo_interp.measures.catalogue import measure_named
     from repo_interp.models.load import load
-    from repo_interp.plots.pages.added import added_drawers
+    from repo_interp.plots.catalogue import view_of
     from repo_interp.tasks.prompt.jsonl import read_prompts
 
     console = Console()
@@ -109,7 +109,8 @@ def run(arguments: argparse.Namespace) -> int:
     for measure in arguments.measures or ():
         measure_named(measure)  # an unknown name is refused before the checkpoint is read
     asked = [experiment_named(experiment) for experiment in arguments.experiments]
-    added_drawers(arguments.measures or ())  # and so is a figure of another package that cannot be imported
+    for measure in arguments.measures or ():
+        view_of(measure)  # and so is a view of another package that cannot be imported
     path = find(name)
     bridge = load(path, device=_device(arguments.device), dtype=arguments.dtype)
     if arguments.dtype != "float32" and arguments.dtype != "float64":

@@ -18,9 +18,7 @@ from repo_interp.comparison.figures import Drawn, comparison_figures
 from repo_interp.comparison.looks import runs_of
 from repo_interp.comparison.variable_tables import comparison_tables
 from repo_interp.plots.marks.table import Table
-from repo_interp.plots.pages.added import PAGE_DPI, PAGE_PIXELS
-from repo_interp.plots.pages.page_frame import framed
-from repo_interp.plots.pages.report import table_html
+from repo_interp.plots.pages.frame import PAGE_DPI, PAGE_PIXELS, framed, table_html
 from repo_interp.plots.style import PaperFigure, save_figure
 
 

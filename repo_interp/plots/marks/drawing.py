@@ -1,31 +1,38 @@
-"""Marks that several figures share: shaded spans, the ribbon of their parts, scheme swatches beside layers, thinned long lines.
+"""Marks that several figures share: shaded spans, the ribbon of their parts, swatches of schemes, thinned lines, and token labels.
+
+    " the" -> "␣the"   newline -> "↵"   tab -> "⇥"   nothing -> "∅"   invisible or missing glyph -> "\\u200b"
 
 Knows axes and arrays; knows nothing about runs.
 """
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
+import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FuncFormatter, NullFormatter
 from matplotlib.transforms import offset_copy
 
-from repo_interp.plots.marks.labels import contiguous
 from repo_interp.plots.style import scheme_colour, scheme_name, span_colours
 
+LONGEST = 14
+"""Characters of a token label; longer tokens end in an ellipsis."""
 SHADE = 0.3
 """Opacity of a shaded span."""
 LEGEND_ENTRY, LEGEND_LETTER = 0.3, 0.054
 """Inches that the mark of a legend entry and a letter of its text need."""
 RIBBON = 0.035
 """Height of the ribbon of parts, in axes."""
+_VISIBLE = {" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"}
 
 
 def shade_spans(ax: Axes, spans: Mapping[str, Sequence[int]], names: Sequence[str]) -> None:
@@ -62,15 +69,7 @@ def span_handles(spans: Iterable[str], names: Sequence[str]) -> list[Patch]:
 def scheme_handles(schemes: Iterable[str], marker: str = "s") -> list[Line2D]:
     """Legend entries of position schemes, each once."""
     return [
-        Line2D(
-            [],
-            [],
-            linestyle="none",
-            marker=marker,
-            markersize=4,
-            color=scheme_colour(scheme),
-            label=scheme_name(scheme),
-        )
+        Line2D([], [], linestyle="none", marker=marker, markersize=4, color=scheme_colour(scheme), label=scheme_name(scheme))
         for scheme in dict.fromkeys(schemes)
     ]
 
@@ -95,24 +94,51 @@ def scheme_swatches(ax: Axes, schemes: Mapping[int, str], axis: Literal["x", "y"
     ax.tick_params(axis=axis, which="both", length=0, pad=7)
 
 
-def sparse_ticks(labels: Sequence[int], most: int) -> list[int]:
+def sparse_ticks(labels: Sequence[Any], most: int) -> list[int]:
     """Places of at most `most` tick labels, evenly spread over `labels`, the first among them."""
     step = max(1, -(-len(labels) // most))
     return list(range(0, len(labels), step))
+
+
+def name_ticks(axis: Axis, labels: Iterable[Any], most: int) -> None:
+    """Name the places 0, 1, ... of `axis` by `labels`: at most `most` of them, evenly spread, the first among them."""
+    labels = list(labels)
+    places = sparse_ticks(labels, most)
+    axis.set_ticks(places, [str(labels[place]) for place in places])
+
+
+def name_tokens(ax: Axes, texts: Mapping[int, str], size: float, colours: Mapping[int, str] | None = None) -> None:
+    """Write `texts` of tokens upright below the token indices of `ax`, in points, each in its colour."""
+    ax.xaxis.remove_overlapping_locs = False
+    ax.set_xticks(list(texts), [token_label(text) for text in texts.values()], minor=True)
+    ax.tick_params(axis="x", which="minor", labelsize=size, labelrotation=90, pad=9.5, length=1.5)
+    for token, label in zip(texts, ax.get_xticklabels(minor=True), strict=True):
+        label.set_parse_math(False)
+        if colours is not None:
+            label.set_color(colours[token])
+
+
+def write_cells(ax: Axes, values: np.ndarray, pattern: str, inks: np.ndarray, size: float) -> None:
+    """Write finite `values` [row, column] by the format `pattern` into the cells of an image on `ax`, each in its ink; no frame."""
+    for row, column in np.argwhere(np.isfinite(values)):
+        text = format(values[row, column], pattern).replace("-0.000", "0.000")
+        ax.text(column, row, text, ha="center", va="center", fontsize=size, color=inks[row, column])
+    ax.spines[:].set_visible(False)
+    ax.tick_params(length=0)
 
 
 def envelope(values: np.ndarray, bins: int) -> np.ndarray:
     """Indices of the values to draw so that a line of `bins` pixels looks the same: all, or the extremes of each bin. Ascending."""
     if values.size <= 2 * bins:
         return np.arange(values.size)
-    kept: set[int] = {0, values.size - 1}
+    shown: set[int] = {0, values.size - 1}
     for part in np.array_split(np.arange(values.size), bins):
         finite = part[np.isfinite(values[part])]
         if finite.size:
-            kept.update((int(finite[values[finite].argmin()]), int(finite[values[finite].argmax()])))
+            shown.update((int(finite[values[finite].argmin()]), int(finite[values[finite].argmax()])))
         else:
-            kept.add(int(part[0]))
-    return np.array(sorted(kept))
+            shown.add(int(part[0]))
+    return np.array(sorted(shown))
 
 
 def plain_decades(axis: Axis) -> None:
@@ -135,3 +161,44 @@ def number(value: float) -> str:
         return f"{value:.1e}"
     digits = max(0, 2 - int(np.floor(np.log10(size))))
     return f"{value:.{digits}f}"
+
+
+def token_label(text: str, longest: int = LONGEST) -> str:
+    """`text` as a label for a figure: one line, every character visible in the current fonts, at most `longest` characters."""
+    label = "".join(_visible(character) for character in text) or "∅"
+    return label if len(label) <= longest else label[: longest - 1] + "…"
+
+
+def _visible(character: str) -> str:
+    if character in _VISIBLE:
+        return _VISIBLE[character]
+    kind = unicodedata.category(character)
+    if kind[0] in "CZ" or not _drawable(character):
+        code = ord(character)
+        return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:x}"
+    return "◌" + character if kind == "Mn" else character
+
+
+def _drawable(character: str) -> bool:
+    families = mpl.rcParams["font.family"]
+    return any(get_font(findfont(FontProperties(family=[name]))).get_char_index(ord(character)) for name in families)
+
+
+def thin(candidates: Iterable[int], gap: float) -> list[int]:
+    """Those of `candidates`, ranked from the first, that stay at least `gap` apart from all chosen before. Ascending."""
+    chosen: list[int] = []
+    for candidate in candidates:
+        if all(abs(candidate - other) >= gap for other in chosen):
+            chosen.append(candidate)
+    return sorted(chosen)
+
+
+def contiguous(indices: Sequence[int]) -> list[tuple[int, int]]:
+    """Stretches of neighbouring indices as (first, last), both inside: (3, 4, 5, 9) -> (3, 5), (9, 9)."""
+    stretches: list[tuple[int, int]] = []
+    for index in sorted(indices):
+        if stretches and index == stretches[-1][1] + 1:
+            stretches[-1] = (stretches[-1][0], index)
+        else:
+            stretches.append((index, index))
+    return stretches

@@ -1,4 +1,6 @@
-"""Scores of checkpoints side by side: by test set with their spread over seeds, and as maps over depth and length (RePo fig. 1, 5, 7).
+"""Scores of checkpoints side by side: by test set with their spread over seeds, as maps over depth and length, and beyond training.
+
+    RePo fig. 1, 5, 7; CoPE fig. 3; HoPE fig. 5, table 1 and 3
 
     line  mean over seeds          band  smallest to largest seed          bar  standard error over prompts, where there is one seed
 
@@ -10,12 +12,13 @@ What is drawn is a dataset with
     test_set                                   numbers (lengths) are an axis, texts are places side by side
     attributes: axis (what test_set counts, "words"), training_length (a dotted line; may be missing)
 
-A layout has the colour of its scheme; layouts that mix two have the colour of the more frequent one, dashed. Knows nothing about how
-answers are scored.
+A layout has the colour of its scheme; layouts that mix two have the colour of the more frequent one, dashed. A model that goes on with
+position interpolation or YaRN is a checkpoint of its own, with the layout of the model. Knows nothing about how answers are scored.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -23,8 +26,9 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from repo_interp.plots.marks.drawing import legend_below
+from repo_interp.plots.marks.drawing import legend_below, write_cells
 from repo_interp.plots.marks.reading import unit_label
 from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, scheme_name, style
 
@@ -34,6 +38,8 @@ _MARKERS = ("o", "s", "^", "D")
 _MAP = LinearSegmentedColormap.from_list("score", ["#FFFFFF", "#9DCBE6", "#0072B2", "#003A5C"])
 DOUBLINGS = 4.0
 """Ratio of the longest to the shortest length from which a length axis doubles."""
+LOG_FROM = 4.0
+"""Ratio of the highest to the lowest perplexity from which its axis is logarithmic."""
 
 
 def layout_colour(layout: str) -> str:
@@ -52,46 +58,46 @@ def layout_name(layout: str) -> str:
 
 
 def looks(data: xr.Dataset) -> dict[str, dict[str, Any]]:
-    """Colour, dashes, marker and legend text of each checkpoint of `data`: one colour a scheme, dashes apart within a colour."""
+    """Colour, dashes, marker and legend text of each checkpoint of `data`: one colour per scheme, dashes apart within a colour."""
     layouts = [str(layout) for layout in data["layout"].values]
     seen: dict[str, int] = {}
-    found = {}
+    by_name = {}
     for name, layout in zip(data["checkpoint"].values.astype(str), layouts, strict=True):
         colour = layout_colour(layout)
         place = seen.get(colour, 0)
         seen[colour] = place + 1
-        found[name] = {
+        by_name[name] = {
             "color": colour,
             "linestyle": _DASHES[place % len(_DASHES)],
             "marker": _MARKERS[place % len(_MARKERS)],
             "label": layout_name(layout) if layouts.count(layout) == 1 else name,
         }
-    return found
+    return by_name
 
 
+@style()
 def score_by_length(data: xr.Dataset, title: str = "") -> PaperFigure:
     """The scores of every checkpoint by test set, at page width for many checkpoints, else at column width."""
-    with style():
-        figure = paper_figure(COLUMN_WIDTH if data.sizes["checkpoint"] <= 4 else PAGE_WIDTH, 2.3)
-        ax = figure.subplots()
-        draw_scores(ax, data)
-        ax.set_title(title or _seeds(data).capitalize())
-        legend_below(figure, handles(data))
+    figure = paper_figure(COLUMN_WIDTH if data.sizes["checkpoint"] <= 4 else PAGE_WIDTH, 2.3)
+    ax = figure.subplots()
+    draw_scores(ax, data)
+    ax.set_title(title or _seeds(data).capitalize())
+    legend_below(figure, handles(data))
     return figure
 
 
+@style()
 def method_panels(data: xr.Dataset) -> PaperFigure:
-    """Scores by test set with an axis `method` more: a panel a method, side by side."""
-    with style():
-        figure = paper_figure(PAGE_WIDTH, 2.4)
-        axes = figure.subplots(1, data.sizes["method"], sharey=True, squeeze=False)[0]
-        for ax, method in zip(axes, data["method"].values, strict=True):
-            of_method = data.sel({"method": method})
-            draw_scores(ax, of_method)
-            ax.set_title(f"{method}: {_seeds(of_method)}")
-        for ax in axes[1:]:
-            ax.set_ylabel("")
-        legend_below(figure, handles(data))
+    """Scores by test set with an axis `method` more: one panel per method, side by side."""
+    figure = paper_figure(PAGE_WIDTH, 2.4)
+    axes = figure.subplots(1, data.sizes["method"], sharey=True, squeeze=False)[0]
+    for ax, method in zip(axes, data["method"].values, strict=True):
+        of_method = data.sel({"method": method})
+        draw_scores(ax, of_method)
+        ax.set_title(f"{method}: {_seeds(of_method)}")
+    for ax in axes[1:]:
+        ax.set_ylabel("")
+    legend_below(figure, handles(data))
     return figure
 
 
@@ -130,44 +136,98 @@ def draw_scores(ax: Axes, data: xr.Dataset) -> Axes:
     return ax
 
 
+@style()
 def score_maps(maps: xr.DataArray, training_length: int) -> PaperFigure:
-    """`maps` [checkpoint, method, depth, length] in per cent as grids: a row of grids a method, a column a checkpoint (fig. 1, 5).
+    """`maps` [checkpoint, method, depth, length] in per cent as grids: one row per method, one column per checkpoint (fig. 1, 5).
 
     The coordinate `layout (checkpoint)` names the columns. A dotted line stands behind the training length; NaN is left white.
     """
     maps = maps.transpose("method", "checkpoint", "depth", "length")
     methods, checkpoints, depths, lengths = maps.shape
     titles = [look["label"] for look in looks(maps.to_dataset(name="score")).values()]
-    with style():
-        width = min(PAGE_WIDTH, max(COLUMN_WIDTH, 0.55 + 0.36 * lengths * checkpoints))
-        figure = paper_figure(width, 0.6 + methods * (0.35 + 0.125 * depths))
-        axes: Any = figure.subplots(methods, checkpoints, sharex=True, sharey=True, squeeze=False)
-        for row, column in np.ndindex(methods, checkpoints):
-            ax = axes[row, column]
-            draw_map(ax, maps.values[row, column])
-            inside = int((maps["length"].values <= training_length).sum())
-            if 0 < inside < lengths:
-                ax.axvline(inside - 0.5, color="#E69F00", linewidth=1.0, linestyle=(0, (1, 1)), gid="training length")
-            if not row:
-                ax.set_title(titles[column].replace(" from", "\nfrom"))
-            if row == methods - 1:
-                ax.set_xticks(range(lengths), [f"{length:,}" for length in maps["length"].values])
-            if not column:
-                ax.set_yticks(range(depths)[::2], [f"{depth:g}" for depth in maps["depth"].values[::2]])
-                ax.set_ylabel(f"{maps['method'].values[row]}\ndepth (%)")
-        figure.supxlabel("length (tokens)", fontsize=7)
+    width = min(PAGE_WIDTH, max(COLUMN_WIDTH, 0.55 + 0.36 * lengths * checkpoints))
+    figure = paper_figure(width, 0.6 + methods * (0.35 + 0.125 * depths))
+    axes: Any = figure.subplots(methods, checkpoints, sharex=True, sharey=True, squeeze=False)
+    for row, column in np.ndindex(methods, checkpoints):
+        ax = axes[row, column]
+        draw_map(ax, maps.values[row, column])
+        inside = int((maps["length"].values <= training_length).sum())
+        if 0 < inside < lengths:
+            ax.axvline(inside - 0.5, color="#E69F00", linewidth=1.0, linestyle=(0, (1, 1)), gid="training length")
+        if not row:
+            ax.set_title(titles[column].replace(" from", "\nfrom"))
+        if row == methods - 1:
+            ax.set_xticks(range(lengths), [f"{length:,}" for length in maps["length"].values])
+        if not column:
+            ax.set_yticks(range(depths)[::2], [f"{depth:g}" for depth in maps["depth"].values[::2]])
+            ax.set_ylabel(f"{maps['method'].values[row]}\ndepth (%)")
+    figure.supxlabel("length (tokens)", fontsize=7)
     return figure
 
 
 def draw_map(ax: Axes, per_cent: np.ndarray) -> Axes:
-    """Draw `per_cent` [row, column] on `ax`: a shade and a number a cell; nothing where it is NaN."""
+    """Draw `per_cent` [row, column] on `ax`: a shade and a number per cell; nothing where it is NaN."""
     ax.imshow(per_cent, cmap=_MAP, vmin=0, vmax=100, aspect="auto", interpolation="nearest")
-    for row, column in np.argwhere(np.isfinite(per_cent)):
-        value = per_cent[row, column]
-        ax.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize=4.8, color="white" if value > 60 else "#222222")
-    ax.spines[:].set_visible(False)
-    ax.tick_params(length=0)
+    write_cells(ax, per_cent, ".0f", np.where(per_cent > 60, "white", "#222222"), 4.8)
     return ax
+
+
+@style()
+def perplexity_by_length(data: xr.Dataset, title: str) -> PaperFigure:
+    """The perplexity of every checkpoint by length in tokens; a dotted line at the training length."""
+    many = data.sizes["checkpoint"] > 4
+    figure = paper_figure(PAGE_WIDTH if many else COLUMN_WIDTH, 2.6)
+    ax = figure.subplots()
+    draw_perplexity(ax, data)
+    finite = data["score"].values[np.isfinite(data["score"].values)]
+    if finite.max() > LOG_FROM * finite.min():
+        ax.set_yscale("log")
+        ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        ax.yaxis.set_minor_locator(NullLocator())
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}"))
+    ax.set_title(title)
+    legend_below(figure, handles(data))
+    return figure
+
+
+def draw_perplexity(ax: Axes, data: xr.Dataset) -> Axes:
+    """Draw one line per checkpoint on `ax`, over lengths that double, with a band over seeds. All have the same windows, whose perplexities
+    differ far more than those of checkpoints, so that no error over windows is drawn.
+    """
+    lengths = data["test_set"].values.astype(float)
+    for (name, look), values in zip(
+        looks(data).items(), data["score"].transpose("checkpoint", "test_set", "seed").values, strict=True
+    ):
+        known = np.isfinite(values).any(axis=1)
+        seeds = values[known]
+        ax.plot(lengths[known], np.nanmean(seeds, axis=1), **look, markersize=3, markeredgewidth=0, gid=f"perplexity {name}")
+        low, high = np.nanmin(seeds, axis=1), np.nanmax(seeds, axis=1)
+        ax.fill_between(lengths[known], low, high, color=look["color"], alpha=0.15, linewidth=0, gid=f"seeds {name}")
+    ax.axvline(data.attrs["training_length"], color="#222222", linewidth=0.6, linestyle=(0, (1, 1.5)), gid="training length")
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(lengths, [f"{length:,.0f}" for length in lengths])
+    ax.minorticks_off()
+    ax.set(xlabel="length (tokens)", ylabel="perplexity")
+    ax.grid(axis="y")
+    return ax
+
+
+@style()
+def copying_by_sequences(panels: Mapping[str, xr.Dataset]) -> PaperFigure:
+    """Exact match by the number of sequences in the context, one panel per dataset by its title; a dotted line where training ends."""
+    figure = paper_figure(PAGE_WIDTH if len(panels) > 1 else COLUMN_WIDTH, 2.5)
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    entries: dict[str, Line2D] = {}
+    for ax, (title, data) in zip(axes, panels.items(), strict=True):
+        draw_scores(ax, data)
+        ax.set(title=title, xlabel="sequences in the context", ylabel="exact match" if ax is axes[0] else "")
+        sets = data["test_set"].values
+        ax.set_xscale("linear")
+        ax.set_xticks(sets, [str(count) for count in sets])
+        for entry in handles(data):
+            entries.setdefault(str(entry.get_label()), entry)
+    legend_below(figure, list(entries.values()))
+    return figure
 
 
 _EDGES: tuple[tuple[Any, float], ...] = ((np.min, np.inf), (np.max, -np.inf))

@@ -34,6 +34,7 @@ def band_of(components: xr.Dataset) -> np.ndarray:
     return np.where(components["activated"].values, "activated", np.where(components["low_frequency"].values, "low", "high"))
 
 
+@style()
 def logit_by_distance(logits: xr.DataArray) -> PaperFigure:
     """Mean logit by distance of several checkpoints below each other, within and beyond their training lengths (HoPE fig. 2, 6, 8).
 
@@ -44,26 +45,26 @@ def logit_by_distance(logits: xr.DataArray) -> PaperFigure:
     if "trained" not in logits["weights"].values:
         raise InputError("logits by distance need the weights 'trained'")
     names = [str(name) for name in logits["checkpoint"].values]
-    with style():
-        figure = paper_figure(COLUMN_WIDTH, 0.45 + 0.95 * len(names))
-        axes = figure.subplots(len(names), 1, squeeze=False, sharex=True)[:, 0]
-        for ax, name in zip(axes, names, strict=True):
-            _checkpoint(ax, logits.sel(checkpoint=name))
-            scheme = scheme_name(str(logits.sel(checkpoint=name)["scheme"].item()))
-            ax.set_title(scheme if name.lower() == scheme.lower() else f"{name}: {scheme}")
-        known = logits.sel(weights="trained").notnull().any(("length", "checkpoint")).values
-        axes[-1].set_xlim(0, 1.01 * float(logits["distance"].values[known].max()))
-        axes[-1].set_xlabel(DISTANCE)
-        figure.supylabel(LOGIT, fontsize=7)
-        handles = [Line2D([], [], color="#222222", linewidth=1.2, label="sequences of length L")]
-        if logits.sizes["length"] > 1:
-            handles.append(Line2D([], [], color="#222222", linewidth=1.2, alpha=0.45, label="longer"))
-        if logits.sizes["weights"] > 1:
-            handles.append(Line2D([], [], **_CONTROL, label="random weights"))
-        legend_below(figure, [*handles, _trained_handle()])
+    figure = paper_figure(COLUMN_WIDTH, 0.45 + 0.95 * len(names))
+    axes = figure.subplots(len(names), 1, squeeze=False, sharex=True)[:, 0]
+    for ax, name in zip(axes, names, strict=True):
+        _checkpoint(ax, logits.sel(checkpoint=name))
+        scheme = scheme_name(str(logits.sel(checkpoint=name)["scheme"].item()))
+        ax.set_title(scheme if name.lower() == scheme.lower() else f"{name}: {scheme}")
+    known = logits.sel(weights="trained").notnull().any(("length", "checkpoint")).values
+    axes[-1].set_xlim(0, 1.01 * float(logits["distance"].values[known].max()))
+    axes[-1].set_xlabel(DISTANCE)
+    figure.supylabel(LOGIT, fontsize=7)
+    handles = [Line2D([], [], color="#222222", linewidth=1.2, label="sequences of length L")]
+    if logits.sizes["length"] > 1:
+        handles.append(Line2D([], [], color="#222222", linewidth=1.2, alpha=0.45, label="longer"))
+    if logits.sizes["weights"] > 1:
+        handles.append(Line2D([], [], **_CONTROL, label="random weights"))
+    legend_below(figure, [*handles, _trained_handle()])
     return figure
 
 
+@style()
 def component_curves(components: xr.Dataset, title: str = "") -> PaperFigure:
     """All components by distance, coloured by band, and below their sum beside that of the bands (HoPE fig. 3a).
 
@@ -73,30 +74,30 @@ def component_curves(components: xr.Dataset, title: str = "") -> PaperFigure:
     curves = components["component_by_distance"].transpose("component", "distance").sel(distance=slice(1, None))
     bands, distance = band_of(components), curves["distance"].values
     swing = curves - curves.mean("distance")
-    with style():
-        figure = paper_figure(COLUMN_WIDTH, 3.3)
-        above, below = figure.subplots(2, 1, sharex=True)
-        for band in ("high", "low", "activated"):
-            for place in np.flatnonzero(bands == band):
-                above.plot(distance, swing.values[place], **_line(band), gid=f"component {curves['component'].values[place]}")
-        _name_activated(above, swing, bands)
-        total = swing.sum("component").values
-        below.plot(distance, total, color="#000000", linewidth=1.3, gid="sum")
-        for band in ("low", "activated"):
-            if (bands == band).any():
-                below.plot(distance, swing.values[bands == band].sum(0), **_line(band) | {"linewidth": 1.3}, gid=f"sum {band}")
-        above.set_title(f"{title + ': ' if title else ''}each component, from its mean")
-        below.set_title("their sum, and the sum of a band")
-        below.set_xlabel(DISTANCE)
-        for ax in (above, below):
-            ax.set_ylabel("logit − mean (q·k)")
-            ax.grid(axis="y")
-            ax.margins(x=0.01)
-        handles = [_handle(band) for band in ("activated", "low", "high") if (bands == band).any()]
-        legend_below(figure, [Line2D([], [], color="#000000", linewidth=1.3, label="all"), *handles])
+    figure = paper_figure(COLUMN_WIDTH, 3.3)
+    above, below = figure.subplots(2, 1, sharex=True)
+    for band in ("high", "low", "activated"):
+        for place in np.flatnonzero(bands == band):
+            above.plot(distance, swing.values[place], **_line(band), gid=f"component {curves['component'].values[place]}")
+    _name_activated(above, swing, bands)
+    total = swing.sum("component").values
+    below.plot(distance, total, color="#000000", linewidth=1.3, gid="sum")
+    for band in ("low", "activated"):
+        if (bands == band).any():
+            below.plot(distance, swing.values[bands == band].sum(0), **_line(band) | {"linewidth": 1.3}, gid=f"sum {band}")
+    above.set_title(f"{title + ': ' if title else ''}each component, from its mean")
+    below.set_title("their sum, and the sum of a band")
+    below.set_xlabel(DISTANCE)
+    for ax in (above, below):
+        ax.set_ylabel("logit − mean (q·k)")
+        ax.grid(axis="y")
+        ax.margins(x=0.01)
+    handles = [_handle(band) for band in ("activated", "low", "high") if (bands == band).any()]
+    legend_below(figure, [Line2D([], [], color="#000000", linewidth=1.3, label="all"), *handles])
     return figure
 
 
+@style()
 def beyond_training_length(components: xr.Dataset, training_length: int) -> PaperFigure:
     """The first layer's components and their sum, and the later layers' mean logits, beyond the training length (HoPE fig. 3c).
 
@@ -112,39 +113,36 @@ def beyond_training_length(components: xr.Dataset, training_length: int) -> Pape
     curves = first["component_by_distance"].transpose("component", "distance")
     bands, distance = band_of(components), curves["distance"].values
     swing = curves - curves.sel(distance=slice(1, training_length - 1)).mean("distance")
-    with style():
-        figure = paper_figure(COLUMN_WIDTH, 4.3)
-        top, middle, bottom = figure.subplots(3, 1, sharex=True)
-        for band in ("low", "activated"):
-            for place in np.flatnonzero(bands == band):
-                top.plot(distance, swing.values[place], **_line(band))
-        for place in np.flatnonzero(bands == "activated"):
-            within = swing.values[place][distance < training_length]
-            top.axhspan(within.min(), within.max(), color=BAND_COLOURS["activated"], alpha=0.10, linewidth=0, zorder=0)
-        logits = components["logit_by_distance"]
-        layers = logits["layer"].values
-        middle.plot(distance, logits.isel(layer=0).values, color="#000000", linewidth=1.1)
-        shades = np.linspace(0.75, 0.15, max(1, len(layers) - 1))
-        for place, shade in zip(range(1, len(layers)), shades, strict=False):
-            line = logits.isel(layer=place)
-            middle_of = line.sel(distance=slice(1, training_length - 1)).mean()
-            bottom.plot(distance, (line - middle_of).values, color=str(shade), linewidth=1.0, label=f"layer {layers[place]}")
-        top.set_title(f"layer {layers[0]}: components, from their mean within L", pad=9)
-        middle.set_title(f"layer {layers[0]}: mean logit")
-        bottom.set_title("later layers: mean logit, from its mean within L")
-        bottom.set_xlabel(DISTANCE)
-        if 1 < len(layers) <= 8:
-            look = {"handlelength": 0.8, "columnspacing": 0.7, "handletextpad": 0.3, "borderpad": 0.1}
-            bottom.legend(
-                loc="upper center", ncols=min(4, len(layers) - 1), **look, frameon=True, edgecolor="none", framealpha=0.9
-            )
-            bottom.set_ylim(top=bottom.get_ylim()[1] + 0.2 * np.ptp(bottom.get_ylim()))
-        for ax in (top, middle, bottom):
-            _beyond(ax, training_length, int(distance[-1]))
-            ax.set_ylabel("q·k")
-        top.text(training_length, 1.01, " beyond L", transform=top.get_xaxis_transform(), ha="left", va="bottom", fontsize=6)
-        handles = [_handle(band) for band in ("activated", "low") if (bands == band).any()]
-        legend_below(figure, [*handles, _trained_handle()])
+    figure = paper_figure(COLUMN_WIDTH, 4.3)
+    top, middle, bottom = figure.subplots(3, 1, sharex=True)
+    for band in ("low", "activated"):
+        for place in np.flatnonzero(bands == band):
+            top.plot(distance, swing.values[place], **_line(band))
+    for place in np.flatnonzero(bands == "activated"):
+        within = swing.values[place][distance < training_length]
+        top.axhspan(within.min(), within.max(), color=BAND_COLOURS["activated"], alpha=0.10, linewidth=0, zorder=0)
+    logits = components["logit_by_distance"]
+    layers = logits["layer"].values
+    middle.plot(distance, logits.isel(layer=0).values, color="#000000", linewidth=1.1)
+    shades = np.linspace(0.75, 0.15, max(1, len(layers) - 1))
+    for place, shade in zip(range(1, len(layers)), shades, strict=False):
+        line = logits.isel(layer=place)
+        middle_of = line.sel(distance=slice(1, training_length - 1)).mean()
+        bottom.plot(distance, (line - middle_of).values, color=str(shade), linewidth=1.0, label=f"layer {layers[place]}")
+    top.set_title(f"layer {layers[0]}: components, from their mean within L", pad=9)
+    middle.set_title(f"layer {layers[0]}: mean logit")
+    bottom.set_title("later layers: mean logit, from its mean within L")
+    bottom.set_xlabel(DISTANCE)
+    if 1 < len(layers) <= 8:
+        look = {"handlelength": 0.8, "columnspacing": 0.7, "handletextpad": 0.3, "borderpad": 0.1}
+        bottom.legend(loc="upper center", ncols=min(4, len(layers) - 1), **look, frameon=True, edgecolor="none", framealpha=0.9)
+        bottom.set_ylim(top=bottom.get_ylim()[1] + 0.2 * np.ptp(bottom.get_ylim()))
+    for ax in (top, middle, bottom):
+        _beyond(ax, training_length, int(distance[-1]))
+        ax.set_ylabel("q·k")
+    top.text(training_length, 1.01, " beyond L", transform=top.get_xaxis_transform(), ha="left", va="bottom", fontsize=6)
+    handles = [_handle(band) for band in ("activated", "low") if (bands == band).any()]
+    legend_below(figure, [*handles, _trained_handle()])
     return figure
 
 

@@ -19,7 +19,7 @@ from matplotlib.colors import Normalize
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from repo_interp.plots.marks.drawing import legend_below, number, sparse_ticks
+from repo_interp.plots.marks.drawing import legend_below, name_ticks, number
 from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, style
 from repo_interp.plots.views.component_curves import BAND_COLOURS, BAND_NAMES, band_of
 
@@ -31,6 +31,7 @@ MOST_ROWS = 72
 """Heads whose norms get a row each; with more, a row is a layer's mean."""
 
 
+@style()
 def vaf_by_component(components: xr.Dataset, title: str = "") -> PaperFigure:
     """VAF of every component as bars in the colour of its band, and the controls' as lines (HoPE fig. 7).
 
@@ -39,32 +40,32 @@ def vaf_by_component(components: xr.Dataset, title: str = "") -> PaperFigure:
     """
     vaf, bands = components["vaf"].transpose("weights", "component"), band_of(components)
     places = np.arange(vaf.sizes["component"])
-    with style():
-        figure = paper_figure(COLUMN_WIDTH, 2.1)
-        ax = figure.subplots()
-        _shade_bands(ax, bands)
-        spread = components["spread"].values if "spread" in components else None
-        ax.bar(places, vaf.sel(weights="trained").values, 0.72, color=[BAND_COLOURS[band] for band in bands], zorder=2)
-        if spread is not None:
-            ax.errorbar(places, vaf.sel(weights="trained").values, spread, fmt="none", color="#222222", linewidth=0.6, zorder=4)
-        controls = [str(name) for name in vaf["weights"].values if name != "trained"]
-        for name in controls:
-            ax.plot(places, vaf.sel(weights=name).values, "D", color="#222222", markerfacecolor="white", zorder=5, gid=name)
-        ax.axhline(0, color="#333333", linewidth=0.6)
-        _component_axis(ax, vaf["component"].values)
-        ax.set_ylabel(VAF)
-        ax.grid(axis="y")
-        if title:
-            ax.set_title(title)
-        handles: list[Any] = [_patch(band) for band in ("activated", "low", "high") if (bands == band).any()]
-        if controls:
-            handles.append(
-                Line2D([], [], color="#222222", marker="D", markerfacecolor="white", linestyle="none", label="random weights")
-            )
-        legend_below(figure, handles)
+    figure = paper_figure(COLUMN_WIDTH, 2.1)
+    ax = figure.subplots()
+    _shade_bands(ax, bands)
+    spread = components["spread"].values if "spread" in components else None
+    ax.bar(places, vaf.sel(weights="trained").values, 0.72, color=[BAND_COLOURS[band] for band in bands], zorder=2)
+    if spread is not None:
+        ax.errorbar(places, vaf.sel(weights="trained").values, spread, fmt="none", color="#222222", linewidth=0.6, zorder=4)
+    controls = [str(name) for name in vaf["weights"].values if name != "trained"]
+    for name in controls:
+        ax.plot(places, vaf.sel(weights=name).values, "D", color="#222222", markerfacecolor="white", zorder=5, gid=name)
+    ax.axhline(0, color="#333333", linewidth=0.6)
+    _component_axis(ax, vaf["component"].values)
+    ax.set_ylabel(VAF)
+    ax.grid(axis="y")
+    if title:
+        ax.set_title(title)
+    handles: list[Any] = [_patch(band) for band in ("activated", "low", "high") if (bands == band).any()]
+    if controls:
+        handles.append(
+            Line2D([], [], color="#222222", marker="D", markerfacecolor="white", linestyle="none", label="random weights")
+        )
+    legend_below(figure, handles)
     return figure
 
 
+@style()
 def vaf_over_training(components: xr.Dataset) -> PaperFigure:
     """VAF of every component at each saved step, and the activated ones' against the others' over the steps (HoPE fig. 3b).
 
@@ -74,67 +75,66 @@ def vaf_over_training(components: xr.Dataset) -> PaperFigure:
     steps, places = vaf["step"].values, np.arange(vaf.sizes["component"])
     shades = mpl.colormaps[_STEPS]
     scale = Normalize(float(steps.min()), float(steps.max()) * 1.05)
-    with style():
-        figure = paper_figure(COLUMN_WIDTH, 3.5)
-        above, below = figure.subplots(2, 1)
-        _shade_bands(above, bands)
-        for step, line in zip(steps, vaf.values, strict=True):
-            above.plot(places, line, "o-", color=shades(scale(step)), linewidth=0.8, markersize=1.8, gid=f"step {step}")
-        _component_axis(above, vaf["component"].values)
-        bar = figure.colorbar(ScalarMappable(scale, shades), ax=above, pad=0.02, aspect=14)
-        bar.set_label("training step")
-        bar.outline.set_linewidth(0.4)  # pyright: ignore[reportCallIssue]
-        for band in ("high", "low", "activated"):
-            for place in np.flatnonzero(bands == band):
-                look = {"linewidth": 1.4 if band == "activated" else 0.6, "zorder": 3 if band == "activated" else 1}
-                below.plot(steps, vaf.values[:, place], color=BAND_COLOURS[band], gid=f"component {places[place]}", **look)
-        below.set_xlabel("training step")
-        below.margins(x=0.02)
-        for ax in (above, below):
-            ax.axhline(0, color="#333333", linewidth=0.6)
-            ax.set_ylabel(VAF)
-            ax.grid(axis="y")
-        legend_below(figure, [_patch(band) for band in ("activated", "low", "high") if (bands == band).any()])
+    figure = paper_figure(COLUMN_WIDTH, 3.5)
+    above, below = figure.subplots(2, 1)
+    _shade_bands(above, bands)
+    for step, line in zip(steps, vaf.values, strict=True):
+        above.plot(places, line, "o-", color=shades(scale(step)), linewidth=0.8, markersize=1.8, gid=f"step {step}")
+    _component_axis(above, vaf["component"].values)
+    bar = figure.colorbar(ScalarMappable(scale, shades), ax=above, pad=0.02, aspect=14)
+    bar.set_label("training step")
+    bar.outline.set_linewidth(0.4)  # pyright: ignore[reportCallIssue]
+    for band in ("high", "low", "activated"):
+        for place in np.flatnonzero(bands == band):
+            look = {"linewidth": 1.4 if band == "activated" else 0.6, "zorder": 3 if band == "activated" else 1}
+            below.plot(steps, vaf.values[:, place], color=BAND_COLOURS[band], gid=f"component {places[place]}", **look)
+    below.set_xlabel("training step")
+    below.margins(x=0.02)
+    for ax in (above, below):
+        ax.axhline(0, color="#333333", linewidth=0.6)
+        ax.set_ylabel(VAF)
+        ax.grid(axis="y")
+    legend_below(figure, [_patch(band) for band in ("activated", "low", "high") if (bands == band).any()])
     return figure
 
 
+@style()
 def pair_norms(rotation: xr.Dataset, bands: xr.Dataset | None = None) -> PaperFigure:
-    """Mean norms of the pairs of queries and keys, a row a head, layer by layer: which frequencies heads use.
+    """Mean norms of the pairs of queries and keys, one row per head, layer by layer: which frequencies heads use.
 
     `rotation` holds `query_norm` and `key_norm` [layer, head, component]; with many heads a row is the mean of a layer. Layers that
     rotate nothing are left out. `bands`, with `activated` and `low_frequency` [component], marks the activated components.
     """
     rotates = rotation["query_norm"].notnull().all(("head", "component"))
-    kept = rotation.isel(layer=np.flatnonzero(rotates.values))
-    of_heads = kept.sizes["layer"] * kept.sizes["head"] <= MOST_ROWS
-    layers = kept["layer"].values
-    rows = kept.sizes["head"] if of_heads else 1
-    with style():
-        figure = paper_figure(COLUMN_WIDTH, min(6.0, 1.0 + max(0.9, 0.055 * rows * len(layers))))
-        axes = figure.subplots(1, 2, sharey=True)
-        for ax, name, title in zip(axes, ("query_norm", "key_norm"), ("queries", "keys"), strict=True):
-            norms = kept[name].transpose("layer", "head", "component").values
-            image = norms.reshape(-1, norms.shape[-1]) if of_heads else norms.mean(1)
-            drawn = ax.imshow(image, aspect="auto", cmap=_SHARES, vmin=0, interpolation="nearest")
-            for edge in range(1, len(layers)):
-                ax.axhline(edge * rows - 0.5, color="white", linewidth=0.8)
-            if bands is not None:
-                for place in np.flatnonzero(bands["activated"].values):
-                    ax.plot(place, -0.5, "v", color=BAND_COLOURS["activated"], markersize=4, clip_on=False, gid="activated")
-            ticks = sparse_ticks(list(range(image.shape[1])), 5)
-            ax.set_xticks(ticks, [str(kept["component"].values[tick]) for tick in ticks])
-            ax.set_xlabel("component r")
-            ax.set_title(title)
-            figure.colorbar(drawn, ax=ax, location="bottom", pad=0.02, aspect=18).set_label("mean norm")
-            for side in ax.spines.values():
-                side.set_visible(False)
-        axes[0].set_yticks(np.arange(len(layers)) * rows + (rows - 1) / 2, [str(layer) for layer in layers])
-        axes[0].set_ylabel("layer" + (", a row a head" if of_heads else ", mean over heads"))
-        for ax in axes:
-            ax.tick_params(axis="y", length=0)
+    rotating = rotation.isel(layer=np.flatnonzero(rotates.values))
+    of_heads = rotating.sizes["layer"] * rotating.sizes["head"] <= MOST_ROWS
+    layers = rotating["layer"].values
+    rows = rotating.sizes["head"] if of_heads else 1
+    figure = paper_figure(COLUMN_WIDTH, min(6.0, 1.0 + max(0.9, 0.055 * rows * len(layers))))
+    axes = figure.subplots(1, 2, sharey=True)
+    for ax, name, title in zip(axes, ("query_norm", "key_norm"), ("queries", "keys"), strict=True):
+        norms = rotating[name].transpose("layer", "head", "component").values
+        image = norms.reshape(-1, norms.shape[-1]) if of_heads else norms.mean(1)
+        drawn = ax.imshow(image, aspect="auto", cmap=_SHARES, vmin=0, interpolation="nearest")
+        for edge in range(1, len(layers)):
+            ax.axhline(edge * rows - 0.5, color="white", linewidth=0.8)
+        if bands is not None:
+            for place in np.flatnonzero(bands["activated"].values):
+                ax.plot(place, -0.5, "v", color=BAND_COLOURS["activated"], markersize=4, clip_on=False, gid="activated")
+        name_ticks(ax.xaxis, rotating["component"].values, 5)
+        ax.set_xlabel("component r")
+        ax.set_title(title)
+        figure.colorbar(drawn, ax=ax, location="bottom", pad=0.02, aspect=18).set_label("mean norm")
+        for side in ax.spines.values():
+            side.set_visible(False)
+    axes[0].set_yticks(np.arange(len(layers)) * rows + (rows - 1) / 2, [str(layer) for layer in layers])
+    axes[0].set_ylabel("layer" + (", a row a head" if of_heads else ", mean over heads"))
+    for ax in axes:
+        ax.tick_params(axis="y", length=0)
     return figure
 
 
+@style()
 def pair_of_tokens(components: xr.Dataset, title: str = "") -> PaperFigure:
     """The components of the logit of one pair of tokens, and how they add up from the fastest to the slowest.
 
@@ -142,54 +142,53 @@ def pair_of_tokens(components: xr.Dataset, title: str = "") -> PaperFigure:
     """
     logit, bands = components["logit"], band_of(components)
     places = np.arange(logit.sizes["component"])
-    with style():
-        figure = paper_figure(COLUMN_WIDTH, 2.1)
-        ax = figure.subplots()
-        ax.bar(places, logit.values, 0.72, color=[BAND_COLOURS[band] for band in bands], zorder=2)
-        ax.step(places, logit.values.cumsum(), where="mid", color="#000000", linewidth=1.0, zorder=3, gid="sum so far")
-        ax.annotate(
-            f"sum {number(float(logit.sum()))}",
-            (places[-1] + 0.5, float(logit.sum())),
-            xytext=(1, 0),
-            textcoords="offset points",
-            fontsize=6,
-            va="center",
-            annotation_clip=False,
-        )
-        ax.axhline(0, color="#333333", linewidth=0.6)
-        _component_axis(ax, logit["component"].values)
-        ax.set_ylabel("part of the logit (q·k)")
-        ax.grid(axis="y")
-        if title:
-            ax.set_title(title)
-        handles: list[Any] = [_patch(band) for band in ("activated", "low", "high") if (bands == band).any()]
-        legend_below(figure, [*handles, Line2D([], [], color="#000000", linewidth=1.0, label="sum so far")])
+    figure = paper_figure(COLUMN_WIDTH, 2.1)
+    ax = figure.subplots()
+    ax.bar(places, logit.values, 0.72, color=[BAND_COLOURS[band] for band in bands], zorder=2)
+    ax.step(places, logit.values.cumsum(), where="mid", color="#000000", linewidth=1.0, zorder=3, gid="sum so far")
+    ax.annotate(
+        f"sum {number(float(logit.sum()))}",
+        (places[-1] + 0.5, float(logit.sum())),
+        xytext=(1, 0),
+        textcoords="offset points",
+        fontsize=6,
+        va="center",
+        annotation_clip=False,
+    )
+    ax.axhline(0, color="#333333", linewidth=0.6)
+    _component_axis(ax, logit["component"].values)
+    ax.set_ylabel("part of the logit (q·k)")
+    ax.grid(axis="y")
+    if title:
+        ax.set_title(title)
+    handles: list[Any] = [_patch(band) for band in ("activated", "low", "high") if (bands == band).any()]
+    legend_below(figure, [*handles, Line2D([], [], color="#000000", linewidth=1.0, label="sum so far")])
     return figure
 
 
+@style()
 def turn_histogram(components: xr.Dataset, title: str = "") -> PaperFigure:
-    """How far seen pairs of tokens turn each component: shares of pairs by angle, a column a component.
+    """How far seen pairs of tokens turn each component: shares of pairs by angle, one column per component.
 
     `components` holds `turn_share` [component, turn] and `turn_upper` [turn], the bins' ends in radians; `turn` holds their starts.
     """
     share = components["turn_share"].transpose("turn", "component")
     lower, upper = share["turn"].values, components["turn_upper"].values
-    with style():
-        figure = paper_figure(COLUMN_WIDTH, 2.6)
-        ax = figure.subplots()
-        drawn = ax.imshow(100 * share.values, origin="lower", aspect="auto", cmap=_SHARES, vmin=0, interpolation="nearest")
-        ax.set_yticks(np.arange(len(lower)) - 0.5, [_angle(edge) for edge in lower])
-        ax.set_ylabel("turn θ |Δz| from … on (rad)")
-        ax.tick_params(axis="both", length=0)
-        if not np.isfinite(upper[-1]):
-            ax.text(1.01, 1.0, "and\nmore", transform=ax.transAxes, fontsize=6, va="top")
-        _component_axis(ax, share["component"].values)
-        bar = figure.colorbar(drawn, ax=ax, pad=0.09, aspect=16)
-        bar.set_label("share of pairs (%)")
-        if title:
-            ax.set_title(title)
-        for side in ax.spines.values():
-            side.set_visible(False)
+    figure = paper_figure(COLUMN_WIDTH, 2.6)
+    ax = figure.subplots()
+    drawn = ax.imshow(100 * share.values, origin="lower", aspect="auto", cmap=_SHARES, vmin=0, interpolation="nearest")
+    ax.set_yticks(np.arange(len(lower)) - 0.5, [_angle(edge) for edge in lower])
+    ax.set_ylabel("turn θ |Δz| from … on (rad)")
+    ax.tick_params(axis="both", length=0)
+    if not np.isfinite(upper[-1]):
+        ax.text(1.01, 1.0, "and\nmore", transform=ax.transAxes, fontsize=6, va="top")
+    _component_axis(ax, share["component"].values)
+    bar = figure.colorbar(drawn, ax=ax, pad=0.09, aspect=16)
+    bar.set_label("share of pairs (%)")
+    if title:
+        ax.set_title(title)
+    for side in ax.spines.values():
+        side.set_visible(False)
     return figure
 
 
@@ -212,8 +211,7 @@ def _shade_bands(ax: Axes, bands: np.ndarray) -> None:
 
 
 def _component_axis(ax: Axes, components: np.ndarray) -> None:
-    ticks = sparse_ticks([int(component) for component in components], 16)
-    ax.set_xticks(ticks, [str(components[tick]) for tick in ticks])
+    name_ticks(ax.xaxis, components, 16)
     ax.set_xlim(-0.6, len(components) - 0.4)
     ax.set_xlabel(COMPONENT)
 

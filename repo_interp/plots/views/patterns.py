@@ -7,6 +7,8 @@ Draws the group `patterns` of a run. Knows nothing about how a chunk is labelled
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
@@ -14,8 +16,11 @@ from matplotlib.collections import PolyCollection
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.patches import Patch, Rectangle
 
-from repo_interp.plots.marks.drawing import legend_below, scheme_handles, scheme_swatches, sparse_ticks
+from repo_interp.plots.marks.arrays import nanmean
+from repo_interp.plots.marks.drawing import legend_below, name_ticks, scheme_handles, scheme_swatches, write_cells
+from repo_interp.plots.marks.heads import HeadMap
 from repo_interp.plots.marks.reading import group, learned_layers, schemes
+from repo_interp.plots.marks.table import Cell, Table, cells
 from repo_interp.plots.style import (
     PAGE_HEIGHT,
     PAGE_WIDTH,
@@ -23,10 +28,13 @@ from repo_interp.plots.style import (
     PaperFigure,
     darker,
     paper_figure,
+    scheme_name,
     style,
 )
+from repo_interp.plots.view import View
 
 
+@style()
 def pattern_shares(run: xr.DataTree) -> PaperFigure:
     """Stacked shares of the patterns: over all layers that learn positions, by layer, and by layer and head (RePo fig. 3).
 
@@ -36,35 +44,29 @@ def pattern_shares(run: xr.DataTree) -> PaperFigure:
     shares = patterns["pattern_share"].transpose("layer", "head", "pattern")
     names = [str(name) for name in patterns["pattern"].values]
     named = schemes(patterns)
-    layers = list(named)
-    with style():
-        figure = paper_figure(PAGE_WIDTH, min(PAGE_HEIGHT, max(2.4, 0.17 * len(layers) + 1.1)))
-        overall, by_layer, by_head = figure.subplots(1, 3, width_ratios=(0.75, 2.1, 2.6))
-        draw_stack(overall, patterns["pattern_share_all"].values[None], names)
-        overall.set_xticks([])
-        overall.set_ylabel("share of chunks (%)")
-        overall.set_title("Learned layers")
-        _write_shares(overall, patterns["pattern_share_all"].values)
-        by_layer.sharey(overall)
-        draw_stack(by_layer, _layer_means(shares.values), names)
-        by_layer.tick_params(labelleft=False)
-        scheme_swatches(by_layer, named, "x")
-        places = sparse_ticks(layers, 16)
-        by_layer.set_xticks(places, [str(layers[place]) for place in places])
-        by_layer.set_xlabel("layer")
-        by_layer.set_title("By layer")
-        draw_mosaic(by_head, shares.values, names)
-        scheme_swatches(by_head, named, "y")
-        places = sparse_ticks(layers, 32)
-        by_head.set_yticks(places, [str(layers[place]) for place in places])
-        heads = shares["head"].values
-        places = sparse_ticks(list(heads), 16)
-        by_head.set_xticks(places, [str(heads[place]) for place in places])
-        by_head.set(xlabel="head", ylabel="layer")
-        by_head.set_title("By layer and head")
-        figure.suptitle(_caption(patterns), x=0.01, ha="left", fontsize=7.5)
-        handles = [Patch(facecolor=PATTERN_COLOURS[name], label=name) for name in names]
-        legend_below(figure, [*handles, *scheme_handles(named.values())])
+    figure = paper_figure(PAGE_WIDTH, min(PAGE_HEIGHT, max(2.4, 0.17 * len(named) + 1.1)))
+    overall, by_layer, by_head = figure.subplots(1, 3, width_ratios=(0.75, 2.1, 2.6))
+    draw_stack(overall, patterns["pattern_share_all"].values[None], names)
+    overall.set_xticks([])
+    overall.set_ylabel("share of chunks (%)")
+    overall.set_title("Learned layers")
+    _write_shares(overall, patterns["pattern_share_all"].values)
+    by_layer.sharey(overall)
+    draw_stack(by_layer, _layer_means(shares.values), names)
+    by_layer.tick_params(labelleft=False)
+    scheme_swatches(by_layer, named, "x")
+    name_ticks(by_layer.xaxis, named, 16)
+    by_layer.set_xlabel("layer")
+    by_layer.set_title("By layer")
+    draw_mosaic(by_head, shares.values, names)
+    scheme_swatches(by_head, named, "y")
+    name_ticks(by_head.yaxis, named, 32)
+    name_ticks(by_head.xaxis, shares["head"].values, 16)
+    by_head.set(xlabel="head", ylabel="layer")
+    by_head.set_title("By layer and head")
+    figure.suptitle(_caption(patterns), x=0.01, ha="left", fontsize=7.5)
+    handles = [Patch(facecolor=PATTERN_COLOURS[name], label=name) for name in names]
+    legend_below(figure, [*handles, *scheme_handles(named.values())])
     return figure
 
 
@@ -82,8 +84,8 @@ def draw_stack(ax: Axes, shares: np.ndarray, names: list[str]) -> Axes:
 
 
 def draw_mosaic(ax: Axes, shares: np.ndarray, names: list[str]) -> Axes:
-    """Draw `shares` [layer, head, pattern] on `ax`: a cell a head, cut from left to right by its shares; empty where they are
-    NaN.
+    """Draw `shares` [layer, head, pattern] on `ax`: one cell per head, cut from left to right by its shares; empty where they
+    are NaN.
     """
     layers, heads, _ = shares.shape
     edges = np.concatenate((np.zeros((layers, heads, 1)), np.cumsum(np.nan_to_num(shares), axis=-1)), axis=-1)
@@ -101,6 +103,7 @@ def draw_mosaic(ax: Axes, shares: np.ndarray, names: list[str]) -> Axes:
     return ax
 
 
+@style()
 def pattern_sensitivity(run: xr.DataTree) -> PaperFigure:
     """Share of each pattern over a grid of chunk size and epsilon; the run's own choice is framed (RePo sec. 5.2, footnote 5).
 
@@ -108,37 +111,46 @@ def pattern_sensitivity(run: xr.DataTree) -> PaperFigure:
     """
     patterns = group(run, "patterns")
     grid = patterns["sensitivity"].transpose("pattern", "chunk_size", "epsilon")
-    with style():
-        figure = paper_figure(PAGE_WIDTH, 0.9 + 0.24 * grid.sizes["chunk_size"])
-        axes = figure.subplots(1, grid.sizes["pattern"], sharey=True, squeeze=False)[0]
-        for ax, name in zip(axes, grid["pattern"].values, strict=True):
-            _share_map(ax, 100 * grid.sel(pattern=name).values, PATTERN_COLOURS[str(name)])
-            ax.set_xticks(range(grid.sizes["epsilon"]), [f"{value:g}" for value in grid["epsilon"].values])
-            ax.set_yticks(range(grid.sizes["chunk_size"]), [str(value) for value in grid["chunk_size"].values])
-            ax.set_xlabel("ε (positions)")
-            ax.set_title(f"{name} (% of chunks)")
-            _frame_choice(ax, patterns)
-        axes[0].set_ylabel("chunk size (tokens)")
+    figure = paper_figure(PAGE_WIDTH, 0.9 + 0.24 * grid.sizes["chunk_size"])
+    axes = figure.subplots(1, grid.sizes["pattern"], sharey=True, squeeze=False)[0]
+    for ax, name in zip(axes, grid["pattern"].values, strict=True):
+        _share_map(ax, 100 * grid.sel(pattern=name).values, PATTERN_COLOURS[str(name)])
+        ax.set_xticks(range(grid.sizes["epsilon"]), [f"{value:g}" for value in grid["epsilon"].values])
+        ax.set_yticks(range(grid.sizes["chunk_size"]), [str(value) for value in grid["chunk_size"].values])
+        ax.set_xlabel("ε (positions)")
+        ax.set_title(f"{name} (% of chunks)")
+        _frame_choice(ax, patterns)
+    axes[0].set_ylabel("chunk size (tokens)")
     return figure
+
+
+def pattern_table(run: xr.DataTree) -> Table:
+    """Shares of the chunk patterns in per cent: all layers that learn positions (RePo fig. 3), then every layer.
+
+    Raises InputError when the run has no patterns.
+    """
+    patterns = group(run, "patterns")
+    shares = 100 * patterns["pattern_share"].transpose("layer", "head", "pattern").values
+    names = [str(name) for name in patterns["pattern"].values]
+    rows: list[tuple[Cell, ...]] = [("learned layers", "", *cells(100 * patterns["pattern_share_all"].values))]
+    for (layer, scheme), share in zip(schemes(patterns).items(), shares, strict=True):
+        rows.append((f"layer {layer}", scheme_name(scheme), *cells(nanmean(share, axis=0))))
+    parameters = [f"{key.replace('_', ' ')} {patterns.attrs[key]}" for key in ("chunk_size", "epsilon") if key in patterns.attrs]
+    chunks = f"{_chunks(patterns):,} chunks in learned layers. " if "chunk_pattern" in patterns else ""
+    return Table(
+        "patterns",
+        "Patterns of positions inside chunks",
+        ("layers", "scheme", *(f"{name} (%)" for name in names)),
+        tuple(rows),
+        f"{chunks}{', '.join(parameters).capitalize()}.".replace(" .", ""),
+    )
 
 
 def _share_map(ax: Axes, shares: np.ndarray, colour: str) -> None:
     colours = LinearSegmentedColormap.from_list("share", ["#FFFFFF", colour, darker(colour, 0.75)])
     ax.imshow(shares, cmap=colours, vmin=0, vmax=100, aspect="auto")
-    for row, column in np.ndindex(shares.shape):
-        red, green, blue, _ = colours(shares[row, column] / 100)
-        light = 0.3 * red + 0.59 * green + 0.11 * blue > 0.5
-        ax.text(
-            column,
-            row,
-            f"{shares[row, column]:.0f}",
-            ha="center",
-            va="center",
-            fontsize=6.2,
-            color="black" if light else "white",
-        )
-    ax.spines[:].set_visible(False)
-    ax.tick_params(length=0)
+    lightness = colours(shares / 100)[..., :3] @ (0.3, 0.59, 0.11)
+    write_cells(ax, shares, ".0f", np.where(lightness > 0.5, "black", "white"), 6.2)
 
 
 def _frame_choice(ax: Axes, patterns: xr.Dataset) -> None:
@@ -169,12 +181,47 @@ def _layer_means(shares: np.ndarray) -> np.ndarray:
 
 
 def _caption(patterns: xr.Dataset) -> str:
-    said = []
+    parts = []
     if "chunk_size" in patterns.attrs:
-        said.append(f"chunks of {patterns.attrs['chunk_size']} tokens")
+        parts.append(f"chunks of {patterns.attrs['chunk_size']} tokens")
     if "epsilon" in patterns.attrs:
-        said.append(f"ε = {patterns.attrs['epsilon']:g} positions")
+        parts.append(f"ε = {patterns.attrs['epsilon']:g} positions")
     if "chunk_pattern" in patterns:
-        labels = patterns["chunk_pattern"].sel(layer=learned_layers(patterns))
-        said.append(f"n = {int((labels >= 0).sum()):,} chunks in learned layers")
-    return ", ".join(said)
+        parts.append(f"n = {_chunks(patterns):,} chunks in learned layers")
+    return ", ".join(parts)
+
+
+def _chunks(patterns: xr.Dataset) -> int:
+    """How many chunks of layers that learn positions are labelled."""
+    return int((patterns["chunk_pattern"].sel(layer=learned_layers(patterns)) >= 0).sum())
+
+
+def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
+    yield "pattern_shares", pattern_shares(run)
+    yield "pattern_sensitivity", pattern_sensitivity(run)
+
+
+def _not_all_monotonic(run: xr.DataTree) -> bool:
+    """Whether any head has a chunk that is not strictly monotonic, as those of the token index all are."""
+    shares = group(run, "patterns")["pattern_share"]
+    return bool((shares.sel(pattern=[name for name in shares["pattern"].values if name != "mono"]) > 0).any())
+
+
+def _head_maps(run: xr.DataTree) -> Sequence[HeadMap]:
+    shares = group(run, "patterns")["pattern_share"]
+    return [
+        HeadMap(shares.sel(pattern=name, drop=True).assign_attrs(long_name=f"share of {name} chunks", units="1"))
+        for name in shares["pattern"].values
+    ]
+
+
+VIEW = View(
+    "patterns",
+    "Patterns of positions",
+    "Chunks of a prompt by how positions run inside them: constant, strictly monotonic, or neither (RePo, fig. 3).",
+    _figures,
+    tables=lambda run: (pattern_table(run),),
+    head_maps=_head_maps,
+    informative=_not_all_monotonic,
+    compared=("pattern_share", "sensitivity"),
+)

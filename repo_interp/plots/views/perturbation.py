@@ -6,13 +6,18 @@ Draws the group `perturbation`. Knows nothing about how tokens were moved.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 
 from repo_interp.errors import InputError
+from repo_interp.plots.marks.drawing import write_cells
 from repo_interp.plots.marks.reading import group, unit_label
+from repo_interp.plots.marks.table import Table, cells
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
+from repo_interp.plots.view import View
 
 KIND_NAMES = {
     "text_order": "Text order",
@@ -22,10 +27,12 @@ KIND_NAMES = {
 }
 RISE = "rise of the log perplexity of targets that no move touched"
 VALUES = ("log_perplexity", "log_perplexity_rise", "task_score")
+_TITLES = {"log_perplexity": "Log perplexity", "log_perplexity_rise": "Rise over untouched targets"}
 
 
+@style()
 def perturbation_grid(run: xr.DataTree, value: str = "log_perplexity") -> PaperFigure:
-    """`value` over the share of moved tokens and the largest distance, a panel a kind (fig. 5).
+    """`value` over the share of moved tokens and the largest distance, one panel per kind (fig. 5).
 
     Raises InputError when the run has no perturbation, or for a value that is none of VALUES.
     """
@@ -33,19 +40,18 @@ def perturbation_grid(run: xr.DataTree, value: str = "log_perplexity") -> PaperF
         raise InputError(f"values of perturbation are {', '.join(VALUES)}, not {value!r}")
     dataset = group(run, "perturbation")
     cells, worse, reach = worse_than_without(dataset, value)
-    with style():
-        figure = paper_figure(PAGE_WIDTH, 0.95 + 0.26 * cells.sizes["l_max"])
-        axes = figure.subplots(1, cells.sizes["kind"], sharey=True, squeeze=False)[0]
-        images = []
-        for ax, kind in zip(axes, cells["kind"].values, strict=True):
-            images.append(draw_grid(ax, cells.sel(kind=kind), worse.sel(kind=kind).values, reach))
-            ax.set_title(KIND_NAMES.get(str(kind), str(kind)))
-        axes[0].set_ylabel(r"$l_{max}$ (tokens)")
-        bar = figure.colorbar(images[0], ax=list(axes), pad=0.01, fraction=0.03)
-        bar.outline.set_visible(False)  # pyright: ignore
-        bar.set_label("worse than without")
-        title = {"log_perplexity": "log perplexity", "task_score": str(dataset.attrs.get("metric", "task score"))}
-        figure.suptitle(unit_label(title.get(value, RISE), cells), x=0.01, ha="left", fontsize=7.5)
+    figure = paper_figure(PAGE_WIDTH, 0.95 + 0.26 * cells.sizes["l_max"])
+    axes = figure.subplots(1, cells.sizes["kind"], sharey=True, squeeze=False)[0]
+    images = []
+    for ax, kind in zip(axes, cells["kind"].values, strict=True):
+        images.append(draw_grid(ax, cells.sel(kind=kind), worse.sel(kind=kind).values, reach))
+        ax.set_title(KIND_NAMES.get(str(kind), str(kind)))
+    axes[0].set_ylabel(r"$l_{max}$ (tokens)")
+    bar = figure.colorbar(images[0], ax=list(axes), pad=0.01, fraction=0.03)
+    bar.outline.set_visible(False)  # pyright: ignore
+    bar.set_label("worse than without")
+    title = {"log_perplexity": "log perplexity", "task_score": str(dataset.attrs.get("metric", "task score"))}
+    figure.suptitle(unit_label(title.get(value, RISE), cells), x=0.01, ha="left", fontsize=7.5)
     return figure
 
 
@@ -60,20 +66,53 @@ def worse_than_without(dataset: xr.Dataset, value: str) -> tuple[xr.DataArray, x
 def draw_grid(ax: Axes, cells: xr.DataArray, worse: np.ndarray, reach: float):
     """Draw `cells` [l_max, gamma] on `ax` with their values, coloured by `worse` from -reach to reach. Returns the image."""
     image = ax.imshow(worse, cmap="PuOr_r", vmin=-reach, vmax=reach, aspect="auto")
-    for row, column in np.ndindex(worse.shape):
-        share = worse[row, column] / reach
-        ax.text(
-            column,
-            row,
-            f"{cells.values[row, column]:.3f}".replace("-0.000", "0.000"),
-            ha="center",
-            va="center",
-            fontsize=5.6,
-            color="white" if abs(share) > 0.62 else "black",
-        )
+    write_cells(ax, cells.values, ".3f", np.where(np.abs(worse / reach) > 0.62, "white", "black"), 5.6)
     ax.set_xticks(range(cells.sizes["gamma"]), [f"{100 * gamma:g}" for gamma in cells["gamma"].values])
     ax.set_yticks(range(cells.sizes["l_max"]), [str(l_max) for l_max in cells["l_max"].values])
     ax.set_xlabel("tokens moved (%)")
-    ax.spines[:].set_visible(False)
-    ax.tick_params(length=0)
     return image
+
+
+def values_to_show(run: xr.DataTree) -> tuple[str, ...]:
+    """The values of perturbation that say different things: the task's score is left out where it is the log perplexity."""
+    dataset = group(run, "perturbation")
+    same = np.allclose(dataset["task_score"], dataset["log_perplexity"], equal_nan=True)
+    return VALUES[:-1] if same else VALUES
+
+
+def perturbation_tables(run: xr.DataTree) -> tuple[Table, ...]:
+    """One table per value: rows are kinds and reaches, columns shares of moved tokens."""
+    dataset = group(run, "perturbation")
+    tables = []
+    for value in values_to_show(run):
+        values = dataset[value].transpose("kind", "l_max", "gamma")
+        rows = [
+            (KIND_NAMES.get(str(kind), str(kind)), int(l_max), *cells(values.sel(kind=kind, l_max=l_max).values))
+            for kind in values["kind"].values
+            for l_max in values["l_max"].values
+        ]
+        shares = (f"{100 * gamma:g} % moved" for gamma in values["gamma"].values)
+        layers = ", ".join(map(str, np.atleast_1d(dataset.attrs["layers"])))
+        what = unit_label(values.attrs["long_name"].capitalize(), values)
+        note = f"{what}, {dataset.attrs['prompts']} prompts of the task {dataset.attrs['task']}, in layers {layers}."
+        title = _TITLES.get(value, str(dataset.attrs["metric"]).capitalize())
+        tables.append(Table(f"perturbation_{value}", title, ("kind", "farthest move", *shares), tuple(rows), note))
+    return tuple(tables)
+
+
+def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
+    yield "perturbation_log_perplexity", perturbation_grid(run)
+    yield "perturbation_rise", perturbation_grid(run, "log_perplexity_rise")
+    if "task_score" in values_to_show(run):
+        yield "perturbation_task_score", perturbation_grid(run, "task_score")
+
+
+VIEW = View(
+    "perturbation",
+    "Tolerance to moved tokens and positions",
+    "A share of the tokens, of the keys or of the positions is moved by up to a few tokens; how much worse the model then predicts "
+    "(Position Generalization, fig. 5, table 1). Reordered text is judged as it then stands.",
+    _figures,
+    tables=perturbation_tables,
+    compared=("log_perplexity_rise", "task_score"),
+)

@@ -2,8 +2,9 @@
 
     z_i against i        z_i: the position a head gives to token i of the prompt, in positions; i: its index
 
-Draws the group `positions` of a run. Layers without positions (NoPE) are shown as such, never as zeros. Long prompts are
-drawn by the extremes of each pixel, so every point on paper is a token. Knows nothing about how positions were made.
+Draws the group `positions` of a run, with the ranges of `ranges` and the explorer of `explorer`. Layers without positions (NoPE) are shown
+as such, never as zeros. Long prompts are drawn by the extremes of each pixel, so every point on paper is a token. Knows nothing about how
+positions were made.
 """
 
 from __future__ import annotations
@@ -15,19 +16,24 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
 
+from repo_interp.plots.marks.arrays import over_prompts
 from repo_interp.plots.marks.drawing import (
+    contiguous,
     envelope,
     legend_below,
+    name_tokens,
     number,
     part_ribbon,
     scheme_handles,
     scheme_swatches,
     shade_spans,
     span_handles,
+    thin,
+    token_label,
 )
-from repo_interp.plots.marks.labels import contiguous, thin, token_label
+from repo_interp.plots.marks.heads import HeadMap
 from repo_interp.plots.marks.outliers import FEWEST, fences, global_range
-from repo_interp.plots.marks.reading import PromptTokens, group, pick, prompt_tokens, schemes, unit_label
+from repo_interp.plots.marks.reading import PromptTokens, group, heads_to_show, pick, prompt_tokens, schemes, unit_label
 from repo_interp.plots.style import (
     PAGE_HEIGHT,
     PAGE_WIDTH,
@@ -39,7 +45,12 @@ from repo_interp.plots.style import (
     span_colours,
     style,
 )
+from repo_interp.plots.view import View
+from repo_interp.plots.views.explorer import EXPLORER
+from repo_interp.plots.views.ranges import position_ranges, range_table
 
+LINES = 3
+"""Heads whose positions are drawn on their own."""
 LABELS = 100
 """Token labels that fit under a figure of page width."""
 PIXELS = 1800
@@ -48,6 +59,7 @@ NAMED_OUTLIERS = 5
 """Outliers that are named beside their point."""
 
 
+@style()
 def position_lines(run: xr.DataTree, layer: int, head: int, prompt: int = 0) -> PaperFigure:
     """Positions of one head over one prompt: spans shaded, tokens labelled, the farthest outliers named (RePo fig. 8).
 
@@ -58,40 +70,31 @@ def position_lines(run: xr.DataTree, layer: int, head: int, prompt: int = 0) -> 
     tokens = prompt_tokens(positions, prompt)
     names = _span_names(positions)
     scheme = schemes(positions)[layer]
-    with style():
-        figure = paper_figure(PAGE_WIDTH, 2.7)
-        ax = figure.subplots()
-        draw_positions(ax, values.values[: tokens.count], scheme_colour(scheme))
-        shade_spans(ax, tokens.top_spans, names)
-        parts = part_ribbon(ax, tokens.spans, names)
-        _label_tokens(ax, values.values[: tokens.count], tokens, names)
-        _name_outliers(ax, values.values[: tokens.count], tokens)
-        ax.set_ylabel(unit_label("position z", positions["position"]))
-        ax.set_title(f"Layer {layer}, head {head} ({scheme_name(scheme)}), prompt {prompt}, {tokens.count:,} tokens")
-        legend_below(figure, span_handles([*tokens.top_spans, *parts], names))
+    figure = paper_figure(PAGE_WIDTH, 2.7)
+    ax = figure.subplots()
+    draw_positions(ax, values.values[: tokens.count], scheme_colour(scheme))
+    shade_spans(ax, tokens.top_spans, names)
+    parts = part_ribbon(ax, tokens.spans, names)
+    _label_tokens(ax, values.values[: tokens.count], tokens, names)
+    _name_outliers(ax, values.values[: tokens.count], tokens)
+    ax.set_ylabel(unit_label("position z", positions["position"]))
+    ax.set_title(f"Layer {layer}, head {head} ({scheme_name(scheme)}), prompt {prompt}, {tokens.count:,} tokens")
+    legend_below(figure, span_handles([*tokens.top_spans, *parts], names))
     return figure
 
 
 def draw_positions(ax: Axes, values: np.ndarray, colour: str) -> Axes:
-    """Draw the positions `values` [token] on `ax` as a line with a dot a token; a note where there are none."""
+    """Draw the positions `values` [token] on `ax` as a line with one dot per token; a note where there are none."""
     room = max(0.5, 0.008 * len(values))
     ax.set_xlim(-room, len(values) - 1 + room)
     limits = global_range(values)
     if limits is None:
         ax.set_yticks([])
-        ax.text(
-            0.5,
-            0.5,
-            "no positions in this layer",
-            transform=ax.transAxes,
-            ha="center",
-            va="center",
-            color="#5A5A5A",
-        )
+        ax.text(0.5, 0.5, "no positions in this layer", transform=ax.transAxes, ha="center", va="center", color="#5A5A5A")
         return ax
-    kept = envelope(values, PIXELS)
-    marker = "o" if len(kept) <= 400 else ""
-    ax.plot(kept, values[kept], color=colour, linewidth=0.6, marker=marker, markersize=1.8, gid="positions")
+    shown = envelope(values, PIXELS)
+    marker = "o" if len(shown) <= 400 else ""
+    ax.plot(shown, values[shown], color=colour, linewidth=0.6, marker=marker, markersize=1.8, gid="positions")
     ax.set_ylim(*limits)
     ax.grid(axis="y")
     return ax
@@ -101,23 +104,18 @@ def _label_tokens(ax: Axes, values: np.ndarray, tokens: PromptTokens, names: lis
     """Token texts below the axis, the index above it: tokens of spans first, then the farthest positions, then evenly spread
     ones.
     """
-    ax.xaxis.remove_overlapping_locs = False
     ax.set_xlabel("token index" if tokens.texts is None else f"token index and {tokens.texts_are}")
     ax.locator_params(axis="x", nbins=10, integer=True)
     if tokens.texts is None:
         return
     gap = max(1.0, tokens.count / LABELS)
-    kept = thin(_telling(values, tokens), gap)
-    colours = span_colours(names)
+    texts = {token: tokens.text(token) for token in thin(_by_worth(values, tokens), gap)}
+    inks = {name: darker(colour, 0.62) for name, colour in span_colours(names).items()}
     owner = {token: name for name, members in tokens.top_spans.items() for token in members}
-    ax.set_xticks(kept, [token_label(tokens.text(token)) for token in kept], minor=True)
-    ax.tick_params(axis="x", which="minor", labelsize=4.6, labelrotation=90, pad=9.5, length=1.5, top=False)
-    for token, label in zip(kept, ax.get_xticklabels(minor=True), strict=True):
-        label.set_parse_math(False)
-        label.set_color(darker(colours[owner[token]], 0.62) if token in owner else "#333333")
+    name_tokens(ax, texts, 4.6, {token: inks[owner[token]] if token in owner else "#333333" for token in texts})
 
 
-def _telling(values: np.ndarray, tokens: PromptTokens) -> Iterator[int]:
+def _by_worth(values: np.ndarray, tokens: PromptTokens) -> Iterator[int]:
     """Token indices in the order in which their labels are worth their room."""
     for members in tokens.top_spans.values():
         for first, last in contiguous(members):
@@ -162,8 +160,9 @@ def _name_outliers(ax: Axes, values: np.ndarray, tokens: PromptTokens) -> None:
         )
 
 
+@style()
 def position_grid(run: xr.DataTree, prompt: int = 0) -> PaperFigure:
-    """Positions of every head over one prompt: a row a layer, a column a head, each cell on its own vertical scale; spans shaded.
+    """Positions of every head over one prompt: one row per layer, one column per head, each cell on its own scale; spans shaded.
 
     The number in a cell is its range, max - min, in positions. Raises InputError when the run has no positions or not this
     prompt.
@@ -172,30 +171,29 @@ def position_grid(run: xr.DataTree, prompt: int = 0) -> PaperFigure:
     values = pick(positions["position"], prompt=prompt).transpose("layer", "head", "token")
     tokens = prompt_tokens(positions, prompt)
     layers, heads = values.sizes["layer"], values.sizes["head"]
-    with style():
-        cell = min(0.62, (PAGE_HEIGHT - 0.8) / layers)
-        figure = paper_figure(PAGE_WIDTH, max(1.6, cell * layers + 0.8))
-        ax = figure.subplots()
-        named = schemes(positions)
-        _shade_columns(ax, tokens, layers, heads, _span_names(positions))
-        draw_grid(ax, values.values[..., : tokens.count], [scheme_colour(scheme) for scheme in named.values()])
-        ax.set_yticks(range(layers), [str(layer) for layer in named])
-        ax.set_xticks(range(heads), [str(head) for head in values["head"].values])
-        ax.set(xlabel="head", ylabel="layer")
-        ax.xaxis.tick_top()
-        ax.xaxis.set_label_position("top")
-        ax.tick_params(axis="x", length=0)
-        scheme_swatches(ax, named, "y")
-        ax.set_title(f"Positions over prompt {prompt}, {tokens.count:,} tokens; number: range in positions")
-        handles = [*scheme_handles(named.values()), *span_handles(tokens.top_spans, _span_names(positions))]
-        legend_below(figure, handles)
+    cell = min(0.62, (PAGE_HEIGHT - 0.8) / layers)
+    figure = paper_figure(PAGE_WIDTH, max(1.6, cell * layers + 0.8))
+    ax = figure.subplots()
+    named = schemes(positions)
+    _shade_columns(ax, tokens, layers, heads, _span_names(positions))
+    draw_grid(ax, values.values[..., : tokens.count], [scheme_colour(scheme) for scheme in named.values()])
+    ax.set_yticks(range(layers), [str(layer) for layer in named])
+    ax.set_xticks(range(heads), [str(head) for head in values["head"].values])
+    ax.set(xlabel="head", ylabel="layer")
+    ax.xaxis.tick_top()
+    ax.xaxis.set_label_position("top")
+    ax.tick_params(axis="x", length=0)
+    scheme_swatches(ax, named, "y")
+    ax.set_title(f"Positions over prompt {prompt}, {tokens.count:,} tokens; number: range in positions")
+    handles = [*scheme_handles(named.values()), *span_handles(tokens.top_spans, _span_names(positions))]
+    legend_below(figure, handles)
     return figure
 
 
 def draw_grid(ax: Axes, values: np.ndarray, colours: list[str]) -> Axes:
     """Draw `values` [layer, head, token] as a grid of small lines, each scaled to its own cell; a dash where all is NaN.
 
-    Cell (layer, head) is centred at x = head, y = layer, y downwards; `colours` one a layer. A constant head is a flat line.
+    Cell (layer, head) is centred at x = head, y = layer, y downwards; `colours`: one per layer. A constant head is a flat line.
     """
     layers, heads, count = values.shape
     bins = max(40, PIXELS // heads)
@@ -206,29 +204,15 @@ def draw_grid(ax: Axes, values: np.ndarray, colours: list[str]) -> Axes:
             limits = global_range(cell)
             if limits is None:
                 ax.text(
-                    head,
-                    layer,
-                    "no positions",
-                    ha="center",
-                    va="center",
-                    fontsize=4.5 if heads <= 8 else 2.5,
-                    color="#8A8A8A",
+                    head, layer, "no positions", ha="center", va="center", fontsize=4.5 if heads <= 8 else 2.5, color="#8A8A8A"
                 )
                 continue
-            kept = envelope(cell, bins)
-            x = head - 0.47 + 0.94 * (kept + 0.5) / count
-            lines.append(np.column_stack((x, layer + 0.47 - 0.74 * (cell[kept] - limits[0]) / (limits[1] - limits[0]))))
+            shown = envelope(cell, bins)
+            x = head - 0.47 + 0.94 * (shown + 0.5) / count
+            lines.append(np.column_stack((x, layer + 0.47 - 0.74 * (cell[shown] - limits[0]) / (limits[1] - limits[0]))))
             if heads <= 16:
                 spread = np.nanmax(cell) - np.nanmin(cell)
-                ax.text(
-                    head - 0.46,
-                    layer - 0.45,
-                    number(spread),
-                    fontsize=4.2,
-                    va="top",
-                    color="#333333",
-                    zorder=4,
-                )
+                ax.text(head - 0.46, layer - 0.45, number(spread), fontsize=4.2, va="top", color="#333333", zorder=4)
         ax.add_collection(
             LineCollection(lines, colors=colours[layer], linewidths=0.45 if heads <= 8 else 0.3, gid=f"positions {layer}")
         )
@@ -254,3 +238,33 @@ def _shade_columns(ax: Axes, tokens: PromptTokens, layers: int, heads: int, name
 
 def _span_names(positions: xr.Dataset) -> list[str]:
     return [str(name) for name in positions["span"].values] if "span" in positions.coords else []
+
+
+def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
+    first = int(group(run, "positions")["prompt"].values[0])
+    for layer, head in heads_to_show(run)[:LINES]:
+        yield f"positions_layer{layer}_head{head}", position_lines(run, layer, head, first)
+    yield "positions_of_all_heads", position_grid(run, first)
+    yield "position_ranges", position_ranges(run)
+
+
+def _differ_from_index(run: xr.DataTree) -> bool:
+    """Whether any head's range is another than that of the token index."""
+    positions = group(run, "positions")
+    beyond = positions["position_range"] - (positions["token_count"] - 1)
+    return bool((np.abs(beyond.where(np.isfinite(beyond), 0)) > 0).any())
+
+
+VIEW = View(
+    "positions",
+    "Positions, head by head",
+    "Every dot is a token: its index in the prompt against the position that the head gives to it, in positions. The range of a head, its "
+    "largest minus its smallest position, stands beside the context length (RePo, fig. 2).",
+    _figures,
+    tables=lambda run: (range_table(run),),
+    head_maps=lambda run: (HeadMap(over_prompts(group(run, "positions")["position_range"])),),
+    informative=_differ_from_index,
+    interactive=EXPLORER,
+    compared=("position_range",),
+    not_averaged=("position",),
+)

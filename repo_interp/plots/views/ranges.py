@@ -15,9 +15,10 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from repo_interp.plots.marks.drawing import counted, legend_below, plain_decades, scheme_handles, scheme_swatches, sparse_ticks
+from repo_interp.plots.marks.drawing import counted, legend_below, name_ticks, plain_decades, scheme_handles, scheme_swatches
 from repo_interp.plots.marks.reading import LEARNED_SCHEMES, group, schemes
-from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, style
+from repo_interp.plots.marks.table import Cell, Table, cells
+from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, scheme_name, style
 
 LOG_ABOVE = 50.0
 """Ratio of the largest to the smallest range from which the axis is logarithmic."""
@@ -25,10 +26,11 @@ BINS = 24
 _CONTEXT_LINE: Mapping[str, Any] = {"color": "#222222", "linewidth": 0.8, "linestyle": (0, (4, 2))}
 
 
+@style()
 def position_ranges(run: xr.DataTree) -> PaperFigure:
     """Ranges of positions per layer and head, and their distribution over the heads that learn positions (RePo fig. 2).
 
-    Left: a dot a head, the mean over prompts, heads from left to right within their layer; a thin line from the smallest to the
+    Left: one dot per head, the mean over prompts, heads from left to right within their layer; a thin line from the smallest to the
     largest prompt; the layer's median as a bar. Right: how many learned heads have which range. The band is the context length.
     Raises InputError when the run has no positions.
     """
@@ -37,33 +39,31 @@ def position_ranges(run: xr.DataTree) -> PaperFigure:
     lengths = positions["token_count"].values
     named = schemes(positions)
     prompts = ranges.sizes["prompt"]
-    with style():
-        figure = paper_figure(PAGE_WIDTH, 2.5)
-        left, right = figure.subplots(1, 2, width_ratios=(3.4, 1), sharey=True)
-        draw_ranges(left, ranges.values, [scheme_colour(scheme) for scheme in named.values()])
-        scheme_swatches(left, named, "x")
-        places = sparse_ticks(list(named), 32)
-        left.set_xticks(places, [str(list(named)[place]) for place in places])
-        left.set(xlabel="layer", ylabel="range of positions d (positions)")
-        _scale(left, ranges.values, lengths)
-        learned = [place for place, scheme in enumerate(named.values()) if scheme in LEARNED_SCHEMES]
-        _distribution(right, ranges.values[learned], [list(named.values())[place] for place in learned])
-        for ax in (left, right):
-            _context(ax, lengths)
-        heads = ranges.sizes["layer"] * ranges.sizes["head"]
-        left.set_title(f"{counted(heads, 'head')}, mean over {counted(prompts, 'prompt')}; line: smallest to largest")
-        right.set_title(counted(len(learned) * ranges.sizes["head"], "learned head"))
-        legend_below(figure, [*scheme_handles(named.values(), "o"), _context_handle(lengths)])
+    figure = paper_figure(PAGE_WIDTH, 2.5)
+    left, right = figure.subplots(1, 2, width_ratios=(3.4, 1), sharey=True)
+    draw_ranges(left, ranges.values, [scheme_colour(scheme) for scheme in named.values()])
+    scheme_swatches(left, named, "x")
+    name_ticks(left.xaxis, named, 32)
+    left.set(xlabel="layer", ylabel="range of positions d (positions)")
+    _scale(left, ranges.values, lengths)
+    learned = [place for place, scheme in enumerate(named.values()) if scheme in LEARNED_SCHEMES]
+    _distribution(right, ranges.values[learned], [list(named.values())[place] for place in learned])
+    for ax in (left, right):
+        _context(ax, lengths)
+    heads = ranges.sizes["layer"] * ranges.sizes["head"]
+    left.set_title(f"{counted(heads, 'head')}, mean over {counted(prompts, 'prompt')}; line: smallest to largest")
+    right.set_title(counted(len(learned) * ranges.sizes["head"], "learned head"))
+    legend_below(figure, [*scheme_handles(named.values(), "o"), _context_handle(lengths)])
     return figure
 
 
 def draw_ranges(ax: Axes, ranges: np.ndarray, colours: list[str]) -> Axes:
-    """Draw `ranges` [layer, head, prompt] on `ax`, one layer a unit of x; `colours` one a layer. NaN (no positions) is left out."""
+    """Draw `ranges` [layer, head, prompt] on `ax`, one layer per unit of x; `colours`: one per layer. NaN (no positions) is left out."""
     heads = ranges.shape[1]
     offsets = np.linspace(-0.32, 0.32, heads) if heads > 1 else np.zeros(1)
     for layer, (values, colour) in enumerate(zip(ranges, colours, strict=True)):
-        kept = np.isfinite(values).any(axis=1)
-        if not kept.any():
+        known = np.isfinite(values).any(axis=1)
+        if not known.any():
             ax.text(
                 layer,
                 0.5,
@@ -75,29 +75,38 @@ def draw_ranges(ax: Axes, ranges: np.ndarray, colours: list[str]) -> Axes:
                 color="#8A8A8A",
             )
             continue
-        means = np.nanmean(values[kept], axis=1)
-        x = layer + offsets[kept]
-        ax.vlines(
-            x,
-            np.nanmin(values[kept], axis=1),
-            np.nanmax(values[kept], axis=1),
-            color=colour,
-            alpha=0.45,
-            linewidth=0.6,
-        )
-        ax.plot(
-            x,
-            means,
-            "o",
-            color=colour,
-            markersize=2.6 if heads <= 16 else 1.8,
-            markeredgewidth=0,
-            gid=f"layer {layer}",
-        )
+        means = np.nanmean(values[known], axis=1)
+        x = layer + offsets[known]
+        ax.vlines(x, np.nanmin(values[known], axis=1), np.nanmax(values[known], axis=1), color=colour, alpha=0.45, linewidth=0.6)
+        ax.plot(x, means, "o", color=colour, markersize=2.6 if heads <= 16 else 1.8, markeredgewidth=0, gid=f"layer {layer}")
         ax.hlines(np.median(means), layer - 0.42, layer + 0.42, color="#222222", linewidth=0.9, zorder=3)
     ax.set_xlim(-0.6, len(ranges) - 0.4)
     ax.grid(axis="y")
     return ax
+
+
+def range_table(run: xr.DataTree) -> Table:
+    """One row per layer (RePo fig. 2): smallest, median and largest range over heads and prompts, and the median as a share of the
+    context.
+
+    Raises InputError when the run has no positions.
+    """
+    positions = group(run, "positions")
+    ranges = positions["position_range"].transpose("layer", "head", "prompt").values
+    lengths = positions["token_count"].values
+    rows: list[tuple[Cell, ...]] = []
+    for (layer, scheme), values in zip(schemes(positions).items(), ranges, strict=True):
+        shares = (100 * values / lengths)[np.isfinite(values)]
+        finite = values[np.isfinite(values)]
+        numbers = (finite.min(), np.median(finite), finite.max(), np.median(shares)) if finite.size else [np.nan] * 4
+        rows.append((f"layer {layer}", scheme_name(scheme), *cells(numbers)))
+    return Table(
+        "positions",
+        "Ranges of positions, max − min",
+        ("layer", "scheme", "smallest", "median", "largest", "median / context (%)"),
+        tuple(rows),
+        f"In positions, over {ranges.shape[1]} heads per layer and {ranges.shape[2]} prompts of {_span_of(lengths)} tokens.",
+    )
 
 
 def _scale(ax: Axes, ranges: np.ndarray, lengths: np.ndarray) -> None:
@@ -122,15 +131,7 @@ def _distribution(ax: Axes, ranges: np.ndarray, names: list[str]) -> None:
     ax.set_xlabel("heads")
     ax.grid(axis="x")
     if not np.isfinite(ranges).any():
-        ax.text(
-            0.5,
-            0.5,
-            "no learned\npositions",
-            ha="center",
-            va="center",
-            transform=ax.transAxes,
-            color="#8A8A8A",
-        )
+        ax.text(0.5, 0.5, "no learned\npositions", ha="center", va="center", transform=ax.transAxes, color="#8A8A8A")
         return
     bins = int(np.clip(3 * np.sqrt(ranges.shape[0] * ranges.shape[1]), 6, BINS))
     transform = ax.yaxis.get_transform()
@@ -138,19 +139,13 @@ def _distribution(ax: Axes, ranges: np.ndarray, names: list[str]) -> None:
     edges = transform.inverted().transform(np.linspace(low, high, bins + 1)).tolist()
     kinds = list(dict.fromkeys(names))
     stacked = [_prompt_means(ranges[[name == kind for name in names]]) for kind in kinds]
-    ax.hist(
-        stacked,
-        bins=edges,
-        orientation="horizontal",
-        stacked=True,
-        color=[scheme_colour(kind) for kind in kinds],
-    )
+    ax.hist(stacked, bins=edges, orientation="horizontal", stacked=True, color=[scheme_colour(kind) for kind in kinds])
     ax.locator_params(axis="x", integer=True, nbins=4)
 
 
 def _prompt_means(ranges: np.ndarray) -> np.ndarray:
-    kept = ranges[np.isfinite(ranges).any(axis=-1)]
-    return np.nanmean(kept, axis=-1)
+    known = ranges[np.isfinite(ranges).any(axis=-1)]
+    return np.nanmean(known, axis=-1)
 
 
 def _context(ax: Axes, lengths: np.ndarray) -> None:
@@ -161,6 +156,9 @@ def _context(ax: Axes, lengths: np.ndarray) -> None:
 
 
 def _context_handle(lengths: np.ndarray) -> Line2D:
+    return Line2D([], [], **_CONTEXT_LINE, label=f"context length: {_span_of(lengths)} tokens")
+
+
+def _span_of(lengths: np.ndarray) -> str:
     low, high = int(lengths.min()), int(lengths.max())
-    said = f"{low:,}" if high == low else f"{low:,} to {high:,}"
-    return Line2D([], [], **_CONTEXT_LINE, label=f"context length: {said} tokens")
+    return f"{low:,}" if high == low else f"{low:,} to {high:,}"

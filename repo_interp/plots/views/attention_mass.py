@@ -1,0 +1,307 @@
+"""Where attention goes: mass from the generated tokens to each span (RePo sec. 5.1, table 4), and which heads send it there.
+
+    mass(S) = mean over generated rows i of sum_{j in S} A_ij
+    mass per token = mass(S) / |S|, in units of 10^-2 as in table 4
+
+A_ij is attention after the softmax. Draws the group `attention_mass` of a run. Knows nothing about how mass is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from repo_interp.plots.marks.arrays import nanmean, ranked
+from repo_interp.plots.marks.drawing import counted, legend_below, number, plain_decades, scheme_handles
+from repo_interp.plots.marks.heads import HeadMap, head_grid_figure
+from repo_interp.plots.marks.reading import group, has_groups, main_span, ordered_spans, pick, schemes
+from repo_interp.plots.marks.table import Table, cells
+from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, scheme_name, style
+from repo_interp.plots.view import View
+
+UNIT = 100.0
+"""Table 4's unit is 10^-2."""
+LOG_ABOVE = 20.0
+"""Ratio of the largest to the smallest mean from which the axis is logarithmic."""
+RANKED = 20
+"""Heads that are named in the ranking."""
+
+
+@style()
+def mass_by_span(run: xr.DataTree) -> PaperFigure:
+    """Attention mass per token x 100 of every span: the mean (table 4), every prompt, and how far heads differ, by scheme.
+
+    Raises InputError when the run has no attention mass.
+    """
+    dataset = group(run, "attention_mass")
+    spans = shown_spans(dataset)
+    per_token = UNIT * dataset["mass_per_token"].sel(span=spans).transpose("span", "prompt", "layer", "head")
+    named = schemes(dataset)
+    figure = paper_figure(PAGE_WIDTH, 0.85 + max(0.42, 0.11 * len(set(named.values()))) * len(spans))
+    ax = figure.subplots()
+    draw_mass(ax, per_token.values, dataset["table"].sel(span=spans).values, named)
+    ax.set_yticks(range(len(spans)), [_indented(name) for name in spans])
+    ax.set_xlabel("attention mass per token (10⁻²)")
+    sizes = per_token.sizes
+    ax.set_title(
+        f"Mean over {counted(sizes['prompt'], 'prompt')}, {counted(sizes['layer'], 'layer')} of {counted(sizes['head'], 'head')}"
+    )
+    legend_below(figure, [*_mass_handles(), *scheme_handles(named.values())])
+    return figure
+
+
+def draw_mass(ax: Axes, per_token: np.ndarray, table: np.ndarray, named: Mapping[int, str]) -> Axes:
+    """Draw `per_token` [span, prompt, layer, head] on `ax`, one row per span: heads as intervals by scheme, prompts as ticks, `table`
+    [span] as diamonds with their numbers. `named`: scheme of each layer. Spans in no prompt are NaN and stay empty.
+    """
+    kinds = list(dict.fromkeys(named.values()))
+    layers = {kind: [place for place, name in enumerate(named.values()) if name == kind] for kind in kinds}
+    ax.set_ylim(len(table) - 0.4, -0.6)
+    _mass_scale(ax, per_token, table)
+    for row, values in enumerate(per_token):
+        if not np.isfinite(values).any():
+            continue
+        for place, kind in enumerate(kinds):
+            heads = nanmean(values[:, layers[kind]], axis=0).ravel()
+            heads = heads[np.isfinite(heads)]
+            if heads.size:
+                y = row + 0.22 + min(0.1, 0.36 / len(kinds)) * place
+                five, quarter, three_quarters, ninety_five = np.percentile(heads, [5, 25, 75, 95])
+                ax.hlines(y, five, ninety_five, color=scheme_colour(kind), linewidth=0.7)
+                ax.hlines(y, quarter, three_quarters, color=scheme_colour(kind), linewidth=2.6, gid=f"heads {row} {kind}")
+        prompts = nanmean(values, axis=(1, 2))
+        ax.plot(prompts, np.full(prompts.shape, row), "|", color="#333333", alpha=0.6, markersize=6, gid=f"prompts {row}")
+        ax.plot(table[row], row, "D", color="black", markersize=3.6, zorder=4, gid=f"mean {row}")
+        ax.annotate(
+            number(table[row]),
+            (table[row], row),
+            xytext=(0, 5),
+            textcoords="offset points",
+            ha="center",
+            va="bottom",
+            fontsize=6.2,
+        )
+    ax.grid(axis="x")
+    ax.tick_params(axis="y", length=0)
+    return ax
+
+
+@style()
+def heads_ranked(run: xr.DataTree, span: str = "needle") -> PaperFigure:
+    """Heads ranked by the attention mass they put on `span`: the first ones by name with their spread over prompts, and the whole
+    ranking.
+
+    Raises InputError when the run has no attention mass, or not this span.
+    """
+    dataset = group(run, "attention_mass")
+    mass = 100 * pick(dataset["mass"], span=span).transpose("layer", "head", "prompt")
+    named = schemes(dataset)
+    ranking = ranked(nanmean(mass.values, axis=2))
+    first = ranking[:RANKED]
+    layers, heads = mass["layer"].values, mass["head"].values
+    figure = paper_figure(PAGE_WIDTH, 0.9 + 0.135 * max(8, len(first)))
+    bars, curve = figure.subplots(1, 2, width_ratios=(1.5, 1))
+    for place, (layer, head) in enumerate(first):
+        values = mass.values[layer, head]
+        colour = scheme_colour(named[int(layers[layer])])
+        bars.barh(place, nanmean(values), 0.74, color=colour, alpha=0.85, gid=f"L{layers[layer]} H{heads[head]}")
+        bars.hlines(place, np.nanmin(values), np.nanmax(values), color="#222222", linewidth=0.7)
+    bars.set_yticks(range(len(first)), [f"L{layers[layer]} H{heads[head]}" for layer, head in first])
+    bars.set(ylim=(max(8, len(first)) - 0.4, -0.6), xlim=(0, None), xlabel=f"attention mass on {span} (%)")
+    bars.tick_params(axis="y", length=0)
+    bars.grid(axis="x")
+    bars.set_title(f"First {counted(len(first), 'head')}; line: smallest to largest prompt")
+    places = np.arange(1, len(ranking) + 1)
+    means = np.array([nanmean(mass.values[layer, head]) for layer, head in ranking])
+    colours = [scheme_colour(named[int(layers[layer])]) for layer, _ in ranking]
+    curve.scatter(places, means, s=9 if len(ranking) <= 64 else 4, c=colours, linewidths=0, gid="ranking", clip_on=False)
+    curve.set(xlabel="rank", ylabel=f"mass on {span} (%)", xlim=(0.2, len(ranking) + 0.8), ylim=(0, None))
+    curve.grid(axis="y")
+    curve.set_title(f"All of {counted(len(ranking), 'head')}, {counted(mass.sizes['prompt'], 'prompt')}")
+    handles = scheme_handles(named.values())
+    uniform = uniform_share(run, span)
+    if uniform is not None:
+        look = {"color": "#222222", "linewidth": 0.8, "linestyle": (0, (1, 1.5))}
+        bars.axvline(100 * uniform, **look, gid="uniform")
+        curve.axhline(100 * uniform, **look, gid="uniform")
+        handles.append(Line2D([], [], **look, label=f"{span}'s share of the tokens ({number(100 * uniform)} %)"))
+    legend_below(figure, handles)
+    return figure
+
+
+def uniform_share(run: xr.DataTree, span: str) -> float | None:
+    """What even attention would give `span`: its share of the tokens, the mean over prompts that have it. None without positions."""
+    if not has_groups(run, ["positions"]) or "span_mask" not in run["positions"].data_vars:
+        return None
+    positions = group(run, "positions")
+    if span not in positions["span"].values:
+        return None
+    tokens = (positions["span_mask"].sel(span=span) > 0).sum("token").values
+    present = tokens > 0
+    return float((tokens[present] / positions["token_count"].values[present]).mean()) if present.any() else None
+
+
+def mass_grid(run: xr.DataTree, span: str = "needle") -> PaperFigure:
+    """Attention mass on `span` of every head, the mean over prompts, as a layer x head map. Raises InputError as `heads_ranked`."""
+    return head_grid_figure(mass_of_heads(run, span))
+
+
+def mass_of_heads(run: xr.DataTree, span: str) -> xr.DataArray:
+    """Attention mass on `span` [layer, head] in per cent, the mean over prompts. Raises InputError as `heads_ranked`."""
+    mass = UNIT * pick(group(run, "attention_mass")["mass"], span=span).transpose("layer", "head", "prompt")
+    means = mass.isel(prompt=0, drop=True).copy(data=nanmean(mass.values, axis=2))
+    return means.assign_attrs(long_name=f"attention mass on {span}", units="%")
+
+
+def shown_spans(dataset: xr.Dataset) -> list[str]:
+    """Top-level spans in reading order, each needle after its parent where there are several; deeper parts are left to the
+    tables.
+    """
+    present = ordered_spans(map(str, dataset["span"].values))
+    parts = {name: [other for other in present if other.startswith(f"{name}.") and other.count(".") == 1] for name in present}
+    table = {name: float(dataset["table"].sel(span=name)) for name in present}
+    shown = []
+    for name in present:
+        if "." not in name and np.isfinite(table[name]):
+            several = [part for part in parts[name] if np.isfinite(table[part])]
+            shown += [name, *(several if len(several) > 1 else [])]
+    return shown
+
+
+def mass_table(run: xr.DataTree) -> Table:
+    """RePo table 4, one row per span: mean attention mass per token x 100, its deviation over prompts and over heads, mass in per cent.
+
+    Raises InputError when the run has no attention mass.
+    """
+    dataset = group(run, "attention_mass")
+    dataset = dataset.sel(span=ordered_spans(map(str, dataset["span"].values)))
+    per_token = UNIT * dataset["mass_per_token"].transpose("span", "prompt", "layer", "head").values
+    mass = UNIT * dataset["mass"].transpose("span", "prompt", "layer", "head").values
+    rows = []
+    for place, name in enumerate(dataset["span"].values):
+        prompts, heads = nanmean(per_token[place], axis=(1, 2)), nanmean(per_token[place], axis=0)
+        if not np.isfinite(prompts).any():
+            continue
+        held = mass[place][np.isfinite(per_token[place])]
+        rows.append(
+            (
+                str(name),
+                float(dataset["table"].values[place]),
+                _deviation(prompts),
+                _deviation(heads),
+                float(held.mean()),
+                int(np.isfinite(prompts).sum()),
+            )
+        )
+    layers, heads = dataset.sizes["layer"], dataset.sizes["head"]
+    return Table(
+        "attention_mass",
+        "Attention mass from generated tokens, by span",
+        ("span", "mass per token (10⁻²)", "± over prompts", "± over heads", "mass (%)", "prompts"),
+        tuple(rows),
+        f"Mean over prompts, {layers} layers and {heads} heads each; ± is the standard deviation. "
+        "A dotted name is a part of its parent.",
+    )
+
+
+def head_table(run: xr.DataTree, span: str = "needle", most: int = 20) -> Table:
+    """The `most` heads with the largest attention mass on `span`: layer, head, scheme, mass and its smallest and largest prompt,
+    in per cent.
+
+    Raises InputError when the run has no attention mass, or not this span.
+    """
+    dataset = group(run, "attention_mass")
+    mass = UNIT * pick(dataset["mass"], span=span).transpose("layer", "head", "prompt").values
+    means, named = nanmean(mass, axis=2), schemes(dataset)
+    layers, heads = dataset["layer"].values, dataset["head"].values
+    rows = [
+        (
+            place,
+            int(layers[layer]),
+            int(heads[head]),
+            scheme_name(named[int(layers[layer])]),
+            *cells([means[layer, head], np.nanmin(mass[layer, head]), np.nanmax(mass[layer, head])]),
+        )
+        for place, (layer, head) in enumerate(ranked(means)[:most], start=1)
+    ]
+    return Table(
+        "heads",
+        f"Heads ranked by attention mass on {span}",
+        ("rank", "layer", "head", "scheme", f"mass on {span} (%)", "smallest", "largest"),
+        tuple(rows),
+        f"Mean, smallest and largest of {mass.shape[2]} prompts; {len(rows)} of {means.size:,} heads.",
+    )
+
+
+def _mass_scale(ax: Axes, per_token: np.ndarray, table: np.ndarray) -> None:
+    means = table[np.isfinite(table) & (table > 0)]
+    heads = nanmean(per_token, axis=1)
+    if means.size and means.max() / means.min() > LOG_ABOVE:
+        shown = heads[np.isfinite(heads) & (heads > 0)]
+        ax.set_xscale("log")
+        plain_decades(ax.xaxis)
+        ax.set_xlim(max(float(np.percentile(shown, 2)), means.min() / 100) / 1.5, float(shown.max()) * 1.3)
+    else:
+        spread = [np.nanpercentile(row, 95) for row in heads if np.isfinite(row).any()]
+        ax.set_xlim(0, 1.08 * max([*spread, float(np.nanmax(table, initial=0.0)), 1e-12]))
+
+
+def _mass_handles() -> list[Line2D]:
+    return [
+        Line2D([], [], linestyle="none", marker="D", color="black", markersize=3.6, label="mean"),
+        Line2D([], [], linestyle="none", marker="|", color="#333333", markersize=6, label="a prompt"),
+        Line2D([], [], color="#777777", linewidth=2.6, label="middle half of heads (thin: 5-95 %)"),
+    ]
+
+
+def _indented(name: str) -> str:
+    return name if "." not in name else f"  {name}"
+
+
+def _deviation(values: np.ndarray) -> float | None:
+    """Sample standard deviation of the finite values; None for fewer than two."""
+    finite = values[np.isfinite(values)]
+    return float(finite.std(ddof=1)) if finite.size > 1 else None
+
+
+def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
+    yield "attention_mass_by_span", mass_by_span(run)
+    span = main_span(run)
+    if span is not None:
+        yield "heads_ranked", heads_ranked(run, span)
+        yield "heads_map", mass_grid(run, span)
+
+
+def _tables(run: xr.DataTree) -> Sequence[Table]:
+    span = main_span(run)
+    return (mass_table(run),) if span is None else (mass_table(run), head_table(run, span))
+
+
+def _head_maps(run: xr.DataTree) -> Sequence[HeadMap]:
+    span = main_span(run)
+    return () if span is None else (HeadMap(mass_of_heads(run, span)),)
+
+
+def _lead(run: xr.DataTree) -> str:
+    span = main_span(run)
+    to_span = (
+        "no prompt marks a span that heads could be ranked by"
+        if span is None
+        else f"and the heads by what they send to the {span}"
+    )
+    return f"Attention after the softmax from the generated tokens: to each token of a span (RePo, table 4), {to_span}."
+
+
+VIEW = View(
+    "attention_mass",
+    "Attention mass by span",
+    _lead,
+    _figures,
+    tables=_tables,
+    head_maps=_head_maps,
+    compared=("mass_per_token", "mass"),
+)

@@ -1,0 +1,229 @@
+"""Position and semantics in the logits of a head: the three-axis fit (Position Generalization fig. 2), and how well it holds.
+
+    W_ij ~ a_{i-j} + b_i + c_j        logit map, its three axes, their sum
+
+Maps are the block means of the group `maps`; the sum of the axes is averaged over the same blocks, exactly: with A the running sum of a's
+running sum, a sums over a block to A(below) - A(above) at its corners. Draws the groups `three_axis` and `maps`. Knows nothing about how
+fits are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+
+from repo_interp.errors import InputError
+from repo_interp.plots.marks.arrays import nanmean, over_prompts, ranked_heads
+from repo_interp.plots.marks.drawing import counted, envelope, legend_below, number, scheme_handles
+from repo_interp.plots.marks.heads import HeadMap, head_grid, layer_table
+from repo_interp.plots.marks.reading import group, has_groups, pick, schemes
+from repo_interp.plots.marks.table import Table
+from repo_interp.plots.style import COLUMN_WIDTH, PAGE_HEIGHT, PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, style
+from repo_interp.plots.view import View
+
+FITS = {"three_axis": "three-axis", "fake_distance": "fake-distance"}
+PIXELS = 600
+"""Points of an axis that are drawn, at least."""
+SHOWN = (1, 99)
+"""Percentiles of a map at which its colours end."""
+CORRELATIONS = {
+    "r": "r of the three-axis fit",
+    "r_attention": "r on attention weights",
+    "r_position": "r with learned distances",
+    "r_shuffled": "r, distances shuffled",
+    "r2_held_out": "R² on held-out rows",
+}
+"""Variables [prompt, layer, head] that say how well the fit holds, the main one first, and what they are called."""
+
+
+@style()
+def fit_correlations(run: xr.DataTree) -> PaperFigure:
+    """r over layers and heads of each fit that the run has, the mean over prompts; layers beside their schemes.
+
+    Raises InputError when the run has neither `three_axis` nor `fake_distance`.
+    """
+    present = [name for name in FITS if has_groups(run, [name])]
+    if not present:
+        group(run, "three_axis")
+    fits = {name: over_prompts(group(run, name)["r"]).transpose("layer", "head") for name in present}
+    sizes = next(iter(fits.values())).sizes
+    width = COLUMN_WIDTH if len(fits) == 1 and sizes["head"] <= 20 else PAGE_WIDTH
+    figure = paper_figure(width, min(PAGE_HEIGHT, 0.9 + 0.15 * max(8, sizes["layer"])))
+    axes = figure.subplots(1, len(fits), squeeze=False)[0]
+    for ax, (name, values) in zip(axes, fits.items(), strict=True):
+        head_grid(values, ax)
+        ax.set_title(f"r of the {FITS[name]} fit: mean {number(float(nanmean(values.values)))}")
+    named = schemes(group(run, present[0]))
+    legend_below(figure, scheme_handles(named.values()))
+    return figure
+
+
+def example_heads(dataset: xr.Dataset) -> list[tuple[int, int]]:
+    """Heads (layer, head) with the largest, the median and the smallest r: what a figure of a few should show. Fewer where fewer."""
+    order = ranked_heads(over_prompts(dataset["r"]))
+    return [order[place] for place in dict.fromkeys((0, (len(order) - 1) // 2, len(order) - 1))] if order else []
+
+
+@style()
+def three_axis_fit(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
+    """A head's logit map, its distance, query and key axes, and their sum, of the first prompt (fig. 2).
+
+    Raises InputError when the run has no `maps`, or no axes: `three_axis` keeps them with axes="first_prompt".
+    """
+    maps, fit = group(run, "maps"), group(run, "three_axis")
+    if "distance_axis" not in fit:
+        raise InputError('this run has no axes; analyse again with the parameter axes="first_prompt" of three_axis')
+    shown = pick(maps["logit_map"], layer=layer, head=head).transpose("query_block", "key_block")
+    axes = {name: pick(fit[f"{name}_axis"], layer=layer, head=head).values for name in ("distance", "query", "key")}
+    starts, tokens = shown["key_block"].values, axes["query"].size
+    rebuilt = additive_means(axes["distance"], axes["query"], axes["key"], edges_of(starts, tokens))
+    figure = paper_figure(PAGE_WIDTH, 2.3)
+    left, middle, right = np.asarray(figure.subfigures(1, 3, width_ratios=(1.0, 0.9, 1.17))).tolist()
+    limits = map_limits(shown.values)
+    draw_map(left.subplots(), shown.values, tokens, limits, "Logits", "key", "query")
+    image = draw_map(right.subplots(), rebuilt, tokens, limits, f"Sum of the axes, r = {r_of(fit, layer, head)}", "key", "query")
+    right.colorbar(image, ax=right.axes, pad=0.02, fraction=0.05, label="logits").outline.set_visible(False)  # pyright: ignore
+    colour = scheme_colour(schemes(fit)[layer])
+    for ax, (name, values) in zip(np.ravel(np.asarray(middle.subplots(3, 1))), axes.items(), strict=True):
+        draw_axis(ax, values, colour, name)
+        ax.set_title(f"{name} axis", pad=2)
+    figure.suptitle(described(fit, layer, head, tokens, maps), x=0.01, ha="left", fontsize=7.5)
+    return figure
+
+
+def additive_means(distance: np.ndarray, query: np.ndarray, key: np.ndarray, edges: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Means of a_{i-j} + b_i + c_j over the causal pairs of every block [query_block, key_block]; NaN where there are none.
+
+    `edges`: where blocks begin, and where the last one ends. Costs tokens x blocks, never tokens x tokens.
+    """
+    edges = np.asarray(edges)
+    tokens, starts = edges[-1], edges[:-1]
+    # Keys of each block that each query sees, and queries of each block that see each key.
+    seen = np.clip(np.arange(tokens)[:, None] + 1 - starts, 0, np.diff(edges))
+    seeing = np.clip(edges[1:][:, None] - np.arange(tokens), 0, np.diff(edges)[:, None])
+    pairs = np.add.reduceat(seen, starts, axis=0)
+    of_query = np.add.reduceat(query[:, None] * seen, starts, axis=0)
+    of_key = np.add.reduceat(key * seeing, starts, axis=1)
+    twice = np.concatenate(([0.0, 0.0], np.cumsum(np.cumsum(distance[:tokens]))))
+
+    def corner(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+        return twice[np.clip(rows[:, None] - columns + 1, 0, tokens + 1)]
+
+    of_distance = corner(edges[1:], starts) - corner(starts, starts) - corner(edges[1:], edges[1:]) + corner(starts, edges[1:])
+    with np.errstate(invalid="ignore"):
+        return np.where(pairs > 0, (of_query + of_key + of_distance) / np.maximum(pairs, 1), np.nan)
+
+
+def edges_of(starts: np.ndarray, tokens: int) -> np.ndarray:
+    """Where blocks begin, and where the last one ends."""
+    return np.append(starts, tokens).astype(np.int64)
+
+
+def draw_map(ax: Axes, values: np.ndarray, tokens: int, limits: tuple[float, float], title: str, across: str, down: str):
+    """Draw the block means `values` [row, column] over `tokens` on `ax`, coloured from the first to the second of `limits`.
+
+    Returns the image.
+    """
+    image = ax.imshow(
+        values,
+        cmap="viridis",
+        vmin=limits[0],
+        vmax=limits[1],
+        extent=(0, tokens, tokens, 0),
+        interpolation="nearest",
+        aspect="auto",
+        gid=f"map {title.split(',')[0]}".strip(),
+    )
+    ax.set(xlabel=f"{across} (token)", ylabel=f"{down} (token)" if down != "fake distance" else "fake distance (tokens)")
+    ax.set_title(title)
+    ax.spines[:].set_visible(False)
+    return image
+
+
+def draw_axis(ax: Axes, values: np.ndarray, colour: str, name: str) -> None:
+    """Draw `values` [token], an axis of a fit, on `ax`; long ones by their extremes."""
+    shown = envelope(values, PIXELS)
+    ax.plot(shown, values[shown], color=colour, linewidth=0.7, gid=f"axis {name}")
+    ax.set(xlim=(0, max(1, values.size - 1)))
+    ax.grid(axis="y")
+
+
+def map_limits(values: np.ndarray) -> tuple[float, float]:
+    """Percentiles `SHOWN` of `values`; 1 apart where they are equal."""
+    low, high = np.nanpercentile(values, SHOWN)
+    return float(low), float(high) if high > low else float(low) + 1.0
+
+
+def r_of(fit: xr.Dataset, layer: int, head: int) -> str:
+    """r of the fit of a head for the first prompt, as text."""
+    value = float(pick(fit["r"], layer=layer, head=head).values[0])
+    return f"{value:.3f}" if np.isfinite(value) else "–"
+
+
+def described(fit: xr.Dataset, layer: int, head: int, tokens: int, maps: xr.Dataset) -> str:
+    """Which head and prompt a figure shows, and what a pixel of it is."""
+    size = int(maps["block_size"])
+    pixel = "" if size == 1 else f"; a pixel is the mean over {size} x {size} pairs"
+    return f"Layer {layer} ({schemes(fit)[layer]}), head {head}, first prompt, {counted(tokens, 'token')}{pixel}"
+
+
+def heads_with_maps(run: xr.DataTree, fit: xr.Dataset) -> list[tuple[int, int]]:
+    """Of the heads whose maps the run keeps, those of `example_heads`; none without maps."""
+    if not has_groups(run, ["maps"]):
+        return []
+    maps = group(run, "maps")
+    return example_heads(
+        fit.sel(layer=np.intersect1d(fit["layer"], maps["layer"]), head=np.intersect1d(fit["head"], maps["head"]))
+    )
+
+
+def correlations(dataset: xr.Dataset, names: Mapping[str, str]) -> dict[str, xr.DataArray]:
+    """Those variables of `names` that `dataset` has [layer, head], the mean over prompts, by what they are called."""
+    present = {label: over_prompts(dataset[name]) for name, label in names.items() if name in dataset}
+    return {label: values.assign_attrs(long_name=label, units="1") for label, values in present.items()}
+
+
+def correlation_table(dataset: xr.Dataset, group_name: str, names: Mapping[str, str]) -> Table:
+    """One row per layer of the correlations `names` of the group `group_name`, as `layer_table` writes it."""
+    present = correlations(dataset, names)
+    note = "Means over heads and prompts; a dash where nothing varies or a layer has no such thing."
+    return layer_table(group_name, next(iter(present)).removeprefix("r of ").capitalize(), present, note)
+
+
+def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
+    """Correlations of the fits that there are; with maps and axes fig. 2."""
+    yield "fit_correlations", fit_correlations(run)
+    dataset = group(run, "three_axis")
+    if "distance_axis" in dataset:
+        for layer, head in heads_with_maps(run, dataset):
+            yield f"three_axis_layer{layer}_head{head}", three_axis_fit(run, layer, head)
+
+
+def _head_maps(run: xr.DataTree) -> Sequence[HeadMap]:
+    return [HeadMap(values) for values in correlations(group(run, "three_axis"), CORRELATIONS).values()]
+
+
+VIEW = View(
+    "three_axis",
+    "Position and semantics: three axes",
+    "Correlation of a head's logits with a part for the distance, one for the query and one for the key, added up (Position "
+    "Generalization, sec. 3.1).",
+    _figures,
+    tables=lambda run: (correlation_table(group(run, "three_axis"), "three_axis", CORRELATIONS),),
+    head_maps=_head_maps,
+    compared=("r", "r_position", "distance_axis"),
+    not_averaged=("distance_axis", "query_axis", "key_axis"),
+)
+
+
+MAPS = View(
+    "maps",
+    "Logit maps",
+    "Block means of logits: drawn beside the sums of axes, with three_axis and fake_distance.",
+    informative=lambda run: False,
+    compared=("logit_map", "fake_map"),
+    not_averaged=("logit_map", "fake_map", "block_size"),
+)
