@@ -9,45 +9,71 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, TypeVar, get_origin, get_type_hints
+from collections.abc import Collection
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from repo_interp.errors import InputError
 
-Options = TypeVar("Options")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Options = TypeVar("Options", bound="DataclassInstance")
 
 
 def value_of(text: str, kind: Any, name: str) -> Any:
-    """`text` as a value of the type `kind`; items of a tuple stand between commas. Raises InputError that names `name` and the type."""
+    """`text` as a value of the type `kind`; items of a tuple stand between commas, "none" is None where `kind` allows it.
+
+    Raises InputError that names `name`, the wanted type and the reason.
+    """
     from pydantic import TypeAdapter, ValidationError
 
-    given: Any = tuple(part.strip() for part in text.split(",") if part.strip()) if get_origin(kind) is tuple else text.strip()
+    if _may_be_none(kind) and text.strip().lower() == "none":
+        return None
+    is_tuple = get_origin(_without_none(kind)) is tuple
+    parsed = tuple(part.strip() for part in text.split(",") if part.strip()) if is_tuple else text.strip()
     try:
-        return TypeAdapter(kind).validate_strings(given)
+        return TypeAdapter(_without_none(kind)).validate_python(parsed)
     except ValidationError as error:
         raise InputError(f"{name}={text}: wanted {in_words(kind)} ({error.errors()[0]['msg']})") from None
 
 
-def with_field(options: Options, name: str, text: str, called: str) -> Options:
+def untyped(text: str) -> bool | int | float | str:
+    """`text` as a truth value, a number or a word, whichever it is first: for options whose type nobody declares."""
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def with_field(options: Options, name: str, text: str, called: str, fixed: Collection[str] = ()) -> Options:
     """The dataclass `options` with its field `name` set to what `text` says, read as the field's type.
 
-    `called` is what the user calls `options`. Raises InputError for a field that it lacks and for a value that it refuses.
+    `called` is what the user calls `options`; fields in `fixed` cannot be set. Raises InputError for a field that it lacks and for a
+    value that it refuses.
     """
-    kinds = get_type_hints(type(options))
-    known = [field.name for field in dataclasses.fields(options) if field.init]  # pyright: ignore[reportArgumentType]
+    known = [field.name for field in dataclasses.fields(options) if field.init and field.name not in fixed]
     if name not in known:
-        raise InputError(f"{called} has no option {name!r}; it has {', '.join(known) or 'none'}")
-    value = value_of(text, kinds[name], f"{called}.{name}")
+        raise InputError(f"{called} has no parameter {name!r}; it has {', '.join(known) or 'none'}")
+    value = value_of(text, get_type_hints(type(options))[name], f"{called}.{name}")
     try:
-        return dataclasses.replace(options, **{name: value})  # pyright: ignore[reportType]
+        return dataclasses.replace(options, **{name: value})
     except ValueError as error:
         raise InputError(f"{called}.{name}={text}: {error}") from None
 
 
 def in_words(kind: Any) -> str:
-    """A type as people say it: "a whole number", "numbers with commas between them"."""
+    """A type as people say it: "a whole number", "numbers with commas between them", "a word or none"."""
+    if _may_be_none(kind):
+        return f"{in_words(_without_none(kind))} or none"
     if get_origin(kind) is tuple:
-        item = getattr(kind, "__args__", (str,))[0]
-        return {int: "whole numbers", float: "numbers"}.get(item, "words") + " with commas between them"
+        return {int: "whole numbers", float: "numbers"}.get(get_args(kind)[0], "words") + " with commas between them"
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(map(str, get_args(kind)))}"
     plain = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
     return plain.get(kind, str(kind))
 
@@ -62,3 +88,14 @@ def duration(seconds: float) -> str:
 def json_number(value: float, digits: int = 6) -> float | None:
     """`value` with as many significant digits, as JSON takes it; None for NaN and infinities."""
     return float(f"{value:.{digits}g}") if math.isfinite(value) else None
+
+
+def _may_be_none(kind: Any) -> bool:
+    return get_origin(kind) in (Union, UnionType) and NoneType in get_args(kind)
+
+
+def _without_none(kind: Any) -> Any:
+    """`int | None` -> `int`; any other type as it is."""
+    if not _may_be_none(kind):
+        return kind
+    return Union[tuple(member for member in get_args(kind) if member is not NoneType)]  # noqa: UP007
