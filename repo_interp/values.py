@@ -51,12 +51,13 @@ def untyped(text: str) -> bool | int | float | str:
 
 
 def with_field(options: Options, name: str, text: str, called: str, fixed: Collection[str] = ()) -> Options:
-    """The dataclass `options` with its field `name` set to what `text` says, read as the field's type.
+    """`options`, a dataclass, with its field `name` set to what `text` says, read as the field's type.
 
     `called` is what the user calls `options`; fields in `fixed` cannot be set. Raises InputError for a field that it lacks and for a
     value that it refuses.
     """
-    known = [field.name for field in dataclasses.fields(options) if field.init and field.name not in fixed]
+    fields = dataclasses.fields(options) if dataclasses.is_dataclass(options) else ()
+    known = [field.name for field in fields if field.init and field.name not in fixed]
     if name not in known:
         raise InputError(f"{called} has no parameter {name!r}; it has {', '.join(known) or 'none'}")
     value = value_of(text, get_type_hints(type(options))[name], f"{called}.{name}")

@@ -116,7 +116,10 @@ REFUSED = {
         ["--experiments", "perturbation", "--set", "perturbation.force=1"],
         "has no parameter 'force'; it has kinds, gammas, l_maxes",
     ),
-    "no number": (["--experiments", "perturbation", "--set", "perturbation.gammas=few"], "gammas: wanted numbers"),
+    "no number": (
+        ["--experiments", "perturbation", "--set", "perturbation.gammas=few"],
+        "perturbation.gammas=few: wanted numbers",
+    ),
     "no such layer": (["--experiments", "perturbation", "--set", "perturbation.layers=0,9"], "layer 9 was asked for"),
     "not measured": (["--set", "perturbation.gammas=0.1"], "'perturbation' is not among those measured"),
     "nothing longer": (

@@ -93,9 +93,10 @@ def run(arguments: argparse.Namespace) -> int:
 
     from repo_interp.analysis.analyze import analyze, measures_named
     from repo_interp.analysis.cost import estimate
-    from repo_interp.analysis.publication import STORE, prepare, publish, withdraw
-    from repo_interp.cli.checkpoint import DEFAULT, find, free_directory, stem
+    from repo_interp.analysis.publication import claimed, draw_run
+    from repo_interp.cli.checkpoint import DEFAULT, find, stem
     from repo_interp.cli.progress import analysis_bars
+    from repo_interp.cli.results import print_results
     from repo_interp.cli.tables import print_tables
     from repo_interp.errors import InputError
     from repo_interp.experiments.catalogue import experiment_named, planned
@@ -128,54 +129,48 @@ def run(arguments: argparse.Namespace) -> int:
         f"[bold]{name}[/bold]: {len(prompts)} prompts of up to {longest} tokens, measures {names}{added}; {cost}",
         highlight=False,
     )
-    directory = prepare(arguments.out or free_directory(stem(name)), arguments.overwrite)
-    store = directory / STORE if cost.seconds > _WORTH_KEEPING else None
-    try:
-        with analysis_bars(console) as (progress, experiment_progress):
-            result = analyze(
-                bridge,
-                prompts,
-                measures,
-                layers=arguments.layers,
-                heads=arguments.heads,
-                batch_size=arguments.batch_size,
-                store=store,
-                progress=progress,
-                experiments=experiments,
-                task=task,
-                experiment_progress=experiment_progress,
-            )
+    with claimed(arguments.out, stem(name), arguments.overwrite) as results:
+        store = results.store if cost.seconds > _WORTH_KEEPING else None
+        try:
+            with analysis_bars(console) as (progress, experiment_progress):
+                measured = analyze(
+                    bridge,
+                    prompts,
+                    measures,
+                    layers=arguments.layers,
+                    heads=arguments.heads,
+                    batch_size=arguments.batch_size,
+                    store=store,
+                    progress=progress,
+                    experiments=experiments,
+                    task=task,
+                    experiment_progress=experiment_progress,
+                )
+        except KeyboardInterrupt:
+            kept = "finished batches are kept; the same command goes on from there" if store is not None else ""
+            raise KeyboardInterrupt(kept) from None
+        except BaseException as error:
+            if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+                raise InputError(f"not enough memory ({cost}); give shorter prompts or a smaller --batch-size") from None
+            raise
         with console.status("drawing"):
-            files = publish(result, directory)
-    except KeyboardInterrupt:
-        if store is not None:
-            raise KeyboardInterrupt("finished batches are kept; the same command goes on from there") from None
-        withdraw(directory)
-        raise
-    except BaseException as error:
-        withdraw(directory)
-        if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-            raise InputError(f"not enough memory ({cost}); give shorter prompts or a smaller --batch-size") from None
-        raise
-    print_tables(console, result)
-    figures = sum(file.parent.name == "figures" for file in files)
-    console.print(f"[bold]{directory / 'report.html'}[/bold]  the page to look at", highlight=False)
-    console.print(f"{directory / 'run.nc'}  the numbers; {directory / 'figures'}  {figures} figures", highlight=False)
-    return 0
+            published = results.publish(measured, draw_run)
+    print_tables(console, measured)
+    return print_results(console, results, published)
 
 
 def _with_parameters(measures, experiments, parameters):
     from repo_interp.errors import InputError
-    from repo_interp.measures.catalogue import with_parameter
+    from repo_interp.values import with_field
 
-    chosen: dict[str, Any] = {one.name: one for one in (*measures, *experiments)}
-    for name, parameter_name, value in parameters:
-        if name not in chosen:
+    configured: dict[str, Any] = {part.name: part for part in (*measures, *experiments)}
+    for name, parameter_name, text in parameters:
+        if name not in configured:
             raise InputError(
-                f"--set {name}.{parameter_name}: the measure {name!r} is not among those measured, {', '.join(chosen)}"
+                f"--set {name}.{parameter_name}: the measure {name!r} is not among those measured, {', '.join(configured)}"
             )
-        chosen[name] = with_parameter(chosen[name], parameter_name, value)
-    return [chosen[one.name] for one in measures], [chosen[one.name] for one in experiments]
+        configured[name] = with_field(configured[name], parameter_name, text, name, fixed=("name", "required_spans"))
+    return [configured[measure.name] for measure in measures], [configured[experiment.name] for experiment in experiments]
 
 
 def _default_measures(prompts) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Option values that several commands read the same way. Each raises argparse's own error for what it cannot read."""
+"""Values of options that several commands share. Each function raises argparse's own error for what it cannot read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 
 
 def number_list(text: str) -> tuple[int, ...]:
-    """Numbers and ranges with commas: "0,3", "5-15", "0-2,7"."""
+    """The numbers in "0,3", "5-15" or "0-2,7", each once and in the order given."""
     numbers: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
@@ -20,7 +20,7 @@ def number_list(text: str) -> tuple[int, ...]:
 
 
 def name_list(text: str) -> tuple[str, ...]:
-    """Names with commas."""
+    """The names in a text with commas between them."""
     names = tuple(part.strip() for part in text.split(",") if part.strip())
     if not names:
         raise argparse.ArgumentTypeError("wanted names with commas between them")
@@ -28,45 +28,40 @@ def name_list(text: str) -> tuple[str, ...]:
 
 
 def positive(text: str) -> int:
-    """A whole number above zero."""
+    """The whole number above zero in `text`."""
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"wanted a whole number above zero, not {text!r}")
     return int(text)
 
 
 def positive_or_zero(text: str) -> int:
-    """A whole number, zero or above."""
+    """The whole number, zero or above, in `text`."""
     if not text.isdigit():
         raise argparse.ArgumentTypeError(f"wanted a whole number, zero or above, not {text!r}")
     return int(text)
 
 
 def option_value(text: str) -> tuple[str, int | float | str | bool]:
-    """NAME=VALUE, the value read as a truth value, a number, or a word - whichever it is first."""
+    """NAME=VALUE, the value as a truth value, a number or a word, whichever it is first."""
+    from repo_interp.values import untyped
+
     name, equals, value = text.partition("=")
-    if not name or not equals:
+    if not (name and equals):
         raise argparse.ArgumentTypeError(f"wanted NAME=VALUE such as longest=20, not {text!r}")
-    if value in ("true", "false"):
-        return name, value == "true"
-    for kind in (int, float):
-        try:
-            return name, kind(value)
-        except ValueError:
-            continue
-    return name, value
+    return name, untyped(value)
 
 
 def parameter(text: str) -> tuple[str, str, str]:
-    """A parameter of a measure: "patterns.epsilon=0.5"."""
-    target, equals, value = text.partition("=")
-    measure, dot, name = target.partition(".")
-    if not (equals and dot and measure and name and value):
+    """MEASURE.NAME=VALUE in its three parts; the measure reads the value."""
+    target, _, value = text.partition("=")
+    measure, _, name = target.partition(".")
+    if not (measure and name and value):
         raise argparse.ArgumentTypeError(f"wanted MEASURE.NAME=VALUE, such as patterns.epsilon=0.5, not {text!r}")
     return measure, name, value
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
-    """`--device` and `--dtype`."""
+    """Declare `--device` and `--dtype`."""
     parser.add_argument("--device", default="cpu", help="where the model runs: cpu, cuda, cuda:1, mps (default: cpu)")
     parser.add_argument(
         "--dtype",

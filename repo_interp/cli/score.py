@@ -8,7 +8,7 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from repo_interp.cli.checkpoint import free_directory, stem
+from repo_interp.cli.checkpoint import stem
 from repo_interp.cli.options import add_device, name_list, option_value, positive, positive_or_zero
 
 if TYPE_CHECKING:
@@ -77,8 +77,9 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.progress import Progress
 
-    from repo_interp.analysis.publication import prepare, publish, withdraw
+    from repo_interp.analysis.publication import claimed, draw_run
     from repo_interp.cli.checkpoint import find
+    from repo_interp.cli.results import print_results
     from repo_interp.cli.tables import print_tables
     from repo_interp.models.checkpoints import identify
     from repo_interp.models.families import training_length
@@ -90,23 +91,16 @@ def run(arguments: argparse.Namespace) -> int:
     scaling = _scaling(arguments.scaling, training_length(identify(path).config))
     factor = 1.0 if scaling is None else float(scaling["factor"])
     scored = _asked(arguments, load(path, arguments.device, arguments.dtype, scaling), factor)
-    directory = prepare(arguments.out or free_directory(f"score-{stem(arguments.checkpoint)}"), arguments.overwrite)
-    try:
+    with claimed(arguments.out, f"score-{stem(arguments.checkpoint)}", arguments.overwrite) as results:
         with Progress(console=console, transient=True) as progress:
             bar = progress.add_task("scoring", total=None)
             scores = scored(lambda done, total: progress.update(bar, completed=done, total=total))
+        scores.attrs["scaling"] = arguments.scaling or "none"
         with console.status("drawing"):
-            scores.attrs["scaling"] = arguments.scaling or "none"
-            files = publish(scores, directory)
-    except BaseException:
-        withdraw(directory)
-        raise
+            published = results.publish(scores, draw_run)
     print_tables(console, scores)
     _print_map(console, scores["scores"])
-    figures = sum(file.parent.name == "figures" for file in files)
-    console.print(f"[bold]{directory / 'report.html'}[/bold]  the page to look at", highlight=False)
-    console.print(f"{directory / 'run.nc'}  the numbers; {directory / 'figures'}  {figures} figures", highlight=False)
-    return 0
+    return print_results(console, results, published)
 
 
 def _asked(arguments: argparse.Namespace, bridge, factor: float) -> Callable[[Callable[[int, int], None]], xr.DataTree]:
