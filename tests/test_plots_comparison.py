@@ -12,7 +12,6 @@ from matplotlib.colors import to_hex
 from run_fixture import small_run
 
 import repo_interp as ri
-from repo_interp.comparison.align import figures as drawing
 from repo_interp.comparison.figures import comparison_figures, draw_variable, over_prompts
 from repo_interp.comparison.looks import runs_of, spread
 from repo_interp.comparison.page import comparison_page
@@ -20,6 +19,7 @@ from repo_interp.comparison.side_by_side import heads_beside
 from repo_interp.comparison.variable_tables import comparison_tables
 from repo_interp.measures.catalogue import measure_named, measure_names, with_parameter
 from repo_interp.measures.statistics import merge
+from repo_interp.plots.catalogue import view_of
 from repo_interp.plots.style import SCHEME_COLOURS
 from repo_interp.run import make_run, with_schemes
 
@@ -98,9 +98,11 @@ def test_every_measure_of_the_catalogue_has_a_figure_and_a_table(every_measure):
     assert {table.name for table in comparison_tables(every_measure)} == set(measure_names()) - {"maps"}
 
 
-def test_featured_variables_are_variables(every_measure):
+def test_what_a_view_says_of_variables_is_of_variables_of_its_group(every_measure):
     for measure in every_measure.children:
-        assert set(drawing.FEATURED[measure]) <= set(every_measure[measure].data_vars)
+        view = view_of(measure)
+        assert view is not None and view.compared is not None
+        assert {*view.compared, *view.not_averaged} <= set(every_measure[measure].data_vars)
 
 
 def test_maps_of_heads_share_one_scale_and_the_difference_is_the_difference():
