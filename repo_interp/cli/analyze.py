@@ -1,4 +1,4 @@
-"""`repo-interp analyze [CHECKPOINT]`: the main job, from a checkpoint and prompts to a run, figures and a report."""
+"""`repo-interp analyze [CHECKPOINT]`: from a checkpoint and prompts to a run, figures and a report page."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _VARIANTS = (
 
 
 _WORTH_KEEPING = 15.0
-"""Seconds from which finished batches are kept on disk, so that an interrupted analysis can go on."""
+"""Seconds of an analysis above which finished batches are kept on disk, so that it can go on after an interruption."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,14 +45,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=name_list,
         default=None,
         metavar="A,B",
-        help="what to measure (default: positions,patterns,attention_mass - the last where prompts mark generated tokens)",
+        help="measures to take (default: positions,patterns,attention_mass - the last where prompts mark generated tokens)",
     )
     parser.add_argument(
         "--experiments",
         type=name_list,
         default=(),
         metavar="A,B",
-        help="what needs many forward passes, measured as well: perturbation (of order and positions, on these prompts), extrapolation "
+        help="experiments, which need many forward passes: perturbation (of order and positions, on these prompts), extrapolation "
         "(beyond the training length, on longer prompts of the same task); scored by the task of the prompts, and prompts of a file by "
         "their generated tokens or, without these, by log perplexity",
     )
@@ -67,28 +67,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--layers", type=number_list, metavar="5-15", help="layers to measure (default: all)")
     parser.add_argument("--heads", type=number_list, metavar="0,3", help="heads to measure (default: all)")
-    made = parser.add_argument_group("prompts that are made, when no --prompts are given")
-    made.add_argument(
+    generated = parser.add_argument_group("prompts that are made, when no --prompts are given")
+    generated.add_argument(
         "--task",
         metavar="NAME",
         help="ruler (needle in a haystack), or a synthetic task of ours (default: the task that the checkpoint was trained on by "
         "repo-interp train, else ruler)",
     )
-    made.add_argument("--variant", choices=_VARIANTS, default="multikey_1", help="of ruler (default: multikey_1)")
-    made.add_argument(
+    generated.add_argument("--variant", choices=_VARIANTS, default="multikey_1", help="of ruler (default: multikey_1)")
+    generated.add_argument(
         "--length",
         type=positive,
         metavar="N",
         help="tokens of a ruler prompt (default: the training length, at most 4096), or the test set of a synthetic task",
     )
-    made.add_argument("--count", type=positive, default=20, metavar="N", help="how many prompts (default: 20)")
-    made.add_argument("--seed", type=positive_or_zero, default=0, help="seed of the prompts (default: 0)")
+    generated.add_argument("--count", type=positive, default=20, metavar="N", help="how many prompts (default: 20)")
+    generated.add_argument("--seed", type=positive_or_zero, default=0, help="seed of the prompts (default: 0)")
     add_device(parser)
     parser.add_argument("--batch-size", type=positive, default=1, metavar="N", help="prompts in one forward pass (default: 1)")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Analyse, write, and print the tables."""
+    """Analyse, write and print; return the exit code."""
     from rich.console import Console
 
     from repo_interp.analysis.analyze import analyze, measures_named
@@ -109,7 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
     name = arguments.checkpoint or DEFAULT
     for measure in arguments.measures or ():
         measure_named(measure)  # an unknown name is refused before the checkpoint is read
-    asked = [experiment_named(experiment) for experiment in arguments.experiments]
+    experiments = [experiment_named(experiment) for experiment in arguments.experiments]
     added_drawers(arguments.measures or ())  # and so is a figure of another package that cannot be imported
     path = find(name)
     bridge = load(path, device=_device(arguments.device), dtype=arguments.dtype)
@@ -119,8 +119,8 @@ def run(arguments: argparse.Namespace) -> int:
         prompts, task = read_prompts(arguments.prompts, tokenizer=bridge.tokenizer, vocab_size=bridge.cfg.d_vocab), None
     else:
         prompts, task = _make_prompts(arguments, bridge, path)
-    named = measures_named(arguments.measures or _default_measures(prompts))
-    measures, experiments = _with_parameters(named, asked, arguments.parameters)
+    measures = measures_named(arguments.measures or _default_measures(prompts))
+    measures, experiments = _with_parameters(measures, experiments, arguments.parameters)
     passes = [length for _, plan in planned(bridge, prompts, experiments, task) for length in plan.passes]
     cost = estimate(bridge, [len(prompt.tokens) for prompt in prompts], arguments.batch_size, len(measures), passes)
     longest, names = max(len(prompt.tokens) for prompt in prompts), ", ".join(measure.name for measure in measures)
@@ -174,12 +174,12 @@ def _with_parameters(measures, experiments, parameters):
 
 
 def _default_measures(prompts) -> tuple[str, ...]:
-    spans = ("positions", "patterns")
-    return (*spans, "attention_mass") if all(prompt.generated for prompt in prompts) else spans
+    always = ("positions", "patterns")
+    return (*always, "attention_mass") if all(prompt.generated for prompt in prompts) else always
 
 
 def _make_prompts(arguments: argparse.Namespace, bridge, path: str):
-    """Prompts, and the task they are of; None for ruler's, which are judged by the tokens that they mark as generated."""
+    """Prompts and their task; None for those of ruler, which are judged by the tokens that they mark as generated."""
     from repo_interp import tasks
     from repo_interp.errors import InputError
     from repo_interp.models.provenance import loaded_from
@@ -192,8 +192,8 @@ def _make_prompts(arguments: argparse.Namespace, bridge, path: str):
         length = arguments.length or min(4096, origin.training_length if origin else 4096)
         if bridge.tokenizer is None:
             raise InputError("this checkpoint has no tokenizer, so no prompts can be made for it; give --prompts with token ids")
-        made = tasks.niah(bridge.tokenizer, variant=arguments.variant, length=length, count=arguments.count, seed=arguments.seed)
-        return made, None
+        count, seed = arguments.count, arguments.seed
+        return tasks.niah(bridge.tokenizer, variant=arguments.variant, length=length, count=count, seed=seed), None
     task = trained if trained is not None and trained.name == name else tasks.make_task(name)
     if bridge.cfg.d_vocab < task.vocabulary_size:
         raise InputError(

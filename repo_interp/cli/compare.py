@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compare, write, print."""
+    """Compare, write and print; return the exit code."""
     from rich.console import Console
 
     from repo_interp.analysis.publication import COMPARISON, claimed
@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     console = Console()
     compared = compare_named([_named(text) for text in arguments.runs])
-    with claimed(arguments.out, _stem(compared["/"].coords["run"].values), arguments.overwrite, COMPARISON) as results:
+    with claimed(arguments.out, _stem(compared["/"].coords["run"].values.tolist()), arguments.overwrite, COMPARISON) as results:
         for line in notes(compared):
             console.print(line, style="yellow", highlight=False, markup=False)
         with console.status("drawing"):

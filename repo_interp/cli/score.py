@@ -1,5 +1,5 @@
-"""`repo-interp score CHECKPOINT [TASK]`: how well a checkpoint answers a task, by length, by depth, in and out of distribution; or, with
-`--data FILE`, the questions of a data set that cannot come with the package.
+"""`repo-interp score CHECKPOINT [TASK]`: the scores of a checkpoint on a task, by length, by depth, in and out of distribution; or, with
+`--data FILE`, on the questions of a data set that cannot come with the package.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Score, write the run file, figures and page, and print the tables."""
+    """Score, write and print; return the exit code."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -104,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _asked(arguments: argparse.Namespace, bridge, factor: float) -> Callable[[Callable[[int, int], None]], xr.DataTree]:
-    """What is asked for - a task, ruler or a data set - as a function of the progress that it tells. Raises InputError beforehand."""
+    """A function that scores the task, ruler or data set, given a function to report progress to. Raises InputError beforehand."""
     from repo_interp.analysis.score import score, score_data_set, score_needles, task_of
     from repo_interp.models.provenance import length_trained
 
@@ -122,21 +122,21 @@ def _asked(arguments: argparse.Namespace, bridge, factor: float) -> Callable[[Ca
 
 
 def _require_fitting_options(arguments: argparse.Namespace) -> None:
-    """Raises InputError where one option needs another, or is for something else than what is asked for."""
+    """Raises InputError where an option needs another, or is for something else than is scored."""
     from repo_interp.errors import InputError
 
-    given = {
+    options = {
         "--test-sets": arguments.test_sets,
         "--task-size": arguments.task_size,
         "--set": arguments.task_options,
         "--answers": arguments.answers,
     }
-    stated = [name for name, value in given.items() if value is not None]
+    given = [name for name, value in options.items() if value is not None]
     if arguments.task in _DATA_SETS:
         if arguments.data is None:
             raise InputError(f"{arguments.task} needs data, which cannot come with the package; give your copy: --data FILE")
-        if stated:
-            raise InputError(f"{stated[0]} is for tasks; a data set has no such thing")
+        if given:
+            raise InputError(f"{given[0]} is for tasks; a data set has no such thing")
         return
     if arguments.data is not None:
         raise InputError(f"--data is for a data set, one of {', '.join(_DATA_SETS)}; name one behind the checkpoint")
@@ -144,7 +144,7 @@ def _require_fitting_options(arguments: argparse.Namespace) -> None:
         raise InputError("--length is for data sets; give one, with --data FILE")
     if arguments.task == RULER:
         for name in ("--task-size", "--answers"):
-            if name in stated:
+            if name in given:
                 raise InputError(f"{name} is for tasks; ruler has no sizes, and its answers are always generated")
         for name in arguments.test_sets or ():
             if not name.isdecimal() or int(name) < 1:
@@ -170,7 +170,7 @@ def _scaling(text: str | None, trained: int) -> dict[str, str | float | int] | N
 
 
 def _print_map(console, scores) -> None:
-    """The scores over the task's two axes, where it has two."""
+    """Print the scores over the task's two axes, where it has two."""
     from rich.table import Table
 
     if "score_map" not in scores or scores["score_map"].ndim != 2:
