@@ -20,6 +20,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -97,9 +98,9 @@ def commands_page() -> str:
         "",
         "Made from the parsers by `make docs`. `repo-interp COMMAND --help` says the same.",
         "",
-        "Every command exits with 0 when it did what was asked, 1 when the numbers are there but a figure or the page could not be drawn (one",
-        "line each says which), 2 with one line on standard error when the input was bad, 130 when it was interrupted. CHECKPOINT is a",
-        "directory, a hub id (`owner/name`), or a name of the [zoo](zoo.md), such as `niah/repo`.",
+        "Every command exits with 0 when it did what was asked, 1 when the numbers are there but a figure or the page could not be",
+        "drawn (one line each says which), 2 with one line on standard error when the input was bad, 130 when it was interrupted.",
+        "CHECKPOINT is a directory, a hub id (`owner/name`), or a name of the [zoo](zoo.md), such as `niah/repo`.",
         "",
         *(f"- [`{name}`](#{name}): {found[name].description}" for name in COMMANDS),
     ]
@@ -280,10 +281,9 @@ def pictures() -> Iterator[tuple[str, Any]]:
     from repo_interp.experiments.catalogue import Extrapolation, Perturbation
     from repo_interp.measures.attention_mass import AttentionMass
     from repo_interp.measures.maps import Maps
-    from repo_interp.plots.pages.figures import PLOTS
-    from repo_interp.plots.views.component_figures import figures_of_components
-    from repo_interp.plots.views.disentanglement import example_heads
-    from repo_interp.plots.views.rotation import telling_pairs
+    from repo_interp.plots.catalogue import view_of
+    from repo_interp.plots.views.rotation import head_to_show
+    from repo_interp.plots.views.three_axis import example_heads
     from repo_interp.training.provenance import trained_task
     from repo_interp.training.zoo import zoo_names, zoo_path
 
@@ -309,10 +309,10 @@ def pictures() -> Iterator[tuple[str, Any]]:
     experiments: Any = (Perturbation(gammas=(0.01, 0.05, 0.1, 0.5)), Extrapolation(sequences=32))
     rope = ri.analyze(ri.zoo(name), task.prompts(8), fits, batch_size=8, experiments=experiments, task=task)
     drawn = {"components_by_distance", "component_vaf"}
-    yield from ((name, figure) for name, figure in figures_of_components(rope) if name in drawn)
+    yield from ((name, figure) for name, figure in ri.plots.figures_of_components(rope) if name in drawn)
     yield "three_axis_fit", ri.plots.three_axis_fit(rope, *example_heads(rope["three_axis"].to_dataset())[0])
     yield "fake_distance_fit", ri.plots.fake_distance_fit(rope, *example_heads(rope["fake_distance"].to_dataset())[0])
-    pairs = telling_pairs(rope["rotation"].to_dataset())
+    pairs = head_to_show(rope["rotation"].to_dataset())
     if pairs is not None:
         yield "rotating_pairs", ri.plots.rotating_pairs(rope, *pairs)
     yield "perturbation", ri.plots.perturbation_grid(rope)
@@ -322,9 +322,8 @@ def pictures() -> Iterator[tuple[str, Any]]:
         if name is None:
             continue
         run = ri.analyze(ri.zoo(name), task_of(name).prompts(8), ("positions", measure), batch_size=8)
-        drawn_first = next((figure for plot in PLOTS if plot.groups == (measure,) for _, figure in plot.draw(run)), None)
-        if drawn_first is not None:
-            yield measure, drawn_first
+        view = view_of(measure)
+        yield from ((measure, figure) for _, figure in islice(view.figures(run) if view else (), 1))
 
 
 def write_picture(figure: Any, path: Path) -> None:

@@ -83,8 +83,8 @@ def test_figures_and_sections_are_there(results):
     page = (results / "report.html").read_text(encoding="utf-8")
     for section in ("perturbation", "extrapolation", "output_traces", "three_axis"):
         assert f'<section id="{section}"' in page
-    assert "without a section here" in page and "LM-Infinite" in page and "The sum of its three axes" in page
-    assert '"texttemplate":"%{text}"' in page
+    assert "without a section here" in page and "LM-Infinite" in page
+    assert 'alt="perturbation task score"' in page and 'alt="three axis layer' in page
 
 
 def prompts_file(directory, prompts):

@@ -15,7 +15,7 @@ import pytest
 
 import repo_interp as ri
 from repo_interp.measures.catalogue import measure_named, measure_names
-from repo_interp.plots.pages.added import added_drawers
+from repo_interp.plots.catalogue import view_of
 from repo_interp.positions.layouts import format_layout, parse_layout, scheme_names
 from repo_interp.tasks import make_task, task_names
 
@@ -106,9 +106,9 @@ def test_the_measure_is_drawn_as_files_and_in_the_page(worked, run):
     assert all((figures / f"backwards_by_head.{kind}").stat().st_size > 1000 for kind in ("png", "svg", "pdf"))
     assert "share of steps that run backwards" in (figures / "backwards_by_head.svg").read_text()
     page = (worked / run / "report.html").read_text(encoding="utf-8")
-    section = page.partition('<section id="added-backwards"')[2].partition("</section>")[0]
-    assert 'alt="backwards_by_head" src="data:image/png;base64,' in section
-    assert 'href="#added-backwards"' in page and "without a section here" not in page
+    section = page.partition('<section id="backwards"')[2].partition("</section>")[0]
+    assert 'alt="backwards by head" src="data:image/svg+xml;base64,' in section
+    assert 'href="#backwards"' in page and "without a section here" not in page
 
 
 def test_without_the_package_its_names_are_refused_by_name(worked):
@@ -161,7 +161,7 @@ def tiny():
     [
         (lambda: measure_named("absent"), r"the measure 'absent' of the package broken-extras \(broken_extras:Absent\) cannot be imported"),
         (lambda: measure_named("nameless"), "the measure 'nameless' is .*; wanted an object of that name with required_spans"),
-        (lambda: added_drawers(["absent"]), "the plot 'absent' of the package broken-extras .* ModuleNotFoundError"),
+        (lambda: view_of("absent"), "the plot 'absent' of the package broken-extras .* ModuleNotFoundError"),
         (lambda: ri.reposition(tiny(), "absent_scheme"), "the scheme 'absent_scheme' of the package broken-extras"),
         (lambda: ri.reposition(tiny(), "wrong_scheme@1"), "the scheme 'wrong_scheme' of another package gave int; wanted SchemeParts"),
         (lambda: make_task("absent_task"), "the task 'absent_task' of the package broken-extras"),

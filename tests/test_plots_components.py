@@ -14,6 +14,7 @@ from numpy.testing import assert_allclose
 from repo_interp.errors import InputError
 from repo_interp.plots import (
     beyond_training_length,
+    component_curves,
     logit_by_distance,
     pair_norms,
     pair_of_tokens,
@@ -23,11 +24,11 @@ from repo_interp.plots import (
     vaf_over_training,
     write_figures,
 )
+from repo_interp.plots.catalogue import view_of
 from repo_interp.plots.style import COLUMN_WIDTH, SCHEME_COLOURS
-from repo_interp.plots.views.component_curves import component_curves
+from repo_interp.plots.view import PageOptions
 from repo_interp.plots.views.component_curves import BAND_COLOURS, band_of
-from repo_interp.plots.views.component_figures import figures_of_rotation
-from repo_interp.plots.views.component_page import component_data, component_table
+from repo_interp.plots.views.components import component_data, component_table
 
 L, LAYERS, HEADS, COMPONENTS = 32, 3, 2, 6
 FREQUENCIES = np.array([1.0, 0.5, 0.15, 0.05, 0.01, 0.001])
@@ -211,7 +212,8 @@ def test_turns_are_shares_in_per_cent():
 def test_a_run_gets_the_figures_that_it_allows(tmp_path):
     plain = {path.stem for path in write_figures(as_run(components()), tmp_path / "plain")}
     assert {"logit_by_distance", "components_by_distance", "component_vaf"} == plain
-    assert [name for name, _ in figures_of_rotation(as_run(components(), rotation=rotation()))] == ["pair_norms"]
+    shown = rotation().assign(slow_dominating=(("layer", "head", "component"), np.full((LAYERS, HEADS, COMPONENTS), -1)))
+    assert [name for name, _ in view_of("rotation").figures(as_run(components(), rotation=shown))] == ["pair_norms"]
     learned = components(2 * L, ("rope", "repo", "repo"))
     assert {"component_turns", "beyond_training_length"} <= {
         path.stem for path in write_figures(as_run(learned), tmp_path / "long")
@@ -222,7 +224,7 @@ def test_a_run_gets_the_figures_that_it_allows(tmp_path):
 
 def test_the_page_has_every_component_with_frequency_and_wavelength(tmp_path):
     run = as_run(components())
-    data = component_data(run)
+    data, _ = component_data(run, PageOptions())
     assert data is not None
     assert data["start"] == 2
     assert [one["band"] for one in data["components"]][2] == "activated"
@@ -240,11 +242,11 @@ def test_the_page_has_every_component_with_frequency_and_wavelength(tmp_path):
 
 
 def test_long_runs_are_thinned_and_runs_without_rotation_say_so(tmp_path):
-    data = component_data(as_run(components(3000)))
+    data, _ = component_data(as_run(components(3000)), PageOptions())
     assert data is not None
     assert len(data["distance"]) == 256
     assert data["distance"][0] == 1
     assert data["distance"][-1] == 2999
     still = as_run(components(schemes=("nope",) * 3))
-    assert component_data(still) is None
+    assert component_data(still, PageOptions()) == (None, ())
     assert "rotates" in report_page(still, tmp_path / "still.html").read_text()

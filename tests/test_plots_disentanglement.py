@@ -20,13 +20,12 @@ from repo_interp.measures.maps import Maps
 from repo_interp.measures.rotation import Rotation
 from repo_interp.measures.three_axis import ThreeAxis
 from repo_interp.models.windows import layer_tensors, outputs_over_windows
-from repo_interp.plots.marks.reading import has_groups
-from repo_interp.plots.pages.figures import PLOTS
+from repo_interp.plots.catalogue import figures_of, view_of
 from repo_interp.plots.pages.report import report_page
-from repo_interp.plots.views import disentanglement as fits
-from repo_interp.plots.views.disentanglement_figures import correlation_charts, correlation_table
+from repo_interp.plots.views import three_axis as fits
 from repo_interp.plots.views.extrapolation import extrapolation_by_length
 from repo_interp.plots.views.extrapolation import output_traces as traces_in_plane
+from repo_interp.plots.views.fake_distance import fake_distance_fit
 from repo_interp.plots.views.perturbation import perturbation_grid
 from repo_interp.plots.views.rotation import rotating_pairs, rotation_grid
 from repo_interp.run import read_run, write_run
@@ -90,7 +89,7 @@ def test_the_logit_map_its_axes_and_their_sum_stand_side_by_side(run):
 
 
 def test_the_fake_map_stands_between_its_axes(run):
-    figure = fits.fake_distance_fit(run, 2, 0)
+    figure = fake_distance_fit(run, 2, 0)
     fake, rebuilt = (image.get_array() for ax in figure.axes for image in ax.images)
     chosen = run["maps"]["fake_map"].sel(layer=2, head=0).values
     np.testing.assert_array_equal(fake, chosen)
@@ -174,7 +173,7 @@ def test_a_query_over_its_own_window_puts_out_what_the_model_does(scheme):
 
 
 def test_a_run_gives_all_of_them_as_files_and_sections(run, tmp_path):
-    names = {name for plot in PLOTS if has_groups(run, plot.groups) for name, _ in plot.draw(run)}
+    names = {name for _, name, _ in figures_of(run)}
     wanted = {"fit_correlations", "rotating_pairs", "perturbation_log_perplexity", "extrapolation", "output_traces"}
     assert wanted <= names
     assert sum(name.startswith("three_axis_layer") for name in names) == 3
@@ -183,13 +182,11 @@ def test_a_run_gives_all_of_them_as_files_and_sections(run, tmp_path):
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     for name in ("three_axis", "fake_distance", "rotation"):
         assert f'<section id="{name}"' in page
-        table = correlation_table(run, name)
+        (table,) = view_of(name).tables(run)
         assert [row[0] for row in table.rows] == ["0", "1", "2", "all"]
-        (caption, chart), *_ = correlation_charts(run, name)
-        assert "by layer and head" in caption
-        assert np.shape(chart["data"][0]["z"]) == (3, 4)
+        assert np.shape(view_of(name).head_maps(run)[0].data()["values"]) == (3, 4)
     mean = run["three_axis"]["r"].mean().item()
-    assert correlation_table(run, "three_axis").rows[-1][4] == pytest.approx(mean)
+    assert view_of("three_axis").tables(run)[0].rows[-1][4] == pytest.approx(mean)
 
 
 def test_what_is_missing_is_said(run):
@@ -197,7 +194,7 @@ def test_what_is_missing_is_said(run):
     with pytest.raises(InputError, match="first_prompt"):
         fits.three_axis_fit(bare, 0, 0)
     with pytest.raises(InputError, match="fake_distance"):
-        fits.fake_distance_fit(bare, 0, 0)
+        fake_distance_fit(bare, 0, 0)
     nope = run["rotation"].to_dataset().copy()
     nope["slow_dominating"] = nope["slow_dominating"] * 0 - 1
     with pytest.raises(InputError, match="rotates nothing"):

@@ -21,8 +21,8 @@ from repo_interp.plots import (
     position_ranges,
     write_figures,
 )
-from repo_interp.plots.marks.choice import main_span, telling_heads
 from repo_interp.plots.marks.drawing import envelope
+from repo_interp.plots.marks.reading import heads_to_show, main_span
 from repo_interp.plots.style import PATTERN_COLOURS, SCHEME_COLOURS, paper_figure, style
 
 
@@ -339,12 +339,12 @@ def test_mass_grid_is_the_mean_over_prompts(run):
 # ---- all of them ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_telling_heads_are_learned_ones_with_most_mass(run):
-    first = telling_heads(run)
+def test_the_heads_to_show_are_learned_ones_with_most_mass(run):
+    first = heads_to_show(run)
     assert main_span(run) == "needle" and first[0] == (2, 2) and len(first) == 16
     assert all(layer >= 2 for layer, _ in first)
     ranges = run["positions"]["position_range"].mean("prompt")
-    layer, head = telling_heads(changed(run, attention_mass=None))[0]
+    layer, head = heads_to_show(changed(run, attention_mass=None))[0]
     assert ranges.sel(layer=layer, head=head) == ranges.sel(layer=[2, 3, 4, 5]).max()
 
 
@@ -367,4 +367,4 @@ def test_runs_of_some_layers_and_heads_keep_their_numbers(run):
     part = changed(run, **{name: lambda group: group.sel(layer=[2, 5], head=[1, 3]) for name in run.children})
     assert {"2", "5", "1", "3"} <= set(texts(position_grid(part)))
     assert "L5 H3" in texts(heads_ranked(part))
-    assert telling_heads(part)[0] in {(2, 1), (2, 3), (5, 1), (5, 3)}
+    assert heads_to_show(part)[0] in {(2, 1), (2, 3), (5, 1), (5, 3)}

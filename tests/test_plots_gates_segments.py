@@ -12,11 +12,8 @@ from matplotlib.colors import to_hex
 from numpy.testing import assert_allclose, assert_array_equal
 
 from repo_interp.errors import InputError
-from repo_interp.plots.marks.arrays import over_prompts
-from repo_interp.plots.marks.controls import control_chart
-from repo_interp.plots.pages.figures import PLOTS, write_figures
+from repo_interp.plots import write_figures
 from repo_interp.plots.pages.report import report_page
-from repo_interp.plots.pages.sections import SECTIONS
 from repo_interp.plots.style import scheme_colour
 from repo_interp.plots.views import gates, segments
 from repo_interp.run import read_run, write_run
@@ -93,14 +90,14 @@ def test_gates_without_texts_or_separators_are_drawn_plainly(run):
     figure = gates.gate_lines(silent, 1, 3)
     assert not artists(figure, "separators")[0].get_xdata().size and "separators" not in figure.axes[0].get_title(loc="left")
     assert figure.axes[1].get_xlabel() == "token index"
-    assert gates.telling_gates(bare)[0][0] in (1, 2)
+    assert gates.heads_by_gates(bare)[0][0] in (1, 2)
     with pytest.raises(InputError, match=r"layer 0 \(RoPE\) has no gates"):
         gates.gate_lines(run, 0, 0)
 
 
 def test_heads_that_count_separators_come_first(run):
-    assert set(gates.telling_gates(run["gates"].to_dataset())[:4]) == {(1, 0), (1, 1), (2, 0), (2, 1)}
-    assert len(gates.telling_gates(run["gates"].to_dataset())) == 8
+    assert set(gates.heads_by_gates(run["gates"].to_dataset())[:4]) == {(1, 0), (1, 1), (2, 0), (2, 1)}
+    assert len(gates.heads_by_gates(run["gates"].to_dataset())) == 8
 
 
 def test_every_head_stands_over_its_control(run):
@@ -132,7 +129,7 @@ def test_a_run_without_text_has_no_scores_to_draw():
             draw(run)
     assert list(segments.figures_of_segments(run)) == []
     assert [name.split("_")[0] for name, _ in gates.figures_of_gates(run)] == ["gates"] * gates.HEADS
-    assert segments.segment_charts(run) == () and gates.gate_charts(run) == ()
+    assert not segments.VIEW.head_maps(run) and not gates.VIEW.head_maps(run)
     assert segments.segment_table(run).rows == () and len(gates.gate_table(run).rows) == 0
 
 
@@ -188,8 +185,8 @@ def test_both_scores_of_every_head_stand_over_shuffled_edges(run):
 def test_the_kind_that_most_prompts_have_and_the_heads_that_learn_come_first(run):
     group = run["segments"].to_dataset()
     assert segments.main_kind(group) == "sentences"
-    assert segments.telling_segments(group, "lines")[0] == (3, 0)
-    assert {layer for layer, _ in segments.telling_segments(group, "lines")} == {3}
+    assert segments.heads_by_segments(group, "lines")[0] == (3, 0)
+    assert {layer for layer, _ in segments.heads_by_segments(group, "lines")} == {3}
     with_examples = group.copy(deep=True)
     with_examples["segment_count"].loc[{"kind": "examples"}] = 2
     assert segments.main_kind(with_examples) == "examples"
@@ -217,20 +214,16 @@ def test_tables_hold_the_means_of_the_run(run):
     assert_allclose(row[7], float(np.nanmean(own["boundary_f1"])))
 
 
-def test_charts_open_heads_and_carry_their_control(run):
+def test_maps_of_heads_carry_their_control(run):
     group = run["gates"].to_dataset()
-    scores, control = (over_prompts(group[name]) for name in ("separator_share", "separator_share_shuffled"))
-    chart = control_chart(scores, {"random tokens": control}, "share")
-    assert [trace["name"] for trace in chart["data"]] == ["random tokens", "RoPE", "CoPE", "RePo"]
-    heads = chart["data"][2]
-    assert heads["customdata"] == [[layer, head] for layer in (1, 2) for head in range(4)]
-    assert_allclose(heads["y"], scores.sel(layer=[1, 2]).values.ravel(), rtol=1e-5)
-    assert len(gates.gate_charts(run)) == 4 and len(segments.segment_charts(run)) == 2
+    share, *of_segments = (heads.data() for heads in gates.VIEW.head_maps(run))
+    assert [one["title"].split()[-1] for one in of_segments] == ["paragraph", "line", "sentence"]
+    for shown, name in ((share["values"], "separator_share"), (share["control"], "separator_share_shuffled")):
+        assert_allclose(np.array(shown, dtype=float), group[name].mean("prompt"), rtol=1e-5)
+    assert len(segments.VIEW.head_maps(run)) == 2
 
 
 def test_the_page_and_the_files_show_them(run, tmp_path):
-    names = {section.name for section in SECTIONS}
-    assert {"gates", "segments"} <= names
     page = report_page(run, tmp_path / "report.html").read_text()
     assert 'id="gates"' in page and 'id="segments"' in page and "without a section" not in page
 
@@ -243,7 +236,6 @@ def test_files_are_written_for_the_groups_there_are(run, tmp_path):
         "gates_layer1_head0.pdf",
         "position_attention_layer1_head0.pdf",
     ]
-    assert any(plot.groups == ("segments",) for plot in PLOTS)
     one_head = run["segments"].to_dataset().sel(layer=[3], head=[0], kind=["lines"])
     drawn = [name for name, _ in segments.figures_of_segments(without(run, "gates", segments=one_head))]
     assert drawn == ["segment_scores_lines", "segment_variance_lines", "segments_layer3_head0"]

@@ -12,13 +12,13 @@ from run_fixture import AWKWARD, large_run, small_run
 
 from repo_interp.errors import InputError
 from repo_interp.plots import report_page
+from repo_interp.plots.catalogue import figures_of
+from repo_interp.plots.marks.heads import MISSING, HeadMap
 from repo_interp.plots.marks.outliers import focused_range
-from repo_interp.plots.marks.table import Table
-from repo_interp.plots.pages import sections
-from repo_interp.plots.pages.explorer import unpack_layer
 from repo_interp.plots.pages.report import json_script
-from repo_interp.plots.pages.sections import Content, Section, register
-from repo_interp.plots.pages.tables import mass_table
+from repo_interp.plots.view import PageOptions
+from repo_interp.plots.views.attention_mass import mass_table
+from repo_interp.plots.views.explorer import embed, unpack_layer
 
 
 class Page(HTMLParser):
@@ -62,7 +62,7 @@ def page(run, tmp_path_factory) -> Page:
 
 
 def test_embedded_positions_are_the_runs_bit_for_bit(run, page):
-    data = page.data("explorer")["data"]
+    data = page.data("positions")["data"]
     assert [one["prompt"] for one in data["prompts"]] == [0, 1, 2] and data["heads"] == [0, 1, 2, 3]
     for one in data["prompts"]:
         for layer, block in one["layers"].items():
@@ -73,13 +73,13 @@ def test_embedded_positions_are_the_runs_bit_for_bit(run, page):
 
 
 def test_equal_heads_are_embedded_once(page):
-    first = page.data("explorer")["data"]["prompts"][0]["layers"]
+    first = page.data("positions")["data"]["prompts"][0]["layers"]
     assert first["0"]["row"] == [0, 0, 0, 0] and first["2"]["row"] == [0, 1, 2, 3]
     assert 4 * len(first["0"]["values"]) == len(first["2"]["values"])
 
 
 def test_tokens_and_spans_are_embedded_as_they_are(run, page):
-    first = page.data("explorer")["data"]["prompts"][0]
+    first = page.data("positions")["data"]["prompts"][0]
     assert first["texts"] == run["positions"]["token_text"].sel(prompt=0).values[:96].tolist()
     assert set(AWKWARD) <= set(first["texts"])
     assert first["spans"]["needle"] == [[51, 56]] and first["spans"]["needle.1.key"] == [[51, 51]]
@@ -87,7 +87,7 @@ def test_tokens_and_spans_are_embedded_as_they_are(run, page):
 
 def test_no_token_breaks_out_of_the_page(page):
     scripts = [attributes for tag, attributes in page.elements if tag == "script"]
-    assert len(scripts) == 5 + 2  # the data of five sections, plotly, the page's own
+    assert len(scripts) == 3 + 2  # the data of three sections, plotly, the page's own
     assert all(json.loads(text) for text, one in zip(page.texts["script"], scripts, strict=True) if one.get("type"))
     assert not any(tag == "b" for tag, _ in page.elements)
     assert any("</script><b>" in text for text in page.texts["pre"])
@@ -108,7 +108,7 @@ def test_a_token_that_is_no_number_cannot_enter_the_data():
 
 def test_nothing_is_requested(page):
     for tag, attributes in page.elements:
-        assert "src" not in attributes and tag not in {"link", "img", "iframe"}
+        assert attributes.get("src", "data:image/").startswith("data:image/") and tag not in {"link", "iframe"}
         assert attributes.get("href", "#").startswith("#")
     policy = next(attributes["content"] for _, attributes in page.elements if attributes.get("http-equiv"))
     assert policy.startswith("default-src 'none'") and "http" not in policy and "unsafe-eval" not in policy
@@ -122,39 +122,29 @@ def test_tables_stand_in_plain_html(run, page):
     assert "checkpoint" in page.texts["th"] and "official/repo_mha" in page.texts["pre"]
 
 
-def test_every_chart_says_what_it_shows_and_every_control_has_a_name(page):
-    charts = [attributes for _, attributes in page.elements if attributes.get("class") == "chart"]
-    assert len(charts) == 4 and all(len(chart["aria-label"]) > 20 for chart in charts)
-    for section in ("mass", "heads", "patterns", "ranges"):
-        assert len(page.data(section)["charts"]) == 1
+def test_every_picture_says_what_it_shows_and_no_name_is_given_twice(run, page):
+    pictures = [attributes for tag, attributes in page.elements if tag == "img"]
+    assert [picture["alt"].replace(" ", "_") for picture in pictures] == [name for _, name, _ in figures_of(run)]
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
 
 
-def test_charts_hold_the_runs_numbers(run, page):
-    (ranked,) = page.data("heads")["charts"]
+def test_maps_of_heads_hold_the_runs_numbers(run, page):
+    (shown,) = page.data("attention_mass")["maps"]
     mass = 100 * run["attention_mass"]["mass"].sel(span="needle").mean("prompt")
-    points = [point for trace in ranked["data"] for point in zip(trace["customdata"], trace["y"], strict=True)]
-    assert len(points) == 24
-    for (layer, head), drawn in points:
-        assert drawn == pytest.approx(float(mass.sel(layer=layer, head=head)), rel=1e-5)
-    (shares,) = page.data("patterns")["charts"]
-    heights = np.array([trace["y"] for trace in shares["data"]])
-    assert heights == pytest.approx(100 * run["patterns"]["pattern_share"].values.reshape(24, 3).T, rel=1e-5)
+    assert shown["title"] == "attention mass on needle (%)" and shown["heads"] == [0, 1, 2, 3]
+    assert [layer["layer"] for layer in shown["layers"]] == list(range(6))
+    assert np.array(shown["values"]) == pytest.approx(mass.values, rel=1e-5)
+    for name, share in zip(("constant", "mono", "hybrid"), page.data("patterns")["maps"], strict=True):
+        assert name in share["title"]
+        assert np.array(share["values"]) == pytest.approx(run["patterns"]["pattern_share"].sel(pattern=name).values, rel=1e-5)
 
 
-def test_a_span_that_looks_like_html_is_escaped_for_plotly(run, tmp_path):
-    def rename(name):
-        group = run[name].to_dataset()
-        return group.assign_coords(span=[str(span).replace("needle", "<b>x") for span in group["span"].values])
-
-    odd = xr.DataTree.from_dict(
-        {"/": xr.Dataset(), "/attention_mass": rename("attention_mass"), "/positions": rename("positions")}
-    )
-    page = Page(report_page(odd, tmp_path / "report.html"))
-    assert not any(tag == "b" for tag, _ in page.elements)
-    chart = page.data("mass")["charts"][0]
-    assert "&lt;b&gt;x" in chart["layout"]["xaxis"]["categoryarray"]
+def test_the_largest_value_has_the_last_colour_and_a_missing_one_is_grey():
+    values = xr.DataArray([[0.0, 1.0], [0.5, np.nan]], dims=("layer", "head"), coords={"layer": [3, 7], "head": [0, 1]}, name="x")
+    data = HeadMap(values).data()
+    assert data["colours"][0] == [data["scale"][0], data["scale"][-1]] and data["colours"][1][1] == MISSING
+    assert data["values"][1] == [0.5, None] and data["ends"] == [0.0, 1.0] and data["control"] is None
 
 
 def test_absent_groups_have_no_section_and_an_empty_run_no_page(run, tmp_path):
@@ -171,37 +161,33 @@ def test_absent_groups_have_no_section_and_an_empty_run_no_page(run, tmp_path):
 
 def test_what_does_not_fit_is_left_out_whole_and_named(tmp_path):
     run = large_run(prompts=4, layers=3, heads=4, tokens=512)
-    layer = 4 * 512 * 4 * 4 / 3 / 1e6  # one learned layer in megabytes of base64
-    page = Page(report_page(run, tmp_path / "two.html", megabytes=5 * layer))
-    assert [one["prompt"] for one in page.data("explorer")["data"]["prompts"]] == [0, 1]
-    assert any("2 of 4 prompts are in this page: 0–1" in text and "2–3" in text for text in page.texts["p"])
-    page = Page(report_page(run, tmp_path / "chosen.html", prompts=[3, 1]))
-    assert [one["prompt"] for one in page.data("explorer")["data"]["prompts"]] == [3, 1]
-    page = Page(report_page(run, tmp_path / "tight.html", megabytes=1.5 * layer))
-    assert list(page.data("explorer")["data"]["prompts"][0]["layers"]) == ["0", "2"]
-    assert any("its layers 1 are left out" in text for text in page.texts["p"])
+    layer = 4 * 512 * 4 * 4 / 3  # one learned layer in bytes of base64
+    data, (note,) = embed(run, PageOptions(budget=round(5 * layer)))
+    assert [one["prompt"] for one in data["prompts"]] == [0, 1]
+    assert "2 of 4 prompts are in this page: 0–1" in note and "2–3" in note
+    data, _ = embed(run, PageOptions(prompts=(3, 1)))
+    assert [one["prompt"] for one in data["prompts"]] == [3, 1]
+    data, (note,) = embed(run, PageOptions(budget=round(1.5 * layer)))
+    assert list(data["prompts"][0]["layers"]) == [0, 2] and "its layers 1 are left out" in note
     with pytest.raises(InputError, match="no prompt 9"):
-        report_page(run, tmp_path / "no.html", prompts=[9])
+        embed(run, PageOptions(prompts=(9,)))
+
+
+def test_the_page_says_what_was_left_out(run, tmp_path):
+    only = xr.DataTree.from_dict({"/positions": run["positions"].to_dataset()})
+    page = Page(report_page(only, tmp_path / "report.html", prompts=[2]))
+    assert [one["prompt"] for one in page.data("positions")["data"]["prompts"]] == [2]
+    assert any("1 of 3 prompts are in this page: 2" in text for text in page.texts["p"])
 
 
 def test_nothing_left_out_says_nothing(page):
     assert not any("left out" in text for text in page.texts["p"])
 
 
-def test_layers_without_positions_are_embedded_as_such(run, tmp_path):
+def test_layers_without_positions_are_embedded_as_such(run):
     positions = run["positions"].to_dataset().copy(deep=True)
     positions["position"][:, 0] = np.nan
     positions["position_range"][:, 0] = np.nan
-    page = Page(report_page(xr.DataTree.from_dict({"/positions": positions}), tmp_path / "report.html"))
-    block = page.data("explorer")["data"]["prompts"][0]["layers"]["0"]
+    data, _ = embed(xr.DataTree.from_dict({"/positions": positions}), PageOptions())
+    block = data["prompts"][0]["layers"][0]
     assert np.isnan(unpack_layer(block)).all() and block["global"] == [None] and block["focused"] == [None]
-
-
-def test_a_measure_can_add_its_section(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(sections, "SECTIONS", list(sections.SECTIONS))
-    monkeypatch.setattr("repo_interp.plots.pages.report.SECTIONS", sections.SECTIONS)
-    made = Content("A sentence.", tables=(Table("t", "<i>title</i>", ("a",), ((1.5,),)),), data={"numbers": [1, 2]})
-    register(Section("components", "Frequency components", ("patterns",), lambda run, options: made))
-    page = Page(report_page(run, tmp_path / "report.html"))
-    assert "Frequency components" in page.texts["h2"] and "<i>title</i>" in page.texts["caption"]
-    assert page.data("components")["data"] == {"numbers": [1, 2]}

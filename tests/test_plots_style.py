@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
-from repo_interp.plots.marks.labels import contiguous, thin, token_label
+from repo_interp.plots.marks.drawing import contiguous, thin, token_label
 from repo_interp.plots.style import (
     PATTERN_COLOURS,
     SCHEME_COLOURS,

@@ -7,9 +7,12 @@ import pytest
 from run_fixture import OFFICIAL, small_run
 
 from repo_interp.errors import InputError
+from repo_interp.plots import tables
 from repo_interp.plots.marks.drawing import number
 from repo_interp.plots.marks.table import Table
-from repo_interp.plots.pages.tables import head_table, mass_table, pattern_table, range_table, tables
+from repo_interp.plots.views.attention_mass import head_table, mass_table
+from repo_interp.plots.views.patterns import pattern_table
+from repo_interp.plots.views.ranges import range_table
 
 ANALYSIS = json.loads((OFFICIAL / "expected_analysis.json").read_text())["repo_mha"]
 
@@ -77,9 +80,9 @@ def test_head_table_ranks_and_keeps_the_spread_over_prompts(run):
 
 
 def test_tables_follow_the_groups(run):
-    assert [table.name for table in tables(run)] == ["attention_mass", "patterns", "positions"]
+    assert [table.name for table in tables(run)] == ["positions", "attention_mass", "heads", "patterns"]
     assert all(len(row) == len(table.columns) for table in tables(run) for row in table.rows)
-    assert tables(run)[1].numeric == (False, False, True, True, True)
+    assert tables(run)[-1].numeric == (False, False, True, True, True)
 
 
 @pytest.mark.parametrize(

@@ -309,8 +309,8 @@ def test_a_measure_of_another_package_that_ends_the_program_is_no_success(plugin
 
 
 def test_a_small_run_has_no_failures(tmp_path):
-    from repo_interp.analysis.publication import draw_run
+    from repo_interp.plots.pages.report import write_report
 
     with claimed(tmp_path / "out", "") as results:
-        published = results.publish(small_run(), draw_run)
+        published = results.publish(small_run(), write_report)
     assert published.failures == () and published.figures > 9 and all(file.is_file() for file in published.files)

@@ -2,13 +2,13 @@
 
     with claimed(out, "niah-repo", overwrite) as results:          refused where it holds other things or another process writes
         run = analyze(..., store=results.store)
-        published = results.publish(run, draw_run)
+        published = results.publish(run, write_report)
 
 The data file is written first. From then on it stays, whatever happens to the figures and the page: what cannot be drawn is named in
 `Published.failures`. Each of the three appears whole or not at all. Where nothing is published, nothing is left - except finished
 batches after an interruption or on a full disk, from which the same command goes on.
 
-Brings together runs and plots; knows nothing about how a run is measured.
+Knows run files; knows nothing about how a run is measured or drawn.
 """
 
 from __future__ import annotations
@@ -25,10 +25,7 @@ from pathlib import Path
 import xarray as xr
 
 from repo_interp.errors import InputError
-from repo_interp.failures import noted
 from repo_interp.files import remove, replaced
-from repo_interp.plots.pages.figures import write_figures
-from repo_interp.plots.pages.report import report_page
 from repo_interp.run import write_run
 
 RUN, COMPARISON = "run.nc", "compare.nc"
@@ -196,13 +193,3 @@ def _locked(directory: Path) -> int:
             os.close(lock)
             raise
         os.close(lock)
-
-
-def draw_run(run: xr.DataTree, page: Path, figures: Path) -> list[str]:
-    """Write the page and the figures of `run`; return one line per failure."""
-    failures: list[str] = []
-    with noted(failures, "the page"):
-        report_page(run, page)
-    with noted(failures, "the figures"):
-        write_figures(run, figures)
-    return failures

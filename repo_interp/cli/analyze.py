@@ -93,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from repo_interp.analysis.analyze import analyze, measures_named
     from repo_interp.analysis.cost import estimate
-    from repo_interp.analysis.publication import claimed, draw_run
+    from repo_interp.analysis.publication import claimed
     from repo_interp.cli.checkpoint import DEFAULT, find, stem
     from repo_interp.cli.progress import analysis_bars
     from repo_interp.cli.results import print_results
@@ -102,7 +102,8 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.experiments.catalogue import experiment_named, planned
     from repo_interp.measures.catalogue import measure_named
     from repo_interp.models.load import load
-    from repo_interp.plots.pages.added import added_drawers
+    from repo_interp.plots.catalogue import view_of
+    from repo_interp.plots.pages.report import write_report
     from repo_interp.tasks.prompts import read_prompts
 
     console = Console()
@@ -110,7 +111,8 @@ def run(arguments: argparse.Namespace) -> int:
     for measure in arguments.measures or ():
         measure_named(measure)  # an unknown name is refused before the checkpoint is read
     experiments = [experiment_named(experiment) for experiment in arguments.experiments]
-    added_drawers(arguments.measures or ())  # and so is a figure of another package that cannot be imported
+    for measure in arguments.measures or ():
+        view_of(measure)  # and so is a view of another package that cannot be imported
     path = find(name)
     bridge = load(path, device=_device(arguments.device), dtype=arguments.dtype)
     if arguments.dtype != "float32" and arguments.dtype != "float64":
@@ -154,7 +156,7 @@ def run(arguments: argparse.Namespace) -> int:
                 raise InputError(f"not enough memory ({cost}); give shorter prompts or a smaller --batch-size") from None
             raise
         with console.status("drawing"):
-            published = results.publish(measured, draw_run)
+            published = results.publish(measured, write_report)
     print_tables(console, measured)
     return print_results(console, results, published)
 

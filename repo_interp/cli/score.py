@@ -77,13 +77,14 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.progress import Progress
 
-    from repo_interp.analysis.publication import claimed, draw_run
+    from repo_interp.analysis.publication import claimed
     from repo_interp.cli.checkpoint import find
     from repo_interp.cli.results import print_results
     from repo_interp.cli.tables import print_tables
     from repo_interp.models.checkpoints import identify
     from repo_interp.models.families import training_length
     from repo_interp.models.load import load
+    from repo_interp.plots.pages.report import write_report
 
     console = Console()
     _require_fitting_options(arguments)
@@ -97,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
             scores = scored(lambda done, total: progress.update(bar, completed=done, total=total))
         scores.attrs["scaling"] = arguments.scaling or "none"
         with console.status("drawing"):
-            published = results.publish(scores, draw_run)
+            published = results.publish(scores, write_report)
     print_tables(console, scores)
     _print_map(console, scores["scores"])
     return print_results(console, results, published)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from repo_interp.comparison.looks import Runs, name_columns, name_figure, runs_o
 from repo_interp.comparison.side_by_side import BESIDE, blocks_beside, categories, curves, heads_beside, over_steps
 from repo_interp.failures import until_failure
 from repo_interp.plots.catalogue import view_of
-from repo_interp.plots.marks.arrays import nanmean, ranked
+from repo_interp.plots.marks.arrays import nanmean, over_prompts, ranked
 from repo_interp.plots.marks.drawing import legend_below, shade_spans, span_handles
 from repo_interp.plots.marks.reading import LEARNED_SCHEMES, ordered_spans, prompt_tokens
 from repo_interp.plots.marks.scores import draw_map, draw_scores
@@ -61,10 +62,8 @@ def comparison_figures(comparison: xr.DataTree, failures: list[str] | None = Non
     """
     runs = runs_of(comparison)
     for measure in comparison.children:
-        drawn = _of_measure(comparison, measure, runs)
-        yield from (
-            drawn if failures is None else until_failure(lambda drawn=drawn: drawn, f"the figures of {measure!r}", failures)
-        )
+        drawn = partial(_of_measure, comparison, measure, runs)
+        yield from until_failure(drawn, f"the figures of {measure!r}", failures)
 
 
 def _of_measure(comparison: xr.DataTree, measure: str, runs: Runs) -> Iterator[Drawn]:
@@ -109,14 +108,6 @@ def draw_variable(array: xr.DataArray, runs: Runs) -> Captioned:
     elif set(values.dims) == {"run"}:
         values = values.expand_dims(of=[str(array.name)])
         yield "", over_steps(values, runs, "of") if steps else categories(values, runs, "of"), caption
-
-
-def over_prompts(array: xr.DataArray) -> xr.DataArray:
-    """`array` as the mean over its prompts; NaN where no prompt has a value."""
-    if "prompt" not in array.dims:
-        return array
-    moved = array.transpose("prompt", ...)
-    return moved.isel(prompt=0, drop=True).copy(data=nanmean(moved.values.astype(float), axis=0))
 
 
 def _curves(values: xr.DataArray, runs: Runs, names: list[str], numbers: list[str], caption: str) -> Captioned:

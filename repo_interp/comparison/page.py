@@ -5,9 +5,7 @@ Knows how the page is put together; knows nothing about what is compared.
 
 from __future__ import annotations
 
-import io
 import os
-from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
@@ -20,16 +18,14 @@ from repo_interp.comparison.looks import group_title, runs_of
 from repo_interp.comparison.variable_tables import comparison_tables
 from repo_interp.failures import noted
 from repo_interp.plots.marks.table import Table
-from repo_interp.plots.pages.added import PAGE_DPI, PAGE_PIXELS
-from repo_interp.plots.pages.page_frame import framed
-from repo_interp.plots.pages.report import table_html
-from repo_interp.plots.style import PaperFigure, save_figure
+from repo_interp.plots.pages.frame import framed, picture_html, table_html
+from repo_interp.plots.style import save_figure
 
 
 def comparison_page(comparison: xr.DataTree, path: str | os.PathLike[str]) -> Path:
     """Write the page of `comparison` to `path` and return it. The same comparison gives the same bytes."""
     path = Path(path)
-    pictures = [(drawn.measure, _picture(drawn.figure, _caption(drawn))) for drawn in comparison_figures(comparison)]
+    pictures = [(drawn.measure, picture_html(drawn.figure, _caption(drawn))) for drawn in comparison_figures(comparison)]
     path.write_text(_page(comparison, pictures), encoding="utf-8", newline="\n")
     return path
 
@@ -42,7 +38,8 @@ def draw_comparison(comparison: xr.DataTree, page: Path, directory: Path) -> lis
     for drawn in comparison_figures(comparison, failures):
         with noted(failures, f"the figure {drawn.name}"):
             save_figure(drawn.figure, directory / drawn.name)
-            pictures.append((drawn.measure, _picture(drawn.figure, _caption(drawn))))
+            svg = (directory / f"{drawn.name}.svg").read_bytes()
+            pictures.append((drawn.measure, picture_html(drawn.figure, _caption(drawn), svg)))
     with noted(failures, "the page"):
         page.write_text(_page(comparison, pictures), encoding="utf-8", newline="\n")
     return failures
@@ -87,13 +84,3 @@ def _runs_table(comparison: xr.DataTree) -> Table:
 
 def _caption(drawn: Drawn) -> str:
     return drawn.caption[:1].upper() + drawn.caption[1:]
-
-
-def _picture(figure: PaperFigure, caption: str) -> str:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=PAGE_DPI)
-    width, text = round(figure.get_figwidth() * PAGE_PIXELS), escape(caption)
-    return (
-        f'<figure><img width="{width}" style="max-width: 100%; height: auto" alt="{text}" '
-        f'src="data:image/png;base64,{b64encode(buffer.getvalue()).decode()}"><figcaption>{text}</figcaption></figure>'
-    )

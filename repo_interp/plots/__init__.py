@@ -3,13 +3,14 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from repo_interp.plots.catalogue import tables, write_figures
+from repo_interp.plots.marks.heads import head_grid
 from repo_interp.plots.marks.table import Table
-from repo_interp.plots.pages.figures import write_figures
 from repo_interp.plots.pages.report import report_page
-from repo_interp.plots.pages.tables import tables
 from repo_interp.plots.style import paper_figure, save_figure, style
+from repo_interp.plots.view import View
+from repo_interp.plots.views.attention_mass import heads_ranked, mass_by_span, mass_grid
 from repo_interp.plots.views.component_curves import beyond_training_length, component_curves, logit_by_distance
-from repo_interp.plots.views.component_figures import figures_of_components
 from repo_interp.plots.views.component_shares import (
     pair_norms,
     pair_of_tokens,
@@ -17,10 +18,10 @@ from repo_interp.plots.views.component_shares import (
     vaf_by_component,
     vaf_over_training,
 )
-from repo_interp.plots.views.disentanglement import fake_distance_fit, fit_correlations, three_axis_fit
+from repo_interp.plots.views.components import figures_of_components
 from repo_interp.plots.views.extrapolation import extrapolation_by_length, output_traces
+from repo_interp.plots.views.fake_distance import fake_distance_fit
 from repo_interp.plots.views.gates import gate_lines, gate_scores, position_attention
-from repo_interp.plots.views.mass import head_grid, heads_ranked, mass_by_span, mass_grid
 from repo_interp.plots.views.patterns import pattern_sensitivity, pattern_shares
 from repo_interp.plots.views.perturbation import perturbation_grid
 from repo_interp.plots.views.positions import position_grid, position_lines
@@ -28,12 +29,14 @@ from repo_interp.plots.views.ranges import position_ranges
 from repo_interp.plots.views.rotation import rotating_pairs, rotation_grid
 from repo_interp.plots.views.segments import segment_grid, segment_positions, segment_scores
 from repo_interp.plots.views.task_scores import score_grid, task_perplexity, task_scores
+from repo_interp.plots.views.three_axis import fit_correlations, three_axis_fit
 
 if TYPE_CHECKING:
     from repo_interp.comparison.figures import comparison_figures
 
 __all__ = [
     "Table",
+    "View",
     "beyond_training_length",
     "comparison_figures",
     "component_curves",

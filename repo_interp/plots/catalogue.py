@@ -1,25 +1,26 @@
-"""Which view shows a group of a run: ours in the order of the page, then those of other packages.
+"""Which view shows a group of a run - ours in the order of the page, then those of other packages - and all that they draw.
 
-All are entry points (`entry_points.VIEWS`) under the name of their group. Another package gives a `View`, or a plain function of a run that
-yields (name, figure) pairs; such a function becomes a view whose other fields have their defaults.
+Views are entry points (`entry_points.VIEWS`) under the name of their group, ours like those of other packages. Another package gives a
+`View`, or a plain function of a run that yields (name, figure) pairs, which becomes a view whose other fields have their defaults.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import xarray as xr
+from matplotlib.figure import Figure
 
 from repo_interp.entry_points import VIEWS, find, names
 from repo_interp.errors import InputError
+from repo_interp.failures import until_failure
+from repo_interp.plots.marks.table import Table
+from repo_interp.plots.style import save_figure
 from repo_interp.plots.view import View
-
-
-def views_of(run: xr.DataTree) -> list[View]:
-    """A view of every group of `run` that has one. Raises InputError where that of another package cannot be imported."""
-    found = (view_of(name) for name in names(VIEWS) if name in run.children)
-    return [view for view in found if view is not None]
 
 
 def view_of(group: str) -> View | None:
@@ -34,14 +35,55 @@ def view_of(group: str) -> View | None:
         raise InputError(
             f"the view of {group!r} is a {type(given).__name__}; wanted a View, or a function of a run that gives figures"
         )
-    return View(group, group.replace("_", " ").capitalize(), _variables(group), given)
-
-
-def _variables(group: str) -> Callable[[xr.DataTree], str]:
-    """A sentence that names the variables of `group`."""
 
     def lead(run: xr.DataTree) -> str:
         shown: list[Any] = [array.attrs.get("long_name", name) for name, array in run[group].data_vars.items()]
         return f"A measure of another package: {'; '.join(map(str, shown))}."
 
-    return lead
+    return View(group, group.replace("_", " ").capitalize(), lead, given)
+
+
+def views_of(run: xr.DataTree) -> list[View]:
+    """The views of the groups of `run`, in the order of the page. Raises InputError as `view_of`."""
+    views = (view_of(name) for name in names(VIEWS) if name in run.children)
+    return [view for view in views if view is not None]
+
+
+def figures_of(run: xr.DataTree, failures: list[str] | None = None) -> Iterator[tuple[View, str, Figure]]:
+    """Every figure of `run` with its view and the name of its file, drawn one after the other.
+
+    A view whose figures cannot be drawn has one line in `failures`; without that list its error is raised, such as InputError for a name
+    that another figure has, or that is no plain name.
+    """
+    taken: set[str] = set()
+    for view in views_of(run):
+        yield from until_failure(partial(_drawn, view, run, taken), f"the figures of {view.group!r}", failures)
+
+
+def _drawn(view: View, run: xr.DataTree, taken: set[str]) -> Iterator[tuple[View, str, Figure]]:
+    for name, figure in view.figures(run):
+        if name in taken or name != Path(name).name:
+            raise InputError(
+                f"the view of {view.group!r} draws a figure as {name!r}; wanted a plain name that no other figure has"
+            )
+        taken.add(name)
+        yield view, name, figure
+
+
+def write_figures(run: xr.DataTree, directory: str | os.PathLike[str]) -> list[Path]:
+    """Write all figures that the groups of `run` allow into `directory`, made where it is not there; return the files.
+
+    The same run gives the same bytes. Raises InputError as `figures_of`.
+    """
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    return [file for _, name, figure in figures_of(run) for file in save_figure(figure, directory / name)]
+
+
+def tables(run: xr.DataTree, failures: list[str] | None = None) -> list[Table]:
+    """The tables that the groups of `run` allow, in the order of the page.
+
+    A view whose tables cannot be made has one line in `failures`; without that list its error is raised.
+    """
+    of_views = (until_failure(partial(view.tables, run), f"the tables of {view.group!r}", failures) for view in views_of(run))
+    return [table for of_view in of_views for table in of_view]

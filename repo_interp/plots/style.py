@@ -1,4 +1,4 @@
-"""One look for every figure: column and page widths of a paper, one colour a scheme, a span and a pattern, the same bytes every
+"""One look for every figure: column and page widths of a paper, one colour per scheme, span and pattern, the same bytes every
 time.
 
 The colours are those of Okabe and Ito (2008) and four more that stay apart from them for protanopes and deuteranopes; the
@@ -142,9 +142,7 @@ class PaperFigure(Figure):
             super().savefig(fname, metadata=metadata, **options)
 
     def _repr_png_(self) -> bytes:
-        buffer = io.BytesIO()
-        self.savefig(buffer, format="png", dpi=150)
-        return buffer.getvalue()
+        return rendered(self, ("png",), dpi=150)["png"]
 
 
 @contextmanager
@@ -165,20 +163,30 @@ def paper_figure(width: float = PAGE_WIDTH, height: float = 2.4) -> PaperFigure:
 def save_figure(figure: Figure, stem: str | Path, formats: Sequence[str] = FORMATS) -> list[Path]:
     """Write `figure` as `stem`.png, .svg and .pdf; a figure drawn anew from the same data gives the same bytes.
 
-    Returns the paths written.
+    Returns the paths written. Raises ValueError for a format that is not one of FORMATS.
+    """
+    paths = []
+    for name, content in rendered(figure, formats).items():
+        paths.append(Path(f"{stem}.{name}"))
+        paths[-1].write_bytes(content)
+    return paths
+
+
+def rendered(figure: Figure, formats: Sequence[str] = FORMATS, **options: Any) -> dict[str, bytes]:
+    """The bytes of `figure` in each of `formats`, laid out once; `options` go to matplotlib's `savefig`.
 
     Raises ValueError for a format that is not one of FORMATS.
     """
     unknown = [name for name in formats if name not in FORMATS]
     if unknown:
         raise ValueError(f"a figure is written as {', '.join(FORMATS)}; got {', '.join(unknown)}")
-    paths = []
+    contents = {}
     with style(), _laid_out(figure):
         for name in formats:
-            path = Path(f"{stem}.{name}")
-            Figure.savefig(figure, path, format=name, metadata=dict(_METADATA[name]))
-            paths.append(path)
-    return paths
+            buffer = io.BytesIO()
+            Figure.savefig(figure, buffer, format=name, metadata=dict(_METADATA[name]), **options)
+            contents[name] = buffer.getvalue()
+    return contents
 
 
 @contextmanager
@@ -186,7 +194,7 @@ def _laid_out(figure: Figure) -> Iterator[None]:
     """Lay `figure` out once, and not again for each format - at whose resolution texts measure a little differently."""
     figure.draw_without_rendering()
     layout = figure.get_layout_engine()
-    figure.set_layout_engine("none")
+    figure.set_layout_engine(None)  # with "none", a placeholder, matplotlib would draw everything once more before each format
     try:
         yield
     finally:

@@ -14,6 +14,7 @@ from typing import Any
 import xarray as xr
 from matplotlib.figure import Figure
 
+from repo_interp.plots.marks.heads import HeadMap
 from repo_interp.plots.marks.table import Table
 
 Figures = Callable[[xr.DataTree], Iterator[tuple[str, Figure]]]
@@ -42,11 +43,15 @@ class Interactive:
     """JSON for the script, None where there is nothing to work with; and sentences that say what was left out."""
 
 
+def _no_figures(run: xr.DataTree) -> Iterator[tuple[str, Figure]]:
+    yield from ()
+
+
 def _no_tables(run: xr.DataTree) -> Sequence[Table]:
     return ()
 
 
-def _no_head_maps(run: xr.DataTree) -> Sequence[xr.DataArray]:
+def _no_head_maps(run: xr.DataTree) -> Sequence[HeadMap]:
     return ()
 
 
@@ -62,13 +67,13 @@ class View:
     title: str
     lead: str | Callable[[xr.DataTree], str]
     """A sentence, or a function of the run that gives it: what is shown, and what it does not say."""
-    figures: Figures
+    figures: Figures = _no_figures
     tables: Callable[[xr.DataTree], Sequence[Table]] = _no_tables
     """The same rows for the page, the terminal and the notebook."""
-    head_maps: Callable[[xr.DataTree], Sequence[xr.DataArray]] = _no_head_maps
-    """Values [layer, head] with `long_name` and `units`: a map in the page, in which a click opens the head in the explorer."""
+    head_maps: Callable[[xr.DataTree], Sequence[HeadMap]] = _no_head_maps
+    """Maps of heads for the page: a click opens the head in the explorer, where the run has positions."""
     informative: Callable[[xr.DataTree], bool] = _always
-    """Whether figures and tables say anything about this run: ranges and patterns of token indices do not."""
+    """Whether figures and tables say anything about this run; ranges and patterns of token indices do not, and the page folds them."""
     interactive: Interactive | None = None
     compared: tuple[str, ...] | None = None
     """Variables that have a figure where runs are compared; None: all."""

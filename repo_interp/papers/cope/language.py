@@ -20,7 +20,7 @@ from repo_interp.papers.kit.claims import Verdict, judged
 from repo_interp.papers.kit.result import Result
 from repo_interp.papers.kit.score_rules import Sample, above, above_in_rise, lower_perplexity
 from repo_interp.papers.kit.score_words import common, missing, no_verdict, noted, said
-from repo_interp.plots.marks.lengths import perplexity_by_length
+from repo_interp.plots.marks.scores import perplexity_by_length
 
 COPE, RELATIVE, ABSOLUTE = "cope", "rope", "learned"
 

@@ -31,8 +31,7 @@ from repo_interp.papers.kit.claims import UNMEASURED, Claim, Verdict, judged
 from repo_interp.papers.kit.result import Result
 from repo_interp.papers.kit.score_rules import Sample, above, all_hold, lower_perplexity
 from repo_interp.papers.kit.score_words import common, missing, no_verdict, noted, said
-from repo_interp.plots.marks.lengths import copying_by_sequences, perplexity_by_length
-from repo_interp.plots.marks.scores import layout_name
+from repo_interp.plots.marks.scores import copying_by_sequences, layout_name, perplexity_by_length
 
 __all__ = ["CLAIMS", "SCORE_ZOO", "ScoreOptions", "score_figures", "unmeasured_scores"]
 

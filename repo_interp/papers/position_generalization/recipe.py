@@ -21,10 +21,11 @@ from repo_interp.papers.position_generalization import rules
 from repo_interp.papers.position_generalization.measurements import Measured, Options, measure_checkpoint
 from repo_interp.papers.position_generalization.rules import P6_TASK, P6_TASK_FEATURE, P6_TASK_OFFSET
 from repo_interp.papers.position_generalization.tolerance import tolerance
-from repo_interp.plots.views.disentanglement import example_heads, fake_distance_fit, fit_correlations, three_axis_fit
 from repo_interp.plots.views.extrapolation import extrapolation_by_length
 from repo_interp.plots.views.extrapolation import output_traces as traces_in_plane
+from repo_interp.plots.views.fake_distance import fake_distance_fit
 from repo_interp.plots.views.rotation import rotating_heads, rotation_grid
+from repo_interp.plots.views.three_axis import example_heads, fit_correlations, three_axis_fit
 
 TITLE = "Position Generalization, made again"
 CLAIMS = rules.CLAIMS

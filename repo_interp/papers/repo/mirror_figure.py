@@ -14,8 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from repo_interp.plots.marks.drawing import counted, legend_below
-from repo_interp.plots.marks.labels import contiguous, token_label
+from repo_interp.plots.marks.drawing import contiguous, counted, legend_below, token_label
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, span_colours, style
 
 SHOWN = 600

@@ -11,8 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from repo_interp.plots.marks.drawing import legend_below
-from repo_interp.plots.marks.labels import contiguous
+from repo_interp.plots.marks.drawing import contiguous, legend_below
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, style
 from repo_interp.plots.views.positions import draw_positions
 

@@ -6,9 +6,12 @@ Knows nothing about what the arrays hold.
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import numpy as np
 import xarray as xr
+
+from repo_interp.values import json_number
 
 
 def nanmean(values: np.ndarray, axis: int | tuple[int, ...] | None = None) -> np.ndarray:
@@ -18,10 +21,12 @@ def nanmean(values: np.ndarray, axis: int | tuple[int, ...] | None = None) -> np
         return np.nanmean(values, axis=axis)
 
 
-def over_prompts(scores: xr.DataArray) -> xr.DataArray:
-    """`scores` [prompt, layer, head] as the mean over prompts; NaN where no prompt has one."""
-    scores = scores.transpose("prompt", "layer", "head")
-    return scores.isel(prompt=0, drop=True).copy(data=nanmean(scores.values, axis=0))
+def over_prompts(values: xr.DataArray) -> xr.DataArray:
+    """`values` as the mean over their prompts; NaN where no prompt has a value. As they are where they have no prompts."""
+    if "prompt" not in values.dims:
+        return values
+    moved = values.transpose("prompt", ...)
+    return moved.isel(prompt=0, drop=True).copy(data=nanmean(moved.values.astype(float), axis=0))
 
 
 def ranked(means: np.ndarray) -> list[tuple[int, int]]:
@@ -29,3 +34,15 @@ def ranked(means: np.ndarray) -> list[tuple[int, int]]:
     order = np.argsort(-means, axis=None, kind="stable")
     places = [tuple(int(part) for part in np.unravel_index(place, means.shape)) for place in order]
     return [(layer, head) for layer, head in places if np.isfinite(means[layer, head])]
+
+
+def ranked_heads(means: xr.DataArray) -> list[tuple[int, int]]:
+    """Heads (layer, head), by their labels, from the largest to the smallest of `means` [layer, head]; NaN are left out."""
+    means = means.transpose("layer", "head")
+    layers, heads = means["layer"].values, means["head"].values
+    return [(int(layers[layer]), int(heads[head])) for layer, head in ranked(means.values)]
+
+
+def six_digits(values: Any) -> list[float | None]:
+    """`values`, flattened, with six significant digits as JSON takes them; None for what is not finite."""
+    return [json_number(value) for value in np.asarray(values, dtype=float).ravel().tolist()]

@@ -1,31 +1,38 @@
-"""Marks that several figures share: shaded spans, the ribbon of their parts, scheme swatches beside layers, thinned long lines.
+"""Marks that several figures share: shaded spans, the ribbon of their parts, swatches of schemes, thinned lines, and token labels.
+
+    " the" -> "␣the"   newline -> "↵"   tab -> "⇥"   nothing -> "∅"   invisible or missing glyph -> "\\u200b"
 
 Knows axes and arrays; knows nothing about runs.
 """
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
+import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FuncFormatter, NullFormatter
 from matplotlib.transforms import offset_copy
 
-from repo_interp.plots.marks.labels import contiguous
 from repo_interp.plots.style import scheme_colour, scheme_name, span_colours
 
+LONGEST = 14
+"""Characters of a token label; longer tokens end in an ellipsis."""
 SHADE = 0.3
 """Opacity of a shaded span."""
 LEGEND_ENTRY, LEGEND_LETTER = 0.3, 0.054
 """Inches that the mark of a legend entry and a letter of its text need."""
 RIBBON = 0.035
 """Height of the ribbon of parts, in axes."""
+_VISIBLE = {" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"}
 
 
 def shade_spans(ax: Axes, spans: Mapping[str, Sequence[int]], names: Sequence[str]) -> None:
@@ -135,3 +142,44 @@ def number(value: float) -> str:
         return f"{value:.1e}"
     digits = max(0, 2 - int(np.floor(np.log10(size))))
     return f"{value:.{digits}f}"
+
+
+def token_label(text: str, longest: int = LONGEST) -> str:
+    """`text` as a label for a figure: one line, every character visible in the current fonts, at most `longest` characters."""
+    label = "".join(_visible(character) for character in text) or "∅"
+    return label if len(label) <= longest else label[: longest - 1] + "…"
+
+
+def _visible(character: str) -> str:
+    if character in _VISIBLE:
+        return _VISIBLE[character]
+    kind = unicodedata.category(character)
+    if kind[0] in "CZ" or not _drawable(character):
+        code = ord(character)
+        return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:x}"
+    return "◌" + character if kind == "Mn" else character
+
+
+def _drawable(character: str) -> bool:
+    families = mpl.rcParams["font.family"]
+    return any(get_font(findfont(FontProperties(family=[name]))).get_char_index(ord(character)) for name in families)
+
+
+def thin(candidates: Iterable[int], gap: float) -> list[int]:
+    """Of `candidates`, the most telling first, those that stay at least `gap` apart from all kept before. Ascending."""
+    kept: list[int] = []
+    for candidate in candidates:
+        if all(abs(candidate - other) >= gap for other in kept):
+            kept.append(candidate)
+    return sorted(kept)
+
+
+def contiguous(indices: Sequence[int]) -> list[tuple[int, int]]:
+    """Stretches of neighbouring indices as (first, last), both inside: (3, 4, 5, 9) -> (3, 5), (9, 9)."""
+    stretches: list[tuple[int, int]] = []
+    for index in sorted(indices):
+        if stretches and index == stretches[-1][1] + 1:
+            stretches[-1] = (stretches[-1][0], index)
+        else:
+            stretches.append((index, index))
+    return stretches

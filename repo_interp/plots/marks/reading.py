@@ -1,7 +1,7 @@
-"""What figures, tables and the page take out of a run: a group, a prompt's tokens and spans, the scheme of a layer.
+"""What figures, tables and the page take out of a run: a group, a prompt's tokens and spans, the scheme of a layer, the heads to show.
 
-A run is an `xarray.DataTree` as `definitions.md` describes it; a group that is not there, or a layer, head or prompt that it
-does not hold, is an InputError that says what there is. Knows nothing about how a run came about, nor how it is drawn.
+A run is an `xarray.DataTree` as `definitions.md` describes it; a group that it lacks, or a layer, head or prompt that it does not hold, is
+an InputError that says what there is. Knows nothing about how a run came about, nor how it is drawn.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 import xarray as xr
 
 from repo_interp.errors import InputError
+from repo_interp.plots.marks.arrays import over_prompts, ranked_heads
 
 LEARNED_SCHEMES = ("repo", "continuous", "multihead_continuous")
 """Schemes whose positions are learned: the ones that ranges and patterns say something about."""
@@ -109,6 +110,32 @@ def ordered_spans(names: Iterable[str]) -> list[str]:
         return _PLACES.get(parts[0], _OTHERS), numbered
 
     return sorted(names, key=place)
+
+
+def main_span(run: xr.DataTree) -> str | None:
+    """The span that heads are ranked by: the needle, else the first one that is neither the rest nor generated. None without one."""
+    if not has_groups(run, ["attention_mass"]):
+        return None
+    dataset = group(run, "attention_mass")
+    for name in ordered_spans(map(str, dataset["span"].values)):
+        if name not in (BACKGROUND, "generated") and np.isfinite(dataset["table"].sel(span=name)):
+            return name
+    return None
+
+
+def heads_to_show(run: xr.DataTree) -> list[tuple[int, int]]:
+    """Heads (layer, head) with positions, ranked by attention mass on the main span, else by the range of their positions.
+
+    Only heads of layers that learn positions where any does. Raises InputError when the run has no positions.
+    """
+    positions = group(run, "positions")
+    ranges, span = over_prompts(positions["position_range"]), main_span(run)
+    scores = ranges
+    if span is not None:
+        means = over_prompts(group(run, "attention_mass")["mass"].sel(span=span, drop=True))
+        scores = means.reindex(layer=ranges["layer"], head=ranges["head"])
+    layers = learned_layers(positions) or ranges["layer"].values
+    return ranked_heads(scores.where(np.isfinite(ranges)).sel(layer=layers))
 
 
 def unit_label(name: str, array: xr.DataArray) -> str:

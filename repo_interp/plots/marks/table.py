@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
+
+import numpy as np
 
 from repo_interp.plots.marks.drawing import number
 
@@ -36,6 +39,11 @@ class Table:
         """Which columns hold numbers: they are set flush right."""
         columns = zip(*self.rows, strict=True) if self.rows else [()] * len(self.columns)
         return tuple(not any(isinstance(cell, str) for cell in column) for column in columns)
+
+
+def cells(values: Iterable[float]) -> tuple[Cell, ...]:
+    """Numbers as cells; None for what is not finite."""
+    return tuple(float(value) if np.isfinite(value) else None for value in values)
 
 
 def format_cell(cell: Cell) -> str:

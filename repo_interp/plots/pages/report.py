@@ -1,10 +1,10 @@
 """One page that shows a run: self-contained, offline, readable without JavaScript, without a mouse, and with any token in it.
 
-    page = tables in plain HTML + charts and the explorer of positions, drawn by plotly.js from data in the page
+    section = figures and tables of a group's view in plain HTML + its map of heads and its interactive part, brought to life by scripts
 
-Sections come from the registry in `sections.py`; those whose groups the run lacks are not shown. Everything stands in one
-file: the files of `page/`, plotly.js from the plotly package, arrays as base64 float32. A content security policy forbids any
-request. Knows how a page is put together; knows nothing about what a section shows.
+A section for every view that shows something of the run (`catalogue`); other groups are named. Everything stands in one file: the files of
+`page/`, those of the views, arrays as base64 float32, and plotly.js from the plotly package where an interactive part may use it. Knows
+how a page is put together; knows nothing about what a section shows.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 from itertools import groupby
 from pathlib import Path
@@ -20,15 +21,32 @@ from typing import Any
 import xarray as xr
 
 from repo_interp.errors import InputError
-from repo_interp.plots.marks.reading import checkpoint_name, has_groups
+from repo_interp.failures import noted
+from repo_interp.plots.catalogue import figures_of, views_of
+from repo_interp.plots.marks.reading import checkpoint_name
 from repo_interp.plots.marks.table import Table, format_cell
-from repo_interp.plots.pages.added import added_sections
-from repo_interp.plots.pages.page_frame import framed, packaged
-from repo_interp.plots.pages.sections import SECTIONS, Content, PageOptions, Section
+from repo_interp.plots.pages.frame import framed, packaged, picture_html, table_html
+from repo_interp.plots.style import save_figure
+from repo_interp.plots.view import Interactive, PageOptions, View
 
 BUDGET = 16.0
 """Megabytes of positions that are embedded unless more are asked for."""
-_NO_SCRIPT = '<noscript><p class="left-out">Charts and the explorer need JavaScript; the tables below do not.</p></noscript>'
+LONG_TABLE = 24
+"""Rows above which a reader may fold a table away."""
+_NO_SCRIPT = (
+    '<noscript><p class="left-out">What can be clicked in this page needs JavaScript; figures and tables do not.</p></noscript>'
+)
+_LITTLE = "Figures and tables, which say little about this run"
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of the page: the view it shows, its HTML, and what it brings to life."""
+
+    view: View
+    html: str
+    interactive: Interactive | None
+    has_head_maps: bool
 
 
 def report_page(
@@ -43,22 +61,28 @@ def report_page(
     out. A group without a section is named. Raises InputError when the run has no group, or not one of
     `prompts`.
     """
-    shown = [section for section in [*SECTIONS, *added_sections(run)] if has_groups(run, section.groups)]
-    if not run.children:
-        raise InputError("a report needs a run with at least one measure; this one has none")
     options = PageOptions(None if prompts is None else tuple(prompts), round(megabytes * 1e6))
-    contents = [(section, section.build(run, options)) for section in shown]
-    page = framed(
-        title=f"Positions in {checkpoint_name(run)}",
-        facts=f'<dl class="facts">{_summary(run, shown)}</dl>',
-        navigation={section.name: section.title for section in shown},
-        sections=[_NO_SCRIPT, *(_section(section, content) for section, content in contents)],
-        provenance=f"<p>What this page was made from, as recorded in the run file.</p>\n{_provenance(run)}",
-        scripts=[_plotly(), "\n".join(packaged(name) for name in _scripts(shown))],
-    )
     path = Path(path)
-    path.write_text(page, encoding="utf-8", newline="\n")
+    pictures = [(view.group, picture_html(figure, name.replace("_", " "))) for view, name, figure in figures_of(run)]
+    path.write_text(_page(run, options, pictures, None), encoding="utf-8", newline="\n")
     return path
+
+
+def write_report(run: xr.DataTree, path: Path, directory: Path) -> list[str]:
+    """Write the page of `run` to `path`, and every figure as PNG, SVG and PDF into `directory`, drawn once; return one line per failure.
+
+    What one view cannot draw or say costs its figures or its section alone. Raises OSError where a file cannot be written.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    failures: list[str] = []
+    pictures = []
+    for view, name, figure in figures_of(run, failures):
+        with noted(failures, f"the figure {name!r} of {view.group!r}"):
+            save_figure(figure, directory / name)
+            pictures.append((view.group, picture_html(figure, name.replace("_", " "), (directory / f"{name}.svg").read_bytes())))
+    with noted(failures, "the page"):
+        path.write_text(_page(run, PageOptions(), pictures, failures), encoding="utf-8", newline="\n")
+    return failures
 
 
 def json_script(data: Any) -> str:
@@ -69,60 +93,77 @@ def json_script(data: Any) -> str:
     return "".join(f"\\u{ord(c):04x}" if 0xD800 <= ord(c) < 0xE000 else c for c in text)
 
 
-def table_html(table: Table) -> str:
-    """A table in plain HTML, with its note below. Columns `layer` and `head` together make every row open that head in the
-    explorer.
-    """
-    linked = "layer" in table.columns and "head" in table.columns
-    rows = []
-    for row, cells in zip(table.rows, table.formatted(), strict=True):
-        drawn = [
-            f'<td class="number">{escape(cell)}</td>' if numeric else f"<td>{escape(cell)}</td>"
-            for cell, numeric in zip(cells, table.numeric, strict=True)
-        ]
-        if linked:
-            layer, head = row[table.columns.index("layer")], row[table.columns.index("head")]
-            drawn.append(
-                f'<td><button type="button" class="open" data-layer="{layer}" data-head="{head}" hidden>'
-                f"show L{layer} H{head}</button></td>"
-            )
-        rows.append(f"<tr>{''.join(drawn)}</tr>")
-    header = "".join(
-        f'<th scope="col"{" class=number" if numeric else ""}>{escape(column)}</th>'
-        for column, numeric in zip(table.columns, table.numeric, strict=True)
-    )
-    return (
-        f'<div class="scroll"><table><caption>{escape(table.title)}</caption><thead><tr>{header}{"<td></td>" * linked}</tr></thead>'
-        f'<tbody>{"".join(rows)}</tbody></table></div><p class="note">{escape(table.note)}</p>'
+def _page(run: xr.DataTree, options: PageOptions, pictures: Sequence[tuple[str, str]], failures: list[str] | None) -> str:
+    """The HTML of the page with `pictures`: the group and the HTML of each."""
+    if not run.children:
+        raise InputError("a report needs a run with at least one measure; this one has none")
+    sections = []
+    for view in views_of(run):
+        with noted(failures, f"the section of {view.group!r}"):
+            section = _section(view, run, options, [picture for group, picture in pictures if group == view.group])
+            sections += [] if section is None else [section]
+    scripts = _scripts(sections)
+    return framed(
+        title=f"Positions in {checkpoint_name(run)}",
+        facts=f'<dl class="facts">{_summary(run, sections)}</dl>',
+        navigation={section.view.group: section.view.title for section in sections},
+        sections=[_NO_SCRIPT if scripts else "", *(section.html for section in sections)],
+        provenance=f"<p>What this page was made from, as recorded in the run file.</p>\n{_provenance(run)}",
+        scripts=scripts,
     )
 
 
-def _section(section: Section, content: Content) -> str:
-    parts = [f'<section id="{section.name}" aria-labelledby="{section.name}-title">']
-    parts.append(f'<h2 id="{section.name}-title">{escape(section.title)}</h2>')
-    parts.append(f"<p>{escape(content.lead)}</p>")
-    parts += [f'<p class="left-out">{escape(note)}</p>' for note in content.notes]
-    parts.append(content.html)
-    for place, (label, _) in enumerate(content.charts):
-        parts.append(
-            f'<figure hidden><div class="chart" id="{section.name}-{place}" role="img" aria-label="{escape(label)}"></div>'
-            f"<figcaption>{escape(label)}</figcaption></figure>"
-        )
-    parts += [_folded(table) for table in content.tables]
-    data = {"charts": [chart for _, chart in content.charts], "data": content.data}
-    parts.append(
-        f'<script type="application/json" class="section-data" data-section="{section.name}">{json_script(data)}</script>'
-    )
-    return "\n".join([*parts, "</section>"])
+def _section(view: View, run: xr.DataTree, options: PageOptions, pictures: Sequence[str]) -> Section | None:
+    """The section of `view` with `pictures` of its figures; None where there is nothing to show."""
+    drawn = [f'<div class="figures">{"".join(pictures)}</div>'] if pictures else []
+    static = "\n".join([*drawn, *(_folded(table) for table in view.tables(run))])
+    maps = [heads.data() for heads in view.head_maps(run)]
+    data, notes = (None, ()) if view.interactive is None else view.interactive.data(run, options)
+    interactive = None if data is None else view.interactive
+    if not static and not maps and interactive is None:
+        return None
+    name = escape(view.group)
+    parts = [
+        f'<section id="{name}" aria-labelledby="{name}-title">',
+        f'<h2 id="{name}-title">{escape(view.title)}</h2>',
+        f"<p>{escape(view.lead if isinstance(view.lead, str) else view.lead(run))}</p>",
+        *(f'<p class="left-out">{escape(note)}</p>' for note in notes),
+    ]
+    if interactive is not None:
+        parts.append(interactive.markup.read_text(encoding="utf-8"))
+    if not view.informative(run):
+        static = f"<details><summary>{_LITTLE}</summary>\n{static}\n</details>" if static else ""
+    elif maps:
+        parts.append('<div class="head-maps" hidden></div>')
+    parts.append(static)
+    if interactive is not None or maps:
+        content = json_script({"maps": maps if view.informative(run) else [], "data": data})
+        parts.append(f'<script type="application/json" class="section-data" data-section="{name}">{content}</script>')
+    return Section(view, "\n".join([*parts, "</section>"]), interactive, bool(maps))
 
 
 def _folded(table: Table) -> str:
-    if len(table.rows) <= 24:
+    if len(table.rows) <= LONG_TABLE:
         return table_html(table)
     return f"<details open><summary>{escape(table.title)}: {len(table.rows)} rows</summary>{table_html(table)}</details>"
 
 
-def _summary(run: xr.DataTree, shown: Sequence[Section]) -> str:
+def _scripts(sections: Sequence[Section]) -> list[str]:
+    """Scripts in the order in which they run: plotly where an interactive part may use it, and the page's own last."""
+    interactive = [section.interactive.script.read_text(encoding="utf-8") for section in sections if section.interactive]
+    maps = [packaged("heads.js")] if any(section.has_head_maps for section in sections) else []
+    if not interactive and not maps:
+        return []
+    return [*([_plotly()] if interactive else []), "\n".join([*interactive, *maps, packaged("page.js")])]
+
+
+def _plotly() -> str:
+    from plotly.offline import get_plotlyjs
+
+    return get_plotlyjs()
+
+
+def _summary(run: xr.DataTree, sections: Sequence[Section]) -> str:
     facts = {
         "layout": "layout",
         "training_length": "trained on (tokens)",
@@ -131,9 +172,9 @@ def _summary(run: xr.DataTree, shown: Sequence[Section]) -> str:
     }
     given = [(label, run.attrs[name]) for name, label in facts.items() if name in run.attrs]
     given = [(label, _stretches(value) if label == "layout" else value) for label, value in given]
-    drawn = {name for section in shown for name in section.groups}
-    undrawn = [name for name in run.children if name not in drawn]
-    given += [("in run.nc, without a section here", ", ".join(undrawn))] if undrawn else []
+    shown = {section.view.group for section in sections}
+    others = [name for name in run.children if name not in shown]
+    given += [("in run.nc, without a section here", ", ".join(others))] if others else []
     return "".join(f"<div><dt>{escape(label)}</dt><dd>{escape(_fact(value))}</dd></div>" for label, value in given)
 
 
@@ -163,14 +204,3 @@ def _fact(value: Any) -> str:
         except json.JSONDecodeError:
             return value
     return format_cell(value) if isinstance(value, int) else str(value)
-
-
-def _scripts(shown: Sequence[Section]) -> list[str]:
-    """Script files in the order in which they run: the page's own last, when all sections have said how they are drawn."""
-    return [*dict.fromkeys(section.script for section in shown if section.script), "page.js"]
-
-
-def _plotly() -> str:
-    from plotly.offline import get_plotlyjs
-
-    return get_plotlyjs()

@@ -5,6 +5,7 @@ Draws the group `extrapolation`; fig. 6 the group `output_traces`. Knows nothing
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,9 @@ from matplotlib.lines import Line2D
 
 from repo_interp.plots.marks.drawing import counted, legend_below, scheme_swatches
 from repo_interp.plots.marks.reading import group, schemes, unit_label
+from repo_interp.plots.marks.table import Table, cells
 from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper_figure, style
+from repo_interp.plots.view import View
 
 METHOD_LOOKS: dict[str, dict[str, Any]] = {
     "plain": {"color": "#222222", "marker": "o", "linestyle": "-"},
@@ -99,3 +102,70 @@ def _length_axis(ax: Axes, lengths: np.ndarray, training_length: int) -> None:
 
 def _look(method: str) -> dict[str, Any]:
     return {"markersize": 3, **METHOD_LOOKS.get(method, {"color": "#8A8A8A", "marker": "x", "linestyle": ":"})}
+
+
+def extrapolation_table(run: xr.DataTree) -> Table:
+    """One row per method and length: divergence, log perplexity and the task's score."""
+    dataset = group(run, "extrapolation")
+    rows = [
+        (
+            METHOD_NAMES.get(str(method), str(method)),
+            int(length),
+            *cells([own["kl"].mean(), own["kl"][-1], own["log_perplexity"], own["task_score"], own["task_score_error"]]),
+        )
+        for method in dataset["method"].values
+        for length in dataset["length"].values
+        for own in (dataset.sel({"method": method, "length": length}),)
+    ]
+    columns = (
+        "method",
+        "length",
+        "KL",
+        "KL, last layer",
+        "log perplexity there",
+        str(dataset.attrs["metric"]),
+        "its standard error",
+    )
+    note = (
+        f"KL and log perplexity of the last {dataset.attrs['judged']} tokens of a prompt, {dataset.attrs['metric']} of whole prompts; "
+        f"{dataset.attrs['prompts']} prompts of {dataset.attrs['task']} a length, half of those of the training length for comparison. KL "
+        "in nats a head, mean over heads and layers: the plain one at the training length is the noise of fitting Gaussians to few tokens."
+    )
+    return Table("extrapolation", "Beyond the training length", columns, tuple(rows), note)
+
+
+def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
+    yield "extrapolation", extrapolation_by_length(run)
+
+
+VIEW = View(
+    "extrapolation",
+    "Beyond the training length",
+    "Prompts longer than those of training, run plainly and by methods of length extension: how far attention outputs leave the "
+    "distribution they had (Position Generalization, table 2).",
+    _figures,
+    tables=lambda run: (extrapolation_table(run),),
+    compared=("kl", "log_perplexity", "task_score"),
+)
+
+
+def _trace_figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
+    yield "output_traces", output_traces(run)
+
+
+def _trace_lead(run: xr.DataTree) -> str:
+    outside = 100 * float(group(run, "output_traces")["trace_outside"].mean())
+    return (
+        "Attention outputs at the training length, and those of a few later queries as their window of keys slides on (Position "
+        f"Generalization, fig. 6). {outside:.2g} % of the lines' points are further out than 99 % of the dots, by Mahalanobis' distance."
+    )
+
+
+OUTPUT_TRACES = View(
+    "output_traces",
+    "Attention outputs over sliding windows",
+    _trace_lead,
+    _trace_figures,
+    compared=("trace_outside",),
+    not_averaged=("pca_reference", "pca_trace", "pca_share"),
+)

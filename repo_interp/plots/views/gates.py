@@ -9,7 +9,7 @@ measured.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,12 +19,11 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from repo_interp.errors import InputError
-from repo_interp.plots.marks.arrays import over_prompts, ranked
-from repo_interp.plots.marks.controls import control_chart, control_handle, draw_with_control
-from repo_interp.plots.marks.drawing import counted, legend_below, scheme_handles
-from repo_interp.plots.marks.labels import thin, token_label
+from repo_interp.plots.marks.arrays import over_prompts, ranked_heads
+from repo_interp.plots.marks.drawing import counted, legend_below, scheme_handles, thin, token_label
+from repo_interp.plots.marks.heads import HeadMap, control_handle, draw_with_control
 from repo_interp.plots.marks.reading import group, has_groups, pick, prompt_tokens, schemes
-from repo_interp.plots.marks.table import Table
+from repo_interp.plots.marks.table import Table, cells
 from repo_interp.plots.style import (
     COLUMN_WIDTH,
     PAGE_WIDTH,
@@ -35,11 +34,12 @@ from repo_interp.plots.style import (
     scheme_name,
     style,
 )
+from repo_interp.plots.view import View
 
 HEADS = 3
 """Heads that are drawn on their own."""
 COLUMNS = 3
-"""Panels a row."""
+"""Panels per row."""
 LABELS = 90
 """Token labels that fit under a figure of page width."""
 _PALE = 0.35
@@ -53,7 +53,7 @@ _TABLE = {
 
 
 def position_attention(run: xr.DataTree, layer: int, head: int, prompt: int = 0) -> PaperFigure:
-    """Attention from position alone of one head over one prompt, a row a query, its maximum 1; separators as plus signs (fig. 4).
+    """Attention from position alone of one head over one prompt, one row per query, its maximum 1; separators as plus signs (fig. 4).
 
     Raises InputError when the run has no such map: they are kept on request, `Gates(maps=1)`.
     """
@@ -110,13 +110,13 @@ def gate_lines(run: xr.DataTree, layer: int, head: int, prompt: int = 0) -> Pape
         draw_counted(lower, sums, np.flatnonzero(separators[:count] == 1), largest, colour)
         _label_tokens(run, lower, prompt, gates, separators[:count] == 1)
         share = [float(dataset[name].sel(prompt=prompt, layer=layer, head=head)) for name in _TABLE]
-        said = (
+        on_separators = (
             f"; {100 * share[2]:.3g} % of gates on separators, {100 * share[3]:.3g} % on random tokens"
             if np.isfinite(share[2])
             else ""
         )
         upper.set_title(
-            f"Layer {layer}, head {head} ({scheme_name(schemes(dataset)[layer])}), prompt {prompt}, {count:,} tokens{said}"
+            f"Layer {layer}, head {head} ({scheme_name(schemes(dataset)[layer])}), prompt {prompt}, {count:,} tokens{on_separators}"
         )
         marked = [
             Patch(facecolor=darker(colour, 0.6), label="separator"),
@@ -156,7 +156,7 @@ def draw_counted(ax: Axes, sums: np.ndarray, separators: np.ndarray, largest: fl
 
 def gate_scores(run: xr.DataTree) -> PaperFigure:
     """Every head: share of its gates on separators beside random tokens, and of attention from position alone that stays within a
-    query's own segment beside shuffled segments, a panel a kind of segments that the prompts have.
+    query's own segment beside shuffled segments, one panel per kind of segments that the prompts have.
 
     Raises InputError when the run has no gates, or its prompts neither separators nor segments.
     """
@@ -187,26 +187,24 @@ def gate_scores(run: xr.DataTree) -> PaperFigure:
 
 
 def figures_of_gates(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
-    """Scores of all heads; gates, and where kept the map, of the most telling ones."""
+    """Scores of all heads; gates, and where kept the map, of the first of `heads_by_gates`."""
     dataset = group(run, "gates")
     if np.isfinite(dataset["separator_share"]).any() or measured_kinds(dataset):
         yield "gate_scores", gate_scores(run)
     first = int(dataset["prompt"].values[0])
-    for layer, head in telling_gates(dataset)[:HEADS]:
+    for layer, head in heads_by_gates(dataset)[:HEADS]:
         yield f"gates_layer{layer}_head{head}", gate_lines(run, layer, head, first)
         if "position_attention" in dataset:
             yield f"position_attention_layer{layer}_head{head}", position_attention(run, layer, head, first)
 
 
-def telling_gates(dataset: xr.Dataset) -> list[tuple[int, int]]:
+def heads_by_gates(dataset: xr.Dataset) -> list[tuple[int, int]]:
     """Heads (layer, head) with gates, those first whose gates fall most on separators beyond chance; without separators those whose
     gates differ most from token to token.
     """
     beyond = over_prompts(dataset["separator_share"] - dataset["separator_share_shuffled"])
     spread = over_prompts(dataset["gate_by_token"].std("key"))
-    scores = beyond if np.isfinite(beyond).any() else spread
-    layers, heads = scores["layer"].values, scores["head"].values
-    return [(int(layers[place]), int(heads[head])) for place, head in ranked(scores.values)]
+    return ranked_heads(beyond if np.isfinite(beyond).any() else spread)
 
 
 def measured_kinds(dataset: xr.Dataset) -> list[str]:
@@ -216,7 +214,7 @@ def measured_kinds(dataset: xr.Dataset) -> list[str]:
 
 
 def gate_table(run: xr.DataTree) -> Table:
-    """A row a head with gates: gates of separators and of others, the share on separators beside random tokens and their chance, and
+    """One row per head with gates: gates of separators and of others, the share on separators beside random tokens and their chance, and
     for every kind of segments attention from position alone within a query's own segment, beside shuffled segments.
     """
     dataset = group(run, "gates")
@@ -230,33 +228,16 @@ def gate_table(run: xr.DataTree) -> Table:
                 label,
             )
     rows = []
-    named = schemes(dataset)
-    for layer, scheme in named.items():
+    for layer, scheme in schemes(dataset).items():
         for head in dataset["head"].values:
-            cells = [float(one.sel(layer=layer, head=head)) for one in values.values()]
-            if np.isfinite(cells).any():
-                rows.append((layer, int(head), scheme_name(scheme), *(cell if np.isfinite(cell) else None for cell in cells)))
+            own = [float(means.sel(layer=layer, head=head)) for means in values.values()]
+            if np.isfinite(own).any():
+                rows.append((layer, int(head), scheme_name(scheme), *cells(own)))
     note = (
         f"Means over {counted(dataset.sizes['prompt'], 'prompt')}. Chance: share of {dataset.attrs.get('draws', '?')} shuffles that do at "
         f"least as well. A dash where a layer has no gates or a prompt no separators."
     )
     return Table("gates", "Gates", ("layer", "head", "scheme", *columns.values()), tuple(rows), note)
-
-
-def gate_charts(run: xr.DataTree) -> tuple[tuple[str, dict[str, Any]], ...]:
-    """The scores of all heads beside their controls (plotly), where the prompts have separators or segments."""
-    dataset = group(run, "gates")
-    charts = []
-    if np.isfinite(dataset["separator_share"]).any():
-        control = {"random tokens": over_prompts(dataset["separator_share_shuffled"])}
-        chart = control_chart(over_prompts(dataset["separator_share"]), control, "share of gates on separators")
-        charts.append(("Share of the gates' sum on separators, by layer and head", chart))
-    for kind in measured_kinds(dataset):
-        of_kind = dataset.sel(kind=kind)
-        control = {"shuffled segments": over_prompts(of_kind["last_segment_shuffled"])}
-        chart = control_chart(over_prompts(of_kind["last_segment_mass"]), control, "share of attention")
-        charts.append((f"Attention from position alone that stays in a query's own segment ({kind}), by layer and head", chart))
-    return tuple(charts)
 
 
 def _label_tokens(run: xr.DataTree, ax: Axes, prompt: int, gates: np.ndarray, separators: np.ndarray) -> None:
@@ -269,12 +250,12 @@ def _label_tokens(run: xr.DataTree, ax: Axes, prompt: int, gates: np.ndarray, se
         return
     largest = np.argsort(-gates, kind="stable")[: LABELS // 3].tolist()
     order = [*np.flatnonzero(separators).tolist(), *largest, *range(0, len(gates), max(1, len(gates) // LABELS))]
-    kept = thin(order, max(1.0, len(gates) / LABELS))
+    labelled = thin(order, max(1.0, len(gates) / LABELS))
     ax.xaxis.remove_overlapping_locs = False
-    ax.set_xticks(kept, [token_label(tokens.text(token)) for token in kept], minor=True)
+    ax.set_xticks(labelled, [token_label(tokens.text(token)) for token in labelled], minor=True)
     ax.tick_params(axis="x", which="minor", labelsize=4.6, labelrotation=90, pad=9.5, length=1.5)
     ax.set_xlabel(f"token index and {tokens.texts_are}")
-    for token, label in zip(kept, ax.get_xticklabels(minor=True), strict=True):
+    for token, label in zip(labelled, ax.get_xticklabels(minor=True), strict=True):
         label.set_parse_math(False)
         label.set_color("#000000" if separators[token] else "#777777")
 
@@ -282,3 +263,31 @@ def _label_tokens(run: xr.DataTree, ax: Axes, prompt: int, gates: np.ndarray, se
 def _count(separators: np.ndarray) -> int:
     """Tokens of a prompt: padding is -1."""
     return int((separators >= 0).sum())
+
+
+def _head_maps(run: xr.DataTree) -> Sequence[HeadMap]:
+    """Shares on separators and within segments, each with its control, where the prompts have any."""
+    dataset = group(run, "gates")
+    maps = []
+    if np.isfinite(dataset["separator_share"]).any():
+        share = over_prompts(dataset["separator_share"]).assign_attrs(long_name="share of gates on separators", units="1")
+        maps.append(HeadMap(share, over_prompts(dataset["separator_share_shuffled"])))
+    for kind in measured_kinds(dataset):
+        mass, shuffled = (
+            over_prompts(dataset[f"last_segment_{name}"].sel(kind=kind, drop=True)) for name in ("mass", "shuffled")
+        )
+        named = mass.assign_attrs(long_name=f"attention from position alone in own {kind.removesuffix('s')}", units="1")
+        maps.append(HeadMap(named, shuffled))
+    return maps
+
+
+VIEW = View(
+    "gates",
+    "Gates",
+    "Which tokens contextual positions count: gates by token, how much of them falls on separators, and how much of the attention from "
+    "position alone stays within a query's own segment (CoPE, fig. 4, 6) - each beside shuffled tokens or segments.",
+    figures_of_gates,
+    tables=lambda run: (gate_table(run),),
+    head_maps=_head_maps,
+    compared=("separator_share", "last_segment_mass", "separator_gate"),
+)

@@ -7,6 +7,8 @@ Draws the group `patterns` of a run. Knows nothing about how a chunk is labelled
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
@@ -14,8 +16,11 @@ from matplotlib.collections import PolyCollection
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.patches import Patch, Rectangle
 
+from repo_interp.plots.marks.arrays import nanmean
 from repo_interp.plots.marks.drawing import legend_below, scheme_handles, scheme_swatches, sparse_ticks
+from repo_interp.plots.marks.heads import HeadMap
 from repo_interp.plots.marks.reading import group, learned_layers, schemes
+from repo_interp.plots.marks.table import Cell, Table, cells
 from repo_interp.plots.style import (
     PAGE_HEIGHT,
     PAGE_WIDTH,
@@ -23,8 +28,10 @@ from repo_interp.plots.style import (
     PaperFigure,
     darker,
     paper_figure,
+    scheme_name,
     style,
 )
+from repo_interp.plots.view import View
 
 
 def pattern_shares(run: xr.DataTree) -> PaperFigure:
@@ -82,8 +89,8 @@ def draw_stack(ax: Axes, shares: np.ndarray, names: list[str]) -> Axes:
 
 
 def draw_mosaic(ax: Axes, shares: np.ndarray, names: list[str]) -> Axes:
-    """Draw `shares` [layer, head, pattern] on `ax`: a cell a head, cut from left to right by its shares; empty where they are
-    NaN.
+    """Draw `shares` [layer, head, pattern] on `ax`: one cell per head, cut from left to right by its shares; empty where they
+    are NaN.
     """
     layers, heads, _ = shares.shape
     edges = np.concatenate((np.zeros((layers, heads, 1)), np.cumsum(np.nan_to_num(shares), axis=-1)), axis=-1)
@@ -120,6 +127,28 @@ def pattern_sensitivity(run: xr.DataTree) -> PaperFigure:
             _frame_choice(ax, patterns)
         axes[0].set_ylabel("chunk size (tokens)")
     return figure
+
+
+def pattern_table(run: xr.DataTree) -> Table:
+    """Shares of the chunk patterns in per cent: all layers that learn positions (RePo fig. 3), then every layer.
+
+    Raises InputError when the run has no patterns.
+    """
+    patterns = group(run, "patterns")
+    shares = 100 * patterns["pattern_share"].transpose("layer", "head", "pattern").values
+    names = [str(name) for name in patterns["pattern"].values]
+    rows: list[tuple[Cell, ...]] = [("learned layers", "", *cells(100 * patterns["pattern_share_all"].values))]
+    for (layer, scheme), share in zip(schemes(patterns).items(), shares, strict=True):
+        rows.append((f"layer {layer}", scheme_name(scheme), *cells(nanmean(share, axis=0))))
+    parameters = [f"{key.replace('_', ' ')} {patterns.attrs[key]}" for key in ("chunk_size", "epsilon") if key in patterns.attrs]
+    chunks = f"{_chunks(patterns):,} chunks in learned layers. " if "chunk_pattern" in patterns else ""
+    return Table(
+        "patterns",
+        "Patterns of positions inside chunks",
+        ("layers", "scheme", *(f"{name} (%)" for name in names)),
+        tuple(rows),
+        f"{chunks}{', '.join(parameters).capitalize()}.".replace(" .", ""),
+    )
 
 
 def _share_map(ax: Axes, shares: np.ndarray, colour: str) -> None:
@@ -169,12 +198,47 @@ def _layer_means(shares: np.ndarray) -> np.ndarray:
 
 
 def _caption(patterns: xr.Dataset) -> str:
-    said = []
+    parts = []
     if "chunk_size" in patterns.attrs:
-        said.append(f"chunks of {patterns.attrs['chunk_size']} tokens")
+        parts.append(f"chunks of {patterns.attrs['chunk_size']} tokens")
     if "epsilon" in patterns.attrs:
-        said.append(f"ε = {patterns.attrs['epsilon']:g} positions")
+        parts.append(f"ε = {patterns.attrs['epsilon']:g} positions")
     if "chunk_pattern" in patterns:
-        labels = patterns["chunk_pattern"].sel(layer=learned_layers(patterns))
-        said.append(f"n = {int((labels >= 0).sum()):,} chunks in learned layers")
-    return ", ".join(said)
+        parts.append(f"n = {_chunks(patterns):,} chunks in learned layers")
+    return ", ".join(parts)
+
+
+def _chunks(patterns: xr.Dataset) -> int:
+    """How many chunks of layers that learn positions are labelled."""
+    return int((patterns["chunk_pattern"].sel(layer=learned_layers(patterns)) >= 0).sum())
+
+
+def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
+    yield "pattern_shares", pattern_shares(run)
+    yield "pattern_sensitivity", pattern_sensitivity(run)
+
+
+def _not_all_monotonic(run: xr.DataTree) -> bool:
+    """Whether any head has a chunk that is not strictly monotonic, as those of the token index all are."""
+    shares = group(run, "patterns")["pattern_share"]
+    return bool((shares.sel(pattern=[name for name in shares["pattern"].values if name != "mono"]) > 0).any())
+
+
+def _head_maps(run: xr.DataTree) -> Sequence[HeadMap]:
+    shares = group(run, "patterns")["pattern_share"]
+    return [
+        HeadMap(shares.sel(pattern=name, drop=True).assign_attrs(long_name=f"share of {name} chunks", units="1"))
+        for name in shares["pattern"].values
+    ]
+
+
+VIEW = View(
+    "patterns",
+    "Patterns of positions",
+    "Chunks of a prompt by how positions run inside them: constant, strictly monotonic, or neither (RePo, fig. 3).",
+    _figures,
+    tables=lambda run: (pattern_table(run),),
+    head_maps=_head_maps,
+    informative=_not_all_monotonic,
+    compared=("pattern_share", "sensitivity"),
+)

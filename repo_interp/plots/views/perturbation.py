@@ -6,13 +6,17 @@ Draws the group `perturbation`. Knows nothing about how tokens were moved.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 
 from repo_interp.errors import InputError
 from repo_interp.plots.marks.reading import group, unit_label
+from repo_interp.plots.marks.table import Table, cells
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
+from repo_interp.plots.view import View
 
 KIND_NAMES = {
     "text_order": "Text order",
@@ -22,10 +26,11 @@ KIND_NAMES = {
 }
 RISE = "rise of the log perplexity of targets that no move touched"
 VALUES = ("log_perplexity", "log_perplexity_rise", "task_score")
+_TITLES = {"log_perplexity": "Log perplexity", "log_perplexity_rise": "Rise over untouched targets"}
 
 
 def perturbation_grid(run: xr.DataTree, value: str = "log_perplexity") -> PaperFigure:
-    """`value` over the share of moved tokens and the largest distance, a panel a kind (fig. 5).
+    """`value` over the share of moved tokens and the largest distance, one panel per kind (fig. 5).
 
     Raises InputError when the run has no perturbation, or for a value that is none of VALUES.
     """
@@ -77,3 +82,49 @@ def draw_grid(ax: Axes, cells: xr.DataArray, worse: np.ndarray, reach: float):
     ax.spines[:].set_visible(False)
     ax.tick_params(length=0)
     return image
+
+
+def values_to_show(run: xr.DataTree) -> tuple[str, ...]:
+    """The values of perturbation that say different things: the task's score is left out where it is the log perplexity."""
+    dataset = group(run, "perturbation")
+    same = np.allclose(dataset["task_score"], dataset["log_perplexity"], equal_nan=True)
+    return VALUES[:-1] if same else VALUES
+
+
+def perturbation_tables(run: xr.DataTree) -> tuple[Table, ...]:
+    """One table per value: rows are kinds and reaches, columns shares of moved tokens."""
+    dataset = group(run, "perturbation")
+    tables = []
+    for value in values_to_show(run):
+        values = dataset[value].transpose("kind", "l_max", "gamma")
+        rows = [
+            (KIND_NAMES.get(str(kind), str(kind)), int(l_max), *cells(values.sel(kind=kind, l_max=l_max).values))
+            for kind in values["kind"].values
+            for l_max in values["l_max"].values
+        ]
+        shares = (f"{100 * gamma:g} % moved" for gamma in values["gamma"].values)
+        note = (
+            f"{values.attrs['long_name'].capitalize()} ({values.attrs['units']}), {dataset.attrs['prompts']} prompts of the task "
+        )
+        note += f"{dataset.attrs['task']}, in layers {', '.join(map(str, np.atleast_1d(dataset.attrs['layers'])))}."
+        title = _TITLES.get(value, str(dataset.attrs["metric"]).capitalize())
+        tables.append(Table(f"perturbation_{value}", title, ("kind", "farthest move", *shares), tuple(rows), note))
+    return tuple(tables)
+
+
+def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
+    yield "perturbation_log_perplexity", perturbation_grid(run)
+    yield "perturbation_rise", perturbation_grid(run, "log_perplexity_rise")
+    if "task_score" in values_to_show(run):
+        yield "perturbation_task_score", perturbation_grid(run, "task_score")
+
+
+VIEW = View(
+    "perturbation",
+    "Tolerance to moved tokens and positions",
+    "A share of the tokens, of the keys or of the positions is moved by up to a few tokens; how much worse the model then predicts "
+    "(Position Generalization, fig. 5, table 1). Reordered text is judged as it then stands.",
+    _figures,
+    tables=perturbation_tables,
+    compared=("log_perplexity_rise", "task_score"),
+)

@@ -2,8 +2,9 @@
 
     z_i against i        z_i: the position a head gives to token i of the prompt, in positions; i: its index
 
-Draws the group `positions` of a run. Layers without positions (NoPE) are shown as such, never as zeros. Long prompts are
-drawn by the extremes of each pixel, so every point on paper is a token. Knows nothing about how positions were made.
+Draws the group `positions` of a run, with the ranges of `ranges` and the explorer of `explorer`. Layers without positions (NoPE) are shown
+as such, never as zeros. Long prompts are drawn by the extremes of each pixel, so every point on paper is a token. Knows nothing about how
+positions were made.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
 
+from repo_interp.plots.marks.arrays import over_prompts
 from repo_interp.plots.marks.drawing import (
+    contiguous,
     envelope,
     legend_below,
     number,
@@ -24,10 +27,12 @@ from repo_interp.plots.marks.drawing import (
     scheme_swatches,
     shade_spans,
     span_handles,
+    thin,
+    token_label,
 )
-from repo_interp.plots.marks.labels import contiguous, thin, token_label
+from repo_interp.plots.marks.heads import HeadMap
 from repo_interp.plots.marks.outliers import FEWEST, fences, global_range
-from repo_interp.plots.marks.reading import PromptTokens, group, pick, prompt_tokens, schemes, unit_label
+from repo_interp.plots.marks.reading import PromptTokens, group, heads_to_show, pick, prompt_tokens, schemes, unit_label
 from repo_interp.plots.style import (
     PAGE_HEIGHT,
     PAGE_WIDTH,
@@ -39,7 +44,12 @@ from repo_interp.plots.style import (
     span_colours,
     style,
 )
+from repo_interp.plots.view import View
+from repo_interp.plots.views.explorer import EXPLORER
+from repo_interp.plots.views.ranges import position_ranges, range_table
 
+LINES = 3
+"""Heads whose positions are drawn on their own."""
 LABELS = 100
 """Token labels that fit under a figure of page width."""
 PIXELS = 1800
@@ -73,7 +83,7 @@ def position_lines(run: xr.DataTree, layer: int, head: int, prompt: int = 0) -> 
 
 
 def draw_positions(ax: Axes, values: np.ndarray, colour: str) -> Axes:
-    """Draw the positions `values` [token] on `ax` as a line with a dot a token; a note where there are none."""
+    """Draw the positions `values` [token] on `ax` as a line with one dot per token; a note where there are none."""
     room = max(0.5, 0.008 * len(values))
     ax.set_xlim(-room, len(values) - 1 + room)
     limits = global_range(values)
@@ -89,9 +99,9 @@ def draw_positions(ax: Axes, values: np.ndarray, colour: str) -> Axes:
             color="#5A5A5A",
         )
         return ax
-    kept = envelope(values, PIXELS)
-    marker = "o" if len(kept) <= 400 else ""
-    ax.plot(kept, values[kept], color=colour, linewidth=0.6, marker=marker, markersize=1.8, gid="positions")
+    shown = envelope(values, PIXELS)
+    marker = "o" if len(shown) <= 400 else ""
+    ax.plot(shown, values[shown], color=colour, linewidth=0.6, marker=marker, markersize=1.8, gid="positions")
     ax.set_ylim(*limits)
     ax.grid(axis="y")
     return ax
@@ -107,17 +117,17 @@ def _label_tokens(ax: Axes, values: np.ndarray, tokens: PromptTokens, names: lis
     if tokens.texts is None:
         return
     gap = max(1.0, tokens.count / LABELS)
-    kept = thin(_telling(values, tokens), gap)
+    labelled = thin(_by_worth(values, tokens), gap)
     colours = span_colours(names)
     owner = {token: name for name, members in tokens.top_spans.items() for token in members}
-    ax.set_xticks(kept, [token_label(tokens.text(token)) for token in kept], minor=True)
+    ax.set_xticks(labelled, [token_label(tokens.text(token)) for token in labelled], minor=True)
     ax.tick_params(axis="x", which="minor", labelsize=4.6, labelrotation=90, pad=9.5, length=1.5, top=False)
-    for token, label in zip(kept, ax.get_xticklabels(minor=True), strict=True):
+    for token, label in zip(labelled, ax.get_xticklabels(minor=True), strict=True):
         label.set_parse_math(False)
         label.set_color(darker(colours[owner[token]], 0.62) if token in owner else "#333333")
 
 
-def _telling(values: np.ndarray, tokens: PromptTokens) -> Iterator[int]:
+def _by_worth(values: np.ndarray, tokens: PromptTokens) -> Iterator[int]:
     """Token indices in the order in which their labels are worth their room."""
     for members in tokens.top_spans.values():
         for first, last in contiguous(members):
@@ -163,7 +173,7 @@ def _name_outliers(ax: Axes, values: np.ndarray, tokens: PromptTokens) -> None:
 
 
 def position_grid(run: xr.DataTree, prompt: int = 0) -> PaperFigure:
-    """Positions of every head over one prompt: a row a layer, a column a head, each cell on its own vertical scale; spans shaded.
+    """Positions of every head over one prompt: one row per layer, one column per head, each cell on its own scale; spans shaded.
 
     The number in a cell is its range, max - min, in positions. Raises InputError when the run has no positions or not this
     prompt.
@@ -195,7 +205,7 @@ def position_grid(run: xr.DataTree, prompt: int = 0) -> PaperFigure:
 def draw_grid(ax: Axes, values: np.ndarray, colours: list[str]) -> Axes:
     """Draw `values` [layer, head, token] as a grid of small lines, each scaled to its own cell; a dash where all is NaN.
 
-    Cell (layer, head) is centred at x = head, y = layer, y downwards; `colours` one a layer. A constant head is a flat line.
+    Cell (layer, head) is centred at x = head, y = layer, y downwards; `colours`: one per layer. A constant head is a flat line.
     """
     layers, heads, count = values.shape
     bins = max(40, PIXELS // heads)
@@ -215,9 +225,9 @@ def draw_grid(ax: Axes, values: np.ndarray, colours: list[str]) -> Axes:
                     color="#8A8A8A",
                 )
                 continue
-            kept = envelope(cell, bins)
-            x = head - 0.47 + 0.94 * (kept + 0.5) / count
-            lines.append(np.column_stack((x, layer + 0.47 - 0.74 * (cell[kept] - limits[0]) / (limits[1] - limits[0]))))
+            shown = envelope(cell, bins)
+            x = head - 0.47 + 0.94 * (shown + 0.5) / count
+            lines.append(np.column_stack((x, layer + 0.47 - 0.74 * (cell[shown] - limits[0]) / (limits[1] - limits[0]))))
             if heads <= 16:
                 spread = np.nanmax(cell) - np.nanmin(cell)
                 ax.text(
@@ -254,3 +264,33 @@ def _shade_columns(ax: Axes, tokens: PromptTokens, layers: int, heads: int, name
 
 def _span_names(positions: xr.Dataset) -> list[str]:
     return [str(name) for name in positions["span"].values] if "span" in positions.coords else []
+
+
+def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
+    first = int(group(run, "positions")["prompt"].values[0])
+    for layer, head in heads_to_show(run)[:LINES]:
+        yield f"positions_layer{layer}_head{head}", position_lines(run, layer, head, first)
+    yield "positions_of_all_heads", position_grid(run, first)
+    yield "position_ranges", position_ranges(run)
+
+
+def _differ_from_index(run: xr.DataTree) -> bool:
+    """Whether any head's range is another than that of the token index."""
+    positions = group(run, "positions")
+    beyond = positions["position_range"] - (positions["token_count"] - 1)
+    return bool((np.abs(beyond.where(np.isfinite(beyond), 0)) > 0).any())
+
+
+VIEW = View(
+    "positions",
+    "Positions, head by head",
+    "Every dot is a token: its index in the prompt against the position that the head gives to it, in positions. The range of a head, its "
+    "largest minus its smallest position, stands beside the context length (RePo, fig. 2).",
+    _figures,
+    tables=lambda run: (range_table(run),),
+    head_maps=lambda run: (HeadMap(over_prompts(group(run, "positions")["position_range"])),),
+    informative=_differ_from_index,
+    interactive=EXPLORER,
+    compared=("position_range",),
+    not_averaged=("position",),
+)

@@ -17,7 +17,8 @@ from matplotlib.lines import Line2D
 
 from repo_interp.plots.marks.drawing import counted, legend_below, plain_decades, scheme_handles, scheme_swatches, sparse_ticks
 from repo_interp.plots.marks.reading import LEARNED_SCHEMES, group, schemes
-from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, style
+from repo_interp.plots.marks.table import Cell, Table, cells
+from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, scheme_name, style
 
 LOG_ABOVE = 50.0
 """Ratio of the largest to the smallest range from which the axis is logarithmic."""
@@ -28,7 +29,7 @@ _CONTEXT_LINE: Mapping[str, Any] = {"color": "#222222", "linewidth": 0.8, "lines
 def position_ranges(run: xr.DataTree) -> PaperFigure:
     """Ranges of positions per layer and head, and their distribution over the heads that learn positions (RePo fig. 2).
 
-    Left: a dot a head, the mean over prompts, heads from left to right within their layer; a thin line from the smallest to the
+    Left: one dot per head, the mean over prompts, heads from left to right within their layer; a thin line from the smallest to the
     largest prompt; the layer's median as a bar. Right: how many learned heads have which range. The band is the context length.
     Raises InputError when the run has no positions.
     """
@@ -58,12 +59,12 @@ def position_ranges(run: xr.DataTree) -> PaperFigure:
 
 
 def draw_ranges(ax: Axes, ranges: np.ndarray, colours: list[str]) -> Axes:
-    """Draw `ranges` [layer, head, prompt] on `ax`, one layer a unit of x; `colours` one a layer. NaN (no positions) is left out."""
+    """Draw `ranges` [layer, head, prompt] on `ax`, one layer per unit of x; `colours`: one per layer. NaN (no positions) is left out."""
     heads = ranges.shape[1]
     offsets = np.linspace(-0.32, 0.32, heads) if heads > 1 else np.zeros(1)
     for layer, (values, colour) in enumerate(zip(ranges, colours, strict=True)):
-        kept = np.isfinite(values).any(axis=1)
-        if not kept.any():
+        known = np.isfinite(values).any(axis=1)
+        if not known.any():
             ax.text(
                 layer,
                 0.5,
@@ -75,12 +76,12 @@ def draw_ranges(ax: Axes, ranges: np.ndarray, colours: list[str]) -> Axes:
                 color="#8A8A8A",
             )
             continue
-        means = np.nanmean(values[kept], axis=1)
-        x = layer + offsets[kept]
+        means = np.nanmean(values[known], axis=1)
+        x = layer + offsets[known]
         ax.vlines(
             x,
-            np.nanmin(values[kept], axis=1),
-            np.nanmax(values[kept], axis=1),
+            np.nanmin(values[known], axis=1),
+            np.nanmax(values[known], axis=1),
             color=colour,
             alpha=0.45,
             linewidth=0.6,
@@ -98,6 +99,30 @@ def draw_ranges(ax: Axes, ranges: np.ndarray, colours: list[str]) -> Axes:
     ax.set_xlim(-0.6, len(ranges) - 0.4)
     ax.grid(axis="y")
     return ax
+
+
+def range_table(run: xr.DataTree) -> Table:
+    """One row per layer (RePo fig. 2): smallest, median and largest range over heads and prompts, and the median as a share of the
+    context.
+
+    Raises InputError when the run has no positions.
+    """
+    positions = group(run, "positions")
+    ranges = positions["position_range"].transpose("layer", "head", "prompt").values
+    lengths = positions["token_count"].values
+    rows: list[tuple[Cell, ...]] = []
+    for (layer, scheme), values in zip(schemes(positions).items(), ranges, strict=True):
+        shares = (100 * values / lengths)[np.isfinite(values)]
+        finite = values[np.isfinite(values)]
+        numbers = (finite.min(), np.median(finite), finite.max(), np.median(shares)) if finite.size else [np.nan] * 4
+        rows.append((f"layer {layer}", scheme_name(scheme), *cells(numbers)))
+    return Table(
+        "positions",
+        "Ranges of positions, max − min",
+        ("layer", "scheme", "smallest", "median", "largest", "median / context (%)"),
+        tuple(rows),
+        f"In positions, over {ranges.shape[1]} heads a layer and {ranges.shape[2]} prompts of {_span_of(lengths)} tokens.",
+    )
 
 
 def _scale(ax: Axes, ranges: np.ndarray, lengths: np.ndarray) -> None:
@@ -149,8 +174,8 @@ def _distribution(ax: Axes, ranges: np.ndarray, names: list[str]) -> None:
 
 
 def _prompt_means(ranges: np.ndarray) -> np.ndarray:
-    kept = ranges[np.isfinite(ranges).any(axis=-1)]
-    return np.nanmean(kept, axis=-1)
+    known = ranges[np.isfinite(ranges).any(axis=-1)]
+    return np.nanmean(known, axis=-1)
 
 
 def _context(ax: Axes, lengths: np.ndarray) -> None:
@@ -161,6 +186,9 @@ def _context(ax: Axes, lengths: np.ndarray) -> None:
 
 
 def _context_handle(lengths: np.ndarray) -> Line2D:
+    return Line2D([], [], **_CONTEXT_LINE, label=f"context length: {_span_of(lengths)} tokens")
+
+
+def _span_of(lengths: np.ndarray) -> str:
     low, high = int(lengths.min()), int(lengths.max())
-    said = f"{low:,}" if high == low else f"{low:,} to {high:,}"
-    return Line2D([], [], **_CONTEXT_LINE, label=f"context length: {said} tokens")
+    return f"{low:,}" if high == low else f"{low:,} to {high:,}"

@@ -10,6 +10,8 @@ the longest arrows alone have number, circle and arc. Draws the group `rotation`
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
@@ -18,6 +20,7 @@ from matplotlib.patches import Arc, Circle
 from repo_interp.errors import InputError
 from repo_interp.plots.marks.arrays import ranked
 from repo_interp.plots.marks.drawing import number
+from repo_interp.plots.marks.heads import HeadMap
 from repo_interp.plots.marks.reading import group, pick, schemes
 from repo_interp.plots.style import (
     COLUMN_WIDTH,
@@ -29,12 +32,16 @@ from repo_interp.plots.style import (
     scheme_name,
     style,
 )
+from repo_interp.plots.view import View
+from repo_interp.plots.views.component_shares import pair_norms
+from repo_interp.plots.views.three_axis import correlation_table, correlations
 
+CORRELATIONS = {"closed_form_r": "r of the closed form f + g"}
 NUMBERED = 8
 """Components with number, circle and arc, in a figure of one head."""
 NUMBERED_SMALL = 4
 COLUMNS = 4
-"""Heads a row in a figure of many."""
+"""Heads per row in a figure of many."""
 OTHERS = "#8A8A8A"
 
 
@@ -107,7 +114,7 @@ def rotating_heads(dataset: xr.Dataset) -> list[tuple[int, int]]:
     return [(int(layers[layer]), int(heads[head])) for layer, head in np.argwhere(rotates)]
 
 
-def telling_pairs(dataset: xr.Dataset) -> tuple[int, int] | None:
+def head_to_show(dataset: xr.Dataset) -> tuple[int, int] | None:
     """The head whose slow dominating components carry most of all its pairs' lengths; None where no layer rotates."""
     products = (dataset["query_norm"] * dataset["key_norm"]).transpose("layer", "head", "component").values
     slow = dataset["slow_dominating"].transpose("layer", "head", "component").values == 1
@@ -158,3 +165,32 @@ def _correlation(dataset: xr.Dataset, layer: int, head: int) -> str:
     values = dataset["closed_form_r"].sel(layer=layer, head=head).values
     values = values[np.isfinite(values)]
     return f", r = {number(float(values.mean()))}" if values.size else ""
+
+
+def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
+    """Norms of the rotary pairs; fig. 4 of the head that slow dominating components carry most, and fig. 9. None where no layer rotates."""
+    dataset = group(run, "rotation")
+    if bool(dataset["query_norm"].notnull().any()):
+        yield "pair_norms", pair_norms(dataset)
+    chosen = head_to_show(dataset)
+    if chosen is not None and rotating_heads(dataset):
+        yield f"rotating_pairs_layer{chosen[0]}_head{chosen[1]}", rotating_pairs(run, *chosen)
+        yield "rotating_pairs", rotation_grid(run)
+
+
+def _head_maps(run: xr.DataTree) -> Sequence[HeadMap]:
+    return [HeadMap(values) for values in correlations(group(run, "rotation"), CORRELATIONS).values()]
+
+
+VIEW = View(
+    "rotation",
+    "Rotating pairs",
+    "Correlation of the logits with f + g, the closed form of the few slow rotary components that dominate a head (Position "
+    "Generalization, theorem 2).",
+    _figures,
+    tables=lambda run: (correlation_table(group(run, "rotation"), "rotation", CORRELATIONS),),
+    head_maps=_head_maps,
+    informative=lambda run: bool(rotating_heads(group(run, "rotation"))),
+    compared=("query_norm", "key_norm", "closed_form_r"),
+    not_averaged=("start_angle", "query_mean_re", "query_mean_im", "key_mean_re", "key_mean_im"),
+)

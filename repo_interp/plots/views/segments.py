@@ -8,8 +8,7 @@ Draws the groups `segments` and, for one head, `positions`. Knows nothing about 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import xarray as xr
@@ -18,14 +17,13 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from repo_interp.errors import InputError
-from repo_interp.plots.marks.arrays import over_prompts, ranked
-from repo_interp.plots.marks.controls import control_chart, control_handle, draw_with_control
-from repo_interp.plots.marks.drawing import counted, legend_below, number, scheme_handles, sparse_ticks
-from repo_interp.plots.marks.labels import contiguous, token_label
-from repo_interp.plots.marks.reading import LEARNED_SCHEMES, group, has_groups, pick, prompt_tokens, schemes
-from repo_interp.plots.marks.table import Table
-from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, scheme_name, style
-from repo_interp.plots.views.mass import head_grid
+from repo_interp.plots.marks.arrays import nanmean, over_prompts, ranked_heads
+from repo_interp.plots.marks.drawing import contiguous, counted, legend_below, number, scheme_handles, sparse_ticks, token_label
+from repo_interp.plots.marks.heads import HeadMap, control_handle, draw_with_control, head_grid_figure
+from repo_interp.plots.marks.reading import group, has_groups, learned_layers, pick, prompt_tokens, schemes
+from repo_interp.plots.marks.table import Table, cells
+from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, scheme_name, style
+from repo_interp.plots.view import View
 from repo_interp.plots.views.positions import draw_positions
 
 HEADS = 3
@@ -39,7 +37,7 @@ _SCORES = {"variance_between": "variance between segments η²", "boundary_f1": 
 def segment_positions(run: xr.DataTree, layer: int, head: int, prompt: int = 0, kind: str | None = None) -> PaperFigure:
     """Positions of one head over the segments of a prompt, with its largest jumps. `kind`: of segments; None: see `main_kind`.
 
-    Raises InputError when the run has no positions or segments, or the prompt has not two segments of the kind.
+    Raises InputError when the run has no positions or segments, or the prompt lacks two segments of the kind.
     """
     dataset, positions = group(run, "segments"), group(run, "positions")
     kind = _chosen(dataset, kind)
@@ -65,7 +63,7 @@ def segment_positions(run: xr.DataTree, layer: int, head: int, prompt: int = 0, 
             xlabel="token index" if tokens.texts is None else f"token index, and {tokens.texts_are} of each segment's first token"
         )
         ax.set_ylabel("position z (positions)")
-        ax.set_title(f"Layer {layer}, head {head} ({scheme_name(scheme)}), prompt {prompt}; {_said(scores)}", pad=9)
+        ax.set_title(f"Layer {layer}, head {head} ({scheme_name(scheme)}), prompt {prompt}; {_scores_of(scores)}", pad=9)
         marks = Line2D([], [], linestyle="none", marker="v", color="black", markersize=3, label=f"{len(jumps)} largest jumps")
         legend_below(figure, [Patch(facecolor=SHADE, alpha=0.3, label=f"{kind}, every other one shaded"), marks])
     return figure
@@ -118,16 +116,9 @@ def segment_grid(run: xr.DataTree, kind: str | None = None) -> PaperFigure:
     """The share of variance between segments beyond that of shuffled edges, layers by heads. Raises InputError as `segment_scores`."""
     dataset = group(run, "segments")
     kind = _chosen(dataset, kind)
-    own = dataset.sel(kind=kind)
-    values = over_prompts((own["variance_between"] - own["variance_between_shuffled"]).assign_coords(scheme=dataset["scheme"]))
-    prompts = counted(int((own["segment_count"] > 1).sum()), "prompt")
-    values.attrs = {"long_name": f"η² of {kind} minus shuffled edges', {prompts}", "units": "1"}
-    with style():
-        width = COLUMN_WIDTH if values.sizes["head"] <= 20 else PAGE_WIDTH
-        figure = paper_figure(width, 0.9 + 0.15 * max(8, values.sizes["layer"]))
-        head_grid(values, figure.subplots())
-        legend_below(figure, scheme_handles(schemes(dataset).values()))
-    return figure
+    prompts = counted(int((dataset["segment_count"].sel(kind=kind) > 1).sum()), "prompt")
+    values = _beyond_shuffled(dataset, kind)
+    return head_grid_figure(values.assign_attrs(long_name=f"η² of {kind} minus shuffled edges', {prompts}", units="1"))
 
 
 def figures_of_segments(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
@@ -141,64 +132,49 @@ def figures_of_segments(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
     yield f"segment_variance_{kind}", segment_grid(run, kind)
     with_segments = dataset["prompt"].values[dataset["segment_count"].sel(kind=kind).values > 1]
     if has_groups(run, ["positions"]):
-        for layer, head in telling_segments(dataset, kind)[:HEADS]:
+        for layer, head in heads_by_segments(dataset, kind)[:HEADS]:
             yield f"segments_layer{layer}_head{head}", segment_positions(run, layer, head, int(with_segments[0]), kind)
 
 
-def telling_segments(dataset: xr.Dataset, kind: str) -> list[tuple[int, int]]:
-    """Heads (layer, head) that learn positions, those first whose variance between segments is most beyond shuffled edges; all heads
-    with positions where none learns.
+def heads_by_segments(dataset: xr.Dataset, kind: str) -> list[tuple[int, int]]:
+    """Heads (layer, head) ranked by how far their variance between segments of `kind` is beyond that of shuffled edges.
+
+    Only heads that learn positions where any does.
     """
-    own = dataset.sel(kind=kind)
-    scores = over_prompts(own["variance_between"] - own["variance_between_shuffled"])
-    learned = [scheme in LEARNED_SCHEMES for scheme in schemes(dataset).values()]
-    values = np.where(np.array(learned)[:, None], scores.values, np.nan) if any(learned) else scores.values
-    layers, heads = scores["layer"].values, scores["head"].values
-    return [(int(layers[place]), int(heads[head])) for place, head in ranked(values)]
+    return ranked_heads(_beyond_shuffled(dataset, kind).sel(layer=learned_layers(dataset) or dataset["layer"].values))
+
+
+def _beyond_shuffled(dataset: xr.Dataset, kind: str) -> xr.DataArray:
+    """Variance between segments [layer, head] minus that of shuffled edges, the mean over prompts."""
+    own = dataset.sel(kind=kind, drop=True)
+    return over_prompts(own["variance_between"] - own["variance_between_shuffled"]).assign_coords(scheme=dataset["scheme"])
 
 
 def main_kind(dataset: xr.Dataset) -> str | None:
     """The kind that most prompts have two segments of; of several few-shot examples, then the one with most segments. None without."""
     counts = {str(kind): dataset["segment_count"].sel(kind=kind).values for kind in dataset["kind"].values}
-    present = {kind: found for kind, found in counts.items() if (found > 1).any()}
+    present = {kind: count for kind, count in counts.items() if (count > 1).any()}
     return max(present, key=lambda kind: ((present[kind] > 1).sum(), kind == "examples", present[kind].sum()), default=None)
 
 
 def segment_table(run: xr.DataTree) -> Table:
-    """A row a kind of segments and layer with positions: means over heads and prompts, and the best head."""
+    """One row per kind of segments and layer with positions: means over heads and prompts of both scores, beside what chance gives."""
     dataset = group(run, "segments")
     rows = []
     for kind in dataset["kind"].values:
         for layer, scheme in schemes(dataset).items():
             own = dataset.sel(kind=kind, layer=layer)
-            cells = []
-            for name in _SCORES:
-                cells += [own[f"{name}{part}"].values for part in ("", "_shuffled", "_index", "_chance")]
-            if np.isfinite(cells[0]).any() or np.isfinite(cells[4]).any():
-                shown = [float(np.nanmean(cell)) if np.isfinite(cell).any() else None for cell in cells]
-                rows.append((str(kind), layer, scheme_name(scheme), *shown))
+            means = [
+                float(nanmean(own[f"{name}{part}"].values)) for name in _SCORES for part in ("", "_shuffled", "_index", "_chance")
+            ]
+            if np.isfinite(means[0]) or np.isfinite(means[4]):
+                rows.append((str(kind), layer, scheme_name(scheme), *cells(means)))
     columns = ("segments", "layer", "scheme", "η²", "shuffled", "index", "chance", "F1", "shuffled", "index", "chance")
     note = (
         "η²: share of the variance of positions between segments; F1: of the largest jumps against the edges. Means over heads and "
         "prompts. Shuffled: the same for shuffled edges; chance: share of shuffles that do at least as well; index: the token index."
     )
     return Table("segments", "Positions and segments", columns, tuple(rows), note)
-
-
-def segment_charts(run: xr.DataTree) -> tuple[tuple[str, dict[str, Any]], ...]:
-    """Both scores of all heads beside their control (plotly), for the kind that most prompts have."""
-    dataset = group(run, "segments")
-    kind = main_kind(dataset)
-    if kind is None:
-        return ()
-    own = dataset.sel(kind=kind)
-    return tuple(
-        (
-            f"{label[0].upper()}{label[1:]}, by layer and head ({kind})",
-            control_chart(over_prompts(own[name]), {"shuffled edges": over_prompts(own[f"{name}_shuffled"])}, label),
-        )
-        for name, label in _SCORES.items()
-    )
 
 
 def _chosen(dataset: xr.Dataset, kind: str | None) -> str:
@@ -214,7 +190,7 @@ def _present(dataset: xr.Dataset, prompt: int) -> list[str]:
     return [str(kind) for kind in dataset["kind"].values if int(counts.sel(kind=kind)) > 1]
 
 
-def _said(scores: xr.Dataset) -> str:
+def _scores_of(scores: xr.Dataset) -> str:
     parts = []
     for name, label in (("variance_between", "η²"), ("boundary_f1", "F1")):
         if np.isfinite(scores[name]):
@@ -227,9 +203,36 @@ def _name_segments(ax: Axes, labels: np.ndarray, texts: tuple[str, ...] | None) 
     if texts is None:
         return
     firsts = [int(np.flatnonzero(labels == label)[0]) for label in range(int(labels.max()) + 1)]
-    kept = [firsts[place] for place in sparse_ticks(firsts, LABELS)]
+    named = [firsts[place] for place in sparse_ticks(firsts, LABELS)]
     ax.xaxis.remove_overlapping_locs = False
-    ax.set_xticks(kept, [token_label(texts[token]) for token in kept], minor=True)
+    ax.set_xticks(named, [token_label(texts[token]) for token in named], minor=True)
     ax.tick_params(axis="x", which="minor", labelsize=5, labelrotation=90, pad=9.5, length=1.5)
     for label in ax.get_xticklabels(minor=True):
         label.set_parse_math(False)
+
+
+def _head_maps(run: xr.DataTree) -> Sequence[HeadMap]:
+    """Both scores with their control, for the kind that most prompts have."""
+    dataset = group(run, "segments")
+    kind = main_kind(dataset)
+    if kind is None:
+        return ()
+    own = dataset.sel(kind=kind, drop=True)
+    return [
+        HeadMap(
+            over_prompts(own[name]).assign_attrs(long_name=f"{label} ({kind})", units="1"), over_prompts(own[f"{name}_shuffled"])
+        )
+        for name, label in _SCORES.items()
+    ]
+
+
+VIEW = View(
+    "segments",
+    "Positions and segments",
+    "How far positions follow the structure of a prompt (RePo, fig. 8): the share of their variance between segments, and whether their "
+    "largest jumps are at edges - beside shuffled edges, and beside the token index.",
+    figures_of_segments,
+    tables=lambda run: (segment_table(run),),
+    head_maps=_head_maps,
+    compared=("variance_between", "boundary_f1"),
+)

@@ -9,20 +9,19 @@ answers are judged.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from html import escape
-from typing import Any
 
 import numpy as np
 import xarray as xr
 
 from repo_interp.errors import InputError
-from repo_interp.plots.marks.lengths import perplexity_by_length
 from repo_interp.plots.marks.reading import LEARNED_SCHEMES, checkpoint_name, group
-from repo_interp.plots.marks.scores import draw_map, draw_scores, layout_colour
+from repo_interp.plots.marks.scores import draw_map, draw_scores, perplexity_by_length
+from repo_interp.plots.marks.table import Cell, Table
 from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper_figure, style
+from repo_interp.plots.view import View
 
 _NAMED_WIDTH = 0.62
-"""Inches of figure a test set with a name takes."""
+"""Inches of figure that a test set with a name takes."""
 
 
 def task_scores(run: xr.DataTree) -> PaperFigure:
@@ -40,7 +39,7 @@ def task_scores(run: xr.DataTree) -> PaperFigure:
 
 
 def task_perplexity(run: xr.DataTree) -> PaperFigure:
-    """Perplexity by length, for a task that is scored in nats a token. Raises InputError for any other run."""
+    """Perplexity by length, for a task that is scored in nats per token. Raises InputError for any other run."""
     if not _has_perplexity(run):
         raise InputError("perplexity by length needs a task scored in nats, with lengths as test sets; this run has none")
     data = _as_drawn(run)
@@ -50,7 +49,7 @@ def task_perplexity(run: xr.DataTree) -> PaperFigure:
 def score_grid(run: xr.DataTree) -> PaperFigure:
     """The mean score over the task's two axes, such as depth and length, in per cent; white where no prompt was.
 
-    Raises InputError where the task has not two axes.
+    Raises InputError where the task lacks two axes.
     """
     scores = group(run, "scores")
     if not _has_grid(scores):
@@ -77,33 +76,6 @@ def figures_of_scores(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
         yield "perplexity_by_length", task_perplexity(run)
     if _has_grid(group(run, "scores")):
         yield "score_map", score_grid(run)
-
-
-def score_chart(run: xr.DataTree) -> dict[str, Any]:
-    """The mean score of every test set as a plotly figure."""
-    data = _as_drawn(run)
-    means = data["score"].values[0, :, 0]
-    errors = data["standard_error"].values[0]
-    lengths = _numeric(data)
-    return {
-        "data": [
-            {
-                "type": "scatter",
-                "mode": "lines+markers" if lengths else "markers",
-                "name": escape(str(data["checkpoint"].values[0])),
-                "x": data["test_set"].values.tolist() if lengths else [escape(str(one)) for one in data["test_set"].values],
-                "y": [float(f"{value:.6g}") if np.isfinite(value) else None for value in means],
-                "error_y": {"array": [float(f"{value:.3g}") if np.isfinite(value) else 0 for value in errors], "thickness": 1},
-                "marker": {"color": layout_colour(str(data["layout"].values[0])), "size": 8},
-                "hovertemplate": "%{x}: %{y}<extra></extra>",
-            }
-        ],
-        "layout": {
-            "xaxis": {"title": {"text": f"length ({data.attrs['axis']})"} if lengths else {"text": ""}},
-            "yaxis": {"title": {"text": escape(str(data["score"].attrs["long_name"]))}, "rangemode": "tozero"},
-            "showlegend": False,
-        },
-    }
 
 
 _AXES = {"depth": "depth (%)", "length": "length (tokens)"}
@@ -164,3 +136,50 @@ def _has_perplexity(run: xr.DataTree) -> bool:
 def score_title(run: xr.DataTree) -> str:
     """What was scored on what: "repo on niah"."""
     return f"{checkpoint_name(run)} on {group(run, 'scores').attrs.get('task', 'a task')}"
+
+
+def score_table(run: xr.DataTree) -> Table:
+    """One row per test set: mean score, its standard error, and perplexity, questions and tokens where they are known."""
+    scores = group(run, "scores")
+    metric = str(scores.attrs.get("metric", "score"))
+    further = {
+        "perplexity of the targets": lambda own: float(np.exp(own["log_perplexity"])) if "log_perplexity" in scores else None,
+        "longest prompt (tokens)": lambda own: int(own["tokens"]) if "tokens" in scores else None,
+        "questions": lambda own: int(own["questions"]) if "questions" in scores else None,
+        "lost their middle (%)": lambda own: 100 * float(own["cut"]) if "cut" in scores else None,
+    }
+    rows: list[tuple[Cell, ...]] = []
+    for name in scores["test_set"].values:
+        own = scores.sel(test_set=name)
+        rows.append(
+            (str(name), float(own["mean_score"]), float(own["standard_error"]), *(cell(own) for cell in further.values()))
+        )
+    known = [place for place in range(len(further)) if any(row[3 + place] is not None for row in rows)]
+    return Table(
+        "scores",
+        score_title(run),
+        ("test set", metric, "standard error", *(list(further)[place] for place in known)),
+        tuple((*row[:3], *(row[3 + place] for place in known)) for row in rows),
+        _asked(scores),
+    )
+
+
+def _asked(scores: xr.Dataset) -> str:
+    """What was asked, in a sentence."""
+    asked = [f"seed {scores.attrs['seed']}"] if "seed" in scores.attrs else []
+    asked += [f"{scores.attrs['count']} prompts of each set"] if "questions" not in scores and "count" in scores.attrs else []
+    asked += [f"answers {scores.attrs['answers']}"] if "answers" in scores.attrs else []
+    left_out = [str(name) for name in np.atleast_1d(scores.attrs.get("left_out", []))]
+    left = f" Longer than the model's learned table, left out: {', '.join(left_out)}." if left_out else ""
+    return f"{', '.join(asked)}.{left}".lstrip(".").strip() if asked or left else ""
+
+
+VIEW = View(
+    "scores",
+    "Scores",
+    "How well the checkpoint answers, by test set: the mean over prompts, with its standard error.",
+    figures_of_scores,
+    tables=lambda run: (score_table(run),),
+    compared=(),
+    not_averaged=("score", "score_map"),
+)

@@ -1,4 +1,4 @@
-// Draws every section from the data beside it: first the section's own script, then its charts.
+// Brings every section to life with the data beside it: its interactive part by its own script, then its map of heads.
 "use strict";
 
 (function () {
@@ -28,21 +28,12 @@
     showHead: null,
   };
 
-  function drawChart(element, chart) {
-    Plotly.newPlot(element, chart.data, page.layout(chart.layout), page.config);
-    element.on("plotly_click", (event) => {
-      const head = event.points[0] && event.points[0].customdata;
-      if (page.showHead && Array.isArray(head)) page.showHead(head[0], head[1]);
-    });
-  }
-
   for (const script of document.querySelectorAll("script.section-data")) {
     const section = script.closest("section");
     const content = JSON.parse(script.textContent);
-    section.querySelectorAll("figure").forEach((figure) => { figure.hidden = false; });
     const draw = (window.reportSections || {})[section.id];
-    if (draw) draw(section, content.data, page);
-    content.charts.forEach((chart, place) => drawChart(document.getElementById(section.id + "-" + place), chart));
+    if (draw && content.data !== null) draw(section, content.data, page);
+    if (content.maps.length) window.drawHeadMaps(section.querySelector(".head-maps"), content.maps, page);
   }
 
   for (const button of document.querySelectorAll("button.open")) {

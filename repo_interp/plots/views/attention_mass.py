@@ -1,4 +1,4 @@
-"""Where attention goes: mass from the generated tokens to each span (RePo sec. 5.1, table 4), and which heads send it.
+"""Where attention goes: mass from the generated tokens to each span (RePo sec. 5.1, table 4), and which heads send it there.
 
     mass(S) = mean over generated rows i of sum_{j in S} A_ij
     mass per token = mass(S) / |S|, in units of 10^-2 as in table 4
@@ -8,12 +8,11 @@ A_ij is attention after the softmax. Draws the group `attention_mass` of a run. 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
-from matplotlib.colors import TwoSlopeNorm
 from matplotlib.lines import Line2D
 
 from repo_interp.plots.marks.arrays import nanmean, ranked
@@ -23,11 +22,12 @@ from repo_interp.plots.marks.drawing import (
     number,
     plain_decades,
     scheme_handles,
-    scheme_swatches,
-    sparse_ticks,
 )
-from repo_interp.plots.marks.reading import group, has_groups, ordered_spans, pick, schemes, unit_label
-from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, style
+from repo_interp.plots.marks.heads import HeadMap, head_grid_figure
+from repo_interp.plots.marks.reading import group, has_groups, main_span, ordered_spans, pick, schemes
+from repo_interp.plots.marks.table import Table, cells
+from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, scheme_name, style
+from repo_interp.plots.view import View
 
 UNIT = 100.0
 """Table 4's unit is 10^-2."""
@@ -61,7 +61,7 @@ def mass_by_span(run: xr.DataTree) -> PaperFigure:
 
 
 def draw_mass(ax: Axes, per_token: np.ndarray, table: np.ndarray, named: Mapping[int, str]) -> Axes:
-    """Draw `per_token` [span, prompt, layer, head] on `ax`, a row a span: heads as intervals by scheme, prompts as ticks, `table`
+    """Draw `per_token` [span, prompt, layer, head] on `ax`, one row per span: heads as intervals by scheme, prompts as ticks, `table`
     [span] as diamonds with their numbers. `named`: scheme of each layer. Spans in no prompt are NaN and stay empty.
     """
     kinds = list(dict.fromkeys(named.values()))
@@ -176,49 +176,14 @@ def uniform_share(run: xr.DataTree, span: str) -> float | None:
 
 def mass_grid(run: xr.DataTree, span: str = "needle") -> PaperFigure:
     """Attention mass on `span` of every head, the mean over prompts, as a layer x head map. Raises InputError as `heads_ranked`."""
-    dataset = group(run, "attention_mass")
-    mass = 100 * pick(dataset["mass"], span=span).transpose("layer", "head", "prompt")
+    return head_grid_figure(mass_of_heads(run, span))
+
+
+def mass_of_heads(run: xr.DataTree, span: str) -> xr.DataArray:
+    """Attention mass on `span` [layer, head] in per cent, the mean over prompts. Raises InputError as `heads_ranked`."""
+    mass = UNIT * pick(group(run, "attention_mass")["mass"], span=span).transpose("layer", "head", "prompt")
     means = mass.isel(prompt=0, drop=True).copy(data=nanmean(mass.values, axis=2))
-    means.attrs = {"long_name": f"attention mass on {span}", "units": "%"}
-    with style():
-        figure = paper_figure(
-            COLUMN_WIDTH if means.sizes["head"] <= 20 else PAGE_WIDTH, 0.9 + 0.15 * max(8, means.sizes["layer"])
-        )
-        head_grid(means, figure.subplots())
-        legend_below(figure, scheme_handles(schemes(dataset).values()))
-    return figure
-
-
-def head_grid(values: xr.DataArray, ax: Axes) -> Axes:
-    """Draw `values` (layer, head) on `ax`; its name and units become the title. NaN is grey, values of both signs diverge from 0."""
-    values = values.transpose("layer", "head")
-    data = values.values.astype(float)
-    finite = data[np.isfinite(data)]
-    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
-    if low < 0 < high:
-        reach = max(-low, high)
-        shown = ax.imshow(data, cmap="PuOr", norm=TwoSlopeNorm(0, -reach, reach), aspect="auto")
-    else:
-        shown = ax.imshow(
-            data,
-            cmap="cividis",
-            vmin=min(0.0, low),
-            vmax=high if high > low or high > 0 else low + 1,
-            aspect="auto",
-        )
-    ax.set_facecolor("#D9D9D9")
-    ax.figure.colorbar(shown, ax=ax, pad=0.02, fraction=0.05).outline.set_visible(False)  # pyright: ignore[reportCallIssue]
-    for axis, name in ((ax.xaxis, "head"), (ax.yaxis, "layer")):
-        labels = [int(label) for label in values[name].values]
-        places = sparse_ticks(labels, 16)
-        axis.set_ticks(places, [str(labels[place]) for place in places])
-    ax.set(xlabel="head", ylabel="layer")
-    ax.spines[:].set_visible(False)
-    ax.tick_params(length=0)
-    if "scheme" in values.coords:
-        scheme_swatches(ax, schemes(values), "y")
-    ax.set_title(unit_label(str(values.attrs.get("long_name") or values.name or ""), values))
-    return ax
+    return means.assign_attrs(long_name=f"attention mass on {span}", units="%")
 
 
 def shown_spans(dataset: xr.Dataset) -> list[str]:
@@ -234,6 +199,71 @@ def shown_spans(dataset: xr.Dataset) -> list[str]:
             several = [part for part in parts[name] if np.isfinite(table[part])]
             shown += [name, *(several if len(several) > 1 else [])]
     return shown
+
+
+def mass_table(run: xr.DataTree) -> Table:
+    """RePo table 4, one row per span: mean attention mass per token x 100, its deviation over prompts and over heads, mass in per cent.
+
+    Raises InputError when the run has no attention mass.
+    """
+    dataset = group(run, "attention_mass")
+    dataset = dataset.sel(span=ordered_spans(map(str, dataset["span"].values)))
+    per_token = UNIT * dataset["mass_per_token"].transpose("span", "prompt", "layer", "head").values
+    mass = UNIT * dataset["mass"].transpose("span", "prompt", "layer", "head").values
+    rows = []
+    for place, name in enumerate(dataset["span"].values):
+        prompts, heads = nanmean(per_token[place], axis=(1, 2)), nanmean(per_token[place], axis=0)
+        if not np.isfinite(prompts).any():
+            continue
+        held = mass[place][np.isfinite(per_token[place])]
+        rows.append(
+            (
+                str(name),
+                float(dataset["table"].values[place]),
+                _deviation(prompts),
+                _deviation(heads),
+                float(held.mean()),
+                int(np.isfinite(prompts).sum()),
+            )
+        )
+    layers, heads = dataset.sizes["layer"], dataset.sizes["head"]
+    return Table(
+        "attention_mass",
+        "Attention mass from generated tokens, by span",
+        ("span", "mass per token (10⁻²)", "± over prompts", "± over heads", "mass (%)", "prompts"),
+        tuple(rows),
+        f"Mean over prompts, {layers} layers and {heads} heads each; ± is the standard deviation. "
+        "A dotted name is a part of its parent.",
+    )
+
+
+def head_table(run: xr.DataTree, span: str = "needle", most: int = 20) -> Table:
+    """The `most` heads with the largest attention mass on `span`: layer, head, scheme, mass and its smallest and largest prompt,
+    in per cent.
+
+    Raises InputError when the run has no attention mass, or not this span.
+    """
+    dataset = group(run, "attention_mass")
+    mass = UNIT * pick(dataset["mass"], span=span).transpose("layer", "head", "prompt").values
+    means, named = nanmean(mass, axis=2), schemes(dataset)
+    layers, heads = dataset["layer"].values, dataset["head"].values
+    rows = [
+        (
+            place,
+            int(layers[layer]),
+            int(heads[head]),
+            scheme_name(named[int(layers[layer])]),
+            *cells([means[layer, head], np.nanmin(mass[layer, head]), np.nanmax(mass[layer, head])]),
+        )
+        for place, (layer, head) in enumerate(ranked(means)[:most], start=1)
+    ]
+    return Table(
+        "heads",
+        f"Heads ranked by attention mass on {span}",
+        ("rank", "layer", "head", "scheme", f"mass on {span} (%)", "smallest", "largest"),
+        tuple(rows),
+        f"Mean, smallest and largest of {mass.shape[2]} prompts; {len(rows)} of {means.size:,} heads.",
+    )
 
 
 def _mass_scale(ax: Axes, per_token: np.ndarray, table: np.ndarray) -> None:
@@ -259,3 +289,48 @@ def _mass_handles() -> list[Line2D]:
 
 def _indented(name: str) -> str:
     return name if "." not in name else f"  {name}"
+
+
+def _deviation(values: np.ndarray) -> float | None:
+    """Sample standard deviation of the finite values; None for fewer than two."""
+    finite = values[np.isfinite(values)]
+    return float(finite.std(ddof=1)) if finite.size > 1 else None
+
+
+def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
+    yield "attention_mass_by_span", mass_by_span(run)
+    span = main_span(run)
+    if span is not None:
+        yield "heads_ranked", heads_ranked(run, span)
+        yield "heads_map", mass_grid(run, span)
+
+
+def _tables(run: xr.DataTree) -> Sequence[Table]:
+    span = main_span(run)
+    return (mass_table(run),) if span is None else (mass_table(run), head_table(run, span))
+
+
+def _head_maps(run: xr.DataTree) -> Sequence[HeadMap]:
+    span = main_span(run)
+    return () if span is None else (HeadMap(mass_of_heads(run, span)),)
+
+
+def _lead(run: xr.DataTree) -> str:
+    span = main_span(run)
+    to_span = (
+        "no prompt marks a span that heads could be ranked by"
+        if span is None
+        else f"and the heads by what they send to the {span}"
+    )
+    return f"Attention after the softmax from the generated tokens: to each token of a span (RePo, table 4), {to_span}."
+
+
+VIEW = View(
+    "attention_mass",
+    "Attention mass by span",
+    _lead,
+    _figures,
+    tables=_tables,
+    head_maps=_head_maps,
+    compared=("mass_per_token", "mass"),
+)

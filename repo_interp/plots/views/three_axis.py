@@ -1,34 +1,42 @@
-"""Position and semantics in the logits of a head (Position Generalization fig. 2, 3), and how well two fits tell them apart.
+"""Position and semantics in the logits of a head: the three-axis fit (Position Generalization fig. 2), and how well it holds.
 
-    three axes      W_ij ~ a_{i-j} + b_i + c_j        logit map, its three axes, their sum
-    fake distance   W'_dj ~ a_d + b_j                 fake map with its two axes along its sides, their sum
+    W_ij ~ a_{i-j} + b_i + c_j        logit map, its three axes, their sum
 
-Maps are the block means of the group `maps`; the sums of axes are averaged over the same blocks, exactly: with A the running sum of
-a's running sum, a sums over a block to A(below) - A(above) at its corners. Draws the groups `three_axis`, `fake_distance` and `maps`.
-
-Knows nothing about how fits are made.
+Maps are the block means of the group `maps`; the sum of the axes is averaged over the same blocks, exactly: with A the running sum of a's
+running sum, a sums over a block to A(below) - A(above) at its corners. Draws the groups `three_axis` and `maps`. Knows nothing about how
+fits are made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 
 from repo_interp.errors import InputError
-from repo_interp.plots.marks.arrays import nanmean, ranked
+from repo_interp.plots.marks.arrays import nanmean, over_prompts, ranked_heads
 from repo_interp.plots.marks.drawing import counted, envelope, legend_below, number, scheme_handles
+from repo_interp.plots.marks.heads import HeadMap, head_grid, layer_table
 from repo_interp.plots.marks.reading import group, has_groups, pick, schemes
+from repo_interp.plots.marks.table import Table
 from repo_interp.plots.style import COLUMN_WIDTH, PAGE_HEIGHT, PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, style
-from repo_interp.plots.views.mass import head_grid
+from repo_interp.plots.view import View
 
 FITS = {"three_axis": "three-axis", "fake_distance": "fake-distance"}
 PIXELS = 600
 """Points of an axis that are drawn, at least."""
 SHOWN = (1, 99)
 """Percentiles of a map at which its colours end."""
+CORRELATIONS = {
+    "r": "r of the three-axis fit",
+    "r_attention": "r on attention weights",
+    "r_position": "r with learned distances",
+    "r_shuffled": "r, distances shuffled",
+    "r2_held_out": "R² on held-out rows",
+}
+"""Variables [prompt, layer, head] that say how well the fit holds, the main one first, and what they are called."""
 
 
 def fit_correlations(run: xr.DataTree) -> PaperFigure:
@@ -39,7 +47,7 @@ def fit_correlations(run: xr.DataTree) -> PaperFigure:
     present = [name for name in FITS if has_groups(run, [name])]
     if not present:
         group(run, "three_axis")
-    fits = {name: mean_r(group(run, name)) for name in present}
+    fits = {name: over_prompts(group(run, name)["r"]).transpose("layer", "head") for name in present}
     sizes = next(iter(fits.values())).sizes
     with style():
         width = COLUMN_WIDTH if len(fits) == 1 and sizes["head"] <= 20 else PAGE_WIDTH
@@ -53,19 +61,10 @@ def fit_correlations(run: xr.DataTree) -> PaperFigure:
     return figure
 
 
-def mean_r(dataset: xr.Dataset, name: str = "r") -> xr.DataArray:
-    """Variable `name` [prompt, layer, head] as its mean over prompts; NaN where no prompt has one."""
-    values = dataset[name].transpose("layer", "head", "prompt")
-    return values.isel(prompt=0, drop=True).copy(data=nanmean(values.values, axis=2))
-
-
 def example_heads(dataset: xr.Dataset) -> list[tuple[int, int]]:
     """Heads (layer, head) with the largest, the median and the smallest r: what a figure of a few should show. Fewer where fewer."""
-    means = mean_r(dataset)
-    order = ranked(means.values)
-    places = dict.fromkeys((0, (len(order) - 1) // 2, len(order) - 1)) if order else {}
-    layers, heads = means["layer"].values, means["head"].values
-    return [(int(layers[order[place][0]]), int(heads[order[place][1]])) for place in places]
+    order = ranked_heads(over_prompts(dataset["r"]))
+    return [order[place] for place in dict.fromkeys((0, (len(order) - 1) // 2, len(order) - 1))] if order else []
 
 
 def three_axis_fit(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
@@ -83,47 +82,17 @@ def three_axis_fit(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
     with style():
         figure = paper_figure(PAGE_WIDTH, 2.3)
         left, middle, right = np.asarray(figure.subfigures(1, 3, width_ratios=(1.0, 0.9, 1.17))).tolist()
-        limits = _limits(shown.values)
-        _map(left.subplots(), shown.values, tokens, limits, "Logits", "key", "query")
-        image = _map(right.subplots(), rebuilt, tokens, limits, f"Sum of the axes, r = {_r(fit, layer, head)}", "key", "query")
+        limits = map_limits(shown.values)
+        draw_map(left.subplots(), shown.values, tokens, limits, "Logits", "key", "query")
+        image = draw_map(
+            right.subplots(), rebuilt, tokens, limits, f"Sum of the axes, r = {r_of(fit, layer, head)}", "key", "query"
+        )
         right.colorbar(image, ax=right.axes, pad=0.02, fraction=0.05, label="logits").outline.set_visible(False)  # pyright: ignore
         colour = scheme_colour(schemes(fit)[layer])
         for ax, (name, values) in zip(np.ravel(np.asarray(middle.subplots(3, 1))), axes.items(), strict=True):
-            _line(ax, values, colour, name)
+            draw_axis(ax, values, colour, name)
             ax.set_title(f"{name} axis", pad=2)
-        figure.suptitle(_where(fit, layer, head, tokens, maps), x=0.01, ha="left", fontsize=7.5)
-    return figure
-
-
-def fake_distance_fit(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
-    """A head's fake-distance map with its two axes along its sides, and their sum, of the first prompt (fig. 3).
-
-    Raises InputError when the run has no `maps`, or no axes of `fake_distance`.
-    """
-    maps, fit = group(run, "maps"), group(run, "fake_distance")
-    if "position_axis" not in fit:
-        raise InputError('this run has no axes; analyse again with the parameter axes="first_prompt" of fake_distance')
-    shown = pick(maps["fake_map"], layer=layer, head=head).transpose("distance_block", "key_block")
-    position, semantic = (pick(fit[name], layer=layer, head=head).values for name in ("position_axis", "semantic_axis"))
-    tokens, starts = semantic.size, shown["key_block"].values
-    edges = edges_of(starts, tokens)
-    sizes = np.diff(edges)
-    by_distance, by_key = (np.add.reduceat(axis, edges[:-1]) / sizes for axis in (position, semantic))
-    rebuilt = by_distance[:, None] + by_key
-    with style():
-        figure = paper_figure(PAGE_WIDTH, 3.0)
-        grid = figure.add_gridspec(2, 3, width_ratios=(1, 0.28, 1.12), height_ratios=(0.28, 1))
-        limits, colour = _limits(shown.values), scheme_colour(schemes(fit)[layer])
-        ax, along, beside, beneath = (figure.add_subplot(grid[place]) for place in ((1, 0), (0, 0), (1, 1), (1, 2)))
-        _map(ax, shown.values, tokens, limits, "", "key", "fake distance")
-        _line(along, semantic, colour, "semantic")
-        along.set_title("Fake-distance logits; above: semantic axis, right: position axis")
-        along.tick_params(labelbottom=False)
-        _upright_line(beside, position, colour, "position")
-        beside.tick_params(labelleft=False)
-        image = _map(beneath, rebuilt, tokens, limits, f"Sum of the axes, r = {_r(fit, layer, head)}", "key", "fake distance")
-        figure.colorbar(image, ax=beneath, pad=0.02, fraction=0.05, label="logits").outline.set_visible(False)  # pyright: ignore
-        figure.suptitle(_where(fit, layer, head, tokens, maps), x=0.01, ha="left", fontsize=7.5)
+        figure.suptitle(described(fit, layer, head, tokens, maps), x=0.01, ha="left", fontsize=7.5)
     return figure
 
 
@@ -155,7 +124,11 @@ def edges_of(starts: np.ndarray, tokens: int) -> np.ndarray:
     return np.append(starts, tokens).astype(np.int64)
 
 
-def _map(ax: Axes, values: np.ndarray, tokens: int, limits: tuple[float, float], title: str, across: str, down: str):
+def draw_map(ax: Axes, values: np.ndarray, tokens: int, limits: tuple[float, float], title: str, across: str, down: str):
+    """Draw the block means `values` [row, column] over `tokens` on `ax`, coloured from the first to the second of `limits`.
+
+    Returns the image.
+    """
     image = ax.imshow(
         values,
         cmap="viridis",
@@ -172,31 +145,87 @@ def _map(ax: Axes, values: np.ndarray, tokens: int, limits: tuple[float, float],
     return image
 
 
-def _line(ax: Axes, values: np.ndarray, colour: str, name: str) -> None:
-    kept = envelope(values, PIXELS)
-    ax.plot(kept, values[kept], color=colour, linewidth=0.7, gid=f"axis {name}")
+def draw_axis(ax: Axes, values: np.ndarray, colour: str, name: str) -> None:
+    """Draw `values` [token], an axis of a fit, on `ax`; long ones by their extremes."""
+    shown = envelope(values, PIXELS)
+    ax.plot(shown, values[shown], color=colour, linewidth=0.7, gid=f"axis {name}")
     ax.set(xlim=(0, max(1, values.size - 1)))
     ax.grid(axis="y")
 
 
-def _upright_line(ax: Axes, values: np.ndarray, colour: str, name: str) -> None:
-    kept = envelope(values, PIXELS)
-    ax.plot(values[kept], kept, color=colour, linewidth=0.7, gid=f"axis {name}")
-    ax.set(ylim=(max(1, values.size - 1), 0), xlabel="logits")
-    ax.grid(axis="x")
-
-
-def _limits(values: np.ndarray) -> tuple[float, float]:
+def map_limits(values: np.ndarray) -> tuple[float, float]:
+    """Percentiles `SHOWN` of `values`; 1 apart where they are equal."""
     low, high = np.nanpercentile(values, SHOWN)
     return float(low), float(high) if high > low else float(low) + 1.0
 
 
-def _r(fit: xr.Dataset, layer: int, head: int) -> str:
+def r_of(fit: xr.Dataset, layer: int, head: int) -> str:
+    """r of the fit of a head for the first prompt, as text."""
     value = float(pick(fit["r"], layer=layer, head=head).values[0])
     return f"{value:.3f}" if np.isfinite(value) else "–"
 
 
-def _where(fit: xr.Dataset, layer: int, head: int, tokens: int, maps: xr.Dataset) -> str:
+def described(fit: xr.Dataset, layer: int, head: int, tokens: int, maps: xr.Dataset) -> str:
+    """Which head and prompt a figure shows, and what a pixel of it is."""
     size = int(maps["block_size"])
     pixel = "" if size == 1 else f"; a pixel is the mean over {size} x {size} pairs"
     return f"Layer {layer} ({schemes(fit)[layer]}), head {head}, first prompt, {counted(tokens, 'token')}{pixel}"
+
+
+def heads_with_maps(run: xr.DataTree, fit: xr.Dataset) -> list[tuple[int, int]]:
+    """Of the heads whose maps the run keeps, those of `example_heads`; none without maps."""
+    if not has_groups(run, ["maps"]):
+        return []
+    maps = group(run, "maps")
+    return example_heads(
+        fit.sel(layer=np.intersect1d(fit["layer"], maps["layer"]), head=np.intersect1d(fit["head"], maps["head"]))
+    )
+
+
+def correlations(dataset: xr.Dataset, names: Mapping[str, str]) -> dict[str, xr.DataArray]:
+    """Those variables of `names` that `dataset` has [layer, head], the mean over prompts, by what they are called."""
+    present = {label: over_prompts(dataset[name]) for name, label in names.items() if name in dataset}
+    return {label: values.assign_attrs(long_name=label, units="1") for label, values in present.items()}
+
+
+def correlation_table(dataset: xr.Dataset, group_name: str, names: Mapping[str, str]) -> Table:
+    """One row per layer of the correlations `names` of the group `group_name`, as `layer_table` writes it."""
+    present = correlations(dataset, names)
+    note = "Means over heads and prompts; a dash where nothing varies or a layer has no such thing."
+    return layer_table(group_name, next(iter(present)).removeprefix("r of ").capitalize(), present, note)
+
+
+def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
+    """Correlations of the fits that there are; with maps and axes fig. 2."""
+    yield "fit_correlations", fit_correlations(run)
+    dataset = group(run, "three_axis")
+    if "distance_axis" in dataset:
+        for layer, head in heads_with_maps(run, dataset):
+            yield f"three_axis_layer{layer}_head{head}", three_axis_fit(run, layer, head)
+
+
+def _head_maps(run: xr.DataTree) -> Sequence[HeadMap]:
+    return [HeadMap(values) for values in correlations(group(run, "three_axis"), CORRELATIONS).values()]
+
+
+VIEW = View(
+    "three_axis",
+    "Position and semantics: three axes",
+    "Correlation of a head's logits with a part for the distance, one for the query and one for the key, added up (Position "
+    "Generalization, sec. 3.1).",
+    _figures,
+    tables=lambda run: (correlation_table(group(run, "three_axis"), "three_axis", CORRELATIONS),),
+    head_maps=_head_maps,
+    compared=("r", "r_position", "distance_axis"),
+    not_averaged=("distance_axis", "query_axis", "key_axis"),
+)
+
+
+MAPS = View(
+    "maps",
+    "Logit maps",
+    "Block means of logits: drawn beside the sums of axes, with three_axis and fake_distance.",
+    informative=lambda run: False,
+    compared=("logit_map", "fake_map"),
+    not_averaged=("logit_map", "fake_map", "block_size"),
+)

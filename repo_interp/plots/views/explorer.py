@@ -5,7 +5,7 @@
 
 RoPE layers and grouped heads share rows, so they cost one. Texts and spans travel beside as plain JSON. Prompts that do not
 fit into the budget are left out whole; of a first prompt that is too long by itself, layers are. What is left out is said.
-Knows nothing about pages; `explorer.js` is the other half.
+Knows nothing about pages; `explorer.html` and `explorer.js` beside this file are the other half.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from repo_interp.plots.marks.choice import telling_heads
-from repo_interp.plots.marks.labels import contiguous
+from repo_interp.plots.marks.drawing import contiguous
 from repo_interp.plots.marks.outliers import focused_range, global_range
-from repo_interp.plots.marks.reading import PromptTokens, group, ordered_spans, pick, prompt_tokens, schemes
+from repo_interp.plots.marks.reading import PromptTokens, group, heads_to_show, ordered_spans, pick, prompt_tokens, schemes
 from repo_interp.plots.style import darker, scheme_colour, scheme_name, span_colours
+from repo_interp.plots.view import Interactive, PageOptions
 
 
-def embed(run: xr.DataTree, prompts: tuple[int, ...] | None, budget: int) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Data for the explorer within `budget` bytes of positions, and sentences that say what was left out.
+def embed(run: xr.DataTree, options: PageOptions) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Data for the explorer within the budget of `options`, and sentences that say what was left out.
 
-    Raises InputError when the run lacks one of `prompts`.
+    Raises InputError when the run lacks one of the prompts of `options`.
     """
-    positions = group(run, "positions")
-    asked = [int(prompt) for prompt in (positions["prompt"].values if prompts is None else prompts)]
+    positions, budget = group(run, "positions"), options.budget
+    asked = [int(prompt) for prompt in (positions["prompt"].values if options.prompts is None else options.prompts)]
     named = schemes(positions)
     embedded, left, spent = [], [], 0
     for prompt in asked:
@@ -61,15 +61,15 @@ def embed(run: xr.DataTree, prompts: tuple[int, ...] | None, budget: int) -> tup
 
 
 def pack_layer(positions: xr.Dataset, prompt: int, layer: int) -> dict[str, Any]:
-    """Positions of one layer over one prompt: `values` (base64 of the different rows), `row` a head, and both ranges a row (or
-    null).
+    """Positions of one layer over one prompt: `values` (base64 of the different rows), `row` by head, and both ranges of each row
+    (or null).
     """
     count = int(positions["token_count"].sel(prompt=prompt))
     values = positions["position"].sel(prompt=prompt, layer=layer).transpose("head", "token").values[:, :count]
     values = np.ascontiguousarray(values, dtype="<f4")
-    seen: dict[bytes, int] = {}
-    row = [seen.setdefault(head.tobytes(), len(seen)) for head in values]
-    rows = values[[row.index(number) for number in range(len(seen))]]
+    numbers: dict[bytes, int] = {}
+    row = [numbers.setdefault(head.tobytes(), len(numbers)) for head in values]
+    rows = values[[row.index(number) for number in range(len(numbers))]]
     return {
         "values": base64.b64encode(rows.tobytes()).decode("ascii"),
         "row": row,
@@ -82,11 +82,6 @@ def unpack_layer(block: dict[str, Any]) -> np.ndarray:
     """The positions [head, token] that `pack_layer` packed, float32, bit for bit."""
     rows = np.frombuffer(base64.b64decode(block["values"]), dtype="<f4").reshape(max(block["row"]) + 1, -1)
     return rows[block["row"]]
-
-
-def markup() -> str:
-    """The explorer's controls, which its script brings to life, and what to read without JavaScript."""
-    return (files("repo_interp.plots") / "pages" / "page" / "explorer.html").read_text(encoding="utf-8")
 
 
 def _described(tokens: PromptTokens) -> dict[str, Any]:
@@ -109,9 +104,9 @@ def _some_layers(blocks: dict[int, dict[str, Any]], budget: int) -> dict[int, di
 
 
 def _start(run: xr.DataTree, embedded: list[dict[str, Any]]) -> list[list[int]]:
-    """The heads that the page opens with: the two with the most mass on the needle, else the first and the last."""
+    """The two heads that the page opens with, of layers that are embedded."""
     present = set(embedded[0]["layers"])
-    return [[layer, head] for layer, head in telling_heads(run) if layer in present][:2]
+    return [[layer, head] for layer, head in heads_to_show(run) if layer in present][:2]
 
 
 def _left_out(
@@ -139,3 +134,6 @@ def _left_out(
 
 def _stretches(numbers: list[int]) -> str:
     return ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in contiguous(numbers))
+
+
+EXPLORER = Interactive(files(__package__) / "explorer.html", files(__package__) / "explorer.js", embed)

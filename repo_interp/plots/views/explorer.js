@@ -3,7 +3,7 @@
 
 window.reportSections = window.reportSections || {};
 
-window.reportSections.explorer = function (section, data, page) {
+window.reportSections.positions = function (section, data, page) {
   const STEP = 16; // tokens of Page Up and Page Down
   const AROUND = 80; // tokens of context on either side
   const TICK_WIDTH = 13; // pixels of a token as a tick label
@@ -365,6 +365,7 @@ window.reportSections.explorer = function (section, data, page) {
     tellToken();
     section.scrollIntoView();
     panel.plot.focus({ preventScroll: true });
+    document.dispatchEvent(new CustomEvent("head-chosen", { detail: { layer, head } }));
   };
 
   options(find("prompt"), data.prompts.map((one, place) => [place, one.prompt + " (" + one.count + " tokens)"]));

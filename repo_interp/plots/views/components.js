@@ -4,7 +4,6 @@
 window.reportSections = window.reportSections || {};
 
 window.reportSections.components = function (section, data, page) {
-  if (!data) return;
   const find = (name) => section.querySelector("#components-" + name);
   const state = { layer: data.layers[0], place: data.start };
   const curve = find("curve"), bars = find("vaf"), slider = find("slider");

@@ -1,0 +1,164 @@
+"""Values of every head, layer by layer: as a map, as dots over a control, as a table by layer, and as the map that a page lets one click.
+
+    map    a cell per layer and head; values of both signs diverge from 0
+    dot    mean over prompts of the head's score        grey bar   the same of the control
+
+Heads stand from left to right within their layer. Knows nothing about what the values are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.colors import Normalize, TwoSlopeNorm, to_hex
+from matplotlib.lines import Line2D
+
+from repo_interp.plots.marks.arrays import six_digits
+from repo_interp.plots.marks.drawing import legend_below, scheme_handles, scheme_swatches, sparse_ticks
+from repo_interp.plots.marks.reading import schemes, unit_label
+from repo_interp.plots.marks.table import Cell, Table
+from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, scheme_name, style
+
+CONTROL = "#8A8A8A"
+"""Colour of a control."""
+SHADES = 9
+"""Colours that stand for the scale in the page."""
+MISSING = "#D9D9D9"
+"""Colour of a head without a value."""
+
+
+@dataclass(frozen=True)
+class HeadMap:
+    """`values` [layer, head] for the page's map of heads, with `long_name` and `units`; and what a control gives in their place."""
+
+    values: xr.DataArray
+    control: xr.DataArray | None = None
+
+    def data(self) -> dict[str, Any]:
+        """The map as JSON: `values` and `control` by layer and head with six significant digits, and the colour of every cell."""
+        values = self.values.transpose("layer", "head")
+        data = values.values.astype(float)
+        colours, norm = _scale(data)
+        shades = mpl.colormaps[colours](norm(data))
+        control = None if self.control is None else self.control.transpose("layer", "head")
+        return {
+            "title": _title(values),
+            "layers": [
+                {"layer": layer, "name": scheme_name(scheme), "colour": scheme_colour(scheme)}
+                for layer, scheme in schemes(values).items()
+            ],
+            "heads": [int(head) for head in values["head"].values],
+            "values": [six_digits(row) for row in data],
+            "colours": [
+                [to_hex(shade) if np.isfinite(value) else MISSING for value, shade in zip(row, row_shades, strict=True)]
+                for row, row_shades in zip(data, shades, strict=True)
+            ],
+            "scale": [to_hex(shade) for shade in mpl.colormaps[colours](np.linspace(0, 1, SHADES))],
+            "ends": six_digits([norm.vmin, norm.vmax]),
+            "control": None if control is None else [six_digits(row) for row in control.values],
+        }
+
+
+def head_grid(values: xr.DataArray, ax: Axes) -> Axes:
+    """Draw `values` (layer, head) on `ax`; its name and units become the title. NaN is grey, values of both signs diverge from 0."""
+    values = values.transpose("layer", "head")
+    data = values.values.astype(float)
+    colours, norm = _scale(data)
+    shown = ax.imshow(data, cmap=colours, norm=norm, aspect="auto")
+    ax.set_facecolor(MISSING)
+    ax.figure.colorbar(shown, ax=ax, pad=0.02, fraction=0.05).outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+    for axis, name in ((ax.xaxis, "head"), (ax.yaxis, "layer")):
+        labels = [int(label) for label in values[name].values]
+        places = sparse_ticks(labels, 16)
+        axis.set_ticks(places, [str(labels[place]) for place in places])
+    ax.set(xlabel="head", ylabel="layer")
+    ax.spines[:].set_visible(False)
+    ax.tick_params(length=0)
+    if "scheme" in values.coords:
+        scheme_swatches(ax, schemes(values), "y")
+    ax.set_title(_title(values))
+    return ax
+
+
+def head_grid_figure(values: xr.DataArray) -> PaperFigure:
+    """`values` (layer, head) as `head_grid` draws them, with the schemes below, at the width that so many heads need."""
+    with style():
+        width = COLUMN_WIDTH if values.sizes["head"] <= 20 else PAGE_WIDTH
+        figure = paper_figure(width, 0.9 + 0.15 * max(8, values.sizes["layer"]))
+        head_grid(values, figure.subplots())
+        legend_below(figure, scheme_handles(schemes(values).values()))
+    return figure
+
+
+def draw_with_control(ax: Axes, scores: xr.DataArray, control: xr.DataArray) -> Axes:
+    """Draw `scores` and `control` [layer, head], shares of 1, on `ax`; layers without scores are left empty and say so."""
+    named = schemes(scores)
+    values, below = scores.transpose("layer", "head").values, control.transpose("layer", "head").values
+    heads = values.shape[1]
+    offsets = np.linspace(-0.36, 0.36, heads) if heads > 1 else np.zeros(1)
+    half = 0.45 * min(0.28, 0.72 / max(1, heads - 1))
+    for place, scheme in enumerate(named.values()):
+        known = np.isfinite(values[place])
+        if not known.any():
+            middle = {"ha": "center", "va": "center", "transform": ax.get_xaxis_transform()}
+            ax.text(place, 0.5, "none", rotation=90, color=CONTROL, **middle)  # pyright: ignore[reportArgumentType]
+            continue
+        x = place + offsets[known]
+        ax.hlines(below[place][known], x - half, x + half, color=CONTROL, linewidth=1.4, gid=f"control {place}")
+        ax.vlines(x, below[place][known], values[place][known], color=CONTROL, linewidth=0.5, zorder=1)
+        ax.plot(
+            x, values[place][known], "o", color=scheme_colour(scheme), markersize=3.2, markeredgewidth=0, gid=f"heads {place}"
+        )
+    layers = list(named)
+    places = sparse_ticks(layers, 24)
+    ax.set_xticks(places, [str(layers[place]) for place in places])
+    ax.set(xlabel="layer", xlim=(-0.6, len(layers) - 0.4), ylim=(-0.02, 1.04))
+    ax.grid(axis="y")
+    scheme_swatches(ax, named, "x")
+    return ax
+
+
+def control_handle(label: str) -> Line2D:
+    """Legend entry of the control."""
+    return Line2D([], [], color=CONTROL, linewidth=1.4, label=label)
+
+
+def layer_table(name: str, title: str, values: Mapping[str, xr.DataArray], note: str) -> Table:
+    """One row per layer and one for all: mean over heads of each of `values` [layer, head], by the names of their columns, and the
+    smallest and the largest head of the first.
+    """
+    named = schemes(next(iter(values.values())))
+    parts = [
+        (str(layer), scheme_name(scheme), [one.sel(layer=layer) for one in values.values()]) for layer, scheme in named.items()
+    ]
+    parts.append(("all", "", list(values.values())))
+    rows = [
+        (layer, scheme, _finite(own[0], np.min), _finite(own[0], np.max), *(_finite(one, np.mean) for one in own))
+        for layer, scheme, own in parts
+    ]
+    return Table(name, title, ("layer", "scheme", "smallest head", "largest head", *values), tuple(rows), note)
+
+
+def _finite(values: xr.DataArray, reduce: Callable[[np.ndarray], Any]) -> Cell:
+    finite = values.values[np.isfinite(values.values)]
+    return float(reduce(finite)) if finite.size else None
+
+
+def _title(values: xr.DataArray) -> str:
+    return unit_label(str(values.attrs.get("long_name") or values.name or ""), values)
+
+
+def _scale(data: np.ndarray) -> tuple[str, Normalize]:
+    """The colour map for `data` and its ends: diverging from 0 for values of both signs, else from 0 or the smallest."""
+    finite = data[np.isfinite(data)]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+    if low < 0 < high:
+        reach = max(-low, high)
+        return "PuOr", TwoSlopeNorm(0, -reach, reach)
+    return "cividis", Normalize(min(0.0, low), high if high > low or high > 0 else low + 1)

@@ -1,0 +1,218 @@
+"""The group `components` of a run: its logits by distance, their rotary components, and how much of the variance each accounts for.
+
+    VAF = 100 (1 - var(y - C_r) / var(y))      per cent, by component r; r = 0 turns fastest, wavelength 2 pi / theta in tokens
+
+The page follows one component, chosen by a slider: the mean logit and the mean of every component of each layer over at most `POINTS`
+distances. The curves are drawn by `component_curves`, the shares by `component_shares`; `components.html` and `components.js` beside this
+file bring the slider to life. Knows nothing about how components are measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from repo_interp.plots.marks.arrays import nanmean, six_digits
+from repo_interp.plots.marks.reading import group, learned_layers, schemes
+from repo_interp.plots.marks.table import Table
+from repo_interp.plots.style import PaperFigure, scheme_name
+from repo_interp.plots.view import Interactive, PageOptions, View
+from repo_interp.plots.views.component_curves import (
+    BAND_COLOURS,
+    BAND_NAMES,
+    band_of,
+    beyond_training_length,
+    component_curves,
+    logit_by_distance,
+)
+from repo_interp.plots.views.component_shares import turn_histogram, vaf_by_component
+
+POINTS = 256
+"""Distances of a curve in the page."""
+BEYOND = 1.25
+"""Training lengths from which a run's distances are drawn as beyond it."""
+
+
+def figures_of_components(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
+    """Logit by distance; where layers rotate, components by distance and their VAF; turns where positions are learned."""
+    components = group(run, "components")
+    yield "logit_by_distance", logit_by_distance(logits_by_scheme(run))
+    layers = rotating_layers(components)
+    if layers:
+        own = components.sel(layer=layers)
+        band = bands(components, layers[0])
+        curves = own["component_by_distance"].mean("layer").dropna("distance", how="all")
+        yield "components_by_distance", component_curves(band.assign(component_by_distance=curves))
+        vaf = vaf_of_heads(own).median(("layer", "head")).expand_dims(weights=["trained"])
+        yield "component_vaf", vaf_by_component(band.assign(vaf=vaf), "of all pairs' logits, median over heads")
+        length = training_length(run)
+        if components.sizes["distance"] > BEYOND * length:
+            shown = own[["component_by_distance"]].assign(logit_by_distance=own["logit_by_distance"].mean("head"))
+            yield "beyond_training_length", beyond_training_length(shown.assign(band.data_vars), length)
+    turned = turns_of_learned(components)
+    if turned is not None:
+        yield "component_turns", turn_histogram(turned)
+
+
+def component_table(run: xr.DataTree) -> Table:
+    """One row per component of the layers that rotate alike: frequency, wavelength, band, and VAF as the median over heads.
+
+    Raises InputError when the run has no components; at least one layer must rotate.
+    """
+    components = group(run, "components")
+    layers = rotating_layers(components)
+    band = bands(components, layers[0])
+    shares = vaf_of_heads(components).sel(layer=layers).median(("layer", "head")).values
+    rows = tuple(
+        (int(number), float(theta), float(2 * np.pi / theta) if theta else None, BAND_NAMES[kind], float(share))
+        for number, theta, kind, share in zip(
+            components["component"].values, band["frequency"].values, band_of(band), shares, strict=True
+        )
+    )
+    return Table(
+        "components",
+        "Rotary components",
+        ("component", "theta (rad per position)", "wavelength (positions)", "band", "VAF (%)"),
+        rows,
+        f"VAF of all pairs' logits, the median over the heads of {len(layers)} layers; bands for a training length of "
+        f"{training_length(run):,} tokens.",
+    )
+
+
+def component_data(run: xr.DataTree, options: PageOptions) -> tuple[dict[str, Any] | None, Sequence[str]]:
+    """What the section's script draws, and nothing left out; None where no layer rotates anything."""
+    components = group(run, "components")
+    layers = rotating_layers(components)
+    if not layers:
+        return None, ()
+    curves = components["component_by_distance"].sel(layer=layers).transpose("layer", "component", "distance")
+    logits = components["logit_by_distance"].sel(layer=layers).mean("head")
+    known = np.flatnonzero(logits.notnull().any("layer").values)[1:]
+    places = known[np.unique(np.linspace(0, len(known) - 1, POINTS).round().astype(int))] if known.size else known
+    shares, named, band = vaf_of_heads(components).sel(layer=layers), schemes(components), bands(components, layers[0])
+    frequency = band["frequency"].values
+    wavelength = np.divide(2 * np.pi, frequency, out=np.full(len(frequency), np.nan), where=frequency != 0)
+    drawn = [
+        {
+            "layer": layer,
+            "name": f"{layer} ({scheme_name(named[layer])})",
+            "logit": six_digits(logits.sel(layer=layer).values[places]),
+            "components": [six_digits(curve) for curve in curves.sel(layer=layer).values[:, places]],
+            "vaf": six_digits(shares.sel(layer=layer).median("head").values),
+        }
+        for layer in layers
+    ]
+    mean = {
+        "layer": None,
+        "name": f"mean of {len(layers)} layers",
+        "logit": six_digits(logits.mean("layer").values[places]),
+        "components": [six_digits(curve) for curve in curves.mean("layer").values[:, places]],
+        "vaf": six_digits(shares.median(("layer", "head")).values),
+    }
+    kinds = band_of(band)
+    activated = np.flatnonzero(kinds == "activated")
+    data = {
+        "distance": [int(distance) for distance in components["distance"].values[places]],
+        "layers": [mean, *drawn] if len(drawn) > 1 else drawn,
+        "components": [
+            {
+                "component": int(number),
+                "theta": six_digits([theta])[0],
+                "wavelength": six_digits([wave])[0],
+                "band": BAND_NAMES[kind],
+                "colour": BAND_COLOURS[kind],
+            }
+            for number, theta, wave, kind in zip(components["component"].values, frequency, wavelength, kinds, strict=True)
+        ],
+        "start": int(activated[0]) if activated.size else 0,
+        "training_length": training_length(run),
+    }
+    return data, ()
+
+
+def rotating_layers(components: xr.Dataset) -> list[int]:
+    """Layers that rotate by the frequencies of the first layer that rotates anything; none where none does."""
+    frequency = components["frequency"].transpose("layer", "component")
+    rotating = np.flatnonzero(frequency.notnull().any("component").values)
+    if not rotating.size:
+        return []
+    alike = [place for place in rotating if np.array_equal(frequency[place], frequency[rotating[0]], equal_nan=True)]
+    return [int(components["layer"].values[place]) for place in alike]
+
+
+def bands(components: xr.Dataset, layer: int) -> xr.Dataset:
+    """`frequency`, `activated` and `low_frequency` [component] of a layer."""
+    chosen = (
+        components[["frequency", "activated", "low_frequency"]].sel(layer=layer).drop_vars(["layer", "scheme"], errors="ignore")
+    )
+    return chosen.assign({name: chosen[name].astype(bool) for name in ("activated", "low_frequency")})
+
+
+def vaf_of_heads(components: xr.Dataset, name: str = "vaf") -> xr.DataArray:
+    """VAF [layer, head, component] in per cent, the mean over prompts, however the run keeps it."""
+    if f"{name}_mean" in components:
+        return components[f"{name}_mean"].transpose("layer", "head", "component")
+    values = components[name].transpose("prompt", "layer", "head", "component")
+    return values.isel(prompt=0, drop=True).copy(
+        data=nanmean(values.values, axis=0)
+    )  # a head whose logits do not vary has no VAF
+
+
+def training_length(run: xr.DataTree) -> int:
+    """The training length that bands were made for, in tokens."""
+    return int(group(run, "components").attrs["training_length"])
+
+
+def logits_by_scheme(run: xr.DataTree) -> xr.DataArray:
+    """Mean logit [checkpoint, weights, length, distance] as `logit_by_distance` draws it: one "checkpoint" per scheme."""
+    components = group(run, "components")
+    named = schemes(components)
+    kinds = list(dict.fromkeys(named.values()))
+    curves = [
+        components["logit_by_distance"]
+        .sel(layer=[layer for layer, scheme in named.items() if scheme == kind])
+        .mean(("layer", "head"))
+        for kind in kinds
+    ]
+    stacked = xr.concat(curves, dim=xr.IndexVariable("checkpoint", kinds))
+    stacked = stacked.expand_dims(weights=["trained"], length=[stacked.sizes["distance"]])
+    trained = training_length(run)
+    return stacked.assign_coords(scheme=("checkpoint", kinds), training_length=("checkpoint", [trained] * len(kinds)))
+
+
+def turns_of_learned(components: xr.Dataset) -> xr.Dataset | None:
+    """`turn_share` [component, turn], the mean over heads that learn positions, and `turn_upper`; None where none does."""
+    layers = learned_layers(components)
+    if not layers:
+        return None
+    share = components["turn_share"].sel(layer=layers).mean(("layer", "head"))
+    return bands(components, layers[0]).assign(turn_share=share, turn_upper=components["turn_upper"])
+
+
+def _lead(run: xr.DataTree) -> str:
+    if not rotating_layers(group(run, "components")):
+        return "No layer of this run rotates queries and keys, so there are no rotary components: the mean logit by distance is a whole."
+    return "The logit of a pair of tokens is a sum of rotary components, one per frequency (HoPE, fig. 3): choose one to see its part."
+
+
+def _tables(run: xr.DataTree) -> Sequence[Table]:
+    return (component_table(run),) if rotating_layers(group(run, "components")) else ()
+
+
+VIEW = View(
+    "components",
+    "Rotary components",
+    _lead,
+    figures_of_components,
+    tables=_tables,
+    interactive=Interactive(files(__package__) / "components.html", files(__package__) / "components.js", component_data),
+    compared=("logit_by_distance", "vaf", "vaf_band", "still_share"),
+    not_averaged=(
+        *("logit_by_distance", "position_logit_by_distance", "component_by_distance", "turn_share", "turn_upper"),
+        *("vaf_printed", "vaf_curve_printed", "distance_pairs", "frequency"),
+    ),
+)

@@ -1,0 +1,104 @@
+"""Position and semantics in the logits that the last query would give every key at every distance (Position Generalization fig. 3).
+
+    W'_dj ~ a_d + b_j                 fake map with its two axes along its sides, their sum
+
+Draws the groups `fake_distance` and `maps`, whose values are block means. Knows nothing about how fits are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+
+from repo_interp.errors import InputError
+from repo_interp.plots.marks.drawing import envelope
+from repo_interp.plots.marks.heads import HeadMap
+from repo_interp.plots.marks.reading import group, has_groups, pick, schemes
+from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, style
+from repo_interp.plots.view import View
+from repo_interp.plots.views.three_axis import (
+    PIXELS,
+    correlation_table,
+    correlations,
+    described,
+    draw_axis,
+    draw_map,
+    edges_of,
+    fit_correlations,
+    heads_with_maps,
+    map_limits,
+    r_of,
+)
+
+CORRELATIONS = {"r": "r of the fake-distance fit"}
+
+
+def fake_distance_fit(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
+    """A head's fake-distance map with its two axes along its sides, and their sum, of the first prompt (fig. 3).
+
+    Raises InputError when the run has no `maps`, or no axes of `fake_distance`.
+    """
+    maps, fit = group(run, "maps"), group(run, "fake_distance")
+    if "position_axis" not in fit:
+        raise InputError('this run has no axes; analyse again with the parameter axes="first_prompt" of fake_distance')
+    shown = pick(maps["fake_map"], layer=layer, head=head).transpose("distance_block", "key_block")
+    position, semantic = (pick(fit[name], layer=layer, head=head).values for name in ("position_axis", "semantic_axis"))
+    tokens, starts = semantic.size, shown["key_block"].values
+    edges = edges_of(starts, tokens)
+    sizes = np.diff(edges)
+    by_distance, by_key = (np.add.reduceat(axis, edges[:-1]) / sizes for axis in (position, semantic))
+    rebuilt = by_distance[:, None] + by_key
+    with style():
+        figure = paper_figure(PAGE_WIDTH, 3.0)
+        grid = figure.add_gridspec(2, 3, width_ratios=(1, 0.28, 1.12), height_ratios=(0.28, 1))
+        limits, colour = map_limits(shown.values), scheme_colour(schemes(fit)[layer])
+        ax, along, beside, beneath = (figure.add_subplot(grid[place]) for place in ((1, 0), (0, 0), (1, 1), (1, 2)))
+        draw_map(ax, shown.values, tokens, limits, "", "key", "fake distance")
+        draw_axis(along, semantic, colour, "semantic")
+        along.set_title("Fake-distance logits; above: semantic axis, right: position axis")
+        along.tick_params(labelbottom=False)
+        _upright_line(beside, position, colour, "position")
+        beside.tick_params(labelleft=False)
+        image = draw_map(
+            beneath, rebuilt, tokens, limits, f"Sum of the axes, r = {r_of(fit, layer, head)}", "key", "fake distance"
+        )
+        figure.colorbar(image, ax=beneath, pad=0.02, fraction=0.05, label="logits").outline.set_visible(False)  # pyright: ignore
+        figure.suptitle(described(fit, layer, head, tokens, maps), x=0.01, ha="left", fontsize=7.5)
+    return figure
+
+
+def _upright_line(ax: Axes, values: np.ndarray, colour: str, name: str) -> None:
+    shown = envelope(values, PIXELS)
+    ax.plot(values[shown], shown, color=colour, linewidth=0.7, gid=f"axis {name}")
+    ax.set(ylim=(max(1, values.size - 1), 0), xlabel="logits")
+    ax.grid(axis="x")
+
+
+def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
+    """The correlations where `three_axis` does not draw them; with maps and axes fig. 3."""
+    if not has_groups(run, ["three_axis"]):
+        yield "fit_correlations", fit_correlations(run)
+    dataset = group(run, "fake_distance")
+    if "position_axis" in dataset:
+        for layer, head in heads_with_maps(run, dataset):
+            yield f"fake_distance_layer{layer}_head{head}", fake_distance_fit(run, layer, head)
+
+
+def _head_maps(run: xr.DataTree) -> Sequence[HeadMap]:
+    return [HeadMap(values) for values in correlations(group(run, "fake_distance"), CORRELATIONS).values()]
+
+
+VIEW = View(
+    "fake_distance",
+    "Position and semantics: fake distance",
+    "Correlation of the logits that the last query would give every key at every distance with a part for the distance and one for the "
+    "key, added up (Position Generalization, sec. 3.2). Without rotation it is 1, and says nothing.",
+    _figures,
+    tables=lambda run: (correlation_table(group(run, "fake_distance"), "fake_distance", CORRELATIONS),),
+    head_maps=_head_maps,
+    compared=("r", "position_axis"),
+    not_averaged=("position_axis", "semantic_axis"),
+)

@@ -1,0 +1,192 @@
+"""Views: every group has one, a figure is drawn once for the files and the page, and another package gives its own as we give ours."""
+
+from __future__ import annotations
+
+import re
+import sys
+from base64 import b64decode
+
+import numpy as np
+import pytest
+import xarray as xr
+from run_fixture import small_run
+
+from repo_interp.entry_points import MEASURES, OWN, VIEWS
+from repo_interp.errors import InputError
+from repo_interp.plots import paper_figure, report_page, style, tables, write_figures
+from repo_interp.plots.catalogue import figures_of, view_of, views_of
+from repo_interp.plots.pages.frame import MOST_SVG, picture_html
+from repo_interp.plots.pages.report import write_report
+
+
+@pytest.fixture(scope="module")
+def run() -> xr.DataTree:
+    return small_run()
+
+
+def plain_run() -> xr.DataTree:
+    """The RoPE layers alone: every position is its index."""
+    run = small_run()
+    return xr.DataTree.from_dict({f"/{name}": node.to_dataset().isel(layer=slice(0, 2)) for name, node in run.children.items()})
+
+
+def test_every_group_of_ours_has_a_view_under_its_name():
+    assert set(OWN[VIEWS]) == {*OWN[MEASURES], "perturbation", "extrapolation", "output_traces", "scores"}
+    for group in OWN[VIEWS]:
+        view = view_of(group)
+        assert view is not None and view.group == group and view.title and view.lead
+    assert view_of("nothing") is None
+
+
+def test_views_stand_in_the_order_of_the_page_whatever_that_of_the_run(run):
+    groups = {f"/{name}": run[name].to_dataset() for name in ("patterns", "attention_mass", "positions")}
+    assert [view.group for view in views_of(xr.DataTree.from_dict(groups))] == ["positions", "attention_mass", "patterns"]
+
+
+def test_what_is_compared_and_what_is_not_averaged_are_variables_of_the_group(run):
+    for view in views_of(run):
+        assert view.compared is not None and {*view.compared, *view.not_averaged} <= set(run[view.group].data_vars)
+
+
+def test_the_page_embeds_the_very_svg_of_the_files(run, tmp_path):
+    assert write_report(run, tmp_path / "report.html", tmp_path / "figures") == []
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    names = [name for _, name, _ in figures_of(run)]
+    embedded = [b64decode(content) for content in re.findall(r"data:image/svg\+xml;base64,([^\"]+)", page)]
+    assert embedded == [(tmp_path / "figures" / f"{name}.svg").read_bytes() for name in names]
+    assert sorted(file.stem for file in (tmp_path / "figures").glob("*.svg")) == sorted(names)
+
+
+def test_a_picture_of_thousands_of_points_is_a_png():
+    with style():
+        light, dense = paper_figure(2, 1), paper_figure(2, 1)
+        light.subplots().plot([0, 1])
+        dense.subplots().scatter(*np.random.default_rng(0).random((2, 9000)), c=np.arange(9000))
+    assert 'src="data:image/svg+xml;base64,' in picture_html(light, "a <line>") and "a &lt;line&gt;" in picture_html(
+        light, "a <line>"
+    )
+    assert 'src="data:image/png;base64,' in picture_html(dense, "points")
+    assert len(picture_html(dense, "points")) < MOST_SVG
+
+
+def test_what_says_little_is_folded_and_still_there(run, tmp_path):
+    plain = plain_run()
+    assert [view.informative(plain) for view in views_of(plain)] == [False, True, False]
+    assert all(view.informative(run) for view in views_of(run))
+    page = report_page(plain, tmp_path / "plain.html").read_text(encoding="utf-8")
+    assert page.count("<details><summary>Figures and tables, which say little about this run") == 2
+    assert "Ranges of positions, max − min" in page
+    assert {table.name for table in tables(plain)} == {"positions", "attention_mass", "heads", "patterns"}
+
+
+def test_a_page_with_nothing_to_click_has_no_script(tmp_path):
+    scores = xr.Dataset(
+        {
+            "mean_score": ("test_set", [0.5, 1.0], {"long_name": "mean score", "units": "1"}),
+            "standard_error": ("test_set", [0.1, 0.0], {"long_name": "standard error", "units": "1"}),
+        },
+        coords={"test_set": ["easy", "hard"]},
+    )
+    page = report_page(xr.DataTree.from_dict({"/scores": scores}), tmp_path / "scores.html").read_text(encoding="utf-8")
+    assert "<script" not in page and "script-src" not in page and "JavaScript" not in page
+    assert 'alt="scores"' in page and "<td>hard</td>" in page
+
+
+# another package ------------------------------------------------------------------------------------------------------------------
+
+MODULE = """
+import numpy as np
+import xarray as xr
+from importlib.resources import files
+from pathlib import Path
+
+from repo_interp.plots import Table, View, paper_figure, style
+from repo_interp.plots.marks.heads import HeadMap
+from repo_interp.plots.view import Interactive
+
+drawn = []
+NAMES = {names!r}
+
+
+def figures(run):
+    for name in NAMES:
+        drawn.append(name)
+        with style():
+            figure = paper_figure(2, 1)
+            figure.subplots().plot(run["mean_norm"]["norm"].values)
+        yield name, figure
+
+
+VIEW = View(
+    "mean_norm",
+    "Norms & more",
+    "How long keys are.",
+    figures,
+    tables=lambda run: (Table("norms", "<i>Norms</i>", ("a",), ((1.5,),)),),
+    head_maps=lambda run: (HeadMap(run["mean_norm"]["norm"]),),
+    interactive=Interactive(
+        Path(__file__).with_name("norms.html"),
+        Path(__file__).with_name("norms.js"),
+        lambda run, options: ({{"numbers": [1, options.budget]}}, ("Two heads are left out.",)),
+    ),
+)
+NEITHER = 3
+"""
+
+
+@pytest.fixture
+def other_package(tmp_path, monkeypatch):
+    """Installs a package that shows the group `mean_norm` by `given`, and gives its module."""
+
+    def install(given: str, names: tuple[str, ...] = ("norms",)):
+        (tmp_path / "norm_views.py").write_text(MODULE.format(names=names))
+        (tmp_path / "norms.html").write_text('<div id="norms-live"></div>')
+        (tmp_path / "norms.js").write_text("window.reportSections.mean_norm = function () {};")
+        about = tmp_path / "norm_views-1.0.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: norm-views\nVersion: 1.0\n")
+        (about / "entry_points.txt").write_text(f"[repo_interp.plots]\nmean_norm = norm_views:{given}\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, "norm_views", raising=False)
+
+    return install
+
+
+def with_norms(run: xr.DataTree) -> xr.DataTree:
+    norm = xr.DataArray(np.arange(6.0).reshape(2, 3), dims=("layer", "head"), attrs={"long_name": "norm of keys", "units": "1"})
+    norms = xr.Dataset({"norm": norm}, coords={"layer": [0, 1], "head": [0, 1, 2]})
+    return xr.DataTree.from_dict({"/patterns": run["patterns"].to_dataset(), "/mean_norm": norms})
+
+
+def test_a_function_of_another_package_becomes_a_section_and_is_drawn_once(run, other_package, tmp_path):
+    other_package("figures")
+    assert write_report(with_norms(run), tmp_path / "report.html", tmp_path / "figures") == []
+    assert sys.modules["norm_views"].drawn == ["norms"]
+    assert (tmp_path / "figures" / "norms.pdf").is_file()
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    section = page.partition('<section id="mean_norm"')[2].partition("</section>")[0]
+    assert "Mean norm" in section and "A measure of another package: norm of keys." in section and 'alt="norms"' in section
+
+
+def test_a_view_of_another_package_gives_all_that_ours_give(run, other_package, tmp_path):
+    other_package("VIEW")
+    shown = with_norms(run)
+    page = report_page(shown, tmp_path / "report.html", megabytes=2).read_text(encoding="utf-8")
+    section = page.partition('<section id="mean_norm"')[2].partition("</section>")[0]
+    assert "Norms &amp; more" in section and "&lt;i&gt;Norms&lt;/i&gt;" in section and '<div id="norms-live"></div>' in section
+    assert '"data":{"numbers":[1,2000000]}' in section and "Two heads are left out." in section
+    assert "window.reportSections.mean_norm" in page
+    assert [table.name for table in tables(shown)] == ["patterns", "norms"]
+
+
+@pytest.mark.parametrize("names", [("pattern_shares",), ("a", "a"), ("../a",)])
+def test_a_figure_needs_a_plain_name_of_its_own(run, other_package, tmp_path, names):
+    other_package("figures", names)
+    with pytest.raises(InputError, match="wanted a plain name that no other figure has"):
+        write_figures(with_norms(run), tmp_path / "figures")
+
+
+def test_what_is_no_view_is_refused_by_name(run, other_package):
+    other_package("NEITHER")
+    with pytest.raises(InputError, match="the view of 'mean_norm' is a int; wanted a View, or a function"):
+        views_of(with_norms(run))
