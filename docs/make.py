@@ -98,8 +98,9 @@ def commands_page() -> str:
         "",
         "Made from the parsers by `make docs`. `repo-interp COMMAND --help` says the same.",
         "",
-        "Every command exits with 0 when it did what was asked, 2 with one line on standard error when the input was bad, 130 when it was",
-        "interrupted. CHECKPOINT is a directory, a hub id (`owner/name`), or a name of the [zoo](zoo.md), such as `niah/repo`.",
+        "Every command exits with 0 when it did what was asked, 1 when the numbers are there but a figure or the page could not be",
+        "drawn (one line each says which), 2 with one line on standard error when the input was bad, 130 when it was interrupted.",
+        "CHECKPOINT is a directory, a hub id (`owner/name`), or a name of the [zoo](zoo.md), such as `niah/repo`.",
         "",
         *(f"- [`{name}`](#{name}): {found[name].description}" for name in COMMANDS),
     ]

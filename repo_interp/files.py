@@ -20,21 +20,26 @@ def replaced(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A path beside `path` to write a file or a directory to; it is flushed to the disk and moved to `path` at the end.
 
     A directory at `path` is replaced as a whole. Where nothing was written, or the block raises, `path` stays as it was and nothing
-    else is left.
+    else is left. Raises OSError where the disk refuses.
     """
     path = Path(path)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
+    unfinished, previous = (path.with_name(f".{path.name}.{os.getpid()}.{state}") for state in ("unfinished", "previous"))
     remove(unfinished)
     try:
         yield unfinished
+        if not unfinished.exists():
+            return
         for written in (unfinished, *(unfinished.rglob("*") if unfinished.is_dir() else ())):
             if written.is_file():
                 _flush(written)
-        if unfinished.is_dir() and path.exists():
-            remove(path)
+        if path.exists() and (unfinished.is_dir() or path.is_dir()):  # the system replaces files by files alone
+            os.replace(path, previous)
         os.replace(unfinished, path)
     finally:
         remove(unfinished)
+        if previous.exists() and not path.exists():
+            os.replace(previous, path)
+        remove(previous)
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:

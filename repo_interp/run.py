@@ -1,6 +1,6 @@
 """A run: labelled results of an analysis, with where they come from, in one netCDF file.
 
-A run is an `xarray.DataTree` with one node a measure; `run.nc` holds it with one group a measure, opened by
+A run is an `xarray.DataTree` with one node per measure; `run.nc` holds it with one group per measure, opened by
 `xarray.open_datatree("run.nc")` too. Every variable has `long_name` and `units`; nodes with an axis `layer` have the coordinate
 `scheme (layer)`; the root's attributes say what was measured: checkpoint and its digest, layout, dtype, prompts and their digest,
 versions, and each measure's parameters in its group's attributes. No clock time is stored: the same input gives the same bytes.
@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,17 +22,20 @@ import numpy as np
 import xarray as xr
 
 from repo_interp.errors import InputError
+from repo_interp.files import replaced
 
 _ENGINE = "h5netcdf"
-_STATED = ("numpy", "torch", "transformer-lens", "transformers", "xarray", "repo-interp")
+_ESCAPED = "escaped"
+"""Attribute of a variable whose texts are escaped."""
+_VERSIONED = ("numpy", "torch", "transformer-lens", "transformers", "xarray", "repo-interp")
 
 
 def make_run(groups: Mapping[str, xr.Dataset], provenance: Mapping[str, Any]) -> xr.DataTree:
-    """Put groups and provenance together. Raises ValueError for a variable without `long_name` or `units`."""
+    """A run of `groups`, by name, with `provenance` as its attributes. Raises ValueError for a variable without `long_name` or `units`."""
     for name, group in groups.items():
         for variable, array in group.data_vars.items():
             if "long_name" not in array.attrs or "units" not in array.attrs:
-                raise ValueError(f"{name}/{variable} has no long_name or no units")
+                raise ValueError(f"{name}/{variable} lacks long_name or units")
     tree = xr.DataTree.from_dict({"/": xr.Dataset(), **{f"/{name}": group for name, group in groups.items()}})
     tree.attrs = dict(provenance)
     return tree
@@ -46,23 +50,23 @@ def with_schemes(group: xr.Dataset, schemes: Sequence[str]) -> xr.Dataset:
 
 def versions() -> dict[str, str]:
     """Versions of what computes a run, as attributes."""
-    return {"python": platform.python_version()} | {name.replace("-", "_"): version(name) for name in _STATED}
+    return {"python": platform.python_version()} | {name.replace("-", "_"): version(name) for name in _VERSIONED}
 
 
 def write_run(run: xr.DataTree, path: str | os.PathLike[str]) -> None:
-    """Write `run` to `path` as netCDF, whole or not at all."""
-    path = Path(path)
-    unfinished = path.with_name(f".{path.name}.unfinished")
+    """Write `run` to `path` as netCDF, whole or not at all. Raises OSError where the disk refuses.
+
+    The file is made in memory: after a write to the disk that fails, HDF5 ends the interpreter with a segmentation fault.
+    """
+    storable = _each(run, _escaped)
     encoding = {
         f"{node.path}": {name: _encoding(array) for name, array in node.data_vars.items()}
-        for node in run.subtree
+        for node in storable.subtree
         if node.data_vars
     }
-    try:
-        run.to_netcdf(unfinished, engine=_ENGINE, encoding=encoding)
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    image = storable.to_netcdf(engine=_ENGINE, encoding=encoding)
+    with replaced(path) as unfinished:
+        unfinished.write_bytes(image)
 
 
 def read_run(path: str | os.PathLike[str]) -> xr.DataTree:
@@ -73,9 +77,39 @@ def read_run(path: str | os.PathLike[str]) -> xr.DataTree:
         raise InputError(f"there is no run at {path}; wanted a run.nc, or the directory that `repo-interp analyze --out` wrote")
     try:
         with xr.open_datatree(file, engine=_ENGINE) as stored:
-            return stored.load()
+            return _each(stored.load(), _unescaped)
     except (OSError, ValueError, KeyError) as error:
         raise InputError(f"{file} is not a run file: {' '.join(str(error).split())[:200]}") from None
+
+
+def _each(run: xr.DataTree, change: Callable[[xr.Dataset], xr.Dataset]) -> xr.DataTree:
+    """`run` with every node changed; its own datasets stay as they are."""
+    return xr.DataTree.from_dict({node.path: change(node.to_dataset(inherit=False)) for node in run.subtree}, name=run.name)
+
+
+def _escaped(node: xr.Dataset) -> xr.Dataset:
+    """`node` as HDF5 can store it, whose texts end at the first NUL: a variable that has one is escaped, and says so."""
+    for name, variable in node.variables.items():
+        if variable.dtype.kind in "OU" and any("\0" in str(text) for text in variable.values.flat):
+            node = _with_texts(node, name, lambda text: text.replace("\\", r"\\").replace("\0", r"\0")).copy()
+            node[name].attrs[_ESCAPED] = "backslash 0 is NUL, two backslashes are one"
+    return node
+
+
+def _unescaped(node: xr.Dataset) -> xr.Dataset:
+    for name, variable in node.variables.items():
+        if _ESCAPED in variable.attrs:
+            node = _with_texts(node, name, lambda text: re.sub(r"\\([\\0])", lambda found: found[1].replace("0", "\0"), text))
+            del node[name].attrs[_ESCAPED]
+    return node
+
+
+def _with_texts(node: xr.Dataset, name: Hashable, change: Callable[[str], str]) -> xr.Dataset:
+    """`node` with the texts of one of its variables changed."""
+    variable = node.variables[name]
+    texts = np.array([change(str(text)) for text in variable.values.flat], dtype=object).reshape(variable.shape)
+    changed = {name: (variable.dims, texts, dict(variable.attrs))}
+    return node.assign_coords(changed) if name in node.coords else node.assign(changed)
 
 
 def _encoding(array: xr.DataArray) -> dict[str, Any]:

@@ -151,7 +151,7 @@ def test_an_output_that_is_there_is_not_replaced_unless_asked(results, prompts_f
     before = (results / "run.nc").read_bytes()
     command = ["analyze", str(OFFICIAL / "repo_mha"), "--prompts", str(prompts_file), "--out", str(results)]
     assert main(command) == 2
-    assert "holds a run already; give another --out, or --overwrite" in capsys.readouterr().err
+    assert "holds results already; give another --out, or --overwrite" in capsys.readouterr().err
     assert (results / "run.nc").read_bytes() == before
     assert main([*command, "--overwrite"]) == 0
     assert (results / "run.nc").read_bytes() == before

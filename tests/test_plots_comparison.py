@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from base64 import b64decode
+
 import numpy as np
 import pytest
 import structured_runs
@@ -12,14 +15,15 @@ from matplotlib.colors import to_hex
 from run_fixture import small_run
 
 import repo_interp as ri
-from repo_interp.comparison.align import figures as drawing
-from repo_interp.comparison.figures import comparison_figures, draw_variable, over_prompts
+from repo_interp.comparison.figures import comparison_figures, draw_variable
 from repo_interp.comparison.looks import runs_of, spread
-from repo_interp.comparison.page import comparison_page
+from repo_interp.comparison.page import comparison_page, draw_comparison
 from repo_interp.comparison.side_by_side import heads_beside
 from repo_interp.comparison.variable_tables import comparison_tables
 from repo_interp.measures.catalogue import measure_named, measure_names
 from repo_interp.measures.statistics import merge
+from repo_interp.plots.catalogue import view_of
+from repo_interp.plots.marks.arrays import over_prompts
 from repo_interp.plots.style import SCHEME_COLOURS
 from repo_interp.run import make_run, with_schemes
 from repo_interp.values import with_field
@@ -99,9 +103,11 @@ def test_every_measure_of_the_catalogue_has_a_figure_and_a_table(every_measure):
     assert {table.name for table in comparison_tables(every_measure)} == set(measure_names()) - {"maps"}
 
 
-def test_featured_variables_are_variables(every_measure):
+def test_what_a_view_says_of_variables_is_of_variables_of_its_group(every_measure):
     for measure in every_measure.children:
-        assert set(drawing.FEATURED[measure]) <= set(every_measure[measure].data_vars)
+        view = view_of(measure)
+        assert view is not None and view.compared is not None
+        assert {*view.compared, *view.not_averaged} <= set(every_measure[measure].data_vars)
 
 
 def test_maps_of_heads_share_one_scale_and_the_difference_is_the_difference():
@@ -184,7 +190,7 @@ def test_what_only_one_run_has_and_what_is_no_number_is_not_drawn():
     assert not list(draw_variable(values.astype(int), runs("rope", "repo")))
 
 
-def test_a_layer_that_a_run_has_not_has_no_scheme():
+def test_a_layer_that_a_run_lacks_has_no_scheme():
     values = array([[[1.0], [2.0]], [[3.0], [np.nan]]], ("run", "layer", "head"))
     values = values.assign_coords(scheme=(("run", "layer"), [["rope", "repo"], ["nope", ""]]))
     figure = only(values, runs("rope", "nope"))
@@ -231,6 +237,23 @@ def test_a_table_has_the_means_the_difference_and_its_paired_error():
     assert table.columns == ("variable", "a", "b", "c")
 
 
+def test_the_page_embeds_the_very_svg_of_the_figures(every_measure, tmp_path):
+    assert draw_comparison(every_measure, tmp_path / "page.html", tmp_path / "figures") == []
+    embedded = re.findall(r"data:image/svg\+xml;base64,([^\"]+)", (tmp_path / "page.html").read_text())
+    files = {file.read_bytes() for file in (tmp_path / "figures").glob("*.svg")}
+    assert embedded and {b64decode(content) for content in embedded} <= files
+
+
+def test_a_figure_that_cannot_be_drawn_costs_itself_alone(every_measure, tmp_path):
+    broken = every_measure.copy(deep=True)
+    broken["positions"] = broken["positions"].to_dataset().drop_vars("position_range")  # which the view of positions draws with
+    failures = draw_comparison(broken, tmp_path / "page.html", tmp_path / "figures")
+    assert [line for line in failures if line.startswith("the figures of 'positions': KeyError")] == failures[:1]
+    drawn = {file.name for file in (tmp_path / "figures").iterdir()}
+    assert {"attention_mass_mass.png", "maps_logit_map.png"} <= drawn
+    assert 'id="patterns"' in (tmp_path / "page.html").read_text()
+
+
 def test_a_measure_of_another_package_is_drawn_by_the_rule(tmp_path):
     def tree(value):
         group = xr.Dataset({"strange": (("layer", "head"), np.full((2, 2), value), {"long_name": "<b>strange", "units": "1"})})
@@ -242,4 +265,6 @@ def test_a_measure_of_another_package_is_drawn_by_the_rule(tmp_path):
     assert [one.name for one in comparison_figures(found)] == ["theirs_strange"]
     page = comparison_page(found, tmp_path / "page.html").read_text()
     assert page == comparison_page(found, tmp_path / "page.html").read_text()
-    assert "<b>strange" not in page and "&lt;b&gt;strange" in page and "<i>b" not in page and page.count("data:image/png") == 1
+    assert (
+        "<b>strange" not in page and "&lt;b&gt;strange" in page and "<i>b" not in page and page.count("data:image/svg+xml") == 1
+    )

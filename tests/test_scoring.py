@@ -211,7 +211,7 @@ def test_the_command_leaves_run_page_and_figures_twice_the_same(tmp_path, capsys
     assert '<section id="scores"' in (first / "report.html").read_text(encoding="utf-8")
 
     assert cli.main(["score", "niah/rope", "--test-sets", "256", "--out", str(first)]) == 2
-    assert "holds a run already; give another --out, or --overwrite" in capsys.readouterr().err
+    assert "holds results already; give another --out, or --overwrite" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

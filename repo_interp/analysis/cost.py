@@ -1,9 +1,9 @@
-"""What an analysis will cost, said before it starts.
+"""The estimated cost of an analysis, before it starts.
 
     operations(n) = 2 P n + 2 L H d n^2         P parameters of the layers, n tokens, L layers, H heads of d dimensions
     seconds = operations of all prompts / speed + bookkeeping, the speed from a short forward pass of the same model
 
-An experiment's passes come on top, each with its unembedding, 2 V d a token. Knows nothing about measures and experiments; exact
+An experiment's passes come on top, each with its unembedding, 2 V d per token. Knows nothing about measures and experiments; exact
 measures add about a tenth to the forward pass.
 """
 
@@ -18,11 +18,12 @@ from torch import nn
 
 from repo_interp.models.capture import decode
 from repo_interp.models.reposition import attentions, decoder_of
+from repo_interp.values import duration
 
 _PROBE_TOKENS = 128
 _PROBES = 3
 _BOOKKEEPING = 0.006
-"""Seconds to label and merge what one measure keeps of one layer of one prompt: what small models mostly wait for."""
+"""Seconds to label and merge the statistics of one measure, layer and prompt: most of the time of small models."""
 _MEASURES_SHARE = 0.1
 _PASS_BOOKKEEPING = 0.0004
 """Seconds that a layer's hooks take in one prompt of an experiment's pass."""
@@ -34,17 +35,17 @@ class Cost:
 
     seconds: float
     bytes: float
-    """Weights, the activations of one layer, and what is kept of all prompts."""
+    """Weights, the activations of one layer, and the statistics of all prompts."""
 
     def __str__(self) -> str:
-        return f"about {_duration(self.seconds)} and {self.bytes / 2**30:.1f} GiB of memory"
+        return f"about {duration(self.seconds)} and {self.bytes / 2**30:.1f} GiB of memory"
 
 
 @torch.no_grad()
 def estimate(model: nn.Module, lengths: Sequence[int], batch_size: int, measures: int, passes: Sequence[int] = ()) -> Cost:
-    """The cost of analysing prompts of these lengths with so many measures, from a forward pass over a few tokens.
+    """The cost of analysing prompts of `lengths` tokens with `measures` measures, from a forward pass over a few tokens.
 
-    `passes`: tokens of every prompt of every pass that experiments make.
+    `passes`: tokens of every prompt of every forward pass of the experiments.
     """
     config = next(attentions(model)).config
     parameters = list(model.parameters())
@@ -58,26 +59,20 @@ def estimate(model: nn.Module, lengths: Sequence[int], batch_size: int, measures
     tokens = torch.zeros(1, min(_PROBE_TOKENS, max(lengths)), dtype=torch.long, device=device)
     valid = torch.ones_like(tokens, dtype=torch.bool)
     decode(model, tokens, valid)  # first calls allocate and compile
-    taken = []
+    durations = []
     for _ in range(_PROBES):
         start = time.perf_counter()
         decode(model, tokens, valid)
-        taken.append(time.perf_counter() - start)
-    speed = operations(tokens.shape[1]) / max(min(taken), 1e-6)
+        durations.append(time.perf_counter() - start)
+    speed = operations(tokens.shape[1]) / max(min(durations), 1e-6)
     seconds = (1 + _MEASURES_SHARE) * sum(operations(length) for length in lengths) / speed
     seconds += _BOOKKEEPING * measures * layers * len(lengths)
     unembedding = 2.0 * config.vocab_size * width
     seconds += sum(operations(length) + unembedding * length for length in passes) / speed
     seconds += _PASS_BOOKKEEPING * layers * len(passes)
     activations = 4.0 * batch_size * max(lengths) * (8 * width + 3 * config.intermediate_size)
-    kept = 6.0 * len(lengths) * max(lengths) * layers * config.num_attention_heads
+    statistics = 6.0 * len(lengths) * max(lengths) * layers * config.num_attention_heads
     weights = sum(p.numel() * p.element_size() for p in parameters)
     longest = max(passes, default=0)
     logits = 20.0 * config.vocab_size * longest * batch_size if passes else 0.0
-    return Cost(seconds, weights + max(activations, logits) + kept)
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    return Cost(seconds, weights + max(activations, logits) + statistics)

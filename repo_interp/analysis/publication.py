@@ -1,69 +1,195 @@
-"""What an analysis leaves in a directory: run.nc, report.html and figures/ - all of it or none.
+"""A directory of results, to which one process at a time writes: run.nc or compare.nc, report.html and figures/.
 
-Everything is made in a hidden folder beside and moved into place at the end. Brings together runs and plots.
+    with claimed(out, "niah-repo", overwrite) as results:          refused where it holds other things or another process writes
+        run = analyze(..., store=results.store)
+        published = results.publish(run, write_report)
+
+The data file is written first. From then on it stays, whatever happens to the figures and the page: what cannot be drawn is named in
+`Published.failures`. Each of the three appears whole or not at all. Where nothing is published, nothing is left - except finished
+batches after an interruption or on a full disk, from which the same command goes on.
+
+Knows run files; knows nothing about how a run is measured or drawn.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
-import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 import xarray as xr
 
 from repo_interp.errors import InputError
-from repo_interp.plots.pages.report import write_report
+from repo_interp.files import remove, replaced
 from repo_interp.run import write_run
 
-STORE = ".batches"
-"""Folder of an output directory in which finished batches wait."""
+RUN, COMPARISON = "run.nc", "compare.nc"
+"""Data files of the two kinds of results."""
+_PAGE, _FIGURES = "report.html", "figures"
+_STORE, _LOCK = ".batches", ".lock"
+_LEFT_BEHIND = (".unfinished", ".previous")
+"""Ends of the names of what a killed process leaves."""
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 
-_MADE = ("run.nc", "report.html", "figures")
-_UNFINISHED = ".unfinished"
+Draw = Callable[[xr.DataTree, Path, Path], Sequence[str]]
+"""Writes the page (a file) and the figures (a directory, not there yet) of a run; returns one line per failure."""
 
 
-def prepare(directory: str | os.PathLike[str], overwrite: bool) -> Path:
-    """The output directory, made where it is not there yet. Raises InputError where it holds a run that may not be replaced."""
-    directory = Path(directory)
-    if directory.exists() and not directory.is_dir():
-        raise InputError(f"{directory} is a file; wanted a directory for the results")
-    if not overwrite and any((directory / name).exists() for name in _MADE):
-        raise InputError(f"{directory} holds a run already; give another --out, or --overwrite to replace it")
-    foreign = (
-        [] if not directory.is_dir() else [p.name for p in directory.iterdir() if p.name not in (*_MADE, STORE, _UNFINISHED)]
-    )
-    if foreign:
-        raise InputError(f"{directory} holds other things ({sorted(foreign)[0]}); give --out a directory of its own")
+@dataclass(frozen=True)
+class Published:
+    """The files that were written, and one line for each figure, page or table that could not be."""
+
+    files: tuple[Path, ...]
+    failures: tuple[str, ...]
+
+    @property
+    def figures(self) -> int:
+        """How many of the files are figures."""
+        return sum(file.parent.name == _FIGURES for file in self.files)
+
+
+class Taken(InputError):
+    """The directory belongs to other results, to other files or to another process."""
+
+
+class Results:
+    """A directory that this process alone writes results to; `claimed` gives it."""
+
+    def __init__(self, directory: Path, data_file: str, lock: int, made: Sequence[Path]) -> None:
+        """`lock`: the open lock file; `made`: directories that were made for it, the deepest first."""
+        self.directory, self.data_file = directory, directory / data_file
+        self.page, self.figures, self.store = directory / _PAGE, directory / _FIGURES, directory / _STORE
+        self._lock, self._made = lock, made
+
+    def publish(self, run: xr.DataTree, draw: Draw) -> Published:
+        """Write `run`, then its page and figures, in the place of what stood there.
+
+        Raises InputError where the run cannot be written; what stood there stands then. A failure of `draw` leaves the run.
+        """
+        try:
+            write_run(run, self.data_file)
+        except OSError as error:
+            raise InputError(f"{self.data_file} cannot be written ({error.strerror or error}); nothing was changed") from None
+        remove(self.page)
+        remove(self.figures)
+        try:
+            with replaced(self.page) as page, replaced(self.figures) as figures:
+                failures = tuple(draw(run, page, figures))
+        except OSError as error:
+            failures = (f"figures and page cannot be written ({error.strerror or error})",)
+        drawn = sorted(self.figures.iterdir()) if self.figures.is_dir() else []
+        return Published((self.data_file, *([self.page] if self.page.exists() else []), *drawn), failures)
+
+    def withdraw(self) -> None:
+        """Remove the finished batches."""
+        remove(self.store)
+
+    def release(self) -> None:
+        """Let others write here; a directory in which nothing is left goes."""
+        (self.directory / _LOCK).unlink(missing_ok=True)
+        os.close(self._lock)
+        with suppress(OSError):  # not empty
+            self.directory.rmdir()
+            for directory in self._made:
+                directory.rmdir()
+
+
+@contextmanager
+def claimed(
+    directory: str | os.PathLike[str] | None, default: str, overwrite: bool = False, data_file: str = RUN
+) -> Iterator[Results]:
+    """The results in `directory`, made where it is not there; None: runs/`default`, with a number where that is taken.
+
+    Raises InputError where it is a file, cannot be written, holds other things, holds results and not `overwrite`, or where another
+    process writes its results. Errors leave nothing behind but finished batches, if the same command can go on from them.
+    """
+    results = _free(Path("runs") / default, data_file) if directory is None else _claim(Path(directory), data_file, overwrite)
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        yield results
+    except KeyboardInterrupt:
+        raise
     except OSError as error:
-        raise InputError(f"{directory} cannot be made ({error.strerror}); choose another --out") from None
-    return directory
-
-
-def publish(run: xr.DataTree, directory: Path) -> list[Path]:
-    """Write the run file, the figures that its groups allow and the report page; return the files."""
-    unfinished = directory / _UNFINISHED
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir()
-    try:
-        write_run(run, unfinished / "run.nc")
-        files = write_report(run, unfinished / "report.html", unfinished / "figures")
-        made = [Path("run.nc"), *(file.relative_to(unfinished) for file in files)]
-        for name in _MADE:
-            target = directory / name
-            if target.is_dir():
-                shutil.rmtree(target)
-            if (unfinished / name).exists():
-                os.replace(unfinished / name, target)
-        return [directory / name for name in made]
+        if error.errno not in _NO_ROOM:
+            results.withdraw()
+            raise
+        raise InputError(
+            f"{results.directory} cannot be written ({error.strerror}); make room and give the same command"
+        ) from None
+    except BaseException:
+        results.withdraw()
+        raise
     finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        results.release()
 
 
-def withdraw(directory: Path) -> None:
-    """Take back an output directory in which nothing was published: nothing half-written is left."""
-    shutil.rmtree(directory / STORE, ignore_errors=True)
-    shutil.rmtree(directory / _UNFINISHED, ignore_errors=True)
-    if directory.is_dir() and not any(directory.iterdir()):
-        directory.rmdir()
+def _free(first: Path, data_file: str) -> Results:
+    """The first of `first`, `first`-2, ... that is not taken."""
+    for number in count(1):
+        with suppress(Taken):
+            return _claim(first if number == 1 else first.with_name(f"{first.name}-{number}"), data_file, overwrite=False)
+    raise AssertionError
+
+
+def _claim(directory: Path, data_file: str, overwrite: bool) -> Results:
+    try:
+        _require_free(directory, data_file, overwrite)
+        made = [parent for parent in directory.parents if not parent.exists()]
+        lock = _locked(directory)
+        results = Results(directory, data_file, lock, made)
+        try:
+            _require_free(directory, data_file, overwrite)  # another process may have published in between
+            for path in directory.iterdir():
+                if path.name.endswith(_LEFT_BEHIND):
+                    remove(path)
+        except BaseException:
+            results.release()
+            raise
+    except OSError as error:
+        raise InputError(f"{directory} cannot be written ({error.strerror or error}); choose another --out") from None
+    return results
+
+
+def _require_free(directory: Path, data_file: str, overwrite: bool) -> None:
+    """Raises Taken where `directory` is a file, holds other things, or results that may not be replaced."""
+    if not directory.exists():
+        return
+    if not directory.is_dir():
+        raise Taken(f"{directory} is a file; wanted a directory for the results")
+    names = {path.name for path in directory.iterdir() if not (path.name.startswith(".") and path.name.endswith(_LEFT_BEHIND))}
+    if not overwrite and names & {data_file, _PAGE, _FIGURES}:
+        raise Taken(f"{directory} holds results already; give another --out, or --overwrite to replace them")
+    foreign = sorted(names - {data_file, _PAGE, _FIGURES, _STORE, _LOCK})
+    if foreign:
+        raise Taken(f"{directory} holds other things ({foreign[0]}); give --out a directory of its own")
+
+
+def _locked(directory: Path) -> int:
+    """The lock file of `directory`, made with it and held until it is closed or the process ends, however it ends. Raises Taken."""
+    file = directory / _LOCK
+    while True:
+        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            lock = os.open(file, os.O_CREAT | os.O_RDWR, 0o666)
+        except FileNotFoundError:  # another process has just removed the directory
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(lock), os.stat(file)):
+                return lock
+        except BlockingIOError:
+            os.close(lock)
+            raise Taken(f"another process writes to {directory}; wait for it, or give another --out") from None
+        except FileNotFoundError:  # its holder has removed it, so that the next one makes another
+            pass
+        except OSError as error:
+            if error.errno in _NO_LOCKS:  # a network disk without locks: nothing keeps others out
+                return lock
+            os.close(lock)
+            raise
+        os.close(lock)

@@ -1,7 +1,8 @@
 """The commands: parse, call, print. Nothing below prints.
 
 A command is a module with `SUMMARY`, `add_arguments(parser)` and `run(arguments) -> exit code`; it imports what is heavy inside `run`,
-so that `repo-interp --help` is fast. Bad input is one line and exit code 2, an interruption 130.
+so that `repo-interp --help` is fast. Bad input is one line and exit code 2, an interruption 130; 1 says that
+the numbers are there, but a figure or the page is not.
 """
 
 from __future__ import annotations
@@ -34,6 +35,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         reason = f": {interruption}" if str(interruption) else ""
         sys.stderr.write(f"repo-interp {parsed.command}: interrupted{reason}\n")
         return 130
+    except SystemExit as end:  # ours return a code
+        sys.stderr.write(
+            f"repo-interp {parsed.command}: code of another package called sys.exit({end.code!r}); nothing was finished\n"
+        )
+        return 1
     except BrokenPipeError:
         sys.stderr.close()
         return 141

@@ -1,4 +1,4 @@
-"""`repo-interp analyze [CHECKPOINT]`: the main job, from a checkpoint and prompts to a run, figures and a report."""
+"""`repo-interp analyze [CHECKPOINT]`: from a checkpoint and prompts to a run, figures and a report page."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _VARIANTS = (
 
 
 _WORTH_KEEPING = 15.0
-"""Seconds from which finished batches are kept on disk, so that an interrupted analysis can go on."""
+"""Seconds of an analysis above which finished batches are kept on disk, so that it can go on after an interruption."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,14 +45,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=name_list,
         default=None,
         metavar="A,B",
-        help="what to measure (default: positions,patterns,attention_mass - the last where prompts mark generated tokens)",
+        help="measures to take (default: positions,patterns,attention_mass - the last where prompts mark generated tokens)",
     )
     parser.add_argument(
         "--experiments",
         type=name_list,
         default=(),
         metavar="A,B",
-        help="what needs many forward passes, measured as well: perturbation (of order and positions, on these prompts), extrapolation "
+        help="experiments, which need many forward passes: perturbation (of order and positions, on these prompts), extrapolation "
         "(beyond the training length, on longer prompts of the same task); scored by the task of the prompts, and prompts of a file by "
         "their generated tokens or, without these, by log perplexity",
     )
@@ -67,48 +67,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--layers", type=number_list, metavar="5-15", help="layers to measure (default: all)")
     parser.add_argument("--heads", type=number_list, metavar="0,3", help="heads to measure (default: all)")
-    made = parser.add_argument_group("prompts that are made, when no --prompts are given")
-    made.add_argument(
+    generated = parser.add_argument_group("prompts that are made, when no --prompts are given")
+    generated.add_argument(
         "--task",
         metavar="NAME",
         help="ruler (needle in a haystack), or a synthetic task of ours (default: the task that the checkpoint was trained on by "
         "repo-interp train, else ruler)",
     )
-    made.add_argument("--variant", choices=_VARIANTS, default="multikey_1", help="of ruler (default: multikey_1)")
-    made.add_argument(
+    generated.add_argument("--variant", choices=_VARIANTS, default="multikey_1", help="of ruler (default: multikey_1)")
+    generated.add_argument(
         "--length",
         type=positive,
         metavar="N",
         help="tokens of a ruler prompt (default: the training length, at most 4096), or the test set of a synthetic task",
     )
-    made.add_argument("--count", type=positive, default=20, metavar="N", help="how many prompts (default: 20)")
-    made.add_argument("--seed", type=positive_or_zero, default=0, help="seed of the prompts (default: 0)")
+    generated.add_argument("--count", type=positive, default=20, metavar="N", help="how many prompts (default: 20)")
+    generated.add_argument("--seed", type=positive_or_zero, default=0, help="seed of the prompts (default: 0)")
     add_device(parser)
     parser.add_argument("--batch-size", type=positive, default=1, metavar="N", help="prompts in one forward pass (default: 1)")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Analyse, write, and print the tables."""
+    """Analyse, write and print; return the exit code."""
     from rich.console import Console
 
     from repo_interp.analysis.analyze import analyze, measures_named
     from repo_interp.analysis.cost import estimate
-    from repo_interp.analysis.publication import STORE, prepare, publish, withdraw
-    from repo_interp.cli.checkpoint import DEFAULT, find, free_directory, stem
+    from repo_interp.analysis.publication import claimed
+    from repo_interp.cli.checkpoint import DEFAULT, find, stem
     from repo_interp.cli.progress import analysis_bars
+    from repo_interp.cli.results import print_results
     from repo_interp.cli.tables import print_tables
     from repo_interp.errors import InputError
     from repo_interp.experiments.catalogue import experiment_named, planned
     from repo_interp.measures.catalogue import measure_named
     from repo_interp.models.load import load
     from repo_interp.plots.catalogue import view_of
+    from repo_interp.plots.pages.report import write_report
     from repo_interp.tasks.prompt.jsonl import read_prompts
 
     console = Console()
     name = arguments.checkpoint or DEFAULT
     for measure in arguments.measures or ():
         measure_named(measure)  # an unknown name is refused before the checkpoint is read
-    asked = [experiment_named(experiment) for experiment in arguments.experiments]
+    experiments = [experiment_named(experiment) for experiment in arguments.experiments]
     for measure in arguments.measures or ():
         view_of(measure)  # and so is a view of another package that cannot be imported
     path = find(name)
@@ -119,8 +121,8 @@ def run(arguments: argparse.Namespace) -> int:
         prompts, task = read_prompts(arguments.prompts, tokenizer=bridge.tokenizer, vocab_size=bridge.cfg.d_vocab), None
     else:
         prompts, task = _make_prompts(arguments, bridge, path)
-    named = measures_named(arguments.measures or _default_measures(prompts))
-    measures, experiments = _with_parameters(named, asked, arguments.parameters)
+    measures = measures_named(arguments.measures or _default_measures(prompts))
+    measures, experiments = _with_parameters(measures, experiments, arguments.parameters)
     plans = planned(bridge, prompts, experiments, task)
     passes = [length for plan in plans for length in plan.passes]
     cost = estimate(bridge, [len(prompt.tokens) for prompt in prompts], arguments.batch_size, len(measures), passes)
@@ -130,40 +132,34 @@ def run(arguments: argparse.Namespace) -> int:
         f"[bold]{name}[/bold]: {len(prompts)} prompts of up to {longest} tokens, measures {names}{added}; {cost}",
         highlight=False,
     )
-    directory = prepare(arguments.out or free_directory(stem(name)), arguments.overwrite)
-    store = directory / STORE if cost.seconds > _WORTH_KEEPING else None
-    try:
-        with analysis_bars(console) as (progress, experiment_progress):
-            result = analyze(
-                bridge,
-                prompts,
-                measures,
-                layers=arguments.layers,
-                heads=arguments.heads,
-                batch_size=arguments.batch_size,
-                store=store,
-                progress=progress,
-                experiments=plans,
-                task=task,
-                experiment_progress=experiment_progress,
-            )
+    with claimed(arguments.out, stem(name), arguments.overwrite) as results:
+        store = results.store if cost.seconds > _WORTH_KEEPING else None
+        try:
+            with analysis_bars(console) as (progress, experiment_progress):
+                measured = analyze(
+                    bridge,
+                    prompts,
+                    measures,
+                    layers=arguments.layers,
+                    heads=arguments.heads,
+                    batch_size=arguments.batch_size,
+                    store=store,
+                    progress=progress,
+                    experiments=plans,
+                    task=task,
+                    experiment_progress=experiment_progress,
+                )
+        except KeyboardInterrupt:
+            kept = "finished batches are kept; the same command goes on from there" if store is not None else ""
+            raise KeyboardInterrupt(kept) from None
+        except BaseException as error:
+            if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+                raise InputError(f"not enough memory ({cost}); give shorter prompts or a smaller --batch-size") from None
+            raise
         with console.status("drawing"):
-            files = publish(result, directory)
-    except KeyboardInterrupt:
-        if store is not None:
-            raise KeyboardInterrupt("finished batches are kept; the same command goes on from there") from None
-        withdraw(directory)
-        raise
-    except BaseException as error:
-        withdraw(directory)
-        if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-            raise InputError(f"not enough memory ({cost}); give shorter prompts or a smaller --batch-size") from None
-        raise
-    print_tables(console, result)
-    figures = sum(file.parent.name == "figures" for file in files)
-    console.print(f"[bold]{directory / 'report.html'}[/bold]  the page to look at", highlight=False)
-    console.print(f"{directory / 'run.nc'}  the numbers; {directory / 'figures'}  {figures} figures", highlight=False)
-    return 0
+            published = results.publish(measured, write_report)
+    print_tables(console, measured)
+    return print_results(console, results, published)
 
 
 def _with_parameters(measures, experiments, parameters):
@@ -181,12 +177,12 @@ def _with_parameters(measures, experiments, parameters):
 
 
 def _default_measures(prompts) -> tuple[str, ...]:
-    spans = ("positions", "patterns")
-    return (*spans, "attention_mass") if all(prompt.generated for prompt in prompts) else spans
+    always = ("positions", "patterns")
+    return (*always, "attention_mass") if all(prompt.generated for prompt in prompts) else always
 
 
 def _make_prompts(arguments: argparse.Namespace, bridge, path: str):
-    """Prompts, and the task they are of; None for ruler's, which are judged by the tokens that they mark as generated."""
+    """Prompts and their task; None for those of ruler, which are judged by the tokens that they mark as generated."""
     from repo_interp import tasks
     from repo_interp.errors import InputError
     from repo_interp.models.provenance import loaded_from
@@ -199,8 +195,8 @@ def _make_prompts(arguments: argparse.Namespace, bridge, path: str):
         length = arguments.length or min(4096, origin.training_length if origin else 4096)
         if bridge.tokenizer is None:
             raise InputError("this checkpoint has no tokenizer, so no prompts can be made for it; give --prompts with token ids")
-        made = tasks.niah(bridge.tokenizer, variant=arguments.variant, length=length, count=arguments.count, seed=arguments.seed)
-        return made, None
+        count, seed = arguments.count, arguments.seed
+        return tasks.niah(bridge.tokenizer, variant=arguments.variant, length=length, count=count, seed=seed), None
     task = trained if trained is not None and trained.name == name else tasks.make_task(name)
     if bridge.cfg.d_vocab < task.vocabulary_size:
         raise InputError(

@@ -1,11 +1,11 @@
-"""A checkpoint as users name it - a path, a hub id, or one that comes with the package, such as niah/repo - and where results on it go."""
+"""A checkpoint as users name it: a path, a hub id, or one that comes with the package, such as niah/repo."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 DEFAULT = "niah/repo"
-"""What is analysed when no checkpoint is named."""
+"""The checkpoint that is analysed when none is named."""
 
 
 def find(name: str) -> str:
@@ -18,14 +18,5 @@ def find(name: str) -> str:
 
 
 def stem(name: str) -> str:
-    """What a directory of results is called after the checkpoint `name`: "niah/repo" -> "niah-repo"."""
+    """The name of a directory of results on the checkpoint `name`: "niah/repo" -> "niah-repo"."""
     return "-".join(part for part in name.strip("./").split("/")[-2:] if part not in ("", "..", "."))
-
-
-def free_directory(name: str) -> Path:
-    """runs/NAME, numbered where a run stands there already."""
-    directory, number = Path("runs") / name, 1
-    while (directory / "run.nc").exists():
-        number += 1
-        directory = Path("runs") / f"{name}-{number}"
-    return directory

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 SUMMARY = (
@@ -24,33 +25,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compare, write, print."""
+    """Compare, write and print; return the exit code."""
     from rich.console import Console
 
+    from repo_interp.analysis.publication import COMPARISON, claimed
+    from repo_interp.cli.results import print_results
     from repo_interp.cli.tables import print_table
     from repo_interp.comparison.align import compare_named, notes
-    from repo_interp.comparison.directory import prepare_comparison, publish_comparison
+    from repo_interp.comparison.page import draw_comparison
     from repo_interp.comparison.variable_tables import comparison_tables
 
     console = Console()
-    if arguments.out is not None:
-        prepare_comparison(arguments.out, arguments.overwrite)
     compared = compare_named([_named(text) for text in arguments.runs])
-    directory = prepare_comparison(arguments.out or _free_directory(compared["/"].coords["run"].values), arguments.overwrite)
-    for line in notes(compared):
-        console.print(line, style="yellow", highlight=False, markup=False)
-    with console.status("drawing"):
-        files = publish_comparison(compared, directory)
+    with claimed(arguments.out, _stem(compared["/"].coords["run"].values.tolist()), arguments.overwrite, COMPARISON) as results:
+        for line in notes(compared):
+            console.print(line, style="yellow", highlight=False, markup=False)
+        with console.status("drawing"):
+            published = results.publish(compared, draw_comparison)
     for table in comparison_tables(compared):
         print_table(console, table)
-    figures = sum(file.parent.name == "figures" for file in files)
-    console.print(f"[bold]{directory / 'report.html'}[/bold]  the page to look at", highlight=False)
-    console.print(f"{directory / 'compare.nc'}  the numbers; {directory / 'figures'}  {figures} figures", highlight=False)
-    return 0
+    return print_results(console, results, published)
 
 
 def _named(text: str) -> tuple[str | None, str]:
-    """NAME=RUN; a path that has an equals sign itself is a path where it is there."""
+    """The name and the path in NAME=RUN or RUN; a path with an equals sign is a path where it exists."""
     from repo_interp.errors import InputError
 
     name, equals, path = text.partition("=")
@@ -61,11 +59,7 @@ def _named(text: str) -> tuple[str | None, str]:
     return name, path
 
 
-def _free_directory(names) -> Path:
-    said = "-".join("".join(c if c.isalnum() or c in "._" else "-" for c in str(name)) for name in names)
-    stem = Path("runs") / f"compare-{said if len(said) <= 60 else f'{len(names)}-runs'}"
-    number, directory = 1, stem
-    while directory.exists():
-        number += 1
-        directory = stem.with_name(f"{stem.name}-{number}")
-    return directory
+def _stem(names: Sequence[str]) -> str:
+    """The name of a directory for the comparison of the runs `names`."""
+    joined = "-".join("".join(c if c.isalnum() or c in "._" else "-" for c in str(name)) for name in names)
+    return f"compare-{joined if len(joined) <= 60 else f'{len(names)}-runs'}"

@@ -1,4 +1,4 @@
-"""Option values that several commands read the same way. Each raises argparse's own error for what it cannot read."""
+"""Values of options that several commands share. Each function raises argparse's own error for what it cannot read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def number_list(text: str) -> tuple[int, ...]:
-    """Numbers and ranges with commas: "0,3", "5-15", "0-2,7"."""
+    """The numbers in "0,3", "5-15" or "0-2,7", each once and in the order given."""
     numbers: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
@@ -22,7 +22,7 @@ def number_list(text: str) -> tuple[int, ...]:
 
 
 def name_list(text: str) -> tuple[str, ...]:
-    """Names with commas."""
+    """The names in a text with commas between them."""
     names = tuple(part.strip() for part in text.split(",") if part.strip())
     if not names:
         raise argparse.ArgumentTypeError("wanted names with commas between them")
@@ -30,14 +30,14 @@ def name_list(text: str) -> tuple[str, ...]:
 
 
 def positive(text: str) -> int:
-    """A whole number above zero."""
+    """The whole number above zero in `text`."""
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"wanted a whole number above zero, not {text!r}")
     return int(text)
 
 
 def positive_or_zero(text: str) -> int:
-    """A whole number, zero or above."""
+    """The whole number, zero or above, in `text`."""
     if not text.isdigit():
         raise argparse.ArgumentTypeError(f"wanted a whole number, zero or above, not {text!r}")
     return int(text)
@@ -46,7 +46,7 @@ def positive_or_zero(text: str) -> int:
 def option_text(text: str) -> tuple[str, str]:
     """NAME=VALUE, both as text: what the option is for knows the value's type."""
     name, equals, value = text.partition("=")
-    if not name or not equals:
+    if not (name and equals):
         raise argparse.ArgumentTypeError(f"wanted NAME=VALUE such as longest=20, not {text!r}")
     return name, value
 
@@ -59,16 +59,16 @@ def typed(texts: Iterable[tuple[str, str]] | None, owner: Any, called: str) -> d
 
 
 def parameter(text: str) -> tuple[str, str, str]:
-    """A parameter of a measure: "patterns.epsilon=0.5"."""
-    target, equals, value = text.partition("=")
-    measure, dot, name = target.partition(".")
-    if not (equals and dot and measure and name and value):
+    """MEASURE.NAME=VALUE in its three parts; the measure reads the value."""
+    target, _, value = text.partition("=")
+    measure, _, name = target.partition(".")
+    if not (measure and name and value):
         raise argparse.ArgumentTypeError(f"wanted MEASURE.NAME=VALUE, such as patterns.epsilon=0.5, not {text!r}")
     return measure, name, value
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
-    """`--device` and `--dtype`."""
+    """Declare `--device` and `--dtype`."""
     parser.add_argument("--device", default="cpu", help="where the model runs: cpu, cuda, cuda:1, mps (default: cpu)")
     parser.add_argument(
         "--dtype",

@@ -11,7 +11,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 @contextmanager
 def analysis_bars(console: Console) -> Iterator[tuple[Callable[[int, int], None], Callable[[str, int, int], None]]]:
-    """A bar over observed layers of all prompts, and one a named experiment over its points; gone when done."""
+    """Two functions that advance bars: one over the observed layers of all prompts, and one per experiment, by name, over its points.
+
+    The bars are gone when the context ends.
+    """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         bars = {"": progress.add_task("observing layers", total=None)}

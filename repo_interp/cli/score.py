@@ -1,5 +1,5 @@
-"""`repo-interp score CHECKPOINT [TASK]`: how well a checkpoint answers a task, by length, by depth, in and out of distribution; or, with
-`--data FILE`, the questions of a data set that cannot come with the package.
+"""`repo-interp score CHECKPOINT [TASK]`: the scores of a checkpoint on a task, by length, by depth, in and out of distribution; or, with
+`--data FILE`, on the questions of a data set that cannot come with the package.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from repo_interp.cli.checkpoint import free_directory, stem
+from repo_interp.cli.checkpoint import stem
 from repo_interp.cli.options import add_device, name_list, option_text, positive, positive_or_zero, typed
 
 if TYPE_CHECKING:
@@ -73,16 +73,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Score, write the run file, figures and page, and print the tables."""
+    """Score, write and print; return the exit code."""
     from rich.console import Console
     from rich.progress import Progress
 
-    from repo_interp.analysis.publication import prepare, publish, withdraw
+    from repo_interp.analysis.publication import claimed
     from repo_interp.cli.checkpoint import find
+    from repo_interp.cli.results import print_results
     from repo_interp.cli.tables import print_tables
     from repo_interp.models.checkpoints import identify
     from repo_interp.models.families import training_length
     from repo_interp.models.load import load
+    from repo_interp.plots.pages.report import write_report
 
     console = Console()
     _require_fitting_options(arguments)
@@ -90,27 +92,20 @@ def run(arguments: argparse.Namespace) -> int:
     scaling = _scaling(arguments.scaling, training_length(identify(path).config))
     factor = 1.0 if scaling is None else float(scaling["factor"])
     scored = _asked(arguments, load(path, arguments.device, arguments.dtype, scaling), factor)
-    directory = prepare(arguments.out or free_directory(f"score-{stem(arguments.checkpoint)}"), arguments.overwrite)
-    try:
+    with claimed(arguments.out, f"score-{stem(arguments.checkpoint)}", arguments.overwrite) as results:
         with Progress(console=console, transient=True) as progress:
             bar = progress.add_task("scoring", total=None)
             scores = scored(lambda done, total: progress.update(bar, completed=done, total=total))
+        scores.attrs["scaling"] = arguments.scaling or "none"
         with console.status("drawing"):
-            scores.attrs["scaling"] = arguments.scaling or "none"
-            files = publish(scores, directory)
-    except BaseException:
-        withdraw(directory)
-        raise
+            published = results.publish(scores, write_report)
     print_tables(console, scores)
     _print_map(console, scores["scores"])
-    figures = sum(file.parent.name == "figures" for file in files)
-    console.print(f"[bold]{directory / 'report.html'}[/bold]  the page to look at", highlight=False)
-    console.print(f"{directory / 'run.nc'}  the numbers; {directory / 'figures'}  {figures} figures", highlight=False)
-    return 0
+    return print_results(console, results, published)
 
 
 def _asked(arguments: argparse.Namespace, bridge, factor: float) -> Callable[[Callable[[int, int], None]], xr.DataTree]:
-    """What is asked for - a task, ruler or a data set - as a function of the progress that it tells. Raises InputError beforehand."""
+    """A function that scores the task, ruler or data set, given a function to report progress to. Raises InputError beforehand."""
     from repo_interp.analysis.score import score, score_data_set, score_needles, task_of
     from repo_interp.models.provenance import length_trained
     from repo_interp.values import value_of
@@ -133,21 +128,21 @@ def _asked(arguments: argparse.Namespace, bridge, factor: float) -> Callable[[Ca
 
 
 def _require_fitting_options(arguments: argparse.Namespace) -> None:
-    """Raises InputError where one option needs another, or is for something else than what is asked for."""
+    """Raises InputError where an option needs another, or is for something else than is scored."""
     from repo_interp.errors import InputError
 
-    given = {
+    options = {
         "--test-sets": arguments.test_sets,
         "--task-size": arguments.task_size,
         "--set": arguments.task_options,
         "--answers": arguments.answers,
     }
-    stated = [name for name, value in given.items() if value is not None]
+    given = [name for name, value in options.items() if value is not None]
     if arguments.task in _DATA_SETS:
         if arguments.data is None:
             raise InputError(f"{arguments.task} needs data, which cannot come with the package; give your copy: --data FILE")
-        if stated:
-            raise InputError(f"{stated[0]} is for tasks; a data set has no such thing")
+        if given:
+            raise InputError(f"{given[0]} is for tasks; a data set has no such thing")
         return
     if arguments.data is not None:
         raise InputError(f"--data is for a data set, one of {', '.join(_DATA_SETS)}; name one behind the checkpoint")
@@ -155,7 +150,7 @@ def _require_fitting_options(arguments: argparse.Namespace) -> None:
         raise InputError("--length is for data sets; give one, with --data FILE")
     if arguments.task == RULER:
         for name in ("--task-size", "--answers"):
-            if name in stated:
+            if name in given:
                 raise InputError(f"{name} is for tasks; ruler has no sizes, and its answers are always generated")
         for name in arguments.test_sets or ():
             if not name.isdecimal() or int(name) < 1:
@@ -181,7 +176,7 @@ def _scaling(text: str | None, trained: int) -> dict[str, str | float | int] | N
 
 
 def _print_map(console, scores) -> None:
-    """The scores over the task's two axes, where it has two."""
+    """Print the scores over the task's two axes, where it has two."""
     from rich.table import Table
 
     if "score_map" not in scores or scores["score_map"].ndim != 2:

@@ -1,16 +1,17 @@
 """One variable of several runs in one figure: the ways in which arrays are drawn side by side.
 
-    heads_beside   [run, layer, head]           a map a run, one colour scale, and a map a difference to the first run
-    curves         [run, layer, head, axis]     runs laid over each other, a panel a layer; band: middle half of heads
-    categories     [run, layer, head, names]    a dot a run and name: the mean; line: middle half of heads
-    blocks_beside  [run, row, column]           a map a run, one colour scale, and a map a difference
+    heads_beside   [run, layer, head]           one map per run with one colour scale, and one per difference to the first run
+    blocks_beside  [run, row, column]           the same
+    curves         [run, layer, head, axis]     runs laid over each other, one panel per layer; band: middle half of heads
+    categories     [run, layer, head, names]    one dot per run and name: the mean; line: middle half of heads
+    over_steps     [run, layer, head, series]   over the training step: one line per name, or one panel per layer
 
-Steps of a training are drawn in `comparison_steps`. Arrays are means over prompts already. Knows shapes and looks; knows no measure.
+Arrays are means over prompts already. Knows shapes and looks; knows no measure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,28 +20,39 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize, TwoSlopeNorm
 from matplotlib.lines import Line2D
 
-from repo_interp.comparison.looks import Runs, spread
+from repo_interp.comparison.looks import (
+    CATEGORIES,
+    Runs,
+    averaged_over,
+    axis_name,
+    is_logarithmic,
+    name_columns,
+    name_figure,
+    names_along,
+    runs_with_values,
+    spread,
+)
 from repo_interp.plots.marks.arrays import nanmean
 from repo_interp.plots.marks.drawing import legend_below, plain_decades, scheme_swatches, sparse_ticks
-from repo_interp.plots.marks.reading import ordered_spans, unit_label
-from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
+from repo_interp.plots.marks.reading import unit_label
+from repo_interp.plots.style import PAGE_WIDTH, PATTERN_COLOURS, PaperFigure, darker, paper_figure, span_colours, style
 
 BESIDE = 5
 """Maps side by side; of more runs the first, the last and some between are drawn."""
 PANELS = 8
 """Panels of layers; of more layers the first, the last and some between are drawn."""
 COLUMNS = 4
-CATEGORIES = 16
-LOG_ABOVE, LOG_BELOW = 50.0, 1e5
-"""Ratios of the largest to the smallest value, all positive, between which a scale is logarithmic."""
+"""Panels in a row."""
 FEW, CLIPPED = 1024, 99.5
-"""Values from which a colour scale of both signs ends at this percentile of their sizes."""
-_EMPTY = "#D9D9D9"
+"""Number of values above which a colour scale of both signs ends at this percentile of their sizes."""
 LINE = 0.8
+"""Share of its light that a colour for areas keeps where it is a line's."""
+_LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#804020", "#4B2BD6", "#56B4E9", "#5A5A5A")
+_EMPTY = "#D9D9D9"
 
 
 def heads_beside(values: xr.DataArray, runs: Runs) -> PaperFigure:
-    """`values` [run, layer, head] as maps with one colour scale, and the differences of the others to the first run with another."""
+    """`values` [run, layer, head] as maps with one colour scale, and their differences to the first run with another."""
     values = values.transpose("run", "layer", "head")
     shown = values.sel(run=spread(list(values["run"].values), BESIDE))
     layers, heads = shown.sizes["layer"], shown.sizes["head"]
@@ -53,14 +65,12 @@ def heads_beside(values: xr.DataArray, runs: Runs) -> PaperFigure:
                 axis.set_label_text(what)
             if "scheme" in shown.coords:
                 _swatches(ax, shown["scheme"].sel(run=name))
-        name_figure(
-            figure, unit_label(str(values.attrs.get("long_name", values.name)), values), f"{layers} layers of {heads} heads"
-        )
+        name_figure(figure, _title(values), f"{layers} layers of {heads} heads")
     return figure
 
 
-def blocks_beside(values: xr.DataArray, runs: Runs, said: str) -> PaperFigure:
-    """`values` [run, row, column] as maps with one colour scale, and the differences to the first run. `said`: what is shown."""
+def blocks_beside(values: xr.DataArray, runs: Runs, detail: str) -> PaperFigure:
+    """`values` [run, row, column] as maps with one colour scale, and the differences to the first run; `detail` stands below the title."""
     row, column = values.dims[-2:]
     shown = values.transpose("run", row, column).sel(run=spread(list(values["run"].values), BESIDE))
     with style():
@@ -68,30 +78,28 @@ def blocks_beside(values: xr.DataArray, runs: Runs, said: str) -> PaperFigure:
         for ax, _ in maps:
             ax.set(xlabel=axis_name(column), ylabel=axis_name(row))
             ax.locator_params(nbins=4, integer=True)
-        name_figure(figure, unit_label(str(values.attrs.get("long_name", values.name)), values), said)
+        name_figure(figure, _title(values), detail)
     return figure
 
 
 def curves(values: xr.DataArray, runs: Runs, x: str, panel: str | None) -> PaperFigure:
-    """`values` [run, x] - with an axis `panel`, and heads or layers over which the mean is drawn and a band of the middle half."""
+    """`values` [run, x, ...] as one curve per run: the mean over layers and heads, with a band of their middle half.
+
+    `panel`: an axis with one panel per label; None: a single panel.
+    """
     labels: list[Any] = [None] if panel is None else spread(list(values[panel].values), PANELS)
-    columns = min(COLUMNS, len(labels))
-    rows = -(-len(labels) // columns)
+    names = runs_with_values(values)
     places = values[x].values.astype(float)
     logarithmic = 3 <= len(places) <= 10 and places.min() > 0 and places.max() / places.min() >= 8
     with style():
-        figure = paper_figure(PAGE_WIDTH if columns > 2 else 0.5 * PAGE_WIDTH * columns, 0.75 + 1.35 * rows)
-        axes: Any = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-        for place, ax in enumerate(axes.ravel()):
-            if place >= len(labels):
-                ax.set_axis_off()
-                continue
-            of_panel = values if panel is None else values.sel({panel: labels[place]})
-            for name in runs_having(values):
-                one = of_panel.sel(run=name).transpose(x, ...)
-                _curve(ax, places, one.values.reshape(len(places), -1), dict(runs.looks[name]), str(name))
+        figure, axes = _panels(len(labels), margin=0.75)
+        for label, ax in zip(labels, axes.flat, strict=False):
+            of_panel = values if panel is None else values.sel({panel: label})
+            for name in names:
+                of_run = of_panel.sel(run=name).transpose(x, ...)
+                _curve(ax, places, of_run.values.reshape(len(places), -1), dict(runs.looks[name]), str(name))
             if panel is not None:
-                ax.set_title(f"{axis_name(panel)} {labels[place]}")
+                ax.set_title(f"{axis_name(panel)} {label}")
             ax.grid(axis="y")
             ax.locator_params(axis="y", nbins=5)
             if logarithmic:
@@ -99,30 +107,27 @@ def curves(values: xr.DataArray, runs: Runs, x: str, panel: str | None) -> Paper
                 ax.set_xticks(places, [f"{value:g}" for value in places])
                 ax.minorticks_off()
         name_columns(axes, unit_label(axis_name(x), values[x]))
-        figure.supylabel(str(values.attrs.get("units", "")).removesuffix("1") or axis_name(str(values.name)), fontsize=7)
-        shown = spread_over(values, x, panel)
+        _name_rows(figure, values)
+        shown = averaged_over(values, x, panel)
         many = panel is not None and values.sizes[panel] > PANELS
-        name_figure(
-            figure,
-            unit_label(str(values.attrs.get("long_name", values.name)), values),
-            shown + (f"; {len(labels)} of {values.sizes[panel]} {axis_name(panel)}s" if panel and many else ""),
-        )
-        legend_below(figure, runs.handles(runs_having(values)))
+        shown += f"; {len(labels)} of {values.sizes[panel]} {axis_name(panel)}s" if panel and many else ""
+        name_figure(figure, _title(values), shown)
+        legend_below(figure, runs.handles(names))
     return figure
 
 
 def categories(values: xr.DataArray, runs: Runs, axis: str) -> PaperFigure:
-    """`values` [run, axis] with names on `axis`: a dot a run and name, the mean over all else; a line: the middle half of heads."""
+    """`values` [run, axis, ...] with names on `axis` as one dot per run and name, the mean over all else; a line: the middle half."""
     names = names_along(values, axis)
     values = values.sel({axis: names}).transpose("run", axis, ...)
-    having = runs_having(values)
-    flat = values.sel(run=having).values.reshape(len(having), len(names), -1)
+    shown = runs_with_values(values)
+    flat = values.sel(run=shown).values.reshape(len(shown), len(names), -1)
     with style():
-        figure = paper_figure(0.62 * PAGE_WIDTH, 0.95 + max(0.2, 0.09 * len(having)) * len(names))
+        figure = paper_figure(0.62 * PAGE_WIDTH, 0.95 + max(0.2, 0.09 * len(shown)) * len(names))
         ax = figure.subplots()
-        for row, name in enumerate(having):
+        for row, name in enumerate(shown):
             look = runs.looks[name]
-            y = np.arange(len(names)) + 0.7 * ((row + 0.5) / len(having) - 0.5)
+            y = np.arange(len(names)) + 0.7 * ((row + 0.5) / len(shown) - 0.5)
             if flat.shape[2] > 1:
                 low, high = _quartiles(flat[row])
                 ax.hlines(y, low, high, color=look["color"], linewidth=1.4, alpha=0.45, gid=f"middle half {name}")
@@ -136,48 +141,69 @@ def categories(values: xr.DataArray, runs: Runs, axis: str) -> PaperFigure:
             plain_decades(ax.xaxis)
             ax.set_xlim(float(np.nanmin(means)) / 3, float(np.nanmax(flat)) * 1.5)
         ax.grid(axis="x")
-        name_figure(figure, str(values.attrs.get("long_name", values.name)), spread_over(values, axis, None))
-        legend_below(figure, [Line2D([], [], markersize=3.6, **{**runs.looks[name], "linestyle": "none"}) for name in having])
+        name_figure(figure, str(values.attrs.get("long_name", values.name)), averaged_over(values, axis, None))
+        legend_below(figure, [Line2D([], [], markersize=3.6, **{**runs.looks[name], "linestyle": "none"}) for name in shown])
     return figure
 
 
-def _beside(shown: xr.DataArray, runs: Runs, height: float) -> tuple[PaperFigure, list[tuple[Axes, str]]]:
-    """Maps of all runs and of the differences: in one row for two runs, else differences below. Returns the maps with their run."""
-    names = [str(name) for name in shown["run"].values]
-    data = shown.values.astype(float)
-    having = [place for place, one in enumerate(data) if np.isfinite(one).any()]
-    base, compared = having[0], having[1:]
+def over_steps(values: xr.DataArray, runs: Runs, series: str | None) -> PaperFigure:
+    """`values` [run, ...] over the training step: one line per name of `series`, the mean over all else.
+
+    Without `series` one panel per layer, with a thin line per head and a thick one for their mean.
+    """
+    shown = runs_with_values(values)
+    steps = np.array([runs.step(name) for name in shown], dtype=float)
+    values = values.sel(run=shown)
+    with style():
+        if series is not None:
+            figure = paper_figure(0.62 * PAGE_WIDTH, 2.5)
+            _series(figure, figure.subplots(), values.transpose("run", series, ...), steps, series)
+        else:
+            figure = _layers_over_steps(values, steps, str(runs.looks[shown[-1]]["color"]))
+        detail = "thick: mean over heads, thin: a head" if series is None else averaged_over(values, series, None, "mean over")
+        name_figure(figure, _title(values), detail)
+    return figure
+
+
+def _beside(values: xr.DataArray, runs: Runs, height: float) -> tuple[PaperFigure, list[tuple[Axes, str]]]:
+    """Maps of all runs, and of their differences to the first that has values; and the axes of every map with its run.
+
+    Two runs and their difference stand in one row; of more runs the differences stand below.
+    """
+    names = [str(name) for name in values["run"].values]
+    data = values.values.astype(float)
+    base, *others = [place for place, of_run in enumerate(data) if np.isfinite(of_run).any()]
     logarithmic = is_logarithmic(data)
     with np.errstate(divide="ignore", invalid="ignore"):
         differences = np.log10(data / data[base]) if logarithmic else data - data[base]
     one_row = len(names) == 2
-    rows = 1 if one_row or not compared else 2
+    rows = 1 if one_row or not others else 2
     figure = paper_figure(PAGE_WIDTH, rows * height + 0.3)
     axes: Any = figure.subplots(rows, 3 if one_row else len(names), squeeze=False)
-    shared = dict(zip(("cmap", "norm"), _scale(data, logarithmic), strict=True))
-    maps = [(axes[0, place], place, "") for place in range(len(names))]
-    below = [(axes[0, 2] if one_row else axes[1, place], place, "difference") for place in compared]
-    images = [_map(ax, data[place], f"map {names[place]}", **shared) for ax, place, _ in maps]
-    for ax, place, _ in maps:
+    maps = [(axes[0, place], place) for place in range(len(names))]
+    below = [(axes[0, 2] if one_row else axes[1, place], place) for place in others]
+    colours, norm = _scale(data, logarithmic)
+    images = [_map(ax, data[place], f"map {names[place]}", cmap=colours, norm=norm) for ax, place in maps]
+    for ax, place in maps:
         ax.set_title(runs.title(names[place]))
-    _bar(figure, images[0], [ax for ax, *_ in maps], str(shown.attrs.get("units", "")).removesuffix("1"), data)
-    told = differences[compared]
-    reach = _reach(told[np.isfinite(told)])
-    for ax, place, _ in below:
+    _bar(figure, images[0], [ax for ax, _ in maps], str(values.attrs.get("units", "")).removesuffix("1"), data)
+    shown = differences[others]
+    reach = _reach(shown[np.isfinite(shown)])
+    for ax, place in below:
         image = _map(ax, differences[place], f"difference {names[place]}", cmap="PuOr", norm=TwoSlopeNorm(0, -reach, reach))
         ax.set_title(f"{runs.title(names[place])} {'/' if logarithmic else '−'} {runs.title(names[base])}")
         images.append(image)
     if below:
-        _bar(figure, images[-1], [ax for ax, *_ in below], "log₁₀ of the ratio" if logarithmic else "difference", told)
-    drawn = {id(ax) for ax, *_ in (*maps, *below)}
-    for ax in axes.ravel():
+        _bar(figure, images[-1], [ax for ax, _ in below], "log₁₀ of the ratio" if logarithmic else "difference", shown)
+    drawn = {id(ax) for ax, _ in (*maps, *below)}
+    for ax in axes.flat:
         if id(ax) not in drawn:
             ax.set_axis_off()
-    return figure, [(ax, names[place]) for ax, place, _ in (*maps, *below)]
+    return figure, [(ax, names[place]) for ax, place in (*maps, *below)]
 
 
 def _swatches(ax: Axes, kinds: xr.DataArray) -> None:
-    """The colour of every layer's scheme beside it; nothing beside a layer that the run has not."""
+    """The colour of every layer's scheme beside it; nothing beside a layer that the run lacks."""
     scheme_swatches(ax, {int(layer): str(kind) for layer, kind in zip(kinds["layer"].values, kinds.values, strict=True)}, "y")
     absent = {f"scheme {int(layer)} " for layer, kind in zip(kinds["layer"].values, kinds.values, strict=True) if not kind}
     for line in [line for line in ax.lines if line.get_gid() in absent]:
@@ -218,12 +244,6 @@ def _reach(finite: np.ndarray) -> float:
     return float((np.percentile(sizes, CLIPPED) if sizes.size > FEW else sizes.max(initial=0.0)) or sizes.max(initial=0.0) or 1.0)
 
 
-def is_logarithmic(data: np.ndarray) -> bool:
-    """Whether values, all positive, spread so far that a scale of them is logarithmic."""
-    finite = data[np.isfinite(data)]
-    return bool(finite.size and finite.min() > 0 and LOG_ABOVE < finite.max() / finite.min() < LOG_BELOW)
-
-
 def _curve(ax: Axes, x: np.ndarray, values: np.ndarray, look: dict[str, Any], name: str) -> None:
     look = look | ({"markersize": 2.4} if len(x) <= 16 else {"marker": ""})
     if not np.isfinite(values).any():
@@ -242,43 +262,64 @@ def _quartiles(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.where(known, low, np.nan), np.where(known, high, np.nan)
 
 
-def name_columns(axes: np.ndarray, label: str) -> None:
-    """Write `label` below the lowest panel of every column of `axes`, under which there may be places without a panel."""
-    for column in axes.T:
-        lowest = [ax for ax in column if ax.axison][-1]
-        lowest.set_xlabel(label)
-        lowest.tick_params(labelbottom=True)
+def _series(figure: PaperFigure, ax: Axes, values: xr.DataArray, steps: np.ndarray, series: str) -> None:
+    names = names_along(values, series) if values[series].dtype.kind in "OUS" else spread(list(values[series].values), CATEGORIES)
+    if series == "span":
+        names = [name for name in names if "." not in str(name)] or names
+    colours = _series_colours([str(name) for name in names], series)
+    for name in names:
+        means = nanmean(values.sel({series: name}).values.reshape(len(steps), -1), axis=1)
+        ax.plot(steps, means, "o-", color=colours[str(name)], markersize=2.5, label=str(name), gid=f"over steps {name}")
+    ax.set(xlabel="training step", ylabel=unit_label(str(values.name).replace("_", " "), values))
+    ax.grid(axis="y")
+    legend_below(
+        figure, [Line2D([], [], color=colours[str(name)], marker="o", markersize=2.5, label=str(name)) for name in names]
+    )
 
 
-def runs_having(values: xr.DataArray) -> list[str]:
-    """The runs that have any value."""
-    found = values.transpose("run", ...).values
-    return [str(name) for name, one in zip(values["run"].values, found, strict=True) if np.isfinite(one).any()]
+def _series_colours(names: Sequence[str], series: str) -> dict[str, str]:
+    """A colour for every line: those of spans and patterns, darkened to be read as lines; others in order."""
+    if series == "span":
+        return {name: darker(colour, LINE) for name, colour in span_colours(names).items()}
+    fixed = {name: darker(colour, LINE) for name, colour in PATTERN_COLOURS.items()} if series == "pattern" else {}
+    return {name: fixed.get(name, _LINES[place % len(_LINES)]) for place, name in enumerate(names)}
 
 
-def names_along(values: xr.DataArray, axis: str) -> list[str]:
-    """The names on `axis` that have any value, in reading order, as many as can be told apart."""
-    names = [str(name) for name in values[axis].values if np.isfinite(values.sel({axis: name}).values).any()]
-    if axis == "span":
-        names = ordered_spans(names)
-        names = [name for name in names if "." not in name] if len(names) > CATEGORIES else names
-    return names[:CATEGORIES]
+def _layers_over_steps(values: xr.DataArray, steps: np.ndarray, colour: str) -> PaperFigure:
+    layers: list[Any] = spread(list(values["layer"].values), PANELS) if "layer" in values.dims else [None]
+    figure, axes = _panels(len(layers), margin=0.7)
+    logarithmic = is_logarithmic(values.values)
+    for layer, ax in zip(layers, axes.flat, strict=False):
+        of_layer = (values if layer is None else values.sel(layer=layer)).transpose("run", ...)
+        flat = of_layer.values.reshape(len(steps), -1)
+        if flat.shape[1] > 1:
+            ax.plot(steps, flat, color=colour, linewidth=0.5, alpha=0.5, gid=f"heads {layer}")
+        ax.plot(steps, nanmean(flat, axis=1), "o-", color=colour, linewidth=1.4, markersize=2.5, gid=f"mean {layer}")
+        if layer is not None:
+            ax.set_title(f"layer {layer}")
+        ax.grid(axis="y")
+        if logarithmic:
+            ax.set_yscale("log")
+            plain_decades(ax.yaxis)
+    name_columns(axes, "training step")
+    _name_rows(figure, values)
+    return figure
 
 
-def spread_over(values: xr.DataArray, axis: str, panel: Hashable | None, said: str = "mean and middle half over") -> str:
-    """What a line and its band stand for: "mean and middle half over 4 layers and 4 heads"."""
-    rest = [
-        f"{values.sizes[dim]} {axis_name(dim)}s" for dim in ("layer", "head") if dim in values.dims and dim not in (axis, panel)
-    ]
-    return f"{said} {' of '.join(rest)}" if rest else ""
+def _panels(count: int, margin: float) -> tuple[PaperFigure, np.ndarray]:
+    """A figure of `count` panels that share their axes, `margin` inches higher than they; and all its places, row by row."""
+    columns = min(COLUMNS, count)
+    rows = -(-count // columns)
+    figure = paper_figure(PAGE_WIDTH if columns > 2 else 0.5 * PAGE_WIDTH * columns, margin + 1.35 * rows)
+    axes: Any = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    for ax in axes.flat[count:]:
+        ax.set_axis_off()
+    return figure, axes
 
 
-def axis_name(axis: Hashable) -> str:
-    """An axis as a label says it."""
-    return str(axis).replace("_", " ")
+def _title(values: xr.DataArray) -> str:
+    return unit_label(str(values.attrs.get("long_name", values.name)), values)
 
 
-def name_figure(figure: PaperFigure, title: str, said: str) -> None:
-    """Write `title`, and below it `said`, above `figure`."""
-    text = title[:1].upper() + title[1:]
-    figure.suptitle(f"{text}\n{said}" if said else text, x=0.01, ha="left", fontsize=7.5)
+def _name_rows(figure: PaperFigure, values: xr.DataArray) -> None:
+    figure.supylabel(str(values.attrs.get("units", "")).removesuffix("1") or axis_name(str(values.name)), fontsize=7)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from matplotlib.figure import Figure
 
 from repo_interp.entry_points import VIEWS, find, names
 from repo_interp.errors import InputError
+from repo_interp.failures import until_failure
 from repo_interp.plots.marks.table import Table
 from repo_interp.plots.style import save_figure
 from repo_interp.plots.view import View
@@ -47,20 +49,25 @@ def views_of(run: xr.DataTree) -> list[View]:
     return [view for view in views if view is not None]
 
 
-def figures_of(run: xr.DataTree) -> Iterator[tuple[View, str, Figure]]:
+def figures_of(run: xr.DataTree, failures: list[str] | None = None) -> Iterator[tuple[View, str, Figure]]:
     """Every figure of `run` with its view and the name of its file, drawn one after the other.
 
-    Raises InputError for a name that another figure has, or that is no plain name.
+    A view whose figures cannot be drawn has one line in `failures`; without that list its error is raised, such as InputError for a name
+    that another figure has, or that is no plain name.
     """
     taken: set[str] = set()
     for view in views_of(run):
-        for name, figure in view.figures(run):
-            if name in taken or name != Path(name).name:
-                raise InputError(
-                    f"the view of {view.group!r} draws a figure as {name!r}; wanted a plain name that no other figure has"
-                )
-            taken.add(name)
-            yield view, name, figure
+        yield from until_failure(partial(_drawn, view, run, taken), f"the figures of {view.group!r}", failures)
+
+
+def _drawn(view: View, run: xr.DataTree, taken: set[str]) -> Iterator[tuple[View, str, Figure]]:
+    for name, figure in view.figures(run):
+        if name in taken or name != Path(name).name:
+            raise InputError(
+                f"the view of {view.group!r} draws a figure as {name!r}; wanted a plain name that no other figure has"
+            )
+        taken.add(name)
+        yield view, name, figure
 
 
 def write_figures(run: xr.DataTree, directory: str | os.PathLike[str]) -> list[Path]:
@@ -73,6 +80,10 @@ def write_figures(run: xr.DataTree, directory: str | os.PathLike[str]) -> list[P
     return [file for _, name, figure in figures_of(run) for file in save_figure(figure, directory / name)]
 
 
-def tables(run: xr.DataTree) -> list[Table]:
-    """The tables that the groups of `run` allow, in the order of the page."""
-    return [table for view in views_of(run) for table in view.tables(run)]
+def tables(run: xr.DataTree, failures: list[str] | None = None) -> list[Table]:
+    """The tables that the groups of `run` allow, in the order of the page.
+
+    A view whose tables cannot be made has one line in `failures`; without that list its error is raised.
+    """
+    of_views = (until_failure(partial(view.tables, run), f"the tables of {view.group!r}", failures) for view in views_of(run))
+    return [table for of_view in of_views for table in of_view]

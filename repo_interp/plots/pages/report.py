@@ -22,6 +22,7 @@ from typing import Any
 import xarray as xr
 
 from repo_interp.errors import InputError
+from repo_interp.failures import noted
 from repo_interp.plots.catalogue import figures_of, views_of
 from repo_interp.plots.marks.reading import checkpoint_name
 from repo_interp.plots.marks.table import Table, format_cell
@@ -59,16 +60,27 @@ def report_page(
     `prompts`.
     """
     options = PageOptions(None if prompts is None else tuple(prompts), round(megabytes * 1e6))
-    return _write(run, Path(path), options, None)[0]
+    path = Path(path)
+    pictures = [(view.group, picture_html(figure, _caption(name))) for view, name, figure in figures_of(run)]
+    path.write_text(_page(run, options, pictures, None), encoding="utf-8", newline="\n")
+    return path
 
 
-def write_report(run: xr.DataTree, path: Path, directory: Path) -> list[Path]:
-    """Write the page of `run` to `path`, and every figure as PNG, SVG and PDF into `directory`, drawn once; return the files.
+def write_report(run: xr.DataTree, path: Path, directory: Path) -> list[str]:
+    """Write the page of `run` to `path`, and every figure as PNG, SVG and PDF into `directory`, drawn once; return one line per failure.
 
-    Raises InputError when the run has no group, or when two views draw figures of one name.
+    What one view cannot draw or say costs its figures or its section alone. Raises OSError where a file cannot be written.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    return _write(run, path, PageOptions(), directory)
+    failures: list[str] = []
+    pictures = []
+    for view, name, figure in figures_of(run, failures):
+        with noted(failures, f"the figure {name!r} of {view.group!r}"):
+            save_figure(figure, directory / name)
+            pictures.append((view.group, picture_html(figure, _caption(name), (directory / f"{name}.svg").read_bytes())))
+    with noted(failures, "the page"):
+        path.write_text(_page(run, PageOptions(), pictures, failures), encoding="utf-8", newline="\n")
+    return failures
 
 
 def json_script(data: Any) -> str:
@@ -79,21 +91,17 @@ def json_script(data: Any) -> str:
     return "".join(f"\\u{ord(c):04x}" if 0xD800 <= ord(c) < 0xE000 else c for c in text)
 
 
-def _write(run: xr.DataTree, path: Path, options: PageOptions, directory: Path | None) -> list[Path]:
+def _page(run: xr.DataTree, options: PageOptions, pictures: Sequence[tuple[str, str]], failures: list[str] | None) -> str:
+    """The HTML of the page with `pictures`: the group and the HTML of each."""
     if not run.children:
         raise InputError("a report needs a run with at least one measure; this one has none")
-    pictures: dict[str, list[str]] = {}
-    files = [path]
-    for view, name, figure in figures_of(run):
-        svg = None
-        if directory is not None:
-            files += save_figure(figure, directory / name)
-            svg = (directory / f"{name}.svg").read_bytes()
-        pictures.setdefault(view.group, []).append(picture_html(figure, _caption(name), svg))
-    made = [_section(view, run, options, pictures.get(view.group, [])) for view in views_of(run)]
-    sections = [section for section in made if section is not None]
+    sections = []
+    for view in views_of(run):
+        with noted(failures, f"the section of {view.group!r}"):
+            section = _section(view, run, options, [picture for group, picture in pictures if group == view.group])
+            sections += [] if section is None else [section]
     scripts = _scripts(sections)
-    page = framed(
+    return framed(
         title=f"Positions in {checkpoint_name(run)}",
         facts=f'<dl class="facts">{_summary(run, sections)}</dl>',
         navigation={section.view.group: section.view.title for section in sections},
@@ -101,8 +109,6 @@ def _write(run: xr.DataTree, path: Path, options: PageOptions, directory: Path |
         provenance=f"<p>What this page was made from, as recorded in the run file.</p>\n{_provenance(run)}",
         scripts=scripts,
     )
-    path.write_text(page, encoding="utf-8", newline="\n")
-    return files
 
 
 def _caption(name: str) -> str:

@@ -1,0 +1,25 @@
+"""Where the results are, and what could not be drawn: the last lines of analyze, score and compare."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from repo_interp.analysis.publication import Published, Results
+
+
+def print_results(console: Console, results: Results, published: Published) -> int:
+    """Print the paths of the page, the numbers and the figures, and one line per failure; return the exit code, 1 after a failure."""
+    from rich.markup import escape
+
+    if results.page in published.files:
+        console.print(f"[bold]{escape(str(results.page))}[/bold]  the page to look at", highlight=False)
+    console.print(
+        f"{escape(str(results.data_file))}  the numbers; {escape(str(results.figures))}  {published.figures} figures",
+        highlight=False,
+    )
+    for failure in published.failures:
+        console.print(f"not drawn: {failure}", style="yellow", highlight=False, markup=False)
+    return 1 if published.failures else 0

@@ -1,0 +1,52 @@
+"""What fails without costing the rest: the figures of one group, a table of another package.
+
+    for name, figure in until_failure(lambda: draw(run), "the figures of 'gates'", failures): ...
+    with noted(failures, "the page"): ...
+
+A failure becomes one line in a list that the caller shows; where there is no list, it is raised. Also `sys.exit`, called by somebody
+else's code, is such a failure; an interruption by the user is none. Knows nothing about what fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+Item = TypeVar("Item")
+_LONGEST = 300
+"""Characters of a reason."""
+
+
+def until_failure(make: Callable[[], Iterable[Item]], what: str, failures: list[str] | None) -> Iterator[Item]:
+    """The items that `make` gives, up to the first that cannot be made; a line in `failures` then says that `what` failed, and why."""
+    items: Iterator[Item] | None = None
+    while True:
+        try:
+            items = iter(make()) if items is None else items
+            item = next(items)
+        except StopIteration:
+            return
+        except (Exception, SystemExit) as error:
+            if failures is None:
+                raise
+            failures.append(_line(what, error))
+            return
+        yield item
+
+
+@contextmanager
+def noted(failures: list[str] | None, what: str) -> Iterator[None]:
+    """A context whose failure becomes a line in `failures`. OSError passes through: what cannot be written is the caller's to say."""
+    try:
+        yield
+    except OSError:
+        raise
+    except (Exception, SystemExit) as error:
+        if failures is None:
+            raise
+        failures.append(_line(what, error))
+
+
+def _line(what: str, error: BaseException) -> str:
+    return f"{what}: {' '.join(f'{type(error).__name__}: {error}'.split())[:_LONGEST]}"

@@ -1,0 +1,154 @@
+"""Files and directories appear whole or not at all, and what stood there stands until then; a run too, on a disk that is full."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+
+import repo_interp as ri
+from repo_interp.files import remove, replaced, write_text
+from repo_interp.run import make_run
+
+
+def test_a_file_takes_the_place_of_another(tmp_path):
+    write_text(tmp_path / "notes.txt", "old\n")
+    write_text(tmp_path / "notes.txt", "größer\n")
+    assert (tmp_path / "notes.txt").read_bytes() == "größer\n".encode()
+    assert os.listdir(tmp_path) == ["notes.txt"]
+
+
+def test_a_directory_is_replaced_as_a_whole(tmp_path):
+    for names in (("a", "b"), ("b", "c")):
+        with replaced(tmp_path / "made") as unfinished:
+            (unfinished / "deep").mkdir(parents=True)
+            for name in names:
+                (unfinished / "deep" / name).write_text(name)
+    assert sorted(path.name for path in (tmp_path / "made" / "deep").iterdir()) == ["b", "c"]
+    assert os.listdir(tmp_path) == ["made"]
+
+
+@pytest.mark.parametrize(("before", "after"), [("file", "directory"), ("directory", "file")])
+def test_a_file_and_a_directory_replace_each_other(before, after, tmp_path):
+    for kind in (before, after):
+        with replaced(tmp_path / "made") as unfinished:
+            if kind == "directory":
+                unfinished.mkdir()
+            else:
+                unfinished.write_text("text")
+    assert (tmp_path / "made").is_dir() == (after == "directory")
+    assert os.listdir(tmp_path) == ["made"]
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), ValueError("wrong"), KeyboardInterrupt()])
+def test_an_error_leaves_the_old_file_and_nothing_else(error, tmp_path):
+    write_text(tmp_path / "notes.txt", "old")
+
+    def fail():
+        with replaced(tmp_path / "notes.txt") as unfinished:
+            unfinished.write_text("half of the n")
+            raise error
+
+    with pytest.raises(type(error)):
+        fail()
+    assert (tmp_path / "notes.txt").read_text() == "old"
+    assert os.listdir(tmp_path) == ["notes.txt"]
+
+
+def test_an_error_leaves_the_old_directory_and_nothing_else(tmp_path):
+    with replaced(tmp_path / "made") as unfinished:
+        unfinished.mkdir()
+        (unfinished / "old").write_text("old")
+
+    def fail():
+        with replaced(tmp_path / "made") as unfinished:
+            unfinished.mkdir()
+            (unfinished / "new").write_text("new")
+            raise OSError("full")
+
+    with pytest.raises(OSError, match="full"):
+        fail()
+    assert [path.name for path in (tmp_path / "made").iterdir()] == ["old"]
+    assert os.listdir(tmp_path) == ["made"]
+
+
+def test_where_nothing_was_written_nothing_changes(tmp_path):
+    write_text(tmp_path / "notes.txt", "old")
+    for name in ("notes.txt", "others.txt"):
+        with replaced(tmp_path / name):
+            pass
+    assert os.listdir(tmp_path) == ["notes.txt"]
+
+
+def test_what_a_killed_process_left_is_in_nobodys_way(tmp_path):
+    (tmp_path / f".notes.txt.{os.getpid()}.unfinished").mkdir()
+    write_text(tmp_path / "notes.txt", "new")
+    assert os.listdir(tmp_path) == ["notes.txt"]
+
+
+def test_removing_follows_no_link(tmp_path):
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "thesis.tex").write_text("years of work")
+    (tmp_path / "link").symlink_to(tmp_path / "precious")
+    remove(tmp_path / "link")
+    remove(tmp_path / "nothing")
+    assert os.listdir(tmp_path) == ["precious"]
+    assert os.listdir(tmp_path / "precious") == ["thesis.tex"]
+
+
+FULL = """
+import gc, resource, sys
+import numpy as np, xarray as xr
+import repo_interp as ri
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # the system refuses to write more, as it does when a disk is full
+described = {"long_name": "noise", "units": "1"}
+values = np.random.default_rng(0).random((300, 300))
+run = xr.DataTree.from_dict({"/": xr.Dataset(), "/noise": xr.Dataset({"noise": (("row", "column"), values, described)})})
+try:
+    ri.write_run(run, sys.argv[1])
+except OSError as error:
+    del run, error
+    gc.collect()
+    print("refused")
+"""
+
+
+def test_a_full_disk_leaves_the_old_run_and_a_living_interpreter(tmp_path):
+    described = {"long_name": "small", "units": "1"}
+    ri.write_run(make_run({"small": xr.Dataset({"small": ("x", [1.0], described)})}, {}), tmp_path / "run.nc")
+    before = (tmp_path / "run.nc").read_bytes()
+    done = subprocess.run([sys.executable, "-c", FULL, str(tmp_path / "run.nc")], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "refused\n", "")
+    assert os.listdir(tmp_path) == ["run.nc"]
+    assert (tmp_path / "run.nc").read_bytes() == before
+
+
+def test_every_text_is_read_back_as_it_was(tmp_path):
+    texts = ["plain", "a\0b", "\0", "\\0", "back\\slash\0", "ünï", "\x1b[31m", ""]
+    described = {"long_name": "text of each token", "units": "1"}
+    group = xr.Dataset(
+        {
+            "text": ("token", np.array(texts, object), described),
+            "plain": ("token", [f"\\{text}".strip("\0") for text in "abcdefgh"]),
+        },
+        {"span": ["needle", "odd\0name"]},
+    )
+    run = xr.DataTree.from_dict({"/": xr.Dataset(), "/group": group})
+    run.attrs["checkpoint"] = "niah/repo"
+    ri.write_run(run, tmp_path / "run.nc")
+    stored = ri.read_run(tmp_path / "run.nc")
+    xr.testing.assert_identical(stored["group"].to_dataset(), group)
+    assert stored.attrs == run.attrs and run["group/text"].values.tolist() == texts
+    with xr.open_datatree(tmp_path / "run.nc", engine="h5netcdf") as raw:
+        assert raw["group/text"].values.tolist()[:2] == ["plain", r"a\0b"]
+        assert "escaped" in raw["group/text"].attrs and "escaped" not in raw["group/plain"].attrs
+
+
+def test_a_run_is_written_where_there_is_a_folder(tmp_path):
+    with pytest.raises(OSError, match="No such file"):
+        ri.write_run(xr.DataTree.from_dict({"/a": xr.Dataset()}), Path(tmp_path / "nowhere" / "run.nc"))

@@ -1,0 +1,146 @@
+"""Text becomes a value of the wanted type or is refused in one line; numbers become what people and JSON read."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal, Optional
+
+import pytest
+
+from repo_interp.errors import InputError
+from repo_interp.values import duration, in_words, json_number, untyped, value_of, with_field
+
+READ = [
+    ("3", int, 3),
+    (" -3 ", int, -3),
+    ("3", float, 3.0),
+    ("1e-3", float, 1e-3),
+    ("true", bool, True),
+    ("no", bool, False),
+    ("word", str, "word"),
+    ("3", str, "3"),
+    ("1,2, 3", tuple[int, ...], (1, 2, 3)),
+    ("0.1,2", tuple[float, ...], (0.1, 2.0)),
+    ("a, b,", tuple[str, ...], ("a", "b")),
+    ("", tuple[int, ...], ()),
+    ("1,2", tuple[int, float], (1, 2.0)),
+    ("7", int | None, 7),
+    ("none", int | None, None),
+    ("None", Optional[float], None),  # noqa: UP045
+    ("1,2", tuple[int, ...] | None, (1, 2)),
+    ("none", str, "none"),
+    ("mean", Literal["mean", "each"], "mean"),
+]
+
+
+@pytest.mark.parametrize(("text", "kind", "value"), READ)
+def test_text_is_read_as_its_type(text, kind, value):
+    got = value_of(text, kind, "option")
+    assert got == value and type(got) is type(value)
+    if isinstance(value, tuple):
+        assert list(map(type, got)) == list(map(type, value))
+
+
+REFUSED = [
+    ("many", int, "a whole number"),
+    ("0.5", int, "a whole number"),
+    ("", int, "a whole number"),
+    ("9" * 5000, int, "a whole number"),
+    ("few", float, "a number"),
+    ("perhaps", bool, "true or false"),
+    ("1,two", tuple[int, ...], "whole numbers with commas between them"),
+    ("0.1,x", tuple[float, ...], "numbers with commas between them"),
+    ("1", tuple[int, int], "whole numbers with commas between them"),
+    ("x", int | None, "a whole number or none"),
+    ("none", int, "a whole number"),
+    ("x", tuple[int, ...] | None, "whole numbers with commas between them or none"),
+    ("median", Literal["mean", "each"], "one of mean, each"),
+]
+
+
+@pytest.mark.parametrize(("text", "kind", "wanted"), REFUSED)
+def test_what_is_no_value_of_the_type_is_refused_in_one_line(text, kind, wanted):
+    with pytest.raises(InputError) as refusal:
+        value_of(text, kind, "measure.option")
+    message = str(refusal.value)
+    assert message.startswith(f"measure.option={text}: wanted {wanted} (") and "\n" not in message
+
+
+def test_a_type_without_a_plain_name_is_said_as_it_is_written():
+    assert in_words(tuple[str, ...]) == "words with commas between them"
+    assert in_words(dict[str, int]) == "dict[str, int]"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("true", True), ("3", 3), ("-3", -3), ("3.0", 3.0), (".5", 0.5), ("repo", "repo"), ("True", "True"), ("", "")],
+)
+def test_untyped_text_is_a_truth_value_a_number_or_a_word(text, value):
+    got = untyped(text)
+    assert got == value and type(got) is type(value)
+
+
+@dataclass(frozen=True)
+class Options:
+    epsilon: float = 0.2
+    sizes: tuple[int, ...] = (1, 2)
+    last: int | None = None
+    name: str = "options"
+    derived: int = field(init=False, default=3)
+
+    def __post_init__(self) -> None:
+        if self.epsilon <= 0:
+            raise ValueError("wanted more than 0")
+
+
+def changed(name: str, text: str) -> Any:
+    return with_field(Options(), name, text, "patterns", fixed=("name",))
+
+
+def test_a_field_is_read_as_its_type_and_the_others_stay():
+    before = Options()
+    assert changed("epsilon", "1") == Options(epsilon=1.0)
+    assert changed("sizes", "4,5") == Options(sizes=(4, 5))
+    assert changed("last", "7") == Options(last=7) and with_field(Options(last=7), "last", "none", "patterns") == before
+    assert with_field(before, "name", "other", "patterns").name == "other"
+    assert before == Options()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("epsilon", "wide", "patterns.epsilon=wide: wanted a number"),
+        ("epsilon", "-1", "patterns.epsilon=-1: wanted more than 0"),
+        ("chunk", "3", "patterns has no parameter 'chunk'; it has epsilon, sizes, last"),
+        ("name", "other", "patterns has no parameter 'name'"),
+        ("derived", "4", "patterns has no parameter 'derived'"),
+    ],
+)
+def test_a_field_that_is_lacking_or_refuses_its_value_is_one_line(name, text, message):
+    with pytest.raises(InputError) as refusal:
+        changed(name, text)
+    assert str(refusal.value).startswith(message) and "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.0, "1 s"), (40, "40 s"), (89.4, "89 s"), (90, "2 min"), (720, "12 min"), (5399, "90 min"), (5760, "1.6 h")],
+)
+def test_durations_are_said_in_the_unit_that_fits(seconds, words):
+    assert duration(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "number"),
+    [
+        (1 / 3, 3, 0.333),
+        (123456.789, 6, 123457.0),
+        (-0.0, 6, 0.0),
+        (math.nan, 6, None),
+        (math.inf, 6, None),
+        (-math.inf, 6, None),
+    ],
+)
+def test_json_holds_a_number_or_nothing(value, digits, number):
+    assert json_number(value, digits) == number
