@@ -11,9 +11,8 @@ Knows nothing about claims and figures.
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,16 +22,14 @@ import xarray as xr
 from repo_interp.errors import InputError
 from repo_interp.experiments.extrapolation import extended
 from repo_interp.experiments.task_scores import task_scores
-from repo_interp.models.checkpoints import identify, load_model
-from repo_interp.models.families import training_length
-from repo_interp.models.provenance import checkpoint_digest
+from repo_interp.models.checkpoints import load_model
 from repo_interp.papers.kit.cache import Cache
-from repo_interp.papers.kit.recorded_scores import Recorded, recorded_scores
-from repo_interp.papers.kit.score_rules import Sample
-from repo_interp.positions.layouts import format_layout
+from repo_interp.papers.kit.recorded_scores import Recorded, recorded_scores, unequal_budgets
+from repo_interp.papers.kit.samples import Sample
+from repo_interp.papers.kit.subjects import Subject
 from repo_interp.tasks import Task
 from repo_interp.training.configuration import TrainingConfiguration
-from repo_interp.training.provenance import stated_task, trained_configuration, trained_task
+from repo_interp.training.provenance import stated_task
 
 PLAIN = "plain"
 SHARES = ("exact match", "accuracy of reads")
@@ -101,53 +98,45 @@ class Scored:
         return int(self.live["tokens"].sel(test_set=test_set))
 
 
-def of_tasks(checkpoints: Mapping[str, str | os.PathLike[str]], tasks: Iterable[str]) -> dict[str, Path]:
-    """Those of `checkpoints` whose training.toml names one of `tasks`."""
-    wanted = set(tasks)
-    known = {name: _configuration(Path(path)) for name, path in checkpoints.items()}
-    return {name: Path(checkpoints[name]) for name, one in known.items() if one is not None and one.task in wanted}
+def of_tasks(*tasks: str) -> Callable[[Subject], bool]:
+    """Whether a subject was trained on one of `tasks`."""
+    return lambda subject: subject.configuration is not None and subject.configuration.task in tasks
 
 
-def score_checkpoint(
-    name: str,
-    path: str | os.PathLike[str],
-    options: ScoreOptions,
-    cache: Cache,
-    methods: Callable[[str], Sequence[str]] = lambda layout: (),
+def score_subject(
+    subject: Subject, options: ScoreOptions, cache: Cache, methods: Callable[[str], Sequence[str]] = lambda layout: ()
 ) -> Scored:
-    """Score the checkpoint at `path` on its task. `methods`: those beside plain for a layout, as `extrapolation.extended` names them.
+    """The scores of `subject` on the task that it was trained on.
 
-    Raises InputError where training.toml is missing, or there are neither weights nor recorded scores.
+    `methods`: those beside plain for a layout, as `extrapolation.extended` names them. Raises InputError where training.toml is missing,
+    or there are neither weights nor recorded scores.
     """
-    path = Path(path)
-    configuration = _configuration(path)
+    configuration, path = subject.configuration, Path(subject.path)
     if configuration is None:
         raise InputError(
-            f"{name} ({path}) has no training.toml, so its task is unknown; give a checkpoint of `repo-interp train`"
+            f"{subject.name} ({path}) has no training.toml, so its task is unknown; give a checkpoint of `repo-interp train`"
         )
     recorded = tuple(recorded_scores(path))
-    if not (path / "config.json").is_file():
+    if not subject.has_weights:
         if not recorded:
-            raise InputError(f"{name} ({path}) has neither weights nor scores.json; give a finished training run")
+            raise InputError(f"{subject.name} ({path}) has neither weights nor scores.json; give a finished training run")
         length = stated_task(configuration).training_length
-        return Scored(name, configuration.scheme, configuration, length, recorded[0].metric, None, recorded)
-    checkpoint = identify(path)
-    layout, task = format_layout(checkpoint.layout), trained_task(path)
-    assert task is not None, path
-    length, chosen = training_length(checkpoint.config), tuple(methods(layout))
+        return Scored(subject.name, configuration.scheme, configuration, length, recorded[0].metric, None, recorded)
+    assert subject.task is not None, path
+    chosen = tuple(methods(subject.layout))
     count = options.language_count if configuration.task == "language" else options.count
-    digest = checkpoint_digest(checkpoint.directory)
     depends = {
-        "checkpoint": digest,
-        "task": task_digest(path, configuration, task),
+        "checkpoint": subject.digest,
+        "task": task_digest(path, configuration, subject.task),
         "methods": ",".join(chosen),
         "count": count,
         "seed": options.seed,
         "batch_size": options.batch_size,
         "device": options.device,
     }
-    live = cache.dataset("scores", depends, lambda: _live(path, task, length, count, options, chosen))
-    return Scored(name, layout, configuration, length, task.metric, live, recorded, digest)
+    live = cache.dataset(_live, depends, path, subject.task, subject.training_length, count, options, chosen)
+    length, metric = subject.training_length, subject.task.metric
+    return Scored(subject.name, subject.layout, configuration, length, metric, live, recorded, subject.digest)
 
 
 def score_table(scored: Sequence[Scored], test_sets: Sequence[str] = (), method: str = PLAIN) -> xr.Dataset:
@@ -202,12 +191,6 @@ def task_digest(path: Path, configuration: TrainingConfiguration, task: Task) ->
     return digest.hexdigest()
 
 
-def _configuration(path: Path) -> TrainingConfiguration | None:
-    """How a run was trained; where only its other seeds are recorded, how the first of them was."""
-    own = trained_configuration(path)
-    return own if own is not None else next((run.configuration for run in recorded_scores(path)), None)
-
-
 def _live(path: Path, task: Task, length: int, count: int, options: ScoreOptions, methods: Sequence[str]) -> xr.Dataset:
     model = load_model(path, options.device)
     plain = task_scores(model, task, None, count, options.seed, batch_size=options.batch_size)
@@ -229,3 +212,15 @@ def _live(path: Path, task: Task, length: int, count: int, options: ScoreOptions
         {"score": (("method", "test_set", "prompt"), np.stack(by_method)), "tokens": ("test_set", tokens)},
         coords={"method": [PLAIN, *methods], "test_set": sets},
     )
+
+
+def note(compared: Sequence[Scored], *texts: str) -> str:
+    """`texts` that are not empty, with what differs in the budgets of the checkpoints that are compared."""
+    budgets = unequal_budgets({scored.name: scored.configuration for scored in compared})
+    return "; ".join(text for text in (*texts, budgets) if text)
+
+
+def missing(wanted: Iterable[str], task: str) -> str:
+    """That there is no checkpoint of some schemes of a task; "" where none is wanted."""
+    names = ", ".join(wanted)
+    return f"no checkpoint of {names} trained on {task} was given" if names else ""

@@ -13,14 +13,16 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import xarray as xr
+
 from repo_interp.errors import InputError
-from repo_interp.papers.kit.claims import ROW, Verdict, markdown_table, verdict_rows
-from repo_interp.papers.kit.result import Result
+from repo_interp.files import replaced
+from repo_interp.papers.kit.claims import ROW, markdown_table, verdict_rows
+from repo_interp.papers.kit.experiment import Result
+from repo_interp.papers.kit.scale import scale_beside
 from repo_interp.plots.style import save_figure
 
 COLUMNS = {
@@ -34,12 +36,13 @@ COLUMNS = {
     "n": "n",
     "control": "control",
     "paper": "paper",
+    "written": "rule written",
     "note": "note",
 }
 VERDICTS, FIGURES, PROVENANCE = "verdicts.csv", "figures.csv", "provenance.json"
 
 
-def stands(directory: Path, provenance: Mapping[str, str]) -> bool:
+def is_made_from(directory: Path, provenance: Mapping[str, str]) -> bool:
     """Whether `directory` holds figures made from just this."""
     file = directory / PROVENANCE
     try:
@@ -57,36 +60,35 @@ def require_free(directory: Path) -> None:
         raise InputError(f"{directory} holds other things ({present[0]}); give --out a directory of its own")
 
 
-def write_figures(
+def write_paper(
     directory: Path,
     title: str,
     results: Sequence[Result],
-    unmeasured: Sequence[Verdict],
+    paths: Mapping[str, str],
     command: str,
     provenance: Mapping[str, str],
-    scales: Mapping[tuple[str, str], str] | None = None,
 ) -> list[Path]:
     """Write everything and return the files. The same results give the same bytes.
 
-    `scales` says for a claim's id and the checkpoint of a verdict how it differs in size from the paper's model.
+    `paths`: the checkpoints by name, beside whose verdicts it is said how they differ in size from the paper's model.
     """
-    unfinished = directory.with_name(f".{directory.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    try:
-        names = [stem(result.name) for result in results]
-        if len(set(names)) < len(names):
-            twice = sorted({name for name in names if names.count(name) > 1})
-            raise InputError(f"two figures would have the same name, {', '.join(twice)}; give the checkpoints other names")
-        for name, result in zip(names, results, strict=True):
-            save_figure(result.figure, unfinished / name)
-            stated = {"caption": result.caption, "command": command, **provenance}
-            result.data.assign_attrs(stated).to_netcdf(unfinished / f"{name}.nc", engine="h5netcdf")
-        verdicts = [*(verdict for result in results for verdict in result.verdicts), *unmeasured]
-        rows = verdict_rows(verdicts)
-        for row in rows:
-            row |= {"scale": (scales or {}).get((row["claim"], row["checkpoint"]), ""), "command": command}
-        captions = [{"figure": name, "caption": result.caption} for name, result in zip(names, results, strict=True)]
+    drawings = [drawing for result in results for drawing in result.drawings]
+    names = [stem(drawing.name) for drawing in drawings]
+    if len(set(names)) < len(names):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise InputError(f"two figures would have the same name, {', '.join(twice)}; give the checkpoints other names")
+    with replaced(directory) as unfinished:
+        unfinished.mkdir(parents=True)
+        for name, drawing in zip(names, drawings, strict=True):
+            save_figure(drawing.figure, unfinished / name)
+            stated = {"caption": drawing.caption, "command": command, **provenance}
+            plain(drawing.data).assign_attrs(stated).to_netcdf(unfinished / f"{name}.nc", engine="h5netcdf")
+        rows = [
+            row | {"scale": scale_beside(result.experiment.scale, row["checkpoint"], paths), "command": command}
+            for result in results
+            for row in verdict_rows(result.verdicts)
+        ]
+        captions = [{"figure": name, "caption": drawing.caption} for name, drawing in zip(names, drawings, strict=True)]
         texts = {
             VERDICTS: _csv(rows, (*ROW, "scale", "command")),
             FIGURES: _csv(captions, ("figure", "caption")),
@@ -95,12 +97,12 @@ def write_figures(
         }
         for name, text in texts.items():
             (unfinished / name).write_text(text, encoding="utf-8", newline="\n")
-        if directory.exists():
-            shutil.rmtree(directory)
-        os.replace(unfinished, directory)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
     return sorted(directory.iterdir())
+
+
+def plain(data: xr.Dataset) -> xr.Dataset:
+    """What a netCDF file takes: truth values as 0 and 1."""
+    return data.assign({name: array.astype("int8") for name, array in data.items() if array.dtype == bool})
 
 
 def stem(name: str) -> str:

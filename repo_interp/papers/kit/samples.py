@@ -1,6 +1,6 @@
-"""How far the score of one checkpoint is above another's, and whether this is more than chance. Written before anything was measured.
+"""Scores as samples - over training seeds, or over prompts - and the difference of two of them with its standard error.
 
-    margin = mean(a) - mean(b);   above: margin > 2 standard errors of it, which are taken, in this order,
+    difference = mean(a) - mean(b);   its standard error is taken, in this order,
         over seeds      where both have at least two
         over prompts    where both answered the same ones: of the differences prompt by prompt
         at most         where only means m over n prompts are recorded: a score between 0 and 1 varies by m (1 - m) at most
@@ -16,16 +16,17 @@ Knows arrays only; nothing about claims, checkpoints or figures.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
-from repo_interp.papers.kit.lead import Lead, lead, paired_lead
+from repo_interp.papers.kit.differences import Difference, difference, paired_difference
 
 MATERIAL = 0.005
-"""Nats a token: half a per cent of perplexity. CoPE's is 1.5 % below that of relative positions in its paper."""
+"""Nats per token: half a per cent of perplexity. CoPE's is 1.5 % below that of relative positions in its paper."""
 NOTHING = "nothing to take an error over"
 
 
@@ -70,38 +71,42 @@ class Sample:
         return self.recorded or len(self.prompts)
 
 
-def above(one: Sample, other: Sample) -> Lead:
-    """How far the scores of `one` are above those of `other`; see the module."""
-    if min(len(one.seeds), len(other.seeds)) > 1:
-        return lead(one.seeds, other.seeds, one.prompts, other.prompts)
-    if len(one.prompts) == len(other.prompts) > 1:
-        return paired_lead(one.prompts, other.prompts)
-    if one.share and other.share and one.recorded and other.recorded:
-        error = np.sqrt(_bound(one.mean, one.recorded) + _bound(other.mean, other.recorded))
-        return Lead(one.mean - other.mean, float(error), f"{one.recorded} and {other.recorded} prompts, at most")
-    return Lead(one.mean - other.mean, np.inf, NOTHING)
+def between(first: Sample, second: Sample) -> Difference:
+    """The scores of `first` minus those of `second`; see the module."""
+    if min(len(first.seeds), len(second.seeds)) > 1:
+        return difference(first.seeds, second.seeds, first.prompts, second.prompts)
+    if len(first.prompts) == len(second.prompts) > 1:
+        return paired_difference(first.prompts, second.prompts)
+    if first.share and second.share and first.recorded and second.recorded:
+        error = np.sqrt(_bound(first.mean, first.recorded) + _bound(second.mean, second.recorded))
+        over = f"{first.recorded} and {second.recorded} prompts, at most"
+        return Difference(first.mean - second.mean, float(error), over)
+    return Difference(first.mean - second.mean, np.inf, NOTHING)
 
 
-def above_in_rise(one_short: Sample, one_long: Sample, other_short: Sample, other_long: Sample) -> Lead:
-    """How far the rise of `one` from the short to the long prompts is above that of `other`."""
-    margin = (one_long.mean - one_short.mean) - (other_long.mean - other_short.mean)
-    rises = [long.seeds - short.seeds for short, long in ((one_short, one_long), (other_short, other_long))]
+def between_rises(first: tuple[Sample, Sample], second: tuple[Sample, Sample]) -> Difference:
+    """The rise of `first` from its short to its long prompts, minus that of `second`; each is (short, long)."""
+    rises = [long.seeds - short.seeds for short, long in (first, second)]
     if min(map(len, rises)) > 1:
-        return lead(rises[0], rises[1], np.empty(0), np.empty(0))
-    parts = [above(one_long, other_long), above(one_short, other_short)]
+        return difference(rises[0], rises[1], np.empty(0), np.empty(0))
+    margin = (first[1].mean - first[0].mean) - (second[1].mean - second[0].mean)
+    parts = [between(first[1], second[1]), between(first[0], second[0])]
     error = float(np.sqrt(sum(part.standard_error**2 for part in parts)))
-    return Lead(margin, error, parts[0].over)
+    return Difference(margin, error, parts[0].over)
 
 
-def lower_perplexity(lead: Lead) -> bool:
-    """Whether a log perplexity is lower by more than chance and by more than what does not matter."""
-    return lead.holds and lead.margin > MATERIAL
+def numbers_of(sample: Sample, scale: float = 1.0) -> dict[str, Any]:
+    """Spread, over what, and n of evidence on `sample`, whose numbers are given times `scale`."""
+    spread = None if sample.spread is None else scale * sample.spread
+    return {"spread": spread, "spread_over": sample.over, "n": sample.count}
 
 
-def all_hold(leads: Iterable[Lead]) -> bool:
-    """Whether there are leads and each is more than chance."""
-    found = list(leads)
-    return bool(found) and all(one.holds for one in found)
+def in_words(differences: Mapping[str, Difference], word: str, unit: str, scale: float = 1.0) -> str:
+    """Margins with their errors: "below rope by 3.1 (standard error 0.4 over 3 and 3 seeds)"."""
+    return "; ".join(
+        f"{word} {name} by {scale * each.margin:.3g}{unit} (standard error {scale * each.standard_error:.2g} over {each.over})"
+        for name, each in differences.items()
+    )
 
 
 def _bound(mean: float, count: int) -> float:
