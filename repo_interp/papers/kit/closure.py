@@ -113,16 +113,19 @@ def _followed(modules: set[str]) -> set[Path]:
         path = next((path for path in (base.with_suffix(".py"), base / "__init__.py") if parts and path.is_file()), None)
         if path is not None and path not in files:
             files.add(path)
-            waiting += _targets(_tree(path))
-            if _imports_by_name(_tree(path)):
-                folder = path.parent.relative_to(_PACKAGE.parent).parts
-                waiting += [".".join((*folder, beside.stem)) for beside in path.parent.glob("[!_]*.py")]
+            waiting += _imported(path)
     return files
 
 
-def _imports_by_name(tree: ast.Module) -> bool:
+@functools.cache
+def _imported(file: Path) -> tuple[str, ...]:
+    """What a file imports of ours; all files beside it, where it imports by name."""
+    tree = _tree(file)
     called = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
-    return any(isinstance(function, ast.Name) and function.id == "import_module" for function in called)
+    if not any(isinstance(function, ast.Name) and function.id == "import_module" for function in called):
+        return tuple(_targets(tree))
+    folder = file.parent.relative_to(_PACKAGE.parent).parts
+    return (*_targets(tree), *(".".join((*folder, beside.stem)) for beside in sorted(file.parent.glob("[!_]*.py"))))
 
 
 @functools.cache

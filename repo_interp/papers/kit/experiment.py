@@ -42,12 +42,12 @@ class Needs:
     """The checkpoints that are measured together, out of all that are given: one each, or those that are compared."""
     otherwise: str
     """Why nothing can be measured where no checkpoint fits, as a note of the verdict."""
-    otherwise_of: Mapping[str, str] = field(default_factory=dict)
-    """The same of those claims, by label, that have another reason."""
     zoo: tuple[str, ...] = ()
     """Names of the checkpoints that come with the package and fit."""
     checkpoint: str = "none"
     """What stands in the place of the checkpoint where none fits."""
+    otherwise_of: Mapping[str, str] = field(default_factory=dict)
+    """Why nothing can be measured of those claims, by label, that have a reason of their own."""
 
 
 @dataclass(frozen=True)
