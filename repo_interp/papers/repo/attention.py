@@ -145,8 +145,8 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
         f"attention_mass_{data.attrs['task']}_{length}",
         _figure(data),
         f"Attention mass per token on parts of the context (RePo table 4), mean over {data.sizes['prompt']} prompts of {length} tokens, "
-        "all layers and heads; bar: two standard errors over prompts. Left: rows of the generated tokens, as the paper puts it; right: rows "
-        "that produced them.",
+        "all layers and heads; bar: two standard errors over prompts. Left: rows of the generated tokens, as the paper puts it; "
+        "right: rows that produced them.",
         data,
     )
 
