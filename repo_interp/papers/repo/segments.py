@@ -146,7 +146,8 @@ def _aligned(data: xr.Dataset, kind: str) -> Evidence:
 def _known(trained: xr.Dataset) -> np.ndarray:
     """Which prompts have scores: one with fewer than two segments has no edges to follow."""
     names = [name for score in SCORES for name in (score, f"{score}_shuffled")]
-    return np.isfinite(np.stack([trained[name].mean(("layer", "head")).values for name in names])).all(axis=0)
+    scores = np.array([trained[name].mean(("layer", "head")).values for name in names])
+    return np.asarray(np.isfinite(scores).all(axis=0))
 
 
 # ---- drawn ----------------------------------------------------------------------------------------------------------
