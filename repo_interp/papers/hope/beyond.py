@@ -1,6 +1,6 @@
 """H4: beyond L the activated components of the first layer leave the range of values that they had within L (HoPE fig. 3c, sec. 3.3.2).
 
-    curves C_r(t) of the first layer, smoothed over L/16 distances, without distance 0;   range: from the lowest to the highest within [0, L)
+    C_r(t)   of the first layer, smoothed over L/16 distances, without distance 0      range   from the lowest to the highest within [0, L)
 
 As the paper words it, they are in their upper half-cycle there: above the middle of their range. A cosine that passes its lowest point
 within L, as theta L > pi makes it, has seen most of its values there: of a lone component without phase the wording can hold, and the range
@@ -17,17 +17,7 @@ from jaxtyping import Float
 
 from repo_interp.measures.labels import described
 from repo_interp.papers.hope import replicates
-from repo_interp.papers.hope.replicates import (
-    NEEDS_ROPE,
-    OVER_REPLICATES,
-    Sampling,
-    bands,
-    capped,
-    capped_caption,
-    named_bands,
-    random_weights,
-    smoothed,
-)
+from repo_interp.papers.hope.replicates import Sampling
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import SEEN, Claim, Evidence
 from repo_interp.papers.kit.experiment import Drawing, Experiment
@@ -61,30 +51,25 @@ H4_WORDING = Claim(
 Curve = Float[np.ndarray, " distance"]
 
 
-def outside_share(within: Curve, beyond: Curve) -> float:
-    """Share of the distances beyond the training length where a curve is outside the range it had `within`; both smoothed."""
+def outside(within: Curve, beyond: Curve) -> dict[str, float]:
+    """Share of the distances beyond L where a curve is outside the range that it had `within`; both are smoothed first."""
     near, far = _both_smoothed(within, beyond)
     margin = TOLERANCE * (near.max() - near.min())
-    return float(((far < near.min() - margin) | (far > near.max() + margin)).mean())
+    return {OUTSIDE: float(((far < near.min() - margin) | (far > near.max() + margin)).mean())}
 
 
-def upper_shares(within: Curve, beyond: Curve) -> tuple[float, float]:
-    """Shares of distances where a curve is above the middle of its range within: in the second half of [0, L), and beyond L."""
+def upper(within: Curve, beyond: Curve) -> dict[str, float]:
+    """Share of the distances beyond L where a curve is above the middle of its range `within`, and by how much it is more than there."""
     near, far = _both_smoothed(within, beyond)
     middle = (near.min() + near.max()) / 2
-    return float((near[len(near) // 2 :] > middle).mean()), float((far > middle).mean())
-
-
-def upper_values(shares: tuple[float, float]) -> dict[str, float]:
-    """What the rule of the wording asks for, from what `upper_shares` returns."""
-    within, beyond = shares
-    return {UPPER: beyond, UPPER_MORE: beyond - within}
+    share = float((far > middle).mean())
+    return {UPPER: share, UPPER_MORE: share - float((near[len(near) // 2 :] > middle).mean())}
 
 
 def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> xr.DataTree | None:
     """Replicates of the checkpoint "within" and "beyond" L; None where it has no activated component."""
     within = replicates.within(subjects[0], options, cache)
-    if not bands(within)["activated"].any():
+    if not replicates.bands(within)["activated"].any():
         return None
     return xr.DataTree.from_dict({"within": within, "beyond": replicates.beyond(subjects[0], options, cache)})
 
@@ -92,58 +77,57 @@ def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> xr.
 def judge(tree: xr.DataTree) -> Iterable[Evidence]:
     """Evidence on the checkpoint, on the claim and on how it is worded."""
     within, beyond = tree["within"].to_dataset(), tree["beyond"].to_dataset()
-    name = within.attrs["checkpoint"]
-    measured = [f"share of distances in [L, 2L) {where} the range within L" for where in ("outside", "in the upper half of")]
-    if capped(within):
-        yield from (
-            Evidence(claim, name, of, unmeasurable=capped(within)) for claim, of in zip((H4, H4_WORDING), measured, strict=True)
-        )
-        return
     near = within["component_by_distance"].isel(layer=0)
     far = beyond["component_by_distance"].isel(layer=0).sel(distance=slice(within.attrs["length"], None))
-    activated = np.flatnonzero(bands(within)["activated"].values)
+    activated = np.flatnonzero(replicates.bands(within)["activated"].values)
 
-    def over_activated(share: Callable[[Curve, Curve], float | tuple[float, float]], **chosen: object) -> np.ndarray:
-        parts = [part.sel(chosen) for part in (near, far)]
-        parts = [part.mean("repeat") if "repeat" in part.dims else part for part in parts]
-        each = [share(*(part.isel(component=r).values for part in parts)) for r in activated]
-        return np.asarray(each, dtype=float).mean(0)
+    def averaged(shares: Callable[[Curve, Curve], dict[str, float]], **chosen: object) -> dict[str, float]:
+        """Shares of the chosen weights, and replicate if one is chosen, as means over the activated components."""
+        curves = [part.sel(chosen) for part in (near, far)]
+        curves = [part.mean("repeat") if "repeat" in part.dims else part for part in curves]
+        each = [shares(*(part.isel(component=r).values for part in curves)) for r in activated]
+        return {quantity: float(np.mean([values[quantity] for values in each])) for quantity in each[0]}
 
-    names, repeats = near["weights"].values.astype(str).tolist(), near["repeat"].values.tolist()
-    outside = {weights: float(over_activated(outside_share, weights=weights)) for weights in names}
-    upper = {weights: over_activated(upper_shares, weights=weights) for weights in names}
-    outsides = [float(over_activated(outside_share, weights="trained", repeat=repeat)) for repeat in repeats]
-    uppers = [over_activated(upper_shares, weights="trained", repeat=repeat)[1] for repeat in repeats]
-    over = (OVER_REPLICATES, within.attrs["sequences"])
-    ours, spread, control = outside["trained"], float(np.std(outsides, ddof=1)), random_weights(outside)
-    yield Evidence(H4, name, measured[0], {OUTSIDE: ours}, ours, spread, *over, control)
-    first, ours = (float(share) for share in upper["trained"])
-    spread, control = (
-        float(np.std(uppers, ddof=1)),
-        random_weights({weights: float(share[1]) for weights, share in upper.items()}),
-    )
-    note = f"in the second half of [0, L): {first:.2f}"
-    yield Evidence(H4_WORDING, name, measured[1], upper_values((first, ours)), ours, spread, *over, control, note)
+    for claim, quantity, shares, where in (
+        (H4, OUTSIDE, outside, "outside"),
+        (H4_WORDING, UPPER, upper, "in the upper half of"),
+    ):
+        by_weights = {str(weights): averaged(shares, weights=weights) for weights in near["weights"].values}
+        of_replicates = [averaged(shares, weights="trained", repeat=repeat)[quantity] for repeat in near["repeat"].values]
+        ours = by_weights["trained"]
+        yield Evidence(
+            claim,
+            within.attrs["checkpoint"],
+            f"share of distances in [L, 2L) {where} the range within L",
+            ours,
+            ours[quantity],
+            float(np.std(of_replicates, ddof=1)),
+            replicates.OVER_REPLICATES,
+            within.attrs["sequences"],
+            replicates.random_weights({weights: values[quantity] for weights, values in by_weights.items()}),
+            f"in the second half of [0, L): {ours[UPPER] - ours[UPPER_MORE]:.2f}" if shares is upper else "",
+            replicates.capped(within),
+        )
 
 
 def draw(tree: xr.DataTree) -> Iterator[Drawing]:
     """Fig. 3c: the first layer and the later ones on sequences of 2 L tokens."""
     within, trained = tree["within"].to_dataset(), tree["beyond"].to_dataset().sel(weights="trained").mean("repeat")
-    name, length, band = within.attrs["checkpoint"], within.attrs["length"], bands(within)
+    name, length, band = within.attrs["checkpoint"], within.attrs["length"], replicates.bands(within)
     drawn = band.assign(
         component_by_distance=described(trained["component_by_distance"], "mean component", "q·k"),
         logit_by_distance=described(trained["logit"], "mean logit", "q·k"),
     )
     caption = (
         f"{name} on sequences of 2L = {2 * length} tokens: components and mean logit of the first layer, and mean logit of the "
-        f"later ones (HoPE fig. 3c), smoothed over L/32. Red band: the range of the activated component within L. {named_bands(band)}"
-        f"{capped_caption(within)}"
+        "later ones (HoPE fig. 3c), smoothed over L/32. Red band: the range of the activated component within L. "
+        f"{replicates.named_bands(band, within)}"
     )
     yield Drawing(f"beyond_training_length_{name}", beyond_training_length(drawn, length), caption, drawn)
 
 
-BEYOND = Experiment("beyond", (H4, H4_WORDING), NEEDS_ROPE, measure, judge, draw)
+BEYOND = Experiment("beyond", (H4, H4_WORDING), replicates.NEEDS_ROPE, measure, judge, draw)
 
 
 def _both_smoothed(within: Curve, beyond: Curve) -> tuple[Curve, Curve]:
-    return smoothed(within[1:], len(within)), smoothed(beyond, len(within))
+    return replicates.smoothed(within[1:], len(within)), replicates.smoothed(beyond, len(within))

@@ -16,19 +16,8 @@ import xarray as xr
 from jaxtyping import Float
 
 from repo_interp.measures.labels import described
-from repo_interp.papers.hope.replicates import (
-    OVER_REPLICATES,
-    Sampling,
-    beyond,
-    capped,
-    capped_caption,
-    is_analysed,
-    random_weights,
-    seconds,
-    smoothed,
-    smoothing_width,
-    within,
-)
+from repo_interp.papers.hope import replicates
+from repo_interp.papers.hope.replicates import Sampling
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import Claim, Evidence
 from repo_interp.papers.kit.differences import Difference
@@ -87,19 +76,22 @@ class UShape:
 
 def u_shape(curve: Float[np.ndarray, " distance"]) -> UShape:
     """The shape of a curve over distances 0 .. L-1; distance 0 is left out, and neighbours are averaged over L/16."""
-    smooth = smoothed(np.asarray(curve, dtype=float)[1:], len(curve))
+    smooth = replicates.smoothed(np.asarray(curve, dtype=float)[1:], len(curve))
     lowest = int(smooth.argmin())
     return UShape(
         fall=float(smooth[0] - smooth[lowest]),
         rise=float(smooth[-1] - smooth[lowest]),
-        minimum=1 + lowest + smoothing_width(len(curve)) // 2,
+        minimum=1 + lowest + replicates.smoothing_width(len(curve)) // 2,
         inside=0 < lowest < len(smooth) - 1,
     )
 
 
 def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> list[xr.DataTree]:
     """Of every checkpoint, what was measured "within" and "beyond" L; the latter is missing for positions that end at L."""
-    both = [{"within": within(subject, options, cache), "beyond": beyond(subject, options, cache)} for subject in subjects]
+    both = [
+        {"within": replicates.within(subject, options, cache), "beyond": replicates.beyond(subject, options, cache)}
+        for subject in subjects
+    ]
     return [xr.DataTree.from_dict({name: data for name, data in each.items() if data is not None}) for each in both]
 
 
@@ -119,7 +111,7 @@ def draw(measured: Sequence[xr.DataTree]) -> Iterator[Drawing]:
     data = [[node.to_dataset() for node in tree.children.values()] for tree in measured]
     logit = xr.concat([_by_length(lengths) for lengths in data], dim="checkpoint", join="outer", **_JOINED)
     logit = described(logit, "mean logit of the pairs at a distance", "q·k")
-    caps = "".join(dict.fromkeys(capped_caption(lengths[0]) for lengths in data))
+    caps = "".join(dict.fromkeys(replicates.capped_caption(lengths[0]) for lengths in data))
     caption = (
         f"Mean logit by distance over all layers and heads on {data[0][0].attrs['sequences']} sequences of random tokens of length L "
         "and, paler, 2L (HoPE fig. 2, 6, 8). Dashed: training length L; grey: the same architecture with random weights. A scheme with "
@@ -132,14 +124,14 @@ LOGIT_BY_DISTANCE = Experiment(
     "logit_by_distance",
     (H1,),
     Needs(
-        together(is_analysed),
+        together(replicates.is_analysed),
         "no checkpoint of a scheme that the claim is about was given",
         tuple(f"language/{scheme}" for scheme in ("rope", "learned", "kerple", "hope", "repo")),
     ),
     measure,
     judge,
     draw,
-    cost=seconds,
+    cost=replicates.seconds,
 )
 _JOINED: Any = {"coords": "minimal", "compat": "override"}
 
@@ -150,7 +142,7 @@ def _scheme(data: xr.Dataset) -> str:
 
 
 def _by_length(lengths: Sequence[xr.Dataset]) -> xr.DataArray:
-    length, first = lengths[0].attrs["length"], lengths[0]
+    first, length = lengths[0], lengths[0].attrs["length"]
     axis = xr.IndexVariable("length", [length * (1 + place) for place in range(len(lengths))], {"units": "tokens"})
     logits = xr.concat([data["logit"].mean(("repeat", "layer")) for data in lengths], dim=axis, join="outer", **_JOINED)
     named = {"scheme": ("checkpoint", [_scheme(first)]), "training_length": ("checkpoint", [length])}
@@ -159,13 +151,10 @@ def _by_length(lengths: Sequence[xr.Dataset]) -> xr.DataArray:
 
 def _evidence(data: xr.Dataset) -> Evidence:
     name, length = data.attrs["checkpoint"], data.attrs["length"]
-    measured = "rise on the right over the fall on the left"
-    if capped(data):
-        return Evidence(H1, name, measured, unmeasurable=capped(data))
     curves = data["logit"].mean("layer")
-    replicates = curves.sel(weights="trained").values
-    error = float(replicates.std(axis=0, ddof=1)[1:].mean() / np.sqrt(len(replicates)))
-    shape = u_shape(replicates.mean(0))
+    of_replicates = curves.sel(weights="trained").values
+    error = float(of_replicates.std(axis=0, ddof=1)[1:].mean() / np.sqrt(len(of_replicates)))
+    shape = u_shape(of_replicates.mean(0))
     without_first = u_shape(data["logit_without_first"].sel(weights="trained").mean(("layer", "repeat")).values[:-1])
     # What is random varies about a flat line: its rise counts only beside the fall of the trained curve.
     rises = {
@@ -174,13 +163,14 @@ def _evidence(data: xr.Dataset) -> Evidence:
     return Evidence(
         H1,
         name,
-        measured,
+        "rise on the right over the fall on the left",
         shape.values(error),
         shape.ratio,
-        float(np.std([u_shape(curve).ratio for curve in replicates], ddof=1)),
-        OVER_REPLICATES,
+        float(np.std([u_shape(curve).ratio for curve in of_replicates], ddof=1)),
+        replicates.OVER_REPLICATES,
         data.attrs["sequences"],
-        random_weights({weights: rise / shape.fall if shape.fall > 0 else np.nan for weights, rise in rises.items()}),
+        replicates.random_weights({weights: rise / shape.fall if shape.fall > 0 else np.nan for weights, rise in rises.items()}),
         f"fall {shape.fall:.3g}, rise {shape.rise:.3g} (q·k, standard error {error:.2g}), minimum at distance {shape.minimum} of "
         f"{length}; without the first token rise over fall is {without_first.ratio:.3g}",
+        replicates.capped(data),
     )

@@ -25,17 +25,8 @@ from repo_interp.measures.labels import described
 from repo_interp.models.checkpoints import identify
 from repo_interp.models.families import training_length
 from repo_interp.models.provenance import checkpoint_digest
-from repo_interp.papers.hope.replicates import (
-    NEEDS_ROPE,
-    OVER_REPLICATES,
-    Sampling,
-    bands,
-    capped,
-    capped_caption,
-    mean_curve_vaf,
-    named_bands,
-    replicates,
-)
+from repo_interp.papers.hope import replicates
+from repo_interp.papers.hope.replicates import Sampling
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import Claim, Evidence
 from repo_interp.papers.kit.differences import Difference
@@ -74,9 +65,9 @@ def measure_steps(directory: str | os.PathLike[str], length: int, sampling: Samp
         raise InputError(f"{directory} kept no steps of its training; train with --checkpoint-every")
 
     def of_step(bridge: object) -> xr.Dataset:
-        data = replicates(bridge, length, length, sampling.step_sequences, sampling)
-        shares = mean_curve_vaf(data["component_by_distance"].mean("layer"))
-        return bands(data).assign(vaf=shares.transpose("repeat", "component"))
+        data = replicates.of_model(bridge, length, length, sampling.step_sequences, sampling)
+        shares = replicates.mean_curve_vaf(data["component_by_distance"].mean("layer"))
+        return replicates.bands(data).assign(vaf=shares.transpose("repeat", "component"))
 
     steps = over_steps(saved, of_step, sampling.device)
     vaf = described(steps["vaf"], _VAF, "%").assign_attrs(sequences=sampling.step_sequences)
@@ -170,23 +161,20 @@ def judge(data: xr.Dataset) -> Iterable[Evidence]:
     """Evidence on the run."""
     name, vaf = data.attrs["checkpoint"], data["vaf"].transpose("step", "repeat", "component")
     measured = "change of the activated components' VAF from the first to the last third of steps, percentage points"
-    if capped(data):
-        yield Evidence(H3, name, measured, unmeasurable=capped(data))
-        return
     course = fall(vaf.values[..., data["activated"].values.astype(bool)].mean(-1))
     first, *_, last = vaf["step"].values
     note = f"rank correlation with the step {course.correlation:.2f} over {vaf.sizes['step']} steps, {first} to {last}"
-    numbers = (course.change, course.standard_error, f"{OVER_REPLICATES}, standard error", int(vaf.attrs["sequences"]))
-    yield Evidence(H3, name, measured, course.values, *numbers, note=note)
+    numbers = (course.change, course.standard_error, f"{replicates.OVER_REPLICATES}, standard error", int(vaf.attrs["sequences"]))
+    yield Evidence(H3, name, measured, course.values, *numbers, note=note, unmeasurable=replicates.capped(data))
 
 
 def draw(data: xr.Dataset) -> Iterator[Drawing]:
     """Fig. 3b: VAF of every component over the saved steps of training."""
-    name, band = data.attrs["checkpoint"], data.drop_vars("vaf")
+    name, band = data.attrs["checkpoint"], data.drop_vars("vaf").drop_attrs(deep=False)
     drawn = band.assign(vaf=described(data["vaf"].mean("repeat"), _VAF, "%"))
     caption = (
         f"VAF of every component of {name} over training, on {data['vaf'].attrs['sequences']} sequences at each saved step "
-        f"(HoPE fig. 3b). {named_bands(band)}{capped_caption(data)}"
+        f"(HoPE fig. 3b). {replicates.named_bands(band, data)}"
     )
     yield Drawing(f"vaf_over_training_{name}", vaf_over_training(drawn), caption, drawn)
 
@@ -196,4 +184,4 @@ def _measure(subject: Subject, options: Sampling, length: int) -> xr.Dataset:
 
 
 NO_STEPS = "no steps of training were kept; train with --checkpoint-every, then repo-interp steps RUN"
-OVER_TRAINING = Experiment("over_training", (H3,), replace(NEEDS_ROPE, otherwise=NO_STEPS), measure, judge, draw)
+OVER_TRAINING = Experiment("over_training", (H3,), replace(replicates.NEEDS_ROPE, otherwise=NO_STEPS), measure, judge, draw)

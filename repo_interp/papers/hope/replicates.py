@@ -103,8 +103,8 @@ def beyond(subject: Subject, options: Sampling, cache: Cache) -> xr.Dataset | No
     return None if "learned" in subject.schemes else _of_length(subject, options, cache, 2)
 
 
-def replicates(bridge: Any, tokens: int, length: int, sequences: int, sampling: Sampling) -> xr.Dataset:
-    """Components [repeat, layer, ...] of every replicate: `sequences` of `tokens` tokens in all, with the bands of training length `length`."""
+def of_model(bridge: Any, tokens: int, length: int, sequences: int, sampling: Sampling) -> xr.Dataset:
+    """Components [repeat, layer, ...] of replicates with `sequences` of `tokens` tokens in all; `length` is the L of their bands."""
     counts = [sequences // sampling.repeats + (repeat < sequences % sampling.repeats) for repeat in range(sampling.repeats)]
     seeds = [sampling.seed * sampling.repeats + repeat for repeat in range(sampling.repeats)]
     datasets = [
@@ -135,7 +135,7 @@ def _of_length(subject: Subject, options: Sampling, cache: Cache, multiple: int)
 def _measure(subject: Subject, options: Sampling, tokens: int, length: int) -> xr.Dataset:
     bridges = {"trained": load(subject.path, options.device)}
     bridges |= {f"random {seed}": load_fresh(subject.path, seed, options.device) for seed in range(options.controls)}
-    datasets = [replicates(bridge, tokens, length, options.sequences, options) for bridge in bridges.values()]
+    datasets = [of_model(bridge, tokens, length, options.sequences, options) for bridge in bridges.values()]
     return xr.concat(datasets, dim=xr.IndexVariable("weights", list(bridges)), **_EQUAL)
 
 
@@ -201,16 +201,20 @@ def bands(data: xr.Dataset) -> xr.Dataset:
     by_layer = data[["frequency", "activated", "low_frequency"]]
     by_layer = by_layer.isel({axis: 0 for axis in by_layer.dims if axis not in ("layer", "component")}, drop=True)
     rotating = np.flatnonzero(by_layer["frequency"].notnull().any("component").values)
-    chosen = by_layer.isel(layer=int(rotating[0]) if rotating.size else 0).drop_vars(["layer", "scheme"], errors="ignore")
+    chosen = (
+        by_layer.drop_attrs(deep=False)
+        .isel(layer=int(rotating[0]) if rotating.size else 0)
+        .drop_vars(["layer", "scheme"], errors="ignore")
+    )
     return chosen.assign({name: chosen[name].astype(bool) for name in ("activated", "low_frequency")})
 
 
-def named_bands(band: xr.Dataset) -> str:
-    """Which components are activated and how many are lower, as a sentence for a caption."""
+def named_bands(band: xr.Dataset, data: xr.Dataset) -> str:
+    """Which components are activated and how many are lower, and whether L was capped, as sentences for a caption."""
     chosen = np.flatnonzero(band["activated"].values)
     thetas = band["frequency"].values[chosen]
     named = ", ".join(f"r = {place} (θ = {theta:.4g} rad)" for place, theta in zip(chosen, thetas, strict=True))
-    return f"Activated: {named or 'none'}; {int(band['low_frequency'].sum())} components are lower."
+    return f"Activated: {named or 'none'}; {int(band['low_frequency'].sum())} components are lower.{capped_caption(data)}"
 
 
 def capped(data: xr.Dataset) -> str:
@@ -247,8 +251,8 @@ def smoothing_width(length: int) -> int:
 
 def mean_curve_vaf(curves: xr.DataArray) -> xr.DataArray:
     """VAF, in %, of each component's mean curve, of `curves` [..., component, distance] by everything else that they have."""
-    axes = {"input_core_dims": [["component", "distance"]], "output_core_dims": [["component"]]}
-    return xr.apply_ufunc(curve_vaf, curves, vectorize=True, **axes)
+    core = ["component", "distance"]
+    return xr.apply_ufunc(curve_vaf, curves, input_core_dims=[core], output_core_dims=[core[:1]], vectorize=True)
 
 
 def curve_vaf(components: Float[np.ndarray, "component distance"]) -> Float[np.ndarray, " component"]:

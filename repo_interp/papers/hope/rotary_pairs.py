@@ -24,16 +24,8 @@ from repo_interp.measures.rotation import Rotation
 from repo_interp.measures.statistics import Measure
 from repo_interp.models.capture import capture
 from repo_interp.models.load import load
-from repo_interp.papers.hope.replicates import (
-    Sampling,
-    bands,
-    capped_caption,
-    has_rope_alone,
-    is_analysed,
-    named_bands,
-    random_prompts,
-    within,
-)
+from repo_interp.papers.hope import replicates
+from repo_interp.papers.hope.replicates import Sampling
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, each
 from repo_interp.papers.kit.subjects import Subject
@@ -64,9 +56,9 @@ def components_of_pair(bridge: Any, tokens: Sequence[int], query: int, key: int)
 def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> xr.DataTree:
     """What was measured "within" L; with RoPE alone also "norms" and the logit of a "pair"; with learned positions "turns"."""
     (subject,) = subjects
-    data = within(subject, options, cache)
+    data = replicates.within(subject, options, cache)
     nodes = {"within": data}
-    if has_rope_alone(subject):
+    if replicates.has_rope_alone(subject):
         length, count = data.attrs["length"], min(NORM_SEQUENCES, options.sequences)
         nodes["norms"] = subject.measured(cache, _norms, options, length, count, length=length, sequences=count)
         nodes["pair"] = subject.measured(cache, _pair, options, length, length=length)
@@ -78,33 +70,33 @@ def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> xr.
 def draw(tree: xr.DataTree) -> Iterator[Drawing]:
     """The figures that the checkpoint allows."""
     data = tree["within"].to_dataset()
-    name, length, band = data.attrs["checkpoint"], data.attrs["length"], bands(data)
+    name, length, band = data.attrs["checkpoint"], data.attrs["length"], replicates.bands(data)
     if "norms" in tree:
-        norms = tree["norms"].to_dataset()
+        norms = tree["norms"].to_dataset().drop_attrs(deep=False)
         caption = (
             f"Mean norm of the rotary pairs of queries and keys of {name} by component and head, on "
-            f"{min(NORM_SEQUENCES, data.attrs['sequences'])} sequences of random tokens. Triangle: activated. {named_bands(band)}"
+            f"{min(NORM_SEQUENCES, data.attrs['sequences'])} sequences of random tokens. Triangle: activated. "
+            f"{replicates.named_bands(band, data)}"
         )
-        yield Drawing(f"norms_{name}", pair_norms(norms, band), caption + capped_caption(data), norms.assign(band.data_vars))
+        yield Drawing(f"norms_{name}", pair_norms(norms, band), caption, norms.assign(band.data_vars))
     if "pair" in tree:
         query, key = _query_and_key(length)
         of_heads = tree["pair"].to_dataset()["logit_of_head"]
         logit = described(of_heads.mean(("layer", "head")), "component of the logit of a pair, mean over heads", "q·k")
-        drawn = band.assign(logit=logit)
         caption = (
             f"Components of {name}'s logit between query {query} and key {key} of one sequence of random tokens, mean over layers and "
-            f"heads, and their sum from the fastest on. {named_bands(band)}{capped_caption(data)}"
+            f"heads, and their sum from the fastest on. {replicates.named_bands(band, data)}"
         )
-        figure = pair_of_tokens(drawn, f"{name}: token {query} to token {key}")
-        yield Drawing(f"pair_{name}", figure, caption, drawn.assign(logit_of_head=of_heads))
+        figure = pair_of_tokens(band.assign(logit=logit), f"{name}: token {query} to token {key}")
+        yield Drawing(f"pair_{name}", figure, caption, band.assign(logit=logit, logit_of_head=of_heads))
     if "turns" in tree:
         turns = tree["turns"].to_dataset()
         share = turns["turn_share"].mean(("repeat", "layer", "head"))
         share = described(share, "share of pairs by the angle that they turn", "1")
-        drawn = bands(turns).assign(turn_share=share, turn_upper=turns["turn_upper"].isel(repeat=0, drop=True))
+        drawn = replicates.bands(turns).assign(turn_share=share, turn_upper=turns["turn_upper"].isel(repeat=0, drop=True))
         caption = (
             f"Angles by which the learned positions of {name} turn each component, over the pairs of {data.attrs['sequences']} sequences "
-            f"of {length} random tokens, mean over the heads that learn positions.{capped_caption(data)}"
+            f"of {length} random tokens, mean over the heads that learn positions.{replicates.capped_caption(data)}"
         )
         yield Drawing(f"turns_{name}", turn_histogram(drawn, f"{name}: turns by learned positions"), caption, drawn)
 
@@ -113,7 +105,7 @@ ROTARY_PAIRS = Experiment(
     "rotary_pairs",
     (),
     Needs(
-        each(lambda subject: is_analysed(subject) and (has_rope_alone(subject) or bool(subject.learned))),
+        each(lambda subject: replicates.is_analysed(subject) and (replicates.has_rope_alone(subject) or bool(subject.learned))),
         "no checkpoint with RoPE alone or learned positions was given",
         ("language/rope", "language/repo"),
     ),
@@ -126,13 +118,13 @@ ROTARY_PAIRS = Experiment(
 def _norms(subject: Subject, options: Sampling, length: int, count: int) -> xr.Dataset:
     bridge = load(subject.path, options.device)
     measures: list[Measure] = [Rotation(length)]  # pyright: ignore[reportAssignmentType]
-    run = analyze(bridge, list(random_prompts(bridge, length, count, options.seed)), measures)
+    run = analyze(bridge, list(replicates.random_prompts(bridge, length, count, options.seed)), measures)
     return run["rotation"].to_dataset()[["query_norm", "key_norm"]]
 
 
 def _pair(subject: Subject, options: Sampling, length: int) -> xr.Dataset:
     bridge = load(subject.path, options.device)
-    prompt = next(random_prompts(bridge, length, 1, options.seed))
+    prompt = next(replicates.random_prompts(bridge, length, 1, options.seed))
     return components_of_pair(bridge, prompt.tokens, *_query_and_key(length)).to_dataset(name="logit_of_head")
 
 

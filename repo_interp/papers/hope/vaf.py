@@ -12,18 +12,8 @@ import xarray as xr
 from jaxtyping import Bool, Float
 
 from repo_interp.measures.labels import described
-from repo_interp.papers.hope.replicates import (
-    NEEDS_ROPE,
-    OVER_REPLICATES,
-    Sampling,
-    bands,
-    capped,
-    capped_caption,
-    mean_curve_vaf,
-    named_bands,
-    random_weights,
-    within,
-)
+from repo_interp.papers.hope import replicates
+from repo_interp.papers.hope.replicates import Sampling
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import Claim, Evidence
 from repo_interp.papers.kit.experiment import Drawing, Experiment
@@ -51,18 +41,14 @@ def outstanding(vaf: Float[np.ndarray, " component"], activated: Bool[np.ndarray
 
 def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> xr.Dataset | None:
     """Replicates of the checkpoint within L; None where it has no activated component."""
-    data = within(subjects[0], options, cache)
-    return data if bands(data)["activated"].any() else None
+    data = replicates.within(subjects[0], options, cache)
+    return data if replicates.bands(data)["activated"].any() else None
 
 
 def judge(data: xr.Dataset) -> Iterable[Evidence]:
     """Evidence on the checkpoint."""
-    name, activated = data.attrs["checkpoint"], bands(data)["activated"].values
-    measured = "activated above other components, in their standard deviations"
-    if capped(data):
-        yield Evidence(H2, name, measured, unmeasurable=capped(data))
-        return
-    shares = mean_curve_vaf(data["component_by_distance"].mean("layer"))
+    name, activated = data.attrs["checkpoint"], replicates.bands(data)["activated"].values
+    shares = replicates.mean_curve_vaf(data["component_by_distance"].mean("layer"))
     trained = shares.sel(weights="trained")
     means = trained.mean("repeat").values
     heights = {
@@ -75,22 +61,23 @@ def judge(data: xr.Dataset) -> Iterable[Evidence]:
     yield Evidence(
         H2,
         name,
-        measured,
+        "activated above other components, in their standard deviations",
         {HEIGHT: ours, SAME: Observed(ours, twins)},
         ours,
         float(np.std([outstanding(values, activated) for values in trained.values], ddof=1)),
-        OVER_REPLICATES,
+        replicates.OVER_REPLICATES,
         data.attrs["sequences"],
-        random_weights(heights),
+        replicates.random_weights(heights),
         f"VAF of the activated {_percent(means[activated])}, largest other {_percent(means[~activated].max(keepdims=True))}; "
         f"over heads, of all pairs' logits: {_percent(of_pairs)}",
+        replicates.capped(data),
     )
 
 
 def draw(data: xr.Dataset) -> Iterator[Drawing]:
     """Fig. 7: VAF of every component's mean curve, beside random weights."""
-    name, band = data.attrs["checkpoint"], bands(data)
-    shares = mean_curve_vaf(data["component_by_distance"].mean("layer"))
+    name, band = data.attrs["checkpoint"], replicates.bands(data)
+    shares = replicates.mean_curve_vaf(data["component_by_distance"].mean("layer"))
     of_pairs = data["vaf"].mean(("repeat", "layer", "head"))
     drawn = band.assign(
         vaf=described(shares.mean("repeat"), "variance of the mean logit by distance that a component accounts for", "%"),
@@ -99,12 +86,12 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
     )
     caption = (
         f"Variance of the mean logit by distance that each component of {name} accounts for (HoPE fig. 7; standard definition). "
-        f"Diamonds: random weights. {named_bands(band)}{capped_caption(data)}"
+        f"Diamonds: random weights. {replicates.named_bands(band, data)}"
     )
     yield Drawing(f"vaf_{name}", vaf_by_component(drawn, f"{name}: share of the mean curve's variance"), caption, drawn)
 
 
-VAF = Experiment("vaf", (H2,), NEEDS_ROPE, measure, judge, draw)
+VAF = Experiment("vaf", (H2,), replicates.NEEDS_ROPE, measure, judge, draw)
 
 
 def _percent(values: np.ndarray) -> str:
