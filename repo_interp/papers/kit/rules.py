@@ -2,6 +2,7 @@
 
     AtLeast("share of hybrid chunks", 0.5)                  a number is at least a bound
     AtMost("range over the context length", 0.5)            a number is at most a bound
+    Significant("the rise on the right", 3)                 a number is above 0 by so many of its standard errors
     AtMost("fall of F1", 0.02, of="F1 in order")            ... or at most a share of another number
     Below("the lower of both scores", 0.99)                 a number is below a bound
     Above("mean exact match", ("RoPE", "NoPE"))             differences to rivals are above 2 standard errors (and above `more`)
@@ -108,6 +109,23 @@ class Below:
 
 
 @dataclass(frozen=True)
+class Significant:
+    """A number, given as its `Difference` from 0, is above 0 by so many standard errors."""
+
+    quantity: str
+    errors: float = SIGNIFICANT
+
+    @property
+    def words(self) -> str:
+        """The rule in words."""
+        return f"{self.quantity} is above {self.errors:g} standard errors"
+
+    def holds(self, values: Values) -> bool:
+        """Whether the number is positive and that large."""
+        return values[self.quantity].exceeds(errors=self.errors)
+
+
+@dataclass(frozen=True)
 class Above:
     """The differences to rivals are each above so many standard errors, and above `more`."""
 
@@ -118,12 +136,15 @@ class Above:
     errors: float = SIGNIFICANT
     relation: str = "above"
     """How the words put it: "above", or "below" where the values are differences the other way round."""
+    also: tuple[str, ...] = ()
+    """Further rivals, for the words: exceeded where they are among the values."""
 
     @property
     def words(self) -> str:
         """The rule in words."""
         by = f"more than {self.errors:g} standard errors" + (f" and more than {self.more:g}" if self.more else "")
-        return f"{self.quantity} is {self.relation} that of {_listed(self.rivals)} by {by} of the difference"
+        also = f", and that of {_listed(self.also)} where there is one," if self.also else ""
+        return f"{self.quantity} is {self.relation} that of {_listed(self.rivals)}{also} by {by} of the difference"
 
     def holds(self, values: Values) -> bool:
         """Whether every difference to a rival is there and large enough."""
