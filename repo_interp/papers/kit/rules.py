@@ -88,22 +88,25 @@ class Above:
 
     quantity: str
     rivals: tuple[str, ...]
-    """What has to be exceeded: each must be among the values. Further differences among the values of the quantity count too."""
+    """What has to be exceeded. Further differences among the values of the quantity count too."""
     more: float = 0.0
     errors: float = SIGNIFICANT
     relation: str = "above"
     """How the words put it: "above", or "below" where the values are differences the other way round."""
+    required: tuple[str, ...] | None = None
+    """Rivals that must be among the values, for a claim that is judged without the others too; None: all of them."""
 
     @property
     def words(self) -> str:
         """The rule in words."""
         by = f"more than {self.errors:g} standard errors" + (f" and more than {self.more:g}" if self.more else "")
-        return f"{self.quantity} is {self.relation} that of {_listed(self.rivals)} by {by} of the difference"
+        among = _listed(self.rivals) + ("" if self.required is None else ", as far as they were given,")
+        return f"{self.quantity} is {self.relation} that of {among} by {by} of the difference"
 
     def holds(self, values: Values) -> bool:
-        """Whether every difference to a rival is there and large enough."""
+        """Whether there is a difference to every rival that is required, and all that there are are large enough."""
         differences: Mapping[str, Difference] = values[self.quantity]
-        complete = set(self.rivals) <= set(differences)
+        complete = bool(differences) and set(self.rivals if self.required is None else self.required) <= set(differences)
         return complete and all(one.exceeds(self.more, self.errors) for one in differences.values())
 
 
