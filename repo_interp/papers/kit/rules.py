@@ -99,9 +99,9 @@ class Above:
     @property
     def words(self) -> str:
         """The rule in words."""
-        by = f"more than {self.errors:g} standard errors" + (f" and more than {self.more:g}" if self.more else "")
+        by = f"more than {self.errors:g} standard errors of the difference" + (f" and {self.more:g}" if self.more else "")
         among = _listed(self.rivals) + ("" if self.required is None else ", as far as they were given,")
-        return f"{self.quantity} is {self.relation} that of {among} by {by} of the difference"
+        return f"{self.quantity} is {self.relation} that of {among} by {by}"
 
     def holds(self, values: Values) -> bool:
         """Whether there is a difference to every rival that is required, and all that there are are large enough."""
