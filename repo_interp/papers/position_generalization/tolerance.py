@@ -96,7 +96,7 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> Meas
     (subject,) = subjects
     grid = {"gammas": str(options.gammas), "l_maxes": str(options.l_maxes)}
     kinds = [_kept(subject, options, cache, measure_kind, kind, **grid) for kind in PAPER_KINDS]
-    groups = {"perturbation": xr.concat(kinds, dim="kind", **_TOGETHER), "judged": _judged(subject, options, cache)}
+    groups = {"perturbation": _joined(kinds), "judged": _judged(subject, options, cache)}
     return Measured(subject, length_of(subject, options), xr.DataTree.from_dict(groups))
 
 
@@ -135,7 +135,13 @@ def _judged(subject: Subject, options: Options, cache: Cache) -> xr.Dataset:
         _kept(subject, options, cache, measure_judged, kind, draws=options.draws, point=str(point))
         for kind, point in POINTS.items()
     ]
-    return xr.concat(kinds, dim="kind", data_vars="minimal", **_TOGETHER)
+    return _joined(kinds)
+
+
+def _joined(kinds: Sequence[xr.Dataset]) -> xr.Dataset:
+    """Groups of one kind each as one, in the order of the paper."""
+    joined = xr.concat(kinds, dim="kind", data_vars="minimal", **_TOGETHER)
+    return joined.assign_coords(kind=list(PAPER_KINDS))  # joining cuts names to the length of the first
 
 
 def _kept(
