@@ -66,95 +66,94 @@ def run(arguments: argparse.Namespace) -> int:
     """Say what it will cost; measure, draw, write; print the verdicts."""
     from rich.console import Console
 
-    from repo_interp.papers.kit.durations import Durations
+    from repo_interp.papers.catalogue import named
+    from repo_interp.papers.kit.build import Durations
     from repo_interp.papers.kit.gallery import write_gallery
 
     console = Console()
     out = Path(arguments.out)
     kept = Path(arguments.cache) if arguments.cache else out / ".cache"
     durations = Durations(kept)
-    makings = _makings(arguments, out)
-    _tell(console, makings, durations)
-    for making in makings:
-        if making.stands and not arguments.overwrite:
-            console.print(f"[bold]{making.directory}[/bold]  stands already, made from the same", highlight=False, soft_wrap=True)
+    papers = list(named(()).values())
+    builds = _builds(arguments, out)
+    _tell(console, builds, durations)
+    for build in builds:
+        if build.is_up_to_date and not arguments.overwrite:
+            console.print(f"[bold]{build.directory}[/bold]  stands already, made from the same", highlight=False, soft_wrap=True)
             continue
         try:
-            with console.status(making.name) as status:
-                verdicts, files = making.make(kept, lambda said, name=making.name: status.update(f"{name}: {said}"), durations)
+            with console.status(build.name) as status:
+                verdicts, files = build.make(kept, lambda doing, name=build.name: status.update(f"{name}: {doing}"), durations)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"what was measured is kept in {kept}; the same command goes on") from None
-        _print(console, making.module.TITLE, verdicts)
+        _print(console, build.paper.title, verdicts)
         console.print(
-            f"[bold]{making.directory / 'README.md'}[/bold]  verdicts and figures; {len(files)} files",
+            f"[bold]{build.directory / 'README.md'}[/bold]  verdicts and figures; {len(files)} files",
             highlight=False,
             soft_wrap=True,
         )
-        write_gallery(out)
-    console.print(f"[bold]{write_gallery(out)}[/bold]  every claim and every figure", highlight=False, soft_wrap=True)
+        write_gallery(out, papers)
+    console.print(f"[bold]{write_gallery(out, papers)}[/bold]  every claim and every figure", highlight=False, soft_wrap=True)
     return 0
 
 
-def _makings(arguments: argparse.Namespace, out: Path):
+def _builds(arguments: argparse.Namespace, out: Path):
     """Each paper with its checkpoints and options. Raises InputError for everything that can be known before measuring."""
     from repo_interp.cli.checkpoint import find
     from repo_interp.errors import InputError
     from repo_interp.papers.catalogue import named
-    from repo_interp.papers.kit.figure_directory import require_free
+    from repo_interp.papers.kit.build import Build, stated_options, with_data
     from repo_interp.papers.kit.gallery import require_own
-    from repo_interp.papers.kit.given import given
-    from repo_interp.papers.kit.making import Making
-    from repo_interp.papers.kit.options import stated_options, with_data
+    from repo_interp.papers.kit.paper_directory import require_free
+    from repo_interp.papers.kit.subjects import given
 
-    modules = named(arguments.papers)
+    papers = named(arguments.papers)
     users = {name: find(path) for name, path in arguments.checkpoints}
     if len(users) < len(arguments.checkpoints):
         raise InputError("two checkpoints have the same name; give each its own: --checkpoint rope=... --checkpoint rope_2=...")
-    ground = {name: dict(module.FAST) if arguments.fast else {} for name, module in modules.items()}
+    fields = {name: dict(paper.fast) if arguments.fast else {} for name, paper in papers.items()}
     stated = [*arguments.options, ("seed", str(arguments.seed)), ("device", arguments.device)]
-    options = with_data(modules, stated_options(modules, stated, ground), dict(arguments.data))
+    options = with_data(papers, stated_options(papers, stated, fields), dict(arguments.data))
     require_own(out)
-    makings = []
-    for name, module in modules.items():
-        checkpoints = given(module.ZOO if arguments.zoo else (), users)
-        making = Making(name, module, checkpoints, options[name], _command(name, arguments), out / name)
-        require_free(making.directory)
-        if making.directory.is_dir() and not making.stands and not arguments.overwrite:
-            raise InputError(
-                f"{making.directory} holds other figures already; give another --out, or --overwrite to replace them"
-            )
-        makings.append(making)
-    return makings
+    builds = []
+    for name, paper in papers.items():
+        checkpoints = given(paper.zoo if arguments.zoo else (), users)
+        build = Build(paper, checkpoints, options[name], _command(name, arguments), out / name)
+        require_free(build.directory)
+        if build.directory.is_dir() and not build.is_up_to_date and not arguments.overwrite:
+            raise InputError(f"{build.directory} holds other figures already; give another --out, or --overwrite to replace them")
+        builds.append(build)
+    return builds
 
 
-def _tell(console, makings, durations) -> None:
+def _tell(console, builds, durations) -> None:
     """Say on what, and how long, before anything is measured."""
-    from repo_interp.papers.kit.durations import in_words
+    from repo_interp.values import duration
 
-    for making in makings:
-        if making.stands:
+    for build in builds:
+        if build.is_up_to_date:
             continue
-        count = len(making.given.paths)
-        before = making.before(durations)
-        if before is not None and before.finished:
-            cost = f"{in_words(before.seconds)} last time; what is kept of it is not measured again"
+        count = len(build.given.paths)
+        previous = build.previous_duration(durations)
+        if previous is not None and previous.finished:
+            cost = f"{duration(previous.seconds)} last time; what is kept of it is not measured again"
         else:
-            cost = _estimated(making, durations) if count else "nothing that takes long"
-            if before is not None:
-                cost += f"; {in_words(before.seconds)} of it were done when it was interrupted"
-        console.print(f"{making.name}: {count} checkpoint{'' if count == 1 else 's'}, {cost}", highlight=False, soft_wrap=True)
-        if making.given.missing:
-            console.print(f"  not in this package: {', '.join(making.given.missing)}", highlight=False, soft_wrap=True)
+            cost = _estimated(build, durations) if count else "nothing that takes long"
+            if previous is not None:
+                cost += f"; {duration(previous.seconds)} of it were done when it was interrupted"
+        console.print(f"{build.name}: {count} checkpoint{'' if count == 1 else 's'}, {cost}", highlight=False, soft_wrap=True)
+        if build.given.missing:
+            console.print(f"  not in this package: {', '.join(build.given.missing)}", highlight=False, soft_wrap=True)
 
 
-def _estimated(making, durations) -> str:
-    from repo_interp.papers.kit.durations import in_words
+def _estimated(build, durations) -> str:
+    from repo_interp.values import duration
 
-    estimate, elsewhere = making.seconds(), making.elsewhere(durations)
+    estimate, elsewhere = build.estimate(), build.longest_other_duration(durations)
     if estimate is not None:
-        return f"{in_words(estimate)} or more, from a timed part of it"
+        return f"{duration(estimate)} or more, from a timed part of it"
     if elsewhere is not None:
-        return f"not made so before; with other checkpoints or options it took {in_words(elsewhere.seconds)}"
+        return f"not made so before; with other checkpoints or options it took {duration(elsewhere.seconds)}"
     return "not made before, so nobody knows how long"
 
 

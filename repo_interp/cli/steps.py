@@ -1,4 +1,4 @@
-"""`repo-interp steps RUN`: variance by rotary component at the saved steps of a training run, in one small file beside its checkpoint."""
+"""`repo-interp steps RUN`: what the saved steps of a training run show, kept in one small file beside its checkpoint."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ SUMMARY = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("run", metavar="RUN", help="a training run made with --checkpoint-every: its directory holds steps/")
-    parser.add_argument("--sequences", type=positive, default=64, metavar="N", help="random sequences per step (default: 64)")
+    parser.add_argument("--sequences", type=positive, default=64, metavar="N", help="random sequences at each step (default: 64)")
     parser.add_argument(
-        "--repeats", type=positive, default=4, metavar="N", help="independent replicates of them, at least 2 (default: 4)"
+        "--repeats", type=positive, default=4, metavar="N", help="independent replicates, at least 2 (default: 4)"
     )
     parser.add_argument("--batch-size", type=positive, default=8, metavar="N", help="sequences in one forward pass (default: 8)")
     parser.add_argument("--seed", type=positive_or_zero, default=0, help="seed of the sequences (default: 0)")
@@ -24,11 +24,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, write and print; return the exit code."""
+    """Measure and write."""
     from rich.console import Console
 
-    from repo_interp.papers.hope.lots import Sampling
-    from repo_interp.papers.hope.steps import read_steps, write_steps
+    from repo_interp.papers.hope.over_training import read_steps, write_steps
+    from repo_interp.papers.hope.replicates import Sampling
 
     console = Console()
     sampling = Sampling(

@@ -1,35 +1,70 @@
-"""A claim of a paper, the rule that judges it, and what was found: rows of a table that nobody types.
+"""A claim of a paper, what was measured of it, and the verdict that its rule gives: rows of a table that nobody types.
 
-    holds / does not hold / not measurable here
+    evidence -> rule -> holds / does not hold / not measurable here
 
-A `Claim` is written before anything is measured: statement, source, the paper's number, and the rule in words. A `Verdict` is
-what the rule made of one checkpoint, with the number, its spread and over what, and the same number of a control. Knows nothing
-about any paper.
+A claim that can come out differently in its parts is several claims with one id: "R1" and "R1 (trained lengths)" each have a row. Knows
+nothing about any paper.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 
-from repo_interp.errors import InputError
+from repo_interp.papers.kit.rules import Rule, Values
+from repo_interp.papers.kit.scale import Scale
 
 HOLDS = "holds"
 FAILS = "does not hold"
 UNMEASURED = "not measurable here"
+BLIND, SEEN = "blind", "after results were seen"
+"""When a rule was written."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Claim:
-    """What a paper says, and how it is judged here."""
+    """What a paper says, and the rule that judges it here."""
 
     id: str
+    """Letter and number: "R1"."""
     statement: str
     source: str
     paper_number: str
     """The paper's number; "figure" where it only draws."""
-    rule: str
-    """When the claim holds, in words; the code that decides stands beside it."""
+    rule: Rule
+    part: str = ""
+    """Which part of the claim; empty for the claim itself."""
+    written: str = BLIND
+    """Whether the rule was written blind or after results were seen."""
+    scale: Scale | None = None
+    """The model that the claim is about, where it is another than its experiment's."""
+
+    @property
+    def label(self) -> str:
+        """What the claim is called in tables: "R1", "R1 (trained lengths)"."""
+        return f"{self.id} ({self.part})" if self.part else self.id
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What was measured of one claim on one checkpoint, or on several that are compared."""
+
+    claim: Claim
+    checkpoint: str
+    measured: str
+    """What `ours` is, in words, with its unit."""
+    values: Values = field(default_factory=dict)
+    """The quantities that the claim's rule asks for."""
+    ours: float | None = None
+    spread: float | None = None
+    spread_over: str = ""
+    n: int = 0
+    """Sequences, prompts or seeds behind `ours`."""
+    control: str = ""
+    """The same number where nothing was learned."""
+    note: str = ""
+    unmeasurable: str = ""
+    """Why nothing can be said here; empty where the rule decides."""
 
 
 @dataclass(frozen=True)
@@ -40,47 +75,54 @@ class Verdict:
     checkpoint: str
     verdict: str
     measured: str
-    """What `ours` is, in words, with its unit."""
     ours: float | None = None
     spread: float | None = None
     spread_over: str = ""
     n: int = 0
-    """Sequences, prompts or seeds behind `ours`."""
     control: str = ""
-    """The same number where nothing was learned."""
     note: str = ""
 
-    def __post_init__(self) -> None:
-        if self.verdict not in (HOLDS, FAILS, UNMEASURED):
-            raise InputError(f"a verdict is {HOLDS!r}, {FAILS!r} or {UNMEASURED!r}, not {self.verdict!r}")
-        if (self.ours is None) != (self.verdict == UNMEASURED):
-            raise InputError(
-                f"{self.claim.id} on {self.checkpoint}: a verdict stands on a number, and only {UNMEASURED!r} has none"
-            )
+
+def judge(evidence: Evidence) -> Verdict:
+    """The verdict of the claim's rule. Raises ValueError for evidence that has no number and does not say why."""
+    if evidence.unmeasurable:
+        return Verdict(
+            evidence.claim,
+            evidence.checkpoint,
+            UNMEASURED,
+            evidence.measured,
+            control=evidence.control,
+            note=evidence.unmeasurable,
+        )
+    if evidence.ours is None:
+        raise ValueError(f"{evidence.claim.label} on {evidence.checkpoint}: a verdict stands on a number")
+    verdict = HOLDS if evidence.claim.rule.holds(evidence.values) else FAILS
+    numbers = (evidence.ours, evidence.spread, evidence.spread_over, evidence.n, evidence.control, evidence.note)
+    return Verdict(evidence.claim, evidence.checkpoint, verdict, evidence.measured, *numbers)
 
 
-_CLAIM = {"claim": "id", "statement": "statement", "source": "source", "paper": "paper_number"}
-_VERDICT = tuple(field.name for field in fields(Verdict) if field.name != "claim")
+def unmeasured(claim: Claim, why: str, checkpoint: str = "none") -> Verdict:
+    """The verdict "not measurable here", and why."""
+    return Verdict(claim, checkpoint, UNMEASURED, "", note=why)
+
+
+_CLAIM = {"claim": "label", "statement": "statement", "source": "source", "paper": "paper_number", "written": "written"}
+_VERDICT = tuple(each.name for each in fields(Verdict) if each.name != "claim")
 ROW = (*_CLAIM, *_VERDICT, "rule")
 """The columns of a verdict as text."""
-
-
-def judged(holds: bool) -> str:
-    """The verdict that a rule's answer means."""
-    return HOLDS if holds else FAILS
 
 
 def verdict_rows(verdicts: Iterable[Verdict]) -> list[dict[str, str]]:
     """Verdicts as plain text by column, for a table or a file."""
     return [
-        {column: getattr(one.claim, name) for column, name in _CLAIM.items()}
-        | {name: _text(getattr(one, name)) for name in _VERDICT}
-        | {"rule": one.claim.rule}
-        for one in verdicts
+        {column: getattr(verdict.claim, name) for column, name in _CLAIM.items()}
+        | {name: _text(getattr(verdict, name)) for name in _VERDICT}
+        | {"rule": verdict.claim.rule.words}
+        for verdict in verdicts
     ]
 
 
-def markdown_table(rows: list[dict[str, str]], columns: dict[str, str]) -> str:
+def markdown_table(rows: list[dict[str, str]], columns: Mapping[str, str]) -> str:
     """A Markdown table of some of the rows' columns; `columns` maps their keys to what stands above them."""
     lines = ["| " + " | ".join(columns.values()) + " |", "|" + "---|" * len(columns)]
     lines += ["| " + " | ".join(row[key].replace("|", "\\|").replace("\n", " ") or "–" for key in columns) + " |" for row in rows]

@@ -2,19 +2,20 @@
 
     DIRECTORY/*/verdicts.csv, figures.csv -> DIRECTORY/README.md
 
-Knows the list of claims, so that those that nobody measured yet are there too; nothing about how any is measured.
+The list of claims comes with the papers, so that those that nobody measured yet are there too. Every (claim, part) is a row of its own.
+Knows no paper by name.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from repo_interp.errors import InputError
-from repo_interp.papers.catalogue import PAPERS, all_claims, base, paper
-from repo_interp.papers.kit.claims import FAILS, HOLDS, UNMEASURED, Claim, markdown_table
-from repo_interp.papers.kit.figure_directory import FIGURES, VERDICTS, read_rows
+from repo_interp.files import write_text
+from repo_interp.papers.kit.claims import FAILS, HOLDS, UNMEASURED, markdown_table
+from repo_interp.papers.kit.experiment import Paper
+from repo_interp.papers.kit.paper_directory import FIGURES, VERDICTS, read_rows
 
 HEADING = "# The papers' figures, made again"
 NOT_YET = "not measured yet"
@@ -24,6 +25,7 @@ CLAIM_COLUMNS = {
     "paper": "paper's number",
     "ours": "ours",
     "verdict": "verdict",
+    "written": "rule written",
     "command": "command",
 }
 NUMBER_COLUMNS = {
@@ -39,8 +41,9 @@ NUMBER_COLUMNS = {
 }
 _INTRODUCTION = (
     "Every figure and number below was made by the commands beside them; nothing is typed by hand. The models are small, and so is what "
-    "they were trained on: a claim that does not hold here may hold at the paper's scale. The rules that judge were written in code before "
-    "anything was measured; they stand on each paper's page, with notes on every verdict."
+    "they were trained on: a claim that does not hold here may hold at the paper's scale. The rules that judge stand in code, and their "
+    "words, on each paper's page, are made from it. A rule was written blind, before anything was measured, or after results were seen: "
+    "each row says which."
 )
 _SPREAD = (
     "± is over what stands in parentheses: a standard deviation, where it says nothing else. n: sequences, prompts or seeds."
@@ -56,70 +59,60 @@ def require_own(directory: Path) -> None:
         raise InputError(f"{page} is another page; give --out a directory of its own")
 
 
-def write_gallery(directory: Path) -> Path:
-    """Write the page over all papers in `directory`, whole or not at all, and return it. The same files give the same bytes."""
-    claims = claim_rows(_verdicts(directory))
-    numbers = number_rows(_verdicts(directory))
+def write_gallery(directory: Path, papers: Sequence[Paper]) -> Path:
+    """Write the page over all `papers` in `directory`, whole or not at all, and return it. The same files give the same bytes."""
+    verdicts = _verdicts(directory, papers)
+    claims = claim_rows(verdicts, papers)
     parts = [HEADING, _INTRODUCTION, "## Claims", _tally(claims), markdown_table(claims, CLAIM_COLUMNS)]
-    parts += ["## Numbers", _SPREAD, markdown_table(numbers, NUMBER_COLUMNS), "## Figures"]
-    for name in PAPERS:
-        parts += _thumbnails(directory, name)
+    parts += ["## Numbers", _SPREAD, markdown_table(number_rows(verdicts, papers), NUMBER_COLUMNS), "## Figures"]
+    for paper in papers:
+        parts += _thumbnails(directory, paper)
     page = directory / "README.md"
-    unfinished = page.with_name(".README.md.unfinished")
-    unfinished.write_text("\n\n".join(parts) + "\n", encoding="utf-8", newline="\n")
-    os.replace(unfinished, page)
+    write_text(page, "\n\n".join(parts) + "\n")
     return page
 
 
-def claim_rows(verdicts: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-    """One row a claim, in order: what was found about it on all checkpoints, with what gives the row."""
+def claim_rows(verdicts: Sequence[Mapping[str, str]], papers: Sequence[Paper]) -> list[dict[str, str]]:
+    """One row per claim and part, in order of the papers: what came out on all checkpoints, with what gives the row."""
     rows = []
-    for id, parts in all_claims().items():
-        found = [row for row in verdicts if base(row["claim"]) == id]
-        name, claim = _whole(parts)
-        commands = dict.fromkeys(row["command"] for row in found) or {f"repo-interp figures {name}": None}
+    for paper, claim in ((each, claim) for each in papers for claim in each.claims):
+        own = [row for row in verdicts if row["claim"] == claim.label and row["paper_name"] == paper.name]
+        commands = dict.fromkeys(row["command"] for row in own) or {f"repo-interp figures {paper.name}": None}
         rows.append(
             {
-                "claim": f"[{id}]({found[0]['paper_name']}/README.md)" if found else id,
+                "claim": f"[{claim.label}]({paper.name}/README.md)" if own else claim.label,
                 "statement": f"{claim.statement} ({claim.source})",
                 "paper": claim.paper_number,
-                "ours": "<br>".join(_one(row, len(parts) > 1) for row in found if row["ours"]),
-                "verdict": _together(found),
+                "ours": "<br>".join(_number(row) for row in own if row["ours"]),
+                "verdict": _together(own),
+                "written": claim.written,
                 "command": "<br>".join(f"`{command}`" for command in commands),
             }
         )
     return rows
 
 
-def number_rows(verdicts: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-    """One row a verdict, in the claims' order; one that says so for a claim without any."""
+def number_rows(verdicts: Sequence[Mapping[str, str]], papers: Sequence[Paper]) -> list[dict[str, str]]:
+    """One row per verdict, in the claims' order; one that says so for a claim without any."""
     rows = []
-    for id in all_claims():
-        found = [row for row in verdicts if base(row["claim"]) == id]
-        for row in found:
+    for paper, claim in ((each, claim) for each in papers for claim in each.claims):
+        own = [row for row in verdicts if row["claim"] == claim.label and row["paper_name"] == paper.name]
+        for row in own:
             spread = f"± {row['spread']} ({row['spread_over']})" if row["spread"] else ""
             rows.append({**row, "spread": spread, "measured": row["measured"] or row["note"]})
-        if not found:
-            rows.append(dict.fromkeys(NUMBER_COLUMNS, "") | {"claim": id, "verdict": NOT_YET})
+        if not own:
+            rows.append(dict.fromkeys(NUMBER_COLUMNS, "") | {"claim": claim.label, "verdict": NOT_YET})
     return rows
 
 
-def _verdicts(directory: Path) -> list[dict[str, str]]:
-    files = {name: directory / name / VERDICTS for name in PAPERS}
+def _verdicts(directory: Path, papers: Sequence[Paper]) -> list[dict[str, str]]:
+    files = {paper.name: directory / paper.name / VERDICTS for paper in papers}
     return [{**row, "paper_name": name} for name, file in files.items() if file.is_file() for row in read_rows(file)]
 
 
-def _whole(parts: Sequence[tuple[str, Claim]]) -> tuple[str, Claim]:
-    """The claim itself among its parts; the first part where the paper judges only parts."""
-    return next(((name, claim) for name, claim in parts if claim.id == base(claim.id)), parts[0])
-
-
-def _one(row: Mapping[str, str], part: bool) -> str:
-    named = (
-        f"{row['claim'].removeprefix(base(row['claim'])).strip(' ()')}, " if part and row["claim"] != base(row["claim"]) else ""
-    )
+def _number(row: Mapping[str, str]) -> str:
     spread = f" ± {row['spread']}" if row["spread"] else ""
-    return f"{named}{row['checkpoint']}: {row['ours']}{spread}"
+    return f"{row['checkpoint']}: {row['ours']}{spread}"
 
 
 def _together(rows: Sequence[Mapping[str, str]]) -> str:
@@ -142,22 +135,23 @@ def _tally(rows: Sequence[Mapping[str, str]]) -> str:
 
     parts = {
         "hold": count(f"**{HOLDS}"),
-        "hold in part": count(f"{HOLDS} in"),
+        "hold on some checkpoints": count(f"{HOLDS} in"),
         "do not hold": count(FAILS),
         "are not measurable here": count(UNMEASURED),
         "are not measured yet": count(NOT_YET),
     }
-    return f"Of {len(rows)} claims, " + ", ".join(f"{number} {words}" for words, number in parts.items() if number) + "."
+    return f"Of {len(rows)} claims, parts counted apart, " + ", ".join(f"{n} {words}" for words, n in parts.items() if n) + "."
 
 
-def _thumbnails(directory: Path, name: str) -> list[str]:
-    file = directory / name / FIGURES
-    title = f"### [{paper(name).TITLE}]({name}/README.md)"
+def _thumbnails(directory: Path, paper: Paper) -> list[str]:
+    file = directory / paper.name / FIGURES
+    title = f"### [{paper.title}]({paper.name}/README.md)"
     if not file.is_file():
-        return [title, f"Not made yet: `repo-interp figures {name}`."]
+        return [title, f"Not made yet: `repo-interp figures {paper.name}`."]
     lines = ["| figure | |", "|---|---|"]
     for row in read_rows(file):
         figure, caption = row["figure"], row["caption"].replace("|", "\\|").replace("\n", " ")
-        image = f'<a href="{name}/README.md#{figure.lower()}"><img src="{name}/{figure}.png" width="320" alt="{figure}"></a>'
+        page = f"{paper.name}/README.md#{figure.lower()}"
+        image = f'<a href="{page}"><img src="{paper.name}/{figure}.png" width="320" alt="{figure}"></a>'
         lines.append(f"| {image} | **{figure}**<br>{caption} |")
     return [title, "\n".join(lines) if len(lines) > 2 else "No figure."]

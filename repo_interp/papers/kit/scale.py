@@ -6,6 +6,7 @@ Knows nothing about what is claimed or measured.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,23 +26,6 @@ class Scale:
     """Longest sequences it was trained on, in tokens."""
     training: str | None = None
     """Steps, sequences of a step, or tokens."""
-
-
-_REPO = Scale(16, 2048, 4096, "50B tokens, continuing 4T")  # OLMo-2 1B; sec. 4.1
-_REVERSAL = Scale(4)  # appendix C: a GPT-2 of 4 layers
-_HOPE = Scale(12, 768, 512, "50,000 steps of 512 sequences")  # table 6
-_COPE_LANGUAGE = Scale(12, 768, 1024, "100 epochs of 100M tokens")  # sec. 5.4
-_POSITION_GENERALIZATION = Scale(28, 3072)  # Llama-3.2-3B
-PAPERS: Mapping[str, Scale] = {
-    **{f"R{number}": _REVERSAL if number in (1, 2, 3) else _REPO for number in range(1, 10)},
-    **{f"H{number}": _HOPE for number in range(1, 8)},
-    "C1": Scale(4, 256, None, "10,000 steps of 16 sequences"),  # sec. 5.1, appendix C
-    "C2": Scale(2, 64, None, "100,000 steps"),  # sec. 5.2
-    "C3": Scale(training="10,000 sequences of up to 512 operations"),  # sec. 5.3
-    **{f"C{number}": _COPE_LANGUAGE for number in (4, 5, 6)},
-    **{f"P{number}": _POSITION_GENERALIZATION for number in range(1, 8)},
-}
-"""By claim, the model that its paper makes it about."""
 
 
 def scale_of(directory: str | os.PathLike[str]) -> Scale:
@@ -69,3 +53,20 @@ def _in_words(one: Scale) -> str:
     size = [f"{one.layers} layers"] * (one.layers is not None) + [f"width {one.width}"] * (one.width is not None)
     rest = [f"{one.length} tokens"] * (one.length is not None) + [one.training or ""] * (one.training is not None)
     return ", ".join([" × ".join(size)] * bool(size) + rest)
+
+
+def scale_beside(paper: Scale, checkpoint: str, paths: Mapping[str, str]) -> str:
+    """How the model or models that a verdict calls `checkpoint` differ in scale from the one that the paper's claim is about.
+
+    `checkpoint` is one of the names, several in one text, or what several begin with ("niah" of niah/repo and niah/rope).
+    """
+    words = re.split(r"[\s,;]+", checkpoint)
+    names = [name for name in paths if name == checkpoint]
+    names = names or [name for name in paths if name in words]
+    names = names or [name for name in paths if name.split("/")[0] in words]
+    lines: dict[str, list[str]] = {}
+    for name in names:
+        lines.setdefault(difference(scale_of(paths[name]), paper), []).append(name)
+    if len(lines) == 1:
+        return next(iter(lines))
+    return " / ".join(f"{', '.join(named)}: {line}" for line, named in lines.items())

@@ -1,9 +1,10 @@
-"""What the RePo paper's claims are measured on: checkpoints with the task they were trained on, and prompts for them.
+"""The checkpoints that experiments are made on: those of the zoo that a paper names and a user's, with the task each was trained on.
 
-A checkpoint of one of our tasks gets that task's prompts; any other one gets RULER's needle in a haystack in its own tokens, as in the
-paper. Prompt i of a length depends on the seed and i alone, so that checkpoints of one task are asked the same.
+    name -> directory, with a digest of all that it holds      a user's checkpoint stands in for the zoo's of the same name
 
-Knows nothing about claims.
+Of some checkpoints the zoo has only the records of training (scores.json, training.toml), not the weights; they are subjects too. A
+checkpoint of one of our tasks gets that task's prompts; any other one gets RULER's needle in a haystack in its own tokens. Prompt i of a
+length depends on the seed and i alone, so that checkpoints of one task are asked the same. Knows nothing about any paper.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import xarray as xr
 
 from repo_interp.errors import InputError
@@ -26,43 +27,14 @@ from repo_interp.models.provenance import checkpoint_digest
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.positions.layouts import LEARNED, format_layout
 from repo_interp.tasks import Prompt, Task, niah
-from repo_interp.training.trained import trained_task
+from repo_interp.training.configuration import TrainingConfiguration
+from repo_interp.training.provenance import trained_configuration, trained_task
 
+ZOO = Path(__file__).parents[2] / "zoo"
+RECORDS = ("scores.json", "training.toml", "steps.nc")
+"""What is read of a checkpoint beside its configuration and weights."""
 VARIANT = "multikey_1"
-"""The needle in a haystack of checkpoints that were trained on no task of ours: several keys, as table 1 has it."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """How much is measured."""
-
-    prompts: int = 64
-    """Of each length, for positions and attention."""
-    score_prompts: int = 100
-    """Of each test set that is scored."""
-    controls: int = 2
-    """Twins with random weights."""
-    example_words: int = 11
-    """Length of the text whose positions are drawn (fig. 6)."""
-    efficiency_layers: int = 8
-    efficiency_width: int = 512
-    efficiency_heads: int = 8
-    efficiency_context: int = 256
-    """Tokens of the prompt before the first timed one."""
-    efficiency_tokens: int = 32
-    """Tokens generated in each timed round."""
-    efficiency_rounds: int = 15
-    """Rounds of both schemes, in turns."""
-    batch_size: int = 16
-    seed: int = 0
-    device: str = "cpu"
-
-    def __post_init__(self) -> None:
-        for name in ("prompts", "score_prompts", "efficiency_rounds"):
-            if getattr(self, name) < 2:
-                raise InputError(f"{name} is {getattr(self, name)}; a spread needs at least 2")
-        if self.controls < 1:
-            raise InputError(f"controls is {self.controls}; wanted at least one twin with random weights")
+"""The needle in a haystack of checkpoints that were trained on no task of ours: several keys, as RePo's table 1 has it."""
 
 
 @dataclass(frozen=True)
@@ -73,22 +45,34 @@ class Subject:
     """What the caller calls it."""
     path: str
     schemes: tuple[str, ...]
-    """The scheme of every layer."""
+    """The scheme of every layer; empty where there are only records of training."""
     training_length: int
-    """In tokens."""
+    """In tokens; 0 where there are only records."""
     digest: str
+    """Of configuration and weights; empty where there are only records."""
     task: Task | None
     """The task it was trained on, where that is one of ours."""
+    configuration: TrainingConfiguration | None = None
+    """How it was trained, where training.toml says it."""
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether there is more than records of its training."""
+        return bool(self.schemes)
 
     @property
     def layout(self) -> str:
-        """The layout in short: rope, repo@1, r2n1."""
+        """The layout in short - rope, repo@1, r2n1; as its training record names it where there are no weights."""
+        if not self.schemes:
+            return "" if self.configuration is None else self.configuration.scheme
         return format_layout(self.schemes)
 
     @property
     def kind(self) -> str:
-        """Name of its task; "text" where it was trained on none of ours."""
-        return "text" if self.task is None else self.task.name
+        """The name of its task; "text" where it was trained on none of ours."""
+        if self.task is not None:
+            return self.task.name
+        return "text" if self.configuration is None else self.configuration.task
 
     @property
     def learned(self) -> tuple[int, ...]:
@@ -101,14 +85,14 @@ class Subject:
         return "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in self.name)
 
     @cached_property
-    def tokenizer(self):
+    def tokenizer(self) -> Any:
         """The tokenizer beside the weights. Raises InputError where there is none."""
-        found = load_tokenizer(identify(self.path))
-        if found is None:
+        tokenizer = load_tokenizer(identify(self.path))
+        if tokenizer is None:
             raise InputError(
                 f"{self.name}: {self.path} has no tokenizer, so there are no prompts for it; put its tokenizer there"
             )
-        return found
+        return tokenizer
 
     @property
     def tokenizer_digest(self) -> str:
@@ -123,42 +107,80 @@ class Subject:
         return niah(self.tokenizer, VARIANT, length, count, seed)
 
     def measured(
-        self,
-        cache: Cache,
-        recipe: str,
-        options: Options,
-        measure: Callable[[], xr.Dataset],
-        **more: str | int | float,
+        self, cache: Cache, function: Callable[..., xr.Dataset], options: Any, *given: Any, **depends: str | int | float
     ) -> xr.Dataset:
-        """`measure()`, or what it gave before on this checkpoint with the options in `more`, the seed and the device."""
+        """`function(self, options, *given)`, kept by this checkpoint, its task, what `depends` names, the seed, batch size and device."""
         task = "" if self.task is None else json.dumps([self.task.name, self.task.options()], sort_keys=True)
         fixed = {"checkpoint": self.digest, "task": task, "seed": options.seed, "device": options.device}
-        return cache.dataset(f"repo_{recipe}", {**fixed, "batch_size": options.batch_size, **more}, measure)
+        return cache.dataset(function, {**fixed, "batch_size": options.batch_size, **depends}, self, options, *given)
 
 
-def subjects(checkpoints: Mapping[str, str | os.PathLike[str]]) -> list[Subject]:
-    """What is known of each checkpoint (name -> path) that has weights, without reading them. A training record without is left out.
+@dataclass(frozen=True)
+class Given:
+    """The checkpoints of one paper, by name."""
 
-    Raises InputError for a checkpoint that cannot be read.
-    """
-    found = []
-    for name, path in checkpoints.items():
-        if (Path(path) / "training.toml").is_file() and not (Path(path) / "config.json").is_file():
-            continue
-        known = identify(path)
-        found.append(
-            Subject(
-                name,
-                str(known.directory),
-                known.layout,
-                training_length(known.config),
-                checkpoint_digest(known.directory),
-                trained_task(known.directory),
-            )
+    paths: Mapping[str, str] = field(default_factory=dict)
+    digests: Mapping[str, str] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
+    """Names of the zoo that the package lacks."""
+
+    def subjects(self) -> list[Subject]:
+        """What is known of each checkpoint without reading its weights. Raises InputError for one that cannot be read."""
+        return [subject(name, path) for name, path in self.paths.items()]
+
+
+def given(wanted: Iterable[str], users: Mapping[str, str], zoo: Path = ZOO) -> Given:
+    """The checkpoints `wanted` from the zoo, and the users'. Raises InputError for a users' path where no checkpoint is."""
+    names = [name for name in wanted if name not in users]
+    paths = {name: str(zoo / name) for name in names if _is_there(zoo / name)} | dict(users)
+    missing = tuple(name for name in names if name not in paths)
+    return Given(paths, {name: digest(path) for name, path in paths.items()}, missing)
+
+
+def subject(name: str, path: str | os.PathLike[str]) -> Subject:
+    """The checkpoint at `path`, or the record of training there. Raises InputError where neither can be read."""
+    configuration = _configuration(Path(path))
+    if configuration is not None and not (Path(path) / "config.json").is_file():
+        return Subject(name, os.fspath(path), (), 0, "", None, configuration)
+    known = identify(path)
+    length = training_length(known.config)
+    checkpoint = checkpoint_digest(known.directory)
+    return Subject(name, str(known.directory), known.layout, length, checkpoint, trained_task(known.directory), configuration)
+
+
+def _configuration(path: Path) -> TrainingConfiguration | None:
+    """How a run was trained; where only its other seeds are recorded, how the first of them was."""
+    places = (path, *sorted(path.glob("seed-*"))) if path.is_dir() else ()
+    return next((known for place in places if (known := trained_configuration(place)) is not None), None)
+
+
+def digest(path: str | os.PathLike[str]) -> str:
+    """SHA-256 over a checkpoint and its records, those of other seeds included. Raises InputError where there is neither."""
+    directory = Path(path)
+    parts: dict[str, str] = {}
+    if not directory.is_dir() or (directory / "config.json").is_file():
+        parts["checkpoint"] = checkpoint_digest(identify(path).directory)
+    if directory.is_dir():
+        records = [file for folder in ("", "seed-*/") for name in RECORDS for file in sorted(directory.glob(folder + name))]
+        parts |= {file.relative_to(directory).as_posix(): file_digest(file) for file in records}
+    if not parts:
+        raise InputError(
+            f"there is no checkpoint at {directory}; wanted a directory with config.json and weights, or with scores.json"
         )
-    return found
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def finite(values: np.ndarray) -> np.ndarray:
-    """The values that are there."""
-    return np.asarray(values, dtype=float)[np.isfinite(values)]
+def file_digest(file: str | os.PathLike[str]) -> str:
+    """SHA-256 over a file, or over all files below a directory with their names."""
+    path = Path(file)
+    if path.is_file():
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    below = [part for part in sorted(path.rglob("*")) if part.is_file()]
+    return hashlib.sha256(json.dumps([(str(part.relative_to(path)), file_digest(part)) for part in below]).encode()).hexdigest()
+
+
+def _is_there(directory: Path) -> bool:
+    return any((directory / name).is_file() for name in ("config.json", "scores.json")) or any(
+        directory.glob("seed-*/scores.json")
+    )

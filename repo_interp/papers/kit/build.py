@@ -1,0 +1,183 @@
+"""Build one paper's page in its directory: measure what is not kept yet, judge, draw, write - and how long that takes.
+
+    options       the paper's defaults, changed by NAME=VALUE for every paper that has it, PAPER.NAME=VALUE for one
+    durations     what took how long, in a file beside what was measured, so that the next time can be told before it starts
+
+An interrupted build is remembered as that. Knows nothing about any paper, nor about terminals.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from repo_interp.errors import InputError
+from repo_interp.files import write_text
+from repo_interp.papers.kit.cache import Cache
+from repo_interp.papers.kit.claims import Verdict
+from repo_interp.papers.kit.closure import sources_digest
+from repo_interp.papers.kit.experiment import Paper, run
+from repo_interp.papers.kit.paper_directory import is_made_from, write_paper
+from repo_interp.papers.kit.subjects import Given, file_digest
+from repo_interp.run import versions
+from repo_interp.values import with_field
+
+
+@dataclass(frozen=True)
+class Build:
+    """One paper, with everything that decides its figures."""
+
+    paper: Paper
+    given: Given
+    options: Any
+    command: str
+    """What makes just this paper's figures again."""
+    directory: Path
+
+    @property
+    def name(self) -> str:
+        """The paper's name."""
+        return self.paper.name
+
+    @property
+    def provenance(self) -> dict[str, str]:
+        """All that decides the bytes."""
+        digests = {f"checkpoint {name}": f"sha256 {digest}" for name, digest in self.given.digests.items()}
+        files = {f"data {name}": f"sha256 {file_digest(file)}" for name, file in getattr(self.options, "data", ())}
+        made_by = {"options": str(self.options), **versions(), "sources": f"sha256 {sources_digest()}"}
+        return {"command": self.command, **digests, **files, **made_by}
+
+    @property
+    def is_up_to_date(self) -> bool:
+        """Whether just these figures are there."""
+        return is_made_from(self.directory, self.provenance)
+
+    def previous_duration(self, durations: Durations) -> Duration | None:
+        """How long it took before, on the same checkpoints with the same options; None where it never was."""
+        return durations.get(self._key)
+
+    def longest_other_duration(self, durations: Durations) -> Duration | None:
+        """How long this paper took at most on other checkpoints or with other options; None where it never was."""
+        return durations.longest(f"{self.name} ")
+
+    def estimate(self) -> float | None:
+        """Seconds that it takes at least when nothing is kept, from a timed part; None where no experiment can say."""
+        subjects = self.given.subjects()
+        costs = [
+            experiment.cost(group, self.options)
+            for experiment in self.paper.experiments
+            if experiment.cost is not None
+            for group in experiment.needs.groups(subjects)
+        ]
+        return sum(costs) if costs else None
+
+    def make(self, kept: Path, progress: Callable[[str], None], durations: Durations) -> tuple[list[Verdict], list[Path]]:
+        """Measure, judge, draw, write; what is measured is kept in `kept`. Returns the verdicts and the files."""
+        cache, start, finished = Cache(kept), time.monotonic(), False
+        try:
+            subjects = self.given.subjects()
+            results = [
+                result
+                for experiment in self.paper.experiments
+                for result in run(experiment, subjects, self.options, cache, progress)
+            ]
+            files = write_paper(self.directory, self.paper.title, results, self.given.paths, self.command, self.provenance)
+            finished = True
+        finally:
+            taken = time.monotonic() - start
+            durations.put(self._key, Duration(max(taken, cache.seconds), finished))
+        return [verdict for result in results for verdict in result.verdicts], files
+
+    @property
+    def _key(self) -> str:
+        digests = ",".join(f"{name}={digest[:12]}" for name, digest in sorted(self.given.digests.items()))
+        return f"{self.name} {self.options} {digests}"
+
+
+def stated_options(
+    papers: Mapping[str, Paper], stated: Iterable[tuple[str, str]], fields: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """The options of every paper, by its name: its defaults, changed by `fields` (by paper), changed by what a user stated as text.
+
+    Raises InputError for what no paper has, and for a value of another type.
+    """
+    options = {name: paper.options(**fields.get(name, {})) for name, paper in papers.items()}
+    known = {name: [field.name for field in dataclasses.fields(paper.options)] for name, paper in papers.items()}
+    for key, text in stated:
+        named, dot, option = key.rpartition(".")
+        if dot and named not in papers:
+            raise InputError(f"{key}={text}: {named!r} is none of the papers asked for, {', '.join(papers)}")
+        meant = [name for name in papers if option in known[name] and (not dot or name == named)]
+        if not meant:
+            there = sorted({option for name in ([named] if dot else papers) for option in known[name]})
+            raise InputError(f"there is no option {key!r}; there are {', '.join(there)}")
+        for name in meant:
+            options[name] = with_field(options[name], option, text, name)
+    return options
+
+
+def with_data(papers: Mapping[str, Paper], options: Mapping[str, Any], data: Mapping[str, str]) -> dict[str, Any]:
+    """The options with the users' files (name of a data set -> path) of those papers that take some.
+
+    Raises InputError for a data set that none takes, and for a file that is not there.
+    """
+    known = sorted({name for paper in papers.values() for name in paper.data_sets})
+    for name, file in data.items():
+        if name not in known:
+            wanted = f"these take {', '.join(known)}" if known else f"{', '.join(papers)} take none"
+            raise InputError(f"no figures are made from a data set {name!r}; {wanted}")
+        if not Path(file).exists():
+            raise InputError(f"there is no file {file} for the data set {name}")
+    return {
+        name: dataclasses.replace(options[name], data=tuple(item for item in data.items() if item[0] in paper.data_sets))
+        if paper.data_sets
+        else options[name]
+        for name, paper in papers.items()
+    }
+
+
+@dataclass(frozen=True)
+class Duration:
+    """Of one earlier time."""
+
+    seconds: float
+    finished: bool
+
+
+class Durations:
+    """What took how long, in a file of a directory."""
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        """Remember in `directory`."""
+        self._file = Path(directory) / "durations.json"
+
+    def get(self, key: str) -> Duration | None:
+        """How long it took last; None where it never was."""
+        known = self._read().get(key)
+        return None if known is None else Duration(float(known[0]), bool(known[1]))
+
+    def longest(self, beginning: str) -> Duration | None:
+        """How long the longest finished one took whose key begins so; None where there is none."""
+        known = [float(seconds) for key, (seconds, finished) in self._read().items() if finished and key.startswith(beginning)]
+        return Duration(max(known), True) if known else None
+
+    def put(self, key: str, duration: Duration) -> None:
+        """Remember it; a finished time goes before an interrupted one."""
+        known = self._read()
+        if not duration.finished and known.get(key, (0, False))[1]:
+            return
+        known[key] = (round(duration.seconds, 1), duration.finished)
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        write_text(self._file, json.dumps(known, indent=1, sort_keys=True))
+
+    def _read(self) -> dict[str, tuple[float, bool]]:
+        try:
+            return json.loads(self._file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}

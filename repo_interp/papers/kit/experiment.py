@@ -1,0 +1,153 @@
+"""An experiment of a paper: its claims with their rules, what it needs, how it is measured, judged and drawn - one object, in one file.
+
+    checkpoints -> needs.groups -> measure (kept by its own code) -> judge -> evidence -> rules -> verdicts
+                                                                  -> draw  -> figures with captions and data
+
+Measuring is the only expensive part, and the only one that is kept: a new wording, caption or rule measures nothing again. Knows nothing
+about any paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import xarray as xr
+from matplotlib.figure import Figure
+
+from repo_interp.papers.kit.cache import Cache
+from repo_interp.papers.kit.claims import Claim, Evidence, Verdict, judge, unmeasured
+from repo_interp.papers.kit.scale import Scale
+from repo_interp.papers.kit.subjects import Subject
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure with what belongs to it."""
+
+    name: str
+    """Stem of its files."""
+    figure: Figure
+    caption: str
+    data: xr.Dataset
+    """What is drawn, kept beside the figure."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Which checkpoints an experiment is about; that a claim is not measurable follows from it."""
+
+    groups: Callable[[Sequence[Subject]], Sequence[Sequence[Subject]]]
+    """The checkpoints that are measured together, out of all that are given: one each, or those that are compared."""
+    otherwise: str
+    """Why nothing can be measured where no checkpoint fits, as a note of the verdict."""
+    zoo: tuple[str, ...] = ()
+    """Names of the checkpoints that come with the package and fit."""
+    checkpoint: str = "none"
+    """What stands in the place of the checkpoint where none fits."""
+    otherwise_of: Mapping[str, str] = field(default_factory=dict)
+    """Why nothing can be measured of those claims, by label, that have a reason of their own."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """See the module. `measure` returns a dataset or a tree of them; `judge` and `draw` see nothing else."""
+
+    name: str
+    claims: tuple[Claim, ...]
+    needs: Needs
+    measure: Callable[[Sequence[Subject], Any, Cache], Any]
+    """What is measured of one group of checkpoints, with the paper's options; expensive parts go through `Cache.dataset`."""
+    judge: Callable[[Any], Iterable[Evidence]]
+    draw: Callable[[Any], Iterator[Drawing]]
+    scale: Scale = field(default_factory=Scale)
+    """The model that the paper's claims are about."""
+    cost: Callable[[Sequence[Subject], Any], float] | None = None
+    """Seconds that one group takes at least, from a timed part of it; None where that is not known beforehand."""
+
+
+@dataclass(frozen=True)
+class Paper:
+    """The experiments of a paper, and how much of them is measured."""
+
+    name: str
+    title: str
+    experiments: tuple[Experiment, ...]
+    options: type
+    """A frozen dataclass of how much is measured; every field has a default, `seed` and `device` among them."""
+    fast: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the options for a quick look."""
+    data_sets: tuple[str, ...] = ()
+    """Names of data sets that users may give as files; the options then have `data`, a tuple of (name, file)."""
+
+    @property
+    def claims(self) -> tuple[Claim, ...]:
+        """Every claim that an experiment judges, in order."""
+        return tuple(dict.fromkeys(claim for experiment in self.experiments for claim in experiment.claims))
+
+    @property
+    def zoo(self) -> tuple[str, ...]:
+        """Names of the checkpoints that come with the package and that an experiment is about."""
+        return tuple(dict.fromkeys(name for experiment in self.experiments for name in experiment.needs.zoo))
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of one experiment on one group of checkpoints."""
+
+    experiment: Experiment
+    drawings: tuple[Drawing, ...]
+    verdicts: tuple[Verdict, ...]
+
+
+def run(
+    experiment: Experiment, subjects: Sequence[Subject], options: Any, cache: Cache, progress: Callable[[str], None]
+) -> Iterator[Result]:
+    """The result of `experiment` on every group of `subjects` that it is about, one after the other.
+
+    At the end come verdicts "not measurable here" on the claims of which nothing was said. `progress` is told what is being done.
+    """
+    judged: set[Claim] = set()
+    for group in experiment.needs.groups(subjects):
+        progress(f"{experiment.name}: {', '.join(subject.name for subject in group)}" if group else experiment.name)
+        data = experiment.measure(group, options, cache)
+        if data is None:
+            continue
+        verdicts = tuple(judge(evidence) for evidence in experiment.judge(data))
+        judged |= {verdict.claim for verdict in verdicts}
+        yield Result(experiment, tuple(experiment.draw(data)), verdicts)
+    missing = [claim for claim in experiment.claims if claim not in judged]
+    if missing:
+        needs = experiment.needs
+        reasons = {claim: needs.otherwise_of.get(claim.label, needs.otherwise) for claim in missing}
+        yield Result(experiment, (), tuple(unmeasured(claim, reason, needs.checkpoint) for claim, reason in reasons.items()))
+
+
+def each(fits: Callable[[Subject], bool]) -> Callable[[Sequence[Subject]], Sequence[Sequence[Subject]]]:
+    """Groups of one checkpoint each: those that fit."""
+    return lambda subjects: [[subject] for subject in subjects if fits(subject)]
+
+
+def together(fits: Callable[[Subject], bool]) -> Callable[[Sequence[Subject]], Sequence[Sequence[Subject]]]:
+    """One group of all checkpoints that fit; none where none does."""
+    return lambda subjects: [chosen] if (chosen := [subject for subject in subjects if fits(subject)]) else []
+
+
+def asked_the_same(fits: Callable[[Subject], bool]) -> Callable[[Sequence[Subject]], Sequence[Sequence[Subject]]]:
+    """Groups of those that fit and can be asked the same prompts: one per task (tokenizer, where there is none) and training length."""
+
+    def groups(subjects: Sequence[Subject]) -> Sequence[Sequence[Subject]]:
+        by_prompts: dict[Any, list[Subject]] = {}
+        for subject in subjects:
+            if fits(subject):
+                task = subject.task if subject.task is not None else subject.tokenizer_digest
+                by_prompts.setdefault((task, subject.training_length), []).append(subject)
+        return list(by_prompts.values())
+
+    return groups
+
+
+def without_checkpoints(subjects: Sequence[Subject]) -> Sequence[Sequence[Subject]]:
+    """One group without checkpoints, for what is measured on fresh models."""
+    return [()]

@@ -1,0 +1,57 @@
+"""Perplexities of language models side by side, at the training length and beyond: what CoPE's and HoPE's claims about them share.
+
+    perplexity = exp of the mean of -log p over the tokens of held-out windows; compared as log perplexity, window by window
+
+Windows of text differ far more than models do: only perplexities of the same windows can stand side by side. Knows nothing about claims
+and figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import xarray as xr
+
+from repo_interp.papers.kit.scores import PLAIN, Scored, score_table
+
+
+def on_the_same_windows(scored: Sequence[Scored]) -> list[Scored]:
+    """Those of `scored` whose perplexities can stand side by side: those with weights, where any have them.
+
+    What a run without weights has recorded is a mean over other windows than those that are measured now.
+    """
+    return [each for each in scored if each.live is not None] or list(scored)
+
+
+def perplexity_table(scored: Sequence[Scored], method: str = PLAIN) -> xr.Dataset:
+    """Perplexity [checkpoint, test_set, seed] by length in tokens, ascending, as `plots.marks.scores` draws scores."""
+    table = score_table(scored, method=method)
+    values = xr.apply_ufunc(np.exp, table["score"])
+    table = table.assign(
+        score=values.assign_attrs(long_name="perplexity", units="1"),
+        standard_error=(values.mean("seed") * table["standard_error"]).assign_attrs(
+            long_name="standard error of the perplexity over windows", units="1"
+        ),
+    )
+    return table.assign_coords(test_set=table["test_set"].astype(int)).sortby("test_set")
+
+
+def bands(table: xr.Dataset) -> str:
+    """What a caption says of the training seeds and windows behind a table of perplexities."""
+    errors = (table["standard_error"] / table["score"].mean("seed")).values
+    known = errors[np.isfinite(errors)]
+    windows = (
+        f" Standard error over windows: up to {100 * known.max():.2g} %; all have the same, and are compared on each."
+        if known.size
+        else ""
+    )
+    count = table.sizes["seed"]
+    seeds = "One training seed." if count == 1 else f"Mean over up to {count} training seeds; band: smallest to largest."
+    return seeds + windows
+
+
+def shortest_and_longest(scored: Scored) -> tuple[str, str]:
+    """The training length, and the longest length that there are scores of, as names of test sets."""
+    lengths = sorted(int(name) for name in scored.test_sets)
+    return str(min(lengths, key=lambda length: abs(length - scored.training_length))), str(lengths[-1])

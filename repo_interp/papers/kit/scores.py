@@ -1,0 +1,226 @@
+"""Scores of trained checkpoints, measured anew where weights are at hand, and recorded ones beside them: what claims about tasks need.
+
+    seed of the checkpoint     scored live on `count` prompts of every test set; its own scores.json where it has no weights
+    other seeds                their scores.json
+    methods                    plain; interpolation (PI) and yarn by the factor max(1, n / L) for test sets of n tokens
+
+The task is the one that training.toml names. Live scores with as many prompts and the seed of the run are those of its scores.json.
+Knows nothing about claims and figures.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import xarray as xr
+
+from repo_interp.errors import InputError
+from repo_interp.experiments.extrapolation import extended
+from repo_interp.experiments.task_scores import task_scores
+from repo_interp.models.checkpoints import load_model
+from repo_interp.papers.kit.cache import Cache
+from repo_interp.papers.kit.recorded_scores import Recorded, recorded_scores, unequal_budgets
+from repo_interp.papers.kit.samples import Sample
+from repo_interp.papers.kit.subjects import Subject
+from repo_interp.tasks import Task
+from repo_interp.training.configuration import TrainingConfiguration
+from repo_interp.training.provenance import stated_task
+
+PLAIN = "plain"
+SHARES = ("exact match", "accuracy of reads")
+"""Metrics between 0 and 1."""
+
+
+@dataclass(frozen=True)
+class ScoreOptions:
+    """How much is scored."""
+
+    count: int = 200
+    """Prompts of every test set."""
+    language_count: int = 64
+    """The same in language modelling."""
+    batch_size: int = 32
+    seed: int = 0
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        for name in ("count", "language_count"):
+            if getattr(self, name) < 2:
+                raise InputError(f"{name} is {getattr(self, name)}; wanted at least 2 prompts, for an error")
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One checkpoint on the task it was trained on."""
+
+    name: str
+    layout: str
+    """As `format_layout` writes it; as training.toml names it where there are no weights."""
+    configuration: TrainingConfiguration
+    training_length: int
+    """Tokens of the longest prompt in training."""
+    metric: str
+    live: xr.Dataset | None
+    """`score [method, test_set, prompt]`, `tokens [test_set]` (longest prompt); None where there are no weights."""
+    recorded: tuple[Recorded, ...]
+    digest: str | None = None
+    """Of config.json and the weights; None where there are none."""
+
+    @property
+    def test_sets(self) -> tuple[str, ...]:
+        """Names that there are scores of."""
+        if self.live is not None:
+            return tuple(self.live["test_set"].values.astype(str).tolist())
+        return tuple(name for name, value in self.recorded[0].means.items() if np.isfinite(value))
+
+    def sample(self, test_sets: Sequence[str], method: str = PLAIN) -> Sample:
+        """Scores as means over `test_sets`. With another method than plain, of the run with weights alone."""
+        prompts, runs = np.empty(0), list(self.recorded)
+        means: list[float] = []
+        if self.live is not None:
+            prompts = self.live["score"].sel({"method": method, "test_set": list(test_sets)}).mean("test_set").values
+            means.append(float(prompts.mean()))
+            runs = [run for run in runs if run.seed != self.configuration.seed] if method == PLAIN else []
+        means += [float(np.mean([run.means.get(name, np.nan) for name in test_sets])) for run in runs]
+        count = len(prompts) * len(test_sets) or self.recorded[0].prompts * len(test_sets)
+        known = np.array([mean for mean in means if np.isfinite(mean)])
+        return Sample(known, prompts, count, self.metric in SHARES)
+
+    def tokens(self, test_set: str) -> int:
+        """Longest prompt of a test set. Raises InputError where there are no weights to have made prompts for."""
+        if self.live is None:
+            raise InputError(f"{self.name} has no weights, so no prompts were made of {test_set}")
+        return int(self.live["tokens"].sel(test_set=test_set))
+
+
+def of_tasks(*tasks: str) -> Callable[[Subject], bool]:
+    """Whether a subject was trained on one of `tasks`."""
+    return lambda subject: subject.configuration is not None and subject.configuration.task in tasks
+
+
+def score_subject(
+    subject: Subject, options: ScoreOptions, cache: Cache, methods: Callable[[str], Sequence[str]] = lambda layout: ()
+) -> Scored:
+    """The scores of `subject` on the task that it was trained on.
+
+    `methods`: those beside plain for a layout, as `extrapolation.extended` names them. Raises InputError where training.toml is missing,
+    or there are neither weights nor recorded scores.
+    """
+    configuration, path = subject.configuration, Path(subject.path)
+    if configuration is None:
+        raise InputError(
+            f"{subject.name} ({path}) has no training.toml, so its task is unknown; give a checkpoint of `repo-interp train`"
+        )
+    recorded = tuple(recorded_scores(path))
+    if not subject.has_weights:
+        if not recorded:
+            raise InputError(f"{subject.name} ({path}) has neither weights nor scores.json; give a finished training run")
+        length = stated_task(configuration).training_length
+        return Scored(subject.name, configuration.scheme, configuration, length, recorded[0].metric, None, recorded)
+    assert subject.task is not None, path
+    chosen = tuple(methods(subject.layout))
+    count = options.language_count if configuration.task == "language" else options.count
+    depends = {
+        "checkpoint": subject.digest,
+        "task": task_digest(path, configuration, subject.task),
+        "methods": ",".join(chosen),
+        "count": count,
+        "seed": options.seed,
+        "batch_size": options.batch_size,
+        "device": options.device,
+    }
+    live = cache.dataset(_live, depends, path, subject.task, subject.training_length, count, options, chosen)
+    length, metric = subject.training_length, subject.task.metric
+    return Scored(subject.name, subject.layout, configuration, length, metric, live, recorded, subject.digest)
+
+
+def score_table(scored: Sequence[Scored], test_sets: Sequence[str] = (), method: str = PLAIN) -> xr.Dataset:
+    """Scores side by side as `plots.scores` draws them: `score [checkpoint, test_set, seed]`, `standard_error [checkpoint, test_set]`,
+    `layout (checkpoint)`; `seed` counts those there are. `test_sets`: all that a checkpoint has where none are named; NaN where one has
+    it not.
+    """
+    names = list(test_sets) or list(dict.fromkeys(name for one in scored for name in one.test_sets))
+    samples = [[one.sample([name], method) if name in one.test_sets else None for name in names] for one in scored]
+    seeds = max((len(sample.seeds) for row in samples for sample in row if sample is not None), default=1)
+    values = np.full((len(scored), len(names), seeds), np.nan)
+    errors = np.full((len(scored), len(names)), np.nan)
+    for row, column in np.ndindex(errors.shape):
+        sample = samples[row][column]
+        if sample is not None:
+            values[row, column, : len(sample.seeds)] = sample.seeds
+            if len(sample.prompts) > 1:
+                errors[row, column] = sample.prompts.std(ddof=1) / np.sqrt(len(sample.prompts))
+    axes = ("checkpoint", "test_set")
+    metric = scored[0].metric
+    return xr.Dataset(
+        {
+            "score": ((*axes, "seed"), values, {"long_name": metric, "units": "nat" if "log" in metric else "1"}),
+            "standard_error": (axes, errors, {"long_name": f"standard error of {metric} over prompts", "units": "1"}),
+        },
+        coords={
+            "checkpoint": [one.name for one in scored],
+            "test_set": names,
+            "layout": ("checkpoint", [one.layout for one in scored]),
+            "seed": np.arange(seeds),  # so that tables of other numbers of seeds can be joined
+        },
+    )
+
+
+def first_of(scored: Iterable[Scored], scheme: str) -> Scored | None:
+    """The first of `scored` with `scheme` in every layer; None where there is none."""
+    return next((one for one in scored if one.layout == scheme), None)
+
+
+def task_digest(path: Path, configuration: TrainingConfiguration, task: Task) -> str:
+    """What decides the prompts of a task: how it is made, the tokenizer, and the texts they are cut from."""
+    digest = hashlib.sha256(
+        f"{configuration.task} {configuration.task_size} {sorted(configuration.task_options.items())}".encode()
+    )
+    tokenizer = path / "tokenizer.json"
+    if tokenizer.is_file():
+        digest.update(tokenizer.read_bytes())
+    if configuration.task == "language":
+        digest.update(platform.python_version().encode())  # by default the corpus is Python's own sources
+        if configuration.task_options.get("corpus"):
+            digest.update(task.data.held_out.tobytes())  # pyright: ignore[reportAttributeAccessIssue]
+    return digest.hexdigest()
+
+
+def _live(path: Path, task: Task, length: int, count: int, options: ScoreOptions, methods: Sequence[str]) -> xr.Dataset:
+    model = load_model(path, options.device)
+    plain = task_scores(model, task, None, count, options.seed, batch_size=options.batch_size)
+    sets = plain["test_set"].values.astype(str).tolist()
+    tokens = plain["tokens"].values.tolist()
+    by_method = [plain["score"].values]
+    for method in methods:
+        rows = []
+        for place, name in enumerate(sets):
+            if tokens[place] <= length:  # the factor is 1
+                rows.append(plain["score"].values[place])
+                continue
+            with extended(model, method, tokens[place], length):
+                rows.append(
+                    task_scores(model, task, [name], count, options.seed, batch_size=options.batch_size)["score"].values[0]
+                )
+        by_method.append(np.stack(rows))
+    return xr.Dataset(
+        {"score": (("method", "test_set", "prompt"), np.stack(by_method)), "tokens": ("test_set", tokens)},
+        coords={"method": [PLAIN, *methods], "test_set": sets},
+    )
+
+
+def note(compared: Sequence[Scored], *texts: str) -> str:
+    """`texts` that are not empty, with what differs in the budgets of the checkpoints that are compared."""
+    budgets = unequal_budgets({scored.name: scored.configuration for scored in compared})
+    return "; ".join(text for text in (*texts, budgets) if text)
+
+
+def missing(wanted: Iterable[str], task: str) -> str:
+    """That there is no checkpoint of some schemes of a task; "" where none is wanted."""
+    names = ", ".join(wanted)
+    return f"no checkpoint of {names} trained on {task} was given" if names else ""
