@@ -1,184 +1,121 @@
-"""Errors on flip-flop, selective copy and counting, in and out of distribution (CoPE sec. 5.1 to 5.3, tables 2 to 4): C1, C2, C3.
+"""Errors of position schemes by test set: what CoPE's claims about flip-flop, selective copy and counting share (sec. 5.1 to 5.3).
 
-    error = 100 (1 - score) per cent; score: share of reads that are right (flip-flop), exact match (the others)
+    error = 100 (1 - score) per cent; score: share of reads that are right (flip-flop), exact match (the other two)
 
-"Relative" of the paper is a learned vector a distance; RoPE stands for it here. Thresholds are in `cope_rules`.
+"Relative" in the paper is a learned vector per distance; RoPE stands for it here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
 
-from repo_interp.papers.cope import rules
-from repo_interp.papers.cope.claims import C1, C2, C3, C3_CONTEXTS
-from repo_interp.papers.cope.errors_figure import error_bars
-from repo_interp.papers.kit.checkpoint_scores import Scored, first_of, score_table
-from repo_interp.papers.kit.claims import Claim, Verdict, judged
-from repo_interp.papers.kit.lead import Lead
-from repo_interp.papers.kit.result import Result
-from repo_interp.papers.kit.score_rules import Sample, above, all_hold
-from repo_interp.papers.kit.score_words import common, missing, no_verdict, noted, said
-from repo_interp.tasks.counting import Counting
-from repo_interp.tasks.flip_flop import FlipFlop
-from repo_interp.tasks.selective_copy import SelectiveCopy
-from repo_interp.training.provenance import stated_task
+from repo_interp.papers.kit.cache import Cache
+from repo_interp.papers.kit.claims import Claim, Evidence
+from repo_interp.papers.kit.experiment import Needs, together
+from repo_interp.papers.kit.rules import Above
+from repo_interp.papers.kit.samples import Sample, between, in_words, numbers_of
+from repo_interp.papers.kit.scores import Scored, ScoreOptions, first_of, missing, note, of_tasks, score_subject, score_table
+from repo_interp.papers.kit.subjects import Subject
+from repo_interp.plots.marks.drawing import legend_below
+from repo_interp.plots.marks.scores import looks
+from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper_figure, style
 
-COPE, RIVALS = "cope", ("rope", "learned")
-WITHIN, SPARSE, DENSE = "in_distribution", "sparse", "dense"
-LONGER, SHORTER = "longer", "shorter"
-TASKS = ("flip_flop", "selective_copy", "counting")
+COPE = "cope"
+RIVALS = {"rope": "RoPE", "learned": "learned absolute positions"}
+"""Schemes that CoPE is compared with, and what rules call them."""
+SCHEMES = (COPE, *RIVALS, "repo")
+"""Of the zoo's checkpoints of each task."""
+IN_DISTRIBUTION = "in_distribution"
+
+
+@dataclass(frozen=True)
+class LowerError(Above):
+    """CoPE's error is below that of each rival; nothing is said where no error is large enough to tell the schemes apart."""
+
+    rivals: tuple[str, ...] = tuple(RIVALS.values())
+    relation: str = "below"
+    required: tuple[str, ...] | None = ()
+    apart: float = 1.0
+    """Per cent."""
+
+    @property
+    def words(self) -> str:
+        """The rule in words."""
+        return f"{super().words}; there is no verdict where all of these errors are at most {self.apart:g} %"
+
+    def tells_apart(self, errors: Sequence[float]) -> bool:
+        """Whether some of the `errors` in per cent is above `apart`."""
+        return bool(np.round(errors, 9).max() > self.apart)  # 100 (1 - 0.99) is a little more than 1
+
+
+def needs(task: str, names: Sequence[str]) -> Needs:
+    """All checkpoints of `task` together; `names` are the zoo's."""
+    otherwise = f"no checkpoint with CoPE in every layer, trained on {task}, was given"
+    return Needs(together(of_tasks(task)), otherwise, tuple(f"{task}/{name}" for name in names), task)
+
+
+def measure(subjects: Sequence[Subject], options: ScoreOptions, cache: Cache) -> list[Scored]:
+    """The scores of `subjects` on the task that they were trained on."""
+    return [score_subject(subject, options, cache) for subject in subjects]
+
+
+def errors_of(scored: Scored, test_sets: Sequence[str]) -> Sample:
+    """Errors as shares between 0 and 1, means over `test_sets`."""
+    right = scored.sample(test_sets)
+    return Sample(1 - right.seeds, 1 - right.prompts, right.recorded, right.share)
+
+
+def lower_error(claim: Claim, scored: Sequence[Scored], test_set: str, measured: str) -> Evidence:
+    """What there is on whether CoPE's error on `test_set` is below that of each rival that was given.
+
+    `claim` has a rule `LowerError`, and one of `scored` has CoPE in every layer.
+    """
+    cope, rule = first_of(scored, COPE), claim.rule
+    assert cope is not None and isinstance(rule, LowerError)
+    candidates = {name: first_of(scored, name) for name in RIVALS}
+    rivals = {name: rival for name, rival in candidates.items() if rival is not None and test_set in rival.test_sets}
+    absent = missing([name for name in RIVALS if name not in rivals], cope.configuration.task)
+    if not rivals:
+        return Evidence(claim, cope.name, "", unmeasurable=absent)
+    samples = {name: errors_of(checkpoint, [test_set]) for name, checkpoint in {COPE: cope, **rivals}.items()}
+    errors = {name: 100 * sample.mean for name, sample in samples.items()}
+    if not rule.tells_apart(list(errors.values())):
+        shown = ", ".join(f"{name} {error:.3g} %" for name, error in errors.items())
+        easy = f"{measured}: {shown}; all at most {rule.apart:g} %, so the task is too easy here to tell them apart"
+        return Evidence(claim, cope.name, "", unmeasurable=easy)
+    differences = {name: between(samples[name], samples[COPE]) for name in rivals}
+    within = f"in distribution {100 * errors_of(cope, [IN_DISTRIBUTION]).mean:.3g} %" if test_set != IN_DISTRIBUTION else ""
+    return Evidence(
+        claim,
+        cope.name,
+        measured,
+        {rule.quantity: {RIVALS[name]: difference for name, difference in differences.items()}},
+        errors[COPE],
+        **numbers_of(samples[COPE], 100),
+        control=", ".join(f"{name} {errors[name]:.3g} %" for name in rivals),
+        note=note([cope, *rivals.values()], in_words(differences, "below", " points", 100), within, absent),
+    )
 
 
 def error_table(scored: Sequence[Scored]) -> xr.Dataset:
-    """Errors [checkpoint, test_set, seed] in per cent, as `plots.cope_errors` draws them."""
+    """Errors [checkpoint, test_set, seed] in per cent, with their standard errors over prompts, as `error_bars` draws them."""
     table = score_table(scored)
-    said_of = {"long_name": f"error (1 - {scored[0].metric})", "units": "%"}
+    described = {"long_name": f"error (1 - {scored[0].metric})", "units": "%"}
     return table.assign(
-        score=(100 * (1 - table["score"])).assign_attrs(said_of),
+        score=(100 * (1 - table["score"])).assign_attrs(described),
         standard_error=(100 * table["standard_error"]).assign_attrs(long_name="standard error over prompts", units="%"),
     )
 
 
-def flip_flop(scored: Sequence[Scored]) -> Result:
-    """C1: errors of flip-flop checkpoints."""
-    task = stated_task(scored[0].configuration)
-    assert isinstance(task, FlipFlop)
-    table = error_table(scored)
-    verdicts: tuple[Verdict, ...] = ()
-    if first_of(scored, COPE) is not None:
-        verdicts = (_lower(C1, scored, (SPARSE,), f"error of reads on {SPARSE} test sequences, %"),)
-    return Result(
-        "flip_flop",
-        f"Flip-flop: error of reads by test set (CoPE table 2, left). {100 * task.ignore:g} % of instructions are ignored in training, "
-        f"{100 * task.sparse:g} % in sparse and {100 * task.dense:g} % in dense test sets; sequences have {task.length} tokens, in long "
-        f"test sets {task.longest_test}. {_bars(scored)}",
-        table,
-        error_bars({"Flip-flop": table}),
-        verdicts,
-    )
-
-
-def selective_copy(scored: Sequence[Scored]) -> Result:
-    """C2: errors of selective-copy checkpoints."""
-    task = stated_task(scored[0].configuration)
-    assert isinstance(task, SelectiveCopy)
-    table = error_table(scored)
-    cope, rope = first_of(scored, COPE), first_of(scored, "rope")
-    return Result(
-        "selective_copy",
-        f"Selective copy: share of sequences that are not copied exactly (CoPE table 2, right). {task.copied} of {task.symbols} symbols "
-        f"are copied, with as many blanks as in training ({task.blanks}), half as many (dense) and twice as many (sparse). {_bars(scored)}",
-        table,
-        error_bars({"Selective copy": table}),
-        () if cope is None else (_solved(cope, rope),),
-    )
-
-
-def counting(scored: Sequence[Scored]) -> Result:
-    """C3: errors of counting checkpoints, by the number of variables that they were trained with."""
-    task = stated_task(scored[0].configuration)
-    assert isinstance(task, Counting)
-    groups: dict[int, list[Scored]] = {}
-    for one in scored:
-        groups.setdefault(variables(one), []).append(one)
-    panels = {_variables(count): error_table(groups[count]) for count in sorted(groups)}
-    verdicts = []
-    for count in sorted(groups):
-        if first_of(groups[count], COPE) is not None:
-            said_of = f"error with {_variables(count)}, %"
-            verdicts.append(_lower(C3, groups[count], (WITHIN,), said_of))
-            verdicts += [_lower(C3_CONTEXTS, groups[count], (name,), f"{said_of}, {name} contexts") for name in (LONGER, SHORTER)]
-    return Result(
-        "counting",
-        f"Counting: share of sequences whose value is wrong (CoPE table 3, 4), with the weight of pass of training ({task.pass_weight:g}), "
-        f"longer contexts ({task.longer_pass_weight:g}) and shorter ones ({task.shorter_pass_weight:g}). {_bars(scored)}",
-        xr.concat(list(panels.values()), dim="checkpoint", join="outer", coords="minimal", compat="override").assign_coords(
-            variables=("checkpoint", [count for count in sorted(groups) for _ in groups[count]])
-        ),
-        error_bars(panels),
-        tuple(verdicts),
-    )
-
-
-def variables(one: Scored) -> int:
-    """Variables that a counting checkpoint was trained with."""
-    return int(one.configuration.task_options.get("variables", 1))
-
-
-def errors_of(one: Scored, test_sets: Sequence[str]) -> Sample:
-    """Errors as shares, in the form that is compared."""
-    right = one.sample(test_sets)
-    return Sample(1 - right.seeds, 1 - right.prompts, right.recorded, right.share)
-
-
-def _lower(claim: Claim, scored: Sequence[Scored], test_sets: tuple[str, ...], measured: str) -> Verdict:
-    """Whether the error of CoPE is lower than that of RoPE and of absolute positions, each that is there."""
-    cope = first_of(scored, COPE)
-    assert cope is not None
-    rivals = {
-        name: one for name in RIVALS if (one := first_of(scored, name)) is not None and set(test_sets) <= set(one.test_sets)
-    }
-    absent = missing([name for name in RIVALS if name not in rivals], cope.configuration.task)
-    if not rivals:
-        return no_verdict(claim, cope.name, absent)
-    samples = {name: errors_of(one, test_sets) for name, one in {COPE: cope, **rivals}.items()}
-    errors = {name: 100 * sample.mean for name, sample in samples.items()}
-    shown = ", ".join(f"{name} {error:.3g} %" for name, error in errors.items())
-    if not rules.apart(np.array(list(errors.values()))):
-        return no_verdict(
-            claim,
-            cope.name,
-            f"{measured}: {shown}; all at most {rules.APART:g} %, so the task is too easy here to tell them apart",
-        )
-    leads: dict[str, Lead] = {name: above(samples[name], samples[COPE]) for name in rivals}
-    within = errors_of(cope, (WITHIN,)) if test_sets != (WITHIN,) else None
-    return Verdict(
-        claim,
-        cope.name,
-        judged(all_hold(leads.values())),
-        measured,
-        errors[COPE],
-        **common(samples[COPE], 100),
-        control=", ".join(f"{name} {errors[name]:.3g} %" for name in rivals),
-        note=noted(
-            [cope, *rivals.values()],
-            said(leads, "below", " points", 100),
-            "" if within is None else f"in distribution {100 * within.mean:.3g} %",
-            absent,
-        ),
-    )
-
-
-def _solved(cope: Scored, rope: Scored | None) -> Verdict:
-    sets, outside = (WITHIN, DENSE, SPARSE), (DENSE, SPARSE)
-    if rope is None:
-        return no_verdict(C2, cope.name, missing(["rope"], "selective_copy"))
-    errors = {
-        one: np.array([100 * errors_of(scored, (name,)).mean for name in sets]) for one, scored in ((COPE, cope), ("rope", rope))
-    }
-    worst = errors_of(cope, (sets[int(errors[COPE].argmax())],))
-    return Verdict(
-        C2,
-        cope.name,
-        judged(rules.solved_where_other_fails(errors[COPE], errors["rope"][1:])),
-        "largest error of the three test sets, %",
-        100 * worst.mean,
-        **common(worst, 100),
-        control="rope " + ", ".join(f"{error:.3g} %" for error in errors["rope"]),
-        note=noted(
-            [cope, rope],
-            f"in distribution, {' and '.join(outside)}: CoPE {', '.join(f'{error:.3g}' for error in errors[COPE])} %, "
-            f"RoPE {', '.join(f'{error:.3g}' for error in errors['rope'])} %",
-        ),
-    )
-
-
-def _bars(scored: Sequence[Scored]) -> str:
-    """What bars are means over."""
-    samples = {one.name: one.sample(one.test_sets[:1]) for one in scored}
+def bars(scored: Sequence[Scored]) -> str:
+    """What a caption says of the training seeds and prompts behind the bars."""
+    samples = {checkpoint.name: checkpoint.sample(checkpoint.test_sets[:1]) for checkpoint in scored}
     seeds = {name: len(sample.seeds) for name, sample in samples.items()}
     same = len(set(seeds.values())) == 1
     over = str(next(iter(seeds.values()))) if same else ", ".join(f"{name} {count}" for name, count in seeds.items())
@@ -189,5 +126,68 @@ def _bars(scored: Sequence[Scored]) -> str:
     )
 
 
-def _variables(count: int) -> str:
-    return f"{count} variable" if count == 1 else f"{count} variables"
+# ---- bars: one per scheme, a dot per seed, the mean above it (tables 2 to 4) ------------------------------------------
+
+_HATCHES = ("", "////", "....", "xxxx")
+_GROUP = 0.84
+"""Width of the bars of one test set; test sets are 1 apart."""
+_PAGE_FROM = 12
+"""Bars from which a figure is as wide as a page."""
+
+
+def error_bars(panels: Mapping[str, xr.Dataset]) -> PaperFigure:
+    """Bars of every error table of `panels`, by its title, one row each. Whiskers: standard error over prompts, for a single seed."""
+    count = max(data.sizes["checkpoint"] * data.sizes["test_set"] for data in panels.values())
+    with style():
+        figure = paper_figure(PAGE_WIDTH if count >= _PAGE_FROM else COLUMN_WIDTH, 0.45 + 1.55 * len(panels))
+        axes = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
+        entries: dict[str, Patch] = {}
+        for ax, (title, data) in zip(axes, panels.items(), strict=True):
+            for patch in _draw_errors(ax, data):
+                entries.setdefault(str(patch.get_label()), patch)
+            ax.set_title(title)
+        legend_below(figure, list(entries.values()))
+    return figure
+
+
+def _draw_errors(ax: Axes, data: xr.Dataset) -> list[Patch]:
+    """Draw the bars of one table on `ax` and return the legend entries of its checkpoints."""
+    values = data["score"].transpose("checkpoint", "test_set", "seed").values
+    errors = data["standard_error"].transpose("checkpoint", "test_set").values
+    width = _GROUP / len(values)
+    tips = np.nan_to_num(values) + np.nan_to_num(errors)[..., None]
+    top = max(1.14 * float(tips.max(initial=0)), 1.0)
+    dot = {"markersize": 2.2, "color": "#222222", "markeredgecolor": "white", "markeredgewidth": 0.4, "clip_on": False}
+    entries, bars_by_colour = [], dict[str, int]()
+    for row, (name, look) in enumerate(looks(data).items()):
+        hatch = _HATCHES[bars_by_colour.setdefault(look["color"], 0) % len(_HATCHES)]
+        bars_by_colour[look["color"]] += 1
+        bar = {"facecolor": look["color"], "hatch": hatch, "edgecolor": "white" if hatch else look["color"], "linewidth": 0.4}
+        entries.append(Patch(**bar, label=look["label"]))
+        for column, seeds in enumerate(values[row]):
+            seeds = seeds[np.isfinite(seeds)]
+            x = column - _GROUP / 2 + (row + 0.5) * width
+            if not seeds.size:
+                ax.text(x, 0, "n/a", ha="center", va="bottom", fontsize=4.6, color="#5A5A5A", rotation=90, gid=f"absent {name}")
+                continue
+            mean, error = float(seeds.mean()), float(np.nan_to_num(errors[row, column]))
+            ax.bar(x, mean, 0.9 * width, **bar, gid=f"error {name} {data['test_set'].values[column]}")
+            highest = float(seeds.max())
+            if seeds.size > 1:
+                ax.plot(x + width * np.linspace(-0.22, 0.22, seeds.size), seeds, "o", **dot)
+            elif error > 0:
+                ax.vlines(x, max(0.0, mean - error), mean + error, color="#222222", linewidth=0.7)
+                highest = mean + error
+            ax.text(x, highest + 0.02 * top, _number(mean), ha="center", va="bottom", fontsize=5)
+    names = [str(name).replace("in_distribution", "in distribution").replace("_", " ") for name in data["test_set"].values]
+    ax.set_xticks(range(len(names)), names)
+    ax.set(xlim=(-0.5, len(names) - 0.5), ylim=(0, top), ylabel="error (%)")
+    ax.tick_params(axis="x", length=0)
+    ax.grid(axis="y")
+    return entries
+
+
+def _number(value: float) -> str:
+    if value == 0 or value >= 99.95:
+        return f"{value:.0f}"
+    return "<0.1" if value < 0.05 else f"{value:.1f}"

@@ -1,134 +1,341 @@
-"""What CoPE's gates count in a language model, and where position alone sends attention (CoPE fig. 4 and 6): C6.
+"""What CoPE's gates count in a language model, and where position alone sends attention (CoPE sec. 5.4, fig. 4 and 6): C6.
 
-Held-out windows of the training length through the checkpoint and through a twin with random weights; the measure `gates` gives,
-for every head, the separators' share of the gates and the attention that stays in the query's own segment, each with its control by
-chance. The head that is judged is chosen on every other window. Thresholds are in `cope_rules`.
+Held-out windows of the training length go through the checkpoint and through a twin with random weights. The measure `gates` gives, for
+every head, the separators' share of the gates' sum and the attention that stays in the query's own segment, each with its control by
+chance: as many random tokens, and shuffled segments. The head that is judged is chosen on the even windows and judged on the odd ones.
+
+The share is judged by its ratio to the control, the attention by its margin above it: a head that never left its segment would keep most
+of its attention in a shuffled one too, since both hold the nearest tokens.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
 import xarray as xr
+from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.lines import Line2D
 
 from repo_interp.analysis.analyze import analyze
+from repo_interp.errors import InputError
 from repo_interp.measures.gates import KINDS, Gates
 from repo_interp.measures.labels import described
 from repo_interp.models.fresh import load_fresh
 from repo_interp.models.load import load
-from repo_interp.models.provenance import length_trained
-from repo_interp.papers.cope import rules
-from repo_interp.papers.cope.claims import C6, C6_ATTENTION
-from repo_interp.papers.cope.gates_figure import position_attention_and_gates
-from repo_interp.papers.kit.claims import Claim, Verdict, judged
-from repo_interp.papers.kit.result import Result
-from repo_interp.papers.kit.score_words import no_verdict
-from repo_interp.tasks import Prompt, Task
+from repo_interp.papers.cope.perplexity import LANGUAGE
+from repo_interp.papers.kit.cache import Cache
+from repo_interp.papers.kit.claims import Claim, Evidence
+from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, each
+from repo_interp.papers.kit.rules import All, AtLeast, AtMost, BeyondNull, Observed
+from repo_interp.papers.kit.scores import ScoreOptions, of_tasks, task_digest
+from repo_interp.papers.kit.subjects import Subject
+from repo_interp.plots.marks.drawing import legend_below
+from repo_interp.plots.style import COLUMN_WIDTH, SCHEME_COLOURS, PaperFigure, darker, paper_figure, style
 
-SHARES = ("separator_share", "separator_share_shuffled", "separator_share_chance")
-MASSES = ("last_segment_mass", "last_segment_shuffled", "last_segment_chance")
-_KEPT = (*SHARES, *MASSES, "separator_share_even", "last_segment_even")
-_SHOWN = ("position_attention", "gate_by_token", "counted", "separator")
-_TOGETHER: Any = {"join": "outer", "coords": "minimal", "compat": "override"}
+RATIO = (
+    "in the head that stands out on half of the texts, on the other half, the separators' share of the gates' sum over that of as many "
+    "random tokens"
+)
+REACHED = "the share of draws of random tokens that reach it"
+RATIO_BESIDE_TWIN = "this ratio"
+WITHIN = (
+    "in the head and kind of segment that stand out on half of the texts, on the other half, the share of attention from position alone "
+    "within the query's own segment"
+)
+KEPT = "the share of shuffled segments that keep as much"
+MARGIN = "its margin above shuffled segments"
+CHANCE = 0.05
+
+C6 = Claim(
+    "C6",
+    "gates fall on separators",
+    "CoPE fig. 6",
+    "figure",
+    All(AtLeast(RATIO, 2.0), AtMost(REACHED, CHANCE), BeyondNull(RATIO_BESIDE_TWIN)),
+)
+C6_ATTENTION = Claim(
+    "C6",
+    "attention from position alone stays within the last paragraph or section",
+    "CoPE fig. 4",
+    "figure",
+    All(AtLeast(WITHIN, 0.5), AtMost(KEPT, CHANCE), BeyondNull(MARGIN)),
+    part="attention",
+)
 
 
 @dataclass(frozen=True)
-class GatedTexts:
-    """How the gates of one checkpoint are measured."""
+class Options(ScoreOptions):
+    """How much is measured of CoPE's claims: prompts to score, and texts whose gates are measured."""
 
-    prompts: int
-    draws: int
-    batch_size: int
-    seed: int
-    device: str
+    gate_texts: int = 32
+    """Texts whose gates are measured."""
+    draws: int = 40
+    """Random choices of separators, and shuffled segments, of each text."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.gate_texts < 4:
+            raise InputError(f"gate_texts is {self.gate_texts}; wanted at least 4, two to choose a head on and two to judge it")
 
 
-def measure_gates(path: str | os.PathLike[str], task: Task, texts: GatedTexts) -> xr.Dataset:
-    """Shares and masses [weights, prompt, layer, head, kind] of the checkpoint at `path` and of a twin with random weights; of the first
-    window with the trained weights `position_attention`, `gate_by_token`, `counted`, `separator`, and `text [key]`.
+# ---- measuring -------------------------------------------------------------------------------------------------------
+
+SHARES = ("separator_share", "separator_share_shuffled", "separator_share_chance")
+MASSES = ("last_segment_mass", "last_segment_shuffled", "last_segment_chance")
+_BY_HEAD = (*SHARES, *MASSES, "separator_share_even", "last_segment_even")
+_OF_FIRST_TEXT = ("position_attention", "gate_by_token", "counted", "separator")
+_TOGETHER: Any = {"join": "outer", "coords": "minimal", "compat": "override"}
+
+
+def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> tuple[str, xr.Dataset]:
+    """The name of the checkpoint and its gates, as `measure_gates` describes them."""
+    (subject,) = subjects
+    assert subject.configuration is not None and subject.task is not None, subject.path
+    texts = task_digest(Path(subject.path), subject.configuration, subject.task)
+    stated = {"gate_texts": options.gate_texts, "draws": options.draws, "texts": texts}
+    return subject.name, subject.measured(cache, measure_gates, options, **stated)
+
+
+def measure_gates(subject: Subject, options: Options) -> xr.Dataset:
+    """Shares and masses [weights, prompt, layer, head, kind] of the checkpoint and of a twin with random weights; of the first window with
+    the trained weights `position_attention`, `gate_by_token`, `counted`, `separator`, and `text [key]`.
     """
-    bridges = {"trained": load(path, texts.device), "random": load_fresh(path, texts.seed, texts.device)}
-    prompts = task.prompts(texts.prompts, texts.seed, str(length_trained(bridges["trained"])))
-    found = []
+    assert subject.task is not None, subject.path
+    bridges = {"trained": load(subject.path, options.device), "random": load_fresh(subject.path, options.seed, options.device)}
+    prompts = subject.prompts(subject.training_length, options.gate_texts, options.seed)
+    datasets = []
     for name, bridge in bridges.items():
-        measure = Gates(
-            kinds=KINDS, maps=int(name == "trained"), map_tokens=len(prompts[0].tokens), draws=texts.draws, seed=texts.seed
-        )
-        run = analyze(bridge, prompts, [measure], batch_size=texts.batch_size)  # pyright: ignore[reportArgumentType]
-        found.append(run["gates"].to_dataset())
-    kept = xr.concat([one[list(_KEPT)] for one in found], dim=xr.IndexVariable("weights", list(bridges)), **_TOGETHER)
-    return kept.assign({name: found[0][name].isel(prompt=0, drop=True) for name in _SHOWN}).assign(text=_texts(prompts[0]))
+        maps, tokens = int(name == "trained"), len(prompts[0].tokens)
+        gates = Gates(kinds=KINDS, maps=maps, map_tokens=tokens, draws=options.draws, seed=options.seed)
+        run = analyze(bridge, prompts, [gates], batch_size=options.batch_size)  # pyright: ignore[reportArgumentType]
+        datasets.append(run["gates"].to_dataset())
+    weights = xr.IndexVariable("weights", list(bridges))
+    by_head = xr.concat([dataset[list(_BY_HEAD)] for dataset in datasets], dim=weights, **_TOGETHER)
+    first = {name: datasets[0][name].isel(prompt=0, drop=True) for name in _OF_FIRST_TEXT}
+    words = xr.DataArray(list(prompts[0].token_text or map(str, prompts[0].tokens)), dims="key")
+    return by_head.assign(first).assign(text=described(words, "text of a token", "1"))
 
 
-def gates(name: str, found: xr.Dataset) -> list[Result]:
-    """C6 of the checkpoint `name`: the head whose gates mark separators most, and the one whose attention stays in a segment most."""
-    parts: list[tuple[str, Claim, tuple[str, ...], Callable[..., bool], str]] = [
-        ("gates", C6, SHARES, rules.gated, "separators' share of the gates' sum"),
-        (
-            "position_attention",
-            C6_ATTENTION,
-            MASSES,
-            rules.stays_within,
-            "attention from position alone within the query's own segment",
-        ),
-    ]
-    return [_judge(name, found, *part) for part in parts]
+# ---- judging ---------------------------------------------------------------------------------------------------------
 
 
-def _judge(
-    name: str, found: xr.Dataset, stem: str, claim: Claim, variables: tuple[str, ...], holds: Callable[..., bool], measured: str
-) -> Result:
-    chosen = {str(weights): _stands_out(found.sel(weights=weights), variables) for weights in found["weights"].values}
-    trained, random = chosen["trained"], chosen["random"]
-    short = name.split("/")[-1]
-    if trained is None:
-        layer, head, title = 0, 0, "head 0 of layer 0"
-        verdict = no_verdict(claim, name, "too few of the texts have separators or segments")
-    else:
-        layer, head = int(found["layer"].values[trained.place[0]]), int(found["head"].values[trained.place[1]])
-        kind = str(found["kind"].values[trained.place[2]]) if len(trained.place) > 2 else "separators"
-        title = f"layer {layer}, head {head}: {kind}"
-        control = "random tokens" if stem == "gates" else "shuffled segments"
-        verdict = Verdict(
-            claim,
+class Chosen(NamedTuple):
+    """What stands out on one half of the prompts, as it is on the other half."""
+
+    place: tuple[int, ...]
+    """Where it is: layer, head, and kind where there are kinds."""
+    observed: float
+    """Mean over the other half."""
+    control: float
+    """The same for random separators or shuffled segments."""
+    chance: float
+    """Share of their draws that are at least as high, mean over the other half."""
+    by_prompt: Float[np.ndarray, " prompt"]
+
+    @property
+    def ratio(self) -> float:
+        """Over its control; 0 where the control is 0."""
+        return self.observed / self.control if self.control > 0 else 0.0
+
+    @property
+    def margin(self) -> float:
+        """Above its control."""
+        return self.observed - self.control
+
+
+def stands_out(
+    observed: Float[np.ndarray, "prompt *place"],
+    control: Float[np.ndarray, "prompt *place"],
+    chance: Float[np.ndarray, "prompt *place"],
+) -> Chosen | None:
+    """The place whose observed value is furthest above its control on even prompts, measured on odd ones.
+
+    A prompt without separators or segments has NaN; a place needs two prompts with values in each half. None where no place has them.
+    """
+    margins = observed - control
+    enough = np.isfinite(margins[::2]).sum(0) >= 2
+    enough &= np.isfinite(margins[1::2]).sum(0) >= 2
+    if not enough.any():
+        return None
+    means = np.where(np.isfinite(margins[::2]), margins[::2], 0.0).sum(0) / np.maximum(np.isfinite(margins[::2]).sum(0), 1)
+    place = np.unravel_index(np.where(enough, means, -np.inf).argmax(), enough.shape)
+    other = [array[(slice(1, None, 2), *place)] for array in (observed, control, chance)]
+    known = np.isfinite(other[0])
+    value, expected, reached = (float(array[known].mean()) for array in other)
+    return Chosen(tuple(int(index) for index in place), value, expected, reached, other[0][known])
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One of the two claims, with what its evidence and its figure are made of."""
+
+    claim: Claim
+    stem: str
+    variables: tuple[str, str, str]
+    """Observed, control, chance."""
+    measured: str
+    control: str
+
+
+_PARTS = (
+    _Part(C6, "gates", SHARES, "separators' share of the gates' sum", "random tokens"),
+    _Part(
+        C6_ATTENTION,
+        "position_attention",
+        MASSES,
+        "attention from position alone within the query's own segment",
+        "shuffled segments",
+    ),
+)
+
+
+def judge(measured: tuple[str, xr.Dataset]) -> Iterator[Evidence]:
+    """What there is on C6: of the head whose gates mark separators most, and of the one whose attention stays in a segment most."""
+    name, data = measured
+    for part in _PARTS:
+        trained, random = (_chosen(data, part, weights) for weights in ("trained", "random"))
+        if trained is None:
+            yield Evidence(part.claim, name, "", unmeasurable="too few of the texts have separators or segments")
+            continue
+        twins = f"{random.observed:.3g}, {random.control:.3g}" if random is not None else "none"
+        yield Evidence(
+            part.claim,
             name,
-            judged(holds(trained, random)),
-            f"{measured} ({title})",
+            f"{part.measured} ({_title(data, trained)})",
+            gate_values(trained, random) if part.claim is C6 else attention_values(trained, random),
             trained.observed,
             float(trained.by_prompt.std(ddof=1)) if len(trained.by_prompt) > 1 else None,
             "texts",
             len(trained.by_prompt),
-            f"{control} {trained.control:.3g}; random weights "
-            + ("none" if random is None else f"{random.observed:.3g}, {random.control:.3g}"),
-            f"{trained.ratio:.2f} times {control}, which reach it in {100 * trained.chance:.3g} % of the draws; the head was chosen among "
-            f"{_places(found, variables[0])} on the other half of the texts",
+            f"{part.control} {trained.control:.3g}; random weights {twins}",
+            f"{trained.ratio:.2f} times {part.control}, which reach it in {100 * trained.chance:.3g} % of the draws; the head was chosen "
+            f"among {_places(data[part.variables[0]])} on the other half of the texts",
         )
-    data = found.sel(layer=layer, head=head).drop_vars("scheme", errors="ignore")
-    return Result(
-        f"{stem}_{short}",
-        f"{name}, {title}: attention from position alone on the first text, every row scaled to a maximum of 1 (CoPE fig. 4), and below it "
-        "the mean gate of each token over the queries that see it (fig. 6). Plus signs and ticks: separators - line breaks, ends of "
-        "sentences, beginnings of blocks.",
-        data,
-        position_attention_and_gates(data, f"{short}, {title}"),
-        (verdict,),
-    )
 
 
-def _stands_out(found: xr.Dataset, variables: tuple[str, ...]) -> rules.Chosen | None:
-    arrays = [found[variable] for variable in variables]
+def gate_values(trained: Chosen, random: Chosen | None) -> dict[str, Any]:
+    """What C6's rule asks for; `random`: the head that stands out in the twin, None where none does."""
+    null = [] if random is None else [random.ratio]
+    return {RATIO: trained.ratio, REACHED: trained.chance, RATIO_BESIDE_TWIN: Observed(trained.ratio, null)}
+
+
+def attention_values(trained: Chosen, random: Chosen | None) -> dict[str, Any]:
+    """What the rule of C6 (attention) asks for; `random` as in `gate_values`."""
+    null = [] if random is None else [random.margin]
+    return {WITHIN: trained.observed, KEPT: trained.chance, MARGIN: Observed(trained.margin, null)}
+
+
+def _chosen(data: xr.Dataset, part: _Part, weights: str) -> Chosen | None:
+    arrays = [data[variable].sel(weights=weights) for variable in part.variables]
     axes = ("prompt", "layer", "head", *(("kind",) if "kind" in arrays[0].dims else ()))
-    return rules.stands_out(*(array.transpose(*axes).values for array in arrays))
+    return stands_out(*(array.transpose(*axes).values for array in arrays))
 
 
-def _places(found: xr.Dataset, variable: str) -> str:
-    array = found[variable]
-    text = f"{array.sizes['layer'] * array.sizes['head']} heads"
-    return f"{text} and {array.sizes['kind']} kinds of segments" if "kind" in array.dims else text
+def _head(data: xr.Dataset, chosen: Chosen | None) -> tuple[int, int]:
+    """Layer and head; the first of both where none stands out."""
+    if chosen is None:
+        return 0, 0
+    return int(data["layer"].values[chosen.place[0]]), int(data["head"].values[chosen.place[1]])
 
 
-def _texts(prompt: Prompt) -> xr.DataArray:
-    return described(xr.DataArray(list(prompt.token_text or map(str, prompt.tokens)), dims="key"), "text of a token", "1")
+def _title(data: xr.Dataset, chosen: Chosen | None) -> str:
+    layer, head = _head(data, chosen)
+    if chosen is None:
+        return f"head {head} of layer {layer}"
+    kind = str(data["kind"].values[chosen.place[2]]) if len(chosen.place) > 2 else "separators"
+    return f"layer {layer}, head {head}: {kind}"
+
+
+def _places(array: xr.DataArray) -> str:
+    heads = f"{array.sizes['layer'] * array.sizes['head']} heads"
+    return f"{heads} and {array.sizes['kind']} kinds of segments" if "kind" in array.dims else heads
+
+
+# ---- drawing: the map of one head above the gates of its keys, separators marked (fig. 4 and 6) -----------------------
+
+_MAP = LinearSegmentedColormap.from_list("attention", ["#FFFFFF", "#A5E5BF", "#1F9A52", "#06391B"])
+_SEPARATOR = "#D55E00"
+
+
+def draw(measured: tuple[str, xr.Dataset]) -> Iterator[Drawing]:
+    """Attention from position alone, and gates, of the head that each claim is about."""
+    name, data = measured
+    short = name.split("/")[-1]
+    for part in _PARTS:
+        chosen = _chosen(data, part, "trained")
+        (layer, head), title = _head(data, chosen), _title(data, chosen)
+        shown = data.sel(layer=layer, head=head).drop_vars("scheme", errors="ignore")
+        caption = (
+            f"{name}, {title}: attention from position alone on the first text, every row scaled to a maximum of 1 (CoPE fig. 4), and "
+            "below it the mean gate of each token over the queries that see it (fig. 6). Plus signs and ticks: separators - line breaks, "
+            "ends of sentences, beginnings of blocks."
+        )
+        yield Drawing(f"{part.stem}_{short}", position_attention_and_gates(shown, f"{short}, {title}"), caption, shown)
+
+
+def position_attention_and_gates(data: xr.Dataset, title: str) -> PaperFigure:
+    """`position_attention [query, key]` of one head above `gate_by_token [key]`, on one axis of keys; `separator [key]` is 1 where a token
+    separates.
+    """
+    with style():
+        figure = paper_figure(COLUMN_WIDTH, 4.3)
+        attention, gates = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+        separators = np.flatnonzero(data["separator"].values == 1)
+        _draw_position_attention(attention, data, separators)
+        _draw_gates(gates, data, separators)
+        attention.set_title(title)
+        legend_below(figure, [Line2D([], [], linestyle="none", marker="+", color=_SEPARATOR, markersize=4, label="separator")])
+    return figure
+
+
+def _draw_position_attention(ax: Axes, data: xr.Dataset, separators: np.ndarray) -> None:
+    """Keys to the right, queries downwards; separators on the diagonal."""
+    values = data["position_attention"].transpose("query", "key").values.astype(float)
+    shown = np.where(np.tri(*values.shape, dtype=bool), values, np.nan)
+    image = ax.imshow(shown, cmap=_MAP, vmin=0, vmax=1, aspect="auto", interpolation="nearest", rasterized=True)
+    ax.plot(separators, separators, "+", color=_SEPARATOR, markersize=3, markeredgewidth=0.6, gid="separators")
+    ax.set_ylabel("query (token)")
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    bar = figure.colorbar(image, ax=ax, fraction=0.05, pad=0.02, aspect=30)
+    bar.set_label("attention from position alone\n(largest of a row: 1)")
+    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+
+
+def _draw_gates(ax: Axes, data: xr.Dataset, separators: np.ndarray) -> None:
+    """One bar per token; those of separators in their colour."""
+    values = data["gate_by_token"].values.astype(float)
+    tokens = np.arange(len(values))
+    here = np.zeros(len(values), dtype=bool)
+    here[separators] = True
+    for chosen, colour, name in ((~here, darker(SCHEME_COLOURS["cope"], 0.75), "tokens"), (here, _SEPARATOR, "separators")):
+        ax.vlines(tokens[chosen], 0, values[chosen], color=colour, linewidth=max(0.4, 160 / len(values)), gid=f"gates {name}")
+    ax.plot(tokens[here], np.full(int(here.sum()), 1.05), "+", color=_SEPARATOR, markersize=3, markeredgewidth=0.6, clip_on=False)
+    ax.set(xlabel="key (token)", ylabel="mean gate", ylim=(0, 1.1), xlim=(-0.5, len(values) - 0.5))
+    ax.grid(axis="y")
+
+
+def _has_gates(subject: Subject) -> bool:
+    return of_tasks("language")(subject) and "cope" in subject.schemes
+
+
+GATES = Experiment(
+    "gates",
+    (C6, C6_ATTENTION),
+    Needs(
+        each(_has_gates),
+        "no checkpoint with CoPE and its weights, trained on language, was given",
+        ("language/cope", "language/cope_16"),
+        "language",
+    ),
+    measure,
+    judge,
+    draw,
+    LANGUAGE,
+)

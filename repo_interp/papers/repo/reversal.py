@@ -13,9 +13,9 @@ from repo_interp.papers.kit.claims import Claim, Evidence
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, together
 from repo_interp.papers.kit.rules import Above, AtLeast
 from repo_interp.papers.kit.samples import between, numbers_of
-from repo_interp.papers.kit.scale import Scale
 from repo_interp.papers.kit.scores import Scored, ScoreOptions, note, of_tasks, score_subject, score_table
 from repo_interp.papers.kit.subjects import Subject
+from repo_interp.papers.repo.checkpoints import GPT2
 from repo_interp.plots.marks.drawing import counted
 from repo_interp.plots.marks.scores import score_by_length
 from repo_interp.plots.style import scheme_name
@@ -141,5 +141,5 @@ REVERSAL = Experiment(
     measure,
     judge,
     draw,
-    Scale(4),  # appendix C: a GPT-2 of 4 layers
+    GPT2,
 )

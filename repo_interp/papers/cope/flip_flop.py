@@ -1,0 +1,57 @@
+"""Flip-flop, in and out of distribution (CoPE sec. 5.1, table 2, 7): C1.
+
+A sequence of bits that are written, ignored and read again; what is asked of a read is the bit that was written last. Out of
+distribution more instructions (sparse) or fewer (dense) are ignored than in training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from repo_interp.papers.cope.errors import COPE, SCHEMES, LowerError, bars, error_bars, error_table, lower_error, measure, needs
+from repo_interp.papers.kit.claims import Claim, Evidence
+from repo_interp.papers.kit.experiment import Drawing, Experiment
+from repo_interp.papers.kit.scale import Scale
+from repo_interp.papers.kit.scores import Scored, first_of
+from repo_interp.tasks.flip_flop import FlipFlop
+from repo_interp.training.provenance import stated_task
+
+SPARSE = "sparse"
+
+C1 = Claim(
+    "C1",
+    "flip-flop, out of distribution: CoPE below RoPE and absolute in error",
+    "CoPE table 2, 7",
+    "4.9 / 20.3 / 21.7 %",
+    LowerError("CoPE's error on the sparse test set (98 % ignored)"),
+)
+
+
+def judge(scored: Sequence[Scored]) -> Iterator[Evidence]:
+    """What there is on C1, where a checkpoint has CoPE in every layer."""
+    if first_of(scored, COPE) is not None:
+        yield lower_error(C1, scored, SPARSE, f"error of reads on {SPARSE} test sequences, %")
+
+
+def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
+    """Errors by test set (table 2, left)."""
+    task = stated_task(scored[0].configuration)
+    assert isinstance(task, FlipFlop)
+    table = error_table(scored)
+    caption = (
+        f"Flip-flop: error of reads by test set (CoPE table 2, left). {100 * task.ignore:g} % of instructions are ignored in training, "
+        f"{100 * task.sparse:g} % in sparse and {100 * task.dense:g} % in dense test sets; sequences have {task.length} tokens, in long "
+        f"test sets {task.longest_test}. {bars(scored)}"
+    )
+    yield Drawing("flip_flop", error_bars({"Flip-flop": table}), caption, table)
+
+
+FLIP_FLOP = Experiment(
+    "flip-flop",
+    (C1,),
+    needs("flip_flop", SCHEMES),
+    measure,
+    judge,
+    draw,
+    Scale(4, 256, None, "10,000 steps of 16 sequences"),  # sec. 5.1, appendix C
+)

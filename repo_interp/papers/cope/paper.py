@@ -1,0 +1,22 @@
+"""Contextual Position Encoding (Golovneva et al. 2024): its experiments on small trained checkpoints, claims C1 to C6.
+
+Which experiment a checkpoint is part of, the task says that its training.toml names; others are left out. All rules were written before
+anything was measured.
+"""
+
+from __future__ import annotations
+
+from repo_interp.papers.cope.counting import COUNTING
+from repo_interp.papers.cope.flip_flop import FLIP_FLOP
+from repo_interp.papers.cope.gates import GATES, Options
+from repo_interp.papers.cope.perplexity import PERPLEXITY
+from repo_interp.papers.cope.selective_copy import SELECTIVE_COPY
+from repo_interp.papers.kit.experiment import Paper
+
+PAPER = Paper(
+    "cope",
+    "Contextual Position Encoding (CoPE), made again",
+    (FLIP_FLOP, SELECTIVE_COPY, COUNTING, PERPLEXITY, GATES),
+    Options,
+    {"count": 50, "language_count": 12, "gate_texts": 8, "draws": 20},
+)

@@ -1,0 +1,175 @@
+"""Perplexity at the training length and beyond (CoPE sec. 5.4, tables 5 and 8, fig. 3): C4 and C5.
+
+    perplexity = exp of the mean of -log p over the tokens of held-out windows; compared as log perplexity, window by window
+
+"Relative" in the paper is a learned vector per distance; RoPE stands for it here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from repo_interp.papers.cope.errors import COPE, needs
+from repo_interp.papers.kit.cache import Cache
+from repo_interp.papers.kit.claims import Claim, Evidence
+from repo_interp.papers.kit.experiment import Drawing, Experiment
+from repo_interp.papers.kit.perplexities import bands, on_the_same_windows, perplexity_table, shortest_and_longest
+from repo_interp.papers.kit.rules import Above, All, AtMost
+from repo_interp.papers.kit.samples import MATERIAL, Sample, between, between_rises, in_words, numbers_of
+from repo_interp.papers.kit.scale import Scale
+from repo_interp.papers.kit.scores import Scored, ScoreOptions, first_of, missing, note, score_subject
+from repo_interp.papers.kit.subjects import Subject
+from repo_interp.plots.marks.lengths import perplexity_by_length
+
+RELATIVE, ABSOLUTE = "rope", "learned"
+RIVALS = {RELATIVE: "RoPE (our relative positions)", ABSOLUTE: "learned absolute positions"}
+POSITIONS = 16
+"""p_max of the paper's table 8."""
+OWN = "CoPE's log perplexity at the training length"
+RELATIVES = "RoPE's log perplexity at the training length"
+RATIO = f"the perplexity, at the training length, of a CoPE with p_max = {POSITIONS} over that of the one with the largest p_max"
+RISE = "the rise of CoPE's log perplexity from the training length to the longest"
+
+C4 = Claim(
+    "C4",
+    "perplexity: CoPE below relative below absolute",
+    "CoPE table 5",
+    "23.46 / 23.81 / 24.87",
+    All(
+        Above(OWN, (RIVALS[RELATIVE],), more=MATERIAL, relation="below"),
+        Above(RELATIVES, (RIVALS[ABSOLUTE],), more=MATERIAL, relation="below"),
+    ),
+)
+C4_POSITIONS = Claim("C4", f"p_max = {POSITIONS} suffices", "CoPE table 8", "23.22 / 23.46", AtMost(RATIO, 1.01), part="p_max")
+C5 = Claim(  # absolute positions end at the training length
+    "C5",
+    "contexts longer than trained on: CoPE degrades least",
+    "CoPE fig. 3",
+    "figure",
+    Above(RISE, (RIVALS[RELATIVE],), more=MATERIAL, relation="below"),
+)
+
+
+def measure(subjects: Sequence[Subject], options: ScoreOptions, cache: Cache) -> list[Scored]:
+    """Log perplexities of `subjects` by length, of those whose windows are the same."""
+    return on_the_same_windows([score_subject(subject, options, cache) for subject in subjects])
+
+
+def judge(scored: Sequence[Scored]) -> Iterator[Evidence]:
+    """What there is on C4, its p_max, and C5, where a checkpoint has CoPE in every layer."""
+    cope = first_of(scored, COPE)
+    if cope is not None:
+        yield _ordered(cope, scored)
+        yield _few_positions(scored)
+        yield _degrades(cope, scored)
+
+
+def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
+    """Perplexity by length (fig. 3)."""
+    table, length = perplexity_table(scored), scored[0].training_length
+    windows = scored[0].sample(scored[0].test_sets[:1]).count
+    caption = (
+        f"Perplexity by length of the context (CoPE fig. 3, table 5), {windows} windows of held-out text of each length. Dotted: the "
+        f"training length, {length} tokens, where learned absolute positions end. {bands(table)}"
+    )
+    table = table.assign_attrs(axis="tokens", training_length=length)
+    yield Drawing("perplexity", perplexity_by_length(table, f"trained at {length} tokens"), caption, table)
+
+
+def _ordered(cope: Scored, scored: Sequence[Scored]) -> Evidence:
+    given = {name: first_of(scored, name) for name in RIVALS}
+    rivals = {name: rival for name, rival in given.items() if rival is not None}
+    absent = missing([name for name in RIVALS if name not in rivals], "language")
+    if absent:
+        return Evidence(C4, cope.name, "", unmeasurable=absent)
+    compared = {COPE: cope, **rivals}
+    samples = {name: checkpoint.sample(shortest_and_longest(checkpoint)[:1]) for name, checkpoint in compared.items()}
+    below_relative = between(samples[RELATIVE], samples[COPE])
+    below_absolute = between(samples[ABSOLUTE], samples[RELATIVE])
+    differences = {f"{COPE} below {RELATIVE}": below_relative, f"{RELATIVE} below {ABSOLUTE}": below_absolute}
+    return Evidence(
+        C4,
+        cope.name,
+        "perplexity at the training length",
+        {OWN: {RIVALS[RELATIVE]: below_relative}, RELATIVES: {RIVALS[ABSOLUTE]: below_absolute}},
+        float(np.exp(samples[COPE].mean)),
+        **numbers_of(samples[COPE], float(np.exp(samples[COPE].mean))),  # the error of a logarithm is relative
+        control=", ".join(f"{name} {np.exp(samples[name].mean):.4g}" for name in rivals),
+        note=note(list(compared.values()), in_words(differences, "log perplexity,", "")),
+    )
+
+
+def _few_positions(scored: Sequence[Scored]) -> Evidence:
+    by_positions = {p_max(checkpoint): checkpoint for checkpoint in reversed(scored) if checkpoint.layout == COPE}
+    few, most = by_positions.get(POSITIONS), by_positions[max(by_positions)]
+    if few is None or few is most:
+        wanted = f"no two CoPE checkpoints trained on language, one with p_max = {POSITIONS} and one with more, were given"
+        return Evidence(C4_POSITIONS, "language", "", unmeasurable=wanted)
+    samples = [checkpoint.sample(shortest_and_longest(checkpoint)[:1]) for checkpoint in (few, most)]
+    ratio = float(np.exp(samples[0].mean - samples[1].mean))
+    difference = between(*samples)
+    return Evidence(
+        C4_POSITIONS,
+        few.name,
+        f"perplexity with p_max = {POSITIONS} over that with {p_max(most)}",
+        {RATIO: ratio},
+        ratio,
+        ratio * difference.standard_error if np.isfinite(difference.standard_error) else None,
+        f"{difference.over} (standard error)",
+        samples[0].count,
+        note=note([few, most], f"perplexity {np.exp(samples[0].mean):.4g} and {np.exp(samples[1].mean):.4g} ({most.name})"),
+    )
+
+
+def p_max(scored: Scored) -> int:
+    """Whole positions that a CoPE checkpoint can tell apart; its training length where its training record does not say."""
+    return int(scored.configuration.scheme_options.get("p_max", 0)) or scored.training_length
+
+
+def _degrades(cope: Scored, scored: Sequence[Scored]) -> Evidence:
+    short, long = shortest_and_longest(cope)
+    longer = {other.name: other for other in scored if other is not cope and {short, long} <= set(other.test_sets)}
+    rope = first_of(scored, RELATIVE)
+    if short == long or rope is None or rope.name not in longer:
+        why = missing([RELATIVE], "language") if rope is None else "no checkpoint was scored beyond the training length"
+        return Evidence(C5, cope.name, "", unmeasurable=why)
+    rises = {other.name: (other.sample((short,)), other.sample((long,))) for other in (cope, *longer.values())}
+    difference = between_rises(rises[rope.name], rises[cope.name])
+    changes = {name: after.mean - before.mean for name, (before, after) in rises.items()}
+    smaller = [name for name, other in longer.items() if changes[name] < changes[cope.name] and other not in (rope, cope)]
+    return Evidence(
+        C5,
+        cope.name,
+        f"change of log perplexity from {short} to {long} tokens, nats",
+        {RISE: {RIVALS[RELATIVE]: difference}},
+        changes[cope.name],
+        **_numbers_of_rise(*rises[cope.name]),
+        control=", ".join(f"{name} {change:+.3g}" for name, change in changes.items() if name != cope.name),
+        note=note(
+            [cope, rope],
+            in_words({rope.name: difference}, "less than", " nats"),
+            f"rising less than {cope.name}: {', '.join(smaller)} (not compared in the paper)" if smaller else "",
+        ),
+    )
+
+
+def _numbers_of_rise(short: Sample, long: Sample) -> dict[str, Any]:
+    """Spread, over what, and n of a rise: the windows of two lengths differ, so their errors add."""
+    if min(len(short.seeds), len(long.seeds)) > 1 or short.spread is None or long.spread is None:
+        return numbers_of(Sample(long.seeds - short.seeds, np.empty(0), long.recorded, False))
+    return {"spread": float(np.hypot(short.spread, long.spread)), "spread_over": long.over, "n": long.count}
+
+
+LANGUAGE = Scale(12, 768, 1024, "100 epochs of 100M tokens")  # sec. 5.4
+PERPLEXITY = Experiment(
+    "perplexity",
+    (C4, C4_POSITIONS, C5),
+    needs("language", (COPE, RELATIVE, ABSOLUTE, "cope_16", "alibi", "kerple", "fire", "hope")),
+    measure,
+    judge,
+    draw,
+    LANGUAGE,
+)

@@ -1,0 +1,171 @@
+"""How far the logits are a sum of a position and a semantic part (Position Generalization sec. 3.1, 3.2, fig. 2, 3): P1, P2, P3.
+
+    three axes       W_ij ~ a_{i-j} + b_i + c_j            fake distance    W'_dj ~ a_d + b_j        r: correlation with the fit
+
+At short lengths random weights are fitted by chance: 3 n axes for n^2 / 2 pairs give r of about sqrt(6 / n).
+
+The rules of P1 and P2 were written after an exploratory run on one half-trained checkpoint had been seen. The paper speaks of "the great
+majority of the variance"; the weakest reading of it is half, r = sqrt(0.5).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import xarray as xr
+
+from repo_interp.papers.kit.cache import Cache
+from repo_interp.papers.kit.claims import SEEN, Claim, Evidence
+from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, each
+from repo_interp.papers.kit.rules import All, AtLeast, AtMost
+from repo_interp.papers.kit.subjects import Subject
+from repo_interp.papers.position_generalization.measured import (
+    MODEL,
+    SOURCE,
+    TEXT_MODELS,
+    Measured,
+    Options,
+    fits,
+    is_language_model,
+)
+from repo_interp.plots.views.disentanglement import example_heads, fake_distance_fit, fit_correlations, three_axis_fit
+from repo_interp.plots.views.rotation import rotating_heads
+
+THREE_AXIS_R = "the mean r of the three-axis fit over heads and prompts"
+LOWEST_R = (
+    "the mean r of the fake-distance fit over heads and prompts, in each layer that rotates (it is 1 by construction in others),"
+)
+RANDOM_R = "the mean r of the three-axis fit of the same decoder with random weights"
+RANDOM_SHARE = "this r over that of the trained weights"
+
+P1 = Claim(
+    "P1",
+    "logits are a sum of a distance, a query and a key axis",
+    f"{SOURCE} sec. 3.1",
+    "0.8650",
+    AtLeast(THREE_AXIS_R, math.sqrt(0.5)),
+    written=SEEN,
+)
+P2 = Claim(
+    "P2",
+    "fake-distance logits are a sum of a position and a semantic axis, in every layer",
+    f"{SOURCE} sec. 3.2",
+    "0.9470 (0.914 - 0.967 over layers)",
+    AtLeast(LOWEST_R, 0.9),
+    written=SEEN,
+)
+P3 = Claim(
+    "P3",
+    "... and near 0 for random weights: learned, not built in",
+    f"{SOURCE} sec. 3.2",
+    "0.028",
+    All(AtMost(RANDOM_R, 0.2), AtMost(RANDOM_SHARE, 0.5)),
+)
+
+
+def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> Measured:
+    """Both fits, their maps, and which heads rotate."""
+    (subject,) = subjects
+    return fits(subject, options, cache, ("three_axis", "fake_distance", "maps", "rotation"))
+
+
+def judge(measured: Measured) -> Iterator[Evidence]:
+    """What there is on P1 and P3, and on P2 where some layer rotates."""
+    three, fake = measured.group("three_axis"), measured.group("fake_distance")
+    by_prompt = three["r"].mean(("layer", "head")).values
+    r = float(by_prompt.mean())
+    random = np.array([_mean(twin["r"]) for twin in measured.of_twins("three_axis")])
+    yield Evidence(
+        P1,
+        measured.name,
+        "mean r of the three-axis fit",
+        {THREE_AXIS_R: r},
+        r,
+        float(by_prompt.std(ddof=1)),
+        "sequences",
+        len(by_prompt),
+        f"random weights {random.mean():.3g}; distances shuffled {_mean(three['r_shuffled']):.3g}",
+        f"R² on held-out rows {_mean(three['r2_held_out']):.3g}; heads {float(three['r'].min()):.3g} to {float(three['r'].max()):.3g}",
+    )
+    yield Evidence(
+        P3,
+        measured.name,
+        "mean r of the three-axis fit with random weights",
+        {RANDOM_R: random.mean(), RANDOM_SHARE: random.mean() / r if r > 0 else np.inf},
+        float(random.mean()),
+        float(random.std(ddof=1)) if len(random) > 1 else None,
+        "draws of weights",
+        len(by_prompt),
+        f"trained {r:.3g}",
+        f"by chance about {np.sqrt(6 / measured.length):.2g} at {measured.length} tokens",
+    )
+    rotating = rotating_layers(measured)
+    if rotating:
+        layers = fake["r"].mean(("prompt", "head")).sel(layer=rotating).values
+        prompts = fake["r"].sel(layer=rotating).mean(("layer", "head")).values
+        control = np.mean([_mean(twin["r"].sel(layer=rotating)) for twin in measured.of_twins("fake_distance")])
+        yield Evidence(
+            P2,
+            measured.name,
+            "mean r of the fake-distance fit",
+            {LOWEST_R: layers.min()},
+            float(layers.mean()),
+            float(prompts.std(ddof=1)),
+            "sequences",
+            len(prompts),
+            f"random weights {control:.3g}",
+            f"layers {layers.min():.3g} to {layers.max():.3g}",
+        )
+
+
+def draw(measured: Measured) -> Iterator[Drawing]:
+    """r of both fits over layers and heads, and each fit of the head with the median r (fig. 2, 3)."""
+    name, three, fake, maps = measured.name, *(measured.group(group) for group in ("three_axis", "fake_distance", "maps"))
+    caption = (
+        f"{name}: correlation of the logits and the three-axis fit (sec. 3.1), and of fake-distance logits and their two axes "
+        f"(sec. 3.2), by layer and head, mean over {three.sizes['prompt']} sequences of {measured.length} tokens of held-out text."
+    )
+    correlations = {f"three_axis_{variable}": three[variable] for variable in ("r", "r_position", "r_shuffled", "r2_held_out")}
+    data = xr.Dataset({**correlations, "fake_distance_r": fake["r"]})
+    yield Drawing(f"fits_{name}", fit_correlations(measured.run), caption, data)
+
+    layer, head = example_heads(three)[:2][-1]
+    axes = {variable: three[variable] for variable in ("distance_axis", "query_axis", "key_axis")}
+    data = maps[["logit_map", "block_size"]].assign(axes).sel(layer=layer, head=head)
+    caption = (
+        f"{name}, the head with the median r: its logits, distance, query and key axis, and their sum (fig. 2). Axes have a meaning "
+        "up to a level and a common slope."
+    )
+    yield Drawing(f"three_axis_{name}", three_axis_fit(measured.run, layer, head), caption, data)
+
+    candidates = fake.sel(layer=rotating_layers(measured) or fake["layer"].values)
+    layer, head = (example_heads(candidates)[:2] or [(0, 0)])[-1]
+    axes = {variable: fake[variable] for variable in ("position_axis", "semantic_axis")}
+    data = maps[["fake_map", "block_size"]].assign(axes).sel(layer=layer, head=head)
+    caption = (
+        f"{name}, the head with the median r: logits that the last query would give every key at every distance, with their two "
+        "axes, and the sum of these (fig. 3)."
+    )
+    yield Drawing(f"fake_distance_{name}", fake_distance_fit(measured.run, layer, head), caption, data)
+
+
+def rotating_layers(measured: Measured) -> list[int]:
+    """Layers with a head that rotates."""
+    return sorted({layer for layer, _ in rotating_heads(measured.group("rotation"))})
+
+
+def _mean(values: xr.DataArray) -> float:
+    return float(np.nanmean(values.values))
+
+
+FITS = Experiment(
+    "fits",
+    (P1, P2, P3),
+    Needs(each(is_language_model), "needs a language model, for P2 one that rotates, such as language/rope", TEXT_MODELS),
+    measure,
+    judge,
+    draw,
+    MODEL,
+)

@@ -1,0 +1,31 @@
+"""Computation Mechanism Behind LLM Position Generalization (Han and Ji 2025): its experiments on small checkpoints, claims P1 to P7.
+
+The rules of P1, P2, P5 and P6 are not blind: when they were written, an exploratory run on one half-trained checkpoint had been seen (so
+had early divergences of P7). The paper speaks of approximations and marginal effects; every threshold is the weakest reading of its words.
+"""
+
+from __future__ import annotations
+
+from repo_interp.papers.kit.experiment import Paper
+from repo_interp.papers.position_generalization.extrapolation import EXTRAPOLATION
+from repo_interp.papers.position_generalization.fits import FITS
+from repo_interp.papers.position_generalization.measured import Options
+from repo_interp.papers.position_generalization.rotation import ROTATION
+from repo_interp.papers.position_generalization.tolerance import TASK_TOLERANCE, TEXT_TOLERANCE, TWIN_TOLERANCE
+
+PAPER = Paper(
+    "position-generalization",
+    "Position Generalization, made again",
+    (FITS, ROTATION, TEXT_TOLERANCE, TASK_TOLERANCE, TWIN_TOLERANCE, EXTRAPOLATION),
+    Options,
+    {
+        "sequences": 6,
+        "length": 512,
+        "prompts": 50,
+        "controls": 1,
+        "gammas": (0.05, 0.1, 0.5),
+        "l_maxes": (5, 100),
+        "longer": 32,
+        "reach": 2,
+    },
+)

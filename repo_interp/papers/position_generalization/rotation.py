@@ -1,0 +1,118 @@
+"""Slow dominating components: rotary pairs with large, stable means that turn little, and what they alone make of the logits (Position
+Generalization sec. 3.4, theorem 2, fig. 4, 9): P4, P5.
+
+The rule of P5 was written after an exploratory run on one half-trained checkpoint had been seen. "A few" components are read as at most
+a quarter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import xarray as xr
+
+from repo_interp.papers.kit.cache import Cache
+from repo_interp.papers.kit.claims import SEEN, Claim, Evidence
+from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, each
+from repo_interp.papers.kit.rules import All, AtLeast, AtMost, BeyondNull, Observed
+from repo_interp.papers.kit.subjects import Subject
+from repo_interp.papers.position_generalization.measured import (
+    MODEL,
+    SOURCE,
+    TEXT_MODELS,
+    Measured,
+    Options,
+    fits,
+    is_language_model,
+)
+from repo_interp.plots.views.rotation import rotating_heads, rotation_grid
+
+HEADS = "the share of heads that have slow dominating components"
+COMPONENTS = "their share of the components of a head that has some"
+HEADS_BESIDE_TWINS = "the share of heads"
+CLOSED_FORM_R = "the mean r over the heads and prompts that have slow dominating components"
+
+P4 = Claim(
+    "P4",
+    "a few slow dominating components with large, stable means",
+    f"{SOURCE} sec. 3.4, fig. 4",
+    "figure",
+    All(AtLeast(HEADS, 0.5), AtMost(COMPONENTS, 0.25), BeyondNull(HEADS_BESIDE_TWINS)),
+)
+P5 = Claim(
+    "P5",
+    "the closed form f + g from those components alone gives the logits",
+    f"{SOURCE} theorem 2",
+    "0.959",
+    AtLeast(CLOSED_FORM_R, 0.9),
+    written=SEEN,
+)
+
+
+def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> Measured | None:
+    """Rotary pairs of a checkpoint and its twins; None where no layer rotates."""
+    (subject,) = subjects
+    measured = fits(subject, options, cache, ("rotation",))
+    return measured if rotating_heads(measured.group("rotation")) else None
+
+
+def judge(measured: Measured) -> Iterator[Evidence]:
+    """What there is on P4, and on P5 where a head has slow dominating components."""
+    rotation = measured.group("rotation")
+    layers = sorted({layer for layer, _ in rotating_heads(rotation)})
+    heads, components = _slow_dominating(rotation, layers)
+    twins = [_slow_dominating(twin, layers)[0] for twin in measured.of_twins("rotation")]
+    sequences = rotation.sizes["prompt"]
+    yield Evidence(
+        P4,
+        measured.name,
+        "share of heads with slow dominating components",
+        {HEADS: heads, COMPONENTS: components, HEADS_BESIDE_TWINS: Observed(heads, twins)},
+        heads,
+        n=sequences,
+        control=f"random weights {np.mean(twins):.2g}",
+        note=f"{100 * components:.2g} % of the components of a head that has some",
+    )
+    closed = rotation["closed_form_r"]
+    by_prompt = closed.mean(("layer", "head")).values
+    if np.isfinite(by_prompt).any():
+        r = float(np.nanmean(closed.values))
+        yield Evidence(
+            P5,
+            measured.name,
+            "mean r of logits and f + g",
+            {CLOSED_FORM_R: r},
+            r,
+            float(np.nanstd(by_prompt, ddof=1)) if np.isfinite(by_prompt).sum() > 1 else None,
+            "sequences",
+            sequences,
+            note=f"heads {float(closed.min()):.3g} to {float(closed.max()):.3g}; "
+            f"{100 * float(np.isfinite(closed).mean()):.0f} % of heads and sequences have such components",
+        )
+
+
+def draw(measured: Measured) -> Iterator[Drawing]:
+    """Mean pairs of queries and keys in the plane (fig. 4, 9)."""
+    caption = (
+        f"{measured.name}: mean pairs of queries and keys in the plane (fig. 4, 9). Coloured: slow dominating. Circle: deviation of the "
+        "key; arc: rotation over the largest distance."
+    )
+    yield Drawing(f"rotation_{measured.name}", rotation_grid(measured.run), caption, measured.group("rotation"))
+
+
+def _slow_dominating(rotation: xr.Dataset, layers: Sequence[int]) -> tuple[float, float]:
+    """Share of heads with slow dominating components, and of the components of a head that has some (0 where none has)."""
+    shares = (rotation["slow_dominating"].sel(layer=list(layers)) == 1).mean("component").values
+    return float((shares > 0).mean()), float(shares[shares > 0].mean()) if (shares > 0).any() else 0.0
+
+
+ROTATION = Experiment(
+    "rotation",
+    (P4, P5),
+    Needs(each(is_language_model), "needs a language model that rotates, such as language/rope", TEXT_MODELS),
+    measure,
+    judge,
+    draw,
+    MODEL,
+)
