@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="a training run made with --checkpoint-every: its directory holds steps/")
     parser.add_argument("--sequences", type=positive, default=64, metavar="N", help="random sequences at each step (default: 64)")
     parser.add_argument(
-        "--repeats", type=positive, default=4, metavar="N", help="independent lots of them, at least 2 (default: 4)"
+        "--repeats", type=positive, default=4, metavar="N", help="independent replicates, at least 2 (default: 4)"
     )
     parser.add_argument("--batch-size", type=positive, default=8, metavar="N", help="sequences in one forward pass (default: 8)")
     parser.add_argument("--seed", type=positive_or_zero, default=0, help="seed of the sequences (default: 0)")
@@ -27,8 +27,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure and write."""
     from rich.console import Console
 
-    from repo_interp.papers.hope.lots import Sampling
-    from repo_interp.papers.hope.steps import read_steps, write_steps
+    from repo_interp.papers.hope.over_training import read_steps, write_steps
+    from repo_interp.papers.hope.replicates import Sampling
 
     console = Console()
     sampling = Sampling(

@@ -98,8 +98,8 @@ def _train(console: Console, arguments: argparse.Namespace) -> int:
 
 def _keep_steps(console: Console, run: PlannedRun) -> None:
     """Measure the saved steps of a run that keeps them: they do not ship themselves."""
-    from repo_interp.papers.hope.lots import Sampling
-    from repo_interp.papers.hope.steps import FILE, write_steps
+    from repo_interp.papers.hope.over_training import FILE, write_steps
+    from repo_interp.papers.hope.replicates import Sampling
 
     if run.configuration.checkpoint_every and not (run.directory / FILE).is_file():
         with console.status(f"measuring the saved steps of {run.planned.name}"):

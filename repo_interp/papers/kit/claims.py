@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 
 from repo_interp.papers.kit.rules import Rule, Values
+from repo_interp.papers.kit.scale import Scale
 
 HOLDS = "holds"
 FAILS = "does not hold"
@@ -35,6 +36,8 @@ class Claim:
     """Which part of the claim; empty for the claim itself."""
     written: str = BLIND
     """Whether the rule was written blind or after results were seen."""
+    scale: Scale | None = None
+    """The model that the claim is about, where it is another than its experiment's."""
 
     @property
     def label(self) -> str:

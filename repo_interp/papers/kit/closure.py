@@ -1,10 +1,13 @@
 """Everything that a function computes with, as a digest: the code it reaches in its own file, and the files of ours that this code imports.
 
-    closure(f) = f and the names of its file that f reaches, followed by the imports of ours that those names use, followed to the end
+    closure(f) = f and the names of its file that f reaches (annotations among them: they say whose methods are called),
+                 the files of ours that those names are imported from, and all that those files import, to the end
+
+What is imported by name counts too: an object of ours that stands in a string ("repo_interp.measures.positions:Positions"), unless it is
+a drawing, and all files beside one that calls `import_module`. Imports under `if TYPE_CHECKING` of the function's own file do not count.
 
 Docstrings, comments and captions are no part of it: the code is read as a syntax tree, so that a new wording, a drawing in the same file or
-a blank line changes nothing, and a changed constant, kernel or model changes everything that rests on it. Files below the drawings
-(`plots`) and the commands are never reached by what measures; should one be, it counts like any other.
+a blank line changes nothing, and a changed constant, kernel or model changes everything that rests on it.
 """
 
 from __future__ import annotations
@@ -13,13 +16,17 @@ import ast
 import functools
 import hashlib
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 _PACKAGE = Path(__file__).parents[2]
-_LIBRARIES = ("torch", "numpy", "scipy")
+_LIBRARIES = ("torch", "numpy", "scipy", "transformers", "transformer_lens")
+_OBJECT = re.compile(rf"{_PACKAGE.name}(\.\w+)+(:\w+)?")
+"""An object of ours in a string, as entry points name it."""
+_DRAWN = re.compile(rf"{_PACKAGE.name}\.plots(\.|$)")
 
 
 def closure_digest(function: Callable[..., Any]) -> str:
@@ -37,15 +44,13 @@ def closure_digest(function: Callable[..., Any]) -> str:
 def _digest(file: Path, name: str) -> str:
     tree = _tree(file)
     reached = _reached(tree, name)
-    digest = hashlib.sha256()
+    digest = _libraries()
     for node in reached:
         digest.update(ast.dump(node).encode())
     names = {part.id for node in reached for part in ast.walk(node) if isinstance(part, ast.Name)}
     imported = {target for node in (*reached, *_imports(tree, names)) for target in _targets(node)}
     for path in sorted(_followed(imported)):
-        digest.update(path.relative_to(_PACKAGE).as_posix().encode() + b"\0" + ast.dump(_tree(path)).encode())
-    for library in _LIBRARIES:
-        digest.update(f"{library}={version(library)}".encode())
+        digest.update(f"{path.relative_to(_PACKAGE).as_posix()} {_code(path)}".encode())
     return digest.hexdigest()
 
 
@@ -86,8 +91,12 @@ def _imports(tree: ast.Module, names: set[str]) -> Iterator[ast.stmt]:
 
 
 def _targets(node: ast.AST) -> Iterator[str]:
-    """Modules of ours that are imported somewhere below `node`; a name that is no module stands for the module it is in."""
+    """Modules of ours that are imported somewhere below `node`, or named in a string; of what is no module, the module it is in."""
     for part in ast.walk(node):
+        if isinstance(part, ast.Constant) and isinstance(part.value, str) and _OBJECT.fullmatch(part.value):
+            if not _DRAWN.match(part.value):
+                yield part.value.split(":")[0]
+            continue
         if isinstance(part, ast.ImportFrom) and part.module and part.module.split(".")[0] == _PACKAGE.name:
             yield part.module
             yield from (f"{part.module}.{alias.name}" for alias in part.names)
@@ -104,13 +113,29 @@ def _followed(modules: set[str]) -> set[Path]:
         path = next((path for path in (base.with_suffix(".py"), base / "__init__.py") if parts and path.is_file()), None)
         if path is not None and path not in files:
             files.add(path)
-            waiting += _targets(_tree(path))
+            waiting += _imported(path)
     return files
 
 
 @functools.cache
+def _imported(file: Path) -> tuple[str, ...]:
+    """What a file imports of ours; all files beside it, where it imports by name."""
+    tree = _tree(file)
+    called = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
+    if not any(isinstance(function, ast.Name) and function.id == "import_module" for function in called):
+        return tuple(_targets(tree))
+    folder = file.parent.relative_to(_PACKAGE.parent).parts
+    return (*_targets(tree), *(".".join((*folder, beside.stem)) for beside in sorted(file.parent.glob("[!_]*.py"))))
+
+
+@functools.cache
+def _code(file: Path) -> str:
+    return hashlib.sha256(ast.dump(_tree(file)).encode()).hexdigest()
+
+
+@functools.cache
 def _tree(file: Path) -> ast.Module:
-    """The syntax tree of a file without docstrings and annotations' positions."""
+    """The syntax tree of a file without its docstrings."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
@@ -126,9 +151,11 @@ def _is_text(node: ast.AST) -> bool:
 @functools.cache
 def sources_digest() -> str:
     """SHA-256 over all sources of repo_interp, as they are written, and the versions of what computes: for the provenance of a figure."""
-    digest = hashlib.sha256()
+    digest = _libraries()
     for file in sorted(_PACKAGE.rglob("*.py")):
         digest.update(file.relative_to(_PACKAGE).as_posix().encode() + b"\0" + file.read_bytes())
-    for library in _LIBRARIES:
-        digest.update(f"{library}={version(library)}".encode())
     return digest.hexdigest()
+
+
+def _libraries() -> hashlib._Hash:
+    return hashlib.sha256(" ".join(f"{library}={version(library)}" for library in _LIBRARIES).encode())

@@ -46,6 +46,8 @@ class Needs:
     """Names of the checkpoints that come with the package and fit."""
     checkpoint: str = "none"
     """What stands in the place of the checkpoint where none fits."""
+    otherwise_of: Mapping[str, str] = field(default_factory=dict)
+    """Why nothing can be measured of those claims, by label, that have a reason of their own."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,8 @@ def run(
     missing = [claim for claim in experiment.claims if claim not in judged]
     if missing:
         needs = experiment.needs
-        yield Result(experiment, (), tuple(unmeasured(claim, needs.otherwise, needs.checkpoint) for claim in missing))
+        reasons = {claim: needs.otherwise_of.get(claim.label, needs.otherwise) for claim in missing}
+        yield Result(experiment, (), tuple(unmeasured(claim, reason, needs.checkpoint) for claim, reason in reasons.items()))
 
 
 def each(fits: Callable[[Subject], bool]) -> Callable[[Sequence[Subject]], Sequence[Sequence[Subject]]]:
@@ -129,6 +132,20 @@ def each(fits: Callable[[Subject], bool]) -> Callable[[Sequence[Subject]], Seque
 def together(fits: Callable[[Subject], bool]) -> Callable[[Sequence[Subject]], Sequence[Sequence[Subject]]]:
     """One group of all checkpoints that fit; none where none does."""
     return lambda subjects: [chosen] if (chosen := [subject for subject in subjects if fits(subject)]) else []
+
+
+def asked_the_same(fits: Callable[[Subject], bool]) -> Callable[[Sequence[Subject]], Sequence[Sequence[Subject]]]:
+    """Groups of those that fit and can be asked the same prompts: one per task (tokenizer, where there is none) and training length."""
+
+    def groups(subjects: Sequence[Subject]) -> Sequence[Sequence[Subject]]:
+        by_prompts: dict[Any, list[Subject]] = {}
+        for subject in subjects:
+            if fits(subject):
+                task = subject.task if subject.task is not None else subject.tokenizer_digest
+                by_prompts.setdefault((task, subject.training_length), []).append(subject)
+        return list(by_prompts.values())
+
+    return groups
 
 
 def without_checkpoints(subjects: Sequence[Subject]) -> Sequence[Sequence[Subject]]:

@@ -83,10 +83,10 @@ def write_paper(
             save_figure(drawing.figure, unfinished / name)
             stated = {"caption": drawing.caption, "command": command, **provenance}
             plain(drawing.data).assign_attrs(stated).to_netcdf(unfinished / f"{name}.nc", engine="h5netcdf")
+        scales = [verdict.claim.scale or result.experiment.scale for result in results for verdict in result.verdicts]
         rows = [
-            row | {"scale": scale_beside(result.experiment.scale, row["checkpoint"], paths), "command": command}
-            for result in results
-            for row in verdict_rows(result.verdicts)
+            row | {"scale": scale_beside(scale, row["checkpoint"], paths), "command": command}
+            for scale, row in zip(scales, verdict_rows(verdict for result in results for verdict in result.verdicts), strict=True)
         ]
         captions = [{"figure": name, "caption": drawing.caption} for name, drawing in zip(names, drawings, strict=True)]
         texts = {

@@ -2,11 +2,15 @@
 
     AtLeast("share of hybrid chunks", 0.5)                  a number is at least a bound
     AtMost("range over the context length", 0.5)            a number is at most a bound
+    Significant("the rise on the right", 3)                 a number is above 0 by so many of its standard errors
+    AtMost("fall of F1", 0.02, of="F1 in order")            ... or at most a share of another number
+    Below("the lower of both scores", 0.99)                 a number is below a bound
     Above("mean exact match", ("RoPE", "NoPE"))             differences to rivals are above 2 standard errors (and above `more`)
     NotBelow("mean exact match", ("RoPE",))                 no difference is below zero by more than 2 standard errors
     BeyondNull("VAF above the others")                      a number is beyond those of a null: twins with random weights, shuffles
     Custom(function, words)                                 what needs code of its own, with its words beside it
     All(first, second)                                      all of them
+    Where(condition, rule)                                  nothing can be said unless the condition holds
 
 Words, thresholds and code cannot drift apart, since words are made from the thresholds that decide. Knows nothing about any paper.
 """
@@ -53,15 +57,17 @@ class AtLeast:
     quantity: str
     bound: float
     unit: str = ""
+    of: str = ""
+    """The quantity that `bound` is a share of; empty for a bound that is a number."""
 
     @property
     def words(self) -> str:
         """The rule in words."""
-        return f"{self.quantity} is at least {self.bound:.3g}{self.unit}"
+        return f"{self.quantity} is at least {_limit_in_words(self.bound, self.unit, self.of)}"
 
     def holds(self, values: Values) -> bool:
         """Whether the number reaches the bound."""
-        return bool(values[self.quantity] >= self.bound)
+        return bool(values[self.quantity] >= _limit(values, self.bound, self.of))
 
 
 @dataclass(frozen=True)
@@ -71,15 +77,52 @@ class AtMost:
     quantity: str
     bound: float
     unit: str = ""
+    of: str = ""
+    """The quantity that `bound` is a share of; empty for a bound that is a number."""
 
     @property
     def words(self) -> str:
         """The rule in words."""
-        return f"{self.quantity} is at most {self.bound:.3g}{self.unit}"
+        return f"{self.quantity} is at most {_limit_in_words(self.bound, self.unit, self.of)}"
 
     def holds(self, values: Values) -> bool:
         """Whether the number stays within the bound."""
-        return bool(values[self.quantity] <= self.bound)
+        return bool(values[self.quantity] <= _limit(values, self.bound, self.of))
+
+
+@dataclass(frozen=True)
+class Below:
+    """A number is below a bound. NaN is not."""
+
+    quantity: str
+    bound: float
+    unit: str = ""
+
+    @property
+    def words(self) -> str:
+        """The rule in words."""
+        return f"{self.quantity} is below {_limit_in_words(self.bound, self.unit)}"
+
+    def holds(self, values: Values) -> bool:
+        """Whether the number is below the bound."""
+        return bool(values[self.quantity] < self.bound)
+
+
+@dataclass(frozen=True)
+class Significant:
+    """A number, given as its `Difference` from 0, is above 0 by so many standard errors."""
+
+    quantity: str
+    errors: float = SIGNIFICANT
+
+    @property
+    def words(self) -> str:
+        """The rule in words."""
+        return f"{self.quantity} is above {self.errors:g} standard errors"
+
+    def holds(self, values: Values) -> bool:
+        """Whether the number is positive and that large."""
+        return values[self.quantity].exceeds(errors=self.errors)
 
 
 @dataclass(frozen=True)
@@ -88,26 +131,26 @@ class Above:
 
     quantity: str
     rivals: tuple[str, ...]
-    """What has to be exceeded. Further differences among the values of the quantity count too."""
+    """What has to be exceeded: each must be among the values. Further differences among the values of the quantity count too."""
     more: float = 0.0
     errors: float = SIGNIFICANT
     relation: str = "above"
     """How the words put it: "above", or "below" where the values are differences the other way round."""
-    required: tuple[str, ...] | None = None
-    """Rivals that must be among the values, for a claim that is judged without the others too; None: all of them."""
+    also: tuple[str, ...] = ()
+    """Further rivals, for the words: exceeded where they are among the values."""
 
     @property
     def words(self) -> str:
         """The rule in words."""
         by = f"more than {self.errors:g} standard errors of the difference" + (f" and {self.more:g}" if self.more else "")
-        among = _listed(self.rivals) + ("" if self.required is None else ", as far as they were given,")
-        return f"{self.quantity} is {self.relation} that of {among} by {by}"
+        also = f", and that of {_listed(self.also)} where there is one," if self.also else ""
+        return f"{self.quantity} is {self.relation} that of {_listed(self.rivals)}{also} by {by}"
 
     def holds(self, values: Values) -> bool:
-        """Whether there is a difference to every rival that is required, and all that there are are large enough."""
+        """Whether every difference to a rival is there and large enough."""
         differences: Mapping[str, Difference] = values[self.quantity]
-        complete = bool(differences) and set(self.rivals if self.required is None else self.required) <= set(differences)
-        return complete and all(one.exceeds(self.more, self.errors) for one in differences.values())
+        complete = set(self.rivals) <= set(differences)
+        return complete and all(each.exceeds(self.more, self.errors) for each in differences.values())
 
 
 @dataclass(frozen=True)
@@ -126,7 +169,7 @@ class NotBelow:
     def holds(self, values: Values) -> bool:
         """Whether every difference to a rival is there and none is that far below zero."""
         differences: Mapping[str, Difference] = values[self.quantity]
-        return set(self.rivals) <= set(differences) and not any(one.falls_short(self.errors) for one in differences.values())
+        return set(self.rivals) <= set(differences) and not any(each.falls_short(self.errors) for each in differences.values())
 
 
 @dataclass(frozen=True)
@@ -176,6 +219,35 @@ class All:
     def holds(self, values: Values) -> bool:
         """Whether all hold."""
         return all(rule.holds(values) for rule in self.rules)
+
+
+@dataclass(frozen=True)
+class Where:
+    """A rule that says nothing unless a condition holds; where it does not, the evidence says so: `Evidence.unmeasurable`."""
+
+    condition: Rule
+    rule: Rule
+
+    @property
+    def words(self) -> str:
+        """The rule in words."""
+        return f"{self.rule.words}; not measurable unless {self.condition.words}"
+
+    def holds(self, values: Values) -> bool:
+        """Whether the rule holds. Raises ValueError where the condition does not."""
+        if not self.condition.holds(values):
+            raise ValueError(
+                f"nothing can be said unless {self.condition.words}; the evidence has to say that it is unmeasurable"
+            )
+        return self.rule.holds(values)
+
+
+def _limit(values: Values, bound: float, of: str) -> float:
+    return bound * values[of] if of else bound
+
+
+def _limit_in_words(bound: float, unit: str, of: str = "") -> str:
+    return f"{bound:.3g}{unit}" + (f" of {of}" if of else "")
 
 
 def _listed(names: Sequence[str]) -> str:

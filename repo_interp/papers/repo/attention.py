@@ -7,98 +7,191 @@ The rows of the generated tokens themselves are the paper's words; the rows that
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
+from matplotlib.lines import Line2D
 
 from repo_interp.analysis.analyze import analyze
 from repo_interp.measures.attention_mass import ROWS, AttentionMass
 from repo_interp.measures.labels import described
 from repo_interp.models.load import load
 from repo_interp.papers.kit.cache import Cache
-from repo_interp.papers.kit.claims import Claim, Verdict, judged
-from repo_interp.papers.kit.lead import Lead, paired_lead
-from repo_interp.papers.kit.result import Result
-from repo_interp.papers.kit.subjects import Options, Subject
-from repo_interp.papers.repo.claims import R4, R4_PRODUCING
-from repo_interp.papers.repo.tables_figure import mass_table
+from repo_interp.papers.kit.claims import Claim, Evidence
+from repo_interp.papers.kit.differences import SIGNIFICANT, paired_difference
+from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, asked_the_same
+from repo_interp.papers.kit.rules import Above, All
+from repo_interp.papers.kit.subjects import Subject
+from repo_interp.papers.repo.checkpoints import HAYSTACKS, NO_HAYSTACK, OLMO, finds_needles
+from repo_interp.plots.marks.drawing import counted, legend_below, number
+from repo_interp.plots.marks.scores import handles, looks
+from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
+
+if TYPE_CHECKING:
+    from repo_interp.papers.repo.options import Options
 
 SPANS = ("needle", "query", "rest", "distractor")
 """Those of table 4, and the needles that are not asked for, where there are some."""
-_CLAIMS: Mapping[str, Claim] = {"generated": R4, "producing": R4_PRODUCING}
+NEEDLE, ROPE_NEEDLE, QUERY = "needle mass per token", "RoPE's needle mass per token", "query mass per token"
+R4 = Claim(
+    "R4",
+    "attention mass per token from the generated tokens' own rows: needle RePo > RoPE > NoPE, query RePo lowest",
+    "RePo table 4",
+    "needle 2.013 / 1.754 / 1.572, query 1.046 / 1.123 / 1.135 x 0.01",
+    All(Above(NEEDLE, ("RoPE",)), Above(ROPE_NEEDLE, ("NoPE",)), Above(QUERY, ("RoPE", "NoPE"), relation="below")),
+)
+R4_PRODUCING = Claim(
+    "R4",
+    "the same from the rows that produced the generated tokens, one earlier",
+    R4.source,
+    R4.paper_number,
+    R4.rule,
+    part="producing rows",
+)
+CLAIMS: Mapping[str, Claim] = {"generated": R4, "producing": R4_PRODUCING}
+"""By the rows that attention is read from."""
 
 
-def attention_table(found: Sequence[Subject], options: Options, cache: Cache) -> Result:
-    """R4: mass per token of all checkpoints of one haystack, on prompts of their training length."""
+# ---- measured -------------------------------------------------------------------------------------------------------
+
+
+def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.Dataset:
+    """`mass_per_token [checkpoint, rows, prompt, span]` in 0.01, on prompts of the training length; `layout`, `learned_layers`."""
     mass = xr.concat(
-        [
-            one.measured(cache, "mass", options, lambda one=one: _measure(one, options), prompts=options.prompts)["mass"]
-            for one in found
-        ],
-        dim=xr.IndexVariable("checkpoint", [one.name for one in found]),
+        [subject.measured(cache, _mass, options, prompts=options.prompts)["mass"] for subject in subjects],
+        dim=xr.IndexVariable("checkpoint", [subject.name for subject in subjects]),
         join="exact",
         coords="minimal",
         compat="override",
-    ).assign_coords(layout=("checkpoint", [one.layout for one in found]))
-    data = mass.to_dataset(name="mass_per_token")
-    rope = next((one.name for one in found if one.layout == "rope"), None)
-    nope = next((one.name for one in found if one.layout == "nope"), None)
-    verdicts = (
-        [_verdict(mass, one.name, rope, nope, rows) for one in found if one.learned for rows in ROWS] if rope and nope else []
+    ).assign_coords(
+        layout=("checkpoint", [subject.layout for subject in subjects]),
+        learned_layers=("checkpoint", [len(subject.learned) for subject in subjects]),
     )
-    return Result(
-        f"attention_mass_{found[0].kind}_{found[0].training_length}",
-        f"Attention mass per token on parts of the context (RePo table 4), mean over {options.prompts} prompts of "
-        f"{found[0].training_length} tokens, all layers and heads; bar: two standard errors over prompts. Left: rows of the generated "
-        "tokens, as the paper puts it; right: rows that produced them.",
-        data,
-        mass_table(data),
-        tuple(verdicts),
-    )
+    return mass.to_dataset(name="mass_per_token").assign_attrs(task=subjects[0].kind, training_length=subjects[0].training_length)
 
 
-def _measure(one: Subject, options: Options) -> xr.Dataset:
+def _mass(subject: Subject, options: Options) -> xr.Dataset:
     """`mass [rows, prompt, span]` in 0.01."""
-    prompts = one.prompts(one.training_length, options.prompts, options.seed)
+    prompts = subject.prompts(subject.training_length, options.prompts, options.seed)
     measures: list[Any] = [AttentionMass(rows=rows, name=rows) for rows in ROWS]
-    run = analyze(load(one.path, options.device), prompts, measures, batch_size=options.batch_size)
-    parts = [100 * run[rows].to_dataset()["mass_per_token"].mean(("layer", "head")) for rows in ROWS]
-    kept = [part.reindex(span=[name for name in SPANS if name in part["span"].values]) for part in parts]
+    run = analyze(load(subject.path, options.device), prompts, measures, batch_size=options.batch_size)
+    by_rows = [100 * run[rows].to_dataset()["mass_per_token"].mean(("layer", "head")) for rows in ROWS]
+    parts = [part.reindex(span=[name for name in SPANS if name in part["span"].values]) for part in by_rows]
     mass: xr.DataArray = xr.concat(
-        kept, dim=xr.IndexVariable("rows", list(ROWS)), join="exact", coords="minimal", compat="override"
+        parts, dim=xr.IndexVariable("rows", list(ROWS)), join="exact", coords="minimal", compat="override"
     )
     return described(mass, "attention mass per token", "0.01").to_dataset(name="mass")
 
 
-def _verdict(mass: xr.DataArray, name: str, rope: str, nope: str, rows: str) -> Verdict:
-    def of(checkpoint: str, span: str) -> np.ndarray:
-        return mass.sel(checkpoint=checkpoint, rows=rows, span=span).values
+# ---- judged ---------------------------------------------------------------------------------------------------------
 
-    leads: dict[str, Lead] = {
-        "needle above RoPE": paired_lead(of(name, "needle"), of(rope, "needle")),
-        "needle, RoPE above NoPE": paired_lead(of(rope, "needle"), of(nope, "needle")),
-        "query below RoPE": paired_lead(of(rope, "query"), of(name, "query")),
-        "query below NoPE": paired_lead(of(nope, "query"), of(name, "query")),
+
+def judge(data: xr.Dataset) -> Iterator[Evidence]:
+    """Every checkpoint with learned positions beside those of RoPE and NoPE, in both readings."""
+    mass = data["mass_per_token"]
+    by_layout = dict(zip(reversed(mass["layout"].values.tolist()), reversed(mass["checkpoint"].values.tolist()), strict=True))
+    if {"rope", "nope"} <= set(by_layout):
+        rivals = {"RoPE": by_layout["rope"], "NoPE": by_layout["nope"]}
+        for checkpoint in mass["checkpoint"].values[mass["learned_layers"].values > 0].tolist():
+            yield from (_beside(mass.sel(rows=rows), checkpoint, rivals, claim) for rows, claim in CLAIMS.items())
+
+
+def _beside(mass: xr.DataArray, checkpoint: str, rivals: Mapping[str, str], claim: Claim) -> Evidence:
+    def of(name: str, span: str) -> np.ndarray:
+        return mass.sel(checkpoint=rivals.get(name, name), span=span).values
+
+    values = {
+        NEEDLE: {"RoPE": paired_difference(of(checkpoint, "needle"), of("RoPE", "needle"))},
+        ROPE_NEEDLE: {"NoPE": paired_difference(of("RoPE", "needle"), of("NoPE", "needle"))},
+        QUERY: {name: paired_difference(of(name, "query"), of(checkpoint, "query")) for name in rivals},
     }
-    others = {"RoPE": rope, "NoPE": nope}
-    own = of(name, "needle")
-    return Verdict(
-        _CLAIMS[rows],
-        name,
-        judged(all(one.holds for one in leads.values())),
+    named = {
+        "needle above RoPE": values[NEEDLE]["RoPE"],
+        "needle, RoPE above NoPE": values[ROPE_NEEDLE]["NoPE"],
+        "query below RoPE": values[QUERY]["RoPE"],
+        "query below NoPE": values[QUERY]["NoPE"],
+    }
+    own = of(checkpoint, "needle")
+    query = ", ".join(f"{name} {of(name, 'query').mean():.3f}" for name in rivals)
+    return Evidence(
+        claim,
+        checkpoint,
         "needle mass per token, 0.01",
+        values,
         float(own.mean()),
         float(own.std(ddof=1)),
         "prompts",
         len(own),
-        ", ".join(f"{scheme} {of(other, 'needle').mean():.3f}" for scheme, other in others.items()),
-        f"query {of(name, 'query').mean():.3f} ("
-        + ", ".join(f"{scheme} {of(other, 'query').mean():.3f}" for scheme, other in others.items())
-        + "); "
+        ", ".join(f"{name} {of(name, 'needle').mean():.3f}" for name in rivals),
+        f"query {of(checkpoint, 'query').mean():.3f} ({query}); "
         + "; ".join(
-            f"{what}: {'yes' if one.holds else 'no'} ({one.margin:+.3f}, standard error {one.standard_error:.2g})"
-            for what, one in leads.items()
+            f"{what}: {'yes' if difference.exceeds() else 'no'} ({difference.margin:+.3f}, standard error {difference.standard_error:.2g})"
+            for what, difference in named.items()
         ),
     )
+
+
+# ---- drawn ----------------------------------------------------------------------------------------------------------
+
+_TITLES = {"generated": "Rows of the generated tokens", "producing": "Rows that produced them"}
+
+
+def draw(data: xr.Dataset) -> Iterator[Drawing]:
+    """Table 4."""
+    length = data.attrs["training_length"]
+    yield Drawing(
+        f"attention_mass_{data.attrs['task']}_{length}",
+        _figure(data),
+        f"Attention mass per token on parts of the context (RePo table 4), mean over {data.sizes['prompt']} prompts of {length} tokens, "
+        "all layers and heads; bar: two standard errors over prompts. Left: rows of the generated tokens, as the paper puts it; "
+        "right: rows that produced them.",
+        data,
+    )
+
+
+def _figure(data: xr.Dataset) -> PaperFigure:
+    """One panel per reading, one row per span, one dot per checkpoint."""
+    mass = data["mass_per_token"].transpose("rows", "span", "checkpoint", "prompt")
+    by_checkpoint = looks(data)
+    with style():
+        figure = paper_figure(PAGE_WIDTH, 0.9 + 0.1 * mass.sizes["span"] * (2 + mass.sizes["checkpoint"]))
+        axes = figure.subplots(1, mass.sizes["rows"], sharey=True, squeeze=False)[0]
+        for ax, rows, values in zip(axes, mass["rows"].values, mass.values, strict=True):
+            for place, (name, look) in enumerate(by_checkpoint.items()):
+                y = np.arange(len(values)) + 0.7 * ((place + 0.5) / len(by_checkpoint) - 0.5)
+                means = values[:, place].mean(axis=-1)
+                errors = SIGNIFICANT * values[:, place].std(axis=-1, ddof=1) / np.sqrt(values.shape[-1])
+                ax.hlines(y, means - errors, means + errors, color=look["color"], linewidth=0.9)
+                ax.plot(means, y, look["marker"], color=look["color"], markersize=3, markeredgewidth=0, gid=f"mass {rows} {name}")
+                beside: Any = {"xytext": (3, 0), "textcoords": "offset points", "va": "center"}
+                for height, mean, error in zip(y, means, errors, strict=True):
+                    ax.annotate(number(mean), (mean + error, height), **beside, fontsize=4.6, color="#333333")
+            ax.set_xlim(0, None)
+            ax.margins(x=0.12)
+            ax.set_title(f"{_TITLES.get(str(rows), str(rows))}, {counted(mass.sizes['prompt'], 'prompt')}")
+            ax.set_xlabel("attention mass per token (10⁻²)")
+            ax.grid(axis="x")
+        axes[0].set_yticks(range(mass.sizes["span"]), [str(name) for name in mass["span"].values])
+        axes[0].set_ylim(mass.sizes["span"] - 0.45, -0.55)
+        legend_below(figure, _dots(data))
+    return figure
+
+
+def _dots(data: xr.Dataset) -> list[Line2D]:
+    entries = handles(data)
+    for entry in entries:
+        entry.set_linestyle("none")
+    return entries
+
+
+ATTENTION = Experiment(
+    "attention mass",
+    (R4, R4_PRODUCING),
+    Needs(asked_the_same(finds_needles), NO_HAYSTACK, HAYSTACKS),
+    measure,
+    judge,
+    draw,
+    OLMO,
+)

@@ -1,8 +1,8 @@
 """What RePo costs (RePo sec. 5.4, table 6): R7.
 
-    parameters   2 d d_p + d_p P a layer, counted on models without weights, at the paper's size and at ours
-    FLOPs        6 N a token of training, N the parameters beside the input embedding; with 5e10 tokens this is table 6
-    time         a token, generated with a cache after a prompt, RoPE and RePo in turns on the same machine
+    parameters   2 d d_p + d_p P per layer, counted on models without weights, at the paper's size and at ours
+    FLOPs        6 N per token of training, N the parameters beside the input embedding; with 5e10 tokens this is table 6
+    time         per token, generated with a cache after a prompt, RoPE and RePo in turns on the same machine
 
 The timed models are fresh: time does not depend on weights. Times differ from run to run; nothing else here does.
 """
@@ -10,25 +10,42 @@ The timed models are fresh: time does not depend on weights. Times differ from r
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import xarray as xr
 from accelerate import init_empty_weights
+from matplotlib.axes import Axes
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from repo_interp.measures.labels import described
 from repo_interp.models.generation import continue_greedily
 from repo_interp.models.reposition import added_parameters, reposition
 from repo_interp.papers.kit.cache import Cache
-from repo_interp.papers.kit.claims import Verdict, judged
-from repo_interp.papers.kit.result import Result
-from repo_interp.papers.kit.subjects import Options
-from repo_interp.papers.repo import rules
-from repo_interp.papers.repo.claims import R7, R7_TIME
-from repo_interp.papers.repo.tables_figure import times
+from repo_interp.papers.kit.claims import Claim, Evidence
+from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, without_checkpoints
+from repo_interp.papers.kit.rules import AtMost
+from repo_interp.papers.kit.subjects import Subject
+from repo_interp.papers.repo.checkpoints import OLMO
+from repo_interp.plots.marks.drawing import counted
+from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, scheme_colour, scheme_name, style
 
+if TYPE_CHECKING:
+    from repo_interp.papers.repo.options import Options
+
+ADDED = "the share of parameters beside the input embedding that RePo adds at the paper's size (OLMo-2 1B, from layer 5)"
+RATIO = "on fresh models of equal size, measured in turns, the median ratio of times"
+R7 = Claim("R7", "RePo adds few parameters", "RePo sec. 5.4", "0.9 %", AtMost(ADDED, 0.01))
+R7_TIME = Claim(
+    "R7",
+    "generating a token takes about as long with RePo as with RoPE",
+    "RePo table 6",
+    "0.0182 s against 0.0176 s: +3.4 %",
+    AtMost(RATIO, 1.10),
+    part="time",
+)
 LAYOUT = "repo@1/3"
 """As in the paper: RoPE below a third of the layers."""
 TOKENS = 50e9
@@ -56,28 +73,23 @@ SIZES: dict[str, dict[str, int | str]] = {
 """The paper's models, from their public configurations."""
 
 
-def efficiency(options: Options, cache: Cache) -> Result:
-    """R7, table 6."""
-    depends = {name: getattr(options, name) for name in vars(options) if name.startswith("efficiency_")}
-    measured = cache.dataset(
-        "repo_efficiency", {**depends, "seed": options.seed, "device": options.device}, lambda: _times(options)
-    )
-    sizes = [counts(_config(stated)) for stated in (*SIZES.values(), _timed_size(options))]
+# ---- measured -------------------------------------------------------------------------------------------------------
+
+
+def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.Dataset:
+    """What `_times` measures, with `parameters` and `flops [size, scheme]`; attributes: the options of what is timed."""
+    stated = {
+        name.removeprefix("efficiency_"): getattr(options, name) for name in vars(options) if name.startswith("efficiency_")
+    }
+    stated["device"] = options.device
+    measured = cache.dataset(_times, {**stated, "seed": options.seed}, options)
+    sizes = [counts(configuration(size)) for size in (*SIZES.values(), _timed_size(options))]
     coords = {"size": [*SIZES, "timed"], "scheme": ["rope", "repo"]}
     array = xr.DataArray(np.array(sizes, dtype=float), coords, ("size", "scheme"))
-    data = measured.assign(
+    return measured.assign(
         parameters=described(array, "parameters beside the input embedding", "1"),
-        flops=described(6 * array * TOKENS, "floating-point operations to train on 5e10 tokens, 6 N a token", "1"),
-    )
-    return Result(
-        "efficiency",
-        f"Time to generate a token with RoPE and RePo ({LAYOUT}) in turns (RePo table 6): {options.efficiency_layers} layers of width "
-        f"{options.efficiency_width}, a prompt of {options.efficiency_context} tokens, {options.efficiency_tokens} tokens a round; "
-        "bar: median. " + "; ".join(_stated(array, str(size)) for size in coords["size"]),
-        data,
-        times(data),
-        (_parameters(array), _time(data, options)),
-    )
+        flops=described(6 * array * TOKENS, "floating-point operations to train on 5e10 tokens, 6 N per token", "1"),
+    ).assign_attrs(stated)
 
 
 def counts(config: PretrainedConfig) -> tuple[int, int]:
@@ -90,45 +102,14 @@ def counts(config: PretrainedConfig) -> tuple[int, int]:
     return whole - added, whole
 
 
-def _parameters(array: xr.DataArray) -> Verdict:
-    rope, repo = (float(array.sel(size="OLMo-2 1B", scheme=scheme)) for scheme in ("rope", "repo"))
-    return Verdict(
-        R7,
-        "OLMo-2 1B (configuration)",
-        judged(repo / rope - 1 <= rules.PARAMETERS),
-        "parameters added, per cent of those beside the input embedding",
-        100 * (repo / rope - 1),
-        control="RoPE: 0",
-        note=f"FLOPs of table 6 as 6 N T: {6 * rope * TOKENS:.3g} and {6 * repo * TOKENS:.3g} (paper 3.84e+20 and 3.87e+20); "
-        + "; ".join(_stated(array, str(size)) for size in array["size"].values[1:]),
-    )
-
-
-def _time(data: xr.Dataset, options: Options) -> Verdict:
-    ratios = data["ratio"].values
-    rope, repo = (1e3 * float(data["seconds"].sel(scheme=scheme).median()) for scheme in ("rope", "repo"))
-    return Verdict(
-        R7_TIME,
-        "fresh models",
-        judged(bool(np.median(ratios) <= rules.SLOWER)),
-        "median ratio of times a generated token, RePo over RoPE",
-        float(np.median(ratios)),
-        float(ratios.std(ddof=1)),
-        "rounds",
-        len(ratios),
-        f"RoPE against itself {float(data['repeat_ratio'].median()):.3f}",
-        f"RoPE {rope:.3g} ms, RePo {repo:.3g} ms on {options.device}, {options.efficiency_layers} layers of "
-        f"width {options.efficiency_width}",
-    )
-
-
-def _stated(array: xr.DataArray, size: str) -> str:
-    rope, repo = (float(array.sel(size=size, scheme=scheme)) for scheme in ("rope", "repo"))
-    return f"{size}: {rope:,.0f} parameters, RePo adds {100 * (repo / rope - 1):.2f} %"
+def configuration(size: dict[str, int | str]) -> PretrainedConfig:
+    """The configuration of a model of `size`, as `SIZES` states one."""
+    fields = dict(size)
+    return AutoConfig.for_model(str(fields.pop("model_type")), **fields)
 
 
 def _times(options: Options) -> xr.Dataset:
-    """`seconds [scheme, round]` a token, their `ratio [round]`, and the `repeat_ratio [round]` of RoPE timed twice in the same round."""
+    """`seconds [scheme, round]` per token, their `ratio [round]`, and the `repeat_ratio [round]` of RoPE timed twice in the same round."""
     models = {scheme: _fresh(layout, options) for scheme, layout in (("rope", "rope"), ("repo", LAYOUT))}
     prompt = torch.randint(1, 1024, (options.efficiency_context,), generator=torch.Generator().manual_seed(options.seed)).tolist()
     for model in models.values():
@@ -141,7 +122,7 @@ def _times(options: Options) -> xr.Dataset:
     seconds = xr.DataArray(np.stack(((first + second) / 2, learned)), {"scheme": ["rope", "repo"]}, ("scheme", "round"))
     return xr.Dataset(
         {
-            "seconds": described(seconds, "time a generated token", "s"),
+            "seconds": described(seconds, "time per generated token", "s"),
             "ratio": described(xr.DataArray(2 * learned / (first + second), dims="round"), "RePo over RoPE", "1"),
             "repeat_ratio": described(xr.DataArray(second / first, dims="round"), "RoPE over RoPE, later over earlier", "1"),
         }
@@ -149,7 +130,7 @@ def _times(options: Options) -> xr.Dataset:
 
 
 def _seconds(model: PreTrainedModel, prompt: list[int], options: Options) -> float:
-    """A token: the time of all steps without that of the prompt and the first one."""
+    """Per token: the time of all steps without that of the prompt and the first token."""
     elapsed = []
     for count in (1, 1 + options.efficiency_tokens):
         _wait(options.device)
@@ -168,7 +149,7 @@ def _wait(device: str) -> None:
 def _fresh(layout: str, options: Options) -> PreTrainedModel:
     with torch.random.fork_rng():
         torch.manual_seed(options.seed)
-        model = AutoModelForCausalLM.from_config(_config(_timed_size(options)), dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(configuration(_timed_size(options)), dtype=torch.float32)
         reposition(model, layout)
     placed: Any = model
     return placed.to(options.device).eval()
@@ -187,6 +168,94 @@ def _timed_size(options: Options) -> dict[str, int | str]:
     }
 
 
-def _config(stated: dict[str, int | str]) -> PretrainedConfig:
-    given = dict(stated)
-    return AutoConfig.for_model(str(given.pop("model_type")), **given)
+# ---- judged ---------------------------------------------------------------------------------------------------------
+
+
+def judge(data: xr.Dataset) -> Iterator[Evidence]:
+    """The parameters at the paper's size, and the times here."""
+    parameters = data["parameters"]
+    rope, repo = (float(parameters.sel(size="OLMo-2 1B", scheme=scheme)) for scheme in ("rope", "repo"))
+    yield Evidence(
+        R7,
+        "OLMo-2 1B (configuration)",
+        "parameters added, per cent of those beside the input embedding",
+        {ADDED: repo / rope - 1},
+        100 * (repo / rope - 1),
+        control="RoPE: 0",
+        note=f"FLOPs of table 6 as 6 N T: {6 * rope * TOKENS:.3g} and {6 * repo * TOKENS:.3g} (paper 3.84e+20 and 3.87e+20); "
+        + "; ".join(_in_words(parameters, str(size)) for size in parameters["size"].values[1:]),
+    )
+    ratios = data["ratio"].values
+    rope, repo = (1e3 * float(data["seconds"].sel(scheme=scheme).median()) for scheme in ("rope", "repo"))
+    stated = data.attrs
+    yield Evidence(
+        R7_TIME,
+        "fresh models",
+        "median ratio of times a generated token, RePo over RoPE",
+        {RATIO: float(np.median(ratios))},
+        float(np.median(ratios)),
+        float(ratios.std(ddof=1)),
+        "rounds",
+        len(ratios),
+        f"RoPE against itself {float(data['repeat_ratio'].median()):.3f}",
+        f"RoPE {rope:.3g} ms, RePo {repo:.3g} ms on {stated['device']}, {stated['layers']} layers of width {stated['width']}",
+    )
+
+
+def _in_words(parameters: xr.DataArray, size: str) -> str:
+    rope, repo = (float(parameters.sel(size=size, scheme=scheme)) for scheme in ("rope", "repo"))
+    return f"{size}: {rope:,.0f} parameters, RePo adds {100 * (repo / rope - 1):.2f} %"
+
+
+# ---- drawn ----------------------------------------------------------------------------------------------------------
+
+
+def draw(data: xr.Dataset) -> Iterator[Drawing]:
+    """Table 6."""
+    stated = data.attrs
+    yield Drawing(
+        "efficiency",
+        _figure(data),
+        f"Time to generate a token with RoPE and RePo ({LAYOUT}) in turns (RePo table 6): {stated['layers']} layers of width "
+        f"{stated['width']}, a prompt of {stated['context']} tokens, {stated['tokens']} tokens per round; bar: median. "
+        + "; ".join(_in_words(data["parameters"], str(size)) for size in data["size"].values),
+        data,
+    )
+
+
+def _figure(data: xr.Dataset) -> PaperFigure:
+    """Time per token of both schemes, round by round, and the ratio RePo / RoPE."""
+    seconds = 1e3 * data["seconds"].transpose("scheme", "round")
+    with style():
+        figure = paper_figure(COLUMN_WIDTH, 1.9)
+        left, right = figure.subplots(1, 2, width_ratios=(1.5, 1))
+        for place, scheme in enumerate(seconds["scheme"].values):
+            _dots(left, place, seconds.values[place], scheme_colour(str(scheme)))
+        left.set_xticks(range(seconds.sizes["scheme"]), [scheme_name(str(name)) for name in seconds["scheme"].values])
+        left.set(ylabel="time a token (ms)", ylim=(0, 1.12 * float(seconds.max())))
+        ratios = data["ratio"].values
+        _dots(right, 0, ratios, "#222222")
+        right.axhline(1.0, color="#222222", linewidth=0.6, linestyle="--")
+        right.set_xticks([0], ["RePo / RoPE"])
+        right.set_title(f"median {np.median(ratios):.3f}")
+        left.set_title(f"{counted(len(ratios), 'round')} in turns")
+    return figure
+
+
+def _dots(ax: Axes, place: int, values: np.ndarray, colour: str) -> None:
+    shifts = np.linspace(-0.2, 0.2, len(values))
+    ax.plot(place + shifts, values, "o", color=colour, markersize=2, markeredgewidth=0, alpha=0.7, gid=f"rounds {place}")
+    ax.hlines(np.median(values), place - 0.3, place + 0.3, color="#222222", linewidth=1.0)
+    ax.set_xlim(-0.5, place + 0.5)
+    ax.grid(axis="y")
+
+
+EFFICIENCY = Experiment(
+    "cost of RoPE and RePo",
+    (R7, R7_TIME),
+    Needs(without_checkpoints, "needs no checkpoint; was not measured"),
+    measure,
+    judge,
+    draw,
+    OLMO,
+)

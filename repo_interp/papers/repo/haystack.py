@@ -1,235 +1,309 @@
-"""Needle in a haystack (RePo table 1, fig. 1, 4, 5): R9 at the training length and beyond it, and over the layer that RePo starts at.
+"""Needle in a haystack (RePo table 1, fig. 1, 5): R9 at the training length and beyond it.
 
-All checkpoints of one training length answer the same prompts, so that differences are taken prompt by prompt - or over seeds where
-both have several.
+    plain     as it was trained              YaRN     from n tokens beyond the training length L on, with the factor n / L (app. B.2)
+
+Lengths are L, 2 L and 4 L. A checkpoint of our task finds needles of that task, teacher-forced; any other one RULER's, generated. YaRN
+changes nothing where no layer rotates. All checkpoints of one training length answer the same prompts, so that differences are taken
+prompt by prompt - or over seeds where both have several.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
 
+from repo_interp.experiments.extrapolation import extended
+from repo_interp.experiments.needle_scores import found_needles
+from repo_interp.experiments.task_scores import score_map
 from repo_interp.measures.labels import described
+from repo_interp.models.checkpoints import load_model
 from repo_interp.papers.kit.cache import Cache
-from repo_interp.papers.kit.checkpoint_scores import PLAIN
-from repo_interp.papers.kit.claims import UNMEASURED, Verdict, judged
-from repo_interp.papers.kit.recorded_scores import unequal_budgets
-from repo_interp.papers.kit.result import Result
-from repo_interp.papers.kit.score_rules import above
-from repo_interp.papers.kit.subjects import Options, Subject
-from repo_interp.papers.repo import rules
-from repo_interp.papers.repo.claims import R9, R9_LONGER, R9_START
-from repo_interp.papers.repo.scores import YARN, Searched, search
-from repo_interp.papers.repo.tables_figure import start_layers
+from repo_interp.papers.kit.claims import SEEN, Claim, Evidence
+from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, asked_the_same
+from repo_interp.papers.kit.rules import Above, Below, Custom, Values, Where
+from repo_interp.papers.kit.samples import Sample, between, numbers_of
+from repo_interp.papers.kit.scores import PLAIN, Scored, ScoreOptions, note, score_subject
+from repo_interp.papers.kit.subjects import VARIANT, Subject
+from repo_interp.papers.repo.checkpoints import HAYSTACKS, NO_HAYSTACK, OLMO, finds_needles
 from repo_interp.plots.marks.scores import method_panels, score_maps
+from repo_interp.tasks import Prompt, niah
 
+if TYPE_CHECKING:
+    from repo_interp.papers.repo.options import Options
+
+YARN = "yarn"
 METHODS = {PLAIN: "plain", YARN: "YaRN beyond L"}
+MULTIPLES = (1, 2, 4)
+"""Lengths, in training lengths."""
+ROTATING = ("rope", "repo", "continuous", "multihead_continuous", "hope", "cope_rope")
+"""Schemes whose layers YaRN reaches."""
+CEILING = 0.99
+"""Score from which checkpoints cannot be told apart. For lengths beyond training and for start layers this was added when YaRN had brought
+every checkpoint of the zoo to 1."""
+TOLD_APART = Below("the lower of both shares of needles found", CEILING)
+ABOVE = Above("the share of needles found", ("RoPE",))
+LONGER = "lengths"
 
 
-def haystack(found: Sequence[Subject], options: Options, cache: Cache) -> list[Result]:
-    """R9 and its figures, of checkpoints that are asked the same."""
-    searched = [search(one, options, cache) for one in found]
-    results = [_by_length(searched, options)]
-    maps = _maps(searched, options)
-    starts = [one for one in searched if _start(one.subject) is not None]
-    results += [] if maps is None else [maps]
-    if len({_start(one.subject) for one in starts}) > 1:
-        results.append(_start_layers(starts, options))
-    return results
+def _above_at_longer(values: Values) -> bool:
+    return all(ABOVE.holds(at_length) for at_length in values[LONGER] if TOLD_APART.holds(at_length))
 
 
-def _by_length(searched: Sequence[Searched], options: Options) -> Result:
-    first = searched[0]
-    lengths, methods = first.lengths, list(METHODS)
-    samples = {(one.subject.name, method, n): one.sample([n], method) for one in searched for method in methods for n in lengths}
-    seeds = max(len(sample.seeds) for sample in samples.values())
-    values = np.full((len(methods), len(searched), len(lengths), seeds), np.nan)
-    errors = np.full(values.shape[:3], np.nan)
-    for row, column, place in np.ndindex(errors.shape):
-        sample = samples[searched[column].subject.name, methods[row], lengths[place]]
-        values[row, column, place, : len(sample.seeds)] = sample.seeds
-        errors[row, column, place] = sample.prompts.std(ddof=1) / np.sqrt(len(sample.prompts))
-    coords = {
-        "method": list(METHODS.values()),
-        "checkpoint": [one.subject.name for one in searched],
-        "test_set": lengths,
-        "layout": ("checkpoint", [one.subject.layout for one in searched]),
-    }
-    axes = ("method", "checkpoint", "test_set")
-    data = xr.Dataset(
-        {
-            "score": ((*axes, "seed"), values, {"long_name": "share of needles found", "units": "1"}),
-            "standard_error": (axes, errors, {"long_name": "standard error over prompts", "units": "1"}),
-        },
-        coords,
-        {"axis": "tokens", "training_length": first.subject.training_length},
-    )
-    rope = next((one for one in searched if one.subject.layout == "rope"), None)
-    learned = [one for one in searched if one.subject.learned]
-    verdicts = [] if rope is None else [verdict for one in learned for verdict in (_at_length(one, rope), _longer(one, rope))]
-    return Result(
-        f"haystack_by_length_{_group(first.subject)}",
-        f"Needles found by context length (RePo table 1, fig. 1, 5), {options.score_prompts} prompts each. Plain: mean over seeds, "
-        "band from the smallest to the largest; YaRN by the factor n / L beyond the training length L (dotted): one seed, "
-        "standard error over prompts.",
-        data,
-        method_panels(data),
-        tuple(verdicts),
-    )
+R9 = Claim(
+    "R9",
+    "needle in a haystack at the training length: RePo above RoPE",
+    "RePo table 1",
+    "91.3 against 85.9",
+    Where(TOLD_APART, ABOVE),
+)
+R9_LONGER = Claim(
+    "R9",
+    "needle in a haystack at twice and four times the training length, with YaRN: RePo above RoPE",
+    "RePo fig. 1, 5",
+    "figure",
+    Custom(
+        _above_at_longer,
+        f"at every longer length where {TOLD_APART.words}, {ABOVE.words}; not measurable where there is no such length",
+    ),
+    part="longer",
+    written=SEEN,
+)
 
 
-def _at_length(one: Searched, rope: Searched) -> Verdict:
-    length = [one.subject.training_length]
-    mine, theirs = one.sample(length, PLAIN), rope.sample(length, PLAIN)
-    lead = above(mine, theirs)
-    measured = f"share of needles found at {length[0]} tokens"
-    if min(mine.mean, theirs.mean) >= rules.CEILING:
-        note = f"{mine.mean:.3f} and {rope.subject.name} {theirs.mean:.3f}: both find all of them, so neither is above"
-        return Verdict(R9, one.subject.name, UNMEASURED, measured, note=note)
-    return Verdict(
-        R9,
-        one.subject.name,
-        judged(lead.holds),
-        measured,
-        mine.mean,
-        mine.spread,
-        mine.over,
-        mine.count,
-        f"{rope.subject.name} {theirs.mean:.3f}",
-        f"above by {lead.margin:+.3f} (standard error {lead.standard_error:.2g} over {lead.over}){_budgets(one, rope)}",
-    )
+# ---- measured -------------------------------------------------------------------------------------------------------
 
 
-def _longer(one: Searched, rope: Searched) -> Verdict:
-    longer = [length for length in one.lengths if length > one.subject.training_length]
-    pairs = {length: (one.sample([length], YARN), rope.sample([length], YARN)) for length in longer}
-    leads = {length: above(*pair) for length, pair in pairs.items()}
-    mine, theirs = one.sample(longer, YARN), rope.sample(longer, YARN)
-    plain = {length: (one.sample([length], PLAIN).mean, rope.sample([length], PLAIN).mean) for length in longer}
-    told_apart = [length for length in longer if min(sample.mean for sample in pairs[length]) < rules.CEILING]
-    measured = f"share of needles found at {' and '.join(map(str, longer))} tokens with YaRN"
-    bare = "; ".join(f"{length} without YaRN {plain[length][0]:.3f} and {plain[length][1]:.3f}" for length in longer)
-    if not told_apart:
-        note = f"{mine.mean:.3f} and {rope.subject.name} {theirs.mean:.3f}: both find all of them, so neither is above; {bare}"
-        return Verdict(R9_LONGER, one.subject.name, UNMEASURED, measured, note=note)
-    return Verdict(
-        R9_LONGER,
-        one.subject.name,
-        judged(all(leads[length].holds for length in told_apart)),
-        measured,
-        mine.mean,
-        mine.spread,
-        mine.over,
-        mine.count,
-        f"{rope.subject.name} {theirs.mean:.3f}",
-        "; ".join(
-            f"{length}: {pairs[length][0].mean:.3f}, {rope.subject.name} {pairs[length][1].mean:.3f} ({lead.margin:+.3f}, standard error "
-            f"{lead.standard_error:.2g})"
-            for length, lead in leads.items()
-        )
-        + f"; {bare}{_budgets(one, rope)}",
-    )
+@dataclass(frozen=True)
+class Searched:
+    """One checkpoint with the needles that it found."""
+
+    subject: Subject
+    scores: xr.Dataset
+    """`score [method, length, prompt]`, `map [method, depth, length]`; method "plain", and "yarn" where a layer rotates."""
+    recorded: Scored | None
+    """Scores of the same checkpoint and of its other seeds, where the task is one of ours."""
+
+    @property
+    def name(self) -> str:
+        """The checkpoint's name."""
+        return self.subject.name
+
+    @property
+    def lengths(self) -> list[int]:
+        """In tokens, ascending."""
+        return [int(length) for length in self.scores["length"].values]
+
+    def sample(self, lengths: Sequence[int], method: str) -> Sample:
+        """Scores as means over `lengths`; plain ones with the other seeds. YaRN is plain where no layer rotates."""
+        if method == PLAIN and self.recorded is not None:
+            return self.recorded.sample([str(length) for length in lengths])
+        known = method if method in self.scores["method"].values else PLAIN
+        prompts = self.scores["score"].sel({"method": known, "length": list(lengths)}).mean("length").values
+        return Sample(np.array([prompts.mean()]), prompts, len(prompts) * len(lengths), True)
 
 
-def _maps(searched: Sequence[Searched], options: Options) -> Result | None:
-    kept = [one for one in searched if "map" in one.scores]
-    if not kept:
-        return None
-    parts = []
-    for one in kept:
-        known = one.scores["map"]
-        chosen = [known.sel({"method": name if name in known["method"].values else PLAIN}, drop=True) for name in METHODS]
-        parts.append(xr.concat(chosen, dim=xr.IndexVariable("method", list(METHODS.values())), **_TOGETHER))
-    maps: xr.DataArray = xr.concat(
-        parts, dim=xr.IndexVariable("checkpoint", [one.subject.name for one in kept]), **_TOGETHER
-    ).assign_coords(layout=("checkpoint", [one.subject.layout for one in kept]))
-    length = kept[0].subject.training_length
-    return Result(
-        f"haystack_map_{_group(kept[0].subject)}",
-        f"Needles found, per cent, by depth and context length (RePo fig. 1, 5), {options.score_prompts} prompts a length over all "
-        "depths; empty: none there. "
-        f"Right of the dotted line: beyond the training length, {length} tokens.",
-        described(maps, "share of the needles found", "1").to_dataset(name="score"),
-        score_maps(100 * maps, length),
-    )
+def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> list[Searched]:
+    """The needles that every checkpoint found. Raises InputError for one that cannot be asked."""
+    return [search(subject, options, cache) for subject in subjects]
 
 
-def _start_layers(starts: Sequence[Searched], options: Options) -> Result:
-    order = sorted(starts, key=lambda one: (_start(one.subject) or 0, one.subject.name))
-    lengths = order[0].lengths
-    samples = [[[one.sample([length], method) for length in lengths] for one in order] for method in METHODS]
-    scores = np.array([[[sample.mean for sample in row] for row in rows] for rows in samples])
-    errors = np.array([[[sample.spread or 0.0 for sample in row] for row in rows] for rows in samples])
-    axes = ("method", "checkpoint", "length")
-    data = xr.Dataset(
-        {
-            "score": (axes, scores, {"long_name": "share of needles found", "units": "1"}),
-            "standard_error": (axes, errors, {"long_name": "standard error over prompts", "units": "1"}),
-        },
-        {
-            "method": list(METHODS.values()),
-            "checkpoint": [one.subject.name for one in order],
-            "length": lengths,
-            "start": ("checkpoint", [_start(one.subject) for one in order]),
-        },
-        {"training_length": order[0].subject.training_length, "layers": len(order[0].subject.schemes)},
-    )
-    plain, extended = scores.mean(axis=2)
-    at_length = scores[0, :, 0]
-    names = ", ".join(one.subject.name for one in order)
-    measured = "largest difference of the mean score over L, 2L, 4L between starting layers"
-    seeds = [max(len(sample.seeds) for sample in row) for row in samples[0]]
-    note = (
-        "; ".join(
-            f"from layer {_start(one.subject)}: {mean:.3f}, without YaRN {bare:.3f}"
-            for one, mean, bare in zip(order, extended, plain, strict=True)
-        )
-        + f"; at L alone {at_length.min():.3f} to {at_length.max():.3f}; without YaRN {' to '.join(map(str, sorted(set(seeds))))} seeds, "
-        "with it one"
-    )
-    verdict = (
-        Verdict(R9_START, names, UNMEASURED, measured, note=f"all find all of them: {note}")
-        if extended.min() >= rules.CEILING
-        else Verdict(
-            R9_START,
-            names,
-            judged(bool(np.ptp(extended) <= rules.ROBUST)),
-            measured,
-            float(np.ptp(extended)),
-            n=options.score_prompts * len(lengths),
-            note=note,
-        )
-    )
-    return Result(
-        f"haystack_start_layer_{_group(order[0].subject)}",
-        f"Needles found by the layer (0-based) from which RePo replaces RoPE (RePo fig. 4), {options.score_prompts} prompts a length, "
-        "without and with YaRN beyond the training length L; bar: standard deviation over seeds, or of one seed's mean its standard error.",
-        data,
-        start_layers(data),
-        (verdict,),
-    )
+def search(subject: Subject, options: Options, cache: Cache) -> Searched:
+    """The needles that one checkpoint found. Raises InputError where it cannot be asked."""
+    lengths = [subject.training_length * multiple for multiple in MULTIPLES]
+    rotates = bool(set(subject.schemes) & set(ROTATING))
+    if subject.task is None:
+        scores = subject.measured(cache, _ruler, options, lengths, rotates, prompts=options.score_prompts)
+        return Searched(subject, scores, None)
+    asked = ScoreOptions(options.score_prompts, batch_size=options.batch_size, seed=options.seed, device=options.device)
+    scored = score_subject(subject, asked, cache, lambda _: (YARN,) if rotates else ())
+    assert scored.live is not None, subject.path
+    known = [length for length in lengths if str(length) in scored.test_sets]
+    score = scored.live["score"].sel(test_set=[str(length) for length in known]).rename(test_set="length")
+    prompts = {length: subject.prompts(length, options.score_prompts, options.seed) for length in known}
+    return Searched(subject, _with_map(score.assign_coords(length=known), prompts), scored)
+
+
+def _ruler(subject: Subject, options: Options, lengths: Sequence[int], rotates: bool) -> xr.Dataset:
+    model = load_model(subject.path, options.device)
+    count = options.score_prompts
+    prompts = {length: niah(subject.tokenizer, VARIANT, length, count, options.seed, answer="none") for length in lengths}
+    methods = [PLAIN, *([YARN] if rotates else [])]
+    values = np.empty((len(methods), len(lengths), count))
+    for row, method in enumerate(methods):
+        for column, length in enumerate(lengths):
+            if row and length <= subject.training_length:
+                values[row, column] = values[0, column]
+                continue
+            with extended(model, method, length, subject.training_length):
+                values[row, column] = found_needles(model, subject.tokenizer, prompts[length], options.batch_size)
+    coords = {"method": methods, "length": list(lengths), "prompt": np.arange(count)}
+    return _with_map(xr.DataArray(values, coords, ("method", "length", "prompt")), prompts)
+
+
+def _with_map(score: xr.DataArray, prompts: Mapping[int, Sequence[Prompt]]) -> xr.Dataset:
+    """`score [method, length, prompt]` with its means over depth and length; without them where prompts have no one depth."""
+    score = described(score.transpose("method", "length", "prompt"), "share of the needles found", "1")
+    asked = [prompt for length in score["length"].values for prompt in prompts[int(length)]]
+    if any(prompt.attributes.get("depth") is None for prompt in asked):
+        return score.to_dataset(name="score")
+    maps = [
+        score_map(asked, score.sel({"method": method}).values.ravel(), ("depth", "length")) for method in score["method"].values
+    ]
+    methods = xr.IndexVariable("method", score["method"].values)
+    by_method = xr.concat([part for part in maps if part is not None], dim=methods, **_TOGETHER)
+    return score.to_dataset(name="score").assign(map=described(by_method, "share of the needles found", "1"))
 
 
 _TOGETHER: Any = {"join": "outer", "coords": "minimal", "compat": "override"}
 
 
-def _start(subject: Subject) -> int | None:
-    """The layer from which all layers are RePo, those below RoPE; None for other layouts."""
-    if "repo" not in subject.schemes:
+# ---- judged ---------------------------------------------------------------------------------------------------------
+
+
+def judge(searched: Sequence[Searched]) -> Iterator[Evidence]:
+    """Checkpoints with learned positions beside RoPE at L and beyond."""
+    rope = next((each for each in searched if each.subject.layout == "rope"), None)
+    for each in searched:
+        if rope is not None and each.subject.learned:
+            yield _at_training_length(each, rope)
+            yield _longer(each, rope)
+
+
+def _at_training_length(own: Searched, rope: Searched) -> Evidence:
+    length = own.subject.training_length
+    mine, theirs = own.sample([length], PLAIN), rope.sample([length], PLAIN)
+    difference = between(mine, theirs)
+    values = {TOLD_APART.quantity: min(mine.mean, theirs.mean), ABOVE.quantity: {"RoPE": difference}}
+    text = f"above by {difference.margin:+.3f} (standard error {difference.standard_error:.2g} over {difference.over})"
+    both = f"{mine.mean:.3f} and {rope.name} {theirs.mean:.3f}: both find all of them, so neither is above"
+    told_apart = TOLD_APART.holds(values)
+    return Evidence(
+        R9,
+        own.name,
+        f"share of needles found at {length} tokens",
+        values,
+        mine.mean,
+        **numbers_of(mine),
+        control=f"{rope.name} {theirs.mean:.3f}" if told_apart else "",
+        note=_with_budgets(text, own, rope),
+        unmeasurable="" if told_apart else both,
+    )
+
+
+def _longer(own: Searched, rope: Searched) -> Evidence:
+    longer = [length for length in own.lengths if length > own.subject.training_length]
+    mine, theirs = own.sample(longer, YARN), rope.sample(longer, YARN)
+    pairs = {length: (own.sample([length], YARN), rope.sample([length], YARN)) for length in longer}
+    differences = {length: between(*pair) for length, pair in pairs.items()}
+    values = {
+        length: {TOLD_APART.quantity: min(sample.mean for sample in pair), ABOVE.quantity: {"RoPE": differences[length]}}
+        for length, pair in pairs.items()
+    }
+    bare = "; ".join(
+        f"{length} without YaRN {own.sample([length], PLAIN).mean:.3f} and {rope.sample([length], PLAIN).mean:.3f}"
+        for length in longer
+    )
+    by_length = "; ".join(
+        f"{length}: {pairs[length][0].mean:.3f}, {rope.name} {pairs[length][1].mean:.3f} ({difference.margin:+.3f}, standard error "
+        f"{difference.standard_error:.2g})"
+        for length, difference in differences.items()
+    )
+    told_apart = any(TOLD_APART.holds(at_length) for at_length in values.values())
+    both = f"{mine.mean:.3f} and {rope.name} {theirs.mean:.3f}: both find all of them, so neither is above; {bare}"
+    return Evidence(
+        R9_LONGER,
+        own.name,
+        f"share of needles found at {' and '.join(map(str, longer))} tokens with YaRN",
+        {LONGER: list(values.values())},
+        mine.mean,
+        **numbers_of(mine),
+        control=f"{rope.name} {theirs.mean:.3f}" if told_apart else "",
+        note=_with_budgets(f"{by_length}; {bare}", own, rope),
+        unmeasurable="" if told_apart else both,
+    )
+
+
+def _with_budgets(text: str, *compared: Searched) -> str:
+    return note([searched.recorded for searched in compared if searched.recorded is not None], text)
+
+
+# ---- drawn ----------------------------------------------------------------------------------------------------------
+
+
+def draw(searched: Sequence[Searched]) -> Iterator[Drawing]:
+    """Fig. 1, 5 and table 1 by length, and as maps."""
+    first = searched[0].subject
+    group, length, count = f"{first.kind}_{first.training_length}", first.training_length, searched[0].scores.sizes["prompt"]
+    by_length = _by_length(searched)
+    yield Drawing(
+        f"haystack_by_length_{group}",
+        method_panels(by_length),
+        f"Needles found by context length (RePo table 1, fig. 1, 5), {count} prompts each. Plain: mean over seeds, band from the smallest "
+        "to the largest; YaRN by the factor n / L beyond the training length L (dotted): one seed, standard error over prompts.",
+        by_length,
+    )
+    maps = _maps(searched)
+    if maps is not None:
+        yield Drawing(
+            f"haystack_map_{group}",
+            score_maps(100 * maps, length),
+            f"Needles found, per cent, by depth and context length (RePo fig. 1, 5), {count} prompts per length over all depths; empty: "
+            f"none there. Right of the dotted line: beyond the training length, {length} tokens.",
+            described(maps, "share of the needles found", "1").to_dataset(name="score"),
+        )
+
+
+def _by_length(searched: Sequence[Searched]) -> xr.Dataset:
+    """`score [method, checkpoint, test_set, seed]` and `standard_error`, as `plots.marks.scores` draws them."""
+    lengths = searched[0].lengths
+    samples = [[[each.sample([length], method) for length in lengths] for each in searched] for method in METHODS]
+    seeds = max(len(sample.seeds) for rows in samples for row in rows for sample in row)
+    values = np.full((len(METHODS), len(searched), len(lengths), seeds), np.nan)
+    errors = np.full(values.shape[:3], np.nan)
+    for method, row, place in np.ndindex(errors.shape):
+        sample = samples[method][row][place]
+        values[method, row, place, : len(sample.seeds)] = sample.seeds
+        errors[method, row, place] = sample.prompts.std(ddof=1) / np.sqrt(len(sample.prompts))
+    axes = ("method", "checkpoint", "test_set")
+    return xr.Dataset(
+        {
+            "score": ((*axes, "seed"), values, {"long_name": "share of needles found", "units": "1"}),
+            "standard_error": (axes, errors, {"long_name": "standard error over prompts", "units": "1"}),
+        },
+        {
+            "method": list(METHODS.values()),
+            "checkpoint": [each.name for each in searched],
+            "test_set": lengths,
+            "layout": ("checkpoint", [each.subject.layout for each in searched]),
+        },
+        {"axis": "tokens", "training_length": searched[0].subject.training_length},
+    )
+
+
+def _maps(searched: Sequence[Searched]) -> xr.DataArray | None:
+    """`[checkpoint, method, depth, length]`; None where no prompts have a depth."""
+    mapped = [each for each in searched if "map" in each.scores]
+    if not mapped:
         return None
-    start = subject.schemes.index("repo")
-    expected = ("rope",) * start + ("repo",) * (len(subject.schemes) - start)
-    return start if subject.schemes == expected else None
+    parts = []
+    for each in mapped:
+        known = each.scores["map"]
+        chosen = [known.sel({"method": name if name in known["method"].values else PLAIN}, drop=True) for name in METHODS]
+        parts.append(xr.concat(chosen, dim=xr.IndexVariable("method", list(METHODS.values())), **_TOGETHER))
+    maps: xr.DataArray = xr.concat(parts, dim=xr.IndexVariable("checkpoint", [each.name for each in mapped]), **_TOGETHER)
+    return maps.assign_coords(layout=("checkpoint", [each.subject.layout for each in mapped]))
 
 
-def _group(subject: Subject) -> str:
-    return f"{subject.kind}_{subject.training_length}"
-
-
-def _budgets(one: Searched, other: Searched) -> str:
-    known = {searched.subject.name: searched.recorded.configuration for searched in (one, other) if searched.recorded is not None}
-    said = unequal_budgets(dict(known)) if len(known) == 2 else ""
-    return f"; {said}" if said else ""
+HAYSTACK = Experiment(
+    "needles in a haystack",
+    (R9, R9_LONGER),
+    Needs(asked_the_same(finds_needles), NO_HAYSTACK, HAYSTACKS),
+    measure,
+    judge,
+    draw,
+    OLMO,
+)

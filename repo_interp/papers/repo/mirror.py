@@ -1,137 +1,146 @@
 """The mirror effect in text reversal (RePo app. C, fig. 6): R2 and R3, from the positions of texts as long as the longest trained on.
 
-Positions are measured on the trained checkpoint and on twins with random weights, the control. A layer's numbers are means over its
-heads. Layer 0 is measured and shown, but no finding: its position depends on the word alone.
+    mirror    mean |z_copy - z_word| over mean |z_copy - z_other word|, and over |z_copy - z_same word elsewhere|; correlation of the pairs
+    flat      range of the instruction's tokens over that of equally many consecutive words
+
+A position that depends on the word alone is the same for a copy and its source, but for the same word elsewhere too: the second ratio
+tells a mirror from that. Positions are measured on the trained checkpoint and on twins with random weights, the control. A layer's numbers
+are means over its heads. Layer 0 is measured and shown, but is no finding: its position depends on the word alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import xarray as xr
+from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from repo_interp.analysis.analyze import analyze
 from repo_interp.measures.labels import described
 from repo_interp.models.fresh import load_fresh
 from repo_interp.models.load import load
 from repo_interp.papers.kit.cache import Cache
-from repo_interp.papers.kit.claims import Verdict, judged
-from repo_interp.papers.kit.result import Result
-from repo_interp.papers.kit.subjects import Options, Subject, finite
-from repo_interp.papers.repo import rules
-from repo_interp.papers.repo.claims import R2, R3
-from repo_interp.papers.repo.mirror_figure import mirror_figure
+from repo_interp.papers.kit.claims import Claim, Evidence
+from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, each
+from repo_interp.papers.kit.rules import All, AtLeast, AtMost, Custom
+from repo_interp.papers.kit.subjects import Subject
+from repo_interp.papers.repo.checkpoints import GPT2
+from repo_interp.plots.marks.drawing import counted, legend_below
+from repo_interp.plots.marks.labels import contiguous, token_label
+from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, span_colours, style
 from repo_interp.tasks.reversal import Reversal
 
+if TYPE_CHECKING:
+    from repo_interp.papers.repo.options import Options
+
+LATER_LAYERS = "layers other than 0"
+QUANTITIES = {
+    "copies": "|dz| of copies to their source",
+    "random": "that to other words",
+    "elsewhere": "that to the same word elsewhere",
+    "correlation": "the correlation of the two positions",
+}
+"""What is measured of a layer, and how rules call it."""
+MIRRORS = All(
+    AtMost(QUANTITIES["copies"], 0.25, of=QUANTITIES["random"]),
+    AtMost(QUANTITIES["copies"], 0.5, of=QUANTITIES["elsewhere"]),
+    AtLeast(QUANTITIES["correlation"], 0.9),
+)
+FLATNESS = f"the instruction's range over that of equally many consecutive words, median over {LATER_LAYERS},"
+R2 = Claim(
+    "R2",
+    "mirror effect: a word and its reversed copy get the same position",
+    "RePo fig. 6",
+    "layers 0, 2, 3 of 4",
+    Custom(lambda values: any(map(MIRRORS.holds, values[LATER_LAYERS])), f"in one of the {LATER_LAYERS}: {MIRRORS.words}"),
+)
+R3 = Claim(
+    "R3", "opening instruction tokens get near-constant positions", R2.source, "layers 1 to 3 of 4", AtMost(FLATNESS, 0.25)
+)
 _TOGETHER: Any = {"join": "exact", "coords": "minimal", "compat": "override"}
 
 
-def mirror_effect(one: Subject, options: Options, cache: Cache) -> Result:
-    """R2 and R3, fig. 6: positions of one text by layer, and how copies lie to the words that they copy."""
-    task = _task(one)
-    found = one.measured(
-        cache,
-        "mirror",
-        options,
-        lambda: _measure(one, task, options),
-        prompts=options.prompts,
-        controls=options.controls,
-        example=options.example_words,
-    )
-    return Result(
-        f"mirror_{one.stem}",
-        f"{one.name}: positions of a text of {options.example_words} words by layer (above; RePo fig. 6; blue words, pink copies), and of "
-        f"every copy against its source (below) on {options.prompts} texts of {task.longest} words, with means of |dz|.",
-        found,
-        mirror_figure(found, one.name),
-        (_mirrors(one, found), _near_constant(one, found)),
-    )
+# ---- measured -------------------------------------------------------------------------------------------------------
 
 
-def _mirrors(one: Subject, found: xr.Dataset) -> Verdict:
-    means = found["mirror"].mean("prompt")
+class Mirror(NamedTuple):
+    """Distances of positions over the generated words of one prompt, in positions, and a correlation."""
 
-    def layers(weights: str) -> list[int]:
-        chosen = means.sel(weights=weights)
-        return [
-            int(layer)
-            for layer in found["layer"].values
-            if layer > 0 and rules.is_mirror(*(float(chosen.sel(layer=layer, kind=kind)) for kind in rules.Mirror._fields))
-        ]
+    copies: float
+    """Mean |z_copy - z_source|."""
+    random: float
+    """Mean |z_copy - z| over places of other words."""
+    elsewhere: float
+    """Mean |z_copy - z| over other places of the same word; NaN where no word is there twice."""
+    correlation: float
+    """Of z_copy with z_source; NaN where either is constant."""
 
-    later = means.sel(weights="trained", layer=[layer for layer in found["layer"].values if layer > 0])
-    ratios = later.sel(kind="copies") / later.sel(kind="random")
-    best = int(ratios["layer"].values[int(np.nanargmin(ratios.values))])
-    best_of = found["mirror"].sel(weights="trained", layer=best)
-    by_prompt = (best_of.sel(kind="copies") / best_of.sel(kind="random")).values
-    random = [
-        float((means.sel(weights=name, kind="copies") / means.sel(weights=name, kind="random")).sel(layer=best))
-        for name in found["weights"].values[1:]
-    ]
-    at = {kind: float(later.sel(layer=best, kind=kind)) for kind in rules.Mirror._fields}
-    mirrored = layers("trained")
-    return Verdict(
-        R2,
-        one.name,
-        judged(bool(mirrored)),
-        f"|dz| of copies over |dz| to other words, in layer {best}",
-        float(ratios.sel(layer=best)),
-        float(np.std(finite(by_prompt), ddof=1)),
-        "texts",
-        found.sizes["prompt"],
-        "random weights: " + ", ".join(f"{value:.3g}" for value in random),
-        f"layers that mirror: {', '.join(map(str, mirrored)) or 'none'} of 0 to {len(one.schemes) - 1} (random weights: "
-        f"{sum(len(layers(str(name))) for name in found['weights'].values[1:])}); layer {best}: copies {at['copies']:.2f}, other words "
-        f"{at['random']:.2f}, the same word elsewhere {at['elsewhere']:.2f} positions, correlation {at['correlation']:.2f}; "
-        "one training seed",
+
+def mirror(
+    positions: Float[np.ndarray, " token"], words: Sequence[str | int], source: Sequence[int], copy: Sequence[int]
+) -> Mirror:
+    """How near each copy's position is to its source's; `words` says which token is which word, `source[k]` is what `copy[k]` copies.
+
+    Every place of `source` is a place a copy could have come from.
+    """
+    z, named = np.asarray(positions, dtype=float), np.asarray(words)
+    places, copies = np.asarray(source), np.asarray(copy)
+    distance = np.abs(z[copies][:, None] - z[places][None])
+    same = named[copies][:, None] == named[places][None]
+    own = np.eye(len(places), dtype=bool)
+    pairs = np.stack((z[copies], z[places]))
+    varied = bool((np.ptp(pairs, axis=1) > 1e-9).all())
+    return Mirror(
+        float(distance[own].mean()),
+        float(distance[~same].mean()) if (~same).any() else np.nan,
+        float(distance[same & ~own].mean()) if (same & ~own).any() else np.nan,
+        float(np.corrcoef(pairs)[0, 1]) if varied else np.nan,
     )
 
 
-def _near_constant(one: Subject, found: xr.Dataset) -> Verdict:
-    later = [layer for layer in found["layer"].values if layer > 0]
-    ratios = found["flatness"].sel(layer=later)
-    median = ratios.mean("prompt").median("layer")
-    trained = ratios.sel(weights="trained")
-    spans = found["instruction_range"].sel(weights="trained", layer=later).mean("prompt").values
-    of_words = found["words_range"].sel(weights="trained", layer=later).mean("prompt").values
-    return Verdict(
-        R3,
-        one.name,
-        judged(bool(float(median.sel(weights="trained")) <= rules.FLAT)),
-        "range of the instruction's positions over that of as many consecutive words, median over layers other than 0",
-        float(median.sel(weights="trained")),
-        float(trained.median("layer").std("prompt", ddof=1)),
-        "texts",
-        found.sizes["prompt"],
-        "random weights: " + ", ".join(f"{float(median.sel(weights=name)):.3g}" for name in found["weights"].values[1:]),
-        "; ".join(
-            f"layer {layer}: {ratio:.2f} (instruction {inside:.2f}, all words {outside:.1f} positions)"
-            for layer, ratio, inside, outside in zip(later, trained.mean("prompt").values, spans, of_words, strict=True)
-        ),
-    )
+def flatness(positions: Float[np.ndarray, " token"], instruction: Sequence[int], words: Sequence[int]) -> float:
+    """Range over the instruction's tokens over the mean range of windows of equally many consecutive words; NaN for constant words."""
+    z = np.asarray(positions, dtype=float)
+    width = min(len(instruction), len(words))
+    windows = np.lib.stride_tricks.sliding_window_view(z[list(words)], width)
+    of_words = float(np.ptp(windows, axis=1).mean())
+    return float(np.ptp(z[list(instruction)])) / of_words if of_words > 0 else np.nan
 
 
-def _measure(one: Subject, task: Reversal, options: Options) -> xr.Dataset:
+def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.Dataset:
+    """What `_of_texts` measures of one checkpoint; attributes: its name and number of layers, and the lengths of the texts."""
+    (subject,) = subjects
+    longest = _task(subject).longest
+    depends = {"prompts": options.prompts, "controls": options.controls, "example": options.example_words}
+    data = subject.measured(cache, _of_texts, options, **depends)
+    stated = {"checkpoint": subject.name, "stem": subject.stem, "layers": len(subject.schemes)}
+    return data.assign_attrs(**stated, longest=longest, example_words=options.example_words)
+
+
+def _of_texts(subject: Subject, options: Options) -> xr.Dataset:
     """`mirror [weights, layer, prompt, kind]`, `flatness`, `instruction_range`, `words_range [weights, layer, prompt]`, and from the
     trained weights `example [layer, token]` with `example_part` and `example_text`, and `pair [layer, point, end]` for the scatter.
     """
-    bridges = {"trained": load(one.path, options.device)} | {
-        f"random {seed}": load_fresh(one.path, seed, options.device) for seed in range(options.controls)
+    bridges = {"trained": load(subject.path, options.device)} | {
+        f"random {seed}": load_fresh(subject.path, seed, options.device) for seed in range(options.controls)
     }
-    prompts = one.prompts(task.longest, options.prompts, options.seed)
-    lots = []
+    prompts = subject.prompts(_task(subject).longest, options.prompts, options.seed)
+    by_weights = []
     for bridge in bridges.values():
-        run = analyze(bridge, prompts, ("positions",), one.learned, batch_size=options.batch_size)
-        lots.append(_of_positions(run["positions"].to_dataset()["position"], prompts))
-    found = xr.concat([lot.drop_vars("pair") for lot in lots], dim=xr.IndexVariable("weights", list(bridges)), **_TOGETHER)
-    (example,) = one.prompts(options.example_words, 1, options.seed)
-    shown = analyze(bridges["trained"], [example], ("positions",), one.learned)["positions"].to_dataset()["position"]
+        run = analyze(bridge, prompts, ("positions",), subject.learned, batch_size=options.batch_size)
+        by_weights.append(_of_positions(run["positions"].to_dataset()["position"], prompts))
+    data = xr.concat([part.drop_vars("pair") for part in by_weights], dim=xr.IndexVariable("weights", list(bridges)), **_TOGETHER)
+    (example,) = subject.prompts(options.example_words, 1, options.seed)
+    shown = analyze(bridges["trained"], [example], ("positions",), subject.learned)["positions"].to_dataset()["position"]
     parts = ["words" if place in example.spans["words"] else "other" for place in range(len(example.tokens))]
     parts = ["copies" if place in example.generated else part for place, part in enumerate(parts)]
-    return found.assign(
-        pair=lots[0]["pair"],
+    return data.assign(
+        pair=by_weights[0]["pair"],
         example=described(
             shown.isel(prompt=0, drop=True).mean("head").transpose("layer", "token"), "position, mean over heads", "positions"
         ),
@@ -144,7 +153,7 @@ def _of_positions(position: xr.DataArray, prompts: Sequence[Any]) -> xr.Dataset:
     """The statistics of every text, by layer, from `position [prompt, layer, head, token]`."""
     values = position.transpose("layer", "prompt", "head", "token").values.astype(float)
     layers, count, heads, _ = values.shape
-    mirrors = np.full((layers, count, heads, len(rules.Mirror._fields)), np.nan)
+    mirrors = np.full((layers, count, heads, len(Mirror._fields)), np.nan)
     flat, inside, outside = (np.full((layers, count, heads), np.nan) for _ in range(3))
     ends = []
     for number, prompt in enumerate(prompts):
@@ -152,8 +161,8 @@ def _of_positions(position: xr.DataArray, prompts: Sequence[Any]) -> xr.Dataset:
         ends.append(values[:, number].mean(axis=1)[:, [list(copies), list(source)]].transpose(0, 2, 1))
         for layer, head in np.ndindex(layers, heads):
             z = values[layer, number, head]
-            mirrors[layer, number, head] = rules.mirror(z, prompt.tokens, source, copies)
-            flat[layer, number, head] = rules.flatness(z, prompt.spans["instruction"], words)
+            mirrors[layer, number, head] = mirror(z, prompt.tokens, source, copies)
+            flat[layer, number, head] = flatness(z, prompt.spans["instruction"], words)
             inside[layer, number, head] = np.ptp(z[list(prompt.spans["instruction"])])
             outside[layer, number, head] = np.ptp(z[list(words)])
     coords = {"layer": position["layer"].values}
@@ -161,7 +170,7 @@ def _of_positions(position: xr.DataArray, prompts: Sequence[Any]) -> xr.Dataset:
     return xr.Dataset(
         {
             "mirror": described(
-                xr.DataArray(mirrors.mean(axis=2), coords | {"kind": list(rules.Mirror._fields)}, (*axes, "kind")),
+                xr.DataArray(mirrors.mean(axis=2), coords | {"kind": list(Mirror._fields)}, (*axes, "kind")),
                 "mean |dz| of copies to their source, to other words, to the same word elsewhere; correlation of copy and source",
                 "positions",
             ),
@@ -181,6 +190,171 @@ def _of_positions(position: xr.DataArray, prompts: Sequence[Any]) -> xr.Dataset:
     )
 
 
-def _task(one: Subject) -> Reversal:
-    assert isinstance(one.task, Reversal)
-    return one.task
+def _task(subject: Subject) -> Reversal:
+    assert isinstance(subject.task, Reversal)
+    return subject.task
+
+
+# ---- judged ---------------------------------------------------------------------------------------------------------
+
+
+def judge(data: xr.Dataset) -> Iterator[Evidence]:
+    """R2 from the distances of copies, R3 from the range of the instruction."""
+    yield _mirror_effect(data)
+    yield _near_constant(data)
+
+
+def _mirror_effect(data: xr.Dataset) -> Evidence:
+    by_text = data["mirror"].sel(layer=data["layer"] > 0)
+    means = by_text.mean("prompt")
+    ratios = means.sel(kind="copies") / means.sel(kind="random")
+    random = [str(name) for name in data["weights"].values if name != "trained"]
+    layer = int(ratios["layer"].values[int(np.nanargmin(ratios.sel(weights="trained").values))])
+    of_layer = by_text.sel(weights="trained", layer=layer)
+    spread = (of_layer.sel(kind="copies") / of_layer.sel(kind="random")).values
+    at = {kind: float(of_layer.sel(kind=kind).mean()) for kind in QUANTITIES}
+
+    def by_layer(weights: str) -> dict[int, dict[str, float]]:
+        """What the rule asks for of every layer."""
+        return {
+            int(layer): {name: float(means.sel(weights=weights, layer=layer, kind=kind)) for kind, name in QUANTITIES.items()}
+            for layer in means["layer"].values
+        }
+
+    mirroring = [layer for layer, values in by_layer("trained").items() if MIRRORS.holds(values)]
+    by_chance = sum(MIRRORS.holds(values) for name in random for values in by_layer(name).values())
+    return Evidence(
+        R2,
+        data.attrs["checkpoint"],
+        f"|dz| of copies over |dz| to other words, in layer {layer}",
+        {LATER_LAYERS: list(by_layer("trained").values())},
+        float(ratios.sel(weights="trained", layer=layer)),
+        float(np.std(spread[np.isfinite(spread)], ddof=1)),
+        "texts",
+        data.sizes["prompt"],
+        "random weights: " + ", ".join(f"{float(ratios.sel(weights=name, layer=layer)):.3g}" for name in random),
+        f"layers that mirror: {', '.join(map(str, mirroring)) or 'none'} of 0 to {data.attrs['layers'] - 1} (random weights: "
+        f"{by_chance}); layer {layer}: copies {at['copies']:.2f}, other words {at['random']:.2f}, the same word elsewhere "
+        f"{at['elsewhere']:.2f} positions, correlation {at['correlation']:.2f}; one training seed",
+    )
+
+
+def _near_constant(data: xr.Dataset) -> Evidence:
+    later = [layer for layer in data["layer"].values if layer > 0]
+    ratios = data["flatness"].sel(layer=later)
+    median = ratios.mean("prompt").median("layer")
+    trained = ratios.sel(weights="trained")
+    ranges = data[["instruction_range", "words_range"]].sel(weights="trained", layer=later).mean("prompt")
+    by_layer = (later, trained.mean("prompt").values, ranges["instruction_range"].values, ranges["words_range"].values)
+    return Evidence(
+        R3,
+        data.attrs["checkpoint"],
+        "range of the instruction's positions over that of as many consecutive words, median over layers other than 0",
+        {FLATNESS: float(median.sel(weights="trained"))},
+        float(median.sel(weights="trained")),
+        float(trained.median("layer").std("prompt", ddof=1)),
+        "texts",
+        data.sizes["prompt"],
+        "random weights: " + ", ".join(f"{float(median.sel(weights=name)):.3g}" for name in data["weights"].values[1:]),
+        "; ".join(
+            f"layer {layer}: {ratio:.2f} (instruction {inside:.2f}, all words {outside:.1f} positions)"
+            for layer, ratio, inside, outside in zip(*by_layer, strict=True)
+        ),
+    )
+
+
+# ---- drawn ----------------------------------------------------------------------------------------------------------
+
+SHOWN = 600
+"""Points of a scatter."""
+_LINK = "#9A9A9A"
+_PARTS = ("words", "generated")
+
+
+def draw(data: xr.Dataset) -> Iterator[Drawing]:
+    """Fig. 6."""
+    name = data.attrs["checkpoint"]
+    yield Drawing(
+        f"mirror_{data.attrs['stem']}",
+        _figure(data, name),
+        f"{name}: positions of a text of {data.attrs['example_words']} words by layer (above; RePo fig. 6; blue words, pink copies), and "
+        f"of every copy against its source (below) on {data.sizes['prompt']} texts of {data.attrs['longest']} words, with means of |dz|.",
+        data,
+    )
+
+
+def _figure(data: xr.Dataset, name: str) -> PaperFigure:
+    """One column per layer: z_i against i of one text above, z_copy against z_source of many below; means of `mirror` in the titles."""
+    layers = [int(layer) for layer in data["layer"].values]
+    means = data["mirror"].sel(weights="trained").mean("prompt")
+    colours = span_colours(_PARTS)
+    with style():
+        figure = paper_figure(PAGE_WIDTH, 3.7)
+        axes = figure.subplots(2, len(layers), squeeze=False, height_ratios=(1.15, 1))
+        for column, layer in enumerate(layers):
+            of_layer = data.sel(layer=layer)
+            _example(axes[0, column], of_layer)
+            axes[0, column].set_title(f"Layer {layer}")
+            _scatter(axes[1, column], of_layer["pair"])
+            copies, random, elsewhere = (float(means.sel(layer=layer, kind=kind)) for kind in ("copies", "random", "elsewhere"))
+            axes[1, column].set_title(
+                f"|Δz| {copies:.2g}; to others {random:.2g}\nsame word elsewhere {elsewhere:.2g}", fontsize=6
+            )
+        for ax in axes[1]:
+            ax.set_xlabel("z of the word (positions)")
+        axes[0, 0].set_ylabel("position z (positions)")
+        axes[1, 0].set_ylabel("z of the copy (positions)")
+        figure.suptitle(f"{name}: one text above, {counted(data.sizes['prompt'], 'text')} below", x=0.01, ha="left", fontsize=7.5)
+        legend_below(
+            figure,
+            [
+                Patch(facecolor=colours["words"], alpha=0.3, label="words"),
+                Patch(facecolor=colours["generated"], alpha=0.3, label="copies, reversed"),
+                Line2D([], [], color=_LINK, linewidth=0.5, label="joins a word and its copy"),
+                Line2D([], [], color="#222222", linewidth=0.6, linestyle="--", label="same position"),
+            ],
+        )
+    return figure
+
+
+def _example(ax: Axes, of_layer: xr.Dataset) -> None:
+    values = of_layer["example"].values
+    part = of_layer["example_part"].values.astype(str)
+    colours = span_colours(_PARTS)
+    words, copies = np.flatnonzero(part == "words"), np.flatnonzero(part == "copies")
+    for places, colour in ((words, colours["words"]), (copies, colours["generated"])):
+        for first, last in contiguous(places.tolist()):
+            ax.axvspan(first - 0.5, last + 0.5, facecolor=colour, alpha=0.3, linewidth=0, zorder=0)
+    for word, copy in zip(words, copies[::-1], strict=True):
+        ax.plot([word, copy], values[[word, copy]], color=_LINK, linewidth=0.4, zorder=1, gid="link")
+    ax.plot(range(len(values)), values, "o", markersize=2.2, markeredgewidth=0, color=scheme_colour("repo"), gid="positions")
+    ax.set_xticks(range(len(values)), [token_label(str(text)) for text in of_layer["example_text"].values], rotation=90)
+    ax.tick_params(axis="x", labelsize=3.6, length=1)
+    ax.grid(axis="y")
+
+
+def _scatter(ax: Axes, pair: xr.DataArray) -> None:
+    copy, source = (pair.sel(end=end).values for end in ("copy", "source"))
+    step = max(1, len(copy) // SHOWN)
+    low, high = float(min(copy.min(), source.min())), float(max(copy.max(), source.max()))
+    room = 0.05 * (high - low) or 1.0
+    ax.plot([low - room, high + room], [low - room, high + room], "--", color="#222222", linewidth=0.6)
+    look: Any = {"markersize": 1.3, "markeredgewidth": 0, "alpha": 0.5, "color": scheme_colour("repo")}
+    ax.plot(source[::step], copy[::step], "o", gid="pairs", **look)
+    ax.set(xlim=(low - room, high + room), ylim=(low - room, high + room))
+    ax.grid()
+
+
+MIRROR = Experiment(
+    "mirror effect",
+    (R2, R3),
+    Needs(
+        each(lambda subject: bool(subject.learned) and subject.kind == "reversal"),
+        "no checkpoint with learned positions trained on text reversal was given",
+        ("reversal/repo",),
+    ),
+    measure,
+    judge,
+    draw,
+    GPT2,
+)

@@ -1,149 +1,220 @@
-"""How far learned positions spread, and how they run in chunks (RePo sec. 5.2, fig. 2, 3): R5 and R6.
+"""How far learned positions spread (RePo sec. 5.2, fig. 2): R5.
 
 Ranges of every learned head on prompts of L/4, L/2, L, 2L and 4L tokens, L the training length; the claim is judged within L, as in the
-paper. Chunks of 16 tokens at L, with a grid of other chunk sizes and tolerances, and on twins with random weights.
+paper.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import xarray as xr
+from jaxtyping import Float
+from matplotlib.lines import Line2D
 
 from repo_interp.analysis.analyze import analyze
 from repo_interp.errors import InputError
 from repo_interp.measures.labels import described
-from repo_interp.models.fresh import load_fresh
 from repo_interp.models.load import load
 from repo_interp.papers.kit.cache import Cache
-from repo_interp.papers.kit.claims import Verdict, judged
-from repo_interp.papers.kit.result import Result
-from repo_interp.papers.kit.subjects import Options, Subject
-from repo_interp.papers.repo.claims import R5, R6
-from repo_interp.papers.repo.rules import grid_agreement, hybrid_dominates, spreading
-from repo_interp.papers.repo.tables_figure import ranges_by_context
-from repo_interp.plots.views.patterns import pattern_sensitivity, pattern_shares
-from repo_interp.run import make_run
+from repo_interp.papers.kit.claims import Claim, Evidence
+from repo_interp.papers.kit.differences import Difference
+from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, each
+from repo_interp.papers.kit.rules import Above, All, AtLeast, AtMost
+from repo_interp.papers.kit.subjects import Subject
+from repo_interp.papers.repo.checkpoints import LEARNED, NO_LEARNED, OLMO, learns_long_positions
+from repo_interp.plots.marks.drawing import counted, legend_below, plain_decades
+from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, style
+
+if TYPE_CHECKING:
+    from repo_interp.papers.repo.options import Options
 
 SHARES = (Fraction(1, 4), Fraction(1, 2), Fraction(1), Fraction(2), Fraction(4))
 """Context lengths, in training lengths."""
+GROWS = Above("the mean range at the training length", ("half that length",))
+FAR_BELOW = AtMost("the largest range of a head over the context length", 0.5)
+UNEVEN = AtLeast("standard deviation over mean of the heads' ranges", 0.25)
+R5 = Claim(
+    "R5",
+    "the range of positions grows with the context but stays far below its length; it is uneven over heads",
+    "RePo fig. 2",
+    "figure",
+    All(GROWS, FAR_BELOW, UNEVEN),
+)
 
 
-def ranges(one: Subject, options: Options, cache: Cache) -> Result | None:
-    """R5, fig. 2; None where prompts of half the training length cannot be made."""
-    data = one.measured(cache, "ranges", options, lambda: _ranges(one, options), prompts=options.prompts)
-    long, short = one.training_length, one.training_length // 2
-    if not {long, short} <= set(data["length"].values.tolist()):
+# ---- measured -------------------------------------------------------------------------------------------------------
+
+
+def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.Dataset | None:
+    """`range [length, prompt, unit]` of every learned head of one checkpoint; None where half the training length allows no prompts."""
+    (subject,) = subjects
+    data = subject.measured(cache, _ranges, options, prompts=options.prompts)
+    length = subject.training_length
+    if not {length, length // 2} <= set(data["length"].values.tolist()):
         return None
-    of_length = data["range"].transpose("length", "prompt", "unit")
-    judgement = spreading(of_length.sel(length=short).values, of_length.sel(length=long).values, short, long)
-    means = of_length.mean(("prompt", "unit"))
-    said = {"grows": judgement.grows, "stays far below": judgement.below, "uneven": judgement.uneven}
-    verdict = Verdict(
-        R5,
-        one.name,
-        judged(judgement.holds),
-        f"largest range of a head over the context length, {short} and {long} tokens",
-        judgement.largest,
-        float((of_length.sel(length=long).max("unit") / long).std("prompt", ddof=1)),
-        f"prompts of {long} tokens",
-        2 * options.prompts,
-        "RoPE: 1, the same in every head",
-        "; ".join(f"{part}: {'yes' if holds else 'no'}" for part, holds in said.items())
-        + f"; growth {judgement.growth.margin:+.3g} positions (standard error {judgement.growth.standard_error:.2g}); over heads, "
-        f"deviation over mean {judgement.variation:.2f}; mean range "
-        + ", ".join(
-            f"{float(mean):.3g} at {int(length)}" for length, mean in zip(means["length"].values, means.values, strict=True)
-        ),
-    )
-    return Result(
-        f"ranges_{one.stem}",
-        f"{one.name}: range of positions of every learned head by context length (RePo fig. 2), mean over {options.prompts} prompts each, "
-        f"and its share of the length. The claim is judged at {short} and {long} tokens.",
-        data.assign_attrs(training_length=long),
-        ranges_by_context(data.assign_attrs(training_length=long), one.name),
-        (verdict,),
-    )
+    return data.assign_attrs(training_length=length, checkpoint=subject.name, stem=subject.stem)
 
 
-def chunks(one: Subject, options: Options, cache: Cache) -> list[Result]:
-    """R6, fig. 3, and its sensitivity (footnote 5)."""
-    data = one.measured(
-        cache, "chunks", options, lambda: _chunks(one, options), prompts=options.prompts, controls=options.controls
-    )
-    run = make_run({"patterns": data.drop_vars("random_share")}, {})
-    share = {str(name): float(data["pattern_share_all"].sel(pattern=name)) for name in data["pattern"].values}
-    by_prompt = _by_prompt(data, one)
-    agreement = grid_agreement(data["sensitivity"].transpose("chunk_size", "epsilon", "pattern").values.reshape(-1, 3))
-    random = data["random_share"].transpose("weights", "pattern").values
-    verdict = Verdict(
-        R6,
-        one.name,
-        judged(hybrid_dominates(share["constant"], share["mono"], share["hybrid"])),
-        "share of hybrid chunks, per cent",
-        100 * share["hybrid"],
-        100 * float(by_prompt.std(ddof=1)),
-        "prompts",
-        options.prompts,
-        "random weights: "
-        + ", ".join(f"constant {100 * c:.0f}, mono {100 * m:.0f}, hybrid {100 * h:.0f} %" for c, m, h in random),
-        f"constant {100 * share['constant']:.1f} %, mono {100 * share['mono']:.1f} %; the same is seen with {int(agreement.sum())} of "
-        f"{len(agreement)} pairs of chunk size and epsilon",
-    )
-    said = f"{options.prompts} prompts of {one.training_length} tokens"
-    return [
-        Result(
-            f"patterns_{one.stem}",
-            f"{one.name}: patterns of chunks (RePo fig. 3), {said}.",
-            data,
-            pattern_shares(run),
-            (verdict,),
-        ),
-        Result(
-            f"pattern_sensitivity_{one.stem}",
-            f"{one.name}: the same with other chunk sizes and tolerances (RePo footnote 5), {said}; framed: the paper's.",
-            data[["sensitivity"]],
-            pattern_sensitivity(run),
-        ),
-    ]
-
-
-def _ranges(one: Subject, options: Options) -> xr.Dataset:
-    bridge = load(one.path, options.device)
+def _ranges(subject: Subject, options: Options) -> xr.Dataset:
+    bridge = load(subject.path, options.device)
     parts, lengths = [], []
     for share in SHARES:
-        length = int(one.training_length * share)
+        length = int(subject.training_length * share)
         try:
-            prompts = one.prompts(length, options.prompts, options.seed)
+            prompts = subject.prompts(length, options.prompts, options.seed)
         except InputError:  # shorter than a prompt of this task can be, or longer than a document of its corpus
             continue
-        run = analyze(bridge, prompts, ("positions",), one.learned, batch_size=options.batch_size)
+        run = analyze(bridge, prompts, ("positions",), subject.learned, batch_size=options.batch_size)
         parts.append(run["positions"].to_dataset()["position_range"].transpose("prompt", "layer", "head"))
         lengths.append(length)
     if not parts:
-        raise InputError(
-            f"{one.name}: no prompts could be made of {one.training_length // 4} to {4 * one.training_length} tokens"
-        )
+        wanted = f"{subject.training_length // 4} to {4 * subject.training_length} tokens"
+        raise InputError(f"{subject.name}: no prompts could be made of {wanted}")
     units = [f"layer {layer} head {head}" for layer in parts[0]["layer"].values for head in parts[0]["head"].values]
     values = np.stack([part.values.reshape(part.shape[0], -1) for part in parts]).astype(float)
     array = xr.DataArray(values, {"length": lengths, "unit": units}, ("length", "prompt", "unit"))
     return described(array, "largest minus smallest position of a prompt", "positions").to_dataset(name="range")
 
 
-def _chunks(one: Subject, options: Options) -> xr.Dataset:
-    prompts = one.prompts(one.training_length, options.prompts, options.seed)
-    bridges = [load(one.path, options.device)]
-    bridges += [load_fresh(one.path, seed, options.device) for seed in range(options.controls)]
-    found = [
-        analyze(bridge, prompts, ("patterns",), batch_size=options.batch_size)["patterns"].to_dataset() for bridge in bridges
-    ]
-    random = xr.concat([twin["pattern_share_all"] for twin in found[1:]], dim="weights")
-    return found[0].assign(random_share=described(random, "the same with random weights", "1"))
+# ---- judged ---------------------------------------------------------------------------------------------------------
 
 
-def _by_prompt(data: xr.Dataset, one: Subject) -> np.ndarray:
-    """Share of hybrid chunks of every prompt over the layers that learn positions."""
-    labels = data["chunk_pattern"].sel(layer=list(one.learned))
-    axes = ("layer", "head", "chunk")
-    return ((labels == 2).sum(axes) / (labels >= 0).sum(axes)).values
+class Spreading(NamedTuple):
+    """What the rule of R5 asks for."""
+
+    growth: Difference
+    """Of the mean range, in positions."""
+    largest: float
+    """Largest range over the context length."""
+    variation: float
+    """Standard deviation over mean of the heads' ranges."""
+
+    @property
+    def values(self) -> dict[str, object]:
+        """By the names of the rule."""
+        return {
+            GROWS.quantity: {GROWS.rivals[0]: self.growth},
+            FAR_BELOW.quantity: self.largest,
+            UNEVEN.quantity: self.variation,
+        }
+
+
+def spreading(
+    short: Float[np.ndarray, "prompt head"], long: Float[np.ndarray, "prompt head"], short_length: int, long_length: int
+) -> Spreading:
+    """How ranges of the learned heads spread from prompts of one length to those of another. The prompts differ, so errors add."""
+    means = short.mean(axis=1), long.mean(axis=1)
+    error = np.sqrt(sum(values.var(ddof=1) / len(values) for values in means)) if min(map(len, means)) > 1 else np.inf
+    growth = Difference(float(means[1].mean() - means[0].mean()), float(error), f"{len(means[1])} prompts of each length")
+    largest = max(float(short.max()) / short_length, float(long.max()) / long_length)
+    heads = long.mean(axis=0)
+    return Spreading(growth, largest, float(heads.std() / heads.mean()) if heads.mean() > 0 else 0.0)
+
+
+def judge(data: xr.Dataset) -> Iterator[Evidence]:
+    """R5 at the training length, against half of it."""
+    long = int(data.attrs["training_length"])
+    short = long // 2
+    ranges = data["range"].transpose("length", "prompt", "unit")
+    at_length = ranges.sel(length=long)
+    spread = spreading(ranges.sel(length=short).values, at_length.values, short, long)
+    means = ranges.mean(("prompt", "unit"))
+    parts = {"grows": GROWS, "stays far below": FAR_BELOW, "uneven": UNEVEN}
+    yield Evidence(
+        R5,
+        data.attrs["checkpoint"],
+        f"largest range of a head over the context length, {short} and {long} tokens",
+        spread.values,
+        spread.largest,
+        float((at_length.max("unit") / long).std("prompt", ddof=1)),
+        f"prompts of {long} tokens",
+        2 * ranges.sizes["prompt"],
+        "RoPE: 1, the same in every head",
+        "; ".join(f"{part}: {'yes' if rule.holds(spread.values) else 'no'}" for part, rule in parts.items())
+        + f"; growth {spread.growth.margin:+.3g} positions (standard error {spread.growth.standard_error:.2g}); over heads, deviation "
+        f"over mean {spread.variation:.2f}; mean range "
+        + ", ".join(
+            f"{float(mean):.3g} at {int(length)}" for length, mean in zip(means["length"].values, means.values, strict=True)
+        ),
+    )
+
+
+# ---- drawn ----------------------------------------------------------------------------------------------------------
+
+
+def draw(data: xr.Dataset) -> Iterator[Drawing]:
+    """Fig. 2."""
+    name, length = data.attrs["checkpoint"], int(data.attrs["training_length"])
+    yield Drawing(
+        f"ranges_{data.attrs['stem']}",
+        _figure(data, name),
+        f"{name}: range of positions of every learned head by context length (RePo fig. 2), mean over {data.sizes['prompt']} prompts each, "
+        f"and its share of the length. The claim is judged at {length // 2} and {length} tokens.",
+        data,
+    )
+
+
+def _figure(data: xr.Dataset, name: str) -> PaperFigure:
+    """Left every learned head by context length, right how uneven they are at each length.
+
+    Dashed: the context length itself, the range of RoPE. Dotted: training length.
+    """
+    ranges = data["range"].transpose("length", "prompt", "unit")
+    lengths = ranges["length"].values
+    means = ranges.values.mean(axis=1)
+    colour = scheme_colour("repo")
+    with style():
+        figure = paper_figure(PAGE_WIDTH, 2.3)
+        left, right = figure.subplots(1, 2, width_ratios=(1.6, 1))
+        for place in range(means.shape[1]):
+            left.plot(lengths, means[:, place], "-o", color=colour, alpha=0.45, linewidth=0.5, markersize=1.8, gid="head")
+        left.plot(lengths, means.mean(axis=1), color="#222222", linewidth=1.2, gid="mean")
+        left.plot(lengths, lengths, "--", color="#222222", linewidth=0.8, gid="context length")
+        left.set(xscale="log", yscale="log", ylabel="range of positions d (positions)")
+        for ax in (left, right):
+            ax.set_xlabel("context length (tokens)")
+        left.set_xticks(lengths, [f"{length:,}" for length in lengths])
+        left.minorticks_off()
+        plain_decades(left.yaxis)
+        left.axvline(float(data.attrs["training_length"]), color="#222222", linewidth=0.6, linestyle=(0, (1, 1.5)))
+        left.grid(axis="y")
+        left.set_title(
+            f"{name}: {counted(means.shape[1], 'learned head')}, mean over {counted(ranges.sizes['prompt'], 'prompt')}"
+        )
+        right.boxplot(
+            list(means / lengths[:, None]),
+            positions=range(len(lengths)),
+            widths=0.5,
+            showfliers=True,
+            medianprops={"color": colour},
+            flierprops={"markersize": 2},
+        )
+        right.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths])
+        right.set_title("Range over context length, by head")
+        right.set_ylim(0, None)
+        right.grid(axis="y")
+        legend_below(
+            figure,
+            [
+                Line2D([], [], color=colour, marker="o", markersize=2, linewidth=0.5, label="a head"),
+                Line2D([], [], color="#222222", linewidth=1.2, label="mean"),
+                Line2D([], [], color="#222222", linestyle="--", linewidth=0.8, label="the context length (RoPE)"),
+                Line2D([], [], color="#222222", linestyle=(0, (1, 1.5)), linewidth=0.6, label="training length"),
+            ],
+        )
+    return figure
+
+
+RANGES = Experiment(
+    "ranges of positions",
+    (R5,),
+    Needs(each(learns_long_positions), NO_LEARNED, LEARNED),
+    measure,
+    judge,
+    draw,
+    OLMO,
+)

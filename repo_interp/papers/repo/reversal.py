@@ -1,95 +1,145 @@
-"""Text reversal by length (RePo app. C, fig. 7): R1, from the exact match of all checkpoints trained on it, and of their seeds."""
+"""Text reversal by length (RePo app. C, fig. 7): R1, from the exact match of all checkpoints trained on it, and of their seeds.
+
+Checkpoints without weights take part with their recorded scores.
+"""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from repo_interp.papers.kit.cache import Cache
-from repo_interp.papers.kit.checkpoint_scores import Scored, ScoreOptions, of_tasks, score_checkpoint, score_table
-from repo_interp.papers.kit.claims import Verdict, judged
-from repo_interp.papers.kit.recorded_scores import unequal_budgets
-from repo_interp.papers.kit.result import Result
-from repo_interp.papers.kit.score_rules import above
-from repo_interp.papers.kit.subjects import Options
-from repo_interp.papers.repo import rules
-from repo_interp.papers.repo.claims import R1, R1_TRAINED
+from repo_interp.papers.kit.claims import Claim, Evidence
+from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, together
+from repo_interp.papers.kit.rules import Above, AtLeast
+from repo_interp.papers.kit.samples import between, numbers_of
+from repo_interp.papers.kit.scores import Scored, ScoreOptions, note, of_tasks, score_subject, score_table
+from repo_interp.papers.kit.subjects import Subject
+from repo_interp.papers.repo.checkpoints import GPT2
+from repo_interp.plots.marks.drawing import counted
 from repo_interp.plots.marks.scores import score_by_length
+from repo_interp.plots.style import scheme_name
 from repo_interp.tasks.reversal import Reversal
 from repo_interp.training.provenance import stated_task
 
+if TYPE_CHECKING:
+    from repo_interp.papers.repo.options import Options
 
-def by_length(checkpoints: Mapping[str, str | os.PathLike[str]], options: Options, cache: Cache) -> list[Result]:
-    """R1, fig. 7: exact match by length; checkpoints without weights by their recorded scores. Empty where none reverses texts."""
+EXACT_MATCH = "mean exact match over these lengths"
+EVERY_SEED = f"{EXACT_MATCH}, and over seeds,"
+RIVALS = ("RoPE", "NoPE")
+R1 = Claim(
+    "R1",
+    "text reversal, longer texts than trained on (21-30 words): RePo above RoPE and NoPE",
+    "RePo app. C, fig. 7",
+    "figure",
+    Above(EXACT_MATCH, RIVALS),
+)
+R1_TRAINED = Claim(
+    "R1",
+    "text reversal, lengths trained on (to 20 words): all schemes near perfect",
+    R1.source,
+    "figure",
+    AtLeast(EVERY_SEED, 0.95),
+    part="trained lengths",
+)
+
+
+def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> list[Scored]:
+    """Exact match of every checkpoint on every length that its task names."""
     asked = ScoreOptions(options.score_prompts, batch_size=options.batch_size, seed=options.seed, device=options.device)
-    found = [score_checkpoint(name, path, asked, cache) for name, path in of_tasks(checkpoints, ["reversal"]).items()]
-    return [] if not found else [_drawn(found, options)]
+    return [score_subject(subject, asked, cache) for subject in subjects]
 
 
-def _drawn(found: Sequence[Scored], options: Options) -> Result:
-    task = stated_task(found[0].configuration)
-    assert isinstance(task, Reversal)
-    sets = [
-        str(length)
-        for length in range(task.shortest, task.longest_test + 1)
-        if all(str(length) in one.test_sets for one in found)
-    ]
-    trained = [name for name in sets if int(name) <= task.longest]
-    longer = [name for name in sets if int(name) > task.longest]
-    table = score_table(found, sets)
-    data = table.assign_coords(test_set=[int(name) for name in sets]).assign_attrs(axis="words", training_length=task.longest)
-    verdicts = [_near_perfect(one, trained) for one in found if trained]
-    others = {one.name: one for one in found if one.layout in ("rope", "nope")}
-    verdicts += [_above(one, others, longer) for one in found if one.layout.startswith("repo") and others and longer]
-    return Result(
+def judge(scored: Sequence[Scored]) -> Iterator[Evidence]:
+    """Every checkpoint at the lengths trained on; RePo's beside those of RoPE and NoPE at longer ones."""
+    lengths = _lengths(scored)
+    if lengths.trained:
+        yield from (_near_perfect(checkpoint, lengths.trained) for checkpoint in scored)
+    rivals = [checkpoint for checkpoint in scored if checkpoint.layout in ("rope", "nope")]
+    if rivals and lengths.longer:
+        yield from (_above(each, rivals, lengths.longer) for each in scored if each.layout.startswith("repo"))
+
+
+def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
+    """Fig. 7."""
+    lengths = _lengths(scored)
+    sets = [*lengths.trained, *lengths.longer]
+    table = score_table(scored, sets)
+    data = table.assign_coords(test_set=[int(name) for name in sets]).assign_attrs(axis="words", training_length=lengths.longest)
+    yield Drawing(
         "reversal_by_length",
-        f"Text reversal: exact match by number of words (RePo fig. 7), {options.score_prompts} texts a length. Line: mean over seeds; "
-        f"band: from the smallest to the largest seed. Dotted: longest text trained on ({task.longest} words).",
-        data,
         score_by_length(data),
-        tuple(verdicts),
+        f"Text reversal: exact match by number of words (RePo fig. 7), {scored[0].sample(sets[:1]).count} texts per length. Line: mean "
+        f"over seeds; band: from the smallest to the largest seed. Dotted: longest text trained on ({lengths.longest} words).",
+        data,
     )
 
 
-def _near_perfect(one: Scored, trained: Sequence[str]) -> Verdict:
-    sample = one.sample(trained)
-    return Verdict(
+class _Lengths(NamedTuple):
+    """Numbers of words that every checkpoint has scores of, ascending, as names of test sets."""
+
+    trained: list[str]
+    longer: list[str]
+    longest: int
+    """Longest text trained on."""
+
+
+def _lengths(scored: Sequence[Scored]) -> _Lengths:
+    task = stated_task(scored[0].configuration)
+    assert isinstance(task, Reversal)
+    lengths = range(task.shortest, task.longest_test + 1)
+    sets = [str(length) for length in lengths if all(str(length) in checkpoint.test_sets for checkpoint in scored)]
+    trained = [name for name in sets if int(name) <= task.longest]
+    return _Lengths(trained, sets[len(trained) :], task.longest)
+
+
+def _near_perfect(checkpoint: Scored, trained: Sequence[str]) -> Evidence:
+    sample = checkpoint.sample(trained)
+    return Evidence(
         R1_TRAINED,
-        one.name,
-        judged(sample.mean >= rules.NEAR_PERFECT),
+        checkpoint.name,
         f"mean exact match at {trained[0]} to {trained[-1]} words",
+        {EVERY_SEED: sample.mean},
         sample.mean,
-        sample.spread,
-        sample.over,
-        sample.count,
+        **numbers_of(sample),
         note=f"lowest of {len(sample.seeds)} seeds {sample.seeds.min():.3f}",
     )
 
 
-def _above(one: Scored, others: Mapping[str, Scored], longer: Sequence[str]) -> Verdict:
-    mine = one.sample(longer)
-    samples = {name: other.sample(longer) for name, other in others.items()}
-    leads = {name: above(mine, sample) for name, sample in samples.items()}
-    complete = {other.layout for other in others.values()} == {"rope", "nope"}
-    said = [
-        f"above {name} by {lead.margin:+.3f} (standard error {lead.standard_error:.2g} over {lead.over})"
-        for name, lead in leads.items()
+def _above(checkpoint: Scored, rivals: Sequence[Scored], longer: Sequence[str]) -> Evidence:
+    own = checkpoint.sample(longer)
+    samples = {rival.name: rival.sample(longer) for rival in rivals}
+    differences = {name: between(own, sample) for name, sample in samples.items()}
+    layouts = {scheme_name(rival.layout): rival.name for rival in reversed(rivals)}  # the first of each scheme stands for it
+    others = {name: difference for name, difference in differences.items() if name not in layouts.values()}
+    texts = [
+        f"above {name} by {difference.margin:+.3f} (standard error {difference.standard_error:.2g} over {difference.over})"
+        for name, difference in differences.items()
     ]
-    said += [] if complete else ["RoPE or NoPE is missing"]
-    budgets = unequal_budgets({one.name: one.configuration} | {name: other.configuration for name, other in others.items()})
-    return Verdict(
+    return Evidence(
         R1,
-        one.name,
-        judged(complete and all(lead.holds for lead in leads.values())),
+        checkpoint.name,
         f"mean exact match at {longer[0]} to {longer[-1]} words",
-        mine.mean,
-        mine.spread,
-        mine.over,
-        mine.count,
-        ", ".join(f"{name} {sample.mean:.3f} ({_seeds(len(sample.seeds))})" for name, sample in samples.items()),
-        "; ".join([*said, *([budgets] if budgets else [])]),
+        {EXACT_MATCH: {scheme: differences[name] for scheme, name in layouts.items()} | others},
+        own.mean,
+        **numbers_of(own),
+        control=", ".join(f"{name} {sample.mean:.3f} ({counted(len(sample.seeds), 'seed')})" for name, sample in samples.items()),
+        note=note([checkpoint, *rivals], *texts, "" if set(RIVALS) <= set(layouts) else "RoPE or NoPE is missing"),
     )
 
 
-def _seeds(count: int) -> str:
-    return f"{count} seed{'' if count == 1 else 's'}"
+REVERSAL = Experiment(
+    "text reversal by length",
+    (R1, R1_TRAINED),
+    Needs(
+        together(of_tasks("reversal")),
+        "checkpoints of text reversal with RePo, RoPE and NoPE were not given",
+        ("reversal/repo", "reversal/rope", "reversal/nope"),
+        otherwise_of={R1_TRAINED.label: "no checkpoint trained on text reversal was given"},
+    ),
+    measure,
+    judge,
+    draw,
+    GPT2,
+)

@@ -8,11 +8,14 @@ held-out text of its corpus, where it was trained on one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from repo_interp.analysis.analyze import analyze
 from repo_interp.errors import InputError
@@ -21,99 +24,71 @@ from repo_interp.measures.segments import Segments
 from repo_interp.models.fresh import load_fresh
 from repo_interp.models.load import load
 from repo_interp.papers.kit.cache import Cache
-from repo_interp.papers.kit.claims import Claim, Verdict, judged
-from repo_interp.papers.kit.lead import paired_lead
-from repo_interp.papers.kit.result import Result
-from repo_interp.papers.kit.subjects import Options, Subject
-from repo_interp.papers.repo.claims import R8, R8_CODE
-from repo_interp.papers.repo.segments_figure import segments_figure
+from repo_interp.papers.kit.claims import Claim, Evidence
+from repo_interp.papers.kit.differences import paired_difference
+from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, each
+from repo_interp.papers.kit.rules import Above, All
+from repo_interp.papers.kit.subjects import Subject
+from repo_interp.papers.repo.checkpoints import OLMO
+from repo_interp.plots.marks.drawing import legend_below
+from repo_interp.plots.marks.labels import contiguous
+from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, style
+from repo_interp.plots.views.positions import draw_positions
 from repo_interp.tasks import Prompt, few_shot_prompts
 
+if TYPE_CHECKING:
+    from repo_interp.papers.repo.options import Options
+
 SHOTS = 5
-SCORES = ("variance_between", "boundary_f1")
-_CLAIMS: dict[str, Claim] = {"examples": R8, "lines": R8_CODE}
-_TEXTS = {"examples": f"few-shot prompts of {SHOTS} examples", "lines": "held-out code"}
+SHUFFLED = "shuffled segment edges"
+SCORES = {
+    "variance_between": Above("the share of position variance between segments, mean over the learned heads,", (SHUFFLED,)),
+    "boundary_f1": Above("the boundary F1 of position jumps, mean over the learned heads,", (SHUFFLED,)),
+}
+"""The scores of `measures.segments` that count, and what is asked of each."""
+R8 = Claim("R8", "positions align with the examples of a few-shot prompt", "RePo fig. 8", "figure", All(*SCORES.values()))
+R8_CODE = Claim("R8", "positions align with the lines of code", R8.source, R8.paper_number, R8.rule, part="lines of code")
+CLAIMS: Mapping[str, Claim] = {"examples": R8, "lines": R8_CODE}
+"""By kind of segment."""
 
 
-def segments(one: Subject, options: Options, cache: Cache) -> list[Result]:
-    """R8, fig. 8: one result a kind of prompt that the checkpoint can be given."""
-    results = []
-    for kind in _CLAIMS:
-        prompts = segment_prompts(one, kind, options)
+# ---- measured -------------------------------------------------------------------------------------------------------
+
+
+def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> dict[str, xr.Dataset] | None:
+    """What `_scores` measures of one checkpoint by kind of segment; None where it can be given no prompts of any kind."""
+    (subject,) = subjects
+    by_kind = {}
+    for kind in CLAIMS:
+        prompts = segment_prompts(subject, kind, options)
         if prompts:
-            results.append(_result(one, kind, prompts, options, cache))
-    return results
+            depends = {"kind": kind, "prompts": options.prompts, "controls": options.controls}
+            data = subject.measured(cache, _scores, options, kind, prompts, **depends)
+            by_kind[kind] = data.assign_attrs(checkpoint=subject.name, stem=subject.stem, training_length=subject.training_length)
+    return by_kind or None
 
 
-def segment_prompts(one: Subject, kind: str, options: Options) -> list[Prompt]:
+def segment_prompts(subject: Subject, kind: str, options: Options) -> list[Prompt]:
     """Prompts with segments of `kind`; empty where the checkpoint can be given none."""
     if kind == "lines":
-        return one.prompts(one.training_length, options.prompts, options.seed) if one.kind == "language" else []
-    if one.kind not in ("language", "text"):
-        return []
+        return subject.prompts(subject.training_length, options.prompts, options.seed) if subject.kind == "language" else []
     try:
-        return few_shot_prompts(one.tokenizer, None, one.training_length, options.prompts, SHOTS, options.seed)
+        return few_shot_prompts(subject.tokenizer, None, subject.training_length, options.prompts, SHOTS, options.seed)
     except InputError:  # the examples are longer than what the checkpoint was trained on
         return []
 
 
-def _result(one: Subject, kind: str, prompts: Sequence[Prompt], options: Options, cache: Cache) -> Result:
-    data = one.measured(
-        cache,
-        f"segments_{kind}",
-        options,
-        lambda: _measure(one, kind, prompts, options),
-        prompts=options.prompts,
-        controls=options.controls,
-    )
-    trained = data.sel(weights="trained")
-    means = {name: trained[name].mean(("layer", "head")).values for name in (*SCORES, *(f"{score}_shuffled" for score in SCORES))}
-    # A prompt with fewer than two segments has no edges to follow.
-    known = np.isfinite(np.stack(list(means.values()))).all(axis=0)
-    leads = {score: paired_lead(means[score][known], means[f"{score}_shuffled"][known]) for score in SCORES}
-    own = means["variance_between"][known]
-    random = [
-        ", ".join(f"{float(data[score].sel(weights=name).mean()):.3f}" for score in SCORES) for name in data["weights"].values[1:]
-    ]
-    chance = trained["variance_between_chance"].mean("prompt")
-    verdict = Verdict(
-        _CLAIMS[kind],
-        one.name,
-        judged(all(lead.holds for lead in leads.values())),
-        f"share of position variance between {kind}, mean over learned heads",
-        float(own.mean()),
-        float(own.std(ddof=1)),
-        "prompts",
-        int(known.sum()),
-        f"shuffled edges {means['variance_between_shuffled'][known].mean():.3f}; token index "
-        f"{float(trained['variance_between_index'].mean()):.3f}; random weights (variance, F1): {'; '.join(random)}",
-        f"above shuffled by {leads['variance_between'].margin:+.3f} (standard error {leads['variance_between'].standard_error:.2g}); "
-        f"boundary F1 {means['boundary_f1'][known].mean():.3f}, above shuffled by {leads['boundary_f1'].margin:+.3f} (standard error "
-        f"{leads['boundary_f1'].standard_error:.2g}); heads that beat 95 % of the shuffles on average: "
-        f"{int((chance <= 0.05).sum())} of {chance.size}",
-    )
-    return Result(
-        f"segments_{kind}_{one.stem}",
-        f"{one.name}: positions and {kind} of {_TEXTS[kind]}, up to {one.training_length} tokens. Left: the head whose variance lies "
-        f"most between {kind}, above shuffled edges (RePo fig. 8), on the first prompt; bands: {kind}. Right: every learned head, mean "
-        f"over {int(known.sum())} prompts, against shuffled edges; hollow: random weights.",
-        data,
-        segments_figure(data, one.name, kind),
-        (verdict,),
-    )
-
-
-def _measure(one: Subject, kind: str, prompts: Sequence[Prompt], options: Options) -> xr.Dataset:
+def _scores(subject: Subject, options: Options, kind: str, prompts: Sequence[Prompt]) -> xr.Dataset:
     """Scores [weights, prompt, layer, head], the segments of the first prompt, and its positions in the trained weights."""
-    bridges = {"trained": load(one.path, options.device)} | {
-        f"random {seed}": load_fresh(one.path, seed, options.device) for seed in range(options.controls)
+    bridges = {"trained": load(subject.path, options.device)} | {
+        f"random {seed}": load_fresh(subject.path, seed, options.device) for seed in range(options.controls)
     }
-    measure: Any = Segments(kinds=(kind,), seed=options.seed)
+    segments: Any = Segments(kinds=(kind,), seed=options.seed)
     parts = []
     for bridge in bridges.values():
-        run = analyze(bridge, prompts, [measure], one.learned, batch_size=options.batch_size)
+        run = analyze(bridge, prompts, [segments], subject.learned, batch_size=options.batch_size)
         parts.append(run["segments"].to_dataset().sel(kind=kind, drop=True).drop_vars("segment"))
-    found = xr.concat(
+    scores = xr.concat(
         parts,
         dim=xr.IndexVariable("weights", list(bridges)),
         data_vars="all",
@@ -121,12 +96,144 @@ def _measure(one: Subject, kind: str, prompts: Sequence[Prompt], options: Option
         coords="minimal",
         compat="override",
     )
-    first = analyze(bridges["trained"], prompts[:1], ("positions", measure), one.learned)
+    first = analyze(bridges["trained"], prompts[:1], ("positions", segments), subject.learned)
     positions = first["positions"].to_dataset()
     labels = first["segments"].to_dataset()["segment"].sel(kind=kind, drop=True).isel(prompt=0, drop=True)
-    return found.drop_attrs(deep=False).assign(
+    return scores.drop_attrs(deep=False).assign(
         example=described(
             positions["position"].isel(prompt=0, drop=True), "position of each token of the first prompt", "positions"
         ),
         example_segment=described(labels, "segment of each token of the first prompt, -1 for none", "1"),
     )
+
+
+# ---- judged ---------------------------------------------------------------------------------------------------------
+
+
+def judge(by_kind: Mapping[str, xr.Dataset]) -> Iterator[Evidence]:
+    """R8 by kind of segment."""
+    yield from (_aligned(data, kind) for kind, data in by_kind.items())
+
+
+def _aligned(data: xr.Dataset, kind: str) -> Evidence:
+    trained = data.sel(weights="trained")
+    means = {name: trained[name].mean(("layer", "head")).values for score in SCORES for name in (score, f"{score}_shuffled")}
+    known = _known(trained)
+    above = {score: paired_difference(means[score][known], means[f"{score}_shuffled"][known]) for score in SCORES}
+    own = means["variance_between"][known]
+    random = [
+        ", ".join(f"{float(data[score].sel(weights=name).mean()):.3f}" for score in SCORES) for name in data["weights"].values[1:]
+    ]
+    chance = trained["variance_between_chance"].mean("prompt")
+    return Evidence(
+        CLAIMS[kind],
+        data.attrs["checkpoint"],
+        f"share of position variance between {kind}, mean over learned heads",
+        {rule.quantity: {SHUFFLED: above[score]} for score, rule in SCORES.items()},
+        float(own.mean()),
+        float(own.std(ddof=1)),
+        "prompts",
+        int(known.sum()),
+        f"shuffled edges {means['variance_between_shuffled'][known].mean():.3f}; token index "
+        f"{float(trained['variance_between_index'].mean()):.3f}; random weights (variance, F1): {'; '.join(random)}",
+        f"above shuffled by {above['variance_between'].margin:+.3f} (standard error {above['variance_between'].standard_error:.2g}); "
+        f"boundary F1 {means['boundary_f1'][known].mean():.3f}, above shuffled by {above['boundary_f1'].margin:+.3f} (standard error "
+        f"{above['boundary_f1'].standard_error:.2g}); heads that beat 95 % of the shuffles on average: "
+        f"{int((chance <= 0.05).sum())} of {chance.size}",
+    )
+
+
+def _known(trained: xr.Dataset) -> np.ndarray:
+    """Which prompts have scores: one with fewer than two segments has no edges to follow."""
+    names = [name for score in SCORES for name in (score, f"{score}_shuffled")]
+    scores = np.array([trained[name].mean(("layer", "head")).values for name in names])
+    return np.asarray(np.isfinite(scores).all(axis=0))
+
+
+# ---- drawn ----------------------------------------------------------------------------------------------------------
+
+_TEXTS = {"examples": f"few-shot prompts of {SHOTS} examples", "lines": "held-out code"}
+_BAND = "#56B4E9"
+
+
+def draw(by_kind: Mapping[str, xr.Dataset]) -> Iterator[Drawing]:
+    """Fig. 8."""
+    for kind, data in by_kind.items():
+        name = data.attrs["checkpoint"]
+        yield Drawing(
+            f"segments_{kind}_{data.attrs['stem']}",
+            _figure(data, name, kind),
+            f"{name}: positions and {kind} of {_TEXTS[kind]}, up to {data.attrs['training_length']} tokens. Left: the head whose variance "
+            f"lies most between {kind}, above shuffled edges (RePo fig. 8), on the first prompt; bands: {kind}. Right: every learned "
+            f"head, mean over {int(_known(data.sel(weights='trained')).sum())} prompts, against shuffled edges; hollow: random weights.",
+            data,
+        )
+
+
+def _figure(data: xr.Dataset, name: str, kind: str) -> PaperFigure:
+    """The positions of the head that follows segments most on one prompt, and two panels with all learned heads."""
+    trained = data.sel(weights="trained")
+    excess = (trained["variance_between"] - trained["variance_between_shuffled"]).mean("prompt").transpose("layer", "head")
+    row, column = np.unravel_index(int(np.nanargmax(excess.values)), excess.shape)
+    layer, head = int(excess["layer"].values[row]), int(excess["head"].values[column])
+    scheme = str(data["scheme"].values[row]) if "scheme" in data.coords else "repo"
+    colour = scheme_colour(scheme)
+    with style():
+        figure = paper_figure(PAGE_WIDTH, 2.3)
+        left, middle, right = figure.subplots(1, 3, width_ratios=(2.2, 1, 1))
+        draw_positions(left, data["example"].sel(layer=layer, head=head).values, colour)
+        _bands(left, data["example_segment"].values)
+        left.set(xlabel="token", ylabel="position z (positions)")
+        left.set_title(f"{name}, layer {layer}, head {head}")
+        for ax, score, title in ((middle, "variance_between", f"Variance between {kind}"), (right, "boundary_f1", "Boundary F1")):
+            _against(ax, data, score, colour)
+            ax.set_title(title)
+        middle.set_ylabel("measured")
+        dot: Any = {"linestyle": "none", "marker": "o", "markersize": 3}
+        legend_below(
+            figure,
+            [
+                Patch(facecolor=_BAND, alpha=0.3, label=f"every second of the {kind}"),
+                Line2D([], [], color=colour, label="a head", **dot),
+                Line2D([], [], color="#5A5A5A", markerfacecolor="none", label="a head, random weights", **dot),
+                Line2D([], [], color="#222222", linewidth=0.6, linestyle="--", label="as shuffled edges"),
+            ],
+        )
+    return figure
+
+
+def _bands(ax: Axes, labels: np.ndarray) -> None:
+    for label in range(0, int(labels.max()) + 1, 2):
+        for first, last in contiguous(np.flatnonzero(labels == label).tolist()):
+            ax.axvspan(first - 0.5, last + 0.5, facecolor=_BAND, alpha=0.3, linewidth=0, zorder=0, gid=f"segment {label}")
+
+
+def _against(ax: Axes, data: xr.Dataset, score: str, colour: str) -> None:
+    means = data[[score, f"{score}_shuffled"]].mean("prompt")
+    for weights in reversed(data["weights"].values.astype(str).tolist()):
+        of_weights = means.sel(weights=weights)
+        look = (
+            {"color": colour, "markeredgewidth": 0} if weights == "trained" else {"color": "#5A5A5A", "markerfacecolor": "none"}
+        )
+        x, y = of_weights[f"{score}_shuffled"].values.ravel(), of_weights[score].values.ravel()
+        ax.plot(x, y, "o", markersize=3, **{"markeredgewidth": 0.6, **look}, gid=f"heads {weights}")
+    top = 1.08 * max(float(np.nanmax(means[name].values)) for name in means)
+    ax.plot([0, top], [0, top], "--", color="#222222", linewidth=0.6)
+    ax.set(xlim=(0, top), ylim=(0, top), xlabel="shuffled edges")
+    ax.grid()
+
+
+SEGMENTS = Experiment(
+    "segments",
+    (R8, R8_CODE),
+    Needs(
+        each(lambda subject: bool(subject.learned) and subject.kind in ("language", "text")),
+        "no checkpoint with learned positions that knows text was given, or its training length is too short for five examples",
+        ("language/repo",),
+        otherwise_of={R8_CODE.label: "no language model with learned positions and a corpus was given"},
+    ),
+    measure,
+    judge,
+    draw,
+    OLMO,
+)

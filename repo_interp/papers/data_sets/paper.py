@@ -1,0 +1,16 @@
+"""The data sets that cannot come with the package, as a paper of its own: scores on the files that users give."""
+
+from __future__ import annotations
+
+from repo_interp.papers.data_sets.answers import ANSWERS, Options
+from repo_interp.papers.kit.experiment import Paper
+from repo_interp.tasks.data_sets import NAMES
+
+PAPER = Paper(
+    name="data-sets",
+    title="Data sets that cannot come with the package",
+    experiments=(ANSWERS,),
+    options=Options,
+    fast={"questions": 20},
+    data_sets=tuple(NAMES),
+)

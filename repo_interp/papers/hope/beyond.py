@@ -1,0 +1,133 @@
+"""H4: beyond L the activated components of the first layer leave the range of values that they had within L (HoPE fig. 3c, sec. 3.3.2).
+
+    C_r(t)   of the first layer, smoothed over L/16 distances, without distance 0      range   from the lowest to the highest within [0, L)
+
+As the paper words it, they are in their upper half-cycle there: above the middle of their range. A cosine that passes its lowest point
+within L, as theta L > pi makes it, has seen most of its values there: of a lone component without phase the wording can hold, and the range
+of values cannot be left. So both are judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+import xarray as xr
+from jaxtyping import Float
+
+from repo_interp.measures.labels import described
+from repo_interp.papers.hope import replicates
+from repo_interp.papers.hope.replicates import Sampling
+from repo_interp.papers.kit.cache import Cache
+from repo_interp.papers.kit.claims import SEEN, Claim, Evidence
+from repo_interp.papers.kit.experiment import Drawing, Experiment
+from repo_interp.papers.kit.rules import All, AtLeast
+from repo_interp.papers.kit.subjects import Subject
+from repo_interp.plots.views.component_curves import beyond_training_length
+
+TOLERANCE = 0.05
+"""Share of the range within L by which a value has to be outside of it."""
+OUTSIDE = f"the share of the distances in [L, 2L) where their value is outside the range within L, widened by {TOLERANCE} of it,"
+UPPER = "the share of the distances in [L, 2L) where they are above the middle of their range within L"
+UPPER_MORE = "this share minus that in the second half of [0, L)"
+
+H4 = Claim(
+    "H4",
+    "beyond L the activated components leave their training range in the first layer",
+    "HoPE fig. 3c",
+    "figure",
+    AtLeast(OUTSIDE, 0.25),
+    written=SEEN,
+)
+H4_WORDING = Claim(
+    "H4",
+    "beyond L the activated components are in the upper half-cycle in the first layer",
+    "HoPE sec. 3.3.2 (2)",
+    "figure",
+    All(AtLeast(UPPER, 0.5), AtLeast(UPPER_MORE, 0.25)),
+    "wording",
+    SEEN,
+)
+Curve = Float[np.ndarray, " distance"]
+
+
+def outside(within: Curve, beyond: Curve) -> dict[str, float]:
+    """Share of the distances beyond L where a curve is outside the range that it had `within`; both are smoothed first."""
+    near, far = _both_smoothed(within, beyond)
+    margin = TOLERANCE * (near.max() - near.min())
+    return {OUTSIDE: float(((far < near.min() - margin) | (far > near.max() + margin)).mean())}
+
+
+def upper(within: Curve, beyond: Curve) -> dict[str, float]:
+    """Share of the distances beyond L where a curve is above the middle of its range `within`, and by how much it is more than there."""
+    near, far = _both_smoothed(within, beyond)
+    middle = (near.min() + near.max()) / 2
+    share = float((far > middle).mean())
+    return {UPPER: share, UPPER_MORE: share - float((near[len(near) // 2 :] > middle).mean())}
+
+
+def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> xr.DataTree | None:
+    """Replicates of the checkpoint "within" and "beyond" L; None where it has no activated component."""
+    within = replicates.within(subjects[0], options, cache)
+    if not replicates.bands(within)["activated"].any():
+        return None
+    return xr.DataTree.from_dict({"within": within, "beyond": replicates.beyond(subjects[0], options, cache)})
+
+
+def judge(tree: xr.DataTree) -> Iterable[Evidence]:
+    """Evidence on the checkpoint, on the claim and on how it is worded."""
+    within, beyond = tree["within"].to_dataset(), tree["beyond"].to_dataset()
+    near = within["component_by_distance"].isel(layer=0)
+    far = beyond["component_by_distance"].isel(layer=0).sel(distance=slice(within.attrs["length"], None))
+    activated = np.flatnonzero(replicates.bands(within)["activated"].values)
+
+    def averaged(shares: Callable[[Curve, Curve], dict[str, float]], **chosen: object) -> dict[str, float]:
+        """Shares of the chosen weights, and replicate if one is chosen, as means over the activated components."""
+        curves = [part.sel(chosen) for part in (near, far)]
+        curves = [part.mean("repeat") if "repeat" in part.dims else part for part in curves]
+        each = [shares(*(part.isel(component=r).values for part in curves)) for r in activated]
+        return {quantity: float(np.mean([values[quantity] for values in each])) for quantity in each[0]}
+
+    for claim, quantity, shares, where in (
+        (H4, OUTSIDE, outside, "outside"),
+        (H4_WORDING, UPPER, upper, "in the upper half of"),
+    ):
+        by_weights = {str(weights): averaged(shares, weights=weights) for weights in near["weights"].values}
+        of_replicates = [averaged(shares, weights="trained", repeat=repeat)[quantity] for repeat in near["repeat"].values]
+        ours = by_weights["trained"]
+        yield Evidence(
+            claim,
+            within.attrs["checkpoint"],
+            f"share of distances in [L, 2L) {where} the range within L",
+            ours,
+            ours[quantity],
+            float(np.std(of_replicates, ddof=1)),
+            replicates.OVER_REPLICATES,
+            within.attrs["sequences"],
+            replicates.random_weights({weights: values[quantity] for weights, values in by_weights.items()}),
+            f"in the second half of [0, L): {ours[UPPER] - ours[UPPER_MORE]:.2f}" if shares is upper else "",
+            replicates.capped(within),
+        )
+
+
+def draw(tree: xr.DataTree) -> Iterator[Drawing]:
+    """Fig. 3c: the first layer and the later ones on sequences of 2 L tokens."""
+    within, trained = tree["within"].to_dataset(), tree["beyond"].to_dataset().sel(weights="trained").mean("repeat")
+    name, length, band = within.attrs["checkpoint"], within.attrs["length"], replicates.bands(within)
+    drawn = band.assign(
+        component_by_distance=described(trained["component_by_distance"], "mean component", "q·k"),
+        logit_by_distance=described(trained["logit"], "mean logit", "q·k"),
+    )
+    caption = (
+        f"{name} on sequences of 2L = {2 * length} tokens: components and mean logit of the first layer, and mean logit of the "
+        "later ones (HoPE fig. 3c), smoothed over L/32. Red band: the range of the activated component within L. "
+        f"{replicates.named_bands(band, within)}"
+    )
+    yield Drawing(f"beyond_training_length_{name}", beyond_training_length(drawn, length), caption, drawn)
+
+
+BEYOND = Experiment("beyond", (H4, H4_WORDING), replicates.NEEDS_ROPE, measure, judge, draw)
+
+
+def _both_smoothed(within: Curve, beyond: Curve) -> tuple[Curve, Curve]:
+    return replicates.smoothed(within[1:], len(within)), replicates.smoothed(beyond, len(within))

@@ -1,0 +1,85 @@
+"""H5: components of lower frequency than the activated ones are near constant over distances within L (HoPE fig. 3a).
+
+swing of a component   peak to peak of its mean curve C_r(t), smoothed over L/16 distances, over the mean peak to peak of the activated
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import xarray as xr
+from jaxtyping import Bool, Float
+
+from repo_interp.measures.labels import described
+from repo_interp.papers.hope import replicates
+from repo_interp.papers.hope.replicates import Sampling
+from repo_interp.papers.kit.cache import Cache
+from repo_interp.papers.kit.claims import SEEN, Claim, Evidence
+from repo_interp.papers.kit.experiment import Drawing, Experiment
+from repo_interp.papers.kit.rules import AtMost
+from repo_interp.papers.kit.subjects import Subject
+from repo_interp.plots.views.component_curves import component_curves
+
+SWING = (
+    "peak to peak within L, smoothed over L/16 distances, the median of their curves over the mean of the activated components"
+)
+
+H5 = Claim(
+    "H5",
+    "components of lower frequency than the activated ones are near constant",
+    "HoPE fig. 3a",
+    "figure",
+    AtMost(SWING, 0.1),
+    written=SEEN,
+)
+
+
+def relative_swing(
+    components: Float[np.ndarray, "component distance"],
+    activated: Bool[np.ndarray, " component"],
+    low: Bool[np.ndarray, " component"],
+) -> Float[np.ndarray, " low_component"]:
+    """Peak to peak of every lower component's smoothed curve over the mean peak to peak of the activated ones."""
+    swing = np.array([np.ptp(replicates.smoothed(curve[1:], components.shape[1])) for curve in components])
+    return swing[low] / swing[activated].mean()
+
+
+def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> xr.Dataset:
+    """Replicates of the checkpoint within L."""
+    return replicates.within(subjects[0], options, cache)
+
+
+def judge(data: xr.Dataset) -> Iterable[Evidence]:
+    """Evidence on the checkpoint, where it has activated components and lower ones."""
+    band, name = replicates.bands(data), data.attrs["checkpoint"]
+    masks = band["activated"].values, band["low_frequency"].values
+    if not (masks[0].any() and masks[1].any()):
+        return
+    measured = "median peak to peak of lower components over that of the activated ones"
+
+    def swing(of_components: xr.DataArray) -> float:
+        return float(np.median(relative_swing(of_components.transpose("component", "distance").values, *masks)))
+
+    curves = data["component_by_distance"].mean("layer")
+    means = curves.mean("repeat")
+    swings = {str(weights): swing(means.sel(weights=weights)) for weights in curves["weights"].values}
+    of_replicates = [swing(curves.sel(weights="trained", repeat=repeat)) for repeat in curves["repeat"].values]
+    ours, spread = swings["trained"], float(np.std(of_replicates, ddof=1))
+    numbers = (ours, spread, replicates.OVER_REPLICATES, data.attrs["sequences"], replicates.random_weights(swings))
+    yield Evidence(H5, name, measured, {SWING: ours}, *numbers, unmeasurable=replicates.capped(data))
+
+
+def draw(data: xr.Dataset) -> Iterator[Drawing]:
+    """Fig. 3a: every component by distance, averaged over layers and heads."""
+    name, band = data.attrs["checkpoint"], replicates.bands(data)
+    curves = data["component_by_distance"].mean("layer").sel(weights="trained").mean("repeat")
+    drawn = band.assign(component_by_distance=described(curves, "mean component", "q·k"))
+    caption = (
+        f"Rotary components of {name} by distance, averaged over layers and heads, each from its own mean; below, all together "
+        f"and by band (HoPE fig. 3a). {replicates.named_bands(band, data)}"
+    )
+    yield Drawing(f"components_{name}", component_curves(drawn, name), caption, drawn)
+
+
+COMPONENTS = Experiment("components", (H5,), replicates.NEEDS_ROPE, measure, judge, draw)

@@ -1,0 +1,230 @@
+"""H6 and H7: copying from contexts longer than those of training, by schemes (HoPE table 1) and by HoPE's ablations (table 3).
+
+    exact match    of the 4 tokens that followed 8 tokens seen before, by the number of sequences in the context
+    AB1, AB2, AB3  RoPE with its activated, its low-frequency components replaced by none; both replaced by ones of high frequency
+
+The paper's models were trained on text and asked to copy; ours are trained to copy. Its AB2 is 0.67 points above RoPE, no difference that
+could be told: H7 asks that AB2 is not below RoPE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from repo_interp.papers.hope.extended_scores import (
+    HOPE,
+    METHODS,
+    RIVALS,
+    ROPE,
+    has_method,
+    scores,
+    side_by_side,
+    with_methods,
+)
+from repo_interp.papers.kit.cache import Cache
+from repo_interp.papers.kit.claims import Claim, Evidence
+from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, together
+from repo_interp.papers.kit.rules import Above, All, AtLeast, NotBelow, Where
+from repo_interp.papers.kit.samples import Sample, between, in_words, numbers_of
+from repo_interp.papers.kit.scores import PLAIN, Scored, ScoreOptions, first_of, missing, note, of_tasks, score_table
+from repo_interp.papers.kit.subjects import Subject
+from repo_interp.plots.marks.lengths import copying_by_sequences
+
+ABLATIONS: Mapping[str, str] = {"hope_ab1": "AB1", "hope_ab2": "AB2", "hope_ab3": "AB3"}
+"""The paper's names by layout."""
+BEST = "the highest mean exact match of the schemes compared"
+BEYOND = "mean exact match over the numbers of sequences that are longer than training"
+AB1, AB2, AB3 = (f"mean exact match of {name} over all test sets" for name in ABLATIONS.values())
+COPIES = AtLeast(BEST, 0.05)
+"""Below it no scheme copies, and nothing can be compared."""
+
+
+def extended_quantity(method: str) -> str:
+    """What is compared of schemes that are extended with `method`."""
+    return f"{BEYOND}, both with {METHODS[method]} by the factor n / L," if method in METHODS else BEYOND
+
+
+def _extended(method: str, name: str, paper_number: str) -> Claim:
+    rule = Where(COPIES, Above(extended_quantity(method), (RIVALS[ROPE],)))
+    return Claim("H6", f"copy task beyond L with {name}: HoPE above RoPE", "HoPE table 1", paper_number, rule, METHODS[method])
+
+
+H6 = Claim(
+    "H6",
+    "copy task beyond L: HoPE above RoPE, ALiBi, KERPLE, FIRE",
+    "HoPE table 1",
+    "60.23 against 23.80",
+    Where(COPIES, Above(BEYOND, (RIVALS[ROPE],), also=tuple(name for layout, name in RIVALS.items() if layout != ROPE))),
+)
+H6_EXTENDED = {
+    "interpolation": _extended("interpolation", "position interpolation", "60.80 against 27.10"),
+    "yarn": _extended("yarn", "YaRN", "68.63 against 54.20"),
+}
+"""H6 by the method that extends both."""
+H7 = Claim(
+    "H7",
+    "ablations: replacing the activated components alone > the low ones alone > neither",
+    "HoPE table 3",
+    "38.30 / 24.47 / 23.80",
+    Where(COPIES, All(Above(AB1, ("AB2",)), NotBelow(AB2, (RIVALS[ROPE],)))),
+)
+H7_REMOVED = Claim(
+    "H7",
+    "ablations: removing both kinds without position-independent ones in their place is worst",
+    "HoPE table 3",
+    "17.53 against 23.80",
+    Where(COPIES, Above(AB3, ("AB1", "AB2", RIVALS[ROPE]), relation="below")),
+    "removed",
+)
+
+
+def measure(subjects: Sequence[Subject], options: ScoreOptions, cache: Cache) -> list[Scored]:
+    """Scores of the checkpoints that were trained to copy."""
+    return scores(subjects, options, cache)
+
+
+def judge(scored: Sequence[Scored]) -> Iterable[Evidence]:
+    """Evidence on the first checkpoint with HoPE, and on the ablations, where there are such."""
+    hope, rope = first_of(scored, HOPE), first_of(scored, ROPE)
+    if hope is not None and rope is None:
+        yield Evidence(H6, hope.name, "", unmeasurable=missing([ROPE], "copying"))
+    elif hope is not None and rope is not None:
+        yield _ahead(H6, hope, [each for layout in RIVALS if (each := first_of(scored, layout)) is not None], PLAIN)
+    if hope is not None:
+        for method, claim in H6_EXTENDED.items():
+            if rope is not None and has_method(hope, method) and has_method(rope, method):
+                yield _ahead(claim, hope, [rope], method)
+            else:
+                why = "needs the weights of a HoPE and a RoPE checkpoint trained on copying"
+                yield Evidence(claim, hope.name, "", unmeasurable=why)
+    ablations = {layout: each for layout in ABLATIONS if (each := first_of(scored, layout)) is not None}
+    if rope is not None and {"hope_ab1", "hope_ab2"} <= set(ablations):
+        yield from _ablations(rope, ablations)
+
+
+def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
+    """Tables 1 and 3: exact match by the number of sequences, of the schemes, with PI and YaRN, and of the ablations."""
+    ablations = [each for each in scored if each.layout in (*ABLATIONS, "rope_high")]
+    schemes = [each for each in scored if each not in ablations]
+    twins = [each for layout in (ROPE, HOPE) if (each := first_of(schemes, layout)) is not None]
+    rows = {
+        "schemes": [(each, PLAIN) for each in schemes],
+        "with PI and YaRN": extended if len(extended := with_methods(twins)) > len(twins) else [],
+        "ablations": [(each, PLAIN) for each in [*twins, *ablations]] if ablations else [],
+    }
+    lengths = {each.training_length for each in scored}
+    # Sequences of a test prompt as long as the longest in training, where all checkpoints have the same.
+    end = {"training_length": (lengths.pop() - 1) / 12 - 1} if len(lengths) == 1 else {}
+    panels = {
+        title: side_by_side(panel, score_table).assign_attrs(axis="sequences", **end) for title, panel in rows.items() if panel
+    }
+    caption = (
+        "Copying: exact match of the 4 tokens that followed 8 tokens seen before, by the number of sequences in the context (HoPE table 1 "
+        f"and 3), {scored[0].sample(scored[0].test_sets[:1]).count} prompts each, targets teacher-forced (exact match is the same as when "
+        "generated). Dotted: the longest training prompts. PI and YaRN by the factor n / L beyond them. Band: seeds; bars: standard error "
+        "over prompts."
+    )
+    yield Drawing("copying", copying_by_sequences(panels), caption, side_by_side(with_methods(scored), score_table))
+
+
+COPYING = Experiment(
+    "copying",
+    (H6, *H6_EXTENDED.values(), H7, H7_REMOVED),
+    Needs(
+        together(of_tasks("copying")),
+        "no checkpoints of HoPE trained on copying were given",
+        tuple(f"copying/{layout}" for layout in (HOPE, *RIVALS, *ABLATIONS, "rope_high")),
+        "copying",
+        dict.fromkeys((H7.label, H7_REMOVED.label), "no checkpoints of HoPE and its ablations trained on copying were given"),
+    ),
+    measure,
+    judge,
+    draw,
+)
+
+
+def _ahead(claim: Claim, hope: Scored, rivals: Sequence[Scored], method: str) -> Evidence:
+    """Whether HoPE copies more than each rival beyond the training length."""
+    sets = [name for name in sorted(hope.test_sets, key=int) if _tokens(hope, name) > hope.training_length]
+    if not sets:
+        return Evidence(claim, hope.name, "", unmeasurable="no test set is longer than the training prompts")
+    samples = {each.name: each.sample(sets, method) for each in (hope, *rivals)}
+    best = _best(samples.values())
+    if not COPIES.holds(best):
+        why = f"nobody copies {sets[0]} to {sets[-1]} sequences: {_means(samples)}"
+        return Evidence(claim, hope.name, "", unmeasurable=why)
+    mine = samples.pop(hope.name)
+    above = {each.name: between(mine, samples[each.name]) for each in rivals}
+    inside = [name for name in hope.test_sets if name not in sets]
+    within = _means({each.name: each.sample(inside, method) for each in (hope, *rivals)}) if inside else ""
+    absent = [layout for layout in RIVALS if layout not in [each.layout for each in rivals]] if method == PLAIN else []
+    return Evidence(
+        claim,
+        hope.name,
+        f"exact match at {sets[0]} to {sets[-1]} sequences, beyond L, %"
+        + (f", with {METHODS[method]}" if method in METHODS else ""),
+        {**best, extended_quantity(method): {RIVALS[each.layout]: above[each.name] for each in rivals}},
+        100 * mine.mean,
+        **numbers_of(mine, 100),
+        control=_means(samples),
+        note=note(
+            [hope, *rivals],
+            in_words(above, "above", " points", 100),
+            f"within L: {within}" if within else "",
+            missing(absent, "copying"),
+        ),
+    )
+
+
+def _ablations(rope: Scored, ablations: Mapping[str, Scored]) -> Iterator[Evidence]:
+    """Whether the ablations are in the paper's order, over the test sets that all of them have."""
+    compared = {**ablations, ROPE: rope}
+    sets = [name for name in rope.test_sets if all(name in each.test_sets for each in compared.values())]
+    samples = {layout: each.sample(sets) for layout, each in compared.items()}
+    first, third = ablations["hope_ab1"], ablations.get("hope_ab3")
+    best = _best(samples.values())
+    if not COPIES.holds(best):
+        for claim, each in ((H7, first), (H7_REMOVED, third or first)):
+            yield Evidence(claim, each.name, "", unmeasurable=f"nobody copies: {_means(samples)}")
+        return
+    measured = f"exact match at {sets[0]} to {sets[-1]} sequences, %"
+    removed = samples.pop("hope_ab3", None)
+    one, two, neither = (samples[layout] for layout in ("hope_ab1", "hope_ab2", ROPE))
+    above = {"AB1 above AB2": between(one, two), "AB2 above RoPE": between(two, neither)}
+    yield Evidence(
+        H7,
+        first.name,
+        f"{measured} (AB1)",
+        {**best, AB1: {"AB2": above["AB1 above AB2"]}, AB2: {RIVALS[ROPE]: above["AB2 above RoPE"]}},
+        100 * one.mean,
+        **numbers_of(one, 100),
+        control=_means({layout: samples[layout] for layout in ("hope_ab2", ROPE)}),
+        note=note([first, ablations["hope_ab2"], rope], in_words(above, "", " points", 100).strip()),
+    )
+    if removed is None or third is None:
+        yield Evidence(H7_REMOVED, rope.name, "", unmeasurable=missing(["hope_ab3"], "copying"))
+        return
+    below = {layout: between(sample, removed) for layout, sample in samples.items()}
+    yield Evidence(
+        H7_REMOVED,
+        third.name,
+        f"{measured} (AB3)",
+        {**best, AB3: {ABLATIONS.get(layout, RIVALS[ROPE]): difference for layout, difference in below.items()}},
+        100 * removed.mean,
+        **numbers_of(removed, 100),
+        control=_means(samples),
+        note=note([third, first, ablations["hope_ab2"], rope], in_words(below, "below", " points", 100)),
+    )
+
+
+def _tokens(scored: Scored, test_set: str) -> int:
+    """Tokens of a copying prompt with as many sequences as `test_set` says: <bos>, 12 per sequence, 12 of the question."""
+    return scored.tokens(test_set) if scored.live is not None else 1 + 12 * (int(test_set) + 1)
+
+
+def _best(samples: Iterable[Sample]) -> dict[str, float]:
+    return {BEST: max(sample.mean for sample in samples)}
+
+
+def _means(samples: Mapping[str, Sample]) -> str:
+    return ", ".join(f"{name} {100 * sample.mean:.3g} %" for name, sample in samples.items())

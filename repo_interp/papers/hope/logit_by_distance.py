@@ -1,0 +1,176 @@
+"""H1: the mean logit by distance is U-shaped, within the training length and over all layers and heads (HoPE fig. 2, 6, 8).
+
+m(t)   mean logit at distance t; smoothed over L/16 distances, without distance 0, which is a token with itself
+
+fall = m(left end) - min m      rise = m(right end) - min m
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from jaxtyping import Float
+
+from repo_interp.measures.labels import described
+from repo_interp.papers.hope import replicates
+from repo_interp.papers.hope.replicates import Sampling
+from repo_interp.papers.kit.cache import Cache
+from repo_interp.papers.kit.claims import Claim, Evidence
+from repo_interp.papers.kit.differences import Difference
+from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, together
+from repo_interp.papers.kit.rules import All, AtLeast, Custom, Significant
+from repo_interp.papers.kit.subjects import Subject
+from repo_interp.plots.views.component_curves import logit_by_distance
+
+U_SHAPED = ("learned", "rope", "kerple")
+"""The schemes that H1 is about."""
+FALL, RISE, RATIO = "the fall on the left", "the rise on the right", "the rise over the fall"
+INSIDE = "the minimum lies strictly inside"
+
+H1 = Claim(
+    "H1",
+    "mean logit by distance is U-shaped for learned APE, RoPE and KERPLE, no global decay",
+    "HoPE fig. 2",
+    "figure",
+    All(
+        Custom(lambda values: values[INSIDE], f"smoothed over L/16 distances, {INSIDE}"),
+        AtLeast(RATIO, 0.25),
+        Significant(FALL, 3),
+        Significant(RISE, 3),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class UShape:
+    """How a curve falls and rises again."""
+
+    fall: float
+    """From the left end to the minimum, in the curve's unit."""
+    rise: float
+    """From the minimum to the right end."""
+    minimum: int
+    """Distance of the minimum, in tokens."""
+    inside: bool
+    """Whether the minimum lies strictly between the ends."""
+
+    @property
+    def ratio(self) -> float:
+        """Rise over fall: 0 for a decay, 1 for a symmetric U; 0 where nothing falls."""
+        return self.rise / self.fall if self.fall > 0 else 0.0
+
+    def values(self, standard_error: float) -> dict[str, Any]:
+        """What the rule asks for, given the standard error of the curve's points."""
+        over = "replicates"
+        return {
+            INSIDE: self.inside,
+            RATIO: self.ratio,
+            FALL: Difference(self.fall, standard_error, over),
+            RISE: Difference(self.rise, standard_error, over),
+        }
+
+
+def u_shape(curve: Float[np.ndarray, " distance"]) -> UShape:
+    """The shape of a curve over distances 0 .. L-1; distance 0 is left out, and neighbours are averaged over L/16."""
+    smooth = replicates.smoothed(np.asarray(curve, dtype=float)[1:], len(curve))
+    lowest = int(smooth.argmin())
+    return UShape(
+        fall=float(smooth[0] - smooth[lowest]),
+        rise=float(smooth[-1] - smooth[lowest]),
+        minimum=1 + lowest + replicates.smoothing_width(len(curve)) // 2,
+        inside=0 < lowest < len(smooth) - 1,
+    )
+
+
+def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> list[xr.DataTree]:
+    """Of every checkpoint, what was measured "within" and "beyond" L; the latter is missing for positions that end at L."""
+    both = [
+        {"within": replicates.within(subject, options, cache), "beyond": replicates.beyond(subject, options, cache)}
+        for subject in subjects
+    ]
+    return [xr.DataTree.from_dict({name: data for name, data in each.items() if data is not None}) for each in both]
+
+
+def judge(measured: Sequence[xr.DataTree]) -> Iterable[Evidence]:
+    """Evidence on every checkpoint with one of the schemes that the claim is about; why there is none for a scheme without any."""
+    data = [tree["within"].to_dataset() for tree in measured]
+    for scheme in U_SHAPED:
+        if scheme not in [_scheme(each) for each in data]:
+            yield Evidence(H1, scheme, "", unmeasurable=f"no checkpoint of scheme {scheme} was given")
+    for each in data:
+        if _scheme(each) in U_SHAPED and len(set(each["scheme"].values)) == 1:
+            yield _evidence(each)
+
+
+def draw(measured: Sequence[xr.DataTree]) -> Iterator[Drawing]:
+    """Fig. 2, 6 and 8: the mean logit by distance of every checkpoint, within and beyond L."""
+    data = [[node.to_dataset() for node in tree.children.values()] for tree in measured]
+    logit = xr.concat([_by_length(lengths) for lengths in data], dim="checkpoint", join="outer", **_JOINED)
+    logit = described(logit, "mean logit of the pairs at a distance", "q·k")
+    caps = "".join(dict.fromkeys(replicates.capped_caption(lengths[0]) for lengths in data))
+    caption = (
+        f"Mean logit by distance over all layers and heads on {data[0][0].attrs['sequences']} sequences of random tokens of length L "
+        "and, paler, 2L (HoPE fig. 2, 6, 8). Dashed: training length L; grey: the same architecture with random weights. A scheme with "
+        f"absolute positions ends at L.{caps}"
+    )
+    yield Drawing("logit_by_distance", logit_by_distance(logit), caption, logit.to_dataset(name="logit"))
+
+
+LOGIT_BY_DISTANCE = Experiment(
+    "logit_by_distance",
+    (H1,),
+    Needs(
+        together(replicates.is_analysed),
+        "no checkpoint of a scheme that the claim is about was given",
+        tuple(f"language/{scheme}" for scheme in ("rope", "learned", "kerple", "hope", "repo")),
+    ),
+    measure,
+    judge,
+    draw,
+    cost=replicates.seconds,
+)
+_JOINED: Any = {"coords": "minimal", "compat": "override"}
+
+
+def _scheme(data: xr.Dataset) -> str:
+    """The scheme that a checkpoint is named for: that of its last layer."""
+    return str(data["scheme"].values[-1])
+
+
+def _by_length(lengths: Sequence[xr.Dataset]) -> xr.DataArray:
+    first, length = lengths[0], lengths[0].attrs["length"]
+    axis = xr.IndexVariable("length", [length * (1 + place) for place in range(len(lengths))], {"units": "tokens"})
+    logits = xr.concat([data["logit"].mean(("repeat", "layer")) for data in lengths], dim=axis, join="outer", **_JOINED)
+    named = {"scheme": ("checkpoint", [_scheme(first)]), "training_length": ("checkpoint", [length])}
+    return logits.expand_dims(checkpoint=[first.attrs["checkpoint"]]).assign_coords(named)
+
+
+def _evidence(data: xr.Dataset) -> Evidence:
+    name, length = data.attrs["checkpoint"], data.attrs["length"]
+    curves = data["logit"].mean("layer")
+    of_replicates = curves.sel(weights="trained").values
+    error = float(of_replicates.std(axis=0, ddof=1)[1:].mean() / np.sqrt(len(of_replicates)))
+    shape = u_shape(of_replicates.mean(0))
+    without_first = u_shape(data["logit_without_first"].sel(weights="trained").mean(("layer", "repeat")).values[:-1])
+    # What is random varies about a flat line: its rise counts only beside the fall of the trained curve.
+    rises = {
+        str(weights): u_shape(curves.sel(weights=weights).mean("repeat").values).rise for weights in curves["weights"].values
+    }
+    return Evidence(
+        H1,
+        name,
+        "rise on the right over the fall on the left",
+        shape.values(error),
+        shape.ratio,
+        float(np.std([u_shape(curve).ratio for curve in of_replicates], ddof=1)),
+        replicates.OVER_REPLICATES,
+        data.attrs["sequences"],
+        replicates.random_weights({weights: rise / shape.fall if shape.fall > 0 else np.nan for weights, rise in rises.items()}),
+        f"fall {shape.fall:.3g}, rise {shape.rise:.3g} (q·k, standard error {error:.2g}), minimum at distance {shape.minimum} of "
+        f"{length}; without the first token rise over fall is {without_first.ratio:.3g}",
+        replicates.capped(data),
+    )

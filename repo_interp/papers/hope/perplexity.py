@@ -1,0 +1,110 @@
+"""H6 in perplexity: beyond the training length that of HoPE is below that of RoPE (HoPE fig. 5).
+
+Judged at the longest length. ALiBi and KERPLE are ahead of both in perplexity; the paper calls this pseudo extrapolation (sec. 4.2.2). They
+are named, not judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from repo_interp.papers.hope.extended_scores import (
+    HOPE,
+    METHODS,
+    RIVALS,
+    ROPE,
+    has_method,
+    label,
+    scores,
+    side_by_side,
+    with_methods,
+)
+from repo_interp.papers.kit.cache import Cache
+from repo_interp.papers.kit.claims import Claim, Evidence
+from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, together
+from repo_interp.papers.kit.perplexities import bands, on_the_same_windows, perplexity_table, shortest_and_longest
+from repo_interp.papers.kit.rules import Above
+from repo_interp.papers.kit.samples import MATERIAL, between, in_words, numbers_of
+from repo_interp.papers.kit.scores import Scored, ScoreOptions, first_of, missing, note, of_tasks
+from repo_interp.papers.kit.subjects import Subject
+from repo_interp.plots.marks.lengths import perplexity_by_length
+
+LOG_PERPLEXITY = "log perplexity at the longest length, in nats per token,"
+
+H6_PERPLEXITY = Claim(
+    "H6",
+    "perplexity beyond L: HoPE below RoPE",
+    "HoPE fig. 5",
+    "figure; HoPE 8.52 at L, 13.03 at 8 L",
+    Above(LOG_PERPLEXITY, (RIVALS[ROPE],), MATERIAL, relation="below"),
+    "perplexity",
+)
+
+
+def measure(subjects: Sequence[Subject], options: ScoreOptions, cache: Cache) -> list[Scored]:
+    """Scores of the language models whose perplexities can stand side by side."""
+    return on_the_same_windows(scores(subjects, options, cache))
+
+
+def judge(scored: Sequence[Scored]) -> Iterable[Evidence]:
+    """Evidence on the first checkpoint with HoPE, where there is one."""
+    hope, rope = first_of(scored, HOPE), first_of(scored, ROPE)
+    if hope is None:
+        return
+    short, long = shortest_and_longest(hope)
+    if rope is None or short == long or long not in rope.test_sets:
+        why = missing([ROPE], "language") if rope is None else "no checkpoint was scored beyond the training length"
+        yield Evidence(H6_PERPLEXITY, hope.name, "", unmeasurable=why)
+        return
+    samples = {each.name: each.sample((long,)) for each in scored if long in each.test_sets}
+    mine = samples[hope.name]
+    below, ours = between(samples[rope.name], mine), float(np.exp(mine.mean))
+    extended = [
+        f"{label(each, method, scored)} {np.exp(each.sample((long,), method).mean):.4g}"
+        for each in (rope, hope)
+        for method in METHODS
+        if has_method(each, method)
+    ]
+    yield Evidence(
+        H6_PERPLEXITY,
+        hope.name,
+        f"perplexity at {long} tokens",
+        {LOG_PERPLEXITY: {RIVALS[ROPE]: below}},
+        ours,
+        **numbers_of(mine, ours),
+        control=", ".join(f"{name} {np.exp(sample.mean):.4g}" for name, sample in samples.items() if name != hope.name),
+        note=note(
+            [hope, rope],
+            in_words({rope.name: below}, "log perplexity below", " nats"),
+            f"at {short} tokens {np.exp(hope.sample((short,)).mean):.4g}, {rope.name} {np.exp(rope.sample((short,)).mean):.4g}",
+            ", ".join(extended),
+        ),
+    )
+
+
+def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
+    """Fig. 5: perplexity by length."""
+    length, windows = scored[0].training_length, scored[0].sample(scored[0].test_sets[:1]).count
+    table = side_by_side(with_methods(scored), perplexity_table).assign_attrs(axis="tokens", training_length=length)
+    caption = (
+        f"Perplexity by length of the context (HoPE fig. 5), {windows} windows of held-out text of each length. Dotted: the training "
+        f"length, {length} tokens. PI and YaRN by the factor n / L beyond it. {bands(table)}"
+    )
+    yield Drawing("perplexity_by_length", perplexity_by_length(table, f"trained at {length} tokens"), caption, table)
+
+
+PERPLEXITY = Experiment(
+    "perplexity",
+    (H6_PERPLEXITY,),
+    Needs(
+        together(of_tasks("language")),
+        "no checkpoints of HoPE trained on language were given",
+        tuple(f"language/{layout}" for layout in (HOPE, *RIVALS)),
+        "language",
+    ),
+    measure,
+    judge,
+    draw,
+)

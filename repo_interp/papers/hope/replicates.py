@@ -1,0 +1,266 @@
+"""Rotary components of a checkpoint on random tokens, in independent replicates (HoPE sec. 3.1): what claims H1, H2, H4 and H5 rest on.
+
+    replicate      mean logit m(t) and components C_r(t) at distance t over sequences of random tokens after BOS; replicates give the spread
+    weights        the trained checkpoint, and twins of it with random weights, which are the control
+    within, beyond sequences of L and of 2 L tokens; L is the training length, or `length` where that is shorter
+
+The paper takes 5,000 sequences; a few hundred give the same curves but for noise, which is measured and shown.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from jaxtyping import Float
+
+from repo_interp.analysis.streaming import stream
+from repo_interp.errors import InputError
+from repo_interp.measures.components import Components
+from repo_interp.measures.statistics import Measure
+from repo_interp.models.fresh import load_fresh
+from repo_interp.models.load import load
+from repo_interp.models.reposition import attentions
+from repo_interp.papers.kit.cache import Cache
+from repo_interp.papers.kit.experiment import Needs, each
+from repo_interp.papers.kit.scale import scale_of
+from repo_interp.papers.kit.scores import of_tasks
+from repo_interp.papers.kit.subjects import Subject
+from repo_interp.tasks.prompt import Prompt
+from repo_interp.tasks.random_tokens import random_token_prompts
+
+OVER_REPLICATES = "lots of sequences"
+"""What the spread of a verdict is taken over, as tables have always called replicates."""
+TIMED_TOKENS = 512
+"""Longest sequence that is timed to say how long longer ones take."""
+_MEASURED = ("component_by_distance", "frequency", "activated", "low_frequency", "turn_share", "turn_upper", "distance_pairs")
+_EQUAL: Any = {"data_vars": "all", "coords": "minimal", "compat": "override", "join": "exact"}
+"""How measurements with equal axes are put side by side."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How much is measured."""
+
+    sequences: int = 64
+    """Sequences of each length, in all replicates together."""
+    repeats: int = 4
+    """Independent replicates."""
+    controls: int = 2
+    """Twins with random weights."""
+    step_sequences: int = 32
+    """Sequences at each saved step of training, in all replicates together."""
+    length: int = 0
+    """Most tokens that are taken as L, for a quick look at a model trained on long sequences; 0: the training length."""
+    batch_size: int = 8
+    seed: int = 0
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.repeats < 2:
+            raise InputError(f"repeats is {self.repeats}; wanted at least two replicates, for a spread")
+        for name in ("sequences", "step_sequences"):
+            if getattr(self, name) < self.repeats:
+                raise InputError(f"{name} is {getattr(self, name)}; wanted at least {self.repeats}, one per replicate")
+        if self.length and self.length < 16:
+            raise InputError(f"length is {self.length}; wanted at least 16 tokens, or 0 for the training length")
+
+    def tokens_of(self, training_length: int) -> int:
+        """L: the tokens of a sequence within the training length."""
+        return min(self.length or training_length, training_length)
+
+
+# ---- which checkpoints ----------------------------------------------------------------------------------------------
+
+
+def is_analysed(subject: Subject) -> bool:
+    """Whether the attention of a checkpoint is looked at: those trained to copy are there for their scores."""
+    return subject.has_weights and not of_tasks("copying")(subject)
+
+
+def has_rope_alone(subject: Subject) -> bool:
+    """Whether a checkpoint that is looked at has RoPE in every layer."""
+    return is_analysed(subject) and set(subject.schemes) == {"rope"}
+
+
+NEEDS_ROPE = Needs(each(has_rope_alone), "no checkpoint with RoPE in every layer was given", ("language/rope",), "rope")
+
+
+# ---- measuring ------------------------------------------------------------------------------------------------------
+
+
+def within(subject: Subject, options: Sampling, cache: Cache) -> xr.Dataset:
+    """Replicates [weights, repeat, layer, ...] of `subject` on sequences of L tokens, and as attributes what captions say of them."""
+    return _of_length(subject, options, cache, 1)
+
+
+def beyond(subject: Subject, options: Sampling, cache: Cache) -> xr.Dataset | None:
+    """The same on sequences of 2 L tokens; None for positions that end at L."""
+    return None if "learned" in subject.schemes else _of_length(subject, options, cache, 2)
+
+
+def of_model(bridge: Any, tokens: int, length: int, sequences: int, sampling: Sampling) -> xr.Dataset:
+    """Components [repeat, layer, ...] of replicates with `sequences` of `tokens` tokens in all; `length` is the L of their bands."""
+    counts = [sequences // sampling.repeats + (repeat < sequences % sampling.repeats) for repeat in range(sampling.repeats)]
+    seeds = [sampling.seed * sampling.repeats + repeat for repeat in range(sampling.repeats)]
+    datasets = [
+        _replicate(bridge, tokens, length, count, seed, sampling.batch_size) for count, seed in zip(counts, seeds, strict=True)
+    ]
+    return xr.concat(datasets, dim=xr.IndexVariable("repeat", range(sampling.repeats)), **_EQUAL)
+
+
+def random_prompts(bridge: Any, tokens: int, count: int, seed: int) -> Iterator[Prompt]:
+    """Prompts of random tokens after the tokenizer's BOS, if it has one; without a tokenizer, of the whole vocabulary."""
+    if getattr(bridge, "tokenizer", None) is not None:
+        yield from random_token_prompts(bridge.tokenizer, tokens, count, seed)
+        return
+    vocabulary = int(next(attentions(bridge)).config.vocab_size)
+    for index in range(count):
+        yield Prompt(tokens=tuple(np.random.default_rng([seed, index, tokens]).integers(0, vocabulary, tokens).tolist()))
+
+
+def _of_length(subject: Subject, options: Sampling, cache: Cache, multiple: int) -> xr.Dataset:
+    length = options.tokens_of(subject.training_length)
+    depends = {"sequences": options.sequences, "repeats": options.repeats, "controls": options.controls}
+    lengths = {"tokens": multiple * length, "length": length}
+    data = subject.measured(cache, _measure, options, multiple * length, length, **depends, **lengths)
+    stated = {"length": length, "training_length": subject.training_length, "sequences": options.sequences}
+    return data.assign_attrs(checkpoint=subject.name, **stated)
+
+
+def _measure(subject: Subject, options: Sampling, tokens: int, length: int) -> xr.Dataset:
+    bridges = {"trained": load(subject.path, options.device)}
+    bridges |= {f"random {seed}": load_fresh(subject.path, seed, options.device) for seed in range(options.controls)}
+    datasets = [of_model(bridge, tokens, length, options.sequences, options) for bridge in bridges.values()]
+    return xr.concat(datasets, dim=xr.IndexVariable("weights", list(bridges)), **_EQUAL)
+
+
+def _replicate(bridge: Any, tokens: int, length: int, count: int, seed: int, batch_size: int) -> xr.Dataset:
+    measures: tuple[Measure, ...] = (  # pyright: ignore[reportAssignmentType]
+        Components(length, prompts="mean"),
+        Components(length, prompts="mean", first_token=1, name="without_first"),
+    )
+    groups = stream(bridge, random_prompts(bridge, tokens, count, seed), measures, batch_size)
+    components = groups["components"]
+    data = components[list(_MEASURED)]
+    data["logit"] = components["logit_by_distance"].mean("head", keep_attrs=True)
+    data["logit_without_first"] = groups["without_first"]["logit_by_distance"].mean("head", keep_attrs=True)
+    data["vaf"], data["vaf_curve"] = components["vaf_mean"], components["vaf_curve_mean"]
+    return data
+
+
+# ---- how long measuring takes ---------------------------------------------------------------------------------------
+
+
+def seconds(subjects: Sequence[Subject], options: Sampling) -> float:
+    """Seconds that the replicates of all `subjects` take at least, from timing a few short sequences of one checkpoint per size.
+
+    One model:   2 loads + 2 repeats x fixed time per replicate + sequences x (s(L) + s(2 L)),   s(n) = a n + b n^2
+
+    since linear maps cost operations by the number of tokens, and logits by its square; a and b are those of at most 512 tokens.
+    """
+    sizes: dict[tuple[int | None, ...], list[Subject]] = {}
+    for subject in subjects:
+        scale = scale_of(subject.path)
+        sizes.setdefault((scale.layers, scale.width, scale.length), []).append(subject)
+    return sum(len(equal) * (1 + options.controls) * _of_one_model(equal[0], options) for equal in sizes.values())
+
+
+def _of_one_model(subject: Subject, options: Sampling) -> float:
+    start = time.monotonic()
+    bridge, length = load(subject.path, options.device), options.tokens_of(subject.training_length)
+    loading = time.monotonic() - start
+    tokens = min(length, TIMED_TOKENS)
+    few = max(2, min(options.batch_size, 4 * TIMED_TOKENS // tokens))
+
+    def timed(sequences: int, tokens: int) -> float:
+        start = time.monotonic()
+        _replicate(bridge, tokens, length, sequences, options.seed, options.batch_size)
+        return time.monotonic() - start
+
+    timed(1, tokens // 2)  # the first of a process is slower
+    single, several = timed(1, tokens), timed(few, tokens)
+    whole = max(several - single, 0.0) / (few - 1)
+    fixed = max(single - whole, 0.0)
+    half = max(timed(few, tokens // 2) - fixed, 0.0) / few
+    square = max(whole - 2 * half, 0.0) * 2 / tokens**2
+    linear = max(whole - square * tokens**2, 0.0) / tokens
+    both = 3 * linear * length + 5 * square * length**2  # of L and of 2 L tokens
+    return 2 * loading + 2 * options.repeats * fixed + options.sequences * both
+
+
+# ---- what judging and drawing have in common ------------------------------------------------------------------------
+
+
+def bands(data: xr.Dataset) -> xr.Dataset:
+    """`frequency`, `activated` and `low_frequency` [component] of the first layer that rotates, of replicates or of one of them."""
+    by_layer = data[["frequency", "activated", "low_frequency"]]
+    by_layer = by_layer.isel({axis: 0 for axis in by_layer.dims if axis not in ("layer", "component")}, drop=True)
+    rotating = np.flatnonzero(by_layer["frequency"].notnull().any("component").values)
+    chosen = (
+        by_layer.drop_attrs(deep=False)
+        .isel(layer=int(rotating[0]) if rotating.size else 0)
+        .drop_vars(["layer", "scheme"], errors="ignore")
+    )
+    return chosen.assign({name: chosen[name].astype(bool) for name in ("activated", "low_frequency")})
+
+
+def named_bands(band: xr.Dataset, data: xr.Dataset) -> str:
+    """Which components are activated and how many are lower, and whether L was capped, as sentences for a caption."""
+    chosen = np.flatnonzero(band["activated"].values)
+    thetas = band["frequency"].values[chosen]
+    named = ", ".join(f"r = {place} (θ = {theta:.4g} rad)" for place, theta in zip(chosen, thetas, strict=True))
+    return f"Activated: {named or 'none'}; {int(band['low_frequency'].sum())} components are lower.{capped_caption(data)}"
+
+
+def capped(data: xr.Dataset) -> str:
+    """Why claims about the training length cannot be judged on `data`, where L was capped below it; "" where it was not."""
+    length, trained = data.attrs["length"], data.attrs["training_length"]
+    if length == trained:
+        return ""
+    return f"L was capped at {length} tokens, and the claim is about the {trained} of training; --set hope.length=0 measures them"
+
+
+def capped_caption(data: xr.Dataset) -> str:
+    """What a caption adds where L was capped."""
+    return f" Here L is capped at {data.attrs['length']} of the {data.attrs['training_length']} tokens of training." * bool(
+        capped(data)
+    )
+
+
+def random_weights(values: Mapping[str, float]) -> str:
+    """The numbers of the twins with random weights, of all by `weights`, as the control of a verdict."""
+    twins = [value for weights, value in values.items() if weights != "trained"]
+    return "random weights: " + ", ".join(f"{value:.3g}" for value in twins) if twins else ""
+
+
+def smoothed(curve: Float[np.ndarray, " distance"], length: int) -> np.ndarray:
+    """Means of a curve over L / 16 neighbouring distances, of which it loses as many but one: at the longest there are few pairs."""
+    width = smoothing_width(length)
+    return np.convolve(curve, np.full(width, 1 / width), mode="valid")
+
+
+def smoothing_width(length: int) -> int:
+    """Distances that `smoothed` takes together."""
+    return max(1, length // 16)
+
+
+def mean_curve_vaf(curves: xr.DataArray) -> xr.DataArray:
+    """VAF, in %, of each component's mean curve, of `curves` [..., component, distance] by everything else that they have."""
+    core = ["component", "distance"]
+    return xr.apply_ufunc(curve_vaf, curves, input_core_dims=[core], output_core_dims=[core[:1]], vectorize=True)
+
+
+def curve_vaf(components: Float[np.ndarray, "component distance"]) -> Float[np.ndarray, " component"]:
+    """VAF of every component's mean curve in their sum, in per cent (HoPE, eq. 5 in its standard form). NaN for a flat sum.
+
+    100 (1 - var(m - C_r) / var(m)),   m = sum_r C_r
+    """
+    total = components.sum(0)
+    variance = total.var()
+    left = (total - components).var(axis=1)
+    return 100 * (1 - left / variance) if variance > 0 else np.full(len(components), np.nan)

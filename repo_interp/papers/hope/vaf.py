@@ -1,0 +1,98 @@
+"""H2: components with pi/L < theta < 2 pi/L account for outstandingly much of the mean logit's variance over distances (HoPE fig. 3b, 7).
+
+VAF_r = 100 (1 - var(m - C_r) / var(m)) of the mean curves      height = (mean VAF of the activated - mean of the others) / their deviation
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import xarray as xr
+from jaxtyping import Bool, Float
+
+from repo_interp.measures.labels import described
+from repo_interp.papers.hope import replicates
+from repo_interp.papers.hope.replicates import Sampling
+from repo_interp.papers.kit.cache import Cache
+from repo_interp.papers.kit.claims import Claim, Evidence
+from repo_interp.papers.kit.experiment import Drawing, Experiment
+from repo_interp.papers.kit.rules import All, AtLeast, BeyondNull, Observed
+from repo_interp.papers.kit.subjects import Subject
+from repo_interp.plots.views.component_shares import vaf_by_component
+
+HEIGHT = "their mean VAF above the mean of the other components, in standard deviations of these,"
+SAME = "the same number"
+
+H2 = Claim(
+    "H2",
+    "components with theta in (pi/L, 2 pi/L) have outstanding VAF",
+    "HoPE fig. 3b, 7",
+    "figure",
+    All(AtLeast(HEIGHT, 2), BeyondNull(SAME)),
+)
+
+
+def outstanding(vaf: Float[np.ndarray, " component"], activated: Bool[np.ndarray, " component"]) -> float:
+    """Mean VAF of the activated components above the mean of the others, in standard deviations of the others."""
+    others = vaf[~activated]
+    return float((vaf[activated].mean() - others.mean()) / others.std())
+
+
+def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> xr.Dataset | None:
+    """Replicates of the checkpoint within L; None where it has no activated component."""
+    data = replicates.within(subjects[0], options, cache)
+    return data if replicates.bands(data)["activated"].any() else None
+
+
+def judge(data: xr.Dataset) -> Iterable[Evidence]:
+    """Evidence on the checkpoint."""
+    name, activated = data.attrs["checkpoint"], replicates.bands(data)["activated"].values
+    shares = replicates.mean_curve_vaf(data["component_by_distance"].mean("layer"))
+    trained = shares.sel(weights="trained")
+    means = trained.mean("repeat").values
+    heights = {
+        str(weights): outstanding(shares.sel(weights=weights).mean("repeat").values, activated)
+        for weights in shares["weights"].values
+    }
+    ours = heights["trained"]
+    twins = [height for weights, height in heights.items() if weights != "trained"]
+    of_pairs = data["vaf"].sel(weights="trained").mean(("repeat", "layer", "head")).values[activated]
+    yield Evidence(
+        H2,
+        name,
+        "activated above other components, in their standard deviations",
+        {HEIGHT: ours, SAME: Observed(ours, twins)},
+        ours,
+        float(np.std([outstanding(values, activated) for values in trained.values], ddof=1)),
+        replicates.OVER_REPLICATES,
+        data.attrs["sequences"],
+        replicates.random_weights(heights),
+        f"VAF of the activated {_percent(means[activated])}, largest other {_percent(means[~activated].max(keepdims=True))}; "
+        f"over heads, of all pairs' logits: {_percent(of_pairs)}",
+        replicates.capped(data),
+    )
+
+
+def draw(data: xr.Dataset) -> Iterator[Drawing]:
+    """Fig. 7: VAF of every component's mean curve, beside random weights."""
+    name, band = data.attrs["checkpoint"], replicates.bands(data)
+    shares = replicates.mean_curve_vaf(data["component_by_distance"].mean("layer"))
+    of_pairs = data["vaf"].mean(("repeat", "layer", "head"))
+    drawn = band.assign(
+        vaf=described(shares.mean("repeat"), "variance of the mean logit by distance that a component accounts for", "%"),
+        spread=described(shares.sel(weights="trained").std("repeat", ddof=1), "standard deviation over replicates", "%"),
+        vaf_of_pairs=described(of_pairs, "the same of all pairs' logits, mean over heads", "%"),
+    )
+    caption = (
+        f"Variance of the mean logit by distance that each component of {name} accounts for (HoPE fig. 7; standard definition). "
+        f"Diamonds: random weights. {replicates.named_bands(band, data)}"
+    )
+    yield Drawing(f"vaf_{name}", vaf_by_component(drawn, f"{name}: share of the mean curve's variance"), caption, drawn)
+
+
+VAF = Experiment("vaf", (H2,), replicates.NEEDS_ROPE, measure, judge, draw)
+
+
+def _percent(values: np.ndarray) -> str:
+    return ", ".join(f"{value:.3g} %" for value in values)

@@ -1,0 +1,122 @@
+"""How learned positions run in chunks (RePo sec. 5.2, fig. 3): R6.
+
+Patterns of chunks of 16 tokens on prompts of the training length, with a grid of other chunk sizes and tolerances, and on twins with random
+weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import xarray as xr
+from jaxtyping import Bool, Float
+
+from repo_interp.analysis.analyze import analyze
+from repo_interp.measures.labels import described
+from repo_interp.models.fresh import load_fresh
+from repo_interp.models.load import load
+from repo_interp.papers.kit.cache import Cache
+from repo_interp.papers.kit.claims import Claim, Evidence
+from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, each
+from repo_interp.papers.kit.rules import All, AtLeast, AtMost, Custom
+from repo_interp.papers.kit.subjects import Subject
+from repo_interp.papers.repo.checkpoints import LEARNED, NO_LEARNED, OLMO, learns_long_positions
+from repo_interp.plots.views.patterns import pattern_sensitivity, pattern_shares
+from repo_interp.run import make_run
+
+if TYPE_CHECKING:
+    from repo_interp.papers.repo.options import Options
+
+PATTERNS = ("constant", "mono", "hybrid")
+SHARE = {pattern: f"the share of {pattern} chunks" for pattern in PATTERNS}
+R6 = Claim(
+    "R6",
+    "chunks of positions: hybrid dominates, mono is rare, constant more frequent than mono",
+    "RePo fig. 3",
+    "constant 22 %, mono 4 %",
+    All(
+        AtLeast(SHARE["hybrid"], 0.5),
+        AtMost(SHARE["mono"], 0.1),
+        Custom(
+            lambda values: values[SHARE["constant"]] > values[SHARE["mono"]],
+            "more chunks are constant than mono (chunks of 16 tokens, epsilon 0.2)",
+        ),
+    ),
+)
+
+
+def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.Dataset:
+    """The measure `patterns` of one checkpoint, with `random_share [weights, pattern]` of twins; attributes: name, layers that learn."""
+    (subject,) = subjects
+    data = subject.measured(cache, _patterns, options, prompts=options.prompts, controls=options.controls)
+    stated = {"checkpoint": subject.name, "stem": subject.stem, "training_length": subject.training_length}
+    return data.assign_attrs(**stated, learned=list(subject.learned))
+
+
+def _patterns(subject: Subject, options: Options) -> xr.Dataset:
+    prompts = subject.prompts(subject.training_length, options.prompts, options.seed)
+    bridges = [load(subject.path, options.device)]
+    bridges += [load_fresh(subject.path, seed, options.device) for seed in range(options.controls)]
+    trained, *twins = (
+        analyze(bridge, prompts, ("patterns",), batch_size=options.batch_size)["patterns"].to_dataset() for bridge in bridges
+    )
+    random = xr.concat([twin["pattern_share_all"] for twin in twins], dim="weights")
+    return trained.assign(random_share=described(random, "the same with random weights", "1"))
+
+
+def judge(data: xr.Dataset) -> Iterator[Evidence]:
+    """R6 on all learned heads together."""
+    share = {pattern: float(data["pattern_share_all"].sel(pattern=pattern)) for pattern in PATTERNS}
+    labels = data["chunk_pattern"].sel(layer=data.attrs["learned"])
+    axes = ("layer", "head", "chunk")
+    by_prompt = ((labels == PATTERNS.index("hybrid")).sum(axes) / (labels >= 0).sum(axes)).values
+    agreement = same_as_claimed(data["sensitivity"].sel(pattern=list(PATTERNS)).transpose(..., "pattern").values.reshape(-1, 3))
+    random = data["random_share"].sel(pattern=list(PATTERNS)).transpose("weights", "pattern").values
+    yield Evidence(
+        R6,
+        data.attrs["checkpoint"],
+        "share of hybrid chunks, per cent",
+        {SHARE[pattern]: value for pattern, value in share.items()},
+        100 * share["hybrid"],
+        100 * float(by_prompt.std(ddof=1)),
+        "prompts",
+        data.sizes["prompt"],
+        "random weights: "
+        + ", ".join(f"constant {100 * c:.0f}, mono {100 * m:.0f}, hybrid {100 * h:.0f} %" for c, m, h in random),
+        f"constant {100 * share['constant']:.1f} %, mono {100 * share['mono']:.1f} %; the same is seen with {int(agreement.sum())} of "
+        f"{len(agreement)} pairs of chunk size and epsilon",
+    )
+
+
+def same_as_claimed(shares: Float[np.ndarray, "cell pattern"]) -> Bool[np.ndarray, " cell"]:
+    """For each cell of a grid of (constant, mono, hybrid) shares, whether R6 holds there."""
+    return np.array([R6.rule.holds(dict(zip(SHARE.values(), map(float, cell), strict=True))) for cell in shares])
+
+
+def draw(data: xr.Dataset) -> Iterator[Drawing]:
+    """Fig. 3, and its sensitivity (footnote 5)."""
+    run = make_run({"patterns": data.drop_vars("random_share")}, {})
+    name = data.attrs["checkpoint"]
+    prompts = f"{data.sizes['prompt']} prompts of {data.attrs['training_length']} tokens"
+    yield Drawing(
+        f"patterns_{data.attrs['stem']}", pattern_shares(run), f"{name}: patterns of chunks (RePo fig. 3), {prompts}.", data
+    )
+    yield Drawing(
+        f"pattern_sensitivity_{data.attrs['stem']}",
+        pattern_sensitivity(run),
+        f"{name}: the same with other chunk sizes and tolerances (RePo footnote 5), {prompts}; framed: the paper's.",
+        data[["sensitivity"]],
+    )
+
+
+CHUNKS = Experiment(
+    "chunks of positions",
+    (R6,),
+    Needs(each(learns_long_positions), NO_LEARNED, LEARNED),
+    measure,
+    judge,
+    draw,
+    OLMO,
+)

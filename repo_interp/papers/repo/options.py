@@ -1,0 +1,40 @@
+"""How much is measured of RePo's experiments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from repo_interp.errors import InputError
+
+
+@dataclass(frozen=True)
+class Options:
+    """How much is measured. Raises InputError for what allows no spread, or no comparison with random weights."""
+
+    prompts: int = 64
+    """Per length, for positions and attention."""
+    score_prompts: int = 100
+    """Per test set that is scored."""
+    controls: int = 2
+    """Twins with random weights."""
+    example_words: int = 11
+    """Length of the text whose positions are drawn (fig. 6)."""
+    efficiency_layers: int = 8
+    efficiency_width: int = 512
+    efficiency_heads: int = 8
+    efficiency_context: int = 256
+    """Tokens of the prompt before the first timed one."""
+    efficiency_tokens: int = 32
+    """Tokens generated in each timed round."""
+    efficiency_rounds: int = 15
+    """Rounds of both schemes, in turns."""
+    batch_size: int = 16
+    seed: int = 0
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        for name in ("prompts", "score_prompts", "efficiency_rounds"):
+            if getattr(self, name) < 2:
+                raise InputError(f"{name} is {getattr(self, name)}; a spread needs at least 2")
+        if self.controls < 1:
+            raise InputError(f"controls is {self.controls}; wanted at least one twin with random weights")

@@ -1,0 +1,39 @@
+"""RePo (Li et al. 2026): figures 1 to 8 and tables 1, 4 and 6, made again on any checkpoints.
+
+    text reversal          R1 by length; R2, R3 from positions                         reversal, mirror
+    needle in a haystack   R4 attention mass, R5 ranges, R6 chunks, R9 scores          attention, ranges, chunks, haystack, start_layer
+    language               R5, R6, and R8 segments                                     ranges, chunks, segments
+    fresh models           R7 cost                                                     efficiency
+
+A checkpoint is asked what its task has an answer to; one of no task of ours, such as the authors', is given RULER's needle in a haystack
+and few-shot prompts. Checkpoints are compared within a task and training length.
+"""
+
+from __future__ import annotations
+
+from repo_interp.papers.kit.experiment import Paper
+from repo_interp.papers.repo.attention import ATTENTION
+from repo_interp.papers.repo.chunks import CHUNKS
+from repo_interp.papers.repo.efficiency import EFFICIENCY
+from repo_interp.papers.repo.haystack import HAYSTACK
+from repo_interp.papers.repo.mirror import MIRROR
+from repo_interp.papers.repo.options import Options
+from repo_interp.papers.repo.ranges import RANGES
+from repo_interp.papers.repo.reversal import REVERSAL
+from repo_interp.papers.repo.segments import SEGMENTS
+from repo_interp.papers.repo.start_layer import START_LAYER
+
+PAPER = Paper(
+    name="repo",
+    title="RePo's experiments and analyses, made again",
+    experiments=(REVERSAL, MIRROR, ATTENTION, RANGES, CHUNKS, EFFICIENCY, SEGMENTS, HAYSTACK, START_LAYER),
+    options=Options,
+    fast={
+        "prompts": 16,
+        "score_prompts": 24,
+        "controls": 1,
+        "efficiency_layers": 4,
+        "efficiency_width": 256,
+        "efficiency_rounds": 7,
+    },
+)

@@ -1,0 +1,152 @@
+"""The layer that RePo starts at, in a needle in a haystack (RePo fig. 4): R9's start layer, on what `haystack` measures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xarray as xr
+
+from repo_interp.papers.kit.cache import Cache
+from repo_interp.papers.kit.claims import SEEN, Claim, Evidence
+from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, asked_the_same
+from repo_interp.papers.kit.rules import AtMost, Below, Where
+from repo_interp.papers.kit.subjects import Subject
+from repo_interp.papers.repo.checkpoints import OLMO, STARTS, finds_needles
+from repo_interp.papers.repo.haystack import CEILING, METHODS, search
+from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, scheme_colour, style
+
+if TYPE_CHECKING:
+    from repo_interp.papers.repo.options import Options
+
+TOLD_APART = Below("the lowest of these means", CEILING)
+ROBUST = AtMost("the largest difference between starting layers of the mean share over L, 2L and 4L (YaRN beyond L)", 0.05)
+R9_START = Claim(
+    "R9",
+    "needle in a haystack: robust to the layer that RePo starts at",
+    "RePo fig. 4",
+    "figure",
+    Where(TOLD_APART, ROBUST),
+    part="start layer",
+    written=SEEN,
+)
+
+
+def starting_layer(subject: Subject) -> int | None:
+    """The layer from which all layers are RePo, those below RoPE; None for other layouts."""
+    if "repo" not in subject.schemes:
+        return None
+    start = subject.schemes.index("repo")
+    expected = ("rope",) * start + ("repo",) * (len(subject.schemes) - start)
+    return start if subject.schemes == expected else None
+
+
+def _groups(subjects: Sequence[Subject]) -> Sequence[Sequence[Subject]]:
+    """Checkpoints that are asked the same and start RePo at different layers."""
+    groups = asked_the_same(lambda subject: finds_needles(subject) and starting_layer(subject) is not None)(subjects)
+    return [group for group in groups if len({starting_layer(subject) for subject in group}) > 1]
+
+
+def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.Dataset:
+    """`score`, `standard_error [method, checkpoint, length]` by `start (checkpoint)`, with the number of `seeds (checkpoint)`."""
+    order = sorted(subjects, key=lambda subject: (starting_layer(subject) or 0, subject.name))
+    searched = [search(subject, options, cache) for subject in order]
+    lengths = searched[0].lengths
+    samples = [[[each.sample([length], method) for length in lengths] for each in searched] for method in METHODS]
+    scores = np.array([[[sample.mean for sample in row] for row in rows] for rows in samples])
+    errors = np.array([[[sample.spread or 0.0 for sample in row] for row in rows] for rows in samples])
+    axes = ("method", "checkpoint", "length")
+    return xr.Dataset(
+        {
+            "score": (axes, scores, {"long_name": "share of needles found", "units": "1"}),
+            "standard_error": (axes, errors, {"long_name": "standard error over prompts", "units": "1"}),
+        },
+        {
+            "method": list(METHODS.values()),
+            "checkpoint": [subject.name for subject in order],
+            "length": lengths,
+            "start": ("checkpoint", [starting_layer(subject) for subject in order]),
+            "seeds": ("checkpoint", [max(len(sample.seeds) for sample in row) for row in samples[0]]),
+        },
+        {
+            "task": order[0].kind,
+            "training_length": order[0].training_length,
+            "layers": len(order[0].schemes),
+            "prompts": searched[0].scores.sizes["prompt"],
+        },
+    )
+
+
+def judge(data: xr.Dataset) -> Iterator[Evidence]:
+    """The means over all lengths, with YaRN, of all starting layers."""
+    plain, yarn = data["score"].mean("length").values
+    at_length = data["score"].values[0, :, 0]
+    seeds = " to ".join(map(str, sorted(set(data["seeds"].values.tolist()))))
+    text = (
+        "; ".join(
+            f"from layer {start}: {mean:.3f}, without YaRN {bare:.3f}"
+            for start, mean, bare in zip(data["start"].values, yarn, plain, strict=True)
+        )
+        + f"; at L alone {at_length.min():.3f} to {at_length.max():.3f}; without YaRN {seeds} seeds, with it one"
+    )
+    values = {TOLD_APART.quantity: yarn.min(), ROBUST.quantity: np.ptp(yarn)}
+    yield Evidence(
+        R9_START,
+        ", ".join(data["checkpoint"].values.tolist()),
+        "largest difference of the mean score over L, 2L, 4L between starting layers",
+        values,
+        float(np.ptp(yarn)),
+        n=data.attrs["prompts"] * data.sizes["length"],
+        note=text,
+        unmeasurable="" if TOLD_APART.holds(values) else f"all find all of them: {text}",
+    )
+
+
+def draw(data: xr.Dataset) -> Iterator[Drawing]:
+    """Fig. 4."""
+    yield Drawing(
+        f"haystack_start_layer_{data.attrs['task']}_{data.attrs['training_length']}",
+        _figure(data),
+        f"Needles found by the layer (0-based) from which RePo replaces RoPE (RePo fig. 4), {data.attrs['prompts']} prompts per length, "
+        "without and with YaRN beyond the training length L; bar: standard deviation over seeds, or of one seed's mean its standard error.",
+        data,
+    )
+
+
+def _figure(data: xr.Dataset) -> PaperFigure:
+    """One panel per method, one line per length over the layer that RePo starts at."""
+    starts = data["start"].values
+    colour = scheme_colour("repo")
+    with style():
+        figure = paper_figure(COLUMN_WIDTH, 2.1)
+        panels = figure.subplots(1, data.sizes["method"], sharey=True, squeeze=False)[0]
+        for ax, method in zip(panels, data["method"].values, strict=True):
+            chosen = data.sel({"method": method}, drop=True)
+            scores, errors = (chosen[name].transpose("length", "checkpoint").values for name in ("score", "standard_error"))
+            for place, length in enumerate(data["length"].values):
+                look: dict[str, Any] = {"color": colour, "marker": "os^D"[place % 4], "markersize": 3}
+                line = ("-", "--", ":", "-.")[place % 4]
+                ax.plot(starts, scores[place], linestyle=line, label=f"{length:,} tokens", gid=f"length {length}", **look)
+                ax.vlines(starts, scores[place] - errors[place], scores[place] + errors[place], color=colour, linewidth=0.7)
+            ax.set(xlabel=f"first RePo layer of {data.attrs['layers']}", ylim=(-0.03, 1.03), title=str(method))
+            ax.set_xticks(sorted(set(starts.tolist())))
+            ax.grid(axis="y")
+        panels[0].set_ylabel("share of needles found")
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return figure
+
+
+START_LAYER = Experiment(
+    "layer that RePo starts at",
+    (R9_START,),
+    Needs(
+        _groups,
+        "checkpoints with RePo from several layers on were not given",
+        ("niah/repo", *STARTS),
+    ),
+    measure,
+    judge,
+    draw,
+    OLMO,
+)
