@@ -36,11 +36,13 @@ IN_DISTRIBUTION = "in_distribution"
 
 @dataclass(frozen=True)
 class LowerError(Above):
-    """CoPE's error is below that of each rival; nothing is said where no error is large enough to tell the schemes apart."""
+    """CoPE's error is below RoPE's, and below that of absolute positions where there are some; nothing is said where no error is large
+    enough to tell them apart.
+    """
 
-    rivals: tuple[str, ...] = tuple(RIVALS.values())
+    rivals: tuple[str, ...] = (RIVALS["rope"],)
     relation: str = "below"
-    required: tuple[str, ...] | None = ()
+    also: tuple[str, ...] = (RIVALS["learned"],)
     apart: float = 1.0
     """Per cent."""
 
@@ -72,7 +74,7 @@ def errors_of(scored: Scored, test_sets: Sequence[str]) -> Sample:
 
 
 def lower_error(claim: Claim, scored: Sequence[Scored], test_set: str, measured: str) -> Evidence:
-    """What there is on whether CoPE's error on `test_set` is below that of each rival that was given.
+    """What there is on whether CoPE's error on `test_set` is below those of its rivals.
 
     `claim` has a rule `LowerError`, and one of `scored` has CoPE in every layer.
     """
@@ -81,7 +83,7 @@ def lower_error(claim: Claim, scored: Sequence[Scored], test_set: str, measured:
     candidates = {name: first_of(scored, name) for name in RIVALS}
     rivals = {name: rival for name, rival in candidates.items() if rival is not None and test_set in rival.test_sets}
     absent = missing([name for name in RIVALS if name not in rivals], cope.configuration.task)
-    if not rivals:
+    if "rope" not in rivals:
         return Evidence(claim, cope.name, "", unmeasurable=absent)
     samples = {name: errors_of(checkpoint, [test_set]) for name, checkpoint in {COPE: cope, **rivals}.items()}
     errors = {name: 100 * sample.mean for name, sample in samples.items()}
