@@ -28,7 +28,7 @@ from repo_interp.models.capture import capture
 from repo_interp.models.provenance import length_trained
 from repo_interp.models.reposition import layout
 from repo_interp.run import with_schemes
-from repo_interp.tasks.prompts import Prompt
+from repo_interp.tasks.prompt import Prompt
 
 
 class MergedStatistics:

@@ -27,7 +27,7 @@ from repo_interp.papers.kit.experiment import Drawing, Experiment
 from repo_interp.papers.kit.scale import Scale
 from repo_interp.papers.kit.scores import Scored, first_of
 from repo_interp.tasks.counting import Counting
-from repo_interp.training.provenance import stated_task
+from repo_interp.training.trained import configured_task
 
 CONTEXTS = ("longer", "shorter")
 
@@ -60,7 +60,7 @@ def judge(scored: Sequence[Scored]) -> Iterator[Evidence]:
 
 def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
     """Errors by context, one panel per number of variables (table 3, 4)."""
-    task = stated_task(scored[0].configuration)
+    task = configured_task(scored[0].configuration)
     assert isinstance(task, Counting)
     groups = by_variables(scored)
     tables = {count: error_table(group) for count, group in groups.items()}

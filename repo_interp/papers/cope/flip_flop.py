@@ -14,7 +14,7 @@ from repo_interp.papers.kit.experiment import Drawing, Experiment
 from repo_interp.papers.kit.scale import Scale
 from repo_interp.papers.kit.scores import Scored, first_of
 from repo_interp.tasks.flip_flop import FlipFlop
-from repo_interp.training.provenance import stated_task
+from repo_interp.training.trained import configured_task
 
 SPARSE = "sparse"
 
@@ -35,7 +35,7 @@ def judge(scored: Sequence[Scored]) -> Iterator[Evidence]:
 
 def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
     """Errors by test set (table 2, left)."""
-    task = stated_task(scored[0].configuration)
+    task = configured_task(scored[0].configuration)
     assert isinstance(task, FlipFlop)
     table = error_table(scored)
     caption = (

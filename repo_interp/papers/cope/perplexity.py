@@ -23,7 +23,7 @@ from repo_interp.papers.kit.samples import MATERIAL, Sample, between, between_ri
 from repo_interp.papers.kit.scale import Scale
 from repo_interp.papers.kit.scores import Scored, ScoreOptions, first_of, missing, note, score_subject
 from repo_interp.papers.kit.subjects import Subject
-from repo_interp.plots.marks.lengths import perplexity_by_length
+from repo_interp.plots.marks.scores import perplexity_by_length
 
 RELATIVE, ABSOLUTE = "rope", "learned"
 RIVALS = {RELATIVE: "RoPE (our relative positions)", ABSOLUTE: "learned absolute positions"}

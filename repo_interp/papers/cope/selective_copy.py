@@ -28,7 +28,7 @@ from repo_interp.papers.kit.samples import numbers_of
 from repo_interp.papers.kit.scale import Scale
 from repo_interp.papers.kit.scores import Scored, first_of, missing, note
 from repo_interp.tasks.selective_copy import SelectiveCopy
-from repo_interp.training.provenance import stated_task
+from repo_interp.training.trained import configured_task
 
 OUTSIDE = ("dense", "sparse")
 LARGEST = "CoPE's largest error with as many, half and twice the blanks"
@@ -73,7 +73,7 @@ def judge(scored: Sequence[Scored]) -> Iterator[Evidence]:
 
 def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
     """Errors by test set (table 2, right)."""
-    task = stated_task(scored[0].configuration)
+    task = configured_task(scored[0].configuration)
     assert isinstance(task, SelectiveCopy)
     table = error_table(scored)
     caption = (

@@ -20,9 +20,9 @@ import numpy as np
 import xarray as xr
 
 from repo_interp.errors import InputError
-from repo_interp.experiments.data_set_scores import ask
 from repo_interp.experiments.extrapolation import allowed_methods, extended
-from repo_interp.experiments.reordering import transposed
+from repo_interp.experiments.generated_scores import question_scores
+from repo_interp.experiments.perturbation import transposed
 from repo_interp.models.checkpoints import load_model
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import SEEN, Claim, Evidence
@@ -202,7 +202,9 @@ def _scores(subject: Subject, name: str, prompts: Sequence[Prompt], length: int,
     if name == QASPER.data_set:
         orders[REORDERED] = [_reordered(prompt, options.seed, place) for place, prompt in enumerate(prompts)]
     parts = [
-        ask(model, subject.tokenizer, asked, options.batch_size, extended(model, method, length, subject.training_length))
+        question_scores(
+            model, subject.tokenizer, asked, options.batch_size, extended(model, method, length, subject.training_length)
+        )
         for asked in orders.values()
     ]
     return xr.concat(parts, dim=xr.IndexVariable("order", list(orders))).assign_attrs(method=method)

@@ -28,7 +28,7 @@ from repo_interp.papers.kit.rules import Above, All, AtLeast, NotBelow, Where
 from repo_interp.papers.kit.samples import Sample, between, in_words, numbers_of
 from repo_interp.papers.kit.scores import PLAIN, Scored, ScoreOptions, first_of, missing, note, of_tasks, score_table
 from repo_interp.papers.kit.subjects import Subject
-from repo_interp.plots.marks.lengths import copying_by_sequences
+from repo_interp.plots.marks.scores import copying_by_sequences
 
 ABLATIONS: Mapping[str, str] = {"hope_ab1": "AB1", "hope_ab2": "AB2", "hope_ab3": "AB3"}
 """The paper's names by layout."""

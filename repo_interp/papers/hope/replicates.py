@@ -18,7 +18,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float
 
-from repo_interp.analysis.streaming import stream
+from repo_interp.analysis.observing import stream
 from repo_interp.errors import InputError
 from repo_interp.measures.components import Components
 from repo_interp.measures.statistics import Measure

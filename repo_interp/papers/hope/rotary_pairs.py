@@ -18,7 +18,7 @@ import xarray as xr
 from repo_interp.analysis.analyze import analyze
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs
-from repo_interp.measures.kernels.layer_components import pair_components
+from repo_interp.measures.kernels.rotary_components import pair_components
 from repo_interp.measures.labels import described, of_layer
 from repo_interp.measures.rotation import Rotation
 from repo_interp.measures.statistics import Measure

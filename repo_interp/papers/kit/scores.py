@@ -29,7 +29,7 @@ from repo_interp.papers.kit.samples import Sample
 from repo_interp.papers.kit.subjects import Subject
 from repo_interp.tasks import Task
 from repo_interp.training.configuration import TrainingConfiguration
-from repo_interp.training.provenance import stated_task
+from repo_interp.training.trained import configured_task
 
 PLAIN = "plain"
 SHARES = ("exact match", "accuracy of reads")
@@ -120,7 +120,7 @@ def score_subject(
     if not subject.has_weights:
         if not recorded:
             raise InputError(f"{subject.name} ({path}) has neither weights nor scores.json; give a finished training run")
-        length = stated_task(configuration).training_length
+        length = configured_task(configuration).training_length
         return Scored(subject.name, configuration.scheme, configuration, length, recorded[0].metric, None, recorded)
     assert subject.task is not None, path
     chosen = tuple(methods(subject.layout))

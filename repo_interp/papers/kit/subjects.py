@@ -28,7 +28,7 @@ from repo_interp.papers.kit.cache import Cache
 from repo_interp.positions.layouts import LEARNED, format_layout
 from repo_interp.tasks import Prompt, Task, niah
 from repo_interp.training.configuration import TrainingConfiguration
-from repo_interp.training.provenance import trained_configuration, trained_task
+from repo_interp.training.trained import trained_configuration, trained_task
 
 ZOO = Path(__file__).parents[2] / "zoo"
 RECORDS = ("scores.json", "training.toml", "steps.nc")

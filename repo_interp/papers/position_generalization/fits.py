@@ -30,8 +30,9 @@ from repo_interp.papers.position_generalization.measured import (
     fits,
     is_language_model,
 )
-from repo_interp.plots.views.disentanglement import example_heads, fake_distance_fit, fit_correlations, three_axis_fit
+from repo_interp.plots.views.fake_distance import fake_distance_fit
 from repo_interp.plots.views.rotation import rotating_heads
+from repo_interp.plots.views.three_axis import example_heads, fit_correlations, three_axis_fit
 
 THREE_AXIS_R = "the mean r of the three-axis fit over heads and prompts"
 LOWEST_R = (

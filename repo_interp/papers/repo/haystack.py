@@ -17,7 +17,7 @@ import numpy as np
 import xarray as xr
 
 from repo_interp.experiments.extrapolation import extended
-from repo_interp.experiments.needle_scores import found_needles
+from repo_interp.experiments.generated_scores import found_needles
 from repo_interp.experiments.task_scores import score_map
 from repo_interp.measures.labels import described
 from repo_interp.models.checkpoints import load_model

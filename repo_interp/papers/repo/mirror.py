@@ -30,8 +30,7 @@ from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, each
 from repo_interp.papers.kit.rules import All, AtLeast, AtMost, Custom
 from repo_interp.papers.kit.subjects import Subject
 from repo_interp.papers.repo.checkpoints import GPT2
-from repo_interp.plots.marks.drawing import counted, legend_below
-from repo_interp.plots.marks.labels import contiguous, token_label
+from repo_interp.plots.marks.drawing import contiguous, counted, legend_below, token_label
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, span_colours, style
 from repo_interp.tasks.reversal import Reversal
 

@@ -20,7 +20,7 @@ from repo_interp.plots.marks.drawing import counted
 from repo_interp.plots.marks.scores import score_by_length
 from repo_interp.plots.style import scheme_name
 from repo_interp.tasks.reversal import Reversal
-from repo_interp.training.provenance import stated_task
+from repo_interp.training.trained import configured_task
 
 if TYPE_CHECKING:
     from repo_interp.papers.repo.options import Options
@@ -86,7 +86,7 @@ class _Lengths(NamedTuple):
 
 
 def _lengths(scored: Sequence[Scored]) -> _Lengths:
-    task = stated_task(scored[0].configuration)
+    task = configured_task(scored[0].configuration)
     assert isinstance(task, Reversal)
     lengths = range(task.shortest, task.longest_test + 1)
     sets = [str(length) for length in lengths if all(str(length) in checkpoint.test_sets for checkpoint in scored)]

@@ -30,8 +30,7 @@ from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, each
 from repo_interp.papers.kit.rules import Above, All
 from repo_interp.papers.kit.subjects import Subject
 from repo_interp.papers.repo.checkpoints import OLMO
-from repo_interp.plots.marks.drawing import legend_below
-from repo_interp.plots.marks.labels import contiguous
+from repo_interp.plots.marks.drawing import contiguous, legend_below
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, style
 from repo_interp.plots.views.positions import draw_positions
 from repo_interp.tasks import Prompt, few_shot_prompts
