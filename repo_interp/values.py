@@ -59,7 +59,7 @@ def with_field(options: Options, name: str, text: str, called: str) -> Options:
     """
     value = field_value(options, name, text, called)
     try:
-        return dataclasses.replace(options, **{name: value})  # pyright: ignore[reportType]
+        return dataclasses.replace(options, **{name: value})  # pyright: ignore[reportArgumentType]
     except ValueError as error:
         raise InputError(f"{called}.{name}={text}: {error}") from None
 
