@@ -5,7 +5,7 @@
 A context has two labels, drawn from a pool; the words x of an example are all of one kind or all of the other, and each kind has
 one of the labels, which way round is drawn. The question, behind `length` tokens' worth of meaningless filler, has words of one
 kind: its label is the answer. Both kinds are among the 5 examples, so the answer is determined. Test sets are named by the length
-in tokens; a curriculum grows it from `first_length` to `length`, one length a batch. Training sequences ask `questions` of them,
+in tokens; a curriculum grows it from `first_length` to `length`, one length per batch. Training sequences ask `questions` of them,
 one behind the other. Targets are the labels of the questions.
 
 Score, as in the paper: following - whether the answer is in the label set, right or wrong; exact answers are in `right`. Spans:
@@ -55,7 +55,7 @@ class FewShot(WordTask):
     fillers: int = 64
 
     def __post_init__(self) -> None:
-        self._require(self.shots >= 2, f"wanted at least 2 shots, one a label; got {self.shots}")
+        self._require(self.shots >= 2, f"wanted at least 2 shots, one per label; got {self.shots}")
         self._require(self.labels >= 2, f"wanted at least 2 labels, got {self.labels}")
         self._require(self.questions >= 1, f"wanted at least one question, got {self.questions}")
         self._require(self.items >= 1 and self.fillers >= 1, "wanted at least one item and one filler word")

@@ -4,7 +4,7 @@
 
 w writes a bit, i says to ignore one, r reads: the bit after r is the one that the last w wrote. The first instruction is w, the
 last r, the others are drawn: i with probability p, w and r with (1 - p) / 2 each. p = 0.8 to train; out of distribution p = 0.98
-("sparse": the last w is far away) and 0.1 ("dense"). Bits after w and i are uniform. Lengths are tokens without <bos>, two a
+("sparse": the last w is far away) and 0.1 ("dense"). Bits after w and i are uniform. Lengths are tokens without <bos>, two per
 pair.
 
 Targets are the bits after every r; the last one is generated. Score: the share of a prompt's reads that are right (1 - the

@@ -13,7 +13,7 @@ Test prompts ask one question. Training sequences ask `questions` of them, Q c v
 is what a test prompt asks, the others are as much to learn from again. Only answers are targets.
 
 Context lengths, in tokens with everything: a curriculum grows them from `first_length` to `length`; one
-length a batch. Test sets are named by the length. Spans: `needle` (parts `needle.1`, `needle.1.key` the
+length per batch. Test sets are named by the length. Spans: `needle` (parts `needle.1`, `needle.1.key` the
 markers, `needle.1.value`), `distractor` (the other needles), `query` (Q c, part `query.key` c); answers are
 generated. attributes: length, and depth in percent of the haystack (0 first, 100 last).
 """

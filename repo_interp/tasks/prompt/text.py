@@ -161,7 +161,7 @@ def count_tokens(text: str, tokenizer: PreTrainedTokenizerBase) -> int:
 def largest_size(count: Callable[[int], int], budget: int) -> int:
     """The size whose count fits the budget while the next larger one's does not; 0 where not even size 1 fits.
 
-    `count` grows about linearly: false position with at least one step a side, so a few calls do.
+    `count` grows about linearly: false position with at least one step per side, so a few calls do.
     """
     fits, fits_count = 1, count(1)
     if fits_count > budget:
