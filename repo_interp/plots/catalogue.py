@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import xarray as xr
 from matplotlib.figure import Figure
@@ -20,7 +20,7 @@ from repo_interp.errors import InputError
 from repo_interp.failures import until_failure
 from repo_interp.plots.marks.table import Table
 from repo_interp.plots.style import save_figure
-from repo_interp.plots.view import View
+from repo_interp.plots.view import Figures, View
 
 
 def view_of(group: str) -> View | None:
@@ -40,7 +40,7 @@ def view_of(group: str) -> View | None:
         shown: list[Any] = [array.attrs.get("long_name", name) for name, array in run[group].data_vars.items()]
         return f"A measure of another package: {'; '.join(map(str, shown))}."
 
-    return View(group, group.replace("_", " ").capitalize(), lead, given)
+    return View(group, group.replace("_", " ").capitalize(), lead, cast(Figures, given))
 
 
 def views_of(run: xr.DataTree) -> list[View]:

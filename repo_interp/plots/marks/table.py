@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
+from typing import SupportsFloat
 
 import numpy as np
 
@@ -41,9 +42,9 @@ class Table:
         return tuple(not any(isinstance(cell, str) for cell in column) for column in columns)
 
 
-def cells(values: Iterable[float]) -> tuple[Cell, ...]:
+def cells(values: Iterable[SupportsFloat]) -> tuple[Cell, ...]:
     """Numbers as cells; None for what is not finite."""
-    return tuple(float(value) if np.isfinite(value) else None for value in values)
+    return tuple(value if np.isfinite(value) else None for value in map(float, values))
 
 
 def format_cell(cell: Cell) -> str:

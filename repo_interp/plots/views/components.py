@@ -203,13 +203,14 @@ def _tables(run: xr.DataTree) -> Sequence[Table]:
     return (component_table(run),) if rotating_layers(group(run, "components")) else ()
 
 
+_FILES = files("repo_interp.plots.views")
 VIEW = View(
     "components",
     "Rotary components",
     _lead,
     figures_of_components,
     tables=_tables,
-    interactive=Interactive(files(__package__) / "components.html", files(__package__) / "components.js", component_data),
+    interactive=Interactive(_FILES / "components.html", _FILES / "components.js", component_data),
     compared=("logit_by_distance", "vaf", "vaf_band", "still_share"),
     not_averaged=(
         *("logit_by_distance", "position_logit_by_distance", "component_by_distance", "turn_share", "turn_upper"),

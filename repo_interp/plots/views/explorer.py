@@ -131,4 +131,5 @@ def _stretches(numbers: list[int]) -> str:
     return ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in contiguous(numbers))
 
 
-EXPLORER = Interactive(files(__package__) / "explorer.html", files(__package__) / "explorer.js", embed)
+_FILES = files("repo_interp.plots.views")
+EXPLORER = Interactive(_FILES / "explorer.html", _FILES / "explorer.js", embed)

@@ -115,15 +115,8 @@ def extrapolation_table(run: xr.DataTree) -> Table:
         for length in dataset["length"].values
         for own in (dataset.sel({"method": method, "length": length}),)
     ]
-    columns = (
-        "method",
-        "length",
-        "KL",
-        "KL, last layer",
-        "log perplexity there",
-        str(dataset.attrs["metric"]),
-        "its standard error",
-    )
+    metric = str(dataset.attrs["metric"])
+    columns = ("method", "length", "KL", "KL, last layer", "log perplexity there", metric, "its standard error")
     note = (
         f"KL and log perplexity of the last {dataset.attrs['judged']} tokens of a prompt, {dataset.attrs['metric']} of whole prompts; "
         f"{dataset.attrs['prompts']} prompts of {dataset.attrs['task']} per length, half of those of the training length for comparison. "
