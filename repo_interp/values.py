@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -38,6 +38,19 @@ def value_of(text: str, kind: Any, name: str) -> Any:
         raise InputError(f"{name}={text}: wanted {in_words(kind)} ({error.errors()[0]['msg']})") from None
 
 
+def checked(value: Any, kind: Any, name: str) -> Any:
+    """`value` as a value of the type `kind`; a whole number is taken for a float, nothing else is converted.
+
+    Raises InputError that names `name` and the type, for a value of another type and for a number that is not finite.
+    """
+    from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(kind, config=ConfigDict(strict=True, allow_inf_nan=False)).validate_python(value)
+    except ValidationError:
+        raise InputError(f"{name} is {value!r}; wanted {in_words(kind)}") from None
+
+
 def untyped(text: str) -> bool | int | float | str:
     """`text` as a truth value, a number or a word, whichever it is first: for options whose type nobody declares."""
     if text in ("true", "false"):
@@ -50,17 +63,25 @@ def untyped(text: str) -> bool | int | float | str:
     return text
 
 
-def with_field(options: Options, name: str, text: str, called: str, fixed: Collection[str] = ()) -> Options:
-    """`options`, a dataclass, with its field `name` set to what `text` says, read as the field's type.
+def field_value(options: Any, name: str, text: str, called: str, fixed: Collection[str] = ()) -> Any:
+    """`text` as a value of the type of the field `name` of the dataclass `options`.
 
-    `called` is what the user calls `options`; fields in `fixed` cannot be set. Raises InputError for a field that it lacks and for a
-    value that it refuses.
+    `called` is what the user calls `options`; fields in `fixed` cannot be set. Raises InputError for a field that it lacks and for a text
+    of another type.
     """
     fields = dataclasses.fields(options) if dataclasses.is_dataclass(options) else ()
     known = [field.name for field in fields if field.init and field.name not in fixed]
     if name not in known:
         raise InputError(f"{called} has no parameter {name!r}; it has {', '.join(known) or 'none'}")
-    value = value_of(text, get_type_hints(type(options))[name], f"{called}.{name}")
+    return value_of(text, get_type_hints(type(options))[name], f"{called}.{name}")
+
+
+def with_field(options: Options, name: str, text: str, called: str, fixed: Collection[str] = ()) -> Options:
+    """`options`, a dataclass, with its field `name` set to what `text` says, as `field_value` reads it.
+
+    Raises InputError as `field_value`, and for a value that `options` refuses.
+    """
+    value = field_value(options, name, text, called, fixed)
     try:
         return dataclasses.replace(options, **{name: value})
     except ValueError as error:
@@ -73,6 +94,8 @@ def in_words(kind: Any) -> str:
         return f"{in_words(_without_none(kind))} or none"
     if get_origin(kind) is tuple:
         return {int: "whole numbers", float: "numbers"}.get(get_args(kind)[0], "words") + " with commas between them"
+    if get_origin(kind) is Mapping:
+        return "a table of numbers and words"
     if get_origin(kind) is Literal:
         return f"one of {', '.join(map(str, get_args(kind)))}"
     plain = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
