@@ -38,6 +38,19 @@ def value_of(text: str, kind: Any, name: str) -> Any:
         raise InputError(f"{name}={text}: wanted {in_words(kind)} ({error.errors()[0]['msg']})") from None
 
 
+def checked(value: Any, kind: Any, name: str) -> Any:
+    """`value` as a value of the type `kind`; a whole number is taken for a float, nothing else is converted.
+
+    Raises InputError that names `name` and the type, for a value of another type and for a number that is not finite.
+    """
+    from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(kind, config=ConfigDict(strict=True, allow_inf_nan=False)).validate_python(value)
+    except ValidationError:
+        raise InputError(f"{name} is {value!r}; wanted {in_words(kind)}") from None
+
+
 def untyped(text: str) -> bool | int | float | str:
     """`text` as a truth value, a number or a word, whichever it is first: for options whose type nobody declares."""
     if text in ("true", "false"):
@@ -64,12 +77,13 @@ def checked(value: Any, kind: Any, name: str) -> Any:
 
 
 def field_value(options: Any, name: str, text: str, called: str, fixed: Collection[str] = ()) -> Any:
-    """What `text` says, read as the type of the field `name` of the dataclass `options`.
+    """`text` as a value of the type of the field `name` of the dataclass `options`.
 
     `called` is what the user calls `options`; fields in `fixed` cannot be set. Raises InputError for a field that it lacks and for a text
     of another type.
     """
-    known = [field.name for field in dataclasses.fields(options) if field.init and field.name not in fixed]
+    fields = dataclasses.fields(options) if dataclasses.is_dataclass(options) else ()
+    known = [field.name for field in fields if field.init and field.name not in fixed]
     if name not in known:
         raise InputError(f"{called} has no option {name!r}; it has {', '.join(known) or 'none'}")
     kinds = get_type_hints(options if isinstance(options, type) else type(options))
@@ -77,10 +91,9 @@ def field_value(options: Any, name: str, text: str, called: str, fixed: Collecti
 
 
 def with_field(options: Options, name: str, text: str, called: str, fixed: Collection[str] = ()) -> Options:
-    """`options`, a dataclass, with its field `name` set to what `text` says, read as the field's type.
+    """`options`, a dataclass, with its field `name` set to what `text` says, as `field_value` reads it.
 
-    `called` is what the user calls `options`; fields in `fixed` cannot be set. Raises InputError for a field that it lacks and for a
-    value that it refuses.
+    Raises InputError as `field_value`, and for a value that `options` refuses.
     """
     value = field_value(options, name, text, called, fixed)
     try:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Optional
 
 import pytest
 
 from repo_interp.errors import InputError
-from repo_interp.values import duration, in_words, json_number, untyped, value_of, with_field
+from repo_interp.values import checked, duration, in_words, json_number, untyped, value_of, with_field
 
 READ = [
     ("3", int, 3),
@@ -79,6 +80,37 @@ def test_a_type_without_a_plain_name_is_said_as_it_is_written():
 def test_untyped_text_is_a_truth_value_a_number_or_a_word(text, value):
     got = untyped(text)
     assert got == value and type(got) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [(3, int), (0.5, float), (True, bool), ("word", str), ({"longest": 20, "kind": "repo"}, Mapping[str, int | str])],
+)
+def test_a_value_of_the_type_is_taken_as_it_is(value, kind):
+    assert checked(value, kind, "option") == value
+
+
+def test_a_whole_number_is_taken_for_a_float():
+    assert checked(3, float, "option") == 3.0 and type(checked(3, float, "option")) is float
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "wanted"),
+    [
+        ("3", int, "a whole number"),
+        (3.0, int, "a whole number"),
+        (True, int, "a whole number"),
+        (math.nan, float, "a number"),
+        (math.inf, float, "a number"),
+        (1, bool, "true or false"),
+        (3, str, "a word"),
+        ([1], Mapping[str, int], "a table of numbers and words"),
+    ],
+)
+def test_a_value_of_another_type_is_not_converted(value, kind, wanted):
+    with pytest.raises(InputError) as refusal:
+        checked(value, kind, "longest")
+    assert str(refusal.value) == f"longest is {value!r}; wanted {wanted}"
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the table; return the exit code. The weights are loaded: a checkpoint that does not fit its layout is refused here too."""
+    """Print the table. The weights are loaded, so that a checkpoint that does not fit its layout is refused here too."""
     from rich.console import Console
     from rich.table import Table
 
@@ -45,13 +45,13 @@ def run(arguments: argparse.Namespace) -> int:
     table = Table("layer", "scheme", "positions", "width of f_phi", "parameters for positions", "window", "what it is")
     for attention in attentions(model):
         parts = [part for part in (attention.assigner, attention.position_logits) if part is not None]
-        parameters = [parameter for part in parts for parameter in part.parameters()]
+        own = [parameter for part in parts for parameter in part.parameters()]
         table.add_row(
             str(attention.layer_idx),
             attention.scheme,
-            _assigned(attention, config),
+            _rows(attention, config),
             str(attention.assigner.representation) if isinstance(attention.assigner, LearnedPositions) else "-",
-            f"{sum(parameter.numel() for parameter in parameters):,}",
+            f"{sum(parameter.numel() for parameter in own):,}",
             str(attention.sliding_window or "-"),
             meaning(attention.scheme),
         )
@@ -59,11 +59,10 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _assigned(attention, config) -> str:
-    """What has positions of its own in a layer: all heads together, each key-value head, each head, or none."""
+def _rows(attention, config) -> str:
     if attention.assigner is None:
         return "counted by gates" if attention.position_logits is not None else "none"
     last = getattr(attention.assigner, "final_map", None) or getattr(attention.assigner, "dynamic_map", None)
     if last is None or last.out_features == 1:
         return "one for all heads"
-    return "one per head" if last.out_features == config.num_attention_heads else "one per key-value head"
+    return "one a head" if last.out_features == config.num_attention_heads else "one a key-value head"
