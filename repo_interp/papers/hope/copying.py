@@ -54,7 +54,7 @@ H6 = Claim(
     "copy task beyond L: HoPE above RoPE, ALiBi, KERPLE, FIRE",
     "HoPE table 1",
     "60.23 against 23.80",
-    Where(COPIES, Above(BEYOND, (RIVALS[ROPE],), also=tuple(name for layout, name in RIVALS.items() if layout != ROPE))),
+    Where(COPIES, Above(BEYOND, tuple(RIVALS.values()), required=(RIVALS[ROPE],))),
 )
 H6_EXTENDED = {
     "interpolation": _extended("interpolation", "position interpolation", "60.80 against 27.10"),

@@ -131,25 +131,25 @@ class Above:
 
     quantity: str
     rivals: tuple[str, ...]
-    """What has to be exceeded: each must be among the values. Further differences among the values of the quantity count too."""
+    """What has to be exceeded. Further differences among the values of the quantity count too."""
     more: float = 0.0
     errors: float = SIGNIFICANT
     relation: str = "above"
     """How the words put it: "above", or "below" where the values are differences the other way round."""
-    also: tuple[str, ...] = ()
-    """Further rivals, for the words: exceeded where they are among the values."""
+    required: tuple[str, ...] | None = None
+    """Rivals that must be among the values, for a claim that is judged without the others too; None: all of them."""
 
     @property
     def words(self) -> str:
         """The rule in words."""
         by = f"more than {self.errors:g} standard errors of the difference" + (f" and {self.more:g}" if self.more else "")
-        also = f", and that of {_listed(self.also)} where there is one," if self.also else ""
-        return f"{self.quantity} is {self.relation} that of {_listed(self.rivals)}{also} by {by}"
+        among = _listed(self.rivals) + ("" if self.required is None else ", as far as they were given,")
+        return f"{self.quantity} is {self.relation} that of {among} by {by}"
 
     def holds(self, values: Values) -> bool:
-        """Whether every difference to a rival is there and large enough."""
+        """Whether there is a difference to every rival that is required, and all that there are are large enough."""
         differences: Mapping[str, Difference] = values[self.quantity]
-        complete = set(self.rivals) <= set(differences)
+        complete = bool(differences) and set(self.rivals if self.required is None else self.required) <= set(differences)
         return complete and all(each.exceeds(self.more, self.errors) for each in differences.values())
 
 
