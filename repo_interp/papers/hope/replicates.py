@@ -175,7 +175,7 @@ def _of_one_model(subject: Subject, options: Sampling) -> float:
     bridge, length = load(subject.path, options.device), options.tokens_of(subject.training_length)
     loading = time.monotonic() - start
     tokens = min(length, TIMED_TOKENS)
-    few = max(2, min(options.batch_size, 4 * TIMED_TOKENS // tokens))
+    few = max(2, min(options.batch_size, 2 * TIMED_TOKENS // tokens))
 
     def timed(sequences: int, tokens: int) -> float:
         start = time.monotonic()
