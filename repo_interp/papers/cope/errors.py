@@ -36,13 +36,11 @@ IN_DISTRIBUTION = "in_distribution"
 
 @dataclass(frozen=True)
 class LowerError(Above):
-    """CoPE's error is below RoPE's, and below that of absolute positions where there are some; nothing is said where no error is large
-    enough to tell them apart.
-    """
+    """CoPE's error is below that of each rival; nothing is said where no error is large enough to tell them apart."""
 
-    rivals: tuple[str, ...] = (RIVALS["rope"],)
+    rivals: tuple[str, ...] = tuple(RIVALS.values())
     relation: str = "below"
-    also: tuple[str, ...] = (RIVALS["learned"],)
+    required: tuple[str, ...] | None = ()
     apart: float = 1.0
     """Per cent."""
 
@@ -83,7 +81,7 @@ def lower_error(claim: Claim, scored: Sequence[Scored], test_set: str, measured:
     candidates = {name: first_of(scored, name) for name in RIVALS}
     rivals = {name: rival for name, rival in candidates.items() if rival is not None and test_set in rival.test_sets}
     absent = missing([name for name in RIVALS if name not in rivals], cope.configuration.task)
-    if "rope" not in rivals:
+    if not rivals:
         return Evidence(claim, cope.name, "", unmeasurable=absent)
     samples = {name: errors_of(checkpoint, [test_set]) for name, checkpoint in {COPE: cope, **rivals}.items()}
     errors = {name: 100 * sample.mean for name, sample in samples.items()}

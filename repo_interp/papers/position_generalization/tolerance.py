@@ -35,6 +35,7 @@ from repo_interp.papers.position_generalization.measured import (
     is_language_model,
     length_of,
     prompts_of,
+    seconds,
     task_of,
 )
 from repo_interp.plots.views.perturbation import perturbation_grid
@@ -101,6 +102,18 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> list
     groups[0]["perturbation"] = _joined(kinds)
     runs = [xr.DataTree.from_dict(datasets) for datasets in groups]
     return [Measured(subject, length_of(subject, options), run) for subject, run in zip(subjects, runs, strict=True)]
+
+
+def cost(subjects: Sequence[Subject], options: Options) -> float:
+    """Seconds that the passes over a checkpoint's prompts take: of every kind those of the grid and of the judged draws, each with its
+    undisturbed one. Those of its twin are counted where it is the first.
+    """
+    subject = subjects[0]
+    passes = len(PAPER_KINDS) * (1 + len(options.gammas) * len(options.l_maxes) + 2 * options.draws)
+    if is_language_model(subject):
+        return seconds(subject, options, {length_of(subject, options): passes * options.sequences})
+    longest = max(len(prompt.tokens) for prompt in prompts_of(subject, options))
+    return seconds(subject, options, {longest: passes * options.prompts})
 
 
 def measure_kind(subject: Subject, options: Options, kind: str) -> xr.Dataset:
@@ -308,4 +321,5 @@ TOLERANCE = Experiment(
     judge,
     draw,
     MODEL,
+    cost,
 )
