@@ -51,31 +51,6 @@ def checked(value: Any, kind: Any, name: str) -> Any:
         raise InputError(f"{name} is {value!r}; wanted {in_words(kind)}") from None
 
 
-def untyped(text: str) -> bool | int | float | str:
-    """`text` as a truth value, a number or a word, whichever it is first: for options whose type nobody declares."""
-    if text in ("true", "false"):
-        return text == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
-
-
-def checked(value: Any, kind: Any, name: str) -> Any:
-    """`value` as a value of the type `kind`; a whole number is taken for a float, nothing else is converted.
-
-    Raises InputError that names `name` and the type, for a value of another type and for a number that is not finite.
-    """
-    from pydantic import ConfigDict, TypeAdapter, ValidationError
-
-    try:
-        return TypeAdapter(kind, config=ConfigDict(strict=True, allow_inf_nan=False)).validate_python(value)
-    except ValidationError:
-        raise InputError(f"{name} is {value!r}; wanted {in_words(kind)}") from None
-
-
 def field_value(options: Any, name: str, text: str, called: str, fixed: Collection[str] = ()) -> Any:
     """`text` as a value of the type of the field `name` of the dataclass `options`.
 

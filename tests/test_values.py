@@ -10,7 +10,7 @@ from typing import Any, Literal, Optional
 import pytest
 
 from repo_interp.errors import InputError
-from repo_interp.values import checked, duration, in_words, json_number, untyped, value_of, with_field
+from repo_interp.values import checked, duration, in_words, json_number, value_of, with_field
 
 READ = [
     ("3", int, 3),
@@ -71,15 +71,6 @@ def test_what_is_no_value_of_the_type_is_refused_in_one_line(text, kind, wanted)
 def test_a_type_without_a_plain_name_is_said_as_it_is_written():
     assert in_words(tuple[str, ...]) == "words with commas between them"
     assert in_words(dict[str, int]) == "dict[str, int]"
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [("true", True), ("3", 3), ("-3", -3), ("3.0", 3.0), (".5", 0.5), ("repo", "repo"), ("True", "True"), ("", "")],
-)
-def test_untyped_text_is_a_truth_value_a_number_or_a_word(text, value):
-    got = untyped(text)
-    assert got == value and type(got) is type(value)
 
 
 @pytest.mark.parametrize(
@@ -144,9 +135,9 @@ def test_a_field_is_read_as_its_type_and_the_others_stay():
     [
         ("epsilon", "wide", "patterns.epsilon=wide: wanted a number"),
         ("epsilon", "-1", "patterns.epsilon=-1: wanted more than 0"),
-        ("chunk", "3", "patterns has no parameter 'chunk'; it has epsilon, sizes, last"),
-        ("name", "other", "patterns has no parameter 'name'"),
-        ("derived", "4", "patterns has no parameter 'derived'"),
+        ("chunk", "3", "patterns has no option 'chunk'; it has epsilon, sizes, last"),
+        ("name", "other", "patterns has no option 'name'"),
+        ("derived", "4", "patterns has no option 'derived'"),
     ],
 )
 def test_a_field_that_is_lacking_or_refuses_its_value_is_one_line(name, text, message):
