@@ -31,8 +31,8 @@ from transformers import PreTrainedModel
 from repo_interp.errors import InputError
 from repo_interp.experiments.points import Points
 from repo_interp.measures.kernels.gaussians import VectorSums, gaussian_divergence, vector_sums
-from repo_interp.models.extension import interpolated, lm_infinite, yarn
-from repo_interp.models.interventions import attention_outputs
+from repo_interp.models.interventions import interpolated, lm_infinite, yarn
+from repo_interp.models.outputs import attention_outputs
 from repo_interp.models.reposition import attentions, layout
 from repo_interp.positions.biases import PositionBias
 from repo_interp.run import with_schemes

@@ -2,7 +2,7 @@
 
 Dots: outputs of a layer at all tokens of prompts of the training length, run plainly; the plane is that of their two largest
 variances (PCA). Lines: a token beyond the training length of one longer prompt - run by LM-Infinite, so that its features are in
-distribution; its query over every `step`-th window of the training length's keys and values (see `models.windows`).
+distribution; its query over every `step`-th window of the training length's keys and values (see `models.outputs`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from repo_interp.errors import InputError
 from repo_interp.experiments.extrapolation import GLOBAL_TOKENS, extended
 from repo_interp.measures.kernels.gaussians import principal_plane, vector_sums
 from repo_interp.models.capture import decode
-from repo_interp.models.interventions import attention_outputs
+from repo_interp.models.outputs import attention_outputs, layer_tensors, outputs_over_windows
 from repo_interp.models.reposition import attentions
-from repo_interp.models.windows import layer_tensors, outputs_over_windows
 from repo_interp.tasks import Prompt
 
 POINTS = 2000

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +32,6 @@ from transformers import (
 
 from repo_interp.errors import InputError
 from repo_interp.models.families import FAMILIES, native_layout, require_family
-from repo_interp.models.released import released_layout
 from repo_interp.models.reposition import layout, reposition
 from repo_interp.models.schemes import scheme_options
 from repo_interp.positions.layouts import format_layout, scheme_names
@@ -307,3 +307,54 @@ def weight_files(directory: Path) -> list[Path]:
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+# The checkpoints that the RePo authors released, `pe_config` in config.json:
+#
+#     dynamic_pe_mode                                 what the repositioned layers do
+#     dynmaic_pe_start_layer, dynmaic_pe_layer_ids    which layers those are: misspelt so; the released code reads this
+#                                                     spelling, the correct one stands beside it with the same value
+#
+# Repositioned are the layers from the start on - where layer ids are given, only those among them; the rest is RoPE. Modes that the
+# released code does not know run RoPE there without a word; here they are refused.
+
+_RELEASED_MODES = {
+    "none": "rope",
+    "nope": "nope",
+    "swigluex_multihead": "repo",
+    "continuous": "continuous",
+    "multihead_continuous": "multihead_continuous",
+}
+
+
+def released_layout(pe_config: Mapping[str, Any], layers: int) -> tuple[str, ...]:
+    """The scheme of every layer. Raises InputError for unknown modes, layers that the model lacks, and spellings that disagree."""
+    mode = pe_config.get("dynamic_pe_mode", "none")
+    if mode not in _RELEASED_MODES:
+        raise InputError(f"pe_config has dynamic_pe_mode {mode!r}; known are {', '.join(_RELEASED_MODES)}")
+    start = _either_spelling(pe_config, "start_layer", 0)
+    if not isinstance(start, int) or isinstance(start, bool) or not 0 <= start <= layers:
+        raise InputError(f"pe_config starts repositioning at layer {start!r}; the model's layers are 0 to {layers - 1}")
+    chosen = set(range(start, layers)) & _layer_ids(_either_spelling(pe_config, "layer_ids", ""), layers)
+    return tuple(_RELEASED_MODES[mode] if layer in chosen else "rope" for layer in range(layers))
+
+
+def _either_spelling(pe_config: Mapping[str, Any], key: str, default: Any) -> Any:
+    misspelt, correct = f"dynmaic_pe_{key}", f"dynamic_pe_{key}"
+    if misspelt in pe_config and correct in pe_config and pe_config[misspelt] != pe_config[correct]:
+        raise InputError(
+            f"pe_config says {misspelt} {pe_config[misspelt]!r} but {correct} {pe_config[correct]!r}; "
+            "make them equal (the released code reads the former)"
+        )
+    return pe_config.get(misspelt, pe_config.get(correct, default))
+
+
+def _layer_ids(text: Any, layers: int) -> set[int]:
+    if text in ("", None):
+        return set(range(layers))
+    if not isinstance(text, str) or not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", text):
+        raise InputError(f"pe_config has layer ids {text!r}; wanted layer numbers with commas, such as '1,3'")
+    chosen = {int(part) for part in text.split(",")}
+    if max(chosen) >= layers:
+        raise InputError(f"pe_config repositions layer {max(chosen)}; the model's layers are 0 to {layers - 1}")
+    return chosen

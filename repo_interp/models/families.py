@@ -36,7 +36,7 @@ class Rotation:
     """What a decoder's own rotary embedding uses in one layer."""
 
     frequencies: Tensor
-    """[d_head/2], float32, radians a token."""
+    """[d_head/2], float32, radians per token."""
     attention_scaling: float
     unscaled: Tensor
     """The frequencies before position interpolation, YaRN or the like: rope_theta^(-2r / d_head)."""
@@ -48,7 +48,7 @@ def require_family(config: PretrainedConfig) -> None:
         raise InputError(
             f"decoders of type {config.model_type!r} cannot be repositioned; these can: {', '.join(sorted(FAMILIES))}"
         )
-    if not hasattr(config, "rope_parameters") or config.rope_parameters is None:
+    if getattr(config, "rope_parameters", None) is None:
         raise InputError(f"the {config.model_type} configuration has no rope_parameters, so nothing says how to rotate")
     for parameters in _rope_parameters(config):
         kind = parameters.get("rope_type", "default")

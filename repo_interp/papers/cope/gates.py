@@ -17,8 +17,7 @@ import xarray as xr
 from repo_interp.analysis.analyze import analyze
 from repo_interp.measures.gates import KINDS, Gates
 from repo_interp.measures.labels import described
-from repo_interp.models.fresh import load_fresh
-from repo_interp.models.load import load
+from repo_interp.models.load import load, load_fresh
 from repo_interp.models.provenance import length_trained
 from repo_interp.papers.cope import rules
 from repo_interp.papers.cope.claims import C6, C6_ATTENTION

@@ -24,8 +24,7 @@ from repo_interp.measures.labels import described, of_layer
 from repo_interp.models.capture import capture
 from repo_interp.models.checkpoints import identify
 from repo_interp.models.families import training_length
-from repo_interp.models.fresh import load_fresh
-from repo_interp.models.load import load
+from repo_interp.models.load import load, load_fresh
 from repo_interp.models.provenance import checkpoint_digest
 from repo_interp.papers.hope.lots import TOGETHER, Sampling, lots
 from repo_interp.papers.hope.steps import measure_steps, read_steps

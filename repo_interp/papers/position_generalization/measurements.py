@@ -33,8 +33,7 @@ from repo_interp.measures.rotation import Rotation
 from repo_interp.measures.three_axis import ThreeAxis
 from repo_interp.models.checkpoints import Checkpoint, identify, load_model
 from repo_interp.models.families import training_length
-from repo_interp.models.fresh import load_fresh
-from repo_interp.models.load import load
+from repo_interp.models.load import load, load_fresh
 from repo_interp.models.provenance import checkpoint_digest
 from repo_interp.models.reposition import attentions
 from repo_interp.papers.kit.cache import Cache
