@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from repo_interp.errors import InputError
+from repo_interp.models.families import Kernel, kernel
 from repo_interp.positions.hope import keep_components
 from repo_interp.positions.logits import PositionLogits
 from repo_interp.positions.rotary import expand_heads, rotation_tables, turn
@@ -101,11 +102,11 @@ class RepositionedAttention(nn.Module):
         self.layer_idx: int = stock.layer_idx
         self.scheme = scheme.name
         self.d_head: int = stock.d_head if isinstance(stock, RepositionedAttention) else stock.head_dim
-        self.scaling: float = stock.scaling
+        settings = stock.kernel if isinstance(stock, RepositionedAttention) else kernel(stock)
+        self.scaling: float = settings.scaling
+        self.sliding_window: int | None = settings.window
+        self.attn_logit_softcapping: float | None = settings.softcap
         self.attention_dropout: float = stock.attention_dropout
-        # Mistral keeps its window in the configuration alone.
-        self.sliding_window: int | None = getattr(stock, "sliding_window", getattr(stock.config, "sliding_window", None))
-        self.attn_logit_softcapping: float | None = getattr(stock, "attn_logit_softcapping", None)
         self.is_causal = True
         self.num_key_value_groups: int = stock.num_key_value_groups
         self.q_proj, self.k_proj, self.v_proj, self.o_proj = (
@@ -134,6 +135,11 @@ class RepositionedAttention(nn.Module):
             f"layer {self.layer_idx} assigns positions by {self.scheme!r}, which a stock TransformerLens adapter would lose; "
             "make the bridge with repo_interp.load(path) or repo_interp.bridge(model)"
         )
+
+    @property
+    def kernel(self) -> Kernel:
+        """Scale, window and soft cap of this layer."""
+        return Kernel(self.scaling, self.sliding_window, self.attn_logit_softcapping)
 
     def forward(
         self,

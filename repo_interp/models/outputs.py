@@ -13,10 +13,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from repo_interp.inputs import AttentionInputs
 from repo_interp.models.attention import RepositionedAttention
+from repo_interp.models.capture import capture
 from repo_interp.models.reposition import attentions, attentions_of
 from repo_interp.positions.layouts import LEARNED
 from repo_interp.positions.rotary import expand_heads
@@ -41,6 +43,44 @@ def _hand_on(layer: int, receive: Callable[[int, Tensor], None]) -> Callable:
         receive(layer, arguments[0])
 
     return hook
+
+
+def parity_errors(model: nn.Module, tokens: Int[Tensor, "1 token"]) -> list[float]:
+    """By layer, how far attention's outputs on `tokens` are from those remade of what `capture` shows to measures.
+
+        o_i = sum_j softmax_j(W_ij) v_j,    W from `AttentionInputs.logits`: scale, window, soft cap, positions, added logits
+
+    Largest difference over the largest output. Costs a forward pass and maps of these tokens, one layer at a time.
+    """
+    values: dict[int, Tensor] = {}
+    expected: dict[int, Tensor] = {}
+    errors: dict[int, float] = {}
+
+    def receive_inputs(inputs: AttentionInputs) -> None:
+        pattern = inputs.logits(torch.arange(tokens.shape[1], device=tokens.device)).softmax(-1)
+        of_heads = expand_heads(_wide(values.pop(inputs.layer)), inputs.heads)
+        expected[inputs.layer] = (pattern.to(of_heads.dtype) @ of_heads).transpose(1, 2).flatten(2)
+
+    def receive_outputs(layer: int, outputs: Tensor) -> None:
+        remade = expected.pop(layer)
+        errors[layer] = float((outputs - remade).abs().amax() / remade.abs().amax().clamp_min(torch.finfo(torch.float32).tiny))
+
+    def remember_values(attention: RepositionedAttention) -> Callable:
+        def hook(module: nn.Module, arguments: tuple, flat: Tensor) -> None:
+            values[attention.layer_idx] = flat.view(*flat.shape[:2], -1, attention.d_head).transpose(1, 2)
+
+        return hook
+
+    with ExitStack() as hooks:
+        for attention in attentions(model):
+            hooks.callback(attention.v_proj.register_forward_hook(remember_values(attention)).remove)
+        hooks.enter_context(attention_outputs(model, receive_outputs))
+        capture(model, tokens, torch.ones_like(tokens, dtype=torch.bool), torch.zeros(1, dtype=torch.long), receive_inputs)
+    return [errors[layer] for layer in sorted(errors)]
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 @dataclass
