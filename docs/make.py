@@ -283,8 +283,8 @@ def pictures() -> Iterator[tuple[str, Any]]:
     from repo_interp.plots.views.component_figures import figures_of_components
     from repo_interp.plots.views.disentanglement import example_heads
     from repo_interp.plots.views.rotation import telling_pairs
+    from repo_interp.shipped import zoo_names, zoo_path
     from repo_interp.training.provenance import trained_task
-    from repo_interp.training.zoo import zoo_names, zoo_path
 
     def task_of(name: str) -> Any:
         return trained_task(zoo_path(name))

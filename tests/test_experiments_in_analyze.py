@@ -22,9 +22,9 @@ from repo_interp.experiments.perturbation import perturbation
 from repo_interp.experiments.points import Points
 from repo_interp.models.checkpoints import identify, load_model
 from repo_interp.models.reposition import decoder_of
+from repo_interp.shipped import zoo_path
 from repo_interp.tasks import Prompt, make_task
 from repo_interp.training.provenance import trained_task
-from repo_interp.training.zoo import zoo_path
 
 TASK = make_task("reversal", longest=6, longest_test=12)
 SMALL = Perturbation(kinds=("text_order", "position_offset"), gammas=(0.5,), l_maxes=(2, 4))

@@ -27,8 +27,9 @@ from repo_interp.papers.repo.efficiency import SIZES, _config, counts
 from repo_interp.papers.repo.rules import Mirror, flatness, grid_agreement, hybrid_dominates, is_mirror, mirror, spreading
 from repo_interp.papers.repo.scores import search
 from repo_interp.papers.repo.segments import segment_prompts, segments
+from repo_interp.shipped import zoo_path
 from repo_interp.tasks import make_task
-from repo_interp.training.zoo import zoo_entry, zoo_path
+from repo_interp.training.zoo import zoo_entry
 
 TINY = Options(
     prompts=2,

@@ -13,11 +13,12 @@ from repo_interp.errors import InputError
 from repo_interp.models.checkpoints import identify, load_model
 from repo_interp.papers.catalogue import PAPERS, paper
 from repo_interp.papers.kit import recorded_scores
+from repo_interp.shipped import zoo_names, zoo_path
 from repo_interp.training.configuration import TrainingConfiguration
 from repo_interp.training.making import command, install, make, unfinished
 from repo_interp.training.plan import PLAN, Planned, chosen, planned_runs
 from repo_interp.training.provenance import trained_configuration
-from repo_interp.training.zoo import zoo_entry, zoo_names, zoo_path
+from repo_interp.training.zoo import zoo_entry
 from repo_interp.training.zoo_page import zoo_page
 
 RUNS = planned_runs(PLAN)

@@ -87,6 +87,7 @@ def bridge(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = N
         model,
         FAMILIES[model.config.model_type],
         hf_config=model.config,
+        model_name=model.config.name_or_path or model.config.model_type,
         post_adapter_hook=_exchange_attention,
     )
     if tokenizer is not None:

@@ -34,7 +34,7 @@ def load(
     dtype: str = "float32",
     rope_scaling: Mapping[str, Any] | None = None,
 ) -> TransformerBridge:
-    """The checkpoint at `path` - a directory or a hub id; released, ours or stock Hugging Face - as a TransformerBridge.
+    """The checkpoint at `path` - a directory, a name of the zoo, a hub id; released, ours or stock - as a TransformerBridge.
 
     Positions are analysed in float32 for good reason: in bfloat16 a position near 100 is rounded to steps of 0.5. `rope_scaling`
     exchanges how frequencies are scaled (see `load_model`). Raises InputError, naming what is wrong, for anything that would not
@@ -44,7 +44,9 @@ def load(
     model = load_model(checkpoint, device, dtype, rope_scaling)
     require_parity(model)
     wrapped = bridge(model, load_tokenizer(checkpoint))
-    mark(wrapped, origin(checkpoint, path))
+    source = origin(checkpoint, path)
+    mark(wrapped, source)
+    wrapped.cfg.model_name = source.name
     return wrapped
 
 

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
 from repo_interp.models.attention import RepositionedAttention
+from repo_interp.models.configuration import repositioned
 from repo_interp.models.families import require_family, rotations
 from repo_interp.models.schemes import SchemeBuilder, scheme_options
 from repo_interp.positions.absolute import AbsoluteEmbedding
@@ -59,7 +60,8 @@ def reposition(model: PreTrainedModel, layout: str, **options: str | int) -> Pre
         attention.train(stock.training)
         layer.self_attn = attention
     _settle(model)
-    model.config.position_layout = {"layers": list(schemes), **dataclasses.asdict(builder.options)}
+    _declare_shared(model)
+    repositioned(model.config, schemes, dataclasses.asdict(builder.options))
     added = added_parameters(model)
     share = 100 * added / max(1, sum(p.numel() for p in model.parameters()) - added)
     logger.info("layout %s adds %d parameters (%.2f %%)", format_layout(schemes), added, share)
@@ -133,6 +135,19 @@ def mix_with_index(model: nn.Module, share: float) -> None:
 def decoder_of(model: Any) -> Any:
     """The decoder without its unembedding, of a model or of the bridge around it."""
     return getattr(model, "original_model", model).model
+
+
+def _declare_shared(model: PreTrainedModel) -> None:
+    """Tell Hugging Face which parameters layers share (one map of CoPE for all), else its save_pretrained refuses them."""
+    owners: dict[int, str] = {}
+    for attention in attentions(model):
+        names = {name: f"layers.{attention.layer_idx}.{name}" for name, _ in attention.named_parameters()}
+        shared = {
+            name: owners[id(parameter)]
+            for name, parameter in attention.named_parameters()
+            if owners.setdefault(id(parameter), names[name]) != names[name]
+        }
+        attention._tied_weights_keys = shared  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
 
 
 def _settle(model: PreTrainedModel) -> None:
