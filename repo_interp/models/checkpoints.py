@@ -92,7 +92,8 @@ def load_model(
         for name, value in read_json(generation).items():
             if name in ("bos_token_id", "eos_token_id", "pad_token_id"):
                 setattr(model.generation_config, name, value)
-    return model.to(device).eval()
+    model = model.to(torch.device(device))  # pyright: ignore[reportArgumentType]
+    return model.eval()
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase | None:
