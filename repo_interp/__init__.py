@@ -24,9 +24,10 @@ _WHERE = {
     "compare": "repo_interp.comparison.align",
     "layout": "repo_interp.models.reposition",
     "load": "repo_interp.models.load",
+    "load_model": "repo_interp.models.checkpoints",
     "read_prompts": "repo_interp.tasks.prompt.jsonl",
     "read_run": "repo_interp.run",
-    "reposition": "repo_interp.models.reposition",
+    "reposition": "repo_interp.models.checkpoints",  # which registers our format with Hugging Face's Auto classes
     "save": "repo_interp.models.checkpoints",
     "score": "repo_interp.analysis.score",
     "score_data_set": "repo_interp.analysis.score",
@@ -46,6 +47,7 @@ __all__ = [
     "compare",
     "layout",
     "load",
+    "load_model",
     "plots",
     "read_prompts",
     "read_run",
@@ -67,7 +69,7 @@ if TYPE_CHECKING:
     from repo_interp.comparison.align import compare
     from repo_interp.errors import InputError
     from repo_interp.models.bridge import bridge
-    from repo_interp.models.checkpoints import save
+    from repo_interp.models.checkpoints import load_model, save
     from repo_interp.models.load import load
     from repo_interp.models.reposition import added_parameters, layout, reposition
     from repo_interp.run import read_run, write_run

@@ -90,13 +90,13 @@ def test_scores_and_pattern_are_made_only_where_somebody_listens():
     made = []
     for layer, block in enumerate(wrapped.original_model.model.layers):
         attention = block.original_component.self_attn.original_component
-        openly = attention.attend_openly
+        openly = attention.attend_eager
 
         def spy(*arguments, _layer=layer, _openly=openly):
             made.append(_layer)
             return _openly(*arguments)
 
-        attention.attend_openly = spy
+        attention.attend_eager = spy
     with torch.no_grad():
         fused = wrapped(TOKENS)
         assert made == []

@@ -75,6 +75,36 @@ def test_decode_is_the_model_without_its_unembedding():
         assert wrapped_states.shape == (2, 20, 32)
 
 
+@pytest.mark.parametrize("wrap", [ri.bridge, lambda model: model])
+@pytest.mark.parametrize("padding", [0, 5])
+def test_a_pass_ends_after_the_last_layer_that_is_asked_for(wrap, padding):
+    model = ri.reposition(tiny("llama"), "repo")
+    with torch.no_grad():
+        states = model(TOKENS, output_hidden_states=True).hidden_states
+    wrapped = wrap(model)
+    passed = []
+    handles = [
+        attention.o_proj.register_forward_hook(lambda module, inputs, output, layer=attention.layer_idx: passed.append(layer))
+        for attention in attentions(wrapped)
+    ]
+    tokens = torch.cat([torch.zeros(2, padding, dtype=torch.long), TOKENS], 1)
+    valid = torch.arange(padding + 20).expand(2, -1) >= padding
+    whole = seen(wrapped, tokens, valid)
+    assert passed == [0, 1, 2]
+    for layers, wanted in (([0], [0]), ([1], [0, 1]), ([2, 0], [0, 1, 2])):
+        passed.clear()
+        some = seen(wrapped, tokens, valid, layers)
+        assert passed == wanted
+        for inputs in some:
+            assert torch.equal(inputs.queries, whole[inputs.layer].queries)
+    for layer in range(2):
+        with torch.no_grad():
+            assert_close(decode(wrapped, TOKENS, VALID, layer), states[layer + 1])
+    for handle in handles:
+        handle.remove()
+    assert all(not layer._forward_pre_hooks for layer in model.model.layers)
+
+
 def test_interventions_on_positions_are_seen():
     wrapped = ri.bridge(ri.reposition(tiny("llama"), "repo"))
     wrapped.add_hook("blocks.1.attn.hook_positions", lambda positions, hook: torch.zeros_like(positions))

@@ -16,8 +16,8 @@ from repo_interp.errors import InputError
 from repo_interp.experiments.extrapolation import METHODS, extended, extrapolation
 from repo_interp.experiments.gaussians import VectorSums, gaussian_divergence, principal_plane, vector_sums
 from repo_interp.experiments.prompt_sets import cut
-from repo_interp.models.extension import interpolated, lm_infinite, yarn
-from repo_interp.models.interventions import attention_outputs
+from repo_interp.models.interventions import interpolated, lm_infinite, yarn
+from repo_interp.models.outputs import attention_outputs
 from repo_interp.models.reposition import attentions
 from repo_interp.tasks import make_task
 from repo_interp.training.responses import forced_responses
@@ -53,7 +53,7 @@ def test_lm_infinite_is_two_passes_with_masks(family):
     attention, seen, length, first = list(attentions(model))[1], {}, 6, 3
     attention.observers.append(lambda layer, queries, keys, *rest: seen.update(queries=queries, keys=keys))
     with lm_infinite(model, length, first), torch.no_grad():
-        handle = attention.seams.scores.register_forward_hook(lambda m, a, out: seen.update(scores=out))
+        handle = attention.sites.scores.register_forward_hook(lambda m, a, out: seen.update(scores=out))
         model(TOKENS)
         handle.remove()
     queries, keys = seen["queries"], seen["keys"].repeat_interleave(2, 1)
@@ -80,7 +80,7 @@ def test_alibi_is_given_the_capped_distance():
     attention, seen = next(attentions(model)), {}
     with lm_infinite(model, 5, 2), torch.no_grad():
         attention.observers.append(lambda layer, queries, keys, *rest: seen.update(queries=queries, keys=keys))
-        handle = attention.seams.scores.register_forward_hook(lambda m, a, out: seen.update(scores=out))
+        handle = attention.sites.scores.register_forward_hook(lambda m, a, out: seen.update(scores=out))
         model(TOKENS)
         handle.remove()
     content = seen["queries"] @ seen["keys"].mT * attention.scaling
@@ -97,7 +97,7 @@ def test_learned_positions_are_capped_by_their_difference():
         attention.assigner.final_map.weight.mul_(1000)
     with lm_infinite(model, 7, 20), torch.no_grad():  # all keys global: no mask, but every pair capped
         attention.observers.append(lambda layer, *rest: seen.update(zip(("queries", "keys", "positions"), rest, strict=False)))
-        handle = attention.seams.scores.register_forward_hook(lambda m, a, out: seen.update(scores=out))
+        handle = attention.sites.scores.register_forward_hook(lambda m, a, out: seen.update(scores=out))
         model(TOKENS)
         handle.remove()
     positions = seen["positions"].repeat_interleave(2, 1)
@@ -120,7 +120,7 @@ def test_interpolation_by_one_changes_nothing_and_by_two_halves_every_distance(s
     if scheme == "rope":
         index = torch.arange(20)[None].expand(2, -1) / 2
         for attention in attentions(model):  # positions i / 2 by hand
-            attention.seams.positions.register_forward_hook(lambda m, a, out: index[:, None])
+            attention.sites.positions.register_forward_hook(lambda m, a, out: index[:, None])
         assert_close(logits_under(model, torch.no_grad()), by_two, atol=1e-5, rtol=1e-5)
 
 

@@ -9,6 +9,10 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose
+from repo_interp.papers.kit.figure_directory import write_figures
+from repo_interp.papers.repo.claims import CLAIMS
+from repo_interp.papers.repo.rules import Mirror, flatness, grid_agreement, hybrid_dominates, is_mirror, mirror, spreading
+from repo_interp.papers.repo.scores import search
 from task_tokenizers import tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -18,17 +22,14 @@ from repo_interp.models.reposition import reposition
 from repo_interp.papers.kit import lead, paired_lead
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import FAILS, HOLDS, UNMEASURED
-from repo_interp.papers.kit.figure_directory import write_figures
 from repo_interp.papers.kit.subjects import Options, subjects
 from repo_interp.papers.repo import ranges
 from repo_interp.papers.repo import recipe as repo
-from repo_interp.papers.repo.claims import CLAIMS
 from repo_interp.papers.repo.efficiency import SIZES, _config, counts
-from repo_interp.papers.repo.rules import Mirror, flatness, grid_agreement, hybrid_dominates, is_mirror, mirror, spreading
-from repo_interp.papers.repo.scores import search
 from repo_interp.papers.repo.segments import segment_prompts, segments
+from repo_interp.shipped import zoo_path
 from repo_interp.tasks import make_task
-from repo_interp.training.zoo import zoo_entry, zoo_path
+from repo_interp.training.zoo import zoo_entry
 
 TINY = Options(
     prompts=2,

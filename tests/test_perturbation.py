@@ -14,7 +14,8 @@ from torch.testing import assert_close
 import repo_interp as ri
 from repo_interp.errors import InputError
 from repo_interp.experiments.perturbation import KINDS, Disturbance, disturbed, offset, perturbation, transposed
-from repo_interp.models.interventions import attention_outputs, exchanged_keys, moved_keys
+from repo_interp.models.interventions import exchanged_keys, moved_keys
+from repo_interp.models.outputs import attention_outputs
 from repo_interp.models.reposition import attentions
 from repo_interp.tasks import make_task
 from repo_interp.training.responses import forced_responses
@@ -24,10 +25,10 @@ TASK = make_task("reversal", longest=6)
 
 
 def hooks_of(model):
-    """Every hook that is attached anywhere in `model`, its attention layers' observers and its seams."""
+    """Every hook that is attached anywhere in `model`, its attention layers' observers and its hook sites."""
     modules = [*model.modules()]
     for attention in attentions(model):
-        modules += [getattr(attention.seams, name.name) for name in dataclasses.fields(attention.seams)]
+        modules += [getattr(attention.sites, name.name) for name in dataclasses.fields(attention.sites)]
     counted = [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in modules]
     return sum(counted) + sum(len(attention.observers) for attention in attentions(model))
 
@@ -74,14 +75,14 @@ def test_a_moved_key_is_the_key_rotated_at_its_new_position():
     attention = next(attentions(model))
     seen = {}
     handles = [
-        attention.seams.positions.register_forward_hook(lambda m, a, out: seen.update(z=out)),
-        attention.seams.rotated_keys.register_forward_hook(lambda m, a, out: seen.update(plain=out)),
+        attention.sites.positions.register_forward_hook(lambda m, a, out: seen.update(z=out)),
+        attention.sites.rotated_keys.register_forward_hook(lambda m, a, out: seen.update(plain=out)),
     ]
     moves = torch.arange(20).expand(2, -1) % 5
     with torch.no_grad():
         model(TOKENS)
         with moved_keys(model, {0: shifted_by(moves)}):
-            handles.append(attention.seams.rotated_keys.register_forward_hook(lambda m, a, out: seen.update(moved=out)))
+            handles.append(attention.sites.rotated_keys.register_forward_hook(lambda m, a, out: seen.update(moved=out)))
             model(TOKENS)
     for handle in handles:
         handle.remove()
@@ -96,7 +97,7 @@ def test_offsetting_all_keys_alike_changes_what_rope_sees_only_by_that_distance(
     model = ri.reposition(tiny("llama_mha"), "rope")
     attention, seen = next(attentions(model)), {}
     with torch.no_grad(), moved_keys(model, {0: shifted_by(torch.full_like(TOKENS, 2))}):
-        handle = attention.seams.scores.register_forward_hook(lambda m, a, out: seen.update(scores=out))
+        handle = attention.sites.scores.register_forward_hook(lambda m, a, out: seen.update(scores=out))
         model(TOKENS)
         handle.remove()
         hidden = model.model.layers[0].input_layernorm(model.model.embed_tokens(TOKENS))

@@ -18,7 +18,7 @@ from repo_interp.measures.fake_distance import FakeDistance
 from repo_interp.measures.maps import Maps
 from repo_interp.measures.rotation import Rotation
 from repo_interp.measures.three_axis import ThreeAxis
-from repo_interp.models.windows import layer_tensors, outputs_over_windows
+from repo_interp.models.outputs import layer_tensors, outputs_over_windows
 from repo_interp.plots.catalogue import figures_of, view_of
 from repo_interp.plots.pages.report import report_page
 from repo_interp.plots.views import three_axis as fits
@@ -163,7 +163,7 @@ def test_traces_wander_in_the_plane_of_the_reference(run):
 def test_a_query_over_its_own_window_puts_out_what_the_model_does(scheme):
     model = ri.reposition(tiny("qwen3"), scheme)
     tokens, outputs = torch.randint(3, 64, (1, 12), generator=torch.Generator().manual_seed(1)), []
-    from repo_interp.models.interventions import attention_outputs
+    from repo_interp.models.outputs import attention_outputs
 
     with torch.no_grad(), layer_tensors(model, 1) as tensors, attention_outputs(model, lambda _, out: outputs.append(out), [1]):
         model(tokens)

@@ -17,8 +17,8 @@ from repo_interp.experiments.task_scores import task_scores
 from repo_interp.models.checkpoints import load_model
 from repo_interp.plots.views.task_scores import figures_of_scores, score_grid, score_table, task_perplexity
 from repo_interp.plots.views.task_scores import task_scores as draw_task_scores
+from repo_interp.shipped import zoo_path
 from repo_interp.tasks import make_task
-from repo_interp.training.zoo import zoo_path
 
 
 def drawn(ax, gid: str):

@@ -9,9 +9,10 @@ import pytest
 
 from repo_interp.errors import InputError
 from repo_interp.models.checkpoints import identify, load_model, load_tokenizer
+from repo_interp.shipped import zoo_names
 from repo_interp.training.responses import forced_responses
 from repo_interp.training.trained import trained_task
-from repo_interp.training.zoo import zoo_entry, zoo_names, zoo_path
+from repo_interp.training.zoo import zoo_entry, zoo_path
 
 ONE_MEGABYTE = 2**20
 ANSWERED = [("niah/repo", "256", 1.0), ("reversal/repo", "10", 1.0), ("reversal/repo", "20", 0.9)]

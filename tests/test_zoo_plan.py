@@ -13,11 +13,12 @@ from repo_interp.errors import InputError
 from repo_interp.models.checkpoints import identify, load_model
 from repo_interp.papers.catalogue import PAPERS, paper
 from repo_interp.papers.kit.recorded_scores import recorded_scores
+from repo_interp.shipped import zoo_names
 from repo_interp.training.configuration import TrainingConfiguration
 from repo_interp.training.plan import PLAN, Planned, chosen, planned_runs
 from repo_interp.training.shipping import command, install, make, unfinished, zoo_page
 from repo_interp.training.trained import trained_configuration
-from repo_interp.training.zoo import zoo_entry, zoo_names, zoo_path
+from repo_interp.training.zoo import zoo_entry, zoo_path
 
 RUNS = planned_runs(PLAN)
 TINY = {"width": 16, "heads": 2, "layers": 1, "steps": 2, "batch": 2, "warm_up": 1, "score_prompts": 2, "score_every": 0}

@@ -10,9 +10,9 @@ DEFAULT = "niah/repo"
 
 def find(name: str) -> str:
     """The path or hub id that `name` means. A directory of that name goes before a checkpoint of the zoo."""
-    from repo_interp.training.zoo import zoo_names, zoo_path
+    from repo_interp.shipped import zoo_names, zoo_path
 
-    if not Path(name).exists() and name in zoo_names():
+    if name in zoo_names() and not Path(name).exists():
         return str(zoo_path(name))
     return name
 

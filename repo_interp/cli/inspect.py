@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from itertools import groupby
 
 SUMMARY = "Show what a checkpoint is: layers, position schemes, heads, widths of f_phi, parameters, training length."
 
@@ -13,19 +14,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the table. The weights are loaded, so that a checkpoint that does not fit its layout is refused here too."""
+    """Print the table, from config.json and the headers of the weights: what does not fit the layout is refused here too."""
     from rich.console import Console
     from rich.table import Table
 
     from repo_interp.cli.checkpoint import find
-    from repo_interp.models.checkpoints import identify, load_model
+    from repo_interp.models.checkpoints import skeleton
+    from repo_interp.models.configuration import identify
     from repo_interp.models.families import training_length
     from repo_interp.models.reposition import added_parameters, attentions
-    from repo_interp.positions.assigners import LearnedPositions
     from repo_interp.positions.layouts import format_layout, meaning
 
     checkpoint = identify(find(arguments.checkpoint))
-    model = load_model(checkpoint)
+    model = skeleton(checkpoint)
     config, console = checkpoint.config, Console()
     total, added = sum(parameter.numel() for parameter in model.parameters()), added_parameters(model)
     console.print(
@@ -42,21 +43,28 @@ def run(arguments: argparse.Namespace) -> int:
         f"{total:,} parameters, {added:,} of them for positions (+{100 * added / (total - added):.2f} %)",
         highlight=False,
     )
-    table = Table("layer", "scheme", "positions", "width of f_phi", "parameters for positions", "window", "what it is")
-    for attention in attentions(model):
-        parts = [part for part in (attention.assigner, attention.position_logits) if part is not None]
-        own = [parameter for part in parts for parameter in part.parameters()]
-        table.add_row(
-            str(attention.layer_idx),
-            attention.scheme,
-            _rows(attention, config),
-            str(attention.assigner.representation) if isinstance(attention.assigner, LearnedPositions) else "-",
-            f"{sum(parameter.numel() for parameter in own):,}",
-            str(attention.sliding_window or "-"),
-            meaning(attention.scheme),
-        )
+    table = Table("layers", "scheme", "positions", "width of f_phi", "parameters per layer", "window")
+    described = [(attention.layer_idx, _cells(attention, config)) for attention in attentions(model)]
+    for cells, layers in groupby(described, key=lambda layer: layer[1]):
+        numbers = [number for number, _ in layers]
+        table.add_row(str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}", *cells)
     console.print(table)
+    for scheme in dict.fromkeys(checkpoint.layout):
+        console.print(f"{scheme}: {meaning(scheme)}", highlight=False)
     return 0
+
+
+def _cells(attention, config) -> tuple[str, ...]:
+    from repo_interp.positions.assigners import LearnedPositions
+
+    parts = [part for part in (attention.assigner, attention.position_logits) if part is not None]
+    return (
+        attention.scheme,
+        _rows(attention, config),
+        str(attention.assigner.representation) if isinstance(attention.assigner, LearnedPositions) else "-",
+        f"{sum(parameter.numel() for part in parts for parameter in part.parameters()):,}",
+        str(attention.sliding_window or "-"),
+    )
 
 
 def _rows(attention, config) -> str:
@@ -65,4 +73,4 @@ def _rows(attention, config) -> str:
     last = getattr(attention.assigner, "final_map", None) or getattr(attention.assigner, "dynamic_map", None)
     if last is None or last.out_features == 1:
         return "one for all heads"
-    return "one a head" if last.out_features == config.num_attention_heads else "one a key-value head"
+    return "one per head" if last.out_features == config.num_attention_heads else "one per key-value head"

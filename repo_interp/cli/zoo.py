@@ -44,7 +44,8 @@ def _list(console: Console, names: list[str]) -> None:
     from rich.table import Table
 
     from repo_interp.errors import InputError
-    from repo_interp.training.zoo import zoo_entry, zoo_names
+    from repo_interp.shipped import zoo_names
+    from repo_interp.training.zoo import zoo_entry
 
     shown = [
         name for name in zoo_names() if not names or any(f"{name}/".startswith(f"{wanted.rstrip('/')}/") for wanted in names)

@@ -37,10 +37,9 @@ from repo_interp.errors import InputError
 from repo_interp.experiments.gaussians import VectorSums, gaussian_divergence, principal_plane, vector_sums
 from repo_interp.experiments.resumable_grid import ResumableGrid
 from repo_interp.models.capture import decode
-from repo_interp.models.extension import interpolated, lm_infinite, yarn
-from repo_interp.models.interventions import attention_outputs
+from repo_interp.models.interventions import interpolated, lm_infinite, yarn
+from repo_interp.models.outputs import attention_outputs, layer_tensors, outputs_over_windows
 from repo_interp.models.reposition import attentions, layout
-from repo_interp.models.windows import layer_tensors, outputs_over_windows
 from repo_interp.positions.biases import PositionBias
 from repo_interp.run import with_schemes
 from repo_interp.tasks import Prompt

@@ -12,7 +12,7 @@ Knows nothing about layouts, checkpoints or measures.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from repo_interp.errors import InputError
-from repo_interp.models.seams import Seams
+from repo_interp.models.families import Kernel, kernel
 from repo_interp.positions.hope import keep_components
 from repo_interp.positions.logits import PositionLogits
 from repo_interp.positions.rotary import expand_heads, rotation_tables, turn
@@ -29,13 +29,13 @@ from repo_interp.positions.rotary import expand_heads, rotation_tables, turn
 
 @dataclass(frozen=True)
 class SchemeParts:
-    """What a position scheme puts into a layer."""
+    """The parts that a position scheme puts into a layer."""
 
     name: str
     assigner: nn.Module | None
     """Gives positions; None where the scheme has none."""
     frequencies: Float[Tensor, "component"] | None
-    """Rotation frequencies in radians a position; None where nothing is rotated."""
+    """Rotation frequencies in radians per position; None where nothing is rotated."""
     attention_scaling: float = 1.0
     components: Bool[Tensor, "component"] | None = None
     """Rotary components that take part in the dot product; None: all."""
@@ -80,6 +80,38 @@ class LogitsOfRows:
         )
 
 
+@dataclass
+class HookSites:
+    """The points inside attention where a hook may read a tensor or replace it: one module per point.
+
+    Each is called with the tensor named, and attention goes on with its result. Without a bridge every point is the identity; the bridge
+    puts TransformerLens' HookPoints there.
+    """
+
+    queries: nn.Module = field(default_factory=nn.Identity)
+    """After any QK-norm, before rotation, in the layout in which the norm works."""
+    keys: nn.Module = field(default_factory=nn.Identity)
+    positions: nn.Module = field(default_factory=nn.Identity)
+    """[batch, P, token], P in {1, key-value heads, heads}."""
+    cosines: nn.Module = field(default_factory=nn.Identity)
+    """[batch, P, token, d_head/2]."""
+    sines: nn.Module = field(default_factory=nn.Identity)
+    rotated_queries: nn.Module = field(default_factory=nn.Identity)
+    """[batch, head, token, d_head]."""
+    rotated_keys: nn.Module = field(default_factory=nn.Identity)
+    position_logits: nn.Module = field(default_factory=nn.Identity)
+    """[batch, head, query, key]: what the scheme adds to the logits."""
+    scores: nn.Module = field(default_factory=nn.Identity)
+    """[batch, head, query, key], before the softmax, masked."""
+    pattern: nn.Module = field(default_factory=nn.Identity)
+    """[batch, head, query, key], after the softmax."""
+
+    @property
+    def needs_eager(self) -> bool:
+        """Whether a hook reads or edits scores or pattern, so that they must be materialised."""
+        return any(site._forward_hooks or site._backward_hooks for site in (self.scores, self.pattern))
+
+
 class RepositionedAttention(nn.Module):
     """Causal self-attention whose positions come from a scheme. Same weights, same interface as the stock module it replaces."""
 
@@ -90,11 +122,11 @@ class RepositionedAttention(nn.Module):
         self.layer_idx: int = stock.layer_idx
         self.scheme = scheme.name
         self.d_head: int = stock.d_head if isinstance(stock, RepositionedAttention) else stock.head_dim
-        self.scaling: float = stock.scaling
+        settings = stock.kernel if isinstance(stock, RepositionedAttention) else kernel(stock)
+        self.scaling: float = settings.scaling
+        self.sliding_window: int | None = settings.window
+        self.attn_logit_softcapping: float | None = settings.softcap
         self.attention_dropout: float = stock.attention_dropout
-        # Mistral keeps its window in the configuration alone.
-        self.sliding_window: int | None = getattr(stock, "sliding_window", getattr(stock.config, "sliding_window", None))
-        self.attn_logit_softcapping: float | None = getattr(stock, "attn_logit_softcapping", None)
         self.is_causal = True
         self.num_key_value_groups: int = stock.num_key_value_groups
         self.q_proj, self.k_proj, self.v_proj, self.o_proj = (
@@ -113,7 +145,7 @@ class RepositionedAttention(nn.Module):
         self.attention_scaling = scheme.attention_scaling
         self.components = scheme.components
         self.position_logits: PositionLogits | None = scheme.position_logits
-        self.seams = Seams()
+        self.sites = HookSites()
         self.observers: list[Observer] = []
 
     @property
@@ -124,6 +156,11 @@ class RepositionedAttention(nn.Module):
             "make the bridge with repo_interp.load(path) or repo_interp.bridge(model)"
         )
 
+    @property
+    def kernel(self) -> Kernel:
+        """Scale, window and soft cap of this layer."""
+        return Kernel(self.scaling, self.sliding_window, self.attn_logit_softcapping)
+
     def forward(
         self,
         hidden_states: Float[Tensor, "batch token d_model"],
@@ -133,16 +170,19 @@ class RepositionedAttention(nn.Module):
         position_ids: Int[Tensor, "batch token"] | None = None,
         **kwargs,
     ) -> tuple[Float[Tensor, "batch token d_model"], Tensor | None]:
-        """Attend. `position_embeddings`, the stock model's tables of the token index, are not used: the scheme makes its own."""
+        """Outputs of attention, and the pattern where it was materialised.
+
+        `position_embeddings`, the stock model's tables of the token index, are ignored: the scheme makes its own.
+        """
         batch, tokens, _ = hidden_states.shape
         queries, keys, values = self.project(hidden_states)
         index = self._index(hidden_states, position_ids, past_key_values)
-        positions = None if self.assigner is None else self.seams.positions(self.assigner(hidden_states, index))
+        positions = None if self.assigner is None else self.sites.positions(self.assigner(hidden_states, index))
         content = Content(queries, keys, values, self._gate_keys(hidden_states))
         for observe in self.observers:
             observe(self, queries, keys, positions, self._logits_of_rows(content, index))
         if positions is not None and positions.shape[1] > keys.shape[1]:
-            # A position a head: heads that share a key need it rotated each in its own way.
+            # One position per head: heads that share a key need it rotated each in its own way.
             keys, values = expand_heads(keys, positions.shape[1]), expand_heads(values, positions.shape[1])
         queries, keys = self.rotate(queries, keys, positions)
         if past_key_values is not None:
@@ -159,10 +199,10 @@ class RepositionedAttention(nn.Module):
         Float[Tensor, "batch kv_head token d_head"],
     ]:
         """Queries and keys after any QK-norm, and values, split into heads."""
-        queries = self._normed(self.q_proj(hidden_states), self.q_norm, self.seams.queries)
+        queries = self._normed(self.q_proj(hidden_states), self.q_norm, self.sites.queries)
         if self.components is not None:  # a pair that is 0 stays 0 when rotated
             queries = keep_components(queries, self.components.to(queries.device))
-        keys = self._normed(self.k_proj(hidden_states), self.k_norm, self.seams.keys)
+        keys = self._normed(self.k_proj(hidden_states), self.k_norm, self.sites.keys)
         return queries, keys, self._split(self.v_proj(hidden_states))
 
     def rotate(self, queries: Tensor, keys: Tensor, positions: Float[Tensor, "batch any token"] | None) -> tuple[Tensor, Tensor]:
@@ -171,10 +211,10 @@ class RepositionedAttention(nn.Module):
             if self.frequencies.device != queries.device:
                 self.frequencies = self.frequencies.to(queries.device)
             cosines, sines = rotation_tables(positions, self.frequencies, self.attention_scaling, queries.dtype)
-            cosines, sines = self.seams.cosines(cosines), self.seams.sines(sines)
+            cosines, sines = self.sites.cosines(cosines), self.sites.sines(sines)
             queries = turn(queries, expand_heads(cosines, queries.shape[1]), expand_heads(sines, queries.shape[1]))
             keys = turn(keys, expand_heads(cosines, keys.shape[1]), expand_heads(sines, keys.shape[1]))
-        return self.seams.rotated_queries(queries), self.seams.rotated_keys(keys)
+        return self.sites.rotated_queries(queries), self.sites.rotated_keys(keys)
 
     def attend(
         self,
@@ -185,11 +225,11 @@ class RepositionedAttention(nn.Module):
         added: Float[Tensor, "batch head row key"] | None,
         kwargs: dict,
     ) -> tuple[Float[Tensor, "batch token head d_head"], Tensor | None]:
-        """Weighted values of every query, and the pattern where it was made. `added` goes onto the scaled logits."""
+        """Weighted values of every query, and the pattern where it was materialised. `added` goes onto the scaled logits."""
         implementation = self.config._attn_implementation
         dropout = self.attention_dropout if self.training else 0.0
-        if implementation == "eager" or self.attn_logit_softcapping is not None or self.seams.maps_are_watched:
-            return self.attend_openly(queries, keys, values, attention_mask, added, dropout)
+        if implementation == "eager" or self.attn_logit_softcapping is not None or self.sites.needs_eager:
+            return self.attend_eager(queries, keys, values, attention_mask, added, dropout)
         if added is not None:
             # Fused kernels take one additive mask, with a row of it for every head.
             attention_mask = masked(added, attention_mask).to(queries.dtype)
@@ -207,7 +247,7 @@ class RepositionedAttention(nn.Module):
             **kwargs,
         )
 
-    def attend_openly(
+    def attend_eager(
         self,
         queries: Tensor,
         keys: Tensor,
@@ -216,16 +256,16 @@ class RepositionedAttention(nn.Module):
         added: Float[Tensor, "batch head row key"] | None,
         dropout: float,
     ) -> tuple[Float[Tensor, "batch token head d_head"], Float[Tensor, "batch head token key"]]:
-        """The same with scores and pattern made, for whoever listens to them."""
+        """As `attend`, with scores and pattern materialised so that hooks can read or edit them."""
         heads = queries.shape[1]
         scores = queries @ expand_heads(keys, heads).transpose(-1, -2) * self.scaling
         if self.attn_logit_softcapping is not None:
             scores = torch.tanh(scores / self.attn_logit_softcapping) * self.attn_logit_softcapping
         if added is not None:
             scores = scores + added.to(scores.dtype)
-        scores = self.seams.scores(masked(scores, attention_mask))
+        scores = self.sites.scores(masked(scores, attention_mask))
         pattern = torch.softmax(scores, dim=-1, dtype=torch.float32).to(queries.dtype)
-        pattern = self.seams.pattern(torch.dropout(pattern, dropout, train=dropout > 0.0))
+        pattern = self.sites.pattern(torch.dropout(pattern, dropout, train=dropout > 0.0))
         return (pattern @ expand_heads(values, heads)).transpose(1, 2), pattern
 
     def _added(
@@ -248,7 +288,7 @@ class RepositionedAttention(nn.Module):
             content.values,
             content.gate_keys,
         )
-        return self.seams.position_logits(added)
+        return self.sites.position_logits(added)
 
     def _logits_of_rows(self, content: Content, index: Tensor) -> LogitsOfRows | None:
         return None if self.position_logits is None else LogitsOfRows(self.position_logits, content, index, self.scaling)
@@ -266,12 +306,12 @@ class RepositionedAttention(nn.Module):
         unrotated = rest.pop(0) if self.position_logits is not None and rotated else keys
         return keys, values, Content(content.queries, unrotated, values, rest[0] if rest else None)
 
-    def _normed(self, flat: Tensor, norm: nn.Module | None, seam: nn.Module) -> Tensor:
+    def _normed(self, flat: Tensor, norm: nn.Module | None, site: nn.Module) -> Tensor:
         if norm is None:
             return self._split(flat)
         if self.norm_spans_heads:  # OLMo-2: one norm over all heads jointly
-            return self._split(seam(norm(flat)))
-        return seam(norm(self._split(flat)))  # Qwen3, Gemma 3: one norm, head by head
+            return self._split(site(norm(flat)))
+        return site(norm(self._split(flat)))  # Qwen3, Gemma 3: one norm, head by head
 
     def _split(self, flat: Float[Tensor, "batch token width"]) -> Float[Tensor, "batch any token d_head"]:
         return flat.view(*flat.shape[:2], -1, self.d_head).transpose(1, 2)

@@ -4,8 +4,8 @@
     blocks.{i}.attn.hook_q, hook_k, hook_v, hook_z, hook_rot_q, hook_rot_k, hook_attn_scores, hook_pattern, ...     TransformerLens' own
 
 TransformerLens re-implements attention, and a stock adapter would silently rotate by the token index. Here its hook points are the
-seams of our own attention module instead, so bridge and Hugging Face model run the same code; scores and patterns are made only in
-layers where somebody listens to them, elsewhere the fused kernel runs.
+hook sites of our own attention module instead, so bridge and Hugging Face model run the same code; scores and patterns are materialised
+only in layers where a hook reads them, elsewhere the fused kernel runs.
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ from transformer_lens.model_bridge.sources import build_bridge_from_module
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from repo_interp.errors import InputError
-from repo_interp.models.attention import RepositionedAttention
+from repo_interp.models.attention import HookSites, RepositionedAttention
 from repo_interp.models.families import FAMILIES
 from repo_interp.models.reposition import attentions
-from repo_interp.models.seams import Seams
 
 
 class RepositionedAttentionBridge(PositionEmbeddingsAttentionBridge):
-    """TransformerLens' view of a `RepositionedAttention`: its hook points stand in the attention's seams."""
+    """TransformerLens' view of a `RepositionedAttention`: its hook points are the attention's hook sites."""
 
     rope_optional = True
 
@@ -41,12 +40,12 @@ class RepositionedAttentionBridge(PositionEmbeddingsAttentionBridge):
         self.hook_cos.pos_dim = self.hook_sin.pos_dim = 2  # [batch, P, token, d_head/2]
 
     def set_original_component(self, component: nn.Module) -> None:
-        """Put the hook points into the seams of `component`. Raises InputError for any other attention module."""
+        """Make the hook points the hook sites of `component`. Raises InputError for any other attention module."""
         if not isinstance(component, RepositionedAttention):
             raise InputError(f"{self.name} is a {type(component).__name__}; reposition the model before bridging it")
         super().set_original_component(component)
         silent = nn.Identity()
-        component.seams = Seams(
+        component.sites = HookSites(
             queries=getattr(self, "hook_q_normed", silent),
             keys=getattr(self, "hook_k_normed", silent),
             positions=self.hook_positions,
@@ -65,7 +64,7 @@ class RepositionedAttentionBridge(PositionEmbeddingsAttentionBridge):
         return "pre_reshape" if hf_attn.norm_spans_heads else "post_reshape"
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the wrapped attention between hook_in and hook_out; the hooks inside it fire in its seams."""
+        """Run the wrapped attention between hook_in and hook_out; the hooks inside it fire at its hook sites."""
         for switch in ("use_attn_result", "use_split_qkv_input", "use_attn_in"):
             if getattr(self.config, switch, False):
                 raise InputError(
@@ -88,6 +87,7 @@ def bridge(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = N
         model,
         FAMILIES[model.config.model_type],
         hf_config=model.config,
+        model_name=model.config.name_or_path or model.config.model_type,
         post_adapter_hook=_exchange_attention,
     )
     if tokenizer is not None:

@@ -33,22 +33,47 @@ def capture(
 ) -> None:
     """Run `tokens` through a repositioned model or bridge and hand every layer in `layers` (None: all) to `receive`.
 
+    The pass ends after the last of `layers`: later ones are not computed.
     `valid` marks tokens that are not padding, which may stand on either side. `prompts` numbers the prompts. Queries, keys and
     positions arrive in float32 or wider. Raises InputError naming layer and prompt where a value is not finite.
     """
     with observing(model, valid, prompts, receive, layers):
-        decode(model, tokens, valid)
+        decode(model, tokens, valid, None if layers is None else max(layers, default=None))
 
 
-def decode(model: nn.Module, tokens: Int[Tensor, "prompt token"], valid: Bool[Tensor, "prompt token"]) -> Tensor:
-    """The decoder's last hidden states: the forward pass without the unembedding, which at long prompts is the largest array."""
+class _Finished(Exception):
+    """Raised where a pass was to end; carries the hidden states."""
+
+
+def decode(
+    model: nn.Module,
+    tokens: Int[Tensor, "prompt token"],
+    valid: Bool[Tensor, "prompt token"],
+    last_layer: int | None = None,
+) -> Tensor:
+    """The decoder's last hidden states: the forward pass without the unembedding, which at long prompts is the largest array.
+
+    With a `last_layer` the pass ends after it: its hidden states, before the final norm.
+    """
     decoder = decoder_of(model)
     starts_late = not bool(valid[:, 0].all())
     # Right padding needs no mask, since no token sees a later one: then the fused causal kernel runs.
     mask = valid.to(torch.long) if starts_late else None
     index = (valid.cumsum(1) - 1).clamp_min(0) if starts_late else None
-    output = decoder(input_ids=tokens, attention_mask=mask, position_ids=index, use_cache=False)
-    return output.last_hidden_state
+    if last_layer is None or last_layer + 1 >= len(decoder.layers):
+        return decoder(input_ids=tokens, attention_mask=mask, position_ids=index, use_cache=False).last_hidden_state
+
+    def finish(layer: nn.Module, arguments: tuple, keywords: dict) -> None:
+        raise _Finished(arguments[0] if arguments else keywords["hidden_states"])
+
+    handle = decoder.layers[last_layer + 1].register_forward_pre_hook(finish, with_kwargs=True)
+    try:
+        decoder(input_ids=tokens, attention_mask=mask, position_ids=index, use_cache=False)
+    except _Finished as finished:
+        return finished.args[0]
+    finally:
+        handle.remove()
+    raise AssertionError(f"the pass did not reach layer {last_layer + 1}")
 
 
 @contextmanager

@@ -1,25 +1,25 @@
-"""Load, save and identify a checkpoint, strictly.
+"""Load and save the model of a checkpoint, strictly, and let Hugging Face's Auto classes do so too.
 
-Three formats, told apart by config.json: the released one (`pe_config`), ours (`position_layout`, model_type "repo_interp" so that no
-other library can mistake it for a plain decoder), and stock Hugging Face decoders. Weights are safetensors only. A checkpoint whose
-weights do not fit its layout - one missing, one too many, one of another shape, one not finite - is refused by name: there is no
-fallback to RoPE.
+Weights are safetensors only. A checkpoint whose weights do not fit its layout - one missing, one too many, one of another shape, one not
+finite - is refused by name: there is no fallback to RoPE.
+
+Importing this module, as `ri.load_model`, `ri.reposition` and `ri.save` do, registers our format with AutoConfig and
+AutoModelForCausalLM; without it they refuse it, since its model_type is "repo_interp".
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import init_empty_weights
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -28,15 +28,27 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.initialization import no_init_weights
 
 from repo_interp.errors import InputError
-from repo_interp.models.families import FAMILIES, native_layout, require_family
-from repo_interp.models.released import released_layout
+from repo_interp.files import replaced, write_text
+from repo_interp.models.configuration import (
+    OURS,
+    Checkpoint,
+    RepositionedConfig,
+    identify,
+    one_line,
+    own_layout_of,
+    plain,
+    read_json,
+    repositioned_class,
+    scaled_configuration,
+)
+from repo_interp.models.families import FAMILIES
 from repo_interp.models.reposition import layout, reposition
-from repo_interp.models.schemes import scheme_options
-from repo_interp.positions.layouts import format_layout, scheme_names
+from repo_interp.models.weights import StoredWeight, file_key, fitting_weights, read_weights, tied_parameters
+from repo_interp.positions.layouts import format_layout
 
-OURS = "repo_interp"
 _DTYPES = {
     "float32": torch.float32,
     "float64": torch.float64,
@@ -45,35 +57,9 @@ _DTYPES = {
 }
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """What a directory holds, found out without reading its weights."""
-
-    directory: Path
-    format: str
-    """"released", "repo_interp" or "hugging face"."""
-    config: PretrainedConfig
-    layout: tuple[str, ...]
-    """The scheme of every layer."""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Choices within schemes, as `reposition` takes them."""
-
-
-def identify(path: str | os.PathLike[str]) -> Checkpoint:
-    """Say what the checkpoint at `path`, a directory or a hub id, is. Raises InputError when it is none that we can read."""
-    directory = _directory(path)
-    raw = _read_json(directory / "config.json")
-    kind = _format(raw)
-    config = _configuration(raw, directory)
-    require_family(config)
-    layers = config.num_hidden_layers
-    if kind == "released":
-        if not isinstance(raw["pe_config"], Mapping):
-            raise InputError(f"{directory / 'config.json'}: pe_config is {raw['pe_config']!r}; wanted an object")
-        return Checkpoint(directory, kind, config, released_layout(raw["pe_config"], layers))
-    if kind == OURS:
-        return Checkpoint(directory, kind, config, *_own_layout(raw, layers, directory))
-    return Checkpoint(directory, kind, config, native_layout(config))
+def skeleton(checkpoint: Checkpoint) -> PreTrainedModel:
+    """The repositioned model of a checkpoint without weights (on the meta device), after its headers were found to fit it."""
+    return _skeleton(checkpoint, checkpoint.config)[0]
 
 
 def load_model(
@@ -82,10 +68,11 @@ def load_model(
     dtype: str = "float32",
     rope_scaling: Mapping[str, Any] | None = None,
 ) -> PreTrainedModel:
-    """The repositioned Hugging Face model of a checkpoint, every layer checked, in evaluation mode.
+    """The repositioned Hugging Face model of a checkpoint, to train or to run, every layer checked, in evaluation mode.
 
-    `rope_scaling` exchanges how frequencies are scaled, e.g. {"rope_type": "yarn", "factor": 2.0,
-    "original_max_position_embeddings": 4096}; it reaches every layer that rotates, learned positions included.
+    `checkpoint` is a directory, a name of the zoo or a hub id. Needs as much memory as the model. `rope_scaling` exchanges how frequencies
+    are scaled, e.g. {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 4096}; it reaches every layer that rotates,
+    learned positions included. Raises InputError for what does not fit.
     """
     if not isinstance(checkpoint, Checkpoint):
         checkpoint = identify(checkpoint)
@@ -94,31 +81,19 @@ def load_model(
     config = checkpoint.config
     if rope_scaling is not None:
         config = scaled_configuration(config, rope_scaling)
-    with init_empty_weights(include_buffers=False):
-        model = AutoModelForCausalLM.from_config(config)
-        reposition(model, ",".join(checkpoint.layout), **checkpoint.options)
-    _load_weights(model, checkpoint, torch.device(device), _DTYPES[dtype])
+    model, stored = _skeleton(checkpoint, config)
+    values = read_weights(stored, torch.device(device), _DTYPES[dtype])
+    _tie(model, values)
+    model.load_state_dict(values, strict=False, assign=True)
     model.tie_weights()
     model.config.dtype = _DTYPES[dtype]
     generation = checkpoint.directory / "generation_config.json"
     if generation.is_file() and model.generation_config is not None:
-        for name, value in _read_json(generation).items():
+        for name, value in read_json(generation).items():
             if name in ("bos_token_id", "eos_token_id", "pad_token_id"):
                 setattr(model.generation_config, name, value)
-    return model.to(device).eval()
-
-
-def scaled_configuration(config: PretrainedConfig, rope_scaling: Mapping[str, Any]) -> PretrainedConfig:
-    """`config` with its rotation scaled otherwise; the base frequency (rope_theta) stays unless given."""
-    raw = config.to_dict()
-    base = raw.get("rope_parameters") or {}
-    if any(isinstance(value, Mapping) for value in base.values()):
-        raise InputError(f"{config.model_type} scales each kind of layer by itself; rope_scaling cannot be exchanged for it")
-    parameters = {"rope_theta": base.get("rope_theta"), **rope_scaling}
-    if "type" in parameters:
-        parameters["rope_type"] = parameters.pop("type")
-    raw["rope_parameters"] = parameters
-    return _configured(raw, "rope_scaling")
+    model = model.to(torch.device(device))  # pyright: ignore[reportArgumentType]
+    return model.eval()
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase | None:
@@ -129,181 +104,132 @@ def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase | None:
     try:
         return AutoTokenizer.from_pretrained(directory, config=checkpoint.config)
     except Exception as error:
-        raise InputError(f"{directory} has a tokenizer that does not load: {_one_line(error)}") from None
+        raise InputError(f"{directory} has a tokenizer that does not load: {one_line(error)}") from None
 
 
 def save(
-    model: PreTrainedModel,
+    model: nn.Module,
     directory: str | os.PathLike[str],
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> None:
-    """Write `model` as config.json, generation_config.json, model.safetensors (and the tokenizer's files) into `directory`.
+    """Write a repositioned model, or the model inside a bridge, as config.json, generation_config.json and model.safetensors.
 
-    Loading gives the same bits back. A layout that is the stock decoder's own is written as a stock checkpoint. Save before bridging.
+    The tokenizer's files are written too: those of `tokenizer`, else of the bridge's. Loading gives the same bits back. A layout that is
+    the stock decoder's own is written as a stock checkpoint. Raises InputError for a model that was never repositioned, and for a bridge
+    in compatibility mode, whose weights are no longer the model's.
     """
+    if getattr(model, "compatibility_mode", False):
+        raise InputError(
+            "this bridge is in compatibility mode, which changes weights; save it before enable_compatibility_mode()"
+        )
+    tokenizer = tokenizer if tokenizer is not None else getattr(model, "tokenizer", None)
+    decoder: Any = getattr(model, "original_model", model)
+    layout(decoder)  # refuses a model that was never repositioned
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    schemes = layout(model)
-    raw = model.config.to_dict() | {
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "architectures": [type(model).__name__],
+    config = decoder.config.to_dict() | {
+        "dtype": str(decoder.dtype).removeprefix("torch."),
+        "architectures": [FAMILIES[decoder.config.model_type]],
     }
-    raw.pop("_name_or_path", None)
-    if schemes == native_layout(model.config):
-        raw.pop("position_layout", None)
-    else:
-        raw |= {"model_type": OURS, "base_model_type": model.config.model_type}
-    weights = {_file_key(name): tensor.detach().cpu().clone().contiguous() for name, tensor in model.state_dict().items()}
-    if model.config.tie_word_embeddings:
-        weights.pop("lm_head.weight", None)
-    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
-    (directory / "config.json").write_text(json.dumps(raw, indent=1, sort_keys=True) + "\n")
-    if model.generation_config is not None:
-        model.generation_config.save_pretrained(directory)
+    config.pop("_name_or_path", None)
+    with replaced(directory / "model.safetensors") as unfinished:
+        save_file(_stored_form(decoder), unfinished, metadata={"format": "pt"})
+    write_text(directory / "config.json", json.dumps(config, indent=1, sort_keys=True) + "\n")
+    if decoder.generation_config is not None:
+        decoder.generation_config.save_pretrained(directory)
     if tokenizer is not None:
         tokenizer.save_pretrained(directory)
 
 
-def _directory(path: str | os.PathLike[str]) -> Path:
-    directory = Path(path)
-    if directory.is_dir():
-        return directory
-    if directory.exists():
-        raise InputError(f"{path} is a file; wanted a checkpoint directory with config.json and safetensors")
-    text = os.fspath(path)
-    if text.count("/") != 1 or text.startswith((".", "/", "~")):
-        raise InputError(
-            f"there is no checkpoint directory {text}; wanted a directory with config.json, or a hub id such as owner/name"
-        )
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(text, allow_patterns=["*.json", "*.safetensors", "tokenizer*", "*.model", "merges.txt"]))
-    except Exception as error:
-        raise InputError(f"{text} is no directory here and could not be fetched from the hub: {_one_line(error)}") from None
+def _skeleton(checkpoint: Checkpoint, config: PretrainedConfig) -> tuple[PreTrainedModel, dict[str, StoredWeight]]:
+    model = _empty_model(config, checkpoint.layout, checkpoint.options)
+    described = f"the layout {format_layout(checkpoint.layout)}"
+    return model, fitting_weights(model, checkpoint.directory, described)
 
 
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(
-            f"{file.parent} has no {file.name}; wanted a checkpoint directory as save_pretrained writes it"
-        ) from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InputError(f"{file} is not JSON: {_one_line(error)}") from None
-    if not isinstance(raw, dict):
-        raise InputError(f"{file} holds {type(raw).__name__}; wanted an object")
-    return raw
+def _empty_model(config: PretrainedConfig, schemes: tuple[str, ...], options: Mapping[str, Any]) -> PreTrainedModel:
+    with init_empty_weights(include_buffers=False), no_init_weights():
+        model = AutoModelForCausalLM.from_config(copy.deepcopy(config))
+        return reposition(model, ",".join(schemes), **options)
 
 
-def _format(raw: Mapping[str, Any]) -> str:
-    if "pe_config" in raw:
-        return "released"
-    return OURS if "position_layout" in raw or raw.get("model_type") == OURS else "hugging face"
+def _tie(model: PreTrainedModel, values: dict[str, Tensor]) -> None:
+    """Decide as Hugging Face does: two equal stored weights are one, two that differ stay two, one is both."""
+    stored = [name for name in tied_parameters(model) if name in values]
+    if len(stored) == 2:
+        embedding, unembedding = stored
+        if torch.equal(values[embedding], values[unembedding]):
+            del values[unembedding]
+        else:
+            model.config.tie_word_embeddings = False
+    elif stored == ["lm_head.weight"]:
+        values["model.embed_tokens.weight"] = values.pop("lm_head.weight")
 
 
-def _configuration(raw: dict[str, Any], directory: Path) -> PretrainedConfig:
-    plain = {key: value for key, value in raw.items() if key not in ("pe_config", "position_layout", "base_model_type")}
-    if raw.get("model_type") == OURS:
-        plain["model_type"] = raw.get("base_model_type")
-    if plain.get("model_type") not in FAMILIES:
-        known = ", ".join(sorted(FAMILIES))
-        raise InputError(
-            f"{directory / 'config.json'}: model_type {plain.get('model_type')!r} cannot be repositioned; these can: {known}"
-        )
-    return _configured(plain, str(directory / "config.json"))
+def _stored_form(decoder: PreTrainedModel) -> dict[str, Tensor]:
+    """Every weight by its key in the file, each with memory of its own; of a bridged decoder under its names before bridging."""
+    state = decoder.state_dict()
+    if any(_BRIDGED in name for name in state):
+        config = decoder.config
+        names = _empty_model(plain(config), layout(decoder), own_layout_of(config)[1]).state_dict().keys()
+        before = {name.replace(_BRIDGED, ""): tensor for name, tensor in state.items()}
+        state = {name: before[name] for name in names}
+    if decoder.config.tie_word_embeddings:
+        state.pop("lm_head.weight", None)
+    weights: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in state.items():
+        shared = tensor.untyped_storage().data_ptr() in seen  # safetensors stores no tensor twice
+        seen.add(tensor.untyped_storage().data_ptr())
+        tensor = tensor.detach().cpu().contiguous()
+        weights[file_key(name)] = tensor.clone() if shared else tensor
+    return weights
 
 
-def _configured(raw: dict[str, Any], source: str) -> PretrainedConfig:
-    try:
-        raw = dict(raw)
-        config = AutoConfig.for_model(raw.pop("model_type"), **raw)
-        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-        if heads % kv_heads:
-            raise ValueError(f"{heads} heads cannot share {kv_heads} key-value heads")
-        if config.hidden_size % heads and not raw.get("head_dim"):
-            raise ValueError(f"a width of {config.hidden_size} does not split into {heads} heads")
-        return config
-    except Exception as error:
-        raise InputError(f"{source} describes no decoder: {_one_line(error)}") from None
+class RepositionedForCausalLM:
+    """Makes the models that AutoModelForCausalLM gives for our format; it has no instances."""
 
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        config: PretrainedConfig,
+        dtype: torch.dtype | str | None = None,
+        device_map: Any = None,
+        attn_implementation: str | None = None,
+        **options: Any,
+    ) -> PreTrainedModel:
+        """The checkpoint at `path` as `load_model` gives it; `dtype` None or "auto": that of its configuration.
 
-def _own_layout(raw: Mapping[str, Any], layers: int, directory: Path) -> tuple[tuple[str, ...], dict[str, Any]]:
-    stored = raw.get("position_layout")
-    options = dict(stored) if isinstance(stored, Mapping) else {}
-    schemes = options.pop("layers", None)
-    if not isinstance(schemes, list) or len(schemes) != layers or not set(schemes) <= set(scheme_names()):
-        raise InputError(
-            f"{directory / 'config.json'}: position_layout is {stored!r}; wanted one known scheme for each of {layers} layers"
-        )
-    try:
-        scheme_options(options)
-    except InputError as error:
-        raise InputError(f"{directory / 'config.json'}: {error}") from None
-    return tuple(schemes), options
-
-
-def _file_key(name: str) -> str:
-    """A parameter's name in the file: the released format has what a scheme learns directly under self_attn."""
-    return name.replace(".self_attn.assigner.", ".self_attn.").replace(".self_attn.position_logits.", ".self_attn.")
-
-
-def _load_weights(model: PreTrainedModel, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> None:
-    wanted = {_file_key(name): name for name in model.state_dict()}
-    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    found: dict[str, Tensor] = {}
-    unexpected = []
-    for key, tensor in _weights(checkpoint.directory):
-        if key not in wanted:
-            unexpected.append(key)
-            continue
-        if tuple(tensor.shape) != shapes[wanted[key]]:
+        Raises InputError for options of Hugging Face that are not offered, such as quantisation.
+        """
+        hub = {name: options.pop(name, None) for name in _HUB_OPTIONS}
+        refused = [name for name, value in options.items() if name not in _IDLE_OPTIONS and value not in (None, False, "")]
+        if refused or not isinstance(device_map, str | torch.device | None) or device_map == "auto":
             raise InputError(
-                f"{checkpoint.directory}: {key} has shape {list(tensor.shape)}, the layout {format_layout(checkpoint.layout)} "
-                f"wants {list(shapes[wanted[key]])}"
+                f"repositioned checkpoints take no {refused[0] if refused else f'device_map={device_map!r}'}; leave it out"
             )
-        if not torch.isfinite(tensor).all():
-            raise InputError(f"{checkpoint.directory}: {key} holds values that are not finite; the checkpoint is damaged")
-        found[wanted[key]] = tensor.to(device=device, dtype=dtype)
-    tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
-    missing = [key for key, name in wanted.items() if name not in found and key not in tied]
-    if missing or unexpected:
-        faults = [
-            f"{len(keys)} {what} (first: {keys[0]})" for keys, what in ((missing, "missing"), (unexpected, "unexpected")) if keys
-        ]
-        raise InputError(
-            f"{checkpoint.directory}: the weights do not fit the layout {format_layout(checkpoint.layout)}: {', '.join(faults)}; "
-            "nothing was loaded"
-        )
-    model.load_state_dict(found, strict=False, assign=True)
+        known = identify(path, **{name: value for name, value in hub.items() if value is not None})
+        checkpoint = Checkpoint(known.directory, OURS, plain(config), *own_layout_of(config))
+        wanted = config.dtype if dtype in (None, "auto") else dtype
+        name = "float32" if wanted is None else str(wanted).removeprefix("torch.")
+        model = load_model(checkpoint, "cpu" if device_map is None else str(device_map), name)
+        if attn_implementation is not None:
+            model.set_attn_implementation(attn_implementation)
+        return model
+
+    @classmethod
+    def _from_config(cls, config: PretrainedConfig, **options: Any) -> PreTrainedModel:
+        model = AutoModelForCausalLM.from_config(plain(config), **options)
+        schemes, choices = own_layout_of(config)
+        return reposition(model, ",".join(schemes), **choices)
 
 
-def _weights(directory: Path) -> Iterator[tuple[str, Tensor]]:
-    for file in weight_files(directory):
-        try:
-            with safe_open(file, "pt") as weights:
-                for key in weights.keys():  # noqa: SIM118 - not a mapping
-                    yield key, weights.get_tensor(key)
-        except (SafetensorError, OSError) as error:
-            raise InputError(f"{file} cannot be read as safetensors: {_one_line(error)}") from None
+_BRIDGED = "._original_component"
+_HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only", "force_download")
+_IDLE_OPTIONS = ("trust_remote_code", "adapter_kwargs", "use_safetensors", "low_cpu_mem_usage", "weights_only")
 
-
-def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files of a checkpoint directory, all present. Raises InputError naming what is missing."""
-    index = directory / "model.safetensors.index.json"
-    if index.is_file():
-        named = _read_json(index).get("weight_map")
-        if not isinstance(named, Mapping):
-            raise InputError(f"{index} has no weight_map; wanted the index that save_pretrained writes")
-        files = sorted({directory / name for name in named.values()})
-    else:
-        files = [directory / "model.safetensors"]
-    for file in files:
-        if not file.is_file():
-            raise InputError(f"{directory} has no {file.name}; weights are read from safetensors only")
-    return files
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__
+AutoConfig.register(OURS, RepositionedConfig, exist_ok=True)
+for _family in FAMILIES:
+    AutoModelForCausalLM.register(repositioned_class(_family), RepositionedForCausalLM, exist_ok=True)  # pyright: ignore[reportArgumentType]

@@ -1,4 +1,4 @@
-"""Which Hugging Face decoders can be repositioned, and how each rotates by the token index.
+"""Which Hugging Face decoders can be repositioned, how each rotates by the token index, and how each of its layers attends.
 
 A decoder qualifies when its attention is q_proj, k_proj, v_proj, o_proj, an optional QK-norm, half-split rotation of whole heads,
 softmax: then `RepositionedAttention` computes the same numbers. Others are refused by name.
@@ -7,10 +7,12 @@ softmax: then `RepositionedAttention` computes the same numbers. Others are refu
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from repo_interp.errors import InputError
 
@@ -29,6 +31,7 @@ FAMILIES = {
 """`model_type` of every decoder that can be repositioned, with its class (and TransformerLens architecture)."""
 
 _STATIC_ROTATIONS = {"default", "linear", "yarn", "llama3"}
+_RECORD = "repo_interp_record"
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class Rotation:
     """What a decoder's own rotary embedding uses in one layer."""
 
     frequencies: Tensor
-    """[d_head/2], float32, radians a token."""
+    """[d_head/2], float32, radians per token."""
     attention_scaling: float
     unscaled: Tensor
     """The frequencies before position interpolation, YaRN or the like: rope_theta^(-2r / d_head)."""
@@ -48,8 +51,12 @@ def require_family(config: PretrainedConfig) -> None:
         raise InputError(
             f"decoders of type {config.model_type!r} cannot be repositioned; these can: {', '.join(sorted(FAMILIES))}"
         )
-    if not hasattr(config, "rope_parameters") or config.rope_parameters is None:
+    if getattr(config, "rope_parameters", None) is None:
         raise InputError(f"the {config.model_type} configuration has no rope_parameters, so nothing says how to rotate")
+    if getattr(config, "use_bidirectional_attention", False):
+        raise InputError(
+            f"this {config.model_type} decoder attends to later tokens (use_bidirectional_attention); wanted a causal one"
+        )
     for parameters in _rope_parameters(config):
         kind = parameters.get("rope_type", "default")
         if kind not in _STATIC_ROTATIONS:
@@ -68,6 +75,44 @@ def rotations(model: PreTrainedModel) -> tuple[Rotation, ...]:
     # Constructing the rotary module again avoids buffers that `.to(bfloat16)` has rounded.
     rotary: nn.Module = type(model.model.rotary_emb)(config)
     return tuple(_layer_rotation(rotary, config, layer) for layer in range(config.num_hidden_layers))
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """The arguments that a stock attention module gives the function that attends: what the layer does, whatever its configuration says."""
+
+    scaling: float
+    """Factor of the dot products of queries and keys."""
+    window: int | None
+    """Query i sees keys i - window + 1 .. i; None: all earlier keys."""
+    softcap: float | None
+    """Logits become softcap * tanh(logit / softcap); None: they stay."""
+
+
+def kernel(stock: Any) -> Kernel:
+    """The kernel arguments of a stock attention module, taken from a pass of one token through it.
+
+    A configuration may name a window or a soft cap that its family ignores (Llama, Gemma 3), so it is not read here.
+    """
+    arguments: dict[str, Any] = {}
+
+    def record(module: nn.Module, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, **keywords: Any) -> tuple:
+        arguments.update(keywords)
+        return queries.transpose(1, 2), None
+
+    config, weight = stock.config, stock.q_proj.weight
+    token = weight.new_zeros(1, 1, config.hidden_size)
+    table = weight.new_zeros(1, 1, stock.head_dim)
+    implementation = config._attn_implementation
+    ALL_ATTENTION_FUNCTIONS[_RECORD] = record
+    config._attn_implementation = _RECORD
+    try:
+        with torch.no_grad():
+            stock(token, position_embeddings=(table, table), attention_mask=None)
+    finally:
+        config._attn_implementation = implementation
+        del ALL_ATTENTION_FUNCTIONS[_RECORD]
+    return Kernel(arguments["scaling"], arguments.get("sliding_window"), arguments.get("softcap"))
 
 
 def native_layout(config: PretrainedConfig) -> tuple[str, ...]:

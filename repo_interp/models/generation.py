@@ -22,7 +22,7 @@ def continue_greedily(
     The model is used as it stands (put it into evaluation mode). Prompts of similar length share a forward pass, whatever their order.
     """
     if len(prompts) != len(counts):
-        raise ValueError(f"one count a prompt was wanted; got {len(counts)} for {len(prompts)} prompts")
+        raise ValueError(f"one count per prompt was wanted; got {len(counts)} for {len(prompts)} prompts")
     order = sorted(range(len(prompts)), key=lambda number: (len(prompts[number]), counts[number]))
     continuations: dict[int, tuple[int, ...]] = {}
     for start in range(0, len(order), batch_size):
@@ -39,7 +39,7 @@ def _continue_batch(model: PreTrainedModel, prompts: Sequence[Sequence[int]], co
     """[prompt, count] tokens."""
     device = next(model.parameters()).device
     tokens, valid = pad_left(prompts, device)
-    made = torch.empty(len(prompts), count, dtype=torch.long, device=device)
+    continued = torch.empty(len(prompts), count, dtype=torch.long, device=device)
     cache = DynamicCache(config=model.config)
     padded = not bool(valid.all())
     index = (valid.cumsum(1) - 1).clamp(min=0)
@@ -53,10 +53,10 @@ def _continue_batch(model: PreTrainedModel, prompts: Sequence[Sequence[int]], co
             logits_to_keep=1,
         )
         tokens = output.logits[:, -1].argmax(-1, keepdim=True)
-        made[:, step] = tokens[:, 0]
+        continued[:, step] = tokens[:, 0]
         valid = torch.cat((valid, torch.ones_like(valid[:, :1])), dim=1)
         index = index[:, -1:] + 1
-    return made
+    return continued
 
 
 def pad_left(prompts: Sequence[Sequence[int]], device: torch.device | str) -> tuple[Tensor, Tensor]:

@@ -1,16 +1,31 @@
-"""A checkpoint, ready to be looked into: `load` is identify, load strictly, bridge, and remember where it came from."""
+"""A checkpoint as a TransformerBridge: identified, loaded strictly, bridged, with a record of where it came from.
+
+`load_fresh` gives the same decoder, layout and tokenizer with freshly drawn weights: the control beside every claim about what training
+did to a model.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+from torch import nn
 from transformer_lens.model_bridge import TransformerBridge
+from transformers import AutoModelForCausalLM
 
+from repo_interp.errors import InputError
 from repo_interp.models.bridge import bridge
 from repo_interp.models.checkpoints import identify, load_model, load_tokenizer
+from repo_interp.models.outputs import parity_errors
 from repo_interp.models.provenance import mark, origin
+from repo_interp.models.reposition import attentions, longest_prompt, reposition
+
+_TOKENS = 12
+_TOLERANCE, _TOLERANCE_HALF = 5e-3, 0.5
+"""Largest difference of outputs over the largest output: rounding of large logits stays below, another window or scale does not."""
 
 
 def load(
@@ -19,13 +34,49 @@ def load(
     dtype: str = "float32",
     rope_scaling: Mapping[str, Any] | None = None,
 ) -> TransformerBridge:
-    """The checkpoint at `path` - a directory or a hub id; released, ours or stock Hugging Face - as a TransformerBridge.
+    """The checkpoint at `path` - a directory, a name of the zoo, a hub id; released, ours or stock - as a TransformerBridge.
 
     Positions are analysed in float32 for good reason: in bfloat16 a position near 100 is rounded to steps of 0.5. `rope_scaling`
     exchanges how frequencies are scaled (see `load_model`). Raises InputError, naming what is wrong, for anything that would not
     run exactly as it was trained.
     """
     checkpoint = identify(path)
-    wrapped = bridge(load_model(checkpoint, device, dtype, rope_scaling), load_tokenizer(checkpoint))
-    mark(wrapped, origin(checkpoint, path))
+    model = load_model(checkpoint, device, dtype, rope_scaling)
+    require_parity(model)
+    wrapped = bridge(model, load_tokenizer(checkpoint))
+    source = origin(checkpoint, path)
+    mark(wrapped, source)
+    wrapped.cfg.model_name = source.name
     return wrapped
+
+
+def require_parity(model: nn.Module) -> None:
+    """Raise InputError where measures would see other attention than that which the model computes, tried on a few tokens.
+
+    Windows longer than 64 tokens are not reached by them.
+    """
+    layers = list(attentions(model))
+    windows = [layer.sliding_window for layer in layers if layer.sliding_window is not None and layer.sliding_window <= 64]
+    count = min(max([_TOKENS, *(window + 4 for window in windows)]), longest_prompt(model) or sys.maxsize)
+    weight = next(model.parameters())
+    tokens = torch.arange(count, device=weight.device)[None] * 7919 % layers[0].config.vocab_size
+    tolerance = _TOLERANCE if torch.finfo(weight.dtype).bits >= 32 else _TOLERANCE_HALF
+    for layer, error in zip(layers, parity_errors(model, tokens), strict=True):
+        if not error <= tolerance:
+            raise InputError(
+                f"layer {layer.layer_idx} ({layer.scheme}) attends otherwise than its captured queries, keys and positions say "
+                f"(outputs differ by {error:.2g} of their size): measures would be wrong; report it with the checkpoint's config.json"
+            )
+
+
+def load_fresh(path: str | os.PathLike[str], seed: int = 0, device: str = "cpu") -> TransformerBridge:
+    """The checkpoint at `path` with freshly drawn weights instead of its own, in float32, as a bridge; `seed` decides them.
+
+    The state of torch's random numbers is left as it was. Raises InputError where there is no checkpoint to read.
+    """
+    checkpoint = identify(path)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(checkpoint.config, dtype=torch.float32)
+        reposition(model, ",".join(checkpoint.layout), **checkpoint.options)
+    return bridge(model.to(device).eval(), load_tokenizer(checkpoint))

@@ -10,9 +10,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from repo_interp.models.checkpoints import Checkpoint, weight_files
+from repo_interp.models.configuration import Checkpoint
 from repo_interp.models.families import training_length
 from repo_interp.models.reposition import attentions, layout
+from repo_interp.models.weights import weight_files
 
 TRAINED = "training.toml"
 """The file that `repo-interp train` leaves beside the weights."""
@@ -58,12 +59,12 @@ def loaded_from(model: nn.Module) -> Origin | None:
 
 def length_trained(model: nn.Module) -> int:
     """Longest prompts that a repositioned model or bridge was trained on, in tokens."""
-    found = loaded_from(model)
-    return training_length(next(attentions(model)).config) if found is None else found.training_length
+    checkpoint = loaded_from(model)
+    return training_length(next(attentions(model)).config) if checkpoint is None else checkpoint.training_length
 
 
 def identity(model: nn.Module) -> dict[str, str | int]:
-    """What a run says about the repositioned model or bridge that it was measured on. No path is in it: a checkpoint may move."""
+    """Names and digests of a repositioned model or bridge, for a run. No path is among them: a checkpoint may move."""
     checkpoint = loaded_from(model)
     return {
         "layout": ",".join(layout(model)),

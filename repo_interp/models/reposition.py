@@ -1,28 +1,38 @@
 """Put a layout of position schemes into a stock Hugging Face decoder.
 
 Every layer's attention becomes the one `RepositionedAttention`, with the stock projections and norms; only what a scheme learns
-(f_phi: 2 d d_p + d_p P parameters a layer) is new, drawn from normal(0, initializer_range) as in the RePo paper.
+(f_phi: 2 d d_p + d_p P parameters per layer) is new, drawn from normal(0, initializer_range) as in the RePo paper.
+
+Learned absolute positions enter at the decoder's input, one vector per position added to the token embeddings, so they are no part of any
+attention layer, whose scheme is then "learned": no rotation. The table is `model.position_table`; the token embeddings are looked up as
+ever (a bridge's hook_embed fires), then the vectors are added.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
-from repo_interp.models.absolute import TABLE, learn_absolute_positions
 from repo_interp.models.attention import RepositionedAttention
+from repo_interp.models.configuration import repositioned
 from repo_interp.models.families import require_family, rotations
 from repo_interp.models.schemes import SchemeBuilder, scheme_options
 from repo_interp.positions.assigners import MixedAssigner
+from repo_interp.positions.embedding import AbsoluteEmbedding
 from repo_interp.positions.layouts import format_layout, parse_layout
 
 logger = logging.getLogger(__name__)
+
+TABLE = "position_table"
+"""Name of a decoder's table of learned absolute positions."""
+_HANDLE = "_position_table_hook"
 
 
 def reposition(model: PreTrainedModel, layout: str, **options: str | int) -> PreTrainedModel:
@@ -50,7 +60,8 @@ def reposition(model: PreTrainedModel, layout: str, **options: str | int) -> Pre
         attention.train(stock.training)
         layer.self_attn = attention
     _settle(model)
-    model.config.position_layout = {"layers": list(schemes), **dataclasses.asdict(builder.options)}
+    _declare_shared(model)
+    repositioned(model.config, schemes, dataclasses.asdict(builder.options))
     added = added_parameters(model)
     share = 100 * added / max(1, sum(p.numel() for p in model.parameters()) - added)
     logger.info("layout %s adds %d parameters (%.2f %%)", format_layout(schemes), added, share)
@@ -66,13 +77,22 @@ def initialise(scheme: nn.Module, deviation: float) -> None:
 
 def attentions(model: nn.Module) -> Iterator[RepositionedAttention]:
     """The attention modules of a repositioned model - or of the bridge around it - from the first layer to the last."""
-    found = {module.layer_idx: module for module in model.modules() if isinstance(module, RepositionedAttention)}
-    if not found:
+    modules = {module.layer_idx: module for module in model.modules() if isinstance(module, RepositionedAttention)}
+    if not modules:
         raise InputError(
             "this model was never repositioned; call repo_interp.reposition(model, layout) or load it with repo_interp.load"
         )
-    for layer in sorted(found):
-        yield found[layer]
+    for layer in sorted(modules):
+        yield modules[layer]
+
+
+def attentions_of(model: nn.Module, layers: Collection[int]) -> list[RepositionedAttention]:
+    """The attention modules of `layers`, in the order of the model. Raises InputError for a layer that the model lacks."""
+    modules = {attention.layer_idx: attention for attention in attentions(model)}
+    for layer in layers:
+        if layer not in modules:
+            raise InputError(f"layer {layer} was asked for; the model's are 0 to {len(modules) - 1}")
+    return [modules[layer] for layer in sorted(layers)]
 
 
 def layout(model: nn.Module) -> tuple[str, ...]:
@@ -81,7 +101,7 @@ def layout(model: nn.Module) -> tuple[str, ...]:
 
 
 def scheme_modules(model: nn.Module) -> Iterator[nn.Module]:
-    """Everything with parameters that the position schemes brought in, each once."""
+    """Every module with parameters that the position schemes brought in, once each."""
     seen: set[int] = set()
     table = getattr(decoder_of(model), TABLE, None)
     for attention in attentions(model):
@@ -92,13 +112,13 @@ def scheme_modules(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def added_parameters(model: nn.Module) -> int:
-    """How many parameters the position schemes have that the stock decoder has not."""
+    """Number of parameters that the position schemes added to those of the stock decoder."""
     unique = {id(parameter): parameter for module in scheme_modules(model) for parameter in module.parameters()}
     return sum(parameter.numel() for parameter in unique.values())
 
 
 def longest_prompt(model: nn.Module) -> int | None:
-    """Tokens of the longest prompt that the model can take at all: its learned table's length, None where it has none."""
+    """Tokens of the longest prompt that the model can take: the length of its learned table, None where it lacks one."""
     table = getattr(decoder_of(model), TABLE, None)
     return None if table is None else table.weight.shape[0]
 
@@ -117,9 +137,55 @@ def decoder_of(model: Any) -> Any:
     return getattr(model, "original_model", model).model
 
 
+def _declare_shared(model: PreTrainedModel) -> None:
+    """Tell Hugging Face which parameters layers share (one map of CoPE for all), else its save_pretrained refuses them."""
+    owners: dict[int, str] = {}
+    for attention in attentions(model):
+        names = {name: f"layers.{attention.layer_idx}.{name}" for name, _ in attention.named_parameters()}
+        shared = {
+            name: owners[id(parameter)]
+            for name, parameter in attention.named_parameters()
+            if owners.setdefault(id(parameter), names[name]) != names[name]
+        }
+        attention._tied_weights_keys = shared  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
+
+
 def _settle(model: PreTrainedModel) -> None:
     """Move what the schemes brought in to where the decoder is, in its dtype."""
     reference: Tensor = decoder_of(model).embed_tokens.weight
     if reference.device.type != "meta":
         for module in scheme_modules(model):
             module.to(device=reference.device, dtype=reference.dtype)
+
+
+def learn_absolute_positions(model: PreTrainedModel, length: int | None) -> None:
+    """Give `model` a freshly drawn table of `length` positions in place of any that it has; None removes the table."""
+    decoder = model.model
+    if getattr(decoder, TABLE, None) is not None:
+        decoder.__dict__.pop(_HANDLE).remove()
+        delattr(decoder, TABLE)
+    if length is not None:
+        setattr(
+            decoder,
+            TABLE,
+            AbsoluteEmbedding(length, model.config.hidden_size, model.config.initializer_range),
+        )
+        decoder.__dict__[_HANDLE] = decoder.register_forward_pre_hook(_add_vectors, with_kwargs=True)
+
+
+def _add_vectors(decoder: Any, arguments: tuple, keywords: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    names = ("input_ids", "attention_mask", "position_ids", "past_key_values", "inputs_embeds")
+    inputs = dict(zip(names, arguments, strict=False)) | keywords
+    tokens, embeddings = inputs.get("input_ids"), inputs.get("inputs_embeds")
+    if embeddings is None:
+        embeddings = decoder.embed_tokens(tokens)
+    index = inputs.get("position_ids")
+    if index is None:
+        cache = inputs.get("past_key_values")
+        start = 0 if cache is None else cache.get_seq_length()
+        index = torch.arange(start, start + embeddings.shape[1], device=embeddings.device)[None]
+    try:
+        with_positions = getattr(decoder, TABLE)(embeddings, index)
+    except ValueError as error:
+        raise InputError(str(error)) from None
+    return (), inputs | {"input_ids": None, "inputs_embeds": with_positions}

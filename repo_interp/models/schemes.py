@@ -28,7 +28,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
-from repo_interp.entry_points import added
+from repo_interp.entry_points import SCHEMES as SCHEME_GROUP
+from repo_interp.entry_points import find
 from repo_interp.errors import InputError
 from repo_interp.models.attention import SchemeParts
 from repo_interp.models.families import Rotation, training_length
@@ -101,7 +102,7 @@ class SchemeBuilder:
     def build(self, scheme: str, rotation: Rotation, d_head: int) -> SchemeParts:
         """The parts of `scheme` for one layer, freshly made but for what the model's layers share."""
         if scheme not in SCHEMES:
-            return self._added(scheme, rotation, d_head)
+            return self._from_another_package(scheme, rotation, d_head)
         if scheme in _UNPOSITIONED:
             return SchemeParts(scheme, assigner=None, frequencies=None)
         if scheme in _ADDITIVE:
@@ -130,8 +131,8 @@ class SchemeBuilder:
             raise InputError(str(error)) from None
         return SchemeParts(scheme, self._assigner(scheme), frequencies, rotation.attention_scaling, components)
 
-    def _added(self, scheme: str, rotation: Rotation, d_head: int) -> SchemeParts:
-        build = added("repo_interp.schemes", scheme)
+    def _from_another_package(self, scheme: str, rotation: Rotation, d_head: int) -> SchemeParts:
+        build = find(SCHEME_GROUP, scheme)
         if build is None:
             raise InputError(f"no installed package gives the scheme {scheme!r}; install the one that does")
         parts = build(self, rotation, d_head)

@@ -10,14 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from repo_interp.errors import InputError
+from repo_interp.shipped import zoo_path
 from repo_interp.training.configuration import TrainingConfiguration
 from repo_interp.training.trained import trained_configuration
 
 if TYPE_CHECKING:
     from transformer_lens.model_bridge import TransformerBridge
-
-_DIRECTORY = Path(__file__).parent.parent / "zoo"
 
 
 @dataclass(frozen=True)
@@ -33,18 +31,6 @@ class ZooEntry:
     """Size of the weights."""
     seeds: dict[int, dict]
     """scores.json of the same run with other seeds, whose weights do not ship."""
-
-
-def zoo_names() -> tuple[str, ...]:
-    """Every checkpoint that is there, sorted."""
-    return tuple(sorted(str(file.parent.relative_to(_DIRECTORY).as_posix()) for file in _DIRECTORY.glob("*/*/config.json")))
-
-
-def zoo_path(name: str) -> Path:
-    """The directory of checkpoint `name`. Raises InputError when the package has none of that name."""
-    if name not in zoo_names():
-        raise InputError(f"no checkpoint {name!r} comes with the package; these do: {', '.join(zoo_names()) or 'none'}")
-    return _DIRECTORY / name
 
 
 def zoo_entry(name: str) -> ZooEntry:

@@ -26,8 +26,7 @@ from repo_interp.analysis.analyze import analyze
 from repo_interp.errors import InputError
 from repo_interp.measures.gates import KINDS, Gates
 from repo_interp.measures.labels import described
-from repo_interp.models.fresh import load_fresh
-from repo_interp.models.load import load
+from repo_interp.models.load import load, load_fresh
 from repo_interp.papers.cope.perplexity import LANGUAGE
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import Claim, Evidence

@@ -22,8 +22,7 @@ from repo_interp.analysis.observing import stream
 from repo_interp.errors import InputError
 from repo_interp.measures.components import Components
 from repo_interp.measures.statistics import Measure
-from repo_interp.models.fresh import load_fresh
-from repo_interp.models.load import load
+from repo_interp.models.load import load, load_fresh
 from repo_interp.models.reposition import attentions
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.experiment import Needs, each

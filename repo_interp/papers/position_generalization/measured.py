@@ -26,8 +26,7 @@ from repo_interp.measures.maps import Maps
 from repo_interp.measures.rotation import Rotation
 from repo_interp.measures.three_axis import ThreeAxis
 from repo_interp.models.checkpoints import load_model
-from repo_interp.models.fresh import load_fresh
-from repo_interp.models.load import load
+from repo_interp.models.load import load, load_fresh
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.scale import Scale
 from repo_interp.papers.kit.subjects import Subject

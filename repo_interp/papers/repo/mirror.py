@@ -22,8 +22,7 @@ from matplotlib.patches import Patch
 
 from repo_interp.analysis.analyze import analyze
 from repo_interp.measures.labels import described
-from repo_interp.models.fresh import load_fresh
-from repo_interp.models.load import load
+from repo_interp.models.load import load, load_fresh
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import Claim, Evidence
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, each

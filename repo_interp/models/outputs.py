@@ -1,4 +1,4 @@
-"""What one query would put out over a sliding window of keys and values (Position Generalization sec. 4.2, fig. 6).
+"""Outputs of attention: those of a pass, and those of one query over sliding windows (Position Generalization sec. 4.2, fig. 6).
 
     o_s = sum_{j = s .. s + L - 1} softmax_j(w(q, k_j, distance)) v_j
 
@@ -8,18 +8,79 @@ are learned, distances are those of the query's own position to the keys'. Knows
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from repo_interp.inputs import AttentionInputs
 from repo_interp.models.attention import RepositionedAttention
-from repo_interp.models.reposition import attentions
+from repo_interp.models.capture import capture
+from repo_interp.models.reposition import attentions, attentions_of
 from repo_interp.positions.layouts import LEARNED
 from repo_interp.positions.rotary import expand_heads
+
+
+@contextmanager
+def attention_outputs(
+    model: nn.Module,
+    receive: Callable[[int, Float[Tensor, "batch token width"]], None],
+    layers: Collection[int] | None = None,
+) -> Iterator[None]:
+    """Every pass hands the outputs of `layers` (None: all) to `receive`: sum_j w_ij v_j, a layer's heads side by side, before Wo."""
+    with ExitStack() as hooks:
+        for attention in attentions(model) if layers is None else attentions_of(model, layers):
+            handle = attention.o_proj.register_forward_pre_hook(_hand_on(attention.layer_idx, receive))
+            hooks.callback(handle.remove)
+        yield
+
+
+def _hand_on(layer: int, receive: Callable[[int, Tensor], None]) -> Callable:
+    def hook(module: nn.Module, arguments: tuple) -> None:
+        receive(layer, arguments[0])
+
+    return hook
+
+
+def parity_errors(model: nn.Module, tokens: Int[Tensor, "1 token"]) -> list[float]:
+    """By layer, how far attention's outputs on `tokens` are from those remade of what `capture` shows to measures.
+
+        o_i = sum_j softmax_j(W_ij) v_j,    W from `AttentionInputs.logits`: scale, window, soft cap, positions, added logits
+
+    Largest difference over the largest output. Costs a forward pass and maps of these tokens, one layer at a time.
+    """
+    values: dict[int, Tensor] = {}
+    expected: dict[int, Tensor] = {}
+    errors: dict[int, float] = {}
+
+    def receive_inputs(inputs: AttentionInputs) -> None:
+        pattern = inputs.logits(torch.arange(tokens.shape[1], device=tokens.device)).softmax(-1)
+        of_heads = expand_heads(_wide(values.pop(inputs.layer)), inputs.heads)
+        expected[inputs.layer] = (pattern.to(of_heads.dtype) @ of_heads).transpose(1, 2).flatten(2)
+
+    def receive_outputs(layer: int, outputs: Tensor) -> None:
+        remade = expected.pop(layer)
+        errors[layer] = float((outputs - remade).abs().amax() / remade.abs().amax().clamp_min(torch.finfo(torch.float32).tiny))
+
+    def remember_values(attention: RepositionedAttention) -> Callable:
+        def hook(module: nn.Module, arguments: tuple, flat: Tensor) -> None:
+            values[attention.layer_idx] = flat.view(*flat.shape[:2], -1, attention.d_head).transpose(1, 2)
+
+        return hook
+
+    with ExitStack() as hooks:
+        for attention in attentions(model):
+            hooks.callback(attention.v_proj.register_forward_hook(remember_values(attention)).remove)
+        hooks.enter_context(attention_outputs(model, receive_outputs))
+        capture(model, tokens, torch.ones_like(tokens, dtype=torch.bool), torch.zeros(1, dtype=torch.long), receive_inputs)
+    return [errors[layer] for layer in sorted(errors)]
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 @dataclass
@@ -35,7 +96,7 @@ class LayerTensors:
 @contextmanager
 def layer_tensors(model: nn.Module, layer: int) -> Iterator[LayerTensors]:
     """While the context lasts, the tensors of `layer` of the latest pass."""
-    attention = {attention.layer_idx: attention for attention in attentions(model)}[layer]
+    (attention,) = attentions_of(model, [layer])
     seen = LayerTensors()
 
     def observe(attention: RepositionedAttention, queries: Tensor, keys: Tensor, positions: Tensor | None, added: object) -> None:
@@ -57,7 +118,7 @@ def outputs_over_windows(
     model: nn.Module, layer: int, tensors: LayerTensors, query: int, starts: Sequence[int], window: int
 ) -> Float[Tensor, "start width"]:
     """Outputs of the query at token `query` over the `window` keys from each of `starts`, its heads side by side."""
-    attention = {attention.layer_idx: attention for attention in attentions(model)}[layer]
+    (attention,) = attentions_of(model, [layer])
     assert tensors.queries is not None and tensors.keys is not None and tensors.values is not None
     heads = tensors.queries.shape[1]
     asked = tensors.queries[:, :, query, None]

@@ -1,0 +1,308 @@
+"""What config.json says: which of three formats, which decoder, which position scheme in every layer. Reads no weights.
+
+    released        `pe_config`, written by the RePo authors
+    repo_interp     `position_layout`, model_type "repo_interp", so that no other library can mistake it for a plain decoder
+    hugging face    a stock decoder
+
+A model that `reposition` changed has a configuration that is written in our format, whoever saves it (`repositioned_class`).
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, PretrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from repo_interp.errors import InputError
+from repo_interp.models.families import FAMILIES, native_layout, require_family
+from repo_interp.models.schemes import scheme_options
+from repo_interp.positions.layouts import scheme_names
+from repo_interp.shipped import means_zoo, zoo_path
+
+OURS = "repo_interp"
+_POSITIVE = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "max_position_embeddings", "sliding_window",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a directory holds, known without reading its weights."""
+
+    directory: Path
+    format: str
+    """"released", "repo_interp" or "hugging face"."""
+    config: PretrainedConfig
+    layout: tuple[str, ...]
+    """The scheme of every layer."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Choices within schemes, as `reposition` takes them."""
+
+
+def identify(path: str | os.PathLike[str], **hub: Any) -> Checkpoint:
+    """The checkpoint at `path`: a directory, the name of a checkpoint of the zoo, or a hub id (fetched with the options `hub`).
+
+    Raises InputError when it is none that can be read. A name of the zoo is never looked for on the hub.
+    """
+    directory = _directory(path, hub)
+    raw = read_json(directory / "config.json")
+    config = _configuration(raw, directory)
+    require_family(config)
+    layers = config.num_hidden_layers
+    if "pe_config" in raw:
+        if not isinstance(raw["pe_config"], Mapping):
+            raise InputError(f"{directory / 'config.json'}: pe_config is {raw['pe_config']!r}; wanted an object")
+        return Checkpoint(directory, "released", config, released_layout(raw["pe_config"], layers))
+    if "position_layout" in raw or raw.get("model_type") == OURS:
+        return Checkpoint(directory, OURS, config, *own_layout(raw, layers, str(directory / "config.json")))
+    return Checkpoint(directory, "hugging face", config, native_layout(config))
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises InputError when there is none."""
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(
+            f"{file.parent} has no {file.name}; wanted a checkpoint directory as save_pretrained writes it"
+        ) from None
+    except OSError as error:
+        raise InputError(f"{file} cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise InputError(f"{file} is not JSON: {one_line(error)}") from None
+    except (RecursionError, ValueError) as error:
+        raise InputError(f"{file} is no configuration: {one_line(error)}") from None
+    if not isinstance(raw, dict):
+        raise InputError(f"{file} holds {type(raw).__name__}; wanted an object")
+    return raw
+
+
+def scaled_configuration(config: PretrainedConfig, rope_scaling: Mapping[str, Any]) -> PretrainedConfig:
+    """`config` with its rotation scaled otherwise; the base frequency (rope_theta) stays unless given."""
+    raw = config.to_dict()
+    base = raw.get("rope_parameters") or {}
+    if any(isinstance(value, Mapping) for value in base.values()):
+        raise InputError(f"{config.model_type} scales each kind of layer by itself; rope_scaling cannot be exchanged for it")
+    parameters = {"rope_theta": base.get("rope_theta"), **rope_scaling}
+    if "type" in parameters:
+        parameters["rope_type"] = parameters.pop("type")
+    raw["rope_parameters"] = parameters
+    return configured(raw, "rope_scaling")
+
+
+def one_line(error: Exception) -> str:
+    """What an error says, without line breaks."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+class RepositionedConfig(PretrainedConfig):
+    """What `AutoConfig` reads config.json of our format with; it gives the configuration of the decoder inside, with its layout."""
+
+    model_type = OURS
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """The configuration of the decoder and its layout. Raises InputError where it describes none."""
+        raw = {key: value for key, value in config_dict.items() if not key.startswith("_")}
+        layers, options = own_layout(raw, int(raw.get("num_hidden_layers", 0)), "config.json")
+        return_unused = kwargs.pop("return_unused_kwargs", False)
+        config = _configuration(raw, Path())
+        config.name_or_path = kwargs.pop("name_or_path", "")
+        for name in [name for name in kwargs if name in raw or name.startswith("_")]:
+            value = kwargs.pop(name)
+            if name in raw:
+                setattr(config, name, value)
+        require_family(config)
+        repositioned(config, layers, options)
+        return (config, kwargs) if return_unused else config
+
+
+def repositioned(config: PretrainedConfig, schemes: tuple[str, ...], options: Mapping[str, Any]) -> None:
+    """Make `config`, in place, the configuration of a repositioned decoder: it is written in our format from now on."""
+    config.__class__ = repositioned_class(config.model_type)
+    config.position_layout = {"layers": list(schemes), **options}
+
+
+def plain(config: PretrainedConfig) -> PretrainedConfig:
+    """A copy of `config` as the stock decoder's own, without a layout."""
+    stock = copy.deepcopy(config)
+    stock.__class__ = CONFIG_MAPPING[config.model_type]
+    stock.__dict__.pop("position_layout", None)
+    return stock
+
+
+def own_layout_of(config: PretrainedConfig) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """The scheme of every layer of a repositioned model's configuration, and its options."""
+    return own_layout({"position_layout": config.position_layout}, config.num_hidden_layers, "the configuration")
+
+
+@cache
+def repositioned_class(family: str) -> type[PretrainedConfig]:
+    """The family's configuration class, but for how it is written: as ours, unless the layout is the stock decoder's own."""
+    stock = CONFIG_MAPPING[family]
+
+    def to_dict(self: PretrainedConfig) -> dict[str, Any]:
+        raw = stock.to_dict(self)
+        given = raw.get("position_layout") or {"layers": native_layout(self)}
+        if tuple(given["layers"]) == native_layout(self):
+            raw.pop("position_layout", None)
+            return raw
+        return raw | {"model_type": OURS, "base_model_type": family}
+
+    name = f"Repositioned{stock.__name__}"
+    return type(name, (stock,), {"to_dict": to_dict, "__module__": __name__, "__doc__": f"{stock.__name__} with a layout."})
+
+
+def __getattr__(name: str) -> Any:
+    """The class that `repositioned_class` made, by its name: configurations are unpickled with it."""
+    for family in FAMILIES:
+        if name == f"Repositioned{CONFIG_MAPPING[family].__name__}":
+            return repositioned_class(family)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _directory(path: str | os.PathLike[str], hub: Mapping[str, Any]) -> Path:
+    directory, text = Path(path), os.fspath(path)
+    try:
+        if "\0" in text:
+            raise ValueError("a path holds no NUL character")
+        if directory.is_dir():
+            return directory
+        exists = directory.exists()
+    except (OSError, ValueError) as error:
+        raise InputError(f"{text[:80]!r} names no checkpoint directory: {one_line(error)}") from None
+    if exists:
+        raise InputError(f"{path} is a file; wanted a checkpoint directory with config.json and safetensors")
+    if means_zoo(text):
+        return zoo_path(text)
+    if text.count("/") != 1 or text.startswith((".", "/", "~")):
+        raise InputError(
+            f"there is no checkpoint directory {text}; wanted a directory with config.json, a name of the zoo such as niah/repo, "
+            "or a hub id such as owner/name"
+        )
+    from huggingface_hub import snapshot_download
+
+    try:
+        wanted = ["*.json", "*.safetensors", "tokenizer*", "*.model", "merges.txt"]
+        return Path(snapshot_download(text, allow_patterns=wanted, **hub))
+    except Exception as error:
+        raise InputError(f"{text} is no directory here and could not be fetched from the hub: {one_line(error)}") from None
+
+
+def _configuration(raw: Mapping[str, Any], directory: Path) -> PretrainedConfig:
+    """The plain decoder's configuration."""
+    source = directory / "config.json"
+    plain = {key: value for key, value in raw.items() if key not in ("pe_config", "position_layout", "base_model_type")}
+    if raw.get("model_type") == OURS:
+        plain["model_type"] = raw.get("base_model_type")
+    if not isinstance(plain.get("model_type"), str) or plain["model_type"] not in FAMILIES:
+        known = ", ".join(sorted(FAMILIES))
+        raise InputError(f"{source}: model_type {plain.get('model_type')!r} cannot be repositioned; these can: {known}")
+    if "transformers_weights" in plain:
+        raise InputError(f"{source} names other weights (transformers_weights); wanted model.safetensors beside it")
+    return configured(plain, str(source))
+
+
+def configured(raw: Mapping[str, Any], source: str) -> PretrainedConfig:
+    """The Hugging Face configuration of `raw`. Raises InputError, naming `source`, where it describes no decoder."""
+    try:
+        raw = dict(raw)
+        config = AutoConfig.for_model(raw.pop("model_type"), **raw)
+        _require_sizes(config)
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        if heads % kv_heads:
+            raise ValueError(f"{heads} heads cannot share {kv_heads} key-value heads")
+        if config.hidden_size % heads and not raw.get("head_dim"):
+            raise ValueError(f"a width of {config.hidden_size} does not split into {heads} heads")
+        return config
+    except Exception as error:
+        raise InputError(f"{source} describes no decoder: {one_line(error)}") from None
+
+
+def _require_sizes(config: PretrainedConfig) -> None:
+    for name in _POSITIVE:
+        size = getattr(config, name, None)
+        if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
+            raise ValueError(f"{name} is {size!r}; wanted a whole number of at least 1")
+    parameters = getattr(config, "rope_parameters", None) or {}
+    for part in (parameters, *(value for value in parameters.values() if isinstance(value, Mapping))):
+        for name in ("rope_theta", "factor"):
+            value = part.get(name)
+            if value is not None and not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
+                raise ValueError(f"{name} is {value!r}; wanted a number above 0")
+
+
+def own_layout(raw: Mapping[str, Any], layers: int, source: str) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """The scheme of every layer and the options of `position_layout`. Raises InputError, naming `source`, for unknown ones."""
+    stored = raw.get("position_layout")
+    options = dict(stored) if isinstance(stored, Mapping) else {}
+    schemes = options.pop("layers", None)
+    if not isinstance(schemes, list) or len(schemes) != layers or not all(scheme in scheme_names() for scheme in schemes):
+        raise InputError(f"{source}: position_layout is {stored!r}; wanted one known scheme for each of {layers} layers")
+    try:
+        scheme_options(options)
+    except InputError as error:
+        raise InputError(f"{source}: {error}") from None
+    return tuple(schemes), options
+
+
+# The checkpoints that the RePo authors released, `pe_config` in config.json:
+#
+#     dynamic_pe_mode                                 what the repositioned layers do
+#     dynmaic_pe_start_layer, dynmaic_pe_layer_ids    which layers those are: misspelt so; the released code reads this
+#                                                     spelling, the correct one stands beside it with the same value
+#
+# Repositioned are the layers from the start on - where layer ids are given, only those among them; the rest is RoPE. Modes that the
+# released code does not know run RoPE there without a word; here they are refused.
+
+_RELEASED_MODES = {
+    "none": "rope",
+    "nope": "nope",
+    "swigluex_multihead": "repo",
+    "continuous": "continuous",
+    "multihead_continuous": "multihead_continuous",
+}
+
+
+def released_layout(pe_config: Mapping[str, Any], layers: int) -> tuple[str, ...]:
+    """The scheme of every layer. Raises InputError for unknown modes, layers that the model lacks, and spellings that disagree."""
+    mode = pe_config.get("dynamic_pe_mode", "none")
+    if mode not in _RELEASED_MODES:
+        raise InputError(f"pe_config has dynamic_pe_mode {mode!r}; known are {', '.join(_RELEASED_MODES)}")
+    start = _either_spelling(pe_config, "start_layer", 0)
+    if not isinstance(start, int) or isinstance(start, bool) or not 0 <= start <= layers:
+        raise InputError(f"pe_config starts repositioning at layer {start!r}; the model's layers are 0 to {layers - 1}")
+    chosen = set(range(start, layers)) & _layer_ids(_either_spelling(pe_config, "layer_ids", ""), layers)
+    return tuple(_RELEASED_MODES[mode] if layer in chosen else "rope" for layer in range(layers))
+
+
+def _either_spelling(pe_config: Mapping[str, Any], key: str, default: Any) -> Any:
+    misspelt, correct = f"dynmaic_pe_{key}", f"dynamic_pe_{key}"
+    if misspelt in pe_config and correct in pe_config and pe_config[misspelt] != pe_config[correct]:
+        raise InputError(
+            f"pe_config says {misspelt} {pe_config[misspelt]!r} but {correct} {pe_config[correct]!r}; "
+            "make them equal (the released code reads the former)"
+        )
+    return pe_config.get(misspelt, pe_config.get(correct, default))
+
+
+def _layer_ids(text: Any, layers: int) -> set[int]:
+    if text in ("", None):
+        return set(range(layers))
+    if not isinstance(text, str) or not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", text):
+        raise InputError(f"pe_config has layer ids {text!r}; wanted layer numbers with commas, such as '1,3'")
+    chosen = {int(part) for part in text.split(",")}
+    if max(chosen) >= layers:
+        raise InputError(f"pe_config repositions layer {max(chosen)}; the model's layers are 0 to {layers - 1}")
+    return chosen

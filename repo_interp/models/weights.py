@@ -1,0 +1,150 @@
+"""The weights of a checkpoint: safetensors files whose headers fit a model, read once, straight into the wanted dtype.
+
+    stored weights -> chunks of 4 MB -> the parameter, on its device
+
+Which files are read is decided as Hugging Face does: `model.safetensors` before `model.safetensors.index.json`. What does not fit the
+model - a weight missing, one too many, one of another shape, not floating point, not finite - is refused by name. Reading needs as much
+memory as the model, and one chunk. Knows nothing about layouts and configurations.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from repo_interp.errors import InputError
+
+_CHUNK = 4 << 20
+_STORED = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_REMADE = ".rotary_emb.inv_freq"
+"""End of the name of a weight that older checkpoints store; its values follow from the configuration, and Hugging Face skips it too."""
+
+
+@dataclass(frozen=True)
+class StoredWeight:
+    """Where a weight is stored, known from the header of its file."""
+
+    key: str
+    """Its name in the file."""
+    file: Path
+    offset: int
+    """Its first byte in the file."""
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def file_key(name: str) -> str:
+    """A parameter's name in the file: the released format has what a scheme learns directly under self_attn."""
+    return name.replace(".self_attn.assigner.", ".self_attn.").replace(".self_attn.position_logits.", ".self_attn.")
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The safetensors files of a checkpoint directory, all present. Raises InputError naming what is missing."""
+    whole, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
+    files = _files_of_index(index) if index.is_file() and not whole.is_file() else [whole]
+    for file in files:
+        if not file.is_file():
+            raise InputError(f"{directory} has no {file.name}; weights are read from safetensors only")
+    return files
+
+
+def fitting_weights(model: nn.Module, directory: Path, described: str) -> dict[str, StoredWeight]:
+    """The stored weight of every parameter of `model`, by parameter; read from headers alone.
+
+    A weight that several parts of the model share may be stored once. Raises InputError where names, shapes or
+    dtypes do not fit; `described` says what they should fit.
+    """
+    state = model.state_dict(keep_vars=True)
+    shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    parameters = {file_key(name): name for name in shapes}
+    stored: dict[str, StoredWeight] = {}
+    unexpected = []
+    for weight in _stored_weights(directory):
+        name = parameters.get(file_key(weight.key))
+        if name is None or name in stored:
+            unexpected += [] if weight.key.endswith(_REMADE) else [weight.key]
+            continue
+        if weight.shape != shapes[name]:
+            raise InputError(f"{directory}: {weight.key} has shape {list(weight.shape)}, {described} wants {list(shapes[name])}")
+        stored[name] = weight
+    tied = set(tied_parameters(model))
+    present = {id(state[name]) for name in (*stored, *(tied if tied & set(stored) else ()))}
+    missing = [key for key, name in parameters.items() if id(state[name]) not in present]
+    if missing or unexpected:
+        faults = [
+            f"{len(keys)} {what} (first: {keys[0]})" for keys, what in ((missing, "missing"), (unexpected, "unexpected")) if keys
+        ]
+        raise InputError(f"{directory}: the weights do not fit {described}: {', '.join(faults)}; nothing was loaded")
+    return stored
+
+
+def tied_parameters(model: nn.Module) -> tuple[str, ...]:
+    """Names of the embedding and unembedding where the configuration ties them; empty where it does not."""
+    return ("model.embed_tokens.weight", "lm_head.weight") if model.config.tie_word_embeddings else ()  # pyright: ignore
+
+
+def read_weights(stored: Mapping[str, StoredWeight], device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The values of `stored`, by the same names. Raises InputError naming the first weight that is not finite."""
+    return {name: _read(weight, device, dtype) for name, weight in stored.items()}
+
+
+def _files_of_index(index: Path) -> list[Path]:
+    try:
+        named = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        names = set(named.values())
+    except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        raise InputError(f"{index} has no weight_map; wanted the index that save_pretrained writes") from None
+    for name in names:
+        if not isinstance(name, str) or os.path.basename(name) != name or not name.endswith(".safetensors") or len(name) > 255:
+            raise InputError(f"{index} names {str(name)[:80]!r}; wanted safetensors files that stand beside it")
+    return sorted(index.parent / name for name in names)
+
+
+def _stored_weights(directory: Path) -> Iterator[StoredWeight]:
+    for file in weight_files(directory):
+        try:
+            with safe_open(file, "pt") as weights:  # checks that header and file fit together
+                with file.open("rb") as stream:
+                    offset = 8 + int.from_bytes(stream.read(8), "little")
+                for key in weights.offset_keys():
+                    part = weights.get_slice(key)
+                    shape, stored = tuple(part.get_shape()), part.get_dtype()
+                    if stored not in _STORED:
+                        raise InputError(
+                            f"{file}: {key} is stored as {stored}; wanted floating point, one of {', '.join(_STORED)}: "
+                            "convert or dequantise the checkpoint"
+                        )
+                    yield StoredWeight(key, file, offset, shape, _STORED[stored])
+                    offset += math.prod(shape) * _STORED[stored].itemsize
+        except (SafetensorError, OSError) as error:
+            raise InputError(f"{file} cannot be read as safetensors: {' '.join(str(error).split())[:300]}") from None
+
+
+def _read(weight: StoredWeight, device: torch.device, dtype: torch.dtype) -> Tensor:
+    values = torch.empty(weight.shape, device=device, dtype=dtype)
+    flat = values.view(-1)
+    chunk = torch.empty(min(_CHUNK // weight.dtype.itemsize, flat.numel()), dtype=weight.dtype)
+    with weight.file.open("rb") as stream:
+        stream.seek(weight.offset)
+        for start in range(0, flat.numel(), max(1, chunk.numel())):
+            part = chunk[: flat.numel() - start]
+            bytes_read = stream.readinto(memoryview(part.view(torch.uint8).numpy()))
+            if bytes_read != part.numel() * weight.dtype.itemsize:
+                raise InputError(f"{weight.file} ends within {weight.key}; the checkpoint was changed while it was read")
+            smallest, largest = part.aminmax()  # one pass; NaN in either where there is one
+            if not (torch.isfinite(smallest) and torch.isfinite(largest)):
+                raise InputError(
+                    f"{weight.file.parent}: {weight.key} holds values that are not finite; the checkpoint is damaged"
+                )
+            if max(-float(smallest), float(largest)) > torch.finfo(dtype).max:
+                raise InputError(f"{weight.file.parent}: {weight.key} holds values too large for {dtype}; load it in float32")
+            flat[start : start + part.numel()].copy_(part)
+    return values

@@ -1,0 +1,95 @@
+"""What measures see of a layer is what the layer computes: window, scale and soft cap are those of the module that ran."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from families import CONFIGS, TINY, tiny
+from torch.testing import assert_close
+from transformers import AutoModelForCausalLM
+
+import repo_interp as ri
+from repo_interp.models.families import native_layout
+from repo_interp.models.load import require_parity
+from repo_interp.models.outputs import parity_errors
+from repo_interp.models.reposition import attentions
+
+TOKENS = torch.randint(3, 64, (1, 20), generator=torch.Generator().manual_seed(1))
+SETTINGS = {
+    "llama": {"sliding_window": 4},  # ignored by the family
+    "olmo2": {"sliding_window": 4, "attn_logit_softcapping": 0.5},  # ignored
+    "olmo3": {"sliding_window": 4},
+    "qwen2": {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
+    "qwen3": {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2},
+    "mistral": {"sliding_window": 4},
+    "gemma": {"sliding_window": 4, "attn_logit_softcapping": 0.5},  # ignored
+    "gemma2": {"sliding_window": 4, "attn_logit_softcapping": 0.5, "query_pre_attn_scalar": 2},
+    "gemma3": {"sliding_window": 4, "attn_logit_softcapping": 0.5, "query_pre_attn_scalar": 2},  # its soft cap is ignored
+    "smollm3": {"use_sliding_window": True, "sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"] * 2},
+}
+
+
+def with_settings(family):
+    """A stock decoder whose configuration names windows and soft caps, whether its family uses them or not."""
+    raw = CONFIGS[family]().to_dict() | {"initializer_range": 0.2} | SETTINGS[family]
+    if family in ("qwen2", "qwen3"):
+        raw.pop("layer_types")
+    if family == "smollm3":
+        raw["layer_types"] = raw["layer_types"][: TINY["num_hidden_layers"]]
+    model = AutoModelForCausalLM.from_config(type(CONFIGS[family]())(**raw), attn_implementation="eager")
+    return model.eval()
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("family", SETTINGS)
+def test_windows_scales_and_caps_are_those_of_the_stock_module(family, implementation):
+    model = with_settings(family)
+    with torch.no_grad():
+        stock = model(TOKENS).logits
+        ri.reposition(model, ",".join(native_layout(model.config)))
+        if family != "gemma2":  # offers no other than eager
+            model.set_attn_implementation(implementation)
+        assert_close(model(TOKENS).logits, stock, atol=1e-5, rtol=1e-5)
+    assert max(parity_errors(model, TOKENS)) < 1e-5
+    windows = {"olmo3": [4, None, 4], "qwen2": [None, 4, 4], "qwen3": [None, None, 4], "mistral": [4] * 3}
+    windows |= {"gemma2": [4, None, 4], "gemma3": [4] * 3, "smollm3": [4, None, 4]}
+    assert [layer.sliding_window for layer in attentions(model)] == windows.get(family, [None] * 3)
+    assert {layer.attn_logit_softcapping for layer in attentions(model)} == {0.5 if family == "gemma2" else None}
+
+
+@pytest.mark.parametrize("layout", ["repo", "nope", "hope", "alibi", "fire", "cope", "learned"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gemma3"])
+def test_captured_inputs_give_the_outputs_of_every_scheme(family, layout):
+    assert max(parity_errors(ri.reposition(tiny(family), layout), TOKENS)) < 1e-5
+
+
+def test_a_window_of_the_configuration_that_the_family_ignores_changes_no_measure(tmp_path):
+    ri.save(ri.reposition(tiny("llama"), "rope"), tmp_path)
+    plain = ri.load(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"sliding_window": 8}))
+    prompt = ri.tasks.Prompt(tokens=tuple(TOKENS[0].tolist()), spans={"needle": (1, 2)}, generated=(18, 19))
+    runs = [ri.analyze(bridge, [prompt], ("attention_mass",)) for bridge in (plain, ri.load(tmp_path))]
+    assert float(runs[0]["attention_mass"]["mass"].sel(span="needle").max()) > 0
+    assert_close(*(torch.as_tensor(run["attention_mass"]["mass"].values) for run in runs), equal_nan=True)
+    stock = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        assert_close(ri.load(tmp_path)(TOKENS), stock(TOKENS).logits, atol=1e-5, rtol=1e-5)
+
+
+def test_loading_refuses_a_layer_that_measures_would_see_otherwise():
+    model = ri.reposition(tiny("llama"), "repo")
+    require_parity(model)
+    list(attentions(model))[1].sliding_window = 4  # the mask that the decoder makes has no window
+    with pytest.raises(ri.InputError, match=r"layer 1 \(repo\) attends otherwise than its captured") as error:
+        require_parity(model)
+    assert "\n" not in str(error.value)
+
+
+def test_attention_to_later_tokens_is_refused():
+    config = CONFIGS["gemma3"]()
+    config.use_bidirectional_attention = True
+    with pytest.raises(ri.InputError, match="attends to later tokens"):
+        ri.reposition(AutoModelForCausalLM.from_config(config), "repo")
