@@ -31,6 +31,8 @@ from transformers import (
 
 from repo_interp.errors import InputError
 from repo_interp.models.families import FAMILIES, native_layout, require_family
+from repo_interp.models.fetched import fetched_directory
+from repo_interp.models.gguf import SUFFIX, converted
 from repo_interp.models.released import released_layout
 from repo_interp.models.reposition import layout, reposition
 from repo_interp.models.schemes import scheme_options
@@ -168,9 +170,14 @@ def _directory(path: str | os.PathLike[str]) -> Path:
     directory = Path(path)
     if directory.is_dir():
         return directory
+    if directory.is_file() and directory.suffix == SUFFIX:
+        return converted(directory)
     if directory.exists():
-        raise InputError(f"{path} is a file; wanted a checkpoint directory with config.json and safetensors")
+        raise InputError(f"{path} is a file; wanted a checkpoint directory with config.json and safetensors, or a GGUF file")
     text = os.fspath(path)
+    fetched = fetched_directory(text)
+    if fetched is not None:
+        return fetched
     if text.count("/") != 1 or text.startswith((".", "/", "~")):
         raise InputError(
             f"there is no checkpoint directory {text}; wanted a directory with config.json, or a hub id such as owner/name"
