@@ -283,9 +283,8 @@ def pictures() -> Iterator[tuple[str, Any]]:
     from repo_interp.plots.catalogue import view_of
     from repo_interp.plots.views.rotation import head_to_show
     from repo_interp.plots.views.three_axis import example_heads
+    from repo_interp.shipped import zoo_names, zoo_path
     from repo_interp.training.trained import trained_task
-    from repo_interp.shipped import zoo_names
-from repo_interp.training.zoo import zoo_path
 
     def task_of(name: str) -> Any:
         return trained_task(zoo_path(name))

