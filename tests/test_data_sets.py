@@ -26,7 +26,7 @@ from repo_interp.papers.data_sets.measurements import CLAIMS, Options, _compared
 from repo_interp.papers.data_sets.table_figure import data_set_table
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import FAILS, HOLDS, UNMEASURED
-from repo_interp.papers.repo import subjects
+from repo_interp.papers.kit.subjects import subjects
 from repo_interp.run import read_run
 from repo_interp.tasks import prompt_from_text
 from repo_interp.tasks.data_sets import NAMES, data_set_prompts, data_set_scores, spoken
