@@ -507,7 +507,7 @@ def test_verdicts_follow_the_rules(models):
     def verdict(label, data_set, asked=subjects, **known):
         found = {(f"my/{name}", data_set): each for name, each in known.items()}
         answers = Answers(asked, Options(data=((data_set, "x"),)), found)
-        (wanted,) = (comparison for comparison in ANSWERS.claims if comparison.label == label)
+        (wanted,) = (claim for claim in ANSWERS.claims if claim.label == label)
         return {each.checkpoint: judge(each).verdict for each in ANSWERS.judge(answers) if each.claim is wanted}
 
     for repo, rope, wanted in ((0.4, 0.3, HOLDS), (0.3, 0.4, FAILS), (0.001, 0.001, UNMEASURED)):
