@@ -1,7 +1,7 @@
 """Build one paper's page in its directory: measure what is not kept yet, judge, draw, write - and how long that takes.
 
     options       the paper's defaults, changed by NAME=VALUE for every paper that has it, PAPER.NAME=VALUE for one
-    durations     what took how long, in a file beside what was measured, so that the next time can be told before it starts
+    durations     what took how long, in a file beside what was measured, so that the next build is told of it before it starts
 
 An interrupted build is remembered as that. Knows nothing about any paper, nor about terminals.
 """
@@ -77,9 +77,9 @@ class Build:
         ]
         return sum(costs) if costs else None
 
-    def make(self, kept: Path, progress: Callable[[str], None], durations: Durations) -> tuple[list[Verdict], list[Path]]:
-        """Measure, judge, draw, write; what is measured is kept in `kept`. Returns the verdicts and the files."""
-        cache, start, finished = Cache(kept), time.monotonic(), False
+    def make(self, directory: Path, progress: Callable[[str], None], durations: Durations) -> tuple[list[Verdict], list[Path]]:
+        """Measure, judge, draw, write; what is measured is kept in `directory`. Returns the verdicts and the files."""
+        cache, start, finished = Cache(directory), time.monotonic(), False
         try:
             subjects = self.given.subjects()
             results = [
