@@ -34,24 +34,35 @@ def closure_digest(function: Callable[..., Any]) -> str:
 
     `function` is a module-level function of the package. Raises ValueError for one that has no file.
     """
+    return _digest(_file(function), function.__name__)
+
+
+def imported_files(function: Callable[..., Any]) -> set[Path]:
+    """The files of ours that `function` computes with, beside its own. Raises ValueError for one that has no file."""
+    return _imported_files(_file(function), function.__name__)
+
+
+def _file(function: Callable[..., Any]) -> Path:
     file = inspect.getsourcefile(function)
     if file is None:
         raise ValueError(f"{function!r} has no source file")
-    return _digest(Path(file), function.__name__)
+    return Path(file)
 
 
 @functools.cache
 def _digest(file: Path, name: str) -> str:
-    tree = _tree(file)
-    reached = _reached(tree, name)
     digest = _libraries()
-    for node in reached:
+    for node in _reached(_tree(file), name):
         digest.update(ast.dump(node).encode())
-    names = {part.id for node in reached for part in ast.walk(node) if isinstance(part, ast.Name)}
-    imported = {target for node in (*reached, *_imports(tree, names)) for target in _targets(node)}
-    for path in sorted(_followed(imported)):
+    for path in sorted(_imported_files(file, name)):
         digest.update(f"{path.relative_to(_PACKAGE).as_posix()} {_code(path)}".encode())
     return digest.hexdigest()
+
+
+def _imported_files(file: Path, name: str) -> set[Path]:
+    reached = _reached(_tree(file), name)
+    names = {part.id for node in reached for part in ast.walk(node) if isinstance(part, ast.Name)}
+    return _followed({target for node in (*reached, *_imports(_tree(file), names)) for target in _targets(node)})
 
 
 def _reached(tree: ast.Module, name: str) -> list[ast.stmt]:

@@ -63,7 +63,7 @@ def write_gallery(directory: Path, papers: Sequence[Paper]) -> Path:
     """Write the page over all `papers` in `directory`, whole or not at all, and return it. The same files give the same bytes."""
     verdicts = _verdicts(directory, papers)
     claims = claim_rows(verdicts, papers)
-    parts = [HEADING, _INTRODUCTION, "## Claims", _tally(claims), markdown_table(claims, CLAIM_COLUMNS)]
+    parts = [HEADING, _INTRODUCTION, "## Claims", tally(claims), markdown_table(claims, CLAIM_COLUMNS)]
     parts += ["## Numbers", _SPREAD, markdown_table(number_rows(verdicts, papers), NUMBER_COLUMNS), "## Figures"]
     for paper in papers:
         parts += _thumbnails(directory, paper)
@@ -129,7 +129,9 @@ def _together(rows: Sequence[Mapping[str, str]]) -> str:
     return f"{HOLDS} in {held} of {len(judged)}" if held else FAILS
 
 
-def _tally(rows: Sequence[Mapping[str, str]]) -> str:
+def tally(rows: Sequence[Mapping[str, str]]) -> str:
+    """How many claims came out how, from `claim_rows`."""
+
     def count(*words: str) -> int:
         return sum(row["verdict"].startswith(words) for row in rows)
 

@@ -1,0 +1,279 @@
+"""What every paper is made of: rules in closed form and in words, verdicts, the page over all papers, and claims that stand in one file."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import dataclasses
+import inspect
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+from matplotlib.figure import Figure
+from numpy.testing import assert_allclose
+
+from repo_interp.papers.catalogue import named
+from repo_interp.papers.kit.build import Build, Durations
+from repo_interp.papers.kit.cache import Cache
+from repo_interp.papers.kit.claims import BLIND, FAILS, HOLDS, SEEN, UNMEASURED, Claim, Evidence, Verdict, judge, verdict_rows
+from repo_interp.papers.kit.differences import Difference, difference, paired_difference
+from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, Paper, run, without_checkpoints
+from repo_interp.papers.kit.gallery import NOT_YET, claim_rows, number_rows, tally, write_gallery
+from repo_interp.papers.kit.rules import (
+    Above,
+    All,
+    AtLeast,
+    AtMost,
+    Below,
+    BeyondNull,
+    Custom,
+    NotBelow,
+    Observed,
+    Rule,
+    Significant,
+    Where,
+)
+from repo_interp.papers.kit.scale import Scale
+from repo_interp.papers.kit.subjects import Given
+
+ROOT = Path(__file__).parents[1] / "repo_interp"
+
+
+# ---- differences ----------------------------------------------------------------------------------------------------
+
+
+def test_a_difference_is_taken_over_seeds_where_both_have_several_and_else_over_the_same_prompts():
+    prompts = np.array([1.0, 1, 1, 0]), np.array([0.0, 0, 1, 0])
+    seeds = difference(np.array([0.9, 0.8, 1.0]), np.array([0.2, 0.3]), *prompts)
+    assert_allclose(seeds[:2], (0.65, np.sqrt(0.01 / 3 + 0.005 / 2)))
+    assert seeds.exceeds() and not seeds.exceeds(0.7)
+    single = difference(np.array([0.75]), np.array([0.25, 0.2]), *prompts)
+    assert single == paired_difference(*prompts)
+    assert single.margin == 0.5
+    assert not single.exceeds()
+    assert not paired_difference(np.ones(8), np.ones(8)).exceeds()
+    assert paired_difference(np.ones(8), np.zeros(8)).exceeds()
+    assert paired_difference(np.zeros(8), np.ones(8)).falls_short()
+    assert not paired_difference(np.ones(1), np.zeros(1)).exceeds(), "one prompt has no error"
+
+
+# ---- rules ----------------------------------------------------------------------------------------------------------
+
+CLEAR, UNCLEAR, REVERSED = (Difference(margin, 0.1, "prompts") for margin in (0.3, 0.1, -0.3))
+
+
+@pytest.mark.parametrize(
+    ("rule", "holds", "fails"),
+    [
+        (AtLeast("x", 0.5), [{"x": 0.5}, {"x": 2}], [{"x": 0.4}, {"x": np.nan}]),
+        (AtMost("x", 0.5), [{"x": 0.5}, {"x": -2}], [{"x": 0.6}, {"x": np.nan}]),
+        (AtLeast("x", 0.5, of="y"), [{"x": 1, "y": 2}], [{"x": 1, "y": 2.1}, {"x": 1, "y": np.nan}]),
+        (AtMost("x", 0.5, of="y"), [{"x": 1, "y": 2}, {"x": 0, "y": 0}], [{"x": 1, "y": 1.9}]),
+        (Below("x", 0.5), [{"x": 0.4}], [{"x": 0.5}, {"x": np.nan}]),
+        (Significant("x"), [{"x": CLEAR}], [{"x": UNCLEAR}, {"x": REVERSED}]),
+        (
+            Above("x", ("a",)),
+            [{"x": {"a": CLEAR}}],
+            [{"x": {"a": UNCLEAR}}, {"x": {"b": CLEAR}}, {"x": {"a": CLEAR, "b": UNCLEAR}}],
+        ),
+        (Above("x", ("a",), more=0.25), [{"x": {"a": CLEAR}}], [{"x": {"a": Difference(0.25, 0.1, "")}}]),
+        (Above("x", ("a", "b"), required=("a",)), [{"x": {"a": CLEAR}}], [{"x": {"b": CLEAR}}, {"x": {}}]),
+        (NotBelow("x", ("a",)), [{"x": {"a": CLEAR}}, {"x": {"a": UNCLEAR}}], [{"x": {"a": REVERSED}}, {"x": {}}]),
+        (BeyondNull("x"), [{"x": Observed(2, [1, 1.5])}, {"x": Observed(2, [])}], [{"x": Observed(1.5, [1, 1.5])}]),
+        (BeyondNull("x", 0.5), [{"x": Observed(1.4, [1, 1.5])}], [{"x": Observed(1.2, [1, 1.5])}]),
+        (Custom(lambda values: values["x"] > values["y"], "x is above y"), [{"x": 2, "y": 1}], [{"x": 1, "y": 1}]),
+        (All(AtLeast("x", 0), AtMost("x", 1)), [{"x": 0.5}], [{"x": 2}, {"x": -1}]),
+        (Where(Below("y", 1), AtLeast("x", 0)), [{"x": 1, "y": 0}], [{"x": -1, "y": 0}]),
+    ],
+    ids=lambda value: value.words if hasattr(value, "words") else "",
+)
+def test_rules_decide_at_their_thresholds(rule: Rule, holds, fails):
+    assert all(rule.holds(values) is True for values in holds)
+    assert all(rule.holds(values) is False for values in fails)
+    if not isinstance(rule, Custom):
+        with pytest.raises(KeyError):
+            rule.holds({})
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        (AtLeast("the share", 0.5), "the share is at least 0.5"),
+        (AtMost("the rise", 2, " %"), "the rise is at most 2 %"),
+        (AtMost("the fall", 0.02, of="the score"), "the fall is at most 0.02 of the score"),
+        (Below("the score", 0.99), "the score is below 0.99"),
+        (Above("the score", ("a",)), "the score is above that of a by more than 2 standard errors of the difference"),
+        (
+            Above("the error", ("a", "b", "c"), more=0.5, errors=3, relation="below", required=()),
+            "the error is below that of each of a, b and c, as far as they were given, by more than 3 standard errors of the difference "
+            "and 0.5",
+        ),
+        (NotBelow("the score", ("a", "b")), "the score is not below that of each of a and b by more than 2 standard errors"),
+        (BeyondNull("r", 0.95, "shuffles"), "r is above that of 95 % of the shuffles"),
+        (All(AtLeast("x", 1), Custom(bool, "y holds")), "x is at least 1; y holds"),
+        (Where(Below("y", 1), AtLeast("x", 0)), "x is at least 0; not measurable unless y is below 1"),
+    ],
+)
+def test_the_words_of_a_rule_are_made_from_what_decides(rule, words):
+    assert rule.words == words
+    if dataclasses.is_dataclass(rule) and hasattr(rule, "bound"):
+        assert dataclasses.replace(rule, bound=0.125).words == words.replace(f"{rule.bound:.3g}", "0.125")
+
+
+def test_nothing_is_judged_where_a_condition_does_not_hold():
+    with pytest.raises(ValueError, match="unless y is below 1"):
+        Where(Below("y", 1), AtLeast("x", 0)).holds({"x": 1, "y": 1})
+
+
+# ---- verdicts -------------------------------------------------------------------------------------------------------
+
+SHARE = AtLeast("the share", 0.5)
+BOTH = Claim("X1", "a statement", "here", "0.7", SHARE), Claim("X1", "a part", "there", "figure", SHARE, "part", SEEN)
+
+
+def test_evidence_becomes_a_verdict_by_the_rule_of_its_claim():
+    first, part = BOTH
+    assert (first.label, part.label, first.written) == ("X1", "X1 (part)", BLIND)
+    known = judge(Evidence(first, "a", "share", {"the share": 0.6}, 0.6, 0.1, "seeds", 3, "random 0.2", "a note"))
+    assert known == Verdict(first, "a", HOLDS, "share", 0.6, 0.1, "seeds", 3, "random 0.2", "a note")
+    assert judge(Evidence(first, "a", "share", {"the share": 0.4}, 0.4)).verdict == FAILS
+    missing = judge(Evidence(part, "a", "share", {}, 0.4, n=3, note="a note", unmeasurable="no seeds"))
+    assert missing == Verdict(part, "a", UNMEASURED, "share", note="no seeds")
+    with pytest.raises(ValueError, match="stands on a number"):
+        judge(Evidence(first, "a", "share", {"the share": 0.4}))
+    with pytest.raises(KeyError):
+        judge(Evidence(first, "a", "share", {"another": 0.4}, 0.4))
+    (row,) = verdict_rows([known])
+    assert (row["claim"], row["written"], row["ours"], row["rule"]) == ("X1", BLIND, "0.6", "the share is at least 0.5")
+
+
+def paper(*shares: float, claims: tuple[Claim, ...] = BOTH, name: str = "mine") -> Paper:
+    """A paper of one experiment that measures the first claim on as many checkpoints."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Options:
+        seed: int = 0
+        device: str = "cpu"
+
+    def measured(subjects, options, cache):
+        return xr.Dataset({"share": ("checkpoint", list(shares))})
+
+    def judged(data):
+        for place, share in enumerate(data["share"].values.tolist()):
+            yield Evidence(claims[0], "abc"[place], "share", {"the share": share}, share)
+
+    def drawn(data):
+        yield Drawing("shares", Figure(), "Shares.", data)
+
+    experiment = Experiment("shares", claims, Needs(without_checkpoints, "needs more"), measured, judged, drawn)
+    return Paper(name, "Mine", (experiment,), Options)
+
+
+def test_a_claim_without_evidence_says_why():
+    (experiment,) = paper(0.6).experiments
+    told: list[str] = []
+    first, rest = run(experiment, [], None, Cache(), told.append)
+    assert told == ["shares"]
+    assert [drawing.name for drawing in first.drawings] == ["shares"]
+    assert [(verdict.claim.label, verdict.verdict) for verdict in first.verdicts] == [("X1", HOLDS)]
+    assert [(verdict.claim.label, verdict.note) for verdict in rest.verdicts] == [("X1 (part)", "needs more")]
+    needs = dataclasses.replace(experiment.needs, otherwise_of={"X1 (part)": "needs another"})
+    _, rest = run(dataclasses.replace(experiment, needs=needs), [], None, Cache(), told.append)
+    assert [verdict.note for verdict in rest.verdicts] == ["needs another"]
+
+
+# ---- the page over all papers ---------------------------------------------------------------------------------------
+
+
+def rows_of(*verdicts: Verdict) -> list[dict[str, str]]:
+    return [row | {"scale": "small", "command": "make", "paper_name": "mine"} for row in verdict_rows(verdicts)]
+
+
+def test_every_part_of_a_claim_is_a_row_of_its_own():
+    claims = tuple(Claim(id, f"statement of {id}", "here", "1", SHARE, part) for id, part in PARTS)
+    first, part, second, third, fourth, _ = claims
+    verdicts = rows_of(
+        Verdict(first, "a", HOLDS, "x", 0.5, 0.1, "seeds", 3),
+        Verdict(first, "b", FAILS, "x", 0.25),
+        Verdict(part, "a", FAILS, "x", 1.0),
+        Verdict(second, "a", HOLDS, "x", 1.0),
+        Verdict(second, "b", HOLDS, "x", 2.0),
+        Verdict(third, "a", UNMEASURED, "", note="needs steps"),
+        Verdict(fourth, "a", HOLDS, "x", 3.0),
+        Verdict(fourth, "b", UNMEASURED, "", note="needs steps"),
+    )
+    mine = paper(claims=claims)
+    rows = claim_rows(verdicts, [mine])
+    assert [row["claim"] for row in rows] == [
+        *(f"[{claim.label}](mine/README.md)" for claim in claims[:-1]),
+        claims[-1].label,
+    ]
+    assert [row["verdict"] for row in rows] == [
+        *("holds in 1 of 2", FAILS, "**holds** (2 of 2)", "not measurable here: needs steps", "**holds**", NOT_YET)
+    ]
+    assert rows[0]["ours"] == "a: 0.5 ± 0.1<br>b: 0.25"
+    assert rows[1]["statement"] == "statement of X1 (here)"
+    assert rows[-1]["command"] == "`repo-interp figures mine`"
+    assert tally(rows) == (
+        "Of 6 claims, parts counted apart, 2 hold, 1 hold on some checkpoints, 1 do not hold, 1 are not measurable here, "
+        "1 are not measured yet."
+    )
+    numbers = number_rows(verdicts, [mine])
+    assert [row["claim"] for row in numbers] == ["X1", "X1", "X1 (part)", "X2", "X2", "X3", "X4", "X4", "X5"]
+    assert numbers[0]["spread"] == "± 0.1 (seeds)"
+
+
+PARTS = (("X1", ""), ("X1", "part"), ("X2", ""), ("X3", ""), ("X4", ""), ("X5", ""))
+
+
+def test_a_new_claim_is_on_every_page_by_its_experiment_alone(tmp_path):
+    """Claim, measurement, judgement and drawing of `paper` stand in this file: nothing else knows them."""
+    new = Claim("X9", "a new claim", "nowhere", "0.9", SHARE, written=SEEN, scale=Scale(1))
+    mine = paper(0.6, 0.4, claims=(*BOTH, new))
+    build = Build(mine, Given(), mine.options(), "make figures", tmp_path / "mine")
+    _, files = build.make(tmp_path / "cache", lambda text: None, Durations(tmp_path / "cache"))
+    assert {"shares.png", "shares.svg", "shares.pdf", "shares.nc", "verdicts.csv", "README.md"} <= {file.name for file in files}
+    with (tmp_path / "mine" / "verdicts.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert [(row["claim"], row["verdict"], row["written"]) for row in rows] == [
+        ("X1", HOLDS, BLIND),
+        ("X1", FAILS, BLIND),
+        ("X1 (part)", UNMEASURED, SEEN),
+        ("X9", UNMEASURED, SEEN),
+    ]
+    page = (tmp_path / "mine" / "README.md").read_text()
+    assert "- **X9** (nowhere): a new claim. Holds when: the share is at least 0.5." in page
+    gallery = write_gallery(tmp_path, [mine]).read_text()
+    assert "Of 3 claims, parts counted apart, 1 hold on some checkpoints, 2 are not measurable here." in gallery
+    assert "| [X9](mine/README.md) | a new claim (nowhere) | 0.9 |" in gallery
+
+
+def test_a_claim_of_ours_stands_in_the_file_of_its_experiment_alone():
+    """Labels are unique over all papers, and no other file of the package names a claim."""
+    labels = [claim.label for each in named(()).values() for claim in each.claims]
+    assert len(set(labels)) == len(labels)
+    homes: dict[str, set[Path]] = {}
+    for each in named(()).values():
+        for experiment in each.experiments:
+            for claim in experiment.claims:
+                homes.setdefault(claim.id, set()).add(Path(inspect.getfile(experiment.judge)))
+    for file in ROOT.rglob("*.py"):
+        texts = {node.value for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Constant)}
+        for id in texts & (set(homes) | set(labels)):
+            assert file in homes.get(id, ()), f"{file} names {id}"
+
+
+def test_every_claim_of_ours_says_all_that_a_row_shows():
+    for each in named(()).values():
+        options = each.options(**each.fast)
+        assert (options.seed, options.device) == (0, "cpu")
+        assert not each.fast or options != each.options()
+        for claim in each.claims:
+            assert claim.statement and claim.source and claim.paper_number and claim.rule.words, claim.label
+            assert claim.written in (BLIND, SEEN)
+            assert not claim.rule.words.endswith("."), claim.label
+        for experiment in each.experiments:
+            assert experiment.needs.otherwise
+            assert set(experiment.needs.otherwise_of) <= {claim.label for claim in experiment.claims}
