@@ -312,12 +312,12 @@ def test_recorded_runs_of_a_directory_and_its_seeds(root, tmp_path):
         recorded_scores(tmp_path)
 
 
-def scored_at(path: Path, **options: int) -> Scored:
-    return score_subject(subject("given", str(path)), ScoreOptions(**options), Cache())
+def scored_at(path: Path, options: ScoreOptions) -> Scored:
+    return score_subject(subject("given", str(path)), options, Cache())
 
 
 def test_live_scores_are_those_that_training_recorded(root):
-    scored = scored_at(root / "flip_flop" / "cope", count=4, language_count=4)
+    scored = scored_at(root / "flip_flop" / "cope", ScoreOptions(count=4, language_count=4))
     recorded = recorded_scores(root / "flip_flop" / "cope")
     for name in scored.test_sets:
         assert_allclose(scored.sample([name]).seeds, [record.means[name] for record in recorded])
@@ -326,11 +326,11 @@ def test_live_scores_are_those_that_training_recorded(root):
 
 
 def test_records_alone_are_enough_and_too_little_is_refused(root, tmp_path):
-    scored = scored_at(root / "selective_copy" / "cope")
+    scored = scored_at(root / "selective_copy" / "cope", ScoreOptions())
     assert scored.live is None and scored.training_length == 8 and scored.sample(["dense"]).count == 4
     (tmp_path / "training.toml").write_text('task = "flip_flop"\n')
     with pytest.raises(InputError, match="neither weights nor"):
-        scored_at(tmp_path)
+        scored_at(tmp_path, ScoreOptions())
     with pytest.raises(InputError, match="at least 2"):
         ScoreOptions(count=1)
 
@@ -339,7 +339,7 @@ def test_seeds_whose_first_run_is_missing_are_scored_by_their_records(tmp_path):
     for seed in (1, 2):
         without_weights(trained(tmp_path / f"seed-{seed}", "flip_flop", "cope", task_options=FLIP_FLOP_SIZE, seed=seed))
     assert of_tasks("flip_flop")(subject("x", str(tmp_path)))
-    assert len(scored_at(tmp_path).sample(["sparse"]).seeds) == 2
+    assert len(scored_at(tmp_path, ScoreOptions()).sample(["sparse"]).seeds) == 2
 
 
 def results_of(root: Path, cache: Cache):

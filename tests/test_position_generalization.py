@@ -142,7 +142,7 @@ def test_too_little_to_judge_on_is_refused():
     assert Options(**PAPER.fast).sequences < Options().sequences
     for wrong in ({"draws": 1}, {"longer": 2}, {"reach": 3}, {"length": 8}, {"length": -1}):
         with pytest.raises(InputError):
-            Options(**wrong)
+            Options(**wrong)  # pyright: ignore[reportArgumentType]
 
 
 def test_the_twin_is_a_rope_model_of_the_same_task_and_budget():
