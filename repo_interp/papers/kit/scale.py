@@ -13,7 +13,7 @@ from pathlib import Path
 
 from repo_interp.models.checkpoints import identify
 from repo_interp.models.families import training_length
-from repo_interp.training.provenance import stated_task, trained_configuration
+from repo_interp.training.trained import configured_task, trained_configuration
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def scale_of(directory: str | os.PathLike[str]) -> Scale:
         batch = trained.batch * trained.accumulation
         continued = ", continuing another" if trained.continue_from else ""
         training = f"{trained.steps:,} steps of {batch} {'sequence' if batch == 1 else 'sequences'}{continued}"
-        scale = Scale(trained.layers, trained.width, stated_task(trained).training_length, training)
+        scale = Scale(trained.layers, trained.width, configured_task(trained).training_length, training)
     if (directory / "config.json").is_file() or not directory.exists():
         config = identify(directory).config
         scale = Scale(config.num_hidden_layers, config.hidden_size, training_length(config), scale.training)
