@@ -14,12 +14,13 @@ import pytest
 import torch
 from families import TINY
 from numpy.testing import assert_allclose
+from repo_interp.experiments.generated_scores import question_scores
 from task_tokenizers import tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from repo_interp.cli import score as score_command
 from repo_interp.errors import InputError
-from repo_interp.experiments.data_set_scores import ask, generated_texts
+from repo_interp.experiments.generated_scores import generated_texts
 from repo_interp.models.checkpoints import save
 from repo_interp.models.reposition import reposition
 from repo_interp.papers.data_sets.answers import ANSWERS, COMPARISONS, PLAIN, REORDERED, Answers, Options, table
@@ -443,7 +444,7 @@ def test_answers_are_what_greedy_generation_without_a_cache_gives_up_to_the_end_
     texts = generated_texts(model, BPE, prompts, batch_size=3)
     until = [row[: row.index(end)] if end in row else row for row in made]
     assert len(until[0]) <= 5 and texts == [BPE.decode(row, skip_special_tokens=True) for row in until]
-    found = ask(model, BPE, prompts, batch_size=3)
+    found = question_scores(model, BPE, prompts, batch_size=3)
     by_metric = data_set_scores(prompts, texts)
     assert found["test_set"].values.tolist() == ["longbench gov_report: ROUGE-L", "longbench hotpotqa: F1"]
     assert_allclose(found["mean_score"], [by_metric["ROUGE-L"][:2].mean(), by_metric["F1"][2:].mean()])

@@ -16,15 +16,14 @@ from numpy.testing import assert_allclose
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from repo_interp.analysis.analyze import analyze
-from repo_interp.analysis.streaming import stream
+from repo_interp.analysis.observing import stream
 from repo_interp.cli import main
 from repo_interp.errors import InputError
 from repo_interp.experiments.training_steps import over_steps, saved_steps
 from repo_interp.measures.components import Components
 from repo_interp.measures.positions import Positions
 from repo_interp.models.checkpoints import save
-from repo_interp.models.fresh import load_fresh
-from repo_interp.models.load import load
+from repo_interp.models.load import load, load_fresh
 from repo_interp.models.reposition import layout, reposition
 from repo_interp.papers.hope import over_training, replicates
 from repo_interp.papers.hope.beyond import H4_WORDING, OUTSIDE, outside, upper
