@@ -85,7 +85,7 @@ def cost(subjects: Sequence[Subject], options: Options) -> float:
 def measure_extrapolation(subject: Subject, options: Options) -> xr.Dataset:
     """The group `extrapolation` by all methods that the checkpoint's positions allow."""
     model, task = load_model(subject.path, options.device), task_of(subject, options)
-    by_length = cut(task, longer_prompts(subject, options), _lengths(subject, options))
+    by_length = cut(task.describe, longer_prompts(subject, options), _lengths(subject, options))
     methods = allowed_methods(model)
     return extrapolation(model, task, by_length, length_of(subject, options), methods, batch_size=options.batch_size)
 
