@@ -73,7 +73,7 @@ MEANINGS = {
     "patterns.chunk_size": "C, tokens of a chunk",
     "patterns.epsilon": "tolerance of a constant chunk, in positions",
     "patterns.last_chunk": "`drop` or `keep` a last chunk of fewer tokens",
-    "attention_mass.rows": "`generated` tokens' own rows, or the `producing` ones, one earlier",
+    "attention_mass.rows": "the rows `producing` the generated tokens, one earlier, or the `generated` tokens' own rows",
     "components.first_token": "tokens left out at the start of each prompt: 1 drops the beginning of the sequence",
     "rotation.prominence": "least norm product of a prominent component, in medians of its head",
     "rotation.stability": "largest deviation of a stable component, in lengths of its mean key",

@@ -115,6 +115,7 @@ def build(position, members, texts, attention, schemes) -> xr.DataTree:
         coords={**coordinates, "prompt": np.arange(prompts), "span": list(SPANS)},
     )
     mass = masses(attention, members)
+    shares = np.where(members.any(axis=-1), members.mean(axis=-1), np.nan)
     counts = members.sum(axis=-1).T[:, None, None]
     with np.errstate(invalid="ignore"):
         per_token = np.where(counts > 0, mass / np.maximum(counts, 1), np.nan)
@@ -133,9 +134,16 @@ def build(position, members, texts, attention, schemes) -> xr.DataTree:
                 per_token,
                 _attributes("attention mass per token of the span", "1"),
             ),
+            "chance": (
+                ("prompt", "layer", "span"),
+                np.broadcast_to(shares.T[:, None], (prompts, layers, len(SPANS))),
+                _attributes("attention to each span by equal weights", "1"),
+            ),
+            "span_tokens": (("prompt", "span"), members.sum(-1).T, _attributes("tokens in each span", "tokens")),
             "table": ("span", table, _attributes("mean attention mass per token", "10^-2")),
         },
         coords={**coordinates, "prompt": np.arange(prompts), "span": list(SPANS)},
+        attrs={"rows": "producing"},
     )
     learned = np.array([scheme == "repo" for scheme in schemes])
     labels = chunk_labels(position, 16, 0.2)

@@ -44,7 +44,8 @@ def prompts_file(tmp_path_factory):
 def results(prompts_file, tmp_path_factory):
     """What `repo-interp analyze` makes of the authors' checkpoint."""
     directory = tmp_path_factory.mktemp("runs") / "first"
-    assert main(["analyze", str(OFFICIAL / "repo_mha"), "--prompts", str(prompts_file), "--out", str(directory)]) == 0
+    rows = ["--set", "attention_mass.rows=generated"]  # the authors' reading
+    assert main(["analyze", str(OFFICIAL / "repo_mha"), "--prompts", str(prompts_file), "--out", str(directory), *rows]) == 0
     return directory
 
 

@@ -189,10 +189,26 @@ def spans_of(prompts, tokens, **named):
 def test_uniform_attention_gives_each_span_its_share_of_the_past():
     inputs = dataclasses.replace(random_inputs(), queries=torch.zeros(2, 4, 24, 8, dtype=torch.float64))
     spans = spans_of(2, 24, needle=[3, 4], query=[10], generated=[19])
-    group = AttentionMass().conclude(AttentionMass().observe(inputs, spans))
+    own = AttentionMass(rows="generated")
+    group = own.conclude(own.observe(inputs, spans))
     assert_allclose(group["mass"].sel(span="needle"), 2 / 20)
     assert_allclose(group["mass_per_token"].sel(span=["needle", "query", "generated"]), 1 / 20)
     assert_allclose(group["table"].sel(span="query"), 100 / 20)
+    produced = AttentionMass().conclude(AttentionMass().observe(inputs, spans))
+    assert_allclose(produced["mass"].sel(span="needle"), 2 / 19)
+    assert_allclose(produced["mass"].sel(span="generated"), 0)
+
+
+@pytest.mark.parametrize("rows", ["generated", "producing"])
+def test_chance_is_what_equal_weights_give_also_within_a_window(rows):
+    measure = AttentionMass(rows=rows)
+    spans = spans_of(2, 24, needle=[8, 13, 14], rest=list(range(8)), generated=[20, 21])
+    random = measure.conclude(measure.observe(random_inputs(window=9), spans))
+    even = dataclasses.replace(random_inputs(window=9), queries=torch.zeros(2, 4, 24, 8, dtype=torch.float64))
+    masses = measure.conclude(measure.observe(even, spans))["mass"]
+    assert_allclose(
+        random["chance"].transpose("prompt", "layer", "span"), masses.isel(head=0).transpose("prompt", "layer", "span")
+    )
 
 
 def test_mass_over_a_partition_is_one_and_over_the_future_zero():
@@ -242,8 +258,9 @@ def test_masses_are_the_authors():
         masks[name] = torch.zeros(3, 96, dtype=torch.bool)
         for prompt, places in enumerate(spans):
             masks[name][prompt, places[name]] = True
-    parts = [AttentionMass().observe(official_inputs("repo_mha", layer), masks) for layer in range(6)]
-    group = AttentionMass().conclude(merge(parts))
+    measure = AttentionMass(rows="generated")
+    parts = [measure.observe(official_inputs("repo_mha", layer), masks) for layer in range(6)]
+    group = measure.conclude(merge(parts))
     for name in ("needle", "query", "rest"):
         for prompt in range(3):
             for kind, variable in (("total", "mass"), ("per_token", "mass_per_token")):

@@ -3,8 +3,10 @@
     mass(span) = mean over generated rows i of sum_{j in span} A_ij          A = softmax of the logits, post-softmax weights
     mass per token = mass / number of tokens in the span;    table: mean over prompts, layers and heads, x 100
 
-Rows are the generated tokens' own positions, the literal reading (`rows="generated"`), or those that produced them, one earlier
-(`rows="producing"`). Only these rows are computed: O(rows n d) per head, no n x n map.
+Rows are those that produced the generated tokens, one earlier (`rows="producing"`), where a model looks for its answer; or the generated
+tokens' own rows (`rows="generated"`), the paper's literal wording, where the last one predicts nothing. With long answers the two nearly
+agree. `chance` is what equal weights on all tokens that a row sees would give a span. Only these rows are computed: O(rows n d) per head,
+no n x n map.
 
 Knows nothing about what the spans mean.
 """
@@ -37,7 +39,8 @@ def span_mass(inputs: AttentionInputs, rows: Int[Tensor, "row"], spans: Bool[Ten
 class AttentionMass(Measure):
     """The measure `attention_mass`."""
 
-    rows: str = "generated"
+    rows: str = "producing"
+    """ "producing", or "generated": see the module."""
     name: str = "attention_mass"
 
     def __post_init__(self) -> None:
@@ -50,19 +53,23 @@ class AttentionMass(Measure):
         return ("generated",)
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
-        """Mass [prompt, layer, head, span] and tokens [prompt, layer, span]; NaN for a span that the prompt lacks."""
+        """Mass [prompt, layer, head, span], chance and tokens [prompt, layer, span]; mass is NaN for a span that the prompt lacks."""
         names = list(spans)
         masks = torch.stack([spans[name] for name in names], dim=1)
         tokens = (masks & inputs.valid[:, None]).sum(-1)
-        masses = []
+        masses, chances = [], []
         for number in range(inputs.valid.shape[0]):
             prompt = select_prompts(inputs, slice(number, number + 1))
-            mass = span_mass(prompt, self._rows(spans["generated"][number], inputs.valid[number]), masks[number])
-            masses.append(mass.masked_fill(tokens[number] == 0, float("nan")))
+            rows = self._rows(spans["generated"][number], inputs.valid[number])
+            seen = prompt.visible(rows)[0].double()
+            chance = ((seen / seen.sum(-1, keepdim=True)) @ masks[number].double().T).mean(0)
+            masses.append(span_mass(prompt, rows, masks[number]).masked_fill(tokens[number] == 0, float("nan")))
+            chances.append(chance.masked_fill(tokens[number] == 0, float("nan")))
         return Statistics(
             per_prompt=xr.Dataset(
                 {
                     "mass": of_layer(inputs, ("prompt", "layer", "head", "span"), torch.stack(masses), span=names),
+                    "chance": of_layer(inputs, ("prompt", "layer", "span"), torch.stack(chances), span=names),
                     "tokens": of_layer(inputs, ("prompt", "layer", "span"), tokens.double(), span=names),
                 }
             )
@@ -88,6 +95,9 @@ class AttentionMass(Measure):
                     per_token.transpose(*mass.dims),
                     "attention from generated tokens to each token of a span",
                     "1",
+                ),
+                "chance": described(
+                    statistics.per_prompt["chance"], "attention to each span by equal weights on all tokens that a row sees", "1"
                 ),
                 "span_tokens": described(span_tokens, "tokens in each span", "tokens"),
                 "table": described(

@@ -17,6 +17,8 @@ from repo_interp.plots.marks.arrays import over_prompts, ranked_heads
 
 LEARNED_SCHEMES = ("repo", "continuous", "multihead_continuous")
 """Schemes whose positions are learned: the ones that ranges and patterns say something about."""
+ALIKE = 0.98
+"""Correlation of two heads' positions over a prompt from which they show the same."""
 BACKGROUND = "rest"
 """The span that is never shaded."""
 _PLACES = {"needle": 0, "query": 1, BACKGROUND: 2, "generated": 4}
@@ -124,18 +126,42 @@ def main_span(run: xr.DataTree) -> str | None:
 
 
 def heads_to_show(run: xr.DataTree) -> list[tuple[int, int]]:
-    """Heads (layer, head) with positions, ranked by attention mass on the main span, else by the range of their positions.
+    """Heads (layer, head) with positions, those that show most first: by their range, and by what they send to the needle above chance.
 
-    Only heads of layers that learn positions where any does. Raises InputError when the run has no positions.
+        score = range / largest range + max(0, mass - chance) / largest such mass        means over prompts
+
+    Only heads of layers that learn positions where any does. Of heads of a layer that share their positions the one with the best score
+    stands for all; a head whose curve over the first prompt is nearly that of one before it (|r| >= `ALIKE`) comes after those that differ.
+    Raises InputError when the run has no positions.
     """
     positions = group(run, "positions")
-    ranges, span = over_prompts(positions["position_range"]), main_span(run)
-    scores = ranges
-    if span is not None:
-        means = over_prompts(group(run, "attention_mass")["mass"].sel(span=span, drop=True))
-        scores = means.reindex(layer=ranges["layer"], head=ranges["head"])
+    ranges = over_prompts(positions["position_range"])
+    scores = ranges / max(float(ranges.max()), np.finfo(float).tiny)
+    if main_span(run) == "needle":
+        attention = group(run, "attention_mass").sel(span="needle", drop=True)
+        chance = over_prompts(attention["chance"]) if "chance" in attention else 0.0
+        excess = (over_prompts(attention["mass"]) - chance).clip(min=0).reindex(layer=ranges["layer"], head=ranges["head"])
+        scores = scores + (excess / max(float(excess.max()), np.finfo(float).tiny)).fillna(0)
     layers = learned_layers(positions) or ranges["layer"].values
-    return ranked_heads(scores.where(np.isfinite(ranges)).sel(layer=layers))
+    order = ranked_heads(scores.where(np.isfinite(ranges)).sel(layer=layers))
+    curves = {head: _curve(positions, *head) for head in order}
+    first: list[tuple[int, int]] = []
+    alike: list[tuple[int, int]] = []
+    for head in order:
+        if any(head[0] == other[0] and np.array_equal(curves[head], curves[other]) for other in (*first, *alike)):
+            continue
+        near = any(abs(float(curves[head] @ curves[other])) >= ALIKE for other in first)
+        (alike if near else first).append(head)
+    return [*first, *alike]
+
+
+def _curve(positions: xr.Dataset, layer: int, head: int) -> np.ndarray:
+    """Positions of the first prompt without their mean, of length 1; 0 where they do not vary."""
+    values = positions["position"].isel(prompt=0).sel(layer=layer, head=head).values.astype(float)
+    values = values[np.isfinite(values)]
+    centred = values - values.mean() if values.size else values
+    length = float(np.linalg.norm(centred))
+    return centred / length if length > 1e-9 * (1 + np.abs(values).max(initial=0.0)) else np.zeros_like(centred)
 
 
 def unit_label(name: str, array: xr.DataArray) -> str:

@@ -1,6 +1,6 @@
 """Where attention goes: mass from the generated tokens to each span (RePo sec. 5.1, table 4), and which heads send it there.
 
-    mass(S) = mean over generated rows i of sum_{j in S} A_ij
+    mass(S) = mean over rows i of sum_{j in S} A_ij        rows: those that produced the generated tokens, or their own
     mass per token = mass(S) / |S|, in units of 10^-2 as in table 4
 
 A_ij is attention after the softmax. Draws the group `attention_mass` of a run. Knows nothing about how mass is measured.
@@ -9,6 +9,7 @@ A_ij is attention after the softmax. Draws the group `attention_mass` of a run. 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -18,7 +19,7 @@ from matplotlib.lines import Line2D
 from repo_interp.plots.marks.arrays import nanmean, ranked
 from repo_interp.plots.marks.drawing import counted, legend_below, number, plain_decades, scheme_handles
 from repo_interp.plots.marks.heads import HeadMap, head_grid_figure
-from repo_interp.plots.marks.reading import group, has_groups, main_span, ordered_spans, pick, schemes
+from repo_interp.plots.marks.reading import group, main_span, ordered_spans, pick, schemes
 from repo_interp.plots.marks.table import Table, cells
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, scheme_name, style
 from repo_interp.plots.view import View
@@ -29,6 +30,8 @@ LOG_ABOVE = 20.0
 """Ratio of the largest to the smallest mean from which the axis is logarithmic."""
 RANKED = 20
 """Heads that are named in the ranking."""
+_ROWS = {"producing": "rows that produced the answer", "generated": "the answer's own rows"}
+_CHANCE: dict[str, Any] = {"linestyle": "none", "marker": "x", "color": "#B35806", "markersize": 4}
 
 
 @style()
@@ -44,13 +47,18 @@ def mass_by_span(run: xr.DataTree) -> PaperFigure:
     figure = paper_figure(PAGE_WIDTH, 0.85 + max(0.42, 0.11 * len(set(named.values()))) * len(spans))
     ax = figure.subplots()
     draw_mass(ax, per_token.values, dataset["table"].sel(span=spans).values, named)
+    chance = chance_per_token(dataset)
+    if chance is not None:
+        ax.plot(UNIT * chance.sel(span=spans).values, range(len(spans)), **_CHANCE, gid="chance")
     ax.set_yticks(range(len(spans)), [_indented(name) for name in spans])
     ax.set_xlabel("attention mass per token (10⁻²)")
     sizes = per_token.sizes
     ax.set_title(
-        f"Mean over {counted(sizes['prompt'], 'prompt')}, {counted(sizes['layer'], 'layer')} of {counted(sizes['head'], 'head')}"
+        f"Mean over {counted(sizes['prompt'], 'prompt')}, {counted(sizes['layer'], 'layer')} of {counted(sizes['head'], 'head')}; "
+        f"{rows_in_words(dataset)}"
     )
-    legend_below(figure, [*_mass_handles(), *scheme_handles(named.values())])
+    handles = [] if chance is None else [Line2D([], [], **_CHANCE, label="chance: equal weights on all tokens")]
+    legend_below(figure, [*_mass_handles(), *handles, *scheme_handles(named.values())])
     return figure
 
 
@@ -114,7 +122,7 @@ def heads_ranked(run: xr.DataTree, span: str = "needle") -> PaperFigure:
     bars.set(ylim=(max(8, len(first)) - 0.4, -0.6), xlim=(0, None), xlabel=f"attention mass on {span} (%)")
     bars.tick_params(axis="y", length=0)
     bars.grid(axis="x")
-    bars.set_title(f"First {counted(len(first), 'head')}; line: smallest to largest prompt")
+    bars.set_title(f"First {counted(len(first), 'head')}, {rows_in_words(dataset)}; line: smallest to largest prompt")
     places = np.arange(1, len(ranking) + 1)
     means = np.array([nanmean(mass.values[layer, head]) for layer, head in ranking])
     colours = [scheme_colour(named[int(layers[layer])]) for layer, _ in ranking]
@@ -123,26 +131,26 @@ def heads_ranked(run: xr.DataTree, span: str = "needle") -> PaperFigure:
     curve.grid(axis="y")
     curve.set_title(f"All of {counted(len(ranking), 'head')}, {counted(mass.sizes['prompt'], 'prompt')}")
     handles = scheme_handles(named.values())
-    uniform = uniform_share(run, span)
-    if uniform is not None:
+    if "chance" in dataset:
+        chance = UNIT * float(dataset["chance"].sel(span=span).mean())
         look = {"color": "#222222", "linewidth": 0.8, "linestyle": (0, (1, 1.5))}
-        bars.axvline(100 * uniform, **look, gid="uniform")
-        curve.axhline(100 * uniform, **look, gid="uniform")
-        handles.append(Line2D([], [], **look, label=f"{span}'s share of the tokens ({number(100 * uniform)} %)"))
+        bars.axvline(chance, **look, gid="chance")
+        curve.axhline(chance, **look, gid="chance")
+        handles.append(Line2D([], [], **look, label=f"chance: equal weights on all tokens ({number(chance)} %)"))
     legend_below(figure, handles)
     return figure
 
 
-def uniform_share(run: xr.DataTree, span: str) -> float | None:
-    """What even attention would give `span`: its share of the tokens, the mean over prompts that have it. None without positions."""
-    if not has_groups(run, ["positions"]) or "span_mask" not in run["positions"].data_vars:
+def rows_in_words(dataset: xr.Dataset) -> str:
+    """The rows that the mass is taken from, as the group's attributes name them: "rows that produced the answer"."""
+    return _ROWS.get(str(dataset.attrs.get("rows")), "rows not recorded")
+
+
+def chance_per_token(dataset: xr.Dataset) -> xr.DataArray | None:
+    """What equal weights would give each token of a span [span], the mean over prompts and layers; None in runs without it."""
+    if "chance" not in dataset:
         return None
-    positions = group(run, "positions")
-    if span not in positions["span"].values:
-        return None
-    tokens = (positions["span_mask"].sel(span=span) > 0).sum("token").values
-    present = tokens > 0
-    return float((tokens[present] / positions["token_count"].values[present]).mean()) if present.any() else None
+    return (dataset["chance"] / dataset["span_tokens"].where(dataset["span_tokens"] > 0)).mean(("prompt", "layer"))
 
 
 def mass_grid(run: xr.DataTree, span: str = "needle") -> PaperFigure:
@@ -181,6 +189,7 @@ def mass_table(run: xr.DataTree) -> Table:
     dataset = dataset.sel(span=ordered_spans(map(str, dataset["span"].values)))
     per_token = UNIT * dataset["mass_per_token"].transpose("span", "prompt", "layer", "head").values
     mass = UNIT * dataset["mass"].transpose("span", "prompt", "layer", "head").values
+    chance = UNIT * dataset["chance"].mean(("prompt", "layer")).values if "chance" in dataset else None
     rows = []
     for place, name in enumerate(dataset["span"].values):
         prompts, heads = nanmean(per_token[place], axis=(1, 2)), nanmean(per_token[place], axis=0)
@@ -194,6 +203,7 @@ def mass_table(run: xr.DataTree) -> Table:
                 _deviation(prompts),
                 _deviation(heads),
                 float(held.mean()),
+                *([] if chance is None else [float(chance[place])]),
                 int(np.isfinite(prompts).sum()),
             )
         )
@@ -201,10 +211,14 @@ def mass_table(run: xr.DataTree) -> Table:
     return Table(
         "attention_mass",
         "Attention mass from generated tokens, by span",
-        ("span", "mass per token (10⁻²)", "± over prompts", "± over heads", "mass (%)", "prompts"),
+        (
+            *("span", "mass per token (10⁻²)", "± over prompts", "± over heads", "mass (%)"),
+            *([] if chance is None else ["chance (%)"]),
+            "prompts",
+        ),
         tuple(rows),
-        f"Mean over prompts, {layers} layers and {heads} heads each; ± is the standard deviation. "
-        "A dotted name is a part of its parent.",
+        f"{rows_in_words(dataset).capitalize()}. Mean over prompts, {layers} layers and {heads} heads each; ± is the standard deviation. "
+        "Chance: equal weights on all tokens that a row sees. A dotted name is a part of its parent.",
     )
 
 
@@ -233,7 +247,8 @@ def head_table(run: xr.DataTree, span: str = "needle", most: int = 20) -> Table:
         f"Heads ranked by attention mass on {span}",
         ("rank", "layer", "head", "scheme", f"mass on {span} (%)", "smallest", "largest"),
         tuple(rows),
-        f"Mean, smallest and largest of {mass.shape[2]} prompts; {len(rows)} of {means.size:,} heads.",
+        f"{rows_in_words(dataset).capitalize()}. Mean, smallest and largest of {mass.shape[2]} prompts; "
+        f"{len(rows)} of {means.size:,} heads.",
     )
 
 
@@ -293,7 +308,10 @@ def _lead(run: xr.DataTree) -> str:
         if span is None
         else f"and the heads by what they send to the {span}"
     )
-    return f"Attention after the softmax from the generated tokens: to each token of a span (RePo, table 4), {to_span}."
+    rows = rows_in_words(group(run, "attention_mass"))
+    return (
+        f"Attention after the softmax from the {rows.removeprefix('the ')}: to each token of a span (RePo, table 4), {to_span}."
+    )
 
 
 VIEW = View(

@@ -78,7 +78,9 @@ def position_lines(run: xr.DataTree, layer: int, head: int, prompt: int = 0) -> 
     _label_tokens(ax, values.values[: tokens.count], tokens, names)
     _name_outliers(ax, values.values[: tokens.count], tokens)
     ax.set_ylabel(unit_label("position z", positions["position"]))
-    ax.set_title(f"Layer {layer}, head {head} ({scheme_name(scheme)}), prompt {prompt}, {tokens.count:,} tokens")
+    same = (positions["position"].sel(prompt=prompt, layer=layer) == values).isel(token=slice(tokens.count)).all("token")
+    heads = f"head {head}" if int(same.sum()) < 2 else f"heads {', '.join(map(str, same['head'].values[same.values]))} alike"
+    ax.set_title(f"Layer {layer}, {heads} ({scheme_name(scheme)}), prompt {prompt}, {tokens.count:,} tokens")
     legend_below(figure, span_handles([*tokens.top_spans, *parts], names))
     return figure
 
