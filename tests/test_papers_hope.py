@@ -11,20 +11,6 @@ import pytest
 import torch
 import xarray as xr
 from numpy.testing import assert_allclose
-from repo_interp.papers.hope.lots import Sampling, random_prompts
-from repo_interp.papers.hope.measurements import components_of_pair, measure_checkpoint
-from repo_interp.papers.hope.rules import (
-    curve_vaf,
-    fall,
-    in_upper_half,
-    outside_share,
-    outstanding,
-    relative_swing,
-    u_shape,
-    upper_shares,
-)
-from repo_interp.papers.hope.steps import FILE, read_steps, write_steps
-from repo_interp.papers.kit.figure_directory import require_free, write_figures
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from repo_interp.analysis.analyze import analyze
@@ -39,8 +25,22 @@ from repo_interp.models.fresh import load_fresh
 from repo_interp.models.load import load
 from repo_interp.models.reposition import layout, reposition
 from repo_interp.papers.hope import recipe as hope
+from repo_interp.papers.hope.lots import Sampling, random_prompts
+from repo_interp.papers.hope.measurements import components_of_pair, measure_checkpoint
+from repo_interp.papers.hope.rules import (
+    curve_vaf,
+    fall,
+    in_upper_half,
+    outside_share,
+    outstanding,
+    relative_swing,
+    u_shape,
+    upper_shares,
+)
+from repo_interp.papers.hope.steps import FILE, read_steps, write_steps
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import FAILS, HOLDS, UNMEASURED, Claim, Verdict, markdown_table, verdict_rows
+from repo_interp.papers.kit.figure_directory import require_free, write_figures
 
 L = 16
 SIZES = {"sequences": 4, "repeats": 2, "controls": 1, "step_sequences": 2, "batch_size": 2}

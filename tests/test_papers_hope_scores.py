@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import xarray as xr
 from numpy.testing import assert_allclose
-from repo_interp.papers.hope.score_rules import ablations_in_order, not_below
-from repo_interp.papers.hope.scores import METHODS, copying, perplexity, score_figures, unmeasured_scores
-from repo_interp.papers.kit.checkpoint_scores import PLAIN, Scored, ScoreOptions, score_checkpoint
-from repo_interp.papers.kit.lead import Lead
 from trained_tiny import trained, without_weights
 
 from repo_interp.papers.hope import scores as hope_scores
+from repo_interp.papers.hope.score_rules import ablations_in_order, not_below
+from repo_interp.papers.hope.scores import METHODS, copying, perplexity, score_figures, unmeasured_scores
 from repo_interp.papers.kit.cache import Cache
+from repo_interp.papers.kit.checkpoint_scores import PLAIN, Scored, ScoreOptions, score_checkpoint
 from repo_interp.papers.kit.claims import FAILS, HOLDS, UNMEASURED
+from repo_interp.papers.kit.lead import Lead
 from repo_interp.papers.kit.recorded_scores import Recorded
 from repo_interp.training.configuration import TrainingConfiguration, replaced
 
