@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 import xarray as xr
 from numpy.testing import assert_allclose
+from repo_interp.papers.cope.claims import C1, C2, C3, C4, C4_POSITIONS, C5
+from repo_interp.papers.cope.errors_figure import error_bars
+from repo_interp.papers.cope.language import on_the_same_windows, perplexity
+from repo_interp.papers.kit.checkpoint_scores import PLAIN, Scored, ScoreOptions, of_tasks, score_checkpoint, score_table
+from repo_interp.papers.kit.score_rules import MATERIAL, NOTHING, Sample, above, above_in_rise, lower_perplexity
 from trained_tiny import trained, without_weights
 
 from repo_interp.errors import InputError
 from repo_interp.papers.cope import recipe as cope
 from repo_interp.papers.cope import rules as cope_rules
-from repo_interp.papers.cope.claims import C1, C2, C3, C4, C4_POSITIONS, C5
 from repo_interp.papers.cope.errors import counting, flip_flop, selective_copy
-from repo_interp.papers.cope.errors_figure import error_bars
-from repo_interp.papers.cope.language import on_the_same_windows, perplexity
 from repo_interp.papers.kit.cache import Cache
-from repo_interp.papers.kit.checkpoint_scores import PLAIN, Scored, ScoreOptions, of_tasks, score_checkpoint, score_table
 from repo_interp.papers.kit.claims import FAILS, HOLDS, UNMEASURED
 from repo_interp.papers.kit.recorded_scores import Recorded, by_seed, recorded_scores, unequal_budgets
-from repo_interp.papers.kit.score_rules import MATERIAL, NOTHING, Sample, above, above_in_rise, lower_perplexity
 from repo_interp.training.configuration import TrainingConfiguration, replaced
 
 SMALL = cope.Options(count=4, language_count=4, gate_texts=4, draws=4, batch_size=4)

@@ -7,15 +7,15 @@ import pytest
 import torch
 import xarray as xr
 from families import tiny
+from repo_interp.papers.kit.figure_directory import write_figures
+from repo_interp.papers.position_generalization.measurements import Measured, measure_checkpoint
+from repo_interp.papers.position_generalization.rules import CLAIMS
 
 import repo_interp as ri
 from repo_interp.errors import InputError
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import UNMEASURED
-from repo_interp.papers.kit.figure_directory import write_figures
 from repo_interp.papers.position_generalization import recipe as paper
-from repo_interp.papers.position_generalization.measurements import Measured, measure_checkpoint
-from repo_interp.papers.position_generalization.rules import CLAIMS
 from repo_interp.papers.position_generalization.tolerance import rope_twin
 from repo_interp.tasks import make_task
 
