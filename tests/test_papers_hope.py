@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 import math
 import shutil
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import xarray as xr
+from matplotlib.figure import Figure
 from numpy.testing import assert_allclose
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -24,31 +26,42 @@ from repo_interp.models.checkpoints import save
 from repo_interp.models.fresh import load_fresh
 from repo_interp.models.load import load
 from repo_interp.models.reposition import layout, reposition
-from repo_interp.papers.hope import recipe as hope
-from repo_interp.papers.hope.lots import Sampling, random_prompts
-from repo_interp.papers.hope.measurements import components_of_pair, measure_checkpoint
-from repo_interp.papers.hope.rules import (
-    curve_vaf,
-    fall,
-    in_upper_half,
-    outside_share,
-    outstanding,
-    relative_swing,
-    u_shape,
-    upper_shares,
-)
-from repo_interp.papers.hope.steps import FILE, read_steps, write_steps
+from repo_interp.papers.hope import over_training, replicates
+from repo_interp.papers.hope.beyond import H4_WORDING, OUTSIDE, outside, upper
+from repo_interp.papers.hope.components import relative_swing
+from repo_interp.papers.hope.logit_by_distance import H1, UShape, u_shape
+from repo_interp.papers.hope.over_training import FILE, H3, fall, read_steps, write_steps
+from repo_interp.papers.hope.paper import PAPER, Options
+from repo_interp.papers.hope.replicates import Sampling, curve_vaf, random_prompts
+from repo_interp.papers.hope.rotary_pairs import components_of_pair
+from repo_interp.papers.hope.vaf import outstanding
 from repo_interp.papers.kit.cache import Cache
-from repo_interp.papers.kit.claims import FAILS, HOLDS, UNMEASURED, Claim, Verdict, markdown_table, verdict_rows
-from repo_interp.papers.kit.figure_directory import require_free, write_figures
+from repo_interp.papers.kit.claims import FAILS, HOLDS, UNMEASURED, Evidence, Verdict, judge, markdown_table, verdict_rows
+from repo_interp.papers.kit.experiment import Drawing, Result, run
+from repo_interp.papers.kit.paper_directory import write_paper
+from repo_interp.papers.kit.scores import ScoreOptions
+from repo_interp.papers.kit.subjects import Subject, subject
 
 L = 16
-SIZES = {"sequences": 4, "repeats": 2, "controls": 1, "step_sequences": 2, "batch_size": 2}
+SIZES: dict[str, Any] = {"sequences": 4, "repeats": 2, "controls": 1, "step_sequences": 2, "batch_size": 2}
 SMALL = Sampling(**SIZES)
 
 
-def quiet(said: str) -> None:
-    """Progress that nobody sees."""
+def holds(shape: UShape, standard_error: float) -> bool:
+    """Whether H1 holds of a curve of that shape."""
+    return H1.rule.holds(shape.values(standard_error))
+
+
+def results_on(paths: dict[str, object], options: Options, cache: Cache | None = None) -> list[Result]:
+    """The results of all experiments on the checkpoints, name -> path."""
+    subjects = [subject(name, str(path)) for name, path in paths.items()]
+    kept = Cache() if cache is None else cache
+    return [result for experiment in PAPER.experiments for result in run(experiment, subjects, options, kept, lambda doing: None)]
+
+
+def verdicts_of(results: list[Result]) -> list[Verdict]:
+    """Their verdicts, in order."""
+    return [verdict for result in results for verdict in result.verdicts]
 
 
 # ---- the rules ------------------------------------------------------------------------------------------------------
@@ -57,11 +70,11 @@ def quiet(said: str) -> None:
 def test_a_parabola_is_a_u_and_a_decay_a_rise_and_a_line_are_none():
     t = np.linspace(-1, 1, 256)
     u = u_shape(t**2)
-    assert u.holds(0.001)
+    assert holds(u, 0.001)
     assert u.ratio == pytest.approx(1, abs=0.05)
     assert abs(u.minimum - 128) <= 8
     for other in (-t, t, np.zeros(256), np.exp(-4 * t), -(t**2)):
-        assert not u_shape(other).holds(0.001)
+        assert not holds(u_shape(other), 0.001)
 
 
 def test_a_u_must_rise_by_a_quarter_and_stand_out_of_the_noise():
@@ -70,9 +83,9 @@ def test_a_u_must_rise_by_a_quarter_and_stand_out_of_the_noise():
     def dip(rise):
         return np.interp(t, [0, 128, 255], [1, 0, rise])
 
-    assert u_shape(dip(0.4)).holds(0.01)
-    assert not u_shape(dip(0.15)).holds(0.01)
-    assert not u_shape(dip(0.4)).holds(0.2)
+    assert holds(u_shape(dip(0.4)), 0.01)
+    assert not holds(u_shape(dip(0.15)), 0.01)
+    assert not holds(u_shape(dip(0.4)), 0.2)
 
 
 def test_what_a_token_has_with_itself_does_not_make_a_u():
@@ -99,11 +112,12 @@ def test_outstanding_is_in_deviations_of_the_others():
 def test_a_course_falls_when_it_falls_by_more_than_its_error():
     steps = np.linspace(60, 20, 9)[:, None]
     noise = np.array([[-1.0, 0, 1, 0]])
-    assert fall(steps + 0.1 * noise).holds
-    assert not fall(steps[::-1] + 0.1 * noise).holds
-    # Lots that go different ways: the mean falls, but not by more than chance.
-    assert not fall(50 + np.linspace(0, 1, 9)[:, None] * np.array([[-40.0, 30, -30, 35]])).holds
-    with pytest.raises(ValueError, match="four steps"):
+    assert H3.rule.holds(fall(steps + 0.1 * noise).values)
+    assert not H3.rule.holds(fall(steps[::-1] + 0.1 * noise).values)
+    # Replicates that go different ways: the mean falls, but not by more than chance.
+    scattered = fall(50 + np.linspace(0, 1, 9)[:, None] * np.array([[-40.0, 30, -30, 35]]))
+    assert not H3.rule.holds(scattered.values)
+    with pytest.raises(ValueError, match="at least 4 steps"):
         fall(np.ones((3, 2)))
 
 
@@ -112,12 +126,12 @@ def test_leaving_a_range_and_the_upper_half():
     theta = 1.45 * math.pi / 256
     within, beyond = np.cos(theta * t), np.cos(theta * (t + 256))
     # A cosine that passed its minimum has seen all values: the paper's wording holds, the range is kept.
-    assert outside_share(within, beyond) == 0
-    assert in_upper_half(upper_shares(within, beyond))
+    assert outside(within, beyond)[OUTSIDE] == 0
+    assert H4_WORDING.rule.holds(upper(within, beyond))
     line = 0.1 * t
-    assert outside_share(line, line + 26) > 0.9
+    assert outside(line, line + 26)[OUTSIDE] > 0.9
     constant = np.cos(40 * math.pi / 256 * t)
-    assert not in_upper_half(upper_shares(constant, constant))
+    assert not H4_WORDING.rule.holds(upper(constant, constant))
 
 
 def test_swing_is_relative_to_the_activated_components():
@@ -125,17 +139,6 @@ def test_swing_is_relative_to_the_activated_components():
     curves = np.stack([np.sin(60 * t), 4 * t, 0.2 * t, 5 + 0 * t])
     swing = relative_swing(curves, np.array([False, True, False, False]), np.array([False, False, True, True]))
     assert_allclose(swing, [0.05, 0], atol=1e-12)
-
-
-def test_a_verdict_stands_on_a_number():
-    claim = Claim("X1", "a | b", "nowhere", "1", "never")
-    with pytest.raises(InputError, match="number"):
-        Verdict(claim, "rope", HOLDS, "nothing")
-    with pytest.raises(InputError, match="verdict is"):
-        Verdict(claim, "rope", "perhaps", "nothing", 1.0)
-    rows = verdict_rows([Verdict(claim, "rope", FAILS, "x", 0.12345, n=3), Verdict(claim, "hope", UNMEASURED, "")])
-    assert [row["ours"] for row in rows] == ["0.123", ""]
-    assert "| a \\| b | 0.123 |" in markdown_table(rows, {"statement": "claim", "ours": "ours"})
 
 
 # ---- tiny checkpoints -----------------------------------------------------------------------------------------------
@@ -218,40 +221,59 @@ def test_components_of_a_pair_add_up_to_the_logit_of_the_model(checkpoints):
         components_of_pair(bridge, tokens, 2, 8)
 
 
-def test_what_is_measured_is_the_mean_over_lots(checkpoints):
-    one = measure_checkpoint("rope", checkpoints / "rope", SMALL, quiet, Cache())
-    assert one.training_length == L
-    assert one.within.sizes["distance"] == L
-    assert one.beyond is not None
-    assert one.beyond.sizes["distance"] == 2 * L
-    assert one.steps is not None
-    assert one.within["weights"].values.tolist() == ["trained", "random 0"]
-    total = one.within["component_by_distance"].sum("component")
-    assert_allclose(total, one.within["logit"], rtol=1e-6)
-    lots = one.within["logit"].sel(weights="trained").values
-    assert not np.array_equal(lots[0], lots[1])
-    assert measure_checkpoint("learned", checkpoints / "learned", SMALL, quiet, Cache()).beyond is None
+def test_what_is_measured_is_the_mean_over_replicates(checkpoints):
+    rope, learned = (subject(name, checkpoints / name) for name in ("rope", "learned"))
+    within, beyond = replicates.within(rope, SMALL, Cache()), replicates.beyond(rope, SMALL, Cache())
+    assert within.sizes["distance"] == L
+    assert beyond is not None
+    assert beyond.sizes["distance"] == 2 * L
+    assert within["weights"].values.tolist() == ["trained", "random 0"]
+    total = within["component_by_distance"].sum("component")
+    assert_allclose(total, within["logit"], rtol=1e-6)
+    logits = within["logit"].sel(weights="trained").values
+    assert not np.array_equal(logits[0], logits[1])
+    assert replicates.beyond(learned, SMALL, Cache()) is None
 
 
 def test_what_is_kept_is_what_was_measured(checkpoints, tmp_path):
-    first = measure_checkpoint("rope", checkpoints / "rope", SMALL, quiet, Cache(tmp_path))
-    kept = measure_checkpoint("other name", checkpoints / "rope", SMALL, quiet, Cache(tmp_path))
-    measured = measure_checkpoint("rope", checkpoints / "rope", SMALL, quiet, Cache())
-    for name in ("within", "beyond", "steps"):
-        xr.testing.assert_identical(getattr(first, name), getattr(kept, name))
-        xr.testing.assert_equal(getattr(first, name), getattr(measured, name))
+    rope, other = subject("rope", checkpoints / "rope"), subject("other name", checkpoints / "rope")
+    for measure in (replicates.within, lambda *given: over_training.measure([given[0]], *given[1:])):
+        first, kept = (measure(each, SMALL, Cache(tmp_path)) for each in (rope, other))
+        assert first is not None
+        assert kept is not None
+        assert kept.attrs.pop("checkpoint") == "other name"
+        assert first.attrs.pop("checkpoint") == "rope"
+        xr.testing.assert_identical(first, kept)
+        xr.testing.assert_equal(first, measure(rope, SMALL, Cache()))
+
+
+def test_replicates_are_measured_once_for_all_claims(checkpoints, tmp_path, monkeypatch):
+    lengths: list[int] = []
+    of_model = replicates.of_model
+
+    def counted(bridge, tokens, *given):
+        lengths.append(tokens)
+        return of_model(bridge, tokens, *given)
+
+    monkeypatch.setattr(replicates, "of_model", counted)
+    (tmp_path / "rope").mkdir()
+    for file in (checkpoints / "rope").glob("*.*"):
+        shutil.copy(file, tmp_path / "rope")
+    results = results_on({"rope": tmp_path / "rope"}, Options(**SIZES), Cache(tmp_path / "kept"))
+    assert len([verdict for verdict in verdicts_of(results) if verdict.verdict in (HOLDS, FAILS)]) == 5
+    assert lengths == [L, L, 2 * L, 2 * L]
 
 
 def test_a_small_file_stands_in_for_the_saved_steps(checkpoints, tmp_path):
-    run, moved = tmp_path / "run", tmp_path / "moved"
-    shutil.copytree(checkpoints / "rope", run)
-    assert read_steps(run) is None
-    assert main(["steps", str(run), "--sequences", "2", "--repeats", "2", "--batch-size", "2"]) == 0
-    once = (run / FILE).read_bytes()
-    assert write_steps(run, SMALL).read_bytes() == once
-    shutil.copytree(run, moved, ignore=shutil.ignore_patterns("steps"))
+    finished, moved = tmp_path / "run", tmp_path / "moved"
+    shutil.copytree(checkpoints / "rope", finished)
+    assert read_steps(finished) is None
+    assert main(["steps", str(finished), "--sequences", "2", "--repeats", "2", "--batch-size", "2"]) == 0
+    once = (finished / FILE).read_bytes()
+    assert write_steps(finished, SMALL).read_bytes() == once
+    shutil.copytree(finished, moved, ignore=shutil.ignore_patterns("steps"))
     from_file, from_steps = (
-        measure_checkpoint("rope", path, SMALL, quiet, Cache()).steps for path in (moved, checkpoints / "rope")
+        over_training.measure([subject("rope", path)], SMALL, Cache()) for path in (moved, checkpoints / "rope")
     )
     assert from_file is not None
     assert from_steps is not None
@@ -268,12 +290,10 @@ def test_a_small_file_stands_in_for_the_saved_steps(checkpoints, tmp_path):
         write_steps(checkpoints / "repo", SMALL)
 
 
-def test_figures_on_tiny_models_end_to_end(checkpoints, tmp_path, capsys):
-    command = ["figures", "hope", "--no-zoo", "--out", str(tmp_path)]
-    command += [word for name in ("rope", "learned", "repo") for word in ("--checkpoint", f"{name}={checkpoints / name}")]
-    command += [word for name, value in SIZES.items() for word in ("--set", f"{name}={value}")]
-    assert main(command) == 0
-    assert "verdicts and figures" in capsys.readouterr().out
+def test_figures_on_tiny_models_end_to_end(checkpoints, tmp_path):
+    paths = {name: str(checkpoints / name) for name in ("rope", "learned", "repo")}
+    results = results_on(dict(paths), Options(**SIZES))
+    write_paper(tmp_path / "hope", PAPER.title, results, paths, "repo-interp figures hope", {})
     out = tmp_path / "hope"
     names = {"logit_by_distance", "turns_repo"} | {
         f"{name}_rope" for name in ("components", "vaf", "vaf_over_training", "beyond_training_length", "norms", "pair")
@@ -283,11 +303,11 @@ def test_figures_on_tiny_models_end_to_end(checkpoints, tmp_path, capsys):
     }
     with (out / "verdicts.csv").open() as stream_of_rows:
         rows = list(csv.DictReader(stream_of_rows))
-    found = {(row["claim"], row["checkpoint"]): row["verdict"] for row in rows}
+    verdicts = {(row["claim"], row["checkpoint"]): row["verdict"] for row in rows}
     judged = {("H1", "rope"), ("H1", "learned"), *((claim, "rope") for claim in ("H2", "H3", "H4", "H4 (wording)", "H5"))}
-    assert {key for key, verdict in found.items() if verdict in (HOLDS, FAILS)} == judged
-    assert found["H1", "kerple"] == UNMEASURED
-    assert {claim.id for claim in hope.CLAIMS} == {claim for claim, _ in found}
+    assert {key for key, verdict in verdicts.items() if verdict in (HOLDS, FAILS)} == judged
+    assert verdicts["H1", "kerple"] == UNMEASURED
+    assert {claim.label for claim in PAPER.claims} == {claim for claim, _ in verdicts}
     page = (out / "README.md").read_text()
     for row in rows:
         assert row["ours"] in page
@@ -298,38 +318,72 @@ def test_figures_on_tiny_models_end_to_end(checkpoints, tmp_path, capsys):
         assert "caption" in stored.attrs
 
 
-def test_what_nothing_was_found_about_is_not_measurable(checkpoints):
-    results = hope.figures({"learned": checkpoints / "learned"}, hope.Options(**SIZES), quiet, Cache())
-    missing = {(verdict.claim.id, verdict.checkpoint) for verdict in hope.unmeasured(results) if verdict.claim.id < "H6"}
+def test_a_claim_without_a_checkpoint_is_not_measurable(checkpoints):
+    verdicts = verdicts_of(results_on({"learned": checkpoints / "learned"}, Options(**SIZES)))
+    missing = {(each.claim.label, each.checkpoint) for each in verdicts if each.verdict == UNMEASURED and each.claim.id < "H6"}
     assert missing == {("H1", "rope"), ("H1", "kerple"), *((name, "rope") for name in ("H2", "H3", "H4", "H4 (wording)", "H5"))}
+    assert all(verdict.note for verdict in verdicts if verdict.verdict == UNMEASURED)
+
+
+def test_a_capped_length_is_drawn_and_not_judged(tmp_path):
+    model = tiny("rope")
+    model.config.max_position_embeddings = 4 * L
+    save(model, tmp_path / "long")
+    results = results_on({"long": tmp_path / "long"}, Options(**SIZES, length=L))
+    verdicts = {each.claim.label: each for each in verdicts_of(results) if each.checkpoint == "long"}
+    assert set(verdicts) == {"H1", "H2", "H4", "H4 (wording)", "H5"}
+    assert all(each.verdict == UNMEASURED and "length=0" in each.note for each in verdicts.values())
+    drawings = [drawing for result in results for drawing in result.drawings]
+    assert drawings[0].data.sizes["distance"] == 2 * L
+    assert all(f"capped at {L} of the {4 * L} tokens" in drawing.caption for drawing in drawings)
+
+
+def test_what_it_costs_grows_with_what_is_measured(checkpoints):
+    rope = subject("rope", checkpoints / "rope")
+    assert replicates.seconds([], SMALL) == 0
+    assert 0 < replicates.seconds([rope], SMALL) < replicates.seconds([rope] * 50, SMALL)
 
 
 def test_checkpoints_that_copy_are_not_looked_at(tmp_path, checkpoints):
     shutil.copytree(checkpoints / "learned", tmp_path / "copying")
     (tmp_path / "copying" / "training.toml").write_text('task = "copying"\n')
-    (tmp_path / "recorded").mkdir()
-    paths = {"copying": tmp_path / "copying", "recorded": tmp_path / "recorded", "rope": checkpoints / "rope", "hub": "some/name"}
-    assert list(hope.analysed(paths)) == ["rope", "hub"]
+    recorded = Subject("recorded", str(tmp_path), (), 0, "", None)
+    copying, rope = subject("copying", tmp_path / "copying"), subject("rope", checkpoints / "rope")
+    assert [replicates.is_analysed(each) for each in (copying, recorded, rope)] == [False, False, True]
 
 
-def test_other_directories_and_options_are_refused(tmp_path):
-    (tmp_path / "mine.txt").write_text("precious")
-    with pytest.raises(InputError, match="other things"):
-        require_free(tmp_path)
-    with pytest.raises(InputError, match="lots"):
-        Sampling(repeats=1)
-    with pytest.raises(InputError, match="at least one a lot"):
-        Sampling(sequences=2, repeats=4)
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"repeats": 1}, "two replicates"),
+        ({"sequences": 2, "repeats": 4}, "one per replicate"),
+        ({"length": 3}, "16 tokens"),
+        ({"count": 1}, "2 prompts"),
+    ],
+)
+def test_options_out_of_range_are_refused(fields, error):
+    with pytest.raises(InputError, match=error):
+        Options(**fields)
+    assert Options().batch_size == Sampling().batch_size != ScoreOptions().batch_size
+
+
+# ---- what all papers have in common ---------------------------------------------------------------------------------
+
+
+def test_a_verdict_stands_on_a_number():
+    with pytest.raises(ValueError, match="number"):
+        judge(Evidence(H1, "rope", "nothing"))
+    rows = verdict_rows([Verdict(H1, "rope", FAILS, "x", 0.12345, n=3), Verdict(H1, "hope", UNMEASURED, "")])
+    assert [row["ours"] for row in rows] == ["0.123", ""]
+    assert "| a \\| b | 0.123 |" in markdown_table([{**rows[0], "statement": "a | b"}], {"statement": "claim", "ours": "ours"})
 
 
 def test_a_failing_figure_leaves_nothing(tmp_path):
-    class Broken:
-        name, verdicts = "broken", ()
-
-        @property
-        def figure(self):
+    class Broken(Figure):
+        def draw_without_rendering(self):
             raise RuntimeError("no")
 
+    result = Result(PAPER.experiments[0], (Drawing("broken", Broken(), "", xr.Dataset()),), ())
     with pytest.raises(RuntimeError, match="no"):
-        write_figures(tmp_path / "out", "t", [Broken()], [], "c", {})
+        write_paper(tmp_path / "out", "t", [result], {}, "c", {})
     assert list(tmp_path.iterdir()) == []

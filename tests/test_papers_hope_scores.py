@@ -11,17 +11,20 @@ import xarray as xr
 from numpy.testing import assert_allclose
 from trained_tiny import trained, without_weights
 
-from repo_interp.papers.hope import scores as hope_scores
-from repo_interp.papers.hope.score_rules import ablations_in_order, not_below
-from repo_interp.papers.hope.scores import METHODS, copying, perplexity, score_figures, unmeasured_scores
+from repo_interp.papers.hope import copying, perplexity
+from repo_interp.papers.hope.copying import AB1, AB2, BEST, COPYING, H7
+from repo_interp.papers.hope.extended_scores import METHODS, scores
+from repo_interp.papers.hope.perplexity import PERPLEXITY
 from repo_interp.papers.kit.cache import Cache
-from repo_interp.papers.kit.checkpoint_scores import PLAIN, Scored, ScoreOptions, score_checkpoint
-from repo_interp.papers.kit.claims import FAILS, HOLDS, UNMEASURED
-from repo_interp.papers.kit.lead import Lead
+from repo_interp.papers.kit.claims import FAILS, HOLDS, UNMEASURED, Verdict, judge
+from repo_interp.papers.kit.differences import Difference
+from repo_interp.papers.kit.experiment import run
 from repo_interp.papers.kit.recorded_scores import Recorded
+from repo_interp.papers.kit.scores import PLAIN, Scored, ScoreOptions
+from repo_interp.papers.kit.subjects import subject
 from repo_interp.training.configuration import TrainingConfiguration, replaced
 
-COPYING = {"symbols": 12, "sequences": 2, "first_sequences": 1, "questions": 1, "test_from": 2, "test_to": 6, "test_step": 2}
+TASK = {"symbols": 12, "sequences": 2, "first_sequences": 1, "questions": 1, "test_from": 2, "test_to": 6, "test_step": 2}
 SETS = ("2", "4", "6")
 LONGEST = 1 + 12 * 3
 """Training ends at two sequences and a question."""
@@ -47,36 +50,44 @@ def made(layout: str, within: float, beyond: float, methods: dict[str, float] | 
     return Scored(f"{task}/{layout}", layout, configuration, LONGEST, "exact match", live, ())
 
 
+def judged(scored: list[Scored]) -> dict[str, Verdict]:
+    """The verdicts on copying, by claim."""
+    return {evidence.claim.label: judge(evidence) for evidence in copying.judge(scored)}
+
+
 def verdicts(*scored: Scored) -> dict[str, str]:
-    return {one.claim.id: one.verdict for one in copying(scored).verdicts}
+    """What became of each claim about copying."""
+    return {label: verdict.verdict for label, verdict in judged(list(scored)).items()}
 
 
 # ---- the rules ------------------------------------------------------------------------------------------------------
 
 
 def test_activated_above_low_and_low_not_below_neither():
-    clear, slight, below = Lead(0.2, 0.01, ""), Lead(-0.01, 0.01, ""), Lead(-0.2, 0.01, "")
-    assert ablations_in_order(clear, slight) and ablations_in_order(clear, clear)
-    assert not ablations_in_order(slight, clear) and not ablations_in_order(clear, below)
-    assert not_below(slight) and not not_below(below)
+    clear, slight, below = Difference(0.2, 0.01, ""), Difference(-0.01, 0.01, ""), Difference(-0.2, 0.01, "")
+
+    def holds(first: Difference, second: Difference) -> bool:
+        return H7.rule.holds({BEST: 0.9, AB1: {"AB2": first}, AB2: {"RoPE": second}})
+
+    assert holds(clear, slight) and holds(clear, clear)
+    assert not holds(slight, clear) and not holds(clear, below)
 
 
 def test_hope_must_be_above_every_rival_beyond_training():
     rivals = [made("rope", 1.0, 0.1), made("alibi", 1.0, 0.3), made("kerple", 1.0, 0.5), made("fire", 1.0, 0.0)]
-    found = copying([made("hope", 0.9, 0.8), *rivals])
-    (h6, pi, _) = found.verdicts
+    (h6, pi, _) = judged([made("hope", 0.9, 0.8), *rivals]).values()
     assert (h6.verdict, pi.verdict) == (HOLDS, UNMEASURED)
     assert h6.ours == pytest.approx(80)
     assert h6.n == 200
     assert h6.note.count("above") == 4 and "within L: copying/hope 90 %" in h6.note
     assert verdicts(made("hope", 1.0, 0.5), *rivals)["H6"] == FAILS
     assert verdicts(made("hope", 1.0, 0.5), *rivals[1:])["H6"] == UNMEASURED
-    assert "no checkpoint of alibi, kerple, fire" in copying([made("hope", 1.0, 0.5), rivals[0]]).verdicts[0].note
+    assert "no checkpoint of alibi, kerple, fire" in judged([made("hope", 1.0, 0.5), rivals[0]])["H6"].note
 
 
 def test_who_does_not_copy_is_not_compared():
-    found = copying([made("hope", 1.0, 0.04), made("rope", 1.0, 0.0)]).verdicts[0]
-    assert found.verdict == UNMEASURED and "nobody copies 4 to 6" in found.note
+    verdict = judged([made("hope", 1.0, 0.04), made("rope", 1.0, 0.0)])["H6"]
+    assert verdict.verdict == UNMEASURED and "nobody copies 4 to 6" in verdict.note
 
 
 def test_extended_models_are_compared_with_each_other():
@@ -93,7 +104,7 @@ def test_ablations_are_judged_over_all_test_sets():
     found = verdicts(rope, second, made("hope_ab1", 0.9, 0.2), made("hope_ab3", 0.9, 0.3))
     assert (found["H7"], found["H7 (removed)"]) == (FAILS, FAILS)
     assert verdicts(rope, first, second)["H7 (removed)"] == UNMEASURED
-    given = copying([rope, first, second, made("hope_ab3", 0.5, 0.0)]).verdicts[0]
+    given = judged([rope, first, second, made("hope_ab3", 0.5, 0.0)])["H7"]
     assert given.ours == pytest.approx(70)
 
 
@@ -107,14 +118,19 @@ def test_perplexity_beyond_training_is_compared_with_rope():
         configuration = replaced(TrainingConfiguration(task="language"), {"scheme": layout})
         return Scored(f"language/{layout}", layout, configuration, 32, "log perplexity", live, ())
 
-    found = perplexity([model("hope", 2.0, 2.1), model("rope", 2.0, 3.0), model("alibi", 2.0, 2.0)])
-    (verdict,) = found.verdicts
+    def judged(*models: Scored) -> Verdict:
+        (evidence,) = perplexity.judge(models)
+        return judge(evidence)
+
+    models = [model("hope", 2.0, 2.1), model("rope", 2.0, 3.0), model("alibi", 2.0, 2.0)]
+    verdict = judged(*models)
     assert verdict.verdict == HOLDS
     assert verdict.ours == pytest.approx(np.exp(2.2))
     assert "alibi" in verdict.control
-    assert_allclose(found.data["score"].sel(checkpoint="HoPE", test_set=64).values, [np.exp(2.2)])
-    assert perplexity([model("hope", 2.0, 2.1), model("rope", 2.0, 2.1)]).verdicts[0].verdict == FAILS
-    assert perplexity([model("hope", 2.0, 2.1)]).verdicts[0].verdict == UNMEASURED
+    (drawing,) = perplexity.draw(models)
+    assert_allclose(drawing.data["score"].sel(checkpoint="HoPE", test_set=64).values, [np.exp(2.2)])
+    assert judged(model("hope", 2.0, 2.1), model("rope", 2.0, 2.1)).verdict == FAILS
+    assert judged(model("hope", 2.0, 2.1)).verdict == UNMEASURED
 
 
 def test_recorded_scores_stand_in_for_weights():
@@ -122,10 +138,10 @@ def test_recorded_scores_stand_in_for_weights():
     means = {"2": 1.0, "4": 0.9, "6": 0.8}
     run = Recorded(Path("hope"), "hope", 0, "exact match", 200, 10, means, configuration)
     hope = Scored("copying/hope", "hope", configuration, LONGEST, "exact match", None, (run,))
-    found = copying([hope, made("rope", 1.0, 0.1)]).verdicts
-    assert found[0].verdict == HOLDS and found[0].ours == pytest.approx(85)
-    assert found[0].spread_over.endswith("at most)")
-    assert found[1].verdict == UNMEASURED and "weights" in found[1].note
+    h6, pi, _ = judged([hope, made("rope", 1.0, 0.1)]).values()
+    assert h6.verdict == HOLDS and h6.ours == pytest.approx(85)
+    assert h6.spread_over.endswith("at most)")
+    assert pi.verdict == UNMEASURED and "weights" in pi.note
 
 
 def test_schemes_with_other_numbers_of_seeds_stand_in_one_figure():
@@ -139,8 +155,8 @@ def test_schemes_with_other_numbers_of_seeds_stand_in_one_figure():
         return dataclasses.replace(one, recorded=tuple(runs))
 
     hope = with_seeds(made("hope", 1.0, 0.5, {"interpolation": 0.5, "yarn": 0.5}), 0.7, 0.9)
-    found = copying([hope, made("rope", 1.0, 0.1, {"interpolation": 0.4, "yarn": 0.9})])
-    values = found.data["score"].sel(test_set=4)
+    (drawing,) = copying.draw([hope, made("rope", 1.0, 0.1, {"interpolation": 0.4, "yarn": 0.9})])
+    values = drawing.data["score"].sel(test_set=4)
     assert values.sel(checkpoint="HoPE").values.tolist() == [0.5, 0.7, 0.9]
     assert values.sel(checkpoint="HoPE + YaRN").dropna("seed").values.tolist() == [0.5]
     assert values.sel(checkpoint="RoPE").dropna("seed").values.tolist() == [0.1]
@@ -153,7 +169,7 @@ def test_schemes_with_other_numbers_of_seeds_stand_in_one_figure():
 def root(tmp_path_factory):
     root = tmp_path_factory.mktemp("zoo")
     for scheme in ("rope", "hope", "alibi", "hope_ab1", "hope_ab2", "hope_ab3"):
-        trained(root / "copying" / scheme, "copying", scheme, task_options=COPYING)
+        trained(root / "copying" / scheme, "copying", scheme, task_options=TASK)
     without_weights(root / "copying" / "hope_ab2")
     text = root / "corpus.txt"
     text.write_text("\n".join("a tree sees the cat" if line % 3 else "the cat sees a tree" for line in range(400)))
@@ -168,34 +184,38 @@ def root(tmp_path_factory):
 
 
 def test_extended_models_answer_short_prompts_plainly_and_long_ones_otherwise(root):
-    one = score_checkpoint(
-        "language/rope", root / "language" / "rope", ScoreOptions(count=4, language_count=4), Cache(), lambda _: tuple(METHODS)
-    )
-    assert one.live is not None and one.live["tokens"].values.tolist() == [16, 32]
-    plain, *extended = (one.live["score"].sel({"method": method}).values for method in (PLAIN, *METHODS))
-    for scores in extended:
-        assert_allclose(scores[0], plain[0])
-        assert not np.allclose(scores[1], plain[1], rtol=1e-7, atol=1e-9)
+    rope = subject("language/rope", root / "language" / "rope")
+    (scored,) = scores([rope], ScoreOptions(count=4, language_count=4), Cache())
+    assert scored.live is not None and scored.live["tokens"].values.tolist() == [16, 32]
+    plain, *extended = (scored.live["score"].sel({"method": method}).values for method in (PLAIN, *METHODS))
+    for values in extended:
+        assert_allclose(values[0], plain[0])
+        assert not np.allclose(values[1], plain[1], rtol=1e-7, atol=1e-9)
 
 
 def test_every_figure_of_tiny_checkpoints(root, tmp_path):
-    paths = {file.parent.relative_to(root).as_posix(): str(file.parent) for file in sorted(root.glob("*/*/training.toml"))}
-    said: list[str] = []
-    results = score_figures(paths, ScoreOptions(count=4, language_count=4), said.append, Cache(tmp_path))
-    assert [one.name for one in results] == ["copying", "perplexity_by_length"]
-    assert "scoring copying/hope_ab2" in said
-    found = [verdict for one in results for verdict in one.verdicts] + unmeasured_scores(results)
-    assert {one.claim for one in found} == set(hope_scores.CLAIMS)
-    assert results[0].data["checkpoint"].values.astype(str).tolist().count("HoPE + YaRN") == 1
-    for one in results:
-        one.data.to_netcdf(tmp_path / "data.nc", engine="h5netcdf")
-        one.figure.savefig(tmp_path / f"{one.name}.png", dpi=50)
-    panels = results[0].figure.axes
+    subjects = [subject(file.parent.relative_to(root).as_posix(), file.parent) for file in sorted(root.glob("*/*/training.toml"))]
+    options, said = ScoreOptions(count=4, language_count=4), []
+    results = [
+        result
+        for experiment in (COPYING, PERPLEXITY)
+        for result in run(experiment, subjects, options, Cache(tmp_path), said.append)
+    ]
+    assert {each.claim for result in results for each in result.verdicts} == {*COPYING.claims, *PERPLEXITY.claims}
+    assert any("copying/hope_ab2" in text for text in said)
+    drawings = [drawing for result in results for drawing in result.drawings]
+    assert [drawing.name for drawing in drawings] == ["copying", "perplexity_by_length"]
+    assert drawings[0].data["checkpoint"].values.astype(str).tolist().count("HoPE + YaRN") == 1
+    for drawing in drawings:
+        drawing.data.to_netcdf(tmp_path / "data.nc", engine="h5netcdf")
+        drawing.figure.savefig(tmp_path / f"{drawing.name}.png", dpi=50)
+    panels = drawings[0].figure.axes
     assert [ax.get_title(loc="left") for ax in panels] == ["schemes", "with PI and YaRN", "ablations"]
 
 
-def test_without_checkpoints_every_claim_says_what_it_needs():
-    assert score_figures({}, ScoreOptions(), lambda _: None, Cache()) == []
-    missing = unmeasured_scores([])
-    assert [one.claim for one in missing] == list(hope_scores.CLAIMS)
-    assert all(one.verdict == UNMEASURED and one.note for one in missing)
+@pytest.mark.parametrize("experiment", [COPYING, PERPLEXITY])
+def test_without_checkpoints_every_claim_says_what_it_needs(experiment):
+    (result,) = run(experiment, [], ScoreOptions(), Cache(), lambda doing: None)
+    assert [verdict.claim for verdict in result.verdicts] == list(experiment.claims)
+    assert all(verdict.verdict == UNMEASURED and verdict.note for verdict in result.verdicts)
+    assert all(("ablations" in verdict.note) == (verdict.claim.id == "H7") for verdict in result.verdicts)
