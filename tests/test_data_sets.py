@@ -6,6 +6,7 @@ The rows are our own, in the fields that each data set's publication describes; 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 
 import numpy as np
@@ -21,12 +22,11 @@ from repo_interp.errors import InputError
 from repo_interp.experiments.data_set_scores import ask, generated_texts
 from repo_interp.models.checkpoints import save
 from repo_interp.models.reposition import reposition
-from repo_interp.papers.data_sets.claims import CLAIMS_OF, COMPARISONS
-from repo_interp.papers.data_sets.measurements import CLAIMS, Options, _compared, _perturbed, _table, table_rows
-from repo_interp.papers.data_sets.table_figure import data_set_table
+from repo_interp.papers.data_sets.answers import ANSWERS, COMPARISONS, PLAIN, REORDERED, Answers, Options, table
 from repo_interp.papers.kit.cache import Cache
-from repo_interp.papers.kit.claims import FAILS, HOLDS, UNMEASURED
-from repo_interp.papers.repo import subjects
+from repo_interp.papers.kit.claims import FAILS, HOLDS, UNMEASURED, judge
+from repo_interp.papers.kit.experiment import run
+from repo_interp.papers.kit.subjects import Given
 from repo_interp.run import read_run
 from repo_interp.tasks import prompt_from_text
 from repo_interp.tasks.data_sets import NAMES, data_set_prompts, data_set_scores, spoken
@@ -407,9 +407,9 @@ def test_files_that_are_none_are_refused(tmp_path):
 
 def test_every_metric_that_a_data_set_names_is_there():
     assert {part.metric for part in PARTS.values()} <= METRICS.keys()
-    assert {metric for one in COMPARISONS for metric in one.metrics} <= METRICS.keys()
+    assert {metric for comparison in COMPARISONS for metric in comparison.questions.metrics} <= METRICS.keys()
     assert score_command._DATA_SETS == NAMES
-    assert sorted(claim.id for claims in CLAIMS_OF.values() for claim in claims) == sorted(claim.id for claim in CLAIMS)
+    assert {comparison.questions.data_set for comparison in COMPARISONS} <= set(NAMES)
 
 
 @pytest.fixture(scope="module")
@@ -450,79 +450,86 @@ def test_answers_are_what_greedy_generation_without_a_cache_gives_up_to_the_end_
     assert found["questions"].values.tolist() == [2, 2] and found["cut"].values[0] == 1
 
 
-def test_the_table_has_a_row_a_part_and_says_what_data_it_needs(data, models, tmp_path):
+def answered(models, data, options=None, cache=None):
+    """What comes of the experiment: its figure's data, the figure, and the verdicts by claim and checkpoint."""
+    options = dataclasses.replace(options or Options(), data=tuple((name, str(path)) for name, path in data.items()))
+    paths = {name: str(path) for name, path in models.items()}
+    (result,) = run(ANSWERS, Given(paths).subjects(), options, cache or Cache(), lambda text: None)
+    (drawing,) = result.drawings
+    return drawing, {(verdict.claim.label, verdict.checkpoint): verdict for verdict in result.verdicts}
+
+
+def test_the_table_has_a_row_per_part_and_says_what_data_it_needs(data, models, tmp_path):
     given = {name: data[name] for name in ("hybridqa", "qasper")}
-    options, said, cache = Options(questions=2, length=60), [], Cache(tmp_path / "cache")
-    (result,) = table_rows(models, given, options, said.append, cache)
-    assert result.data["row"].values.tolist() == [
+    options, cache = Options(questions=2, length=60), Cache(tmp_path / "cache")
+    drawing, verdicts = answered(models, given, options, cache)
+    assert drawing.data["row"].values.tolist() == [
         *("hybridqa: exact match", "hybridqa: F1 (HybridQA)", "longbench", "qasper: F1", "glue", "mmlu_pro")
     ]
-    needs = dict(zip(result.data["row"].values, result.data["needs"].values, strict=True))
+    needs = dict(zip(drawing.data["row"].values, drawing.data["needs"].values, strict=True))
     assert needs["glue"] == "needs data: give --data glue=FILE" and needs["qasper: F1"] == ""
-    assert np.isfinite(result.data["score"].sel(row="qasper: F1")).all() and result.data["score"].sel(row="glue").isnull().all()
-    assert {verdict.claim.id for verdict in result.verdicts} == {claim.id for claim in CLAIMS}
-    notes = {verdict.claim.id: verdict.note for verdict in result.verdicts}
-    assert notes["H6 (few-shot)"] == "needs data: give --data glue=FILE" and "longbench=FILE" in notes["R9 (LongBench)"]
-    assert all(verdict.verdict == UNMEASURED for verdict in result.verdicts), "random weights answer nothing"
-    drawn = {text.get_text() for text in result.figure.axes[0].texts}
-    assert {"needs data: give --data longbench=FILE"} <= drawn
-    again = table_rows(models, given, options, said.append, cache)[0]
-    assert again.data.identical(result.data)
+    assert np.isfinite(drawing.data["score"].sel(row="qasper: F1")).all()
+    assert drawing.data["score"].sel(row="glue").isnull().all()
+    assert {label for label, _ in verdicts} == {claim.label for claim in ANSWERS.claims}
+    assert verdicts["H6 (few-shot)", "none"].note == "needs data: give --data glue=FILE"
+    assert "longbench=FILE" in verdicts["R9 (LongBench)", "none"].note
+    assert all(verdict.verdict == UNMEASURED for verdict in verdicts.values()), "random weights answer nothing"
+    assert {"needs data: give --data longbench=FILE"} <= {text.get_text() for text in drawing.figure.axes[0].texts}
+    assert answered(models, given, options, cache)[0].data.identical(drawing.data)
     kept = len(list((tmp_path / "cache").glob("*.nc")))
     given["qasper"].write_text(
         json.dumps({"1": PAPER | {"qas": [PAPER["qas"][0], PAPER["qas"][1] | {"question": "Is each cat counted?"}]}})
     )
-    table_rows(models, given, options, said.append, cache)
+    answered(models, given, options, cache)
     assert len(list((tmp_path / "cache").glob("*.nc"))) == kept + 2, "other data is measured anew"
 
 
 def test_without_data_or_checkpoints_there_is_still_a_table():
-    (result,) = table_rows({}, {}, Options(), lambda _: None, Cache())
-    assert result.data["row"].values.tolist() == list(NAMES) and all(verdict.verdict == UNMEASURED for verdict in result.verdicts)
+    drawing, verdicts = answered({}, {})
+    assert drawing.data["row"].values.tolist() == list(NAMES)
+    assert all(verdict.verdict == UNMEASURED for verdict in verdicts.values())
     with pytest.raises(InputError, match="wanted a data set"):
-        table_rows({}, {"squad": "x"}, Options(), lambda _: None, Cache())
+        answered({}, {"squad": "x"})
 
 
 def test_verdicts_follow_the_rules(models):
     import xarray as xr
 
-    asked = subjects(models)
+    subjects = Given({name: str(path) for name, path in models.items()}).subjects()
     rng = np.random.default_rng(0)
 
-    def scores(mean, name, metric, reordered=None):
+    def scores(mean, metric, reordered=1.0):
         values = np.clip(rng.normal(mean, 0.02, (2, 1, 40)), 0, 1)
-        values[1] = values[0] if reordered is None else values[0] * reordered
-        coords = {"order": ["plain", "reordered"], "test_set": [name], "metric": ("test_set", [metric])}
+        values[1] = values[0] * reordered
+        coords = {"order": [PLAIN, REORDERED], "test_set": ["t"], "metric": ("test_set", [metric])}
         return xr.Dataset({"score": (("order", "test_set", "prompt"), values)}, coords)
 
-    by_claim = {one.claim.id: one for one in COMPARISONS}
-    hybrid, mmlu = by_claim["R9 (HybridQA)"], by_claim["R9 (MMLU-Pro)"]
-    for repo, rope, wanted, equal in ((0.4, 0.3, HOLDS, HOLDS), (0.3, 0.4, FAILS, FAILS), (0.001, 0.001, UNMEASURED, UNMEASURED)):
-        found = {
-            ("my/repo", "hybridqa"): scores(repo, "h", "exact match"),
-            ("my/rope", "hybridqa"): scores(rope, "h", "exact match"),
-        }
-        assert [one.verdict for one in _compared(hybrid, asked, found, {"hybridqa": "x"})] == [wanted]
-        found = {("my/repo", "mmlu_pro"): scores(repo, "m", "accuracy"), ("my/rope", "mmlu_pro"): scores(rope, "m", "accuracy")}
-        assert [one.verdict for one in _compared(mmlu, asked, found, {"mmlu_pro": "x"})] == [equal]
-    same = scores(0.4, "m", "accuracy")
-    found = {(name, "mmlu_pro"): same for name in models}
-    assert _compared(mmlu, asked, found, {"mmlu_pro": "x"})[0].verdict == HOLDS, "on par is not below"
-    alone = {(name, "mmlu_pro"): same.isel(prompt=[0]) for name in models}
-    assert _compared(mmlu, asked, alone, {"mmlu_pro": "x"})[0].verdict == UNMEASURED, "one question has no error"
-    assert _compared(hybrid, asked[:1], {}, {"hybridqa": "x"})[0].verdict == UNMEASURED
-    found = {("my/rope", "qasper"): scores(0.4, "q", "F1", 0.99), ("my/repo", "qasper"): scores(0.4, "q", "F1", 0.9)}
-    assert {one.checkpoint: one.verdict for one in _perturbed(asked, found, {"qasper": "x"})} == {
-        "my/rope": HOLDS,
-        "my/repo": FAILS,
-    }
+    def verdict(label, data_set, asked=subjects, **known):
+        found = {(f"my/{name}", data_set): each for name, each in known.items()}
+        answers = Answers(asked, Options(data=((data_set, "x"),)), found)
+        (wanted,) = (claim for claim in ANSWERS.claims if claim.label == label)
+        return {each.checkpoint: judge(each).verdict for each in ANSWERS.judge(answers) if each.claim is wanted}
+
+    for repo, rope, wanted in ((0.4, 0.3, HOLDS), (0.3, 0.4, FAILS), (0.001, 0.001, UNMEASURED)):
+        known = {"repo": scores(repo, "exact match"), "rope": scores(rope, "exact match")}
+        assert verdict("R9 (HybridQA)", "hybridqa", **known) == {"my/repo": wanted}
+        known = {"repo": scores(repo, "accuracy"), "rope": scores(rope, "accuracy")}
+        assert verdict("R9 (MMLU-Pro)", "mmlu_pro", **known) == {"my/repo": wanted}
+    same = scores(0.4, "accuracy")
+    assert verdict("R9 (MMLU-Pro)", "mmlu_pro", repo=same, rope=same) == {"my/repo": HOLDS}, "on par is not below"
+    alone = same.isel(prompt=[0])
+    assert verdict("R9 (MMLU-Pro)", "mmlu_pro", repo=alone, rope=alone) == {"my/repo": UNMEASURED}, "one question has no error"
+    assert verdict("R9 (HybridQA)", "hybridqa", subjects[:1]) == {"none": UNMEASURED}
+    known = {"rope": scores(0.4, "F1", 0.99), "repo": scores(0.4, "F1", 0.9)}
+    assert verdict("P6 (Qasper)", "qasper", **known) == {"my/rope": HOLDS, "my/repo": FAILS}
 
 
-def test_the_figure_has_a_dot_where_there_is_a_score(models):
-    asked = subjects(models)
-    table = _table(asked, {}, ["glue"])
-    assert table["row"].values.tolist() == ["glue"]
-    assert [text.get_text() for text in data_set_table(table).axes[0].texts] == ["needs data: give --data glue=FILE"]
+def test_the_table_of_nothing_says_what_it_needs(models):
+    subjects = Given({name: str(path) for name, path in models.items()}).subjects()
+    rows = table(Answers(subjects, Options(data=tuple((name, "x") for name in NAMES if name != "glue")), {}))
+    assert rows["row"].values.tolist() == ["glue"]
+    assert rows["needs"].values.tolist() == ["needs data: give --data glue=FILE"]
+    assert rows["checkpoint"].values.tolist() == list(models)
 
 
 def command(*words):

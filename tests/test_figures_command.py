@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import re
-import types
 from pathlib import Path
 
 import pytest
@@ -16,17 +14,14 @@ from repo_interp.cli import main
 from repo_interp.errors import InputError
 from repo_interp.models.checkpoints import save
 from repo_interp.models.reposition import reposition
-from repo_interp.papers.catalogue import CLAIM_IDS, PAPERS, all_claims, base, named, paper
-from repo_interp.papers.hope import measurements as hope_measurements
-from repo_interp.papers.hope import recipe as hope
-from repo_interp.papers.kit.claims import FAILS, HOLDS, UNMEASURED, Verdict, verdict_rows
-from repo_interp.papers.kit.figure_directory import stem
-from repo_interp.papers.kit.gallery import NOT_YET, claim_rows, number_rows
-from repo_interp.papers.kit.given import ZOO, file_digest, given
-from repo_interp.papers.kit.making import scale_beside
-from repo_interp.papers.kit.options import stated_options, with_data
-from repo_interp.papers.kit.scale import PAPERS as SCALES
-from repo_interp.papers.kit.scale import Scale, difference, scale_of
+from repo_interp.papers.catalogue import PAPERS, named, paper
+from repo_interp.papers.hope import replicates
+from repo_interp.papers.kit.build import Build, stated_options, with_data
+from repo_interp.papers.kit.claims import UNMEASURED
+from repo_interp.papers.kit.gallery import NOT_YET
+from repo_interp.papers.kit.paper_directory import stem
+from repo_interp.papers.kit.scale import Scale, difference, scale_beside, scale_of
+from repo_interp.papers.kit.subjects import ZOO, file_digest, given
 
 SIZES = ["sequences=2", "repeats=2", "controls=0", "batch_size=2"]
 
@@ -72,32 +67,12 @@ def table(page: str, heading: str) -> list[list[str]]:
     return rows[2:]
 
 
-# ---- the list of claims ---------------------------------------------------------------------------------------------
+# ---- the papers -----------------------------------------------------------------------------------------------------
 
 
-def test_there_are_29_claims_in_order_each_of_one_paper():
-    letters = {"R": "repo", "H": "hope", "C": "cope", "P": "position-generalization"}
-    assert len(CLAIM_IDS) == 29
-    assert list(all_claims()) == list(CLAIM_IDS)
-    for id, parts in all_claims().items():
-        assert parts, f"nobody judges {id}"
-        assert parts[0][0] == letters[id[0]]
-        assert {name for name, _ in parts} <= {letters[id[0]], "data-sets"}
-        assert id in SCALES
-    assert all(base(claim.id) in CLAIM_IDS for name in PAPERS for claim in paper(name).CLAIMS)
-
-
-def test_every_paper_keeps_to_what_a_paper_is():
-    for name, module in named(()).items():
-        assert module.TITLE, name
-        options = module.Options(**module.FAST)
-        assert (options.seed, options.device) == (0, "cpu")
-        assert module.Options(**module.FAST) != module.Options()
-        assert all(re.fullmatch(r"[a-z0-9_]+/[a-z0-9_]+", checkpoint) for checkpoint in module.ZOO)
-        ids = [claim.id for claim in module.CLAIMS]
-        assert len(set(ids)) == len(ids)
-        # A paper about whose claims nothing was found says so of every one.
-        assert {verdict.claim.id for verdict in module.unmeasured([])} == set(ids)
+def test_checkpoints_of_the_zoo_are_named_as_the_zoo_names_them():
+    for each in named(()).values():
+        assert all(re.fullmatch(r"[a-z0-9_]+/[a-z0-9_]+", name) for name in each.zoo)
 
 
 def test_papers_are_named_once_in_our_order():
@@ -110,39 +85,6 @@ def test_papers_are_named_once_in_our_order():
 # ---- the page over all papers ---------------------------------------------------------------------------------------
 
 
-def rows_of(*verdicts: Verdict) -> list[dict[str, str]]:
-    return [
-        row | {"scale": "small", "command": "repo-interp figures hope", "paper_name": "hope"} for row in verdict_rows(verdicts)
-    ]
-
-
-def test_what_several_verdicts_come_to():
-    by_id = {claim.id: claim for claim in hope.CLAIMS}
-    rows = rows_of(
-        Verdict(by_id["H1"], "a", HOLDS, "x", 0.5, 0.1, "seeds", 3),
-        Verdict(by_id["H1"], "b", FAILS, "x", 0.25),
-        Verdict(by_id["H2"], "a", HOLDS, "x", 1.0),
-        Verdict(by_id["H2"], "b", HOLDS, "x", 2.0),
-        Verdict(by_id["H3"], "a", UNMEASURED, "", note="needs steps"),
-        Verdict(by_id["H4 (wording)"], "a", FAILS, "x", 3.0),
-    )
-    claims = dict(zip(CLAIM_IDS, claim_rows(rows), strict=True))
-    assert claims["H1"]["verdict"] == "holds in 1 of 2"
-    assert claims["H1"]["ours"] == "a: 0.5 ± 0.1<br>b: 0.25"
-    assert claims["H2"]["verdict"] == "**holds** (2 of 2)"
-    assert claims["H3"]["verdict"] == "not measurable here: needs steps"
-    assert claims["H4"]["verdict"] == FAILS
-    assert claims["H4"]["ours"] == "wording, a: 3"
-    assert claims["H4"]["statement"].startswith(by_id["H4"].statement)
-    assert claims["H5"]["verdict"] == claims["C1"]["verdict"] == NOT_YET
-    assert claims["C1"]["command"] == "`repo-interp figures cope`"
-    numbers = number_rows(rows)
-    assert [row["claim"] for row in numbers if row["claim"].startswith("H")] == [
-        *("H1", "H1", "H2", "H2", "H3", "H4 (wording)", "H5", "H6", "H7")
-    ]
-    assert numbers[9]["spread"] == "± 0.1 (seeds)"
-
-
 def test_a_paper_makes_its_directory_and_the_page_has_every_claim_with_its_command(checkpoints, tmp_path, capsys):
     out = tmp_path / "out"
     assert main(command(checkpoints, "--fast", "--out", str(out))) == 0
@@ -151,10 +93,11 @@ def test_a_paper_makes_its_directory_and_the_page_has_every_claim_with_its_comma
     assert "H1" in said
     page = (out / "README.md").read_text()
     claims, numbers = table(page, "## Claims"), table(page, "## Numbers")
-    assert [re.sub(r"\[(..)\].*", r"\1", row[0]) for row in claims] == list(CLAIM_IDS)
+    labels = [claim.label for each in named(()).values() for claim in each.claims]
+    assert [re.sub(r"\[(.*)\].*", r"\1", row[0]) for row in claims] == labels
     assert all("`repo-interp figures " in row[-1] for row in claims)
     assert all(row[4] not in ("", "–") for row in claims)
-    assert sorted({base(row[0]) for row in numbers}) == sorted(CLAIM_IDS)
+    assert list(dict.fromkeys(row[0] for row in numbers)) == labels
     with (out / "hope" / "verdicts.csv").open(newline="") as stream:
         verdicts = list(csv.DictReader(stream))
     (measured,) = (row for row in verdicts if row["ours"])
@@ -200,7 +143,7 @@ def test_what_stands_is_left_and_something_else_is_not_replaced_unasked(checkpoi
 def test_an_interrupted_making_goes_on_where_it_stopped(checkpoints, tmp_path, capsys, monkeypatch):
     out, loaded = tmp_path / "out", []
     given_two = command(checkpoints, "--checkpoint", f"second={checkpoints / '1'}", "--out", str(out))
-    load = hope_measurements.load
+    load = replicates.load
 
     def until_the_second(path, device):
         loaded.append(Path(path).name)
@@ -208,7 +151,7 @@ def test_an_interrupted_making_goes_on_where_it_stopped(checkpoints, tmp_path, c
             raise KeyboardInterrupt
         return load(path, device)
 
-    monkeypatch.setattr(hope_measurements, "load", until_the_second)
+    monkeypatch.setattr(replicates, "load", until_the_second)
     assert main(given_two) == 130
     captured = capsys.readouterr()
     assert len(captured.err.splitlines()) == 1
@@ -222,20 +165,23 @@ def test_an_interrupted_making_goes_on_where_it_stopped(checkpoints, tmp_path, c
 
 def test_nothing_to_work_on_is_said_of_every_claim(tmp_path):
     # RePo is left out: its parameters and times are measured on fresh models.
-    papers = ["hope", "cope", "position-generalization"]
-    owners = ["repo"] * 9 + ["hope"] * 7 + ["cope"] * 6 + ["position-generalization"] * 7
-    assert main(["figures", *papers, "--no-zoo", "--out", str(tmp_path / "out")]) == 0
+    asked = ["hope", "cope", "position-generalization", "data-sets"]
+    assert main(["figures", *asked, "--no-zoo", "--out", str(tmp_path / "out")]) == 0
     claims = table((tmp_path / "out" / "README.md").read_text(), "## Claims")
-    assert [row[4].split(":")[0] for row in claims] == [NOT_YET] * 9 + [UNMEASURED] * 20
-    assert all(f"`repo-interp figures {paper}" in row[-1] for row, paper in zip(claims, owners, strict=True))
+    owners = [(name, claim) for name, each in named(()).items() for claim in each.claims]
+    assert len(claims) == len(owners)
+    for row, (name, claim) in zip(claims, owners, strict=True):
+        assert row[4].split(":")[0] == (UNMEASURED if name in asked else NOT_YET), claim.label
+        assert row[5] == claim.written
+        assert f"`repo-interp figures {name}" in row[-1]
 
 
 ERRORS = {
     "no figures of 'pope'": ["pope"],
     "there is no option 'sequenzes'": ["hope", "--set", "sequenzes=4"],
-    "wanted int": ["hope", "--set", "sequences=four"],
+    "wanted a whole number": ["hope", "--set", "sequences=four"],
     "none of the papers asked for": ["hope", "--set", "cope.count=4"],
-    "at least two lots": ["hope", "--set", "hope.repeats=1"],
+    "at least two replicates": ["hope", "--set", "hope.repeats=1"],
     "take none": ["hope", "--data", "hybridqa=dev.json"],
     "same name": ["hope", "--checkpoint", "a=x", "--checkpoint", "a=y"],
     "nowhere": ["hope", "--checkpoint", "a=./nowhere"],
@@ -284,37 +230,39 @@ def test_records_without_weights_are_given_and_decide_the_digest(tmp_path):
 
 
 def test_options_are_of_one_paper_or_of_all_that_have_them():
-    modules = named(["hope", "cope"])
-    options = stated_options(modules, [("count", "30"), ("hope.sequences", "8"), ("seed", "3")], {"hope": {"controls": 1}})
+    papers = named(["hope", "cope"])
+    options = stated_options(papers, [("count", "30"), ("hope.sequences", "8"), ("seed", "3")], {"hope": {"controls": 1}})
     assert (options["hope"].count, options["cope"].count, options["hope"].sequences) == (30, 30, 8)
     assert (options["hope"].controls, options["hope"].seed, options["cope"].seed) == (1, 3, 3)
-    assert stated_options(modules, [], {})["hope"] == hope.Options()
+    assert stated_options(papers, [], {})["hope"] == papers["hope"].options()
 
 
 def test_a_users_data_set_goes_to_the_papers_that_take_it(tmp_path):
-    @dataclasses.dataclass(frozen=True)
-    class Options:
-        data: tuple[tuple[str, str], ...] = ()
-
-    table = types.SimpleNamespace(Options=Options, DATA=("hybridqa", "glue"))
+    papers = named(["hope", "data-sets"])
+    defaults = {name: each.options() for name, each in papers.items()}
     file = tmp_path / "dev.json"
     file.write_text("[]")
-    modules = {"hope": hope, "table": table}
-    options = with_data(modules, {"hope": hope.Options(), "table": Options()}, {"glue": str(file)})
-    assert options == {"hope": hope.Options(), "table": Options((("glue", str(file)),))}
+    options = with_data(papers, defaults, {"glue": str(file)})
+    assert options["hope"] == defaults["hope"]
+    assert options["data-sets"].data == (("glue", str(file)),)
     with pytest.raises(InputError, match="these take glue, hybridqa"):
-        with_data(modules, options, {"squad": str(file)})
+        with_data(papers, options, {"squad": str(file)})
     with pytest.raises(InputError, match="there is no file"):
-        with_data(modules, options, {"glue": str(tmp_path / "none")})
+        with_data(papers, options, {"glue": str(tmp_path / "none")})
     before = file_digest(tmp_path)
     file.write_text("[1]")
     assert file_digest(tmp_path) != before
 
 
-def test_how_long_it_takes_is_measured(checkpoints):
-    small = hope.Options(sequences=2, repeats=2, controls=0)
-    assert hope.seconds({}, small) is None
-    assert (hope.seconds({"a": checkpoints / "0"}, small) or 0) > 0
+def test_how_long_it_takes_is_measured(checkpoints, tmp_path):
+    hope = paper("hope")
+    small = hope.options(sequences=2, repeats=2, controls=0)
+
+    def estimate(users: dict[str, str]) -> float | None:
+        return Build(hope, given([], users), small, "make", tmp_path / "hope").estimate()
+
+    assert not estimate({})
+    assert (estimate({"language/learned": str(checkpoints / "0")}) or 0) > 0
 
 
 def test_scale_is_what_the_files_say():
@@ -327,11 +275,13 @@ def test_scale_is_what_the_files_say():
 
 def test_a_verdict_on_several_checkpoints_has_the_scale_of_all(checkpoints):
     paths = {name: str(ZOO / name) for name in ("niah/repo", "niah/rope", "reversal/repo")} | {"tiny": str(checkpoints / "0")}
-    one = scale_beside("R9", "niah/repo", paths)
-    assert one.startswith("4 layers × width 64, 256 tokens")
-    assert scale_beside("R9 (longer)", "niah/repo, niah/rope", paths) == scale_beside("R9", "niah", paths) == one
-    assert "niah/repo: " in scale_beside("R9", "niah/repo tiny", paths)
-    assert scale_beside("R9", "nothing", paths) == ""
+    theirs = Scale(16, 2048)
+    line = scale_beside(theirs, "niah/repo", paths)
+    assert line.startswith("4 layers × width 64, 256 tokens")
+    assert line.endswith("; paper: 16 layers × width 2048")
+    assert scale_beside(theirs, "niah/repo, niah/rope", paths) == scale_beside(theirs, "niah", paths) == line
+    assert "niah/repo: " in scale_beside(theirs, "niah/repo tiny", paths)
+    assert scale_beside(theirs, "nothing", paths) == ""
 
 
 def test_files_of_figures_have_plain_names():

@@ -29,6 +29,7 @@ ROOMS = {
     "plots.marks": ("plots.views", "plots.pages"),
     "plots.views": ("plots.pages",),
     "papers.kit": tuple(f"papers.{paper}" for paper in PAPERS),
+    **{f"papers.{paper}": tuple(f"papers.{other}" for other in PAPERS if other != paper) for paper in PAPERS},
 }
 """By room of a floor, what its own floor has that it must not import; "measures": the measures themselves, not their kernels."""
 LIBRARIES = {

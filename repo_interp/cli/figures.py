@@ -72,8 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     console = Console()
     out = Path(arguments.out)
-    kept = Path(arguments.cache) if arguments.cache else out / ".cache"
-    durations = Durations(kept)
+    cache = Path(arguments.cache) if arguments.cache else out / ".cache"
+    durations = Durations(cache)
     papers = list(named(()).values())
     builds = _builds(arguments, out)
     _tell(console, builds, durations)
@@ -83,9 +83,9 @@ def run(arguments: argparse.Namespace) -> int:
             continue
         try:
             with console.status(build.name) as status:
-                verdicts, files = build.make(kept, lambda doing, name=build.name: status.update(f"{name}: {doing}"), durations)
+                verdicts, files = build.make(cache, lambda doing, name=build.name: status.update(f"{name}: {doing}"), durations)
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(f"what was measured is kept in {kept}; the same command goes on") from None
+            raise KeyboardInterrupt(f"what was measured is kept in {cache}; the same command goes on") from None
         _print(console, build.paper.title, verdicts)
         console.print(
             f"[bold]{build.directory / 'README.md'}[/bold]  verdicts and figures; {len(files)} files",
@@ -112,8 +112,8 @@ def _builds(arguments: argparse.Namespace, out: Path):
     if len(users) < len(arguments.checkpoints):
         raise InputError("two checkpoints have the same name; give each its own: --checkpoint rope=... --checkpoint rope_2=...")
     fields = {name: dict(paper.fast) if arguments.fast else {} for name, paper in papers.items()}
-    stated = [*arguments.options, ("seed", str(arguments.seed)), ("device", arguments.device)]
-    options = with_data(papers, stated_options(papers, stated, fields), dict(arguments.data))
+    values = [*arguments.options, ("seed", str(arguments.seed)), ("device", arguments.device)]
+    options = with_data(papers, stated_options(papers, values, fields), dict(arguments.data))
     require_own(out)
     builds = []
     for name, paper in papers.items():

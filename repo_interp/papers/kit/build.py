@@ -1,7 +1,7 @@
 """Build one paper's page in its directory: measure what is not kept yet, judge, draw, write - and how long that takes.
 
     options       the paper's defaults, changed by NAME=VALUE for every paper that has it, PAPER.NAME=VALUE for one
-    durations     what took how long, in a file beside what was measured, so that the next time can be told before it starts
+    durations     what took how long, in a file beside what was measured, so that the next build is told of it before it starts
 
 An interrupted build is remembered as that. Knows nothing about any paper, nor about terminals.
 """
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from repo_interp.errors import InputError
 from repo_interp.files import write_text
@@ -26,7 +26,7 @@ from repo_interp.papers.kit.experiment import Paper, run
 from repo_interp.papers.kit.paper_directory import is_made_from, write_paper
 from repo_interp.papers.kit.subjects import Given, file_digest
 from repo_interp.run import versions
-from repo_interp.values import with_field
+from repo_interp.values import value_of
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,9 @@ class Build:
         ]
         return sum(costs) if costs else None
 
-    def make(self, kept: Path, progress: Callable[[str], None], durations: Durations) -> tuple[list[Verdict], list[Path]]:
-        """Measure, judge, draw, write; what is measured is kept in `kept`. Returns the verdicts and the files."""
-        cache, start, finished = Cache(kept), time.monotonic(), False
+    def make(self, directory: Path, progress: Callable[[str], None], durations: Durations) -> tuple[list[Verdict], list[Path]]:
+        """Measure, judge, draw, write; what is measured is kept in `directory`. Returns the verdicts and the files."""
+        cache, start, finished = Cache(directory), time.monotonic(), False
         try:
             subjects = self.given.subjects()
             results = [
@@ -105,9 +105,10 @@ def stated_options(
 ) -> dict[str, Any]:
     """The options of every paper, by its name: its defaults, changed by `fields` (by paper), changed by what a user stated as text.
 
-    Raises InputError for what no paper has, and for a value of another type.
+    Raises InputError for what no paper has, for a value of another type, and for values that options refuse together.
     """
-    options = {name: paper.options(**fields.get(name, {})) for name, paper in papers.items()}
+    values = {name: dict(fields.get(name, {})) for name in papers}
+    types = {name: get_type_hints(paper.options) for name, paper in papers.items()}
     known = {name: [field.name for field in dataclasses.fields(paper.options)] for name, paper in papers.items()}
     for key, text in stated:
         named, dot, option = key.rpartition(".")
@@ -118,8 +119,8 @@ def stated_options(
             there = sorted({option for name in ([named] if dot else papers) for option in known[name]})
             raise InputError(f"there is no option {key!r}; there are {', '.join(there)}")
         for name in meant:
-            options[name] = with_field(options[name], option, text, name)
-    return options
+            values[name][option] = value_of(text, types[name][option], key)
+    return {name: paper.options(**values[name]) for name, paper in papers.items()}
 
 
 def with_data(papers: Mapping[str, Paper], options: Mapping[str, Any], data: Mapping[str, str]) -> dict[str, Any]:

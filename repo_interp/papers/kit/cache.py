@@ -77,5 +77,5 @@ def _name(function: Callable[..., Any]) -> str:
 
 
 def _key(function: Callable[..., Any], depends: Depends) -> str:
-    stated = json.dumps([_name(function), dict(sorted(depends.items())), closure_digest(function)])
-    return hashlib.sha256(stated.encode()).hexdigest()[:24]
+    key = json.dumps([_name(function), dict(sorted(depends.items())), closure_digest(function)])
+    return hashlib.sha256(key.encode()).hexdigest()[:24]

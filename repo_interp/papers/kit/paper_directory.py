@@ -81,8 +81,8 @@ def write_paper(
         unfinished.mkdir(parents=True)
         for name, drawing in zip(names, drawings, strict=True):
             save_figure(drawing.figure, unfinished / name)
-            stated = {"caption": drawing.caption, "command": command, **provenance}
-            plain(drawing.data).assign_attrs(stated).to_netcdf(unfinished / f"{name}.nc", engine="h5netcdf")
+            attributes = {"caption": drawing.caption, "command": command, **provenance}
+            plain(drawing.data).assign_attrs(attributes).to_netcdf(unfinished / f"{name}.nc", engine="h5netcdf")
         scales = [verdict.claim.scale or result.experiment.scale for result in results for verdict in result.verdicts]
         rows = [
             row | {"scale": scale_beside(scale, row["checkpoint"], paths), "command": command}
@@ -111,7 +111,7 @@ def stem(name: str) -> str:
 
 
 def read_rows(file: Path) -> list[dict[str, str]]:
-    """The rows of a table that `write_figures` wrote."""
+    """The rows of a table that `write_paper` wrote."""
     with file.open(encoding="utf-8", newline="") as stream:
         return list(csv.DictReader(stream))
 

@@ -1,4 +1,4 @@
-"""Scores that training runs left on the disk: the runs of a directory, one a seed, and whether several had equal budgets.
+"""Scores that training runs left on the disk: the runs of a directory, one per seed, and whether several had equal budgets.
 
     DIRECTORY/{training.toml, scores.json}            the run itself, with weights or without
     DIRECTORY/seed-N/{training.toml, scores.json}     the same run with another seed
@@ -64,15 +64,15 @@ def recorded_scores(directory: str | os.PathLike[str]) -> list[Recorded]:
     directory = Path(directory)
     children = sorted(directory.glob("seed-*/scores.json"), key=lambda file: _number(file.parent.name))
     files = [directory / "scores.json", *children]
-    found = [_read(file) for file in files if file.is_file()]
-    seeds = [one.seed for one in found]
+    runs = [_read(file) for file in files if file.is_file()]
+    seeds = [run.seed for run in runs]
     if len(set(seeds)) < len(seeds):
-        raise InputError(f"{directory} records seed {max(seeds, key=seeds.count)} twice; wanted one run a seed")
-    return found
+        raise InputError(f"{directory} records seed {max(seeds, key=seeds.count)} twice; wanted one run per seed")
+    return runs
 
 
 def by_seed(runs: Sequence[Recorded], test_sets: Iterable[str]) -> np.ndarray:
-    """Mean scores [seed, test_set] of `runs`; NaN where a run has not that test set."""
+    """Mean scores [seed, test_set] of `runs`; NaN where a run lacks that test set."""
     return np.array([[run.means.get(name, np.nan) for name in test_sets] for run in runs], dtype=float).reshape(len(runs), -1)
 
 
@@ -113,9 +113,9 @@ def _read(file: Path) -> Recorded:
     if configuration is None:
         raise InputError(f"{file.parent} has scores.json but no training.toml, which says what was scored; put it there")
     try:
-        stated = json.loads(file.read_text(encoding="utf-8"))
-        means = {name: float("nan") if value is None else float(value) for name, value in stated["test_sets"].items()}
-        metric, prompts, steps = str(stated["metric"]), int(stated["prompts"]), int(stated["steps"])
+        record = json.loads(file.read_text(encoding="utf-8"))
+        means = {name: float("nan") if value is None else float(value) for name, value in record["test_sets"].items()}
+        metric, prompts, steps = str(record["metric"]), int(record["prompts"]), int(record["steps"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{file} is no record of scores as training leaves it: {error!r}") from None
     return Recorded(file.parent, configuration.scheme, configuration.seed, metric, prompts, steps, means, configuration)

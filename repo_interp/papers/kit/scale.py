@@ -25,23 +25,23 @@ class Scale:
     length: int | None = None
     """Longest sequences it was trained on, in tokens."""
     training: str | None = None
-    """Steps, sequences of a step, or tokens."""
+    """Steps, sequences per step, or tokens."""
 
 
 def scale_of(directory: str | os.PathLike[str]) -> Scale:
     """The scale of a checkpoint, or of a training record without weights, from config.json and training.toml."""
     directory = Path(directory)
     trained = trained_configuration(directory)
-    found = Scale()
+    scale = Scale()
     if trained is not None:
         batch = trained.batch * trained.accumulation
         continued = ", continuing another" if trained.continue_from else ""
         training = f"{trained.steps:,} steps of {batch} {'sequence' if batch == 1 else 'sequences'}{continued}"
-        found = Scale(trained.layers, trained.width, stated_task(trained).training_length, training)
+        scale = Scale(trained.layers, trained.width, stated_task(trained).training_length, training)
     if (directory / "config.json").is_file() or not directory.exists():
         config = identify(directory).config
-        found = Scale(config.num_hidden_layers, config.hidden_size, training_length(config), found.training)
-    return found
+        scale = Scale(config.num_hidden_layers, config.hidden_size, training_length(config), scale.training)
+    return scale
 
 
 def difference(ours: Scale, theirs: Scale) -> str:
@@ -49,9 +49,9 @@ def difference(ours: Scale, theirs: Scale) -> str:
     return "; paper: ".join(filter(None, (_in_words(ours), _in_words(theirs))))
 
 
-def _in_words(one: Scale) -> str:
-    size = [f"{one.layers} layers"] * (one.layers is not None) + [f"width {one.width}"] * (one.width is not None)
-    rest = [f"{one.length} tokens"] * (one.length is not None) + [one.training or ""] * (one.training is not None)
+def _in_words(scale: Scale) -> str:
+    size = [f"{scale.layers} layers"] * (scale.layers is not None) + [f"width {scale.width}"] * (scale.width is not None)
+    rest = [f"{scale.length} tokens"] * (scale.length is not None) + [scale.training or ""] * (scale.training is not None)
     return ", ".join([" × ".join(size)] * bool(size) + rest)
 
 

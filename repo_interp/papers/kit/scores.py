@@ -141,11 +141,11 @@ def score_subject(
 
 def score_table(scored: Sequence[Scored], test_sets: Sequence[str] = (), method: str = PLAIN) -> xr.Dataset:
     """Scores side by side as `plots.scores` draws them: `score [checkpoint, test_set, seed]`, `standard_error [checkpoint, test_set]`,
-    `layout (checkpoint)`; `seed` counts those there are. `test_sets`: all that a checkpoint has where none are named; NaN where one has
-    it not.
+    `layout (checkpoint)`; `seed` counts those there are. `test_sets`: all that a checkpoint has where none are named; NaN where one
+    lacks it.
     """
-    names = list(test_sets) or list(dict.fromkeys(name for one in scored for name in one.test_sets))
-    samples = [[one.sample([name], method) if name in one.test_sets else None for name in names] for one in scored]
+    names = list(test_sets) or list(dict.fromkeys(name for checkpoint in scored for name in checkpoint.test_sets))
+    samples = [[each.sample([name], method) if name in each.test_sets else None for name in names] for each in scored]
     seeds = max((len(sample.seeds) for row in samples for sample in row if sample is not None), default=1)
     values = np.full((len(scored), len(names), seeds), np.nan)
     errors = np.full((len(scored), len(names)), np.nan)
@@ -163,9 +163,9 @@ def score_table(scored: Sequence[Scored], test_sets: Sequence[str] = (), method:
             "standard_error": (axes, errors, {"long_name": f"standard error of {metric} over prompts", "units": "1"}),
         },
         coords={
-            "checkpoint": [one.name for one in scored],
+            "checkpoint": [each.name for each in scored],
             "test_set": names,
-            "layout": ("checkpoint", [one.layout for one in scored]),
+            "layout": ("checkpoint", [each.layout for each in scored]),
             "seed": np.arange(seeds),  # so that tables of other numbers of seeds can be joined
         },
     )
@@ -173,7 +173,7 @@ def score_table(scored: Sequence[Scored], test_sets: Sequence[str] = (), method:
 
 def first_of(scored: Iterable[Scored], scheme: str) -> Scored | None:
     """The first of `scored` with `scheme` in every layer; None where there is none."""
-    return next((one for one in scored if one.layout == scheme), None)
+    return next((each for each in scored if each.layout == scheme), None)
 
 
 def task_digest(path: Path, configuration: TrainingConfiguration, task: Task) -> str:

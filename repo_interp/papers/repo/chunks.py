@@ -51,8 +51,8 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.D
     """The measure `patterns` of one checkpoint, with `random_share [weights, pattern]` of twins; attributes: name, layers that learn."""
     (subject,) = subjects
     data = subject.measured(cache, _patterns, options, prompts=options.prompts, controls=options.controls)
-    stated = {"checkpoint": subject.name, "stem": subject.stem, "training_length": subject.training_length}
-    return data.assign_attrs(**stated, learned=list(subject.learned))
+    attributes = {"checkpoint": subject.name, "stem": subject.stem, "training_length": subject.training_length}
+    return data.assign_attrs(**attributes, learned=list(subject.learned))
 
 
 def _patterns(subject: Subject, options: Options) -> xr.Dataset:

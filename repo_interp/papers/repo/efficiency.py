@@ -78,18 +78,16 @@ SIZES: dict[str, dict[str, int | str]] = {
 
 def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.Dataset:
     """What `_times` measures, with `parameters` and `flops [size, scheme]`; attributes: the options of what is timed."""
-    stated = {
-        name.removeprefix("efficiency_"): getattr(options, name) for name in vars(options) if name.startswith("efficiency_")
-    }
-    stated["device"] = options.device
-    measured = cache.dataset(_times, {**stated, "seed": options.seed}, options)
+    timed = {name.removeprefix("efficiency_"): getattr(options, name) for name in vars(options) if name.startswith("efficiency_")}
+    timed["device"] = options.device
+    measured = cache.dataset(_times, {**timed, "seed": options.seed}, options)
     sizes = [counts(configuration(size)) for size in (*SIZES.values(), _timed_size(options))]
     coords = {"size": [*SIZES, "timed"], "scheme": ["rope", "repo"]}
     array = xr.DataArray(np.array(sizes, dtype=float), coords, ("size", "scheme"))
     return measured.assign(
         parameters=described(array, "parameters beside the input embedding", "1"),
         flops=described(6 * array * TOKENS, "floating-point operations to train on 5e10 tokens, 6 N per token", "1"),
-    ).assign_attrs(stated)
+    ).assign_attrs(timed)
 
 
 def counts(config: PretrainedConfig) -> tuple[int, int]:
@@ -187,7 +185,7 @@ def judge(data: xr.Dataset) -> Iterator[Evidence]:
     )
     ratios = data["ratio"].values
     rope, repo = (1e3 * float(data["seconds"].sel(scheme=scheme).median()) for scheme in ("rope", "repo"))
-    stated = data.attrs
+    timed = data.attrs
     yield Evidence(
         R7_TIME,
         "fresh models",
@@ -198,7 +196,7 @@ def judge(data: xr.Dataset) -> Iterator[Evidence]:
         "rounds",
         len(ratios),
         f"RoPE against itself {float(data['repeat_ratio'].median()):.3f}",
-        f"RoPE {rope:.3g} ms, RePo {repo:.3g} ms on {stated['device']}, {stated['layers']} layers of width {stated['width']}",
+        f"RoPE {rope:.3g} ms, RePo {repo:.3g} ms on {timed['device']}, {timed['layers']} layers of width {timed['width']}",
     )
 
 
@@ -212,12 +210,12 @@ def _in_words(parameters: xr.DataArray, size: str) -> str:
 
 def draw(data: xr.Dataset) -> Iterator[Drawing]:
     """Table 6."""
-    stated = data.attrs
+    timed = data.attrs
     yield Drawing(
         "efficiency",
         _figure(data),
-        f"Time to generate a token with RoPE and RePo ({LAYOUT}) in turns (RePo table 6): {stated['layers']} layers of width "
-        f"{stated['width']}, a prompt of {stated['context']} tokens, {stated['tokens']} tokens per round; bar: median. "
+        f"Time to generate a token with RoPE and RePo ({LAYOUT}) in turns (RePo table 6): {timed['layers']} layers of width "
+        f"{timed['width']}, a prompt of {timed['context']} tokens, {timed['tokens']} tokens per round; bar: median. "
         + "; ".join(_in_words(data["parameters"], str(size)) for size in data["size"].values),
         data,
     )

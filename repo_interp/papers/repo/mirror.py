@@ -118,8 +118,8 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.D
     longest = _task(subject).longest
     depends = {"prompts": options.prompts, "controls": options.controls, "example": options.example_words}
     data = subject.measured(cache, _of_texts, options, **depends)
-    stated = {"checkpoint": subject.name, "stem": subject.stem, "layers": len(subject.schemes)}
-    return data.assign_attrs(**stated, longest=longest, example_words=options.example_words)
+    attributes = {"checkpoint": subject.name, "stem": subject.stem, "layers": len(subject.schemes)}
+    return data.assign_attrs(**attributes, longest=longest, example_words=options.example_words)
 
 
 def _of_texts(subject: Subject, options: Options) -> xr.Dataset:
