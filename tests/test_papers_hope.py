@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import shutil
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,12 +38,12 @@ from repo_interp.papers.hope.vaf import outstanding
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import FAILS, HOLDS, UNMEASURED, Evidence, Verdict, judge, markdown_table, verdict_rows
 from repo_interp.papers.kit.experiment import Drawing, Result, run
-from repo_interp.papers.kit.paper_directory import require_free, write_paper
+from repo_interp.papers.kit.paper_directory import write_paper
 from repo_interp.papers.kit.scores import ScoreOptions
 from repo_interp.papers.kit.subjects import Subject, subject
 
 L = 16
-SIZES = {"sequences": 4, "repeats": 2, "controls": 1, "step_sequences": 2, "batch_size": 2}
+SIZES: dict[str, Any] = {"sequences": 4, "repeats": 2, "controls": 1, "step_sequences": 2, "batch_size": 2}
 SMALL = Sampling(**SIZES)
 
 
@@ -375,12 +376,6 @@ def test_a_verdict_stands_on_a_number():
     rows = verdict_rows([Verdict(H1, "rope", FAILS, "x", 0.12345, n=3), Verdict(H1, "hope", UNMEASURED, "")])
     assert [row["ours"] for row in rows] == ["0.123", ""]
     assert "| a \\| b | 0.123 |" in markdown_table([{**rows[0], "statement": "a | b"}], {"statement": "claim", "ours": "ours"})
-
-
-def test_other_directories_are_not_replaced(tmp_path):
-    (tmp_path / "mine.txt").write_text("precious")
-    with pytest.raises(InputError, match="other things"):
-        require_free(tmp_path)
 
 
 def test_a_failing_figure_leaves_nothing(tmp_path):

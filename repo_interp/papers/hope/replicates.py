@@ -198,14 +198,11 @@ def _of_one_model(subject: Subject, options: Sampling) -> float:
 
 def bands(data: xr.Dataset) -> xr.Dataset:
     """`frequency`, `activated` and `low_frequency` [component] of the first layer that rotates, of replicates or of one of them."""
-    by_layer = data[["frequency", "activated", "low_frequency"]]
+    by_layer = data[["frequency", "activated", "low_frequency"]].drop_attrs(deep=False)
     by_layer = by_layer.isel({axis: 0 for axis in by_layer.dims if axis not in ("layer", "component")}, drop=True)
     rotating = np.flatnonzero(by_layer["frequency"].notnull().any("component").values)
-    chosen = (
-        by_layer.drop_attrs(deep=False)
-        .isel(layer=int(rotating[0]) if rotating.size else 0)
-        .drop_vars(["layer", "scheme"], errors="ignore")
-    )
+    place = int(rotating[0]) if rotating.size else 0
+    chosen = by_layer.isel(layer=place).drop_vars(["layer", "scheme"], errors="ignore")
     return chosen.assign({name: chosen[name].astype(bool) for name in ("activated", "low_frequency")})
 
 
@@ -227,9 +224,8 @@ def capped(data: xr.Dataset) -> str:
 
 def capped_caption(data: xr.Dataset) -> str:
     """What a caption adds where L was capped."""
-    return f" Here L is capped at {data.attrs['length']} of the {data.attrs['training_length']} tokens of training." * bool(
-        capped(data)
-    )
+    length, trained = data.attrs["length"], data.attrs["training_length"]
+    return f" Here L is capped at {length} of the {trained} tokens of training." if length < trained else ""
 
 
 def random_weights(values: Mapping[str, float]) -> str:
