@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,21 +14,25 @@ from numpy.testing import assert_allclose
 from trained_tiny import trained, without_weights
 
 from repo_interp.errors import InputError
-from repo_interp.papers.cope import recipe as cope
-from repo_interp.papers.cope import rules as cope_rules
-from repo_interp.papers.cope.claims import C1, C2, C3, C4, C4_POSITIONS, C5
-from repo_interp.papers.cope.errors import counting, flip_flop, selective_copy
-from repo_interp.papers.cope.errors_figure import error_bars
-from repo_interp.papers.cope.language import on_the_same_windows, perplexity
+from repo_interp.papers.cope import gates
+from repo_interp.papers.cope.counting import C3, COUNTING
+from repo_interp.papers.cope.errors import error_bars
+from repo_interp.papers.cope.flip_flop import C1, FLIP_FLOP
+from repo_interp.papers.cope.paper import PAPER
+from repo_interp.papers.cope.perplexity import C4, C4_POSITIONS, C5, PERPLEXITY
+from repo_interp.papers.cope.selective_copy import SELECTIVE_COPY
 from repo_interp.papers.kit.cache import Cache
-from repo_interp.papers.kit.checkpoint_scores import PLAIN, Scored, ScoreOptions, of_tasks, score_checkpoint, score_table
-from repo_interp.papers.kit.claims import FAILS, HOLDS, UNMEASURED
+from repo_interp.papers.kit.claims import FAILS, HOLDS, UNMEASURED, Verdict, judge
+from repo_interp.papers.kit.experiment import Experiment, run
+from repo_interp.papers.kit.perplexities import on_the_same_windows
 from repo_interp.papers.kit.recorded_scores import Recorded, by_seed, recorded_scores, unequal_budgets
-from repo_interp.papers.kit.score_rules import MATERIAL, NOTHING, Sample, above, above_in_rise, lower_perplexity
+from repo_interp.papers.kit.samples import MATERIAL, NOTHING, Sample, between, between_rises
+from repo_interp.papers.kit.scores import PLAIN, Scored, ScoreOptions, of_tasks, score_subject, score_table
+from repo_interp.papers.kit.subjects import subject
 from repo_interp.training.configuration import TrainingConfiguration, replaced
 
-SMALL = cope.Options(count=4, language_count=4, gate_texts=4, draws=4, batch_size=4)
-FLIP_FLOP = {"length": 8, "first_length": 8, "longest_test": 16}
+SMALL = gates.Options(count=4, language_count=4, gate_texts=4, draws=4, batch_size=4)
+FLIP_FLOP_SIZE = {"length": 8, "first_length": 8, "longest_test": 16}
 COPY = {"symbols": 3, "copied": 2, "first_copied": 2, "blanks": 2}
 COUNT = {"operations": 6, "fewest": 3, "first_operations": 6}
 
@@ -40,9 +46,7 @@ def made(
         replaced(TrainingConfiguration(task=task), {**fields, "seed": seed}) for seed in range(len(next(iter(seeds.values()))))
     ]
     runs = tuple(
-        Recorded(
-            cope.Path(name), layout or name, seed, metric, 100, 10, {key: one[seed] for key, one in seeds.items()}, configuration
-        )
+        Recorded(Path(name), layout or name, seed, metric, 100, 10, {key: one[seed] for key, one in seeds.items()}, configuration)
         for seed, configuration in enumerate(configurations)
     )
     live = None
@@ -56,20 +60,25 @@ def made(
     return Scored(name, layout or name, configurations[0], 32, metric, live, runs)
 
 
+def verdicts_of(experiment: Experiment, data) -> tuple[Verdict, ...]:
+    """What the rules say of what was measured."""
+    return tuple(judge(evidence) for evidence in experiment.judge(data))
+
+
 # ---- comparing scores -----------------------------------------------------------------------------------------------
 
 
 def test_the_error_of_a_difference_is_over_seeds_then_prompts_then_at_most():
     nothing = np.empty(0)
-    seeds = above(Sample(np.array([0.8, 0.9]), nothing, 100, True), Sample(np.array([0.1, 0.2]), nothing, 100, True))
+    seeds = between(Sample(np.array([0.8, 0.9]), nothing, 100, True), Sample(np.array([0.1, 0.2]), nothing, 100, True))
     assert seeds.margin == pytest.approx(0.7) and seeds.standard_error == pytest.approx(np.sqrt(0.005))
     one, other = np.array([1.0, 1, 0, 1]), np.array([0.0, 1, 0, 1])
-    prompts = above(Sample(np.array([0.75]), one, 4, True), Sample(np.array([0.5]), other, 4, True))
+    prompts = between(Sample(np.array([0.75]), one, 4, True), Sample(np.array([0.5]), other, 4, True))
     assert prompts.margin == 0.25 and prompts.standard_error == pytest.approx(np.std(one - other, ddof=1) / 2)
-    bound = above(Sample(np.array([0.5]), nothing, 100, True), Sample(np.array([0.1]), one, 4, True))
+    bound = between(Sample(np.array([0.5]), nothing, 100, True), Sample(np.array([0.1]), one, 4, True))
     assert_allclose(bound.standard_error, np.sqrt(0.25 / 100 + 0.09 / 4))
-    unknown = above(Sample(np.array([3.0]), nothing, 100, False), Sample(np.array([1.0]), nothing, 100, False))
-    assert unknown.over == NOTHING and not unknown.holds
+    unknown = between(Sample(np.array([3.0]), nothing, 100, False), Sample(np.array([1.0]), nothing, 100, False))
+    assert unknown.over == NOTHING and not unknown.exceeds()
 
 
 def test_rises_are_compared_seed_by_seed_or_with_both_lengths_errors():
@@ -78,19 +87,19 @@ def test_rises_are_compared_seed_by_seed_or_with_both_lengths_errors():
     def sample(values):
         return Sample(np.array([values.mean()]), values, 4, False)
 
-    lead = above_in_rise(sample(short), sample(long + 1), sample(short), sample(long))
-    assert_allclose([lead.margin, lead.standard_error], [1, 0], atol=1e-12)
-    noisy = above_in_rise(sample(short), sample(long + np.array([0, 2, 0, 2])), sample(short), sample(long))
+    difference = between_rises((sample(short), sample(long + 1)), (sample(short), sample(long)))
+    assert_allclose([difference.margin, difference.standard_error], [1, 0], atol=1e-12)
+    noisy = between_rises((sample(short), sample(long + np.array([0, 2, 0, 2]))), (sample(short), sample(long)))
     assert noisy.margin == pytest.approx(1) and noisy.standard_error == pytest.approx(np.std([0, 2, 0, 2], ddof=1) / 2)
     seeds = [Sample(np.array(values), np.empty(0), 9, False) for values in ([1.0, 2], [3.0, 5], [1.0, 2], [1.0, 2])]
-    assert above_in_rise(*seeds).margin == pytest.approx(2.5)
+    assert between_rises((seeds[0], seeds[1]), (seeds[2], seeds[3])).margin == pytest.approx(2.5)
 
 
 def test_a_perplexity_must_be_lower_by_what_matters():
     windows = np.linspace(2, 3, 50)
     one, other = (Sample(np.array([values.mean()]), values, 50, False) for values in (windows, windows + MATERIAL / 2))
-    assert above(other, one).holds
-    assert not lower_perplexity(above(other, one))
+    assert between(other, one).exceeds()
+    assert not between(other, one).exceeds(MATERIAL)
 
 
 def test_spread_is_over_seeds_else_over_prompts():
@@ -105,29 +114,37 @@ def test_spread_is_over_seeds_else_over_prompts():
 # ---- the rules ------------------------------------------------------------------------------------------------------
 
 
+def marks_separators(trained: gates.Chosen, random: gates.Chosen | None) -> bool:
+    return gates.C6.rule.holds(gates.gate_values(trained, random))
+
+
+def stays_within(trained: gates.Chosen, random: gates.Chosen | None) -> bool:
+    return gates.C6_ATTENTION.rule.holds(gates.attention_values(trained, random))
+
+
 def test_a_head_is_chosen_on_one_half_and_judged_on_the_other():
     observed = np.full((8, 2, 2), 0.1)
     observed[::2, 0, 1] = 0.9  # only where it is chosen
     observed[:, 1, 0] = 0.5
     control = np.full((8, 2, 2), 0.1)
-    found = cope_rules.stands_out(observed, control, np.zeros((8, 2, 2)))
-    assert found is not None and found.place == (0, 1)
-    assert_allclose([found.observed, found.ratio], [0.1, 1])
-    assert not cope_rules.gated(found, None)
+    chosen = gates.stands_out(observed, control, np.zeros((8, 2, 2)))
+    assert chosen is not None and chosen.place == (0, 1)
+    assert_allclose([chosen.observed, chosen.ratio], [0.1, 1])
+    assert not marks_separators(chosen, None)
     observed[1::2, 0, 1] = 0.8
-    found = cope_rules.stands_out(observed, control, np.zeros((8, 2, 2)))
-    assert found is not None and cope_rules.gated(found, None) and cope_rules.stays_within(found, None)
-    assert not cope_rules.gated(found, found)
+    chosen = gates.stands_out(observed, control, np.zeros((8, 2, 2)))
+    assert chosen is not None and marks_separators(chosen, None) and stays_within(chosen, None)
+    assert not marks_separators(chosen, chosen) and not stays_within(chosen, chosen)
 
 
 def test_a_head_that_chance_reaches_or_that_is_nowhere_does_not_stand_out():
     observed = np.full((6, 1, 1, 2), 0.9)
     observed[..., 1] = np.nan
-    found = cope_rules.stands_out(observed, observed / 3, np.full(observed.shape, 0.3))
-    assert found is not None and found.place == (0, 0, 0)
-    assert not cope_rules.gated(found, None)
-    assert cope_rules.stands_out(np.full((6, 1, 1), np.nan), observed[..., 0], observed[..., 0]) is None
-    assert cope_rules.stands_out(observed[:2], observed[:2], observed[:2]) is None
+    chosen = gates.stands_out(observed, observed / 3, np.full(observed.shape, 0.3))
+    assert chosen is not None and chosen.place == (0, 0, 0)
+    assert not marks_separators(chosen, None) and not stays_within(chosen, None)
+    assert gates.stands_out(np.full((6, 1, 1), np.nan), observed[..., 0], observed[..., 0]) is None
+    assert gates.stands_out(observed[:2], observed[:2], observed[:2]) is None
 
 
 def test_flip_flop_is_judged_on_the_sparse_set_over_seeds():
@@ -137,14 +154,14 @@ def test_flip_flop_is_judged_on_the_sparse_set_over_seeds():
         right = {"cope": cope_sparse, "rope": [0.8, 0.82, 0.78], "learned": [0.7, 0.8, 0.75]}
         return [made(name, {sets[0]: [1.0] * 3, sets[1]: values}, metric="accuracy of reads") for name, values in right.items()]
 
-    (verdict,) = flip_flop(scored([0.96, 0.95, 0.97])).verdicts
+    (verdict,) = verdicts_of(FLIP_FLOP, scored([0.96, 0.95, 0.97]))
     assert (verdict.claim, verdict.verdict, verdict.spread_over, verdict.n) == (C1, HOLDS, "3 seeds", 100)
     assert verdict.ours == pytest.approx(4)
     assert verdict.spread == pytest.approx(1)
-    assert flip_flop(scored([0.75, 0.99, 0.6])).verdicts[0].verdict == FAILS
-    assert flip_flop(scored([0.96, 0.95, 0.97])[:1]).verdicts[0].verdict == UNMEASURED
+    assert verdicts_of(FLIP_FLOP, scored([0.75, 0.99, 0.6]))[0].verdict == FAILS
+    assert verdicts_of(FLIP_FLOP, scored([0.96, 0.95, 0.97])[:1])[0].verdict == UNMEASURED
     same = [made(name, {key: [1.0, 0.999] for key in sets}) for name in ("cope", "rope")]
-    assert "too easy" in flip_flop(same).verdicts[0].note
+    assert "too easy" in verdicts_of(FLIP_FLOP, same)[0].note
 
 
 def test_selective_copy_needs_no_errors_of_one_and_failure_of_the_other():
@@ -152,12 +169,11 @@ def test_selective_copy_needs_no_errors_of_one_and_failure_of_the_other():
 
     def verdict(cope_right, rope_right):
         pair = zip(("cope", "rope"), (cope_right, rope_right), strict=True)
-        return selective_copy(
-            [
-                made(name, {key: [value] for key, value in zip(sets, right, strict=True)}, task="selective_copy")
-                for name, right in pair
-            ]
-        ).verdicts[0]
+        scored = [
+            made(name, {key: [value] for key, value in zip(sets, right, strict=True)}, task="selective_copy")
+            for name, right in pair
+        ]
+        return verdicts_of(SELECTIVE_COPY, scored)[0]
 
     assert verdict((1, 1, 0.995), (0.6, 0, 0.1)).verdict == HOLDS
     assert verdict((1, 1, 0.9), (0.6, 0, 0.1)).verdict == FAILS
@@ -172,38 +188,39 @@ def test_counting_is_judged_for_every_number_of_variables():
         for count in (1, 3)
         for name, right in (("cope", 1.0), ("rope", 0.5 if count == 1 else 0.99))
     ]
-    result = counting(scored)
-    assert [(one.claim.id, one.verdict) for one in result.verdicts[:3]] == [
+    verdicts = verdicts_of(COUNTING, scored)
+    assert [(verdict.claim.label, verdict.verdict) for verdict in verdicts[:3]] == [
         ("C3", HOLDS),
         ("C3 (contexts)", HOLDS),
         ("C3 (contexts)", HOLDS),
     ]
-    assert result.verdicts[3].claim is C3 and result.verdicts[3].verdict == UNMEASURED
-    assert result.data["variables"].values.tolist() == [1, 1, 3, 3]
-    assert "no checkpoint of learned" in result.verdicts[0].note
+    assert verdicts[3].claim is C3 and verdicts[3].verdict == UNMEASURED
+    (drawing,) = COUNTING.draw(scored)
+    assert drawing.data["variables"].values.tolist() == [1, 1, 3, 3]
+    assert "no checkpoint of learned" in verdicts[0].note
 
 
 def language(rows: dict[str, tuple[float, ...]], **options) -> list[Scored]:
     """Language models with log perplexities by length 32, 64, 128, on four windows of each."""
     windows = np.array([-0.3, -0.1, 0.1, 0.3])
-    found = []
+    scored = []
     for name, values in rows.items():
         seeds = {str(32 << place): [value] for place, value in enumerate(values)}
         prompts = {key: value[0] + windows for key, value in seeds.items()}
-        found.append(made(name, seeds, prompts, "log perplexity", name.split("_")[0], "language", length=32, longest_test=128))
-    return found
+        scored.append(made(name, seeds, prompts, "log perplexity", name.split("_")[0], "language", length=32, longest_test=128))
+    return scored
 
 
 def test_perplexities_in_order_and_the_smallest_rise():
     rows = {"cope": (2.0, 2.1, 2.2), "rope": (2.1, 2.5, 3.5), "learned": (2.2,), "alibi": (2.1, 2.1, 2.05)}
-    ordered, degrades = perplexity(language(rows)).verdicts
+    ordered, degrades = verdicts_of(PERPLEXITY, language(rows))
     assert (ordered.claim, ordered.verdict, degrades.claim, degrades.verdict) == (C4, HOLDS, C5, HOLDS)
     assert ordered.ours == pytest.approx(np.exp(2))
     assert degrades.ours == pytest.approx(0.2)
     assert "alibi" in degrades.note
     rows |= {"rope": (1.9, 1.9, 1.95)}
-    assert [one.verdict for one in perplexity(language(rows)).verdicts] == [FAILS, FAILS]
-    assert [one.verdict for one in perplexity(language({"cope": (2.0, 2.1)})).verdicts] == [UNMEASURED, UNMEASURED]
+    assert [verdict.verdict for verdict in verdicts_of(PERPLEXITY, language(rows))] == [FAILS, FAILS]
+    assert [verdict.verdict for verdict in verdicts_of(PERPLEXITY, language({"cope": (2.0, 2.1)}))] == [UNMEASURED, UNMEASURED]
 
 
 def test_perplexities_stand_side_by_side_on_the_same_windows_alone():
@@ -214,14 +231,13 @@ def test_perplexities_stand_side_by_side_on_the_same_windows_alone():
     recorded = made("learned", {"32": [2.7], "64": [2.8]}, **options)
     assert on_the_same_windows([*live, recorded]) == live
     assert on_the_same_windows([recorded]) == [recorded]
-    assert perplexity([*live, recorded]).data["checkpoint"].values.tolist() == ["cope", "rope"]
 
 
 def test_sixteen_positions_suffice_where_perplexity_hardly_rises():
     def verdict(log_perplexity):
         few, most = language({"cope_16": (log_perplexity,), "cope": (2.0,)})
         few = dataclasses.replace(few, configuration=replaced(few.configuration, {"scheme_options": {"p_max": 16}}))
-        return {one.claim: one for one in perplexity([few, most]).verdicts}[C4_POSITIONS]
+        return {verdict.claim: verdict for verdict in verdicts_of(PERPLEXITY, [few, most])}[C4_POSITIONS]
 
     assert verdict(2.005).verdict == HOLDS
     assert verdict(2.05).verdict == FAILS
@@ -264,17 +280,20 @@ def root(tmp_path_factory):
         lines = [" ".join(random.choice(["the", "cat", "sees", "a", "tree"], 5)) + "." for _ in range(30)]
         (text / f"{number:02d}.txt").write_text("\n\n".join("\n".join(lines[at : at + 3]) for at in range(0, 30, 3)))
     for scheme in ("cope", "rope", "learned"):
-        trained(root / "flip_flop" / scheme, "flip_flop", scheme, task_options=FLIP_FLOP)
-        trained(root / "flip_flop" / scheme / "seed-1", "flip_flop", scheme, task_options=FLIP_FLOP, seed=1)
+        trained(root / "flip_flop" / scheme, "flip_flop", scheme, task_options=FLIP_FLOP_SIZE)
+        trained(root / "flip_flop" / scheme / "seed-1", "flip_flop", scheme, task_options=FLIP_FLOP_SIZE, seed=1)
         trained(root / "counting" / scheme, "counting", scheme, task_options=COUNT)
     for scheme in ("cope", "rope"):
         without_weights(trained(root / "selective_copy" / scheme, "selective_copy", scheme, task_options=COPY))
         options = {"corpus": str(text), "tokens": 280, "length": 24, "longest_test": 48}
         trained(root / "language" / scheme, "language", scheme, task_options=options)
+    recorded = root / "language" / "recorded"
+    shutil.copytree(root / "language" / "rope", recorded)
+    without_weights(recorded)
     return root
 
 
-def names(root):
+def names(root: Path) -> dict[str, str]:
     return {file.parent.relative_to(root).as_posix(): str(file.parent) for file in sorted(root.glob("*/*/training.toml"))}
 
 
@@ -293,40 +312,45 @@ def test_recorded_runs_of_a_directory_and_its_seeds(root, tmp_path):
         recorded_scores(tmp_path)
 
 
+def scored_at(path: Path, options: ScoreOptions) -> Scored:
+    return score_subject(subject("given", str(path)), options, Cache())
+
+
 def test_live_scores_are_those_that_training_recorded(root):
-    options = ScoreOptions(count=4, language_count=4)
-    one = score_checkpoint("flip_flop/cope", root / "flip_flop" / "cope", options, Cache())
+    scored = scored_at(root / "flip_flop" / "cope", ScoreOptions(count=4, language_count=4))
     recorded = recorded_scores(root / "flip_flop" / "cope")
-    for name in one.test_sets:
-        assert_allclose(one.sample([name]).seeds, [run.means[name] for run in recorded])
-    table = score_table([one])
-    assert table["score"].shape == (1, 6, 2)
-    assert one.sample(["sparse", "dense"]).count == 8
+    for name in scored.test_sets:
+        assert_allclose(scored.sample([name]).seeds, [record.means[name] for record in recorded])
+    assert score_table([scored])["score"].shape == (1, 6, 2)
+    assert scored.sample(["sparse", "dense"]).count == 8
 
 
 def test_records_alone_are_enough_and_too_little_is_refused(root, tmp_path):
-    one = score_checkpoint("s", root / "selective_copy" / "cope", ScoreOptions(), Cache())
-    assert one.live is None and one.training_length == 8 and one.sample(["dense"]).count == 4
+    scored = scored_at(root / "selective_copy" / "cope", ScoreOptions())
+    assert scored.live is None and scored.training_length == 8 and scored.sample(["dense"]).count == 4
     (tmp_path / "training.toml").write_text('task = "flip_flop"\n')
     with pytest.raises(InputError, match="neither weights nor"):
-        score_checkpoint("s", tmp_path, ScoreOptions(), Cache())
-    with pytest.raises(InputError, match=r"no training\.toml"):
-        score_checkpoint("s", root, ScoreOptions(), Cache())
+        scored_at(tmp_path, ScoreOptions())
     with pytest.raises(InputError, match="at least 2"):
         ScoreOptions(count=1)
 
 
-def test_seeds_whose_first_run_is_missing_are_scored_by_their_records(root, tmp_path):
+def test_seeds_whose_first_run_is_missing_are_scored_by_their_records(tmp_path):
     for seed in (1, 2):
-        without_weights(trained(tmp_path / f"seed-{seed}", "flip_flop", "cope", task_options=FLIP_FLOP, seed=seed))
-    assert list(of_tasks({"x": tmp_path}, ["flip_flop"])) == ["x"]
-    assert len(score_checkpoint("x", tmp_path, ScoreOptions(), Cache()).sample(["sparse"]).seeds) == 2
+        without_weights(trained(tmp_path / f"seed-{seed}", "flip_flop", "cope", task_options=FLIP_FLOP_SIZE, seed=seed))
+    assert of_tasks("flip_flop")(subject("x", str(tmp_path)))
+    assert len(scored_at(tmp_path, ScoreOptions()).sample(["sparse"]).seeds) == 2
+
+
+def results_of(root: Path, cache: Cache):
+    subjects = [subject(name, path) for name, path in names(root).items()]
+    return [result for experiment in PAPER.experiments for result in run(experiment, subjects, SMALL, cache, lambda _: None)]
 
 
 def test_every_figure_and_claim_of_tiny_checkpoints(root, tmp_path):
-    said: list[str] = []
-    results = cope.figures(names(root), SMALL, said.append, Cache(tmp_path))
-    assert [one.name for one in results] == [
+    results = results_of(root, Cache(tmp_path))
+    drawings = {drawing.name: drawing for result in results for drawing in result.drawings}
+    assert list(drawings) == [
         "flip_flop",
         "selective_copy",
         "counting",
@@ -334,28 +358,36 @@ def test_every_figure_and_claim_of_tiny_checkpoints(root, tmp_path):
         "gates_cope",
         "position_attention_cope",
     ]
-    assert "scoring flip_flop/cope" in said and "gates of language/cope" in said
-    verdicts = [verdict for one in results for verdict in one.verdicts] + cope.unmeasured(results)
-    assert {one.claim for one in verdicts} == set(cope.CLAIMS)
-    for one in results:
-        one.data.to_netcdf(tmp_path / "data.nc", engine="h5netcdf")
-        one.figure.savefig(tmp_path / f"{one.name}.png", dpi=50)
-    shown = results[-1].data["position_attention"].values
+    verdicts = [verdict for result in results for verdict in result.verdicts]
+    assert {verdict.claim for verdict in verdicts} == set(PAPER.claims)
+    assert {verdict.claim for verdict in verdicts if verdict.verdict == UNMEASURED} >= {C4, C4_POSITIONS}  # no third, no p_max
+    for name, drawing in drawings.items():
+        drawing.data.to_netcdf(tmp_path / "data.nc", engine="h5netcdf")
+        drawing.figure.savefig(tmp_path / f"{name}.png", dpi=50)
+    shown = drawings["position_attention_cope"].data["position_attention"].values
     assert_allclose(np.nanmax(shown, axis=1), 1)
-    again = cope.figures(names(root), SMALL, said.append, Cache(tmp_path))
-    assert [verdict for one in again for verdict in one.verdicts] == [verdict for one in results for verdict in one.verdicts]
-    assert (tmp_path / "flip_flop.png").stat().st_size > 2000
+    assert drawings["perplexity"].data["checkpoint"].values.tolist() == ["language/cope", "language/rope"]  # not the one recorded
+    measured = set(tmp_path.glob("*-*.nc"))
+    assert [verdict for result in results_of(root, Cache(tmp_path)) for verdict in result.verdicts] == verdicts
+    assert set(tmp_path.glob("*-*.nc")) == measured
 
 
-def test_without_checkpoints_every_claim_says_what_it_needs(root):
-    nothing = cope.figures({"other": str(root / "corpus")}, SMALL, lambda _: None, Cache())
-    assert nothing == []
-    assert [one.claim for one in cope.unmeasured(nothing)] == list(cope.CLAIMS)
-    assert all(one.verdict == UNMEASURED and one.note for one in cope.unmeasured(nothing))
-    assert C2 in cope.CLAIMS
+def test_without_checkpoints_every_claim_says_what_it_needs():
+    results = [result for experiment in PAPER.experiments for result in run(experiment, [], SMALL, Cache(), lambda _: None)]
+    verdicts = [verdict for result in results for verdict in result.verdicts]
+    assert [verdict.claim for verdict in verdicts] == list(PAPER.claims)
+    assert all(verdict.verdict == UNMEASURED and verdict.note for verdict in verdicts)
+
+
+def test_rules_say_their_thresholds():
+    words = {claim.label: claim.rule.words for claim in PAPER.claims}
+    assert words["C1"].endswith("there is no verdict where all of these errors are at most 1 %")
+    assert "at most 1 %" in words["C2"] and "at least 50 %" in words["C2"]
+    assert "0.005" in words["C4"] and "0.005" in words["C5"]
+    assert "at least 2" in words["C6"] and "at most 0.05" in words["C6"]
 
 
 def test_fast_fields_are_options_and_few_texts_are_refused():
-    assert cope.Options(**cope.FAST) != cope.Options()
+    assert PAPER.options(**PAPER.fast) != PAPER.options()
     with pytest.raises(InputError, match="at least 4"):
-        cope.Options(gate_texts=3)
+        gates.Options(gate_texts=3)

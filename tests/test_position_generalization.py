@@ -1,29 +1,33 @@
-"""The paper's recipes on small random models of every kind of position: verdicts by rule, and none where there is nothing to judge."""
+"""The paper's experiments on small random models of every kind of position: verdicts by rule, and none where there is nothing to judge."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import numpy as np
 import pytest
 import torch
-import xarray as xr
 from families import tiny
 
 import repo_interp as ri
 from repo_interp.errors import InputError
 from repo_interp.papers.kit.cache import Cache
-from repo_interp.papers.kit.claims import UNMEASURED
-from repo_interp.papers.kit.figure_directory import write_figures
-from repo_interp.papers.position_generalization import recipe as paper
-from repo_interp.papers.position_generalization.measurements import Measured, measure_checkpoint
-from repo_interp.papers.position_generalization.rules import CLAIMS
-from repo_interp.papers.position_generalization.tolerance import rope_twin
+from repo_interp.papers.kit.claims import BLIND, SEEN, UNMEASURED
+from repo_interp.papers.kit.experiment import run
+from repo_interp.papers.kit.paper_directory import write_paper
+from repo_interp.papers.kit.subjects import Subject, subject
+from repo_interp.papers.position_generalization.extrapolation import EXTRAPOLATION, P7
+from repo_interp.papers.position_generalization.measured import Options
+from repo_interp.papers.position_generalization.paper import PAPER
+from repo_interp.papers.position_generalization.tolerance import TOLERANCE, with_rope_twins
 from repo_interp.tasks import make_task
+from repo_interp.training.configuration import TrainingConfiguration
 
 LENGTH = 32
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def made(tmp_path_factory):
     torch.manual_seed(0)
     home = tmp_path_factory.mktemp("language")
     text = home / "text.txt"
@@ -47,79 +51,132 @@ def found(tmp_path_factory):
     checkpoints["scores alone"] = home / "scores"
     checkpoints["scores alone"].mkdir()
     (checkpoints["scores alone"] / "scores.json").write_text("{}")
-    options = paper.Options(
+    options = Options(
         sequences=2, prompts=4, controls=1, draws=2, gammas=(0.5,), l_maxes=(5,), longer=8, reach=2, corpus=str(text)
     )
-    said, again = [], []
-    cache = Cache(home / "cache")
-    results = paper.figures(checkpoints, options, said.append, cache)
-    repeated = measure_checkpoint("rope", checkpoints["rope"], options, again.append, cache)
-    return results, home, checkpoints, said, repeated, again
+    subjects = [subject(name, str(path)) for name, path in checkpoints.items() if name != "scores alone"]
+    recorded = TrainingConfiguration(task="language")
+    subjects.append(Subject("scores alone", str(checkpoints["scores alone"]), (), 0, "", None, recorded))
+    return subjects, options, home
 
 
-def test_every_claim_is_judged_where_it_can_be(found):
-    results, _, checkpoints, said, _, _ = found
-    verdicts = {(one.claim.id, one.checkpoint): one for result in results for one in result.verdicts}
-    asked = {claim: {name for (of, name) in verdicts if of == claim} for claim in {claim.id for claim in CLAIMS}}
+@pytest.fixture(scope="module")
+def results(made):
+    subjects, options, home = made
+    return measured(subjects, options, Cache(home / "cache"), [])
+
+
+def measured(subjects, options, cache, progress):
+    return [result for experiment in PAPER.experiments for result in run(experiment, subjects, options, cache, progress.append)]
+
+
+def test_every_claim_is_judged_where_it_can_be(made, results):
+    verdicts = {(verdict.claim.label, verdict.checkpoint): verdict for result in results for verdict in result.verdicts}
+    judged = {label: {name for (of, name) in verdicts if of == label} for label, _ in verdicts}
     others = {"reversal rope", "reversal repo"}
-    checkpoints = set(checkpoints) - others - {"scores alone"}
-    assert asked["P1"] == asked["P3"] == asked["P6"] == checkpoints
-    assert asked["P6 (task)"] == asked["P6 (task, features)"] == asked["P6 (task, positions)"] == others
-    assert asked["P2"] == {"rope", "repo@1"}  # the others' fake logits are additive by construction
-    assert asked["P4"] == {"rope", "repo@1"}
-    assert asked["P6 (learned)"] == {"repo@1", "learned", "reversal repo"}  # each against RoPE on its own task
-    assert asked["P7"] == checkpoints - {"learned"}  # its table ends at the training length
-    assert asked["P6 (positions)"] == checkpoints - {"nope"}
-    measured = [one for one in verdicts.values() if one.verdict != UNMEASURED]
-    assert len(measured) >= len(verdicts) - 1, "only of the last comparison there may be nothing to compare"
-    assert all(np.isfinite(one.ours) for one in measured)
-    assert {one.claim.id for one in paper.unmeasured(results)} == {claim for claim, names in asked.items() if not names}
-    assert "nope: longer prompts" in said
+    checkpoints = {one.name for one in made[0]} - others - {"scores alone"}
+    assert judged["P1"] == judged["P3"] == judged["P6"] == judged["P6 (features)"] == checkpoints
+    assert judged["P6 (task)"] == judged["P6 (task, features)"] == judged["P6 (task, positions)"] == others
+    assert judged["P2"] == {"rope", "repo@1"}  # the others' fake logits are additive by construction
+    assert judged["P4"] == {"rope", "repo@1"}
+    assert judged["P6 (learned)"] == {"repo@1", "learned", "reversal repo"}  # each against RoPE on its own task
+    assert judged["P7"] == checkpoints - {"learned"}  # its table ends at the training length
+    assert judged["P6 (positions)"] == checkpoints - {"nope"}
+    assert set(judged) == {claim.label for claim in PAPER.claims}
+    measured = {place for place, verdict in verdicts.items() if verdict.verdict != UNMEASURED}
+    without = set(verdicts) - measured
+    assert {label for label, _ in without} <= {"P5", "P6 (task)", "P6 (task, features)", "P6 (task, positions)", "P6 (learned)"}
+    assert all(np.isfinite(verdicts[place].ours) for place in measured)
+    assert all(verdicts[place].note for place in without)
 
 
-def test_figures_and_verdicts_are_written(found):
-    results, home, _, _, _, _ = found
-    few = [result for result in results if result.name in ("fits_rope", "perturbation_rope")]
-    files = {file.name for file in write_figures(home / "figures", paper.TITLE, few, paper.unmeasured(few), "command", {})}
-    assert {"README.md", "verdicts.csv"} < files
-    names = {result.name for result in results}
-    for stem in ("three_axis", "fake_distance", "rotation", "extrapolation", "output_traces"):
+def test_figures_and_verdicts_are_written(made, results):
+    home = made[2]
+    names = {drawing.name for result in results for drawing in result.drawings}
+    for stem in ("fits", "three_axis", "fake_distance", "rotation", "perturbation", "extrapolation", "output_traces"):
         assert f"{stem}_rope" in names
+    assert {"rotation_learned", "output_traces_learned", "fits_reversal rope"} & names == set()
+    few = [result for result in results if result.drawings and result.drawings[0].name in ("fits_rope", "perturbation_rope")]
+    paths = {one.name: one.path for one in made[0]}
+    files = {file.name for file in write_paper(home / "figures", PAPER.title, few, paths, "command", {})}
+    assert {"README.md", "verdicts.csv"} < files
     for stem in ("fits", "perturbation"):
         assert {f"{stem}_rope.png", f"{stem}_rope.svg", f"{stem}_rope.pdf", f"{stem}_rope.nc"} <= files
-    assert "Position Generalization" in (home / "figures" / "README.md").read_text()
+    page = (home / "figures" / "README.md").read_text()
+    assert "Position Generalization" in page and "is at most 2 %" in page and SEEN in page
 
 
-def test_what_was_measured_is_not_measured_again(found):
-    results, _, _, said, repeated, again = found
-    assert "rope: fits" in said and again == []
-    kept = next(result.data for result in results if result.name == "perturbation_rope")
-    np.testing.assert_array_equal(repeated.run["perturbation"]["log_perplexity"], kept["log_perplexity"])
-    assert set(repeated.run.children) >= {"three_axis", "fake_distance", "maps", "rotation", "extrapolation", "output_traces"}
+def test_what_was_measured_is_not_measured_again(made, results):
+    subjects, options, home = made
+    kept = {file: file.stat().st_mtime_ns for file in (home / "cache").glob("*.nc")}
+    again = measured(subjects, options, Cache(home / "cache"), progress := [])
+    assert "fits: rope" in progress and "tolerance: repo@1, rope" in progress
+    assert {file: file.stat().st_mtime_ns for file in (home / "cache").glob("*.nc")} == kept
+    verdicts = [[verdict for result in some for verdict in result.verdicts] for some in (results, again)]
+    assert verdicts[0] == verdicts[1]
 
 
-def test_the_module_keeps_to_the_protocol_of_papers():
-    assert paper.Options(**paper.FAST).sequences < paper.Options().sequences
-    assert paper.CLAIMS is CLAIMS and {"language/rope", "language/repo", "niah/rope", "niah/repo"} <= set(paper.ZOO)
-    assert all(one.verdict == UNMEASURED and one.note.startswith("needs ") for one in paper.unmeasured([]))
-    assert [one.claim for one in paper.unmeasured([])] == list(CLAIMS)
+def test_shorter_sequences_say_nothing_about_longer_ones(made):
+    subjects, options, _ = made
+    longer = dataclasses.replace(next(one for one in subjects if one.name == "rope"), training_length=2 * LENGTH)
+    cut = dataclasses.replace(options, length=LENGTH)
+    (result,) = run(EXTRAPOLATION, [longer], cut, Cache(), lambda _: None)
+    (verdict,) = result.verdicts
+    assert (verdict.claim, verdict.verdict, result.drawings) == (P7, UNMEASURED, ())
+    assert f"{LENGTH} of its {2 * LENGTH} training tokens" in verdict.note
+
+
+def test_without_checkpoints_every_claim_says_what_it_needs():
+    verdicts = [verdict for result in measured([], Options(), Cache(), []) for verdict in result.verdicts]
+    assert [verdict.claim for verdict in verdicts] == list(PAPER.claims)
+    assert all(verdict.verdict == UNMEASURED and verdict.note.startswith("needs ") for verdict in verdicts)
+    assert {"language/rope", "language/repo", "niah/rope", "niah/repo"} <= set(PAPER.zoo)
+
+
+def test_rules_written_after_results_were_seen_say_so():
+    blind = {claim.label for claim in PAPER.claims if claim.written == BLIND}
+    assert blind == {"P3", "P4", "P7"}
 
 
 def test_too_little_to_judge_on_is_refused():
-    for wrong in ({"draws": 1}, {"longer": 2}, {"reach": 3}):
+    assert Options(**PAPER.fast).sequences < Options().sequences
+    for wrong in ({"draws": 1}, {"longer": 2}, {"reach": 3}, {"length": 8}, {"length": -1}):
         with pytest.raises(InputError):
-            paper.Options(**wrong)  # pyright: ignore[reportArgumentType]
+            Options(**wrong)  # pyright: ignore[reportArgumentType]
 
 
 def test_the_twin_is_a_rope_model_of_the_same_task_and_budget():
-    def measured(name, layout, task, continued):
-        nothing = xr.DataTree()
-        return Measured(name, layout, 16, task, nothing, (), xr.Dataset(), continued, paper.Options())
+    def given(name, schemes, task, continued):
+        configuration = TrainingConfiguration(task=task, continue_from="another" if continued else "")
+        return Subject(name, name, schemes, 16, name, None, configuration)
 
-    fresh, continued = (measured(name, ("rope", "rope"), "language", name == "continued") for name in ("fresh", "continued"))
-    other, mixed = measured("other", ("rope", "rope"), "niah", True), measured("mixed", ("rope", "repo"), "language", True)
-    everyone = [other, mixed, fresh, continued]
-    assert rope_twin(mixed, everyone) is continued
-    assert rope_twin(measured("learned", ("learned", "learned"), "language", False), everyone) is fresh
-    assert rope_twin(mixed, [other, mixed, fresh]) is fresh
-    assert rope_twin(mixed, [other, mixed]) is None
+    def twin(of, others):
+        groups = {group[0].name: group[1:] for group in with_rope_twins([of, *others])}
+        return [one.name for one in groups[of.name]]
+
+    fresh, continued = (given(name, ("rope", "rope"), "language", name == "continued") for name in ("fresh", "continued"))
+    other, mixed = given("other", ("rope", "rope"), "niah", True), given("mixed", ("rope", "repo"), "language", True)
+    assert twin(mixed, [other, fresh, continued]) == ["continued"]
+    assert twin(given("learned", ("learned", "learned"), "language", False), [other, mixed, fresh, continued]) == ["fresh"]
+    assert twin(mixed, [other, fresh]) == ["fresh"]
+    assert twin(mixed, [other]) == [] == twin(fresh, [continued])
+
+
+def test_a_cost_is_known_before_anything_is_measured(made):
+    subjects, options, _ = made
+    rope = next(one for one in subjects if one.name == "rope")
+    assert TOLERANCE.cost is not None and EXTRAPOLATION.cost is not None
+    more = dataclasses.replace(options, sequences=400)
+    assert 0 < TOLERANCE.cost([rope], options) < TOLERANCE.cost([rope], more)
+    cut = dataclasses.replace(rope, training_length=2 * LENGTH)
+    assert EXTRAPOLATION.cost([rope], options) > EXTRAPOLATION.cost([cut], dataclasses.replace(options, length=LENGTH)) == 0
+
+
+def test_a_score_of_nothing_cannot_fall(made):
+    """Found: a model that never reverses a word was said to tolerate every disturbance, or none."""
+    subjects, options, home = made
+    (reversal,) = (one for one in subjects if one.name == "reversal rope")
+    results = list(run(TOLERANCE, [reversal], options, Cache(home / "cache"), lambda _: None))
+    verdicts = results[0].verdicts
+    assert {verdict.verdict for verdict in verdicts} == {UNMEASURED}
+    assert all("0 undisturbed" in verdict.note for verdict in verdicts)

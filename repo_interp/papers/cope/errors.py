@@ -36,7 +36,7 @@ IN_DISTRIBUTION = "in_distribution"
 
 @dataclass(frozen=True)
 class LowerError(Above):
-    """CoPE's error is below that of each rival; nothing is said where no error is large enough to tell the schemes apart."""
+    """CoPE's error is below that of each rival; nothing is said where no error is large enough to tell them apart."""
 
     rivals: tuple[str, ...] = tuple(RIVALS.values())
     relation: str = "below"
@@ -72,7 +72,7 @@ def errors_of(scored: Scored, test_sets: Sequence[str]) -> Sample:
 
 
 def lower_error(claim: Claim, scored: Sequence[Scored], test_set: str, measured: str) -> Evidence:
-    """What there is on whether CoPE's error on `test_set` is below that of each rival that was given.
+    """What there is on whether CoPE's error on `test_set` is below those of its rivals.
 
     `claim` has a rule `LowerError`, and one of `scored` has CoPE in every layer.
     """

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,7 @@ def judge(scored: Sequence[Scored]) -> Iterator[Evidence]:
     cope = first_of(scored, COPE)
     if cope is not None:
         yield _ordered(cope, scored)
-        yield _few_positions(scored)
+        yield from _few_positions(scored)
         yield _degrades(cope, scored)
 
 
@@ -102,16 +103,16 @@ def _ordered(cope: Scored, scored: Sequence[Scored]) -> Evidence:
     )
 
 
-def _few_positions(scored: Sequence[Scored]) -> Evidence:
+def _few_positions(scored: Sequence[Scored]) -> Iterator[Evidence]:
+    """What there is on p_max, where two CoPE checkpoints differ in it."""
     by_positions = {p_max(checkpoint): checkpoint for checkpoint in reversed(scored) if checkpoint.layout == COPE}
     few, most = by_positions.get(POSITIONS), by_positions[max(by_positions)]
     if few is None or few is most:
-        wanted = f"no two CoPE checkpoints trained on language, one with p_max = {POSITIONS} and one with more, were given"
-        return Evidence(C4_POSITIONS, "language", "", unmeasurable=wanted)
+        return
     samples = [checkpoint.sample(shortest_and_longest(checkpoint)[:1]) for checkpoint in (few, most)]
     ratio = float(np.exp(samples[0].mean - samples[1].mean))
     difference = between(*samples)
-    return Evidence(
+    yield Evidence(
         C4_POSITIONS,
         few.name,
         f"perplexity with p_max = {POSITIONS} over that with {p_max(most)}",
@@ -167,7 +168,12 @@ LANGUAGE = Scale(12, 768, 1024, "100 epochs of 100M tokens")  # sec. 5.4
 PERPLEXITY = Experiment(
     "perplexity",
     (C4, C4_POSITIONS, C5),
-    needs("language", (COPE, RELATIVE, ABSOLUTE, "cope_16", "alibi", "kerple", "fire", "hope")),
+    replace(
+        needs("language", (COPE, RELATIVE, ABSOLUTE, "cope_16", "alibi", "kerple", "fire", "hope")),
+        otherwise_of={
+            C4_POSITIONS.label: f"no two CoPE checkpoints trained on language, one with p_max = {POSITIONS} and one with more, were given"
+        },
+    ),
     measure,
     judge,
     draw,

@@ -30,6 +30,7 @@ from repo_interp.papers.position_generalization.measured import (
     is_language_model,
     length_of,
     prompts_of,
+    seconds,
     task_of,
 )
 from repo_interp.plots.views.extrapolation import extrapolation_by_length
@@ -72,6 +73,14 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> Meas
         both = digest([*prompts, longer[0]])
         groups["output_traces"] = subject.measured(cache, measure_traces, options, prompts=both)
     return Measured(subject, length, xr.DataTree.from_dict(groups))
+
+
+def cost(subjects: Sequence[Subject], options: Options) -> float:
+    """Seconds of the passes over longer prompts by one method, plain; 0 where sequences are cut below the training length."""
+    (subject,) = subjects
+    if length_of(subject, options) < subject.training_length:
+        return 0.0
+    return seconds(subject, options, dict.fromkeys(_lengths(subject, options), options.longer // 2))
 
 
 def measure_extrapolation(subject: Subject, options: Options) -> xr.Dataset:
@@ -169,4 +178,5 @@ EXTRAPOLATION = Experiment(
     judge,
     draw,
     MODEL,
+    cost,
 )

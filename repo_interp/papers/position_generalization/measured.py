@@ -10,11 +10,13 @@ claims and figures.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import xarray as xr
 
 from repo_interp.analysis.analyze import analyze
@@ -23,14 +25,18 @@ from repo_interp.measures.fake_distance import FakeDistance
 from repo_interp.measures.maps import Maps
 from repo_interp.measures.rotation import Rotation
 from repo_interp.measures.three_axis import ThreeAxis
+from repo_interp.models.checkpoints import load_model
 from repo_interp.models.fresh import load_fresh
 from repo_interp.models.load import load
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.scale import Scale
 from repo_interp.papers.kit.subjects import Subject
 from repo_interp.tasks import Prompt, Task, digest, make_task
+from repo_interp.training.responses import forced_responses
 
 SOURCE = "Position Generalization"
+TIMED = 512
+"""Most tokens of the text that a cost is extrapolated from."""
 MODEL = Scale(28, 3072)
 """Llama-3.2-3B, the model of the paper."""
 TEXT_MODELS = ("language/rope", "language/rope_continued", "language/repo", "language/learned")
@@ -156,3 +162,27 @@ def measure_fit(subject: Subject, options: Options, name: str, seed: int | None)
     }
     bridge = load(subject.path, options.device) if seed is None else load_fresh(subject.path, seed, options.device)
     return analyze(bridge, prompts_of(subject, options), [measures[name]])[name].to_dataset()
+
+
+def seconds(subject: Subject, options: Options, sequences: Mapping[int, int]) -> float:
+    """Seconds that forward passes over so many sequences, by their tokens, take: from one timed sequence, text of at most TIMED tokens.
+
+    It grows with the operations of a decoder: n (2 parameters + 4 n layers width) for n tokens, attention computed densely.
+    """
+    model, task = load_model(subject.path, options.device), task_of(subject, options)
+    prompt = prompts_of(subject, replace(options, sequences=2, prompts=2))[0]
+    if is_language_model(subject):
+        prompt = task.describe(prompt.tokens[:TIMED])
+    times = [time.monotonic()]
+    for _ in range(2):  # the first warms up
+        forced_responses(model, task, [prompt], 1)
+        times.append(time.monotonic())
+    taken = min(np.diff(times))
+    parameters = sum(weight.numel() for weight in model.parameters())
+    attention = 4 * model.config.num_hidden_layers * model.config.hidden_size
+
+    def operations(tokens: int) -> float:
+        return tokens * (2 * parameters + attention * tokens)
+
+    wanted = sum(count * operations(tokens) for tokens, count in sequences.items())
+    return float(taken) * wanted / operations(len(prompt.tokens))

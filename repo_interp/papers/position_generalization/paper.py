@@ -11,12 +11,12 @@ from repo_interp.papers.position_generalization.extrapolation import EXTRAPOLATI
 from repo_interp.papers.position_generalization.fits import FITS
 from repo_interp.papers.position_generalization.measured import Options
 from repo_interp.papers.position_generalization.rotation import ROTATION
-from repo_interp.papers.position_generalization.tolerance import TASK_TOLERANCE, TEXT_TOLERANCE, TWIN_TOLERANCE
+from repo_interp.papers.position_generalization.tolerance import TOLERANCE
 
 PAPER = Paper(
     "position-generalization",
     "Position Generalization, made again",
-    (FITS, ROTATION, TEXT_TOLERANCE, TASK_TOLERANCE, TWIN_TOLERANCE, EXTRAPOLATION),
+    (FITS, ROTATION, TOLERANCE, EXTRAPOLATION),
     Options,
     {
         "sequences": 6,

@@ -23,7 +23,7 @@ from repo_interp.models.checkpoints import load_model
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import SEEN, Claim, Evidence
 from repo_interp.papers.kit.differences import Difference
-from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, each
+from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs
 from repo_interp.papers.kit.rules import Above, AtMost, Rule
 from repo_interp.papers.kit.subjects import Subject
 from repo_interp.papers.position_generalization.measured import (
@@ -35,6 +35,7 @@ from repo_interp.papers.position_generalization.measured import (
     is_language_model,
     length_of,
     prompts_of,
+    seconds,
     task_of,
 )
 from repo_interp.plots.views.perturbation import perturbation_grid
@@ -91,19 +92,28 @@ P6_LEARNED = Claim(
 # ---- measuring -------------------------------------------------------------------------------------------------------
 
 
-def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> Measured:
-    """The group `perturbation` of a checkpoint, over shares and distances of every kind, and `judged`, at the judged points."""
-    (subject,) = subjects
+def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> list[Measured]:
+    """Of the first of `subjects` the group `perturbation`, over shares and distances of every kind; of each of them, it and its RoPE twin,
+    the group `judged`, at the judged points.
+    """
     grid = {"gammas": str(options.gammas), "l_maxes": str(options.l_maxes)}
-    kinds = [_kept(subject, options, cache, measure_kind, kind, **grid) for kind in PAPER_KINDS]
-    groups = {"perturbation": _joined(kinds), "judged": _judged(subject, options, cache)}
-    return Measured(subject, length_of(subject, options), xr.DataTree.from_dict(groups))
+    kinds = [_kept(subjects[0], options, cache, measure_kind, kind, **grid) for kind in PAPER_KINDS]
+    groups = [{"judged": _judged(subject, options, cache)} for subject in subjects]
+    groups[0]["perturbation"] = _joined(kinds)
+    runs = [xr.DataTree.from_dict(datasets) for datasets in groups]
+    return [Measured(subject, length_of(subject, options), run) for subject, run in zip(subjects, runs, strict=True)]
 
 
-def measure_pair(subjects: Sequence[Subject], options: Options, cache: Cache) -> list[Measured]:
-    """The group `judged` of a checkpoint and of its RoPE twin."""
-    judged = [xr.DataTree.from_dict({"judged": _judged(subject, options, cache)}) for subject in subjects]
-    return [Measured(subject, length_of(subject, options), run) for subject, run in zip(subjects, judged, strict=True)]
+def cost(subjects: Sequence[Subject], options: Options) -> float:
+    """Seconds that the passes over a checkpoint's prompts take: of every kind those of the grid and of the judged draws, each with its
+    undisturbed one. Those of its twin are counted where it is the first.
+    """
+    subject = subjects[0]
+    passes = len(PAPER_KINDS) * (1 + len(options.gammas) * len(options.l_maxes) + 2 * options.draws)
+    if is_language_model(subject):
+        return seconds(subject, options, {length_of(subject, options): passes * options.sequences})
+    longest = max(len(prompt.tokens) for prompt in prompts_of(subject, options))
+    return seconds(subject, options, {longest: passes * options.prompts})
 
 
 def measure_kind(subject: Subject, options: Options, kind: str) -> xr.Dataset:
@@ -157,8 +167,14 @@ _TOGETHER: Any = {"join": "exact", "coords": "minimal", "compat": "override"}
 # ---- judging and drawing ---------------------------------------------------------------------------------------------
 
 
-def judge_text(measured: Measured) -> Iterator[Evidence]:
-    """What there is on P6 of a model that is judged by log perplexity."""
+def judge(measured: Sequence[Measured]) -> Iterator[Evidence]:
+    """What there is on P6 of one checkpoint; of one with learned positions beside its RoPE twin, on P6 (learned) too."""
+    yield from (_text(measured[0]) if is_judged_by_text(measured[0].subject) else _task_score(measured[0]))
+    if len(measured) > 1:
+        yield _beside_twin(*measured)
+
+
+def _text(measured: Measured) -> Iterator[Evidence]:
     judged = measured.group("judged")
     for kind in _kinds(measured):
         plain = float(judged["plain"])
@@ -178,8 +194,7 @@ def judge_text(measured: Measured) -> Iterator[Evidence]:
         )
 
 
-def judge_task(measured: Measured) -> Iterator[Evidence]:
-    """What there is on P6 of a model that is judged by a task's score."""
+def _task_score(measured: Measured) -> Iterator[Evidence]:
     judged = measured.group("judged")
     metric, count, plain = str(judged.attrs["metric"]), int(judged.attrs["prompts"]), float(judged["plain_score"])
     better = 1.0 if measured.group("perturbation").attrs["higher_is_better"] == "True" else -1.0
@@ -203,18 +218,15 @@ def judge_task(measured: Measured) -> Iterator[Evidence]:
         )
 
 
-def judge_pair(measured: Sequence[Measured]) -> Iterator[Evidence]:
-    """What there is on P6 (learned): a model with learned positions, and its RoPE twin."""
-    own, twin = measured
-    rises = [each.group("judged")["log_perplexity_rise"].sel(kind="text_order").values for each in measured]
+def _beside_twin(own: Measured, twin: Measured) -> Evidence:
+    rises = [each.group("judged")["log_perplexity_rise"].sel(kind="text_order").values for each in (own, twin)]
     if not np.round(rises, _ROUNDING).any():
         same = f"nothing to compare: where no move touched them, neither its predictions nor those of {twin.name} change"
-        yield Evidence(P6_LEARNED, own.name, "", unmeasurable=same)
-        return
+        return Evidence(P6_LEARNED, own.name, "", unmeasurable=same)
     less = rises[1] - rises[0]  # the same tokens move in both, draw by draw
     error = float(less.std(ddof=1) / np.sqrt(len(less)))
-    plain = [float(each.group("judged")["plain"]) for each in measured]
-    yield Evidence(
+    plain = [float(each.group("judged")["plain"]) for each in (own, twin)]
+    return Evidence(
         P6_LEARNED,
         own.name,
         "rise of untouched targets' log perplexity, nats",
@@ -228,17 +240,18 @@ def judge_pair(measured: Sequence[Measured]) -> Iterator[Evidence]:
     )
 
 
-def draw(measured: Measured) -> Iterator[Drawing]:
+def draw(measured: Sequence[Measured]) -> Iterator[Drawing]:
     """Log perplexity, or the task's score, over shares and distances of every kind (fig. 5)."""
-    grid, by_text = measured.group("perturbation"), is_judged_by_text(measured.subject)
+    own = measured[0]
+    grid, by_text = own.group("perturbation"), is_judged_by_text(own.subject)
     value = "log perplexity" if by_text else str(grid.attrs["metric"])
-    drawn_on = "sequences of held-out text" if by_text else f"prompts of {measured.subject.kind}"
+    drawn_on = "sequences of held-out text" if by_text else f"prompts of {own.subject.kind}"
     caption = (
-        f"{measured.name}: {value} with a share of tokens, keys or positions moved by up to l_max (fig. 5), on {grid.attrs['prompts']} "
+        f"{own.name}: {value} with a share of tokens, keys or positions moved by up to l_max (fig. 5), on {grid.attrs['prompts']} "
         f"{drawn_on}. Text is judged as it then stands."
     )
-    figure = perturbation_grid(measured.run, "log_perplexity" if by_text else "task_score")
-    yield Drawing(f"perturbation_{measured.name}", figure, caption, grid)
+    figure = perturbation_grid(own.run, "log_perplexity" if by_text else "task_score")
+    yield Drawing(f"perturbation_{own.name}", figure, caption, grid)
 
 
 def _kinds(measured: Measured) -> list[str]:
@@ -266,10 +279,12 @@ def is_judged_by_text(subject: Subject) -> bool:
 
 
 def with_rope_twins(subjects: Sequence[Subject]) -> list[list[Subject]]:
-    """Every checkpoint with learned positions beside the RoPE model to compare it with, where there is one."""
-    learned = [subject for subject in subjects if set(subject.schemes) & {*LEARNED, "learned"}]
-    pairs = [(subject, rope_twin(subject, subjects)) for subject in learned]
-    return [[subject, twin] for subject, twin in pairs if twin is not None]
+    """Every checkpoint with weights; where it has learned positions, beside the RoPE model to compare it with, if there is one."""
+    groups = [[subject] for subject in subjects if subject.has_weights]
+    for group in groups:
+        twin = rope_twin(group[0], subjects) if set(group[0].schemes) & {*LEARNED, "learned"} else None
+        group += [twin] if twin is not None else []
+    return groups
 
 
 def rope_twin(subject: Subject, subjects: Sequence[Subject]) -> Subject | None:
@@ -288,41 +303,23 @@ def _is_continued(subject: Subject) -> bool:
     return subject.configuration is not None and bool(subject.configuration.continue_from)
 
 
-TEXT_TOLERANCE = Experiment(
-    "tolerance of text",
-    tuple(P6_TEXT.values()),
-    Needs(
-        each(lambda subject: subject.has_weights and is_judged_by_text(subject)),
-        "needs a language model, such as language/rope",
-        TEXT_MODELS,
-    ),
-    measure,
-    judge_text,
-    draw,
-    MODEL,
-)
-TASK_TOLERANCE = Experiment(
-    "tolerance of tasks",
-    tuple(P6_TASK.values()),
-    Needs(
-        each(lambda subject: subject.has_weights and not is_judged_by_text(subject)),
-        "needs a model of a scored task, such as niah/rope",
-        ("niah/rope", "niah/repo"),
-    ),
-    measure,
-    judge_task,
-    draw,
-    MODEL,
-)
-TWIN_TOLERANCE = Experiment(
-    "tolerance of learned positions",
-    (P6_LEARNED,),
+TOLERANCE = Experiment(
+    "tolerance",
+    (*P6_TEXT.values(), *P6_TASK.values(), P6_LEARNED),
     Needs(
         with_rope_twins,
-        "needs a model with learned positions and one with RoPE of the same task, such as language/repo and language/rope",
+        "needs a language model, such as language/rope",
+        (*TEXT_MODELS, "niah/rope", "niah/repo"),
+        otherwise_of={
+            **{claim.label: "needs a model of a scored task, such as niah/rope" for claim in P6_TASK.values()},
+            P6_LEARNED.label: (
+                "needs a model with learned positions and one with RoPE of the same task, such as language/repo and language/rope"
+            ),
+        },
     ),
-    measure_pair,
-    judge_pair,
-    lambda _: iter(()),
+    measure,
+    judge,
+    draw,
     MODEL,
+    cost,
 )
