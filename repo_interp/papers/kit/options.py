@@ -9,10 +9,9 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any, get_type_hints
+from typing import Any
 
 from repo_interp.errors import InputError
-from repo_interp.values import value_of
 
 
 def stated_options(modules: Mapping[str, ModuleType], stated: Iterable[tuple[str, str]], ground: Mapping[str, Mapping[str, Any]]):
@@ -31,7 +30,7 @@ def stated_options(modules: Mapping[str, ModuleType], stated: Iterable[tuple[str
             known = sorted({option for name in ([paper] if dot else modules) for option in fields[name]})
             raise InputError(f"there is no option {key!r}; there are {', '.join(known)}")
         for name in meant:
-            values[name][option] = value_of(text, get_type_hints(modules[name].Options)[option], key)
+            values[name][option] = _value(key, text, getattr(modules[name].Options(), option))
     return {name: module.Options(**values[name]) for name, module in modules.items()}
 
 
@@ -54,3 +53,17 @@ def with_data(modules: Mapping[str, ModuleType], options: Mapping[str, Any], dat
         else options[name]
         for name in modules
     }
+
+
+def _value(key: str, text: str, default: Any) -> Any:
+    """`text` as a value of the type of `default`; words or numbers with commas where that is a tuple."""
+    try:
+        if isinstance(default, bool):
+            return {"true": True, "false": False}[text.lower()]
+        if isinstance(default, tuple):
+            kind = type(default[0]) if default else str
+            return tuple(kind(part.strip()) for part in text.split(",") if part.strip())
+        return type(default)(text)
+    except (ValueError, KeyError):
+        kind = type(default[0]).__name__ + "s with commas" if isinstance(default, tuple) and default else type(default).__name__
+        raise InputError(f"{key}={text}: wanted {kind}") from None
