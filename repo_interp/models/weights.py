@@ -136,7 +136,7 @@ def _read(weight: StoredWeight, device: torch.device, dtype: torch.dtype) -> Ten
         stream.seek(weight.offset)
         for start in range(0, flat.numel(), max(1, chunk.numel())):
             part = chunk[: flat.numel() - start]
-            bytes_read = stream.readinto(memoryview(part.view(torch.uint8).numpy()))
+            bytes_read = stream.readinto(part.view(torch.uint8).numpy())  # pyright: ignore[reportArgumentType]
             if bytes_read != part.numel() * weight.dtype.itemsize:
                 raise InputError(f"{weight.file} ends within {weight.key}; the checkpoint was changed while it was read")
             smallest, largest = part.aminmax()  # one pass; NaN in either where there is one
