@@ -24,8 +24,7 @@ from repo_interp.plots import (
     write_figures,
 )
 from repo_interp.plots.style import COLUMN_WIDTH, SCHEME_COLOURS
-from repo_interp.plots.views import component_curves
-from repo_interp.plots.views.component_curves import BAND_COLOURS, band_of
+from repo_interp.plots.views.component_curves import BAND_COLOURS, band_of, component_curves
 from repo_interp.plots.views.component_figures import figures_of_rotation
 from repo_interp.plots.views.component_page import component_data, component_table
 

@@ -12,7 +12,7 @@ from repo_interp import cli
 from repo_interp.errors import InputError
 from repo_interp.models.checkpoints import identify, load_model
 from repo_interp.papers.catalogue import PAPERS, paper
-from repo_interp.papers.kit import recorded_scores
+from repo_interp.papers.kit.recorded_scores import recorded_scores
 from repo_interp.shipped import zoo_names, zoo_path
 from repo_interp.training.configuration import TrainingConfiguration
 from repo_interp.training.making import command, install, make, unfinished

@@ -14,7 +14,7 @@ from html import escape
 import xarray as xr
 from matplotlib.figure import Figure
 
-from repo_interp.entry_points import added
+from repo_interp.entry_points import OWN, VIEWS, added
 from repo_interp.plots.pages.sections import Content, PageOptions, Section
 
 Drawer = Callable[[xr.DataTree], Iterator[tuple[str, Figure]]]
@@ -26,7 +26,7 @@ PAGE_DPI, PAGE_PIXELS = 200, 132
 
 def added_drawers(groups: Iterable[str]) -> dict[str, Drawer]:
     """What other packages draw for `groups` of a run. Raises InputError where a package cannot be imported."""
-    found = {name: added("repo_interp.plots", name) for name in groups}
+    found = {name: added(VIEWS, name) for name in groups if name not in OWN[VIEWS]}
     return {name: drawer for name, drawer in found.items() if drawer is not None}
 
 

@@ -1,0 +1,76 @@
+"""One group of a run, and all that is shown of it: `View`, read by `figures/`, the report page, the terminal and the comparison.
+
+A view is data and functions of a run; who shows it decides how. Ours stand in `entry_points.OWN`, in the form in which another package
+gives its own: "module:object", under the name of the group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.resources.abc import Traversable
+from typing import Any
+
+import xarray as xr
+from matplotlib.figure import Figure
+
+from repo_interp.plots.marks.table import Table
+
+Figures = Callable[[xr.DataTree], Iterator[tuple[str, Figure]]]
+"""Figures of a run, by the names of their files, drawn one after the other."""
+
+
+@dataclass(frozen=True)
+class PageOptions:
+    """What the caller of the page asked for."""
+
+    prompts: tuple[int, ...] | None = None
+    """Prompts whose positions are embedded, in order; None: all, as many as fit."""
+    budget: int = 16_000_000
+    """Bytes of embedded positions."""
+
+
+@dataclass(frozen=True)
+class Interactive:
+    """The part of a section that a reader works with: markup, and the script that brings it to life with data of the run."""
+
+    markup: Traversable
+    """A file of HTML, hidden until the script shows it."""
+    script: Traversable
+    """A file of JavaScript that sets `reportSections[group] = function (section, data, page) {...}`; it may use Plotly."""
+    data: Callable[[xr.DataTree, PageOptions], tuple[Any, Sequence[str]]]
+    """JSON for the script, None where there is nothing to work with; and sentences that say what was left out."""
+
+
+def _no_tables(run: xr.DataTree) -> Sequence[Table]:
+    return ()
+
+
+def _no_head_maps(run: xr.DataTree) -> Sequence[xr.DataArray]:
+    return ()
+
+
+def _always(run: xr.DataTree) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class View:
+    """All that is shown of the group `group` of a run."""
+
+    group: str
+    title: str
+    lead: str | Callable[[xr.DataTree], str]
+    """A sentence, or a function of the run that gives it: what is shown, and what it does not say."""
+    figures: Figures
+    tables: Callable[[xr.DataTree], Sequence[Table]] = _no_tables
+    """The same rows for the page, the terminal and the notebook."""
+    head_maps: Callable[[xr.DataTree], Sequence[xr.DataArray]] = _no_head_maps
+    """Values [layer, head] with `long_name` and `units`: a map in the page, in which a click opens the head in the explorer."""
+    informative: Callable[[xr.DataTree], bool] = _always
+    """Whether figures and tables say anything about this run: ranges and patterns of token indices do not."""
+    interactive: Interactive | None = None
+    compared: tuple[str, ...] | None = None
+    """Variables that have a figure where runs are compared; None: all."""
+    not_averaged: tuple[str, ...] = ()
+    """Variables whose mean over everything says nothing: signs cancel, or every run has its own axes."""
