@@ -73,7 +73,7 @@ def test_nothing_is_left_out():
     assert [page.name for page in PAGES if page.name != "README.md" and f"({page.name})" not in read("README.md")] == []
 
 
-@pytest.mark.parametrize("name", ["python.md", "run_file.md", "tasks.md", "zoo.md"])
+@pytest.mark.parametrize("name", ["../README.md", "python.md", "run_file.md", "tasks.md", "zoo.md"])
 def test_the_python_of_a_page_runs_from_top_to_bottom(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code = blocks(DOCS / name, "python")
@@ -87,9 +87,9 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(name, tmp_path, monkeypatc
 def test_the_commands_of_a_page_are_commands(page):
     from repo_interp.cli import _parser
 
-    shown = [
-        line for block in blocks(page, "") for line in block.splitlines() if line.removeprefix(BIN).startswith("repo-interp")
-    ]
+    inline = re.findall(r"\| `(repo-interp [^`]+)` \|", page.read_text(encoding="utf-8"))  # of the table in the README
+    lines = [line for block in blocks(page, "") for line in block.splitlines()] + inline
+    shown = [line for line in lines if line.removeprefix(BIN).startswith("repo-interp ")]
     for line in shown:
         words = shlex.split(line.removeprefix(BIN), comments=True)[1:]
         assert _parser(words).parse_args(words).command == words[0], line
