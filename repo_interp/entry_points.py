@@ -75,25 +75,22 @@ def find(group: str, name: str) -> Any:
     """
     if name in OWN.get(group, {}):
         return EntryPoint(name, OWN[group][name], group).load()
-    found = list(entry_points(group=group, name=name))
-    if not found:
+    points = list(entry_points(group=group, name=name))
+    if not points:
         return None
     what = f"the {group.rpartition('.')[2].removesuffix('s')} {name!r}"
-    if len(found) > 1:
-        packages = " and ".join(sorted(package_of(point) for point in found))
+    if len(points) > 1:
+        packages = " and ".join(sorted(package_of(point) for point in points))
         raise InputError(f"{what} is given by {packages}; uninstall one of them")
     try:
-        return found[0].load()
+        return points[0].load()
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise InputError(
-            f"{what} of the package {package_of(found[0])} ({found[0].value}) cannot be imported: {reason}; mend or uninstall it"
+            f"{what} of the package {package_of(points[0])} ({points[0].value}) cannot be imported: {reason}; mend or uninstall it"
         ) from None
 
 
 def package_of(point: EntryPoint) -> str:
     """The name of the package that gives an entry point."""
     return "unknown" if point.dist is None else point.dist.name
-
-
-added, added_names = find, names  # the callers' old names, until each is moved over

@@ -28,8 +28,8 @@ _MAGIC = b"GGUF"
 
 def cache_directory() -> Path:
     """Where converted and fetched checkpoints are kept: $REPO_INTERP_CACHE, else repo_interp in the user's cache directory."""
-    stated = os.environ.get("REPO_INTERP_CACHE")
-    return Path(stated) if stated else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "repo_interp"
+    chosen = os.environ.get("REPO_INTERP_CACHE")
+    return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "repo_interp"
 
 
 def converted(file: str | os.PathLike[str]) -> Path:

@@ -132,7 +132,7 @@ def judge(measured: Measured) -> Iterator[Evidence]:
     yield Evidence(
         P7,
         measured.name,
-        f"KL with LM-Infinite at {last} tokens above that at {first}, nats a head",
+        f"KL with LM-Infinite at {last} tokens above that at {first}, nats per head",
         {DIVERGENCE: share, LOG_PERPLEXITIES: (nats_capped, nats_plain)},
         float(capped.mean()),
         float(capped.std(ddof=1)),
