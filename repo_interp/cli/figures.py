@@ -6,7 +6,7 @@ import argparse
 import shlex
 from pathlib import Path
 
-from repo_interp.cli.options import positive_or_zero
+from repo_interp.cli.options import add_settings, positive_or_zero
 from repo_interp.papers.catalogue import ALL, PAPERS
 
 SUMMARY = (
@@ -49,14 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a data set that cannot be shipped, in its own format, such as hybridqa=dev.json; may be repeated",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace other figures of these papers that stand in --out")
-    parser.add_argument(
-        "--set",
-        type=_named,
-        action="append",
-        default=[],
-        dest="options",
-        metavar="[PAPER.]NAME=VALUE",
-        help="how much is measured, such as sequences=5000, hope.controls=2, batch_size=8; may be repeated",
+    add_settings(
+        parser, "options", "how much is measured, such as sequences=5000, or hope.controls=2 for one paper"
     )
     parser.add_argument("--seed", type=positive_or_zero, default=0, help="seed of what is random (default: 0)")
     parser.add_argument("--device", default="cpu", help="where the models run: cpu, cuda, cuda:1, mps (default: cpu)")
@@ -66,6 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Say what it will cost; measure, draw, write; print the verdicts."""
     from rich.console import Console
 
+    from repo_interp.cli.progress import steps
     from repo_interp.papers.catalogue import named
     from repo_interp.papers.kit.build import Durations
     from repo_interp.papers.kit.gallery import write_gallery
@@ -76,14 +71,18 @@ def run(arguments: argparse.Namespace) -> int:
     durations = Durations(cache)
     papers = list(named(()).values())
     builds = _builds(arguments, out)
-    _tell(console, builds, durations)
+    with steps(console) as step:
+        announced = _announced(builds, durations, step)
+    for line in announced:
+        console.print(line, highlight=False, soft_wrap=True)
     for build in builds:
         if build.is_up_to_date and not arguments.overwrite:
             console.print(f"[bold]{build.directory}[/bold]  stands already, made from the same", highlight=False, soft_wrap=True)
             continue
         try:
-            with console.status(build.name) as status:
-                verdicts, files = build.make(cache, lambda doing, name=build.name: status.update(f"{name}: {doing}"), durations)
+            with steps(console) as step:
+                step(build.name)
+                verdicts, files = build.make(cache, lambda doing, name=build.name, step=step: step(f"{name}: {doing}"), durations)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"what was measured is kept in {cache}; the same command goes on") from None
         _print(console, build.paper.title, verdicts)
@@ -126,10 +125,11 @@ def _builds(arguments: argparse.Namespace, out: Path):
     return builds
 
 
-def _tell(console, builds, durations) -> None:
-    """Say on what, and how long, before anything is measured."""
+def _announced(builds, durations, step) -> list[str]:
+    """On what each paper is made, and how long it takes; `step` is told which paper is being timed."""
     from repo_interp.values import duration
 
+    lines = []
     for build in builds:
         if build.is_up_to_date:
             continue
@@ -138,12 +138,14 @@ def _tell(console, builds, durations) -> None:
         if previous is not None and previous.finished:
             cost = f"{duration(previous.seconds)} last time; what is kept of it is not measured again"
         else:
+            step(f"{build.name}: timing a part of it")
             cost = _estimated(build, durations) if count else "nothing that takes long"
             if previous is not None:
                 cost += f"; {duration(previous.seconds)} of it were done when it was interrupted"
-        console.print(f"{build.name}: {count} checkpoint{'' if count == 1 else 's'}, {cost}", highlight=False, soft_wrap=True)
+        lines.append(f"{build.name}: {count} checkpoint{'' if count == 1 else 's'}, {cost}")
         if build.given.missing:
-            console.print(f"  not in this package: {', '.join(build.given.missing)}", highlight=False, soft_wrap=True)
+            lines.append(f"  not in this package: {', '.join(build.given.missing)}")
+    return lines
 
 
 def _estimated(build, durations) -> str:
