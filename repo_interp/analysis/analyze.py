@@ -82,7 +82,9 @@ def analyze(
         for number, batch in enumerate(batches):
             observed = finished.read(number)
             if observed is None:
-                observed = observe_batch(bridge, batch, chosen, layers, heads, _advance(progress, number, len(batches), len(layers)))
+                observed = observe_batch(
+                    bridge, batch, chosen, layers, heads, _advance(progress, number, len(batches), len(layers))
+                )
                 keep(number, observed)
             for name, statistics in observed.items():
                 merged[name].add(statistics)

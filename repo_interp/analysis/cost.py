@@ -140,14 +140,20 @@ def _probe(
     whole, observed = _timed(lambda: observe_batch(bridge, batch, cast(Sequence[Measure], timed), layers, heads), device)
     measuring = tuple(map(sum, zip(*(measure.seconds for measure in timed), strict=True)))
 
-    def conclude() -> None:
-        schemes = layout(bridge)
-        for measure in measures:
-            merged = MergedStatistics()
-            merged.add(observed[measure.name])
-            group_of(measure, merged.total(), schemes)
+    batches = {measure.name: MergedStatistics() for measure in measures}
 
-    merging = _timed(conclude, device)[0]
+    def add() -> None:
+        for measure in measures:
+            batches[measure.name].add(observed[measure.name])
+
+    def conclude() -> None:
+        for measure in measures:
+            alone = MergedStatistics()
+            alone.add(observed[measure.name])
+            group_of(measure, alone.total(), layout(bridge))
+
+    add()  # sums of the second batch are merged with those of the first
+    merging = _timed(add, device)[0] + _timed(conclude, device)[0]
     size = sum(part.nbytes for each in observed.values() for part in (each.per_prompt, each.sums, each.first_prompt))
     labelling = max(0.0, whole - passing - sum(measuring))
     return _Probe(len(prompt.tokens), passing, measuring, labelling, merging, float(size))

@@ -186,7 +186,9 @@ def _with_parameters(measures, experiments, parameters):
     for key, text in parameters:
         name, dot, option = key.rpartition(".")
         if not dot:
-            having = [each for each, part in configured.items() if is_dataclass(part) and option in {f.name for f in fields(part)}]
+            having = [
+                each for each, part in configured.items() if is_dataclass(part) and option in {f.name for f in fields(part)}
+            ]
             if len(having) != 1:
                 those = f"of {', '.join(having)}: say whose" if having else f"of none of {', '.join(configured)}"
                 raise InputError(f"--set {option}={text}: {option!r} is an option {those}, as in OWNER.{option}={text}")

@@ -49,9 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a data set that cannot be shipped, in its own format, such as hybridqa=dev.json; may be repeated",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace other figures of these papers that stand in --out")
-    add_settings(
-        parser, "options", "how much is measured, such as sequences=5000, or hope.controls=2 for one paper"
-    )
+    add_settings(parser, "options", "how much is measured, such as sequences=5000, or hope.controls=2 for one paper")
     parser.add_argument("--seed", type=positive_or_zero, default=0, help="seed of what is random (default: 0)")
     parser.add_argument("--device", default="cpu", help="where the models run: cpu, cuda, cuda:1, mps (default: cpu)")
 
@@ -160,18 +158,30 @@ def _estimated(build, durations) -> str:
 
 
 def _print(console, title: str, verdicts) -> None:
+    """Print verdicts in columns that fit into 80; checkpoints with the same verdict and number on a claim share a row."""
+    from itertools import groupby
+
     from rich.table import Table
     from rich.text import Text
 
     from repo_interp.papers.kit.claims import verdict_rows
 
-    columns = ("claim", "checkpoint", "verdict", "ours", "spread", "n", "control")
-    table = Table(title=title, title_justify="left")
-    for name in columns:
-        table.add_column(name, overflow="fold")
-    for row in verdict_rows(verdicts):
-        table.add_row(*(Text(row[key]) for key in columns))
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), show_edge=False)
+    table.add_column("claim", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("ours", no_wrap=True)
+    table.add_column("checkpoint", overflow="fold")
+    for (claim, verdict, ours), rows in groupby(
+        verdict_rows(verdicts), key=lambda row: (row["claim"], row["verdict"], _ours(row))
+    ):
+        names = dict.fromkeys(row["checkpoint"] for row in rows)
+        table.add_row(Text(claim), Text(verdict), Text(ours), Text(", ".join(names)))
     console.print(table)
+
+
+def _ours(row: dict[str, str]) -> str:
+    """What was measured, with its spread."""
+    return f"{row['ours']} ± {row['spread']}" if row["ours"] and row["spread"] else row["ours"]
 
 
 def _command(paper: str, arguments: argparse.Namespace) -> str:

@@ -1,8 +1,8 @@
 """One bar over the steps of long work; where there is no terminal, a plain line on standard error about every ten seconds.
 
-    with steps(console) as step:
-        step("observing layers", 3, 60)      step 3 of 60
-        step("drawing")                      how many there are is not known
+with steps(console) as step:
+    step("observing layers", 3, 60)      step 3 of 60
+    step("drawing")                      how many there are is not known
 """
 
 from __future__ import annotations

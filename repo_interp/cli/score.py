@@ -60,9 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="scale the rotation for longer prompts: yarn:2, linear:4 (position interpolation), from the training length",
     )
     parser.add_argument("--task-size", metavar="NAME", help="size of the task (default: as it was trained, else small)")
-    add_settings(
-        parser, "task_options", f"an option of the task; of {RULER}, such as variant=multivalue or dialect=repo"
-    )
+    add_settings(parser, "task_options", f"an option of the task; of {RULER}, such as variant=multivalue or dialect=repo")
     add_device(parser)
     parser.add_argument("--batch-size", type=positive, default=32, metavar="N", help="prompts in one forward pass (default: 32)")
 
@@ -87,13 +85,12 @@ def run(arguments: argparse.Namespace) -> int:
     scaling = _scaling(arguments.scaling, training_length(identify(path).config))
     factor = 1.0 if scaling is None else float(scaling["factor"])
     scored = _asked(arguments, load(path, arguments.device, arguments.dtype, scaling), factor)
-    with claimed(arguments.out, f"score-{stem(arguments.checkpoint)}", arguments.overwrite) as results:
-        with steps(console) as step:
-            step("scoring")
-            scores = scored(lambda done, total: step("scoring test sets", done, total))
-            scores.attrs["scaling"] = arguments.scaling or "none"
-            step("drawing")
-            published = results.publish(scores, write_report)
+    with claimed(arguments.out, f"score-{stem(arguments.checkpoint)}", arguments.overwrite) as results, steps(console) as step:
+        step("scoring")
+        scores = scored(lambda done, total: step("scoring test sets", done, total))
+        scores.attrs["scaling"] = arguments.scaling or "none"
+        step("drawing")
+        published = results.publish(scores, write_report)
     print_tables(console, scores)
     _print_map(console, scores["scores"])
     return print_results(console, results, published)

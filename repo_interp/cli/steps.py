@@ -1,4 +1,7 @@
-"""`repo-interp train steps RUN` (once `repo-interp steps RUN`, which still works): what the saved steps of a training run show, kept in one small file beside its checkpoint."""
+"""`repo-interp train steps RUN` (`repo-interp steps RUN` still works): what the saved steps of a training run show.
+
+They are measured once and kept in one small file beside the run's checkpoint.
+"""
 
 from __future__ import annotations
 

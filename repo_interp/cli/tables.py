@@ -144,7 +144,10 @@ def _print_summary(console: Console, run: xr.DataTree, views: Sequence[View]) ->
 
 
 def _outstanding(run: xr.DataTree, view: View) -> list[tuple[str, str, str, str]]:
-    """What, where, the value there and the median over heads; of several maps that in which a head stands out most. Nothing where all are alike."""
+    """What, where, the value there and the median over heads; of several maps, of that in which a head stands out most.
+
+    Nothing where all heads are alike.
+    """
     most, best = 0.0, []
     for heads in view.head_maps(run):
         values = heads.values.transpose("layer", "head")

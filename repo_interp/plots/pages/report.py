@@ -66,9 +66,7 @@ def report_page(
     return path
 
 
-def write_report(
-    run: xr.DataTree, path: Path, directory: Path, drawn: Callable[[str], object] | None = None
-) -> list[str]:
+def write_report(run: xr.DataTree, path: Path, directory: Path, drawn: Callable[[str], object] | None = None) -> list[str]:
     """Write the page of `run` to `path`, and every figure as PNG, SVG and PDF into `directory`, drawn once; return one line per failure.
 
     `drawn` is called with the name of each figure. What one view cannot draw or say costs its figures or its section alone. Raises OSError
