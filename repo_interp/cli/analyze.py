@@ -47,8 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=name_list,
         default=None,
         metavar="A,B",
-        help="measures to take (default: positions,patterns where a layer learns positions; components,three_axis,fake_distance,"
-        "rotation where all rotate by the token index or not at all; and attention_mass where prompts have answers)",
+        help="measures to take (default: components,three_axis,fake_distance,rotation where every layer rotates by the token index "
+        "or has no positions, else positions,patterns; and attention_mass where prompts mark generated tokens)",
     )
     parser.add_argument(
         "--experiments",
@@ -62,7 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_settings(
         parser,
         "parameters",
-        "a parameter of a measure or an experiment, such as patterns.epsilon=0.5 or perturbation.gammas=0.05,0.1",
+        "a parameter of a measure or an experiment, such as patterns.epsilon=0.5 or perturbation.gammas=0.05,0.1, or epsilon=0.5 alone "
+        "where only one has it",
     )
     parser.add_argument("--layers", type=number_list, metavar="5-15", help="layers to measure (default: all)")
     parser.add_argument("--heads", type=number_list, metavar="0,3", help="heads to measure (default: all)")

@@ -49,7 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a data set that cannot be shipped, in its own format, such as hybridqa=dev.json; may be repeated",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace other figures of these papers that stand in --out")
-    add_settings(parser, "options", "how much is measured, such as sequences=5000, or hope.controls=2 for one paper")
+    add_settings(
+        parser, "options", "how much is measured, such as sequences=5000 for every paper that has it, or hope.controls=2 for one"
+    )
     parser.add_argument("--seed", type=positive_or_zero, default=0, help="seed of what is random (default: 0)")
     parser.add_argument("--device", default="cpu", help="where the models run: cpu, cuda, cuda:1, mps (default: cpu)")
 

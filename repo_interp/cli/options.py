@@ -64,7 +64,7 @@ def add_settings(parser: argparse.ArgumentParser, dest: str, meaning: str) -> No
         default=[],
         metavar=SETTING,
         dest=dest,
-        help=f"{meaning}; OWNER may be left out where only one has that option; may be repeated",
+        help=f"{meaning}; may be repeated",
     )
 
 

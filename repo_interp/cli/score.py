@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="scale the rotation for longer prompts: yarn:2, linear:4 (position interpolation), from the training length",
     )
     parser.add_argument("--task-size", metavar="NAME", help="size of the task (default: as it was trained, else small)")
-    add_settings(parser, "task_options", f"an option of the task; of {RULER}, such as variant=multivalue or dialect=repo")
+    add_settings(parser, "task_options", f"an option of the task; of {RULER}, such as variant=multivalue or ruler.dialect=repo")
     add_device(parser)
     parser.add_argument("--batch-size", type=positive, default=32, metavar="N", help="prompts in one forward pass (default: 32)")
 

@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=number_list, metavar="0-2", help="one run per seed, in --out/seed-N")
     parser.add_argument("--jobs", type=positive, default=1, metavar="N", help="runs side by side, with --seeds (default: 1)")
     add_settings(
-        parser, "task_options", "an option of the task, such as longest=20, or with scheme. before it of the position scheme"
+        parser, "task_options", "an option of the task, such as longest=20, or of the position scheme, such as scheme.p_max=64"
     )
     parser.add_argument(
         "--scheme-set",
