@@ -83,20 +83,22 @@ def _rows_for(console: Console, tables: int) -> int:
 def _grouped(table: Table) -> Table:
     """`table` with one row for neighbouring layers whose other cells are written the same."""
     rows: list[tuple[Cell, ...]] = []
-    for (is_layer, _), group in groupby(zip(table.rows, table.formatted(), strict=True), key=_alike):
-        same = [row for row, _ in group]
+    lines = zip(_layers(table), table.rows, table.formatted(), strict=True)
+    for (is_layer, _), group in groupby(lines, key=lambda line: (line[0] is not None, line[2][1:])):
+        same = list(group)
         if is_layer and len(same) > 1:
-            rows.append((f"layers {_layer_of(same[0][0])}-{_layer_of(same[-1][0])}", *same[0][1:]))
+            word = "layers " if str(same[0][1][0]).startswith("layer") else ""
+            rows.append((f"{word}{same[0][0]}-{same[-1][0]}", *same[0][1][1:]))
         else:
-            rows += same
+            rows += [row for _, row, _ in same]
     return replace(table, rows=tuple(rows))
 
 
 def _shortened(table: Table, count: int) -> Table:
-    """At most `count` rows of `table`: of layers from the first to the last at equal steps, else the first rows."""
+    """At most `count` rows of `table`: of layers from the first to the last at equal steps beside all other rows, else the first rows."""
     if len(table.rows) <= count:
         return table
-    layers = [place for place, row in enumerate(table.rows) if _layer_of(row[0]) is not None]
+    layers = [place for place, layer in enumerate(_layers(table)) if layer is not None]
     others = [place for place in range(len(table.rows)) if place not in layers]
     room = count - len(others)
     if not layers or room < 2:
@@ -105,16 +107,12 @@ def _shortened(table: Table, count: int) -> Table:
     return replace(table, rows=tuple(row for place, row in enumerate(table.rows) if place in chosen or place in others))
 
 
-def _alike(row: tuple[tuple[Cell, ...], tuple[str, ...]]) -> tuple[bool, tuple[str, ...]]:
-    """What rows of neighbouring layers share, from a row and what is written of it: whether they are layers, and the other cells."""
-    cells, written = row
-    return _layer_of(cells[0]) is not None, written[1:]
-
-
-def _layer_of(cell: Cell) -> int | None:
-    """The layer that a cell such as "layer 3" names; None for one that names none."""
-    found = re.match(r"layers? (\d+)", cell) if isinstance(cell, str) else None
-    return None if found is None else int(found[1])
+def _layers(table: Table) -> list[int | None]:
+    """The layer, or the first of the layers, that the first cell of each row names; None for rows and tables that name none."""
+    if table.columns[0] not in ("layer", "layers"):
+        return [None] * len(table.rows)
+    named = (re.match(r"(?:layers? )?(\d+)", str(row[0])) for row in table.rows)
+    return [None if match is None else int(match[1]) for match in named]
 
 
 def _nothing_to_say(run: xr.DataTree) -> str:
