@@ -109,9 +109,9 @@ def test_lists_fit_into_eighty_columns(narrow, capsys):
     for words in (["zoo"], ["inspect", "niah/repo"], ["inspect", "niah/r2n1"]):
         assert main(words) == 0
         lines = capsys.readouterr().out.splitlines()
-        assert max(map(len, lines)) <= 80 and not any("…" in line and words != ["zoo"] for line in lines)
+        assert max(map(len, lines)) <= 80 and not any("…" in line.split()[0] for line in lines)
     assert main(["zoo", "list", "niah"]) == 0
-    assert re.search(r"niah/repo +repo +\+1000 +3 +1\.000 +256 ", capsys.readouterr().out)
+    assert re.search(r"niah/repo +repo +\+\d+ +3 +1\.000 +256 +0\.975 +1024", capsys.readouterr().out)
 
 
 def test_steps_stand_under_train_and_the_old_name_still_works(tmp_path, capsys):

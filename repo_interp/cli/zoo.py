@@ -51,7 +51,7 @@ def _list(console: Console, names: list[str]) -> None:
     ]
     if not shown:
         raise InputError(f"no checkpoint {' or '.join(names)} comes with the package; these do: {', '.join(zoo_names())}")
-    table = Table(box=None, padding=(0, 2, 0, 0), show_edge=False)
+    table = Table(box=None, padding=(0, 1, 0, 0), show_edge=False)
     for column in ("name", "layout"):
         table.add_column(column, no_wrap=True)
     for column in ("steps", "seeds", "score", "of", "score", "of"):
