@@ -48,8 +48,9 @@ def print_tables(console: Console, run: xr.DataTree) -> None:
     rows = _rows_for(console, len(tables))
     left_out = 0
     for table in tables:
-        shown = _shortened(_grouped(table), rows)
-        left_out += len(_grouped(table).rows) - len(shown.rows)
+        grouped = _grouped(_without_dashes(table))
+        shown = _shortened(grouped, rows)
+        left_out += len(grouped.rows) - len(shown.rows)
         print_table(console, shown)
     for view in silent:
         console.print(f"{view.title}: {_nothing_to_say(run)}; folded away in report.html", highlight=False, markup=False)
@@ -80,6 +81,13 @@ def _rows_for(console: Console, tables: int) -> int:
     return min(MOST_ROWS, max(_FEWEST_ROWS, (console.size.height - _END) // tables - _FRAME))
 
 
+def _without_dashes(table: Table) -> Table:
+    """`table` without the columns that have no number in any row."""
+    places = [place for place in range(len(table.columns)) if any(row[place] is not None for row in table.rows)] or [0]
+    columns = tuple(table.columns[place] for place in places)
+    return replace(table, columns=columns, rows=tuple(tuple(row[place] for place in places) for row in table.rows))
+
+
 def _grouped(table: Table) -> Table:
     """`table` with one row for neighbouring layers whose other cells are written the same."""
     rows: list[tuple[Cell, ...]] = []
@@ -108,8 +116,8 @@ def _shortened(table: Table, count: int) -> Table:
 
 
 def _layers(table: Table) -> list[int | None]:
-    """The layer, or the first of the layers, that the first cell of each row names; None for rows and tables that name none."""
-    if table.columns[0] not in ("layer", "layers"):
+    """The layer (the first of several) or the rotary component that each row is about; None for rows and tables that name none."""
+    if table.columns[0] not in ("layer", "layers", "component"):
         return [None] * len(table.rows)
     named = (re.match(r"(?:layers? )?(\d+)", str(row[0])) for row in table.rows)
     return [None if match is None else int(match[1]) for match in named]
@@ -138,7 +146,8 @@ def _print_summary(console: Console, run: xr.DataTree, views: Sequence[View]) ->
     for row in rows:
         drawn.add_row(*(Text(cell) for cell in row))
     console.print(drawn)
-    console.print("L2 H1: layer 2, head 1. Its figures are in report.html.", highlight=False)
+    layer, head = rows[0][1][1:].split(" H")
+    console.print(f"L{layer} H{head} is layer {layer}, head {head}; choose it in report.html.", highlight=False)
 
 
 def _outstanding(run: xr.DataTree, view: View) -> list[tuple[str, str, str, str]]:
