@@ -135,8 +135,9 @@ def run(arguments: argparse.Namespace) -> int:
         names = [part.name for part in (*measures, *experiments)]
         cost = replace(cost, seconds=cost.seconds + drawing_seconds(names))
         added = f", experiments {', '.join(arguments.experiments)} ({len(passes):,} more prompts)" if experiments else ""
+        longest = max(len(prompt.tokens) for prompt in prompts)
         console.print(
-            f"[bold]{name}[/bold]: {len(prompts)} prompt{'s' if len(prompts) > 1 else ''} of up to {max(len(prompt.tokens) for prompt in prompts)} tokens, "
+            f"[bold]{name}[/bold]: {len(prompts)} prompt{'s' if len(prompts) > 1 else ''} of up to {longest} tokens, "
             f"measures {', '.join(measure.name for measure in measures)}{added}; {cost}",
             highlight=False,
         )
