@@ -107,10 +107,16 @@ def analyze(
     return make_run(groups, _provenance(bridge, prompts))
 
 
-def default_measures(prompts: Sequence[Prompt]) -> tuple[str, ...]:
-    """What is measured on `prompts` when no measure is named."""
-    always = ("positions", "patterns")
-    return (*always, "attention_mass") if all(prompt.generated for prompt in prompts) else always
+def default_measures(prompts: Sequence[Prompt], schemes: Sequence[str] = ()) -> tuple[str, ...]:
+    """What is measured on `prompts` when no measure is named.
+
+    `schemes`: those of a checkpoint's layers, where the measures are to follow them: positions that are the token index in every layer,
+    or are not there, say nothing.
+    """
+    mass = ("attention_mass",) if all(prompt.generated for prompt in prompts) else ()
+    if not schemes or not set(schemes) <= {"rope", "nope"}:
+        return ("positions", "patterns", *mass)
+    return ("components", "three_axis", *(("fake_distance", "rotation") if "rope" in schemes else ()), *mass)
 
 
 def measures_named(measures: Sequence[str | Measure]) -> list[Measure]:

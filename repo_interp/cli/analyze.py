@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Analyse, write and print; return the exit code."""
     from rich.console import Console
 
-    from repo_interp.analysis.analyze import analyze, measures_named, require_measurable
+    from repo_interp.analysis.analyze import analyze, default_measures, measures_named, require_measurable
     from repo_interp.analysis.cost import estimate
     from repo_interp.analysis.observing import measures_for
     from repo_interp.analysis.publication import claimed
@@ -104,6 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.experiments.catalogue import experiment_named, planned
     from repo_interp.measures.catalogue import measure_named
     from repo_interp.models.load import load
+    from repo_interp.models.reposition import layout
     from repo_interp.plots.catalogue import view_of
     from repo_interp.plots.pages.report import write_report
     from repo_interp.tasks.prompt.jsonl import read_prompts
@@ -123,7 +124,7 @@ def run(arguments: argparse.Namespace) -> int:
         prompts, task = read_prompts(arguments.prompts, tokenizer=bridge.tokenizer, vocab_size=bridge.cfg.d_vocab), None
     else:
         prompts, task = _make_prompts(arguments, bridge, path)
-    measures = measures_named(arguments.measures or _default_measures(bridge, prompts))
+    measures = measures_named(arguments.measures or default_measures(prompts, layout(bridge)))
     measures, experiments = _with_parameters(measures, experiments, arguments.parameters)
     layers, heads = require_measurable(
         bridge, prompts, measures_for(bridge, measures), arguments.layers, arguments.heads
@@ -199,17 +200,6 @@ def _with_parameters(measures, experiments, parameters):
             raise InputError(f"--set {key}: the measure {name!r} is not among those measured, {', '.join(configured)}")
         configured[name] = with_field(configured[name], option, text, name, fixed=("name", "required_spans"))
     return [configured[measure.name] for measure in measures], [configured[experiment.name] for experiment in experiments]
-
-
-def _default_measures(bridge, prompts) -> tuple[str, ...]:
-    """Measures that say something about the schemes of a checkpoint and about `prompts`."""
-    from repo_interp.models.reposition import layout
-
-    schemes = set(layout(bridge))
-    mass = ("attention_mass",) if all(prompt.generated for prompt in prompts) else ()
-    if not schemes <= {"rope", "nope"}:
-        return ("positions", "patterns", *mass)
-    return ("components", "three_axis", *(("fake_distance", "rotation") if "rope" in schemes else ()), *mass)
 
 
 def _make_prompts(arguments: argparse.Namespace, bridge, path: str):
