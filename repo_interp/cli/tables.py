@@ -150,12 +150,13 @@ def _print_summary(console: Console, run: xr.DataTree, views: Sequence[View]) ->
     console.print(f"L{layer} H{head} is layer {layer}, head {head}; choose it in report.html.", highlight=False)
 
 
-def _outstanding(run: xr.DataTree, view: View) -> list[tuple[str, str, str, str]]:
+def _outstanding(run: xr.DataTree, view: View) -> list[tuple[str, ...]]:
     """What, where, the value there and the median over heads; of several maps, of that in which a head stands out most.
 
     Nothing where all heads are alike.
     """
-    most, best = 0.0, []
+    most: float = 0.0
+    best: list[tuple[str, ...]] = []
     for heads in view.head_maps(run):
         values = heads.values.transpose("layer", "head")
         learned = learned_layers(values) if view.group in ("positions", "patterns") else []
