@@ -102,7 +102,7 @@ def commands_page() -> str:
         "drawn (one line each says which), 2 with one line on standard error when the input was bad, 130 when it was interrupted.",
         "CHECKPOINT is a directory, a hub id (`owner/name`), or a name of the [zoo](zoo.md), such as `niah/repo`.",
         "",
-        *(f"- [`{name}`](#{name}): {found[name].description}" for name in COMMANDS),
+        *(f"- [`{name}`](#{name.replace(' ', '-')}): {found[name].description}" for name in COMMANDS),
     ]
     for name in COMMANDS:
         lines += ["", f"## {name}", "", str(found[name].description), ""]

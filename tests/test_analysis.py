@@ -318,6 +318,32 @@ ri.write_run(run, sys.argv[2])
     assert not (tmp_path / "s2").exists()
 
 
+def test_batches_that_wait_are_written_when_an_analysis_is_interrupted(tmp_path):
+    import torch
+
+    from repo_interp.tasks.prompt import Prompt
+
+    bridge = ri.bridge(ri.reposition(tiny("llama"), "repo@1"))
+    rows = torch.randint(3, 64, (5, 20), generator=torch.Generator().manual_seed(0)).tolist()
+    prompts = [Prompt(tokens=tuple(row), generated=(19,)) for row in rows]
+    store, layers = tmp_path / "store", 3
+    written: list[int] = []
+
+    def interrupt(done: int, total: int) -> None:
+        written.append(len(list(store.glob("batch-*.nc"))))
+        if done == 3 * layers:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ri.analyze(bridge, prompts, store=store, store_every=1e6, progress=interrupt)
+    assert max(written) == 0 and len(list(store.glob("batch-*.nc"))) == 3
+    steps: list[int] = []
+    again = ri.analyze(bridge, prompts, store=store, store_every=1e6, progress=lambda done, total: steps.append(done))
+    assert steps[:3] == [layers, 2 * layers, 3 * layers], "the first three batches are not measured again, layer by layer"
+    xr.testing.assert_identical(again, ri.analyze(bridge, prompts))
+    assert not store.exists()
+
+
 def test_a_store_of_another_analysis_is_not_used(tmp_path):
     from repo_interp.analysis.batches import BatchStore
     from repo_interp.measures.statistics import Statistics

@@ -1,22 +1,67 @@
-"""What an analysis will cost: the estimate grows as it must, and reads well."""
+"""What an analysis will cost: the estimate grows as it must, never says less than is held already, and reads well."""
 
 from __future__ import annotations
 
 import pytest
+import torch
 from families import tiny
 
 import repo_interp as ri
-from repo_interp.analysis.cost import Cost, estimate
+from repo_interp.analysis.analyze import measures_named
+from repo_interp.analysis.cost import Cost, _at_length, _of_status, _shortened, estimate
+from repo_interp.measures.catalogue import measure_named
+from repo_interp.tasks.prompt import Prompt
+
+MEASURES = measures_named(("positions", "patterns", "attention_mass"))
 
 
-def test_memory_counts_weights_activations_and_what_is_kept():
-    model = ri.reposition(tiny("llama"), "repo")
-    few, many = estimate(model, [64] * 2, 1, 3), estimate(model, [64] * 2000, 1, 3)
-    weights = 4 * sum(parameter.numel() for parameter in model.parameters())
-    assert few.bytes > weights
-    assert many.bytes - few.bytes == pytest.approx(6.0 * 1998 * 64 * 3 * 4)
-    assert estimate(model, [64] * 2, 2, 3).bytes > few.bytes
-    assert 0 < few.seconds < estimate(model, [64] * 2, 1, 300).seconds
+@pytest.fixture(scope="module")
+def bridge():
+    return ri.bridge(ri.reposition(tiny("llama"), "repo@1"))
+
+
+def prompts(count: int, length: int = 64) -> list[Prompt]:
+    tokens = torch.randint(3, 64, (count, length), generator=torch.Generator().manual_seed(0)).tolist()
+    return [Prompt(tokens=tuple(row), spans={"needle": (1, 2)}, generated=(length - 1,)) for row in tokens]
+
+
+def test_more_prompts_measures_passes_and_layers_cost_more(bridge):
+    few = estimate(bridge, prompts(2), MEASURES)
+    assert 0 < few.seconds < estimate(bridge, prompts(200), MEASURES).seconds / 20
+    assert few.seconds < estimate(bridge, prompts(2), MEASURES, passes=[64] * 2000).seconds
+    assert estimate(bridge, prompts(40), MEASURES, layers=[0]).seconds < estimate(bridge, prompts(40), MEASURES).seconds
+
+
+def test_memory_is_at_least_what_is_held_already_and_grows_with_what_is_kept(bridge):
+    few, many = estimate(bridge, prompts(2), MEASURES), estimate(bridge, prompts(100) * 2000, MEASURES[:1])
+    assert few.bytes >= _of_status("VmRSS") > 0
+    positions_of_a_prompt = 3 * 4 * 64 * 4  # layers, heads, tokens, bytes
+    assert many.bytes - few.bytes > 0.5 * 199_998 * positions_of_a_prompt
+
+
+def test_a_probe_is_short_and_has_every_span():
+    prompt = Prompt(
+        tokens=tuple(range(3, 2003)),
+        spans={"needle": (4, 5), "needle.key": (4,), "query": (1990, 1991), "query.key": (1991,)},
+        generated=(1999,),
+    )
+    probe = _shortened(prompt, 128)
+    assert len(probe.tokens) == 128 and probe.tokens == prompt.tokens[-128:]
+    assert probe.spans["query"] == (118, 119) and probe.spans["query.key"] == (119,) and probe.generated == (127,)
+    assert len(probe.spans["needle"]) == 1 and "needle.key" not in probe.spans
+    assert _shortened(prompt, 4000) is prompt
+
+
+def test_times_grow_beyond_the_probe_as_within_it():
+    assert _at_length(1024, (256, 1.0), (512, 4.0)) == pytest.approx(16.0)
+    assert _at_length(1024, (256, 1.0), (512, 1.0)) == pytest.approx(1.0)
+    assert _at_length(1024, (256, 1.0), (512, 64.0)) == pytest.approx(256.0), "no measure grows faster than the square"
+
+
+@pytest.mark.parametrize("name", ["components", "three_axis", "fake_distance", "rotation", "maps", "gates", "segments"])
+def test_every_measure_can_be_probed(name):
+    made = ri.bridge(ri.reposition(tiny("llama"), "rope,cope,rope"))
+    assert estimate(made, prompts(1, 90), [measure_named(name)]).seconds > 0
 
 
 @pytest.mark.parametrize(

@@ -222,7 +222,7 @@ def test_the_passes_that_are_said_are_those_that_are_made(name, bridge):
     plan.run(2, ResumableGrid(), None)
     handle.remove()
     assert sum(rows) == len(plan.passes)
-    few, many = (estimate(bridge, [16], 1, 1, plan.passes * times).seconds for times in (1, 40))
+    few, many = (estimate(bridge, TASK.prompts(1), (), passes=plan.passes * times).seconds for times in (1, 40))
     assert many > few > 0
 
 

@@ -267,7 +267,7 @@ def test_a_small_file_stands_in_for_the_saved_steps(checkpoints, tmp_path):
     finished, moved = tmp_path / "run", tmp_path / "moved"
     shutil.copytree(checkpoints / "rope", finished)
     assert read_steps(finished) is None
-    assert main(["steps", str(finished), "--sequences", "2", "--repeats", "2", "--batch-size", "2"]) == 0
+    assert main(["train", "steps", str(finished), "--sequences", "2", "--repeats", "2", "--batch-size", "2"]) == 0
     once = (finished / FILE).read_bytes()
     assert write_steps(finished, SMALL).read_bytes() == once
     shutil.copytree(finished, moved, ignore=shutil.ignore_patterns("steps"))
@@ -281,7 +281,7 @@ def test_a_small_file_stands_in_for_the_saved_steps(checkpoints, tmp_path):
     assert from_file["step"].values.tolist() == [1, 2, 3, 4]
     assert_allclose(from_file["frequency"], from_steps["frequency"])
     (moved / FILE).write_bytes(b"no netCDF")
-    with pytest.raises(InputError, match="repo-interp steps"):
+    with pytest.raises(InputError, match="repo-interp train steps"):
         read_steps(moved)
     with pytest.raises(InputError, match="kept no steps"):
         write_steps(moved, SMALL)

@@ -3,8 +3,9 @@
     prompts -> batches -> capture -> observe -> merge -> conclude -> run
     prompts, task -> plans of experiments -> run
 
-A batch holds prompts of similar length, padded on the right. Statistics of a finished batch, and finished points of an experiment, may
-be kept on disk, so that an interrupted analysis goes on where it stopped and ends with the same run.
+A batch holds prompts of similar length, padded on the right. Statistics of finished batches, and finished points of an experiment, may
+be kept on disk, so that an interrupted analysis goes on where it stopped and ends with the same run. Whether it is worth writing them is
+decided by the time that has passed: a short analysis writes none, and an interrupted long one writes those that it still holds.
 
 Brings together models, tasks, measures and experiments; knows nothing about how any of them works.
 """
@@ -13,7 +14,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +31,7 @@ from repo_interp.experiments.catalogue import Experiment, Plan, planned
 from repo_interp.experiments.resumable_grid import ResumableGrid
 from repo_interp.measures.catalogue import measure_named
 from repo_interp.measures.labels import parameter_attributes
-from repo_interp.measures.statistics import Measure
+from repo_interp.measures.statistics import Measure, Statistics
 from repo_interp.measures.three_axis import ThreeAxis
 from repo_interp.models.bridge import tokenizer_of
 from repo_interp.models.provenance import identity
@@ -56,6 +59,7 @@ def analyze(
     experiments: Sequence[str | Experiment | Plan] = (),
     task: Task | None = None,
     experiment_progress: ExperimentProgress | None = None,
+    store_every: float = 0.0,
 ) -> xr.DataTree:
     """A run of `prompts` on a repositioned model or bridge, with one node per measure, and those of each experiment.
 
@@ -65,45 +69,54 @@ def analyze(
     None: all) restrict what is measured.
     `task`: what experiments score `prompts` by; None: their generated tokens where all have some, else the log perplexity of every
     token. `store`, a directory, keeps finished batches so that a repeated call goes on after an interruption; it is emptied at the
-    end. Raises InputError where prompts, layers or heads do not fit the model, the measures or the experiments.
+    end. Batches are written there together, once `store_every` seconds have passed since the last ones were (0: each at once), and
+    whenever the analysis ends early. Raises InputError where prompts, layers or heads do not fit the model, the measures or the
+    experiments.
     """
     prompts = as_prompts(prompts, bridge)
     chosen = measures_for(bridge, measures_named(default_measures(prompts) if measures is None else measures))
     schemes = layout(bridge)
-    layers = _within(layers, len(schemes), "layer")
-    heads = None if heads is None else _within(heads, next(attentions(bridge)).config.num_attention_heads, "head")
-    _require_prompts(prompts, chosen, _vocabulary(bridge))
+    layers, heads = require_measurable(bridge, prompts, chosen, layers, heads)
     plans = planned(bridge, prompts, experiments, task)
     structure = structure_for(prompts, chosen, tokenizer_of(bridge))
     batches = make_batches(prompts, batch_size, next(bridge.parameters()).device, structure) if chosen else []
     finished = BatchStore(store, _fingerprint(bridge, prompts, chosen, layers, heads, batch_size, structure, plans, task))
     merged = {measure.name: MergedStatistics() for measure in chosen}
-    for number, batch in enumerate(batches):
-        observed = finished.read(number)
-        if observed is None:
-            observed = observe_batch(bridge, batch, chosen, layers, heads, _advance(progress, number, len(batches), len(layers)))
-            finished.write(number, observed)
-        for name, statistics in observed.items():
-            merged[name].add(statistics)
-        if progress is not None:
-            progress((number + 1) * len(layers), len(batches) * len(layers))
-    groups = {measure.name: group_of(measure, merged[measure.name].total(), schemes) for measure in chosen}
-    if "positions" in groups:
-        groups["positions"] = groups["positions"].merge(describe_prompts(prompts, tokenizer_of(bridge)))
-    for plan in plans:
-        name = plan.experiment.name
-        grid = ResumableGrid(None if store is None else Path(store) / name)
-        parameters = parameter_attributes(plan.experiment.parameters)
-        for group_name, group in plan.run(batch_size, grid, _of_experiment(experiment_progress, name)).items():
-            groups[group_name] = group.assign_attrs(parameters | group.attrs)
+    with _kept(finished, store_every) as keep:
+        for number, batch in enumerate(batches):
+            observed = finished.read(number)
+            if observed is None:
+                observed = observe_batch(
+                    bridge, batch, chosen, layers, heads, _advance(progress, number, len(batches), len(layers))
+                )
+                keep(number, observed)
+            for name, statistics in observed.items():
+                merged[name].add(statistics)
+            if progress is not None:
+                progress((number + 1) * len(layers), len(batches) * len(layers))
+        groups = {measure.name: group_of(measure, merged[measure.name].total(), schemes) for measure in chosen}
+        if "positions" in groups:
+            groups["positions"] = groups["positions"].merge(describe_prompts(prompts, tokenizer_of(bridge)))
+        for plan in plans:
+            name = plan.experiment.name
+            grid = ResumableGrid(None if store is None else Path(store) / name)
+            parameters = parameter_attributes(plan.experiment.parameters)
+            for group_name, group in plan.run(batch_size, grid, _of_experiment(experiment_progress, name)).items():
+                groups[group_name] = group.assign_attrs(parameters | group.attrs)
     finished.clear()
     return make_run(groups, _provenance(bridge, prompts))
 
 
-def default_measures(prompts: Sequence[Prompt]) -> tuple[str, ...]:
-    """What is measured on `prompts` when no measure is named."""
-    always = ("positions", "patterns")
-    return (*always, "attention_mass") if all(prompt.generated for prompt in prompts) else always
+def default_measures(prompts: Sequence[Prompt], schemes: Sequence[str] = ()) -> tuple[str, ...]:
+    """What is measured on `prompts` when no measure is named.
+
+    `schemes`: those of a checkpoint's layers, where the measures are to follow them: positions that are the token index in every layer,
+    or are not there, say nothing.
+    """
+    mass = ("attention_mass",) if all(prompt.generated for prompt in prompts) else ()
+    if not schemes or not set(schemes) <= {"rope", "nope"}:
+        return ("positions", "patterns", *mass)
+    return ("components", "three_axis", *(("fake_distance", "rotation") if "rope" in schemes else ()), *mass)
 
 
 def measures_named(measures: Sequence[str | Measure]) -> list[Measure]:
@@ -114,6 +127,52 @@ def measures_named(measures: Sequence[str | Measure]) -> list[Measure]:
         ThreeAxis(axes="first_prompt") if beside_maps and asked == "three_axis" else made
         for asked, made in zip(measures, objects, strict=True)
     ]
+
+
+def require_measurable(
+    bridge: nn.Module,
+    prompts: Sequence[Prompt],
+    measures: Sequence[Measure],
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+) -> tuple[list[int], list[int] | None]:
+    """The numbers of the layers (None: all) and heads (None: all) that are measured, sorted.
+
+    Raises InputError where prompts, layers or heads do not fit the model or the measures.
+    """
+    layers = _within(layers, len(layout(bridge)), "layer")
+    heads = None if heads is None else _within(heads, next(attentions(bridge)).config.num_attention_heads, "head")
+    _require_prompts(prompts, measures, _vocabulary(bridge))
+    return layers, heads
+
+
+@contextmanager
+def _kept(store: BatchStore, every: float) -> Iterator[Callable[[int, dict[str, Statistics]], None]]:
+    """A function that takes a finished batch: it is written with those that wait, once `every` seconds have passed since the last were.
+
+    What waits when the context ends with an error or an interruption is written then; when it ends well, nobody needs it.
+    """
+    waiting: dict[int, dict[str, Statistics]] = {}
+    last = time.monotonic()
+
+    def write() -> None:
+        nonlocal last
+        while waiting:
+            number = next(iter(waiting))
+            store.write(number, waiting.pop(number))
+        last = time.monotonic()
+
+    def keep(number: int, observed: dict[str, Statistics]) -> None:
+        waiting[number] = observed
+        if time.monotonic() - last >= every:
+            write()
+
+    try:
+        yield keep
+    except BaseException:
+        with suppress(OSError):  # the disk may be full: then that is what is raised
+            write()
+        raise
 
 
 def _advance(progress: Progress | None, batch: int, batches: int, layers: int) -> Callable[[int], None] | None:

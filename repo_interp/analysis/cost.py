@@ -1,78 +1,265 @@
-"""The estimated cost of an analysis, before it starts.
+"""The estimated cost of an analysis, before it starts, from one short prompt through few layers.
 
-    operations(n) = 2 P n + 2 L H d n^2         P parameters of the layers, n tokens, L layers, H heads of d dimensions
-    seconds = operations of all prompts / speed + bookkeeping, the speed from a short forward pass of the same model
+    operations of a layer (n) = 2 P n + 2 H d n^2         P parameters per layer, n tokens, H heads of d dimensions
+    seconds = passes + measures + merging
+    passes    operations of all layers and prompts / speed, the speed from a timed pass through the first layers
+    measures  the time of each on the first layer of every scheme; beyond the probe's length it grows as between half of it and all
+    merging   per batch, from the probe's statistics
+    bytes     the larger of the peak so far (loading) and what is held now + activations + statistics of all prompts + drawing
 
-An experiment's passes come on top, each with its unembedding, 2 V d per token. Knows nothing about measures and experiments; exact
-measures add about a tenth to the forward pass.
+An experiment's passes come on top, each with its unembedding, 2 V d per token. Knows nothing about what measures and experiments do.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
 
+from repo_interp.analysis.batches import make_batches, structure_for
+from repo_interp.analysis.observing import MergedStatistics, group_of, measures_for, observe_batch
+from repo_interp.inputs import AttentionInputs, Spans
+from repo_interp.measures.statistics import Measure, Statistics
+from repo_interp.models.bridge import tokenizer_of
 from repo_interp.models.capture import decode
-from repo_interp.models.reposition import attentions, decoder_of
+from repo_interp.models.reposition import attentions, decoder_of, layout
+from repo_interp.tasks.prompt import Prompt
 from repo_interp.values import duration
 
-_PROBE_TOKENS = 128
-_PROBES = 3
-_BOOKKEEPING = 0.006
-"""Seconds to label and merge the statistics of one measure, layer and prompt: most of the time of small models."""
-_MEASURES_SHARE = 0.1
+Result = TypeVar("Result")
+_LONGEST_PROBE = 512
+"""Tokens of a probe at most."""
+_SHORTEST_PROBE = 64
+_PROBE_SECONDS = 0.7
+"""Seconds that the longest probe may take, judged by the shortest."""
 _PASS_BOOKKEEPING = 0.0004
 """Seconds that a layer's hooks take in one prompt of an experiment's pass."""
+_DRAWING_BYTES = 110 * 2**20
+"""Memory of drawing: the libraries that draw, and the figures and the page while they are made."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """An estimate: good to a factor of two."""
+    """An estimate: seconds to about a quarter, memory to about a tenth."""
 
     seconds: float
     bytes: float
-    """Weights, the activations of one layer, and the statistics of all prompts."""
+    """The largest that the process holds at a time, while loading or later; on an accelerator, what the model holds there."""
 
     def __str__(self) -> str:
         return f"about {duration(self.seconds)} and {self.bytes / 2**30:.1f} GiB of memory"
 
 
 @torch.no_grad()
-def estimate(model: nn.Module, lengths: Sequence[int], batch_size: int, measures: int, passes: Sequence[int] = ()) -> Cost:
-    """The cost of analysing prompts of `lengths` tokens with `measures` measures, from a forward pass over a few tokens.
+def estimate(
+    bridge: nn.Module,
+    prompts: Sequence[Prompt],
+    measures: Sequence[Measure],
+    batch_size: int = 1,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    passes: Sequence[int] = (),
+) -> Cost:
+    """The cost of measuring `layers` and `heads` (None: all) of a repositioned model or bridge on `prompts`.
 
-    `passes`: tokens of every prompt of every forward pass of the experiments.
+    `passes`: tokens of every prompt of every forward pass of the experiments. Raises InputError where a measure does not fit.
     """
-    config = next(attentions(model)).config
-    parameters = list(model.parameters())
-    device, width = parameters[0].device, config.hidden_size
-    inner = sum(p.numel() for layer in decoder_of(model).layers for p in layer.parameters())
-    heads, layers = config.num_attention_heads * next(attentions(model)).d_head, config.num_hidden_layers
+    schemes = layout(bridge)
+    layers = range(len(schemes)) if layers is None else sorted(layers)
+    probed = [next(layer for layer in layers if schemes[layer] == scheme) for scheme in dict.fromkeys(schemes[i] for i in layers)]
+    longest = max(prompts, key=lambda prompt: len(prompt.tokens))
+    chosen, operations = measures_for(bridge, measures), _operations(bridge)
 
-    def operations(tokens: int) -> float:
-        return 2.0 * max(inner, width) * tokens + 2.0 * layers * heads * tokens**2
+    def probe(length: int) -> _Probe:
+        return _probe(bridge, _shortened(longest, length), chosen, probed, heads)
 
-    tokens = torch.zeros(1, min(_PROBE_TOKENS, max(lengths)), dtype=torch.long, device=device)
-    valid = torch.ones_like(tokens, dtype=torch.bool)
-    decode(model, tokens, valid)  # first calls allocate and compile
-    durations = []
-    for _ in range(_PROBES):
-        start = time.perf_counter()
-        decode(model, tokens, valid)
-        durations.append(time.perf_counter() - start)
-    speed = operations(tokens.shape[1]) / max(min(durations), 1e-6)
-    seconds = (1 + _MEASURES_SHARE) * sum(operations(length) for length in lengths) / speed
-    seconds += _BOOKKEEPING * measures * layers * len(lengths)
-    unembedding = 2.0 * config.vocab_size * width
-    seconds += sum(operations(length) + unembedding * length for length in passes) / speed
-    seconds += _PASS_BOOKKEEPING * layers * len(passes)
-    activations = 4.0 * batch_size * max(lengths) * (8 * width + 3 * config.intermediate_size)
-    statistics = 6.0 * len(lengths) * max(lengths) * layers * config.num_attention_heads
-    weights = sum(p.numel() * p.element_size() for p in parameters)
-    longest = max(passes, default=0)
-    logits = 20.0 * config.vocab_size * longest * batch_size if passes else 0.0
-    return Cost(seconds, weights + max(activations, logits) + statistics)
+    probe(_SHORTEST_PROBE)  # first calls allocate and compile
+    first = probe(_SHORTEST_PROBE)
+    full = first
+    for length in (2 * _SHORTEST_PROBE, 4 * _SHORTEST_PROBE, _LONGEST_PROBE):
+        if full.tokens < min(length, len(longest.tokens)) and full.seconds * (length / full.tokens) < _PROBE_SECONDS:
+            first, full = full, probe(length)
+    speed = (probed[-1] + 1) * operations(full.tokens) / max(full.passing, 1e-6)
+    depth = layers[-1] + 1 if chosen else 0
+    alike = [sum(schemes[layer] == schemes[place] for layer in layers) for place in probed]
+    seconds = 0.0
+    for prompt in prompts:
+        length = len(prompt.tokens)
+        seconds += depth * operations(length) / speed
+        seconds += sum(
+            count * _at_length(length, (first.tokens, before), (full.tokens, after))
+            for count, before, after in zip(alike, first.measuring, full.measuring, strict=True)
+        )
+    batches = math.ceil(len(prompts) / batch_size)
+    seconds += batches * (full.labelling * len(layers) / len(probed) + full.merging)
+    config = next(attentions(bridge)).config
+    unembedding = 2.0 * config.vocab_size * config.hidden_size
+    seconds += sum((len(schemes) * operations(length) + unembedding * length) / speed for length in passes)
+    seconds += _PASS_BOOKKEEPING * len(schemes) * len(passes)
+    return Cost(seconds, _bytes(bridge, prompts, batch_size, passes, full, len(layers) / len(probed)))
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """Seconds of one prompt of `tokens` tokens through the first layers."""
+
+    tokens: int
+    passing: float
+    """The forward pass alone."""
+    measuring: tuple[float, ...]
+    """All measures, for every layer that is measured."""
+    labelling: float
+    """Statistics of layers and measures put together."""
+    merging: float
+    """Statistics of one batch merged with those before it, and groups concluded from them."""
+    bytes: float
+    """Of the statistics."""
+
+    @property
+    def seconds(self) -> float:
+        return 2 * self.passing + sum(self.measuring) + self.labelling + self.merging
+
+
+def _probe(
+    bridge: nn.Module, prompt: Prompt, measures: Sequence[Measure], layers: Sequence[int], heads: Sequence[int] | None
+) -> _Probe:
+    device = next(bridge.parameters()).device
+    structure = structure_for([prompt], measures, tokenizer_of(bridge))
+    (batch,) = make_batches([prompt], 1, device, structure)
+    passing = min(_timed(lambda: decode(bridge, batch.tokens, batch.valid, layers[-1]), device)[0] for _ in range(2))
+    if not measures:
+        return _Probe(len(prompt.tokens), passing, (0.0,) * len(layers), 0.0, 0.0, 0.0)
+    timed = [_Timed(measure, [0.0] * len(layers), layers) for measure in measures]
+    whole, observed = _timed(lambda: observe_batch(bridge, batch, cast(Sequence[Measure], timed), layers, heads), device)
+    measuring = tuple(map(sum, zip(*(measure.seconds for measure in timed), strict=True)))
+
+    batches = {measure.name: MergedStatistics() for measure in measures}
+
+    def add() -> None:
+        for measure in measures:
+            batches[measure.name].add(observed[measure.name])
+
+    def conclude() -> None:
+        for measure in measures:
+            alone = MergedStatistics()
+            alone.add(observed[measure.name])
+            group_of(measure, alone.total(), layout(bridge))
+
+    add()  # sums of the second batch are merged with those of the first
+    merging = _timed(add, device)[0] + _timed(conclude, device)[0]
+    size = sum(part.nbytes for each in observed.values() for part in (each.per_prompt, each.sums, each.first_prompt))
+    labelling = max(0.0, whole - passing - sum(measuring))
+    return _Probe(len(prompt.tokens), passing, measuring, labelling, merging, float(size))
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """A measure that notes the seconds it takes in each layer of `layers`."""
+
+    measure: Measure
+    seconds: list[float]
+    layers: Sequence[int]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.measure, name)
+
+    def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
+        seconds, statistics = _timed(lambda: self.measure.observe(inputs, spans), inputs.queries.device)
+        self.seconds[list(self.layers).index(inputs.layer)] += seconds
+        return statistics
+
+
+def _timed(call: Callable[[], Result], device: torch.device) -> tuple[float, Result]:
+    """Seconds that `call` takes, with what an accelerator still has to do, and what it returns."""
+    start = time.perf_counter()
+    result = call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start, result
+
+
+def _shortened(prompt: Prompt, length: int) -> Prompt:
+    """`prompt` with its last `length` tokens alone; a span that lies before them has the first of these, so that every span is there."""
+    cut = len(prompt.tokens) - length
+    if cut <= 0:
+        return prompt
+    generated = tuple(place - cut for place in prompt.generated if place >= cut)
+    spans = {name: tuple(place - cut for place in places if place >= cut) for name, places in prompt.spans.items()}
+    free = iter(sorted(set(range(length)).difference(generated, *spans.values())))
+    if prompt.generated and not generated:
+        generated = tuple(islice(free, 1))
+    spans = {name: places or (() if "." in name else tuple(islice(free, 1))) for name, places in spans.items()}
+    text = None if prompt.token_text is None else prompt.token_text[cut:]
+    return replace(
+        prompt,
+        tokens=prompt.tokens[cut:],
+        spans={name: places for name, places in spans.items() if places},
+        generated=generated,
+        token_text=text,
+        text=None,
+        characters=None,
+    )
+
+
+def _operations(bridge: nn.Module) -> Callable[[int], float]:
+    """Operations of one layer, the mean of all, by tokens of a prompt."""
+    config, first = next(attentions(bridge)).config, next(attentions(bridge))
+    layers = decoder_of(bridge).layers
+    parameters = sum(parameter.numel() for layer in layers for parameter in layer.parameters()) / len(layers)
+    width = config.num_attention_heads * first.d_head
+    return lambda tokens: 2.0 * max(parameters, config.hidden_size) * tokens + 2.0 * width * tokens**2
+
+
+def _at_length(length: int, first: tuple[int, float], second: tuple[int, float]) -> float:
+    """Seconds at `length` tokens, from (tokens, seconds) of two probes: a power between 0 and 2, beyond them as between them."""
+    (shorter, before), (longer, after) = first, second
+    if shorter == longer:
+        return after * (length / longer)
+    power = math.log(max(after, 1e-9) / max(before, 1e-9)) / math.log(longer / shorter)
+    return after * (length / longer) ** min(max(power, 0.0), 2.0)
+
+
+def _bytes(
+    bridge: nn.Module, prompts: Sequence[Prompt], batch_size: int, passes: Sequence[int], probe: _Probe, layers: float
+) -> float:
+    """The peak so far, or that of running. `layers`: how many times more layers are measured than were probed."""
+    config, parameters = next(attentions(bridge)).config, list(bridge.parameters())
+    longest, elements = max(len(prompt.tokens) for prompt in prompts), parameters[0].element_size()
+    activations = float(elements) * batch_size * longest * (8 * config.hidden_size + 3 * config.intermediate_size)
+    statistics = probe.bytes * layers * sum(len(prompt.tokens) for prompt in prompts) / probe.tokens
+    logits = 20.0 * config.vocab_size * max(passes, default=0) * batch_size
+    running = max(activations, logits) + statistics
+    if parameters[0].device.type != "cpu":
+        return sum(parameter.numel() * parameter.element_size() for parameter in parameters) + running
+    held, peak = _held(), _peak()
+    return max(peak, held + max(running, statistics + _DRAWING_BYTES))
+
+
+def _held() -> float:
+    """Bytes that this process holds now; its peak where the system does not say."""
+    return _of_status("VmRSS") or _peak()
+
+
+def _peak() -> float:
+    """The most bytes that this process has held so far."""
+    import resource
+    import sys
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return _of_status("VmHWM") or float(unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+
+
+def _of_status(field: str) -> float:
+    """A size of this process as the kernel says it; 0.0 where it says none."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0.0
+    return next((1024.0 * int(line.split()[1]) for line in lines if line.startswith(f"{field}:")), 0.0)

@@ -50,8 +50,17 @@ class Published:
 
     @property
     def figures(self) -> int:
-        """How many of the files are figures."""
-        return sum(file.parent.name == _FIGURES for file in self.files)
+        """How many figures there are, each in one format or more."""
+        return len({file.stem for file in self._pictures})
+
+    @property
+    def formats(self) -> int:
+        """In how many formats there are figures."""
+        return len({file.suffix for file in self._pictures})
+
+    @property
+    def _pictures(self) -> list[Path]:
+        return [file for file in self.files if file.parent.name == _FIGURES]
 
 
 class Taken(InputError):
@@ -66,6 +75,11 @@ class Results:
         self.directory, self.data_file = directory, directory / data_file
         self.page, self.figures, self.store = directory / _PAGE, directory / _FIGURES, directory / _STORE
         self._lock, self._made = lock, made
+
+    @property
+    def has_batches(self) -> bool:
+        """Whether finished batches, or finished points of an experiment, are kept: the same analysis goes on from them."""
+        return any(path.suffix in (".nc", ".json") for path in self.store.rglob("*"))
 
     def publish(self, run: xr.DataTree, draw: Draw) -> Published:
         """Write `run`, then its page and figures, in the place of what stood there.

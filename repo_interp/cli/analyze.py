@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from repo_interp.cli.options import add_device, name_list, number_list, parameter, positive, positive_or_zero
+from repo_interp.cli.options import add_device, add_settings, name_list, number_list, positive, positive_or_zero
 
 SUMMARY = "Measure what the heads of a checkpoint do with positions: a run file, figures and a report page."
 
@@ -21,8 +23,8 @@ _VARIANTS = (
 )
 
 
-_WORTH_KEEPING = 15.0
-"""Seconds of an analysis above which finished batches are kept on disk, so that it can go on after an interruption."""
+_KEEP_EVERY = 5.0
+"""Seconds between writes of finished batches to disk, from which an interrupted or killed analysis goes on."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=name_list,
         default=None,
         metavar="A,B",
-        help="measures to take (default: positions,patterns,attention_mass - the last where prompts mark generated tokens)",
+        help="measures to take (default: components,three_axis,fake_distance,rotation where every layer rotates by the token index "
+        "or has no positions, else positions,patterns; and attention_mass where prompts mark generated tokens)",
     )
     parser.add_argument(
         "--experiments",
@@ -56,14 +59,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(beyond the training length, on longer prompts of the same task); scored by the task of the prompts, and prompts of a file by "
         "their generated tokens or, without these, by log perplexity",
     )
-    parser.add_argument(
-        "--set",
-        type=parameter,
-        action="append",
-        default=[],
-        metavar="MEASURE.NAME=VALUE",
-        dest="parameters",
-        help="a parameter of a measure or an experiment, such as patterns.epsilon=0.5 or perturbation.gammas=0.05,0.1; may be repeated",
+    add_settings(
+        parser,
+        "parameters",
+        "a parameter of a measure or an experiment, such as patterns.epsilon=0.5 or perturbation.gammas=0.05,0.1, or epsilon=0.5 alone "
+        "where only one has it",
     )
     parser.add_argument("--layers", type=number_list, metavar="5-15", help="layers to measure (default: all)")
     parser.add_argument("--heads", type=number_list, metavar="0,3", help="heads to measure (default: all)")
@@ -91,17 +91,20 @@ def run(arguments: argparse.Namespace) -> int:
     """Analyse, write and print; return the exit code."""
     from rich.console import Console
 
-    from repo_interp.analysis.analyze import analyze, measures_named
+    from repo_interp.analysis.analyze import analyze, default_measures, measures_named, require_measurable
     from repo_interp.analysis.cost import estimate
+    from repo_interp.analysis.observing import measures_for
     from repo_interp.analysis.publication import claimed
     from repo_interp.cli.checkpoint import DEFAULT, find, stem
-    from repo_interp.cli.progress import analysis_bars
+    from repo_interp.cli.drawing import drawing_seconds
+    from repo_interp.cli.progress import steps
     from repo_interp.cli.results import print_results
     from repo_interp.cli.tables import print_tables
     from repo_interp.errors import InputError
     from repo_interp.experiments.catalogue import experiment_named, planned
     from repo_interp.measures.catalogue import measure_named
     from repo_interp.models.load import load
+    from repo_interp.models.reposition import layout
     from repo_interp.plots.catalogue import view_of
     from repo_interp.plots.pages.report import write_report
     from repo_interp.tasks.prompt.jsonl import read_prompts
@@ -121,21 +124,26 @@ def run(arguments: argparse.Namespace) -> int:
         prompts, task = read_prompts(arguments.prompts, tokenizer=bridge.tokenizer, vocab_size=bridge.cfg.d_vocab), None
     else:
         prompts, task = _make_prompts(arguments, bridge, path)
-    measures = measures_named(arguments.measures or _default_measures(prompts))
+    measures = measures_named(arguments.measures or default_measures(prompts, layout(bridge)))
     measures, experiments = _with_parameters(measures, experiments, arguments.parameters)
+    layers, heads = require_measurable(
+        bridge, prompts, measures_for(bridge, measures), arguments.layers, arguments.heads
+    )  # what does not fit is refused before anything is announced
     plans = planned(bridge, prompts, experiments, task)
     passes = [length for plan in plans for length in plan.passes]
-    cost = estimate(bridge, [len(prompt.tokens) for prompt in prompts], arguments.batch_size, len(measures), passes)
-    longest, names = max(len(prompt.tokens) for prompt in prompts), ", ".join(measure.name for measure in measures)
-    added = f", experiments {', '.join(arguments.experiments)} ({len(passes):,} more prompts)" if experiments else ""
-    console.print(
-        f"[bold]{name}[/bold]: {len(prompts)} prompts of up to {longest} tokens, measures {names}{added}; {cost}",
-        highlight=False,
-    )
     with claimed(arguments.out, stem(name), arguments.overwrite) as results:
-        store = results.store if cost.seconds > _WORTH_KEEPING else None
-        try:
-            with analysis_bars(console) as (progress, experiment_progress):
+        cost = estimate(bridge, prompts, measures, arguments.batch_size, layers, heads, passes)
+        names = [part.name for part in (*measures, *experiments)]
+        cost = replace(cost, seconds=cost.seconds + drawing_seconds(names))
+        added = f", experiments {', '.join(arguments.experiments)} ({len(passes):,} more prompts)" if experiments else ""
+        longest = max(len(prompt.tokens) for prompt in prompts)
+        console.print(
+            f"[bold]{name}[/bold]: {len(prompts)} prompt{'s' if len(prompts) > 1 else ''} of up to {longest} tokens, "
+            f"measures {', '.join(measure.name for measure in measures)}{added}; {cost}",
+            highlight=False,
+        )
+        with steps(console) as step:
+            try:
                 measured = analyze(
                     bridge,
                     prompts,
@@ -143,42 +151,55 @@ def run(arguments: argparse.Namespace) -> int:
                     layers=arguments.layers,
                     heads=arguments.heads,
                     batch_size=arguments.batch_size,
-                    store=store,
-                    progress=progress,
+                    store=results.store,
+                    progress=lambda done, total: step("observing layers", done, total),
                     experiments=plans,
                     task=task,
-                    experiment_progress=experiment_progress,
+                    experiment_progress=step,
+                    store_every=_KEEP_EVERY,
                 )
-        except KeyboardInterrupt:
-            kept = "finished batches are kept; the same command goes on from there" if store is not None else ""
-            raise KeyboardInterrupt(kept) from None
-        except BaseException as error:
-            if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-                raise InputError(f"not enough memory ({cost}); give shorter prompts or a smaller --batch-size") from None
-            raise
-        with console.status("drawing"):
-            published = results.publish(measured, write_report)
+            except KeyboardInterrupt:
+                kept = "finished batches are kept; the same command goes on from there" if results.has_batches else ""
+                raise KeyboardInterrupt(kept) from None
+            except BaseException as error:
+                if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+                    raise InputError(f"not enough memory ({cost}); give shorter prompts or a smaller --batch-size") from None
+                raise
+            published = _published(results, measured, write_report, step)
     print_tables(console, measured)
     return print_results(console, results, published)
 
 
+def _published(results, measured, write_report, step):
+    """What was published: the run is written first, and stays whatever interrupts the drawing."""
+    step("drawing")
+    try:
+        return results.publish(measured, partial(write_report, drawn=lambda figure: step(f"drawing {figure}")))
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"while drawing; the numbers are in {results.data_file}") from None
+
+
 def _with_parameters(measures, experiments, parameters):
+    from dataclasses import fields, is_dataclass
+
     from repo_interp.errors import InputError
     from repo_interp.values import with_field
 
     configured: dict[str, Any] = {part.name: part for part in (*measures, *experiments)}
-    for name, parameter_name, text in parameters:
+    for key, text in parameters:
+        name, dot, option = key.rpartition(".")
+        if not dot:
+            having = [
+                each for each, part in configured.items() if is_dataclass(part) and option in {f.name for f in fields(part)}
+            ]
+            if len(having) != 1:
+                those = f"of {', '.join(having)}: say whose" if having else f"of none of {', '.join(configured)}"
+                raise InputError(f"--set {option}={text}: {option!r} is an option {those}, as in OWNER.{option}={text}")
+            (name,) = having
         if name not in configured:
-            raise InputError(
-                f"--set {name}.{parameter_name}: the measure {name!r} is not among those measured, {', '.join(configured)}"
-            )
-        configured[name] = with_field(configured[name], parameter_name, text, name, fixed=("name", "required_spans"))
+            raise InputError(f"--set {key}: the measure {name!r} is not among those measured, {', '.join(configured)}")
+        configured[name] = with_field(configured[name], option, text, name, fixed=("name", "required_spans"))
     return [configured[measure.name] for measure in measures], [configured[experiment.name] for experiment in experiments]
-
-
-def _default_measures(prompts) -> tuple[str, ...]:
-    always = ("positions", "patterns")
-    return (*always, "attention_mass") if all(prompt.generated for prompt in prompts) else always
 
 
 def _make_prompts(arguments: argparse.Namespace, bridge, path: str):

@@ -29,6 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     from repo_interp.analysis.publication import COMPARISON, claimed
+    from repo_interp.cli.progress import steps
     from repo_interp.cli.results import print_results
     from repo_interp.cli.tables import print_table
     from repo_interp.comparison.align import compare_named, notes
@@ -40,7 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
     with claimed(arguments.out, _stem(compared["/"].coords["run"].values.tolist()), arguments.overwrite, COMPARISON) as results:
         for line in notes(compared):
             console.print(line, style="yellow", highlight=False, markup=False)
-        with console.status("drawing"):
+        with steps(console) as step:
+            step("drawing")
             published = results.publish(compared, draw_comparison)
     for table in comparison_tables(compared):
         print_table(console, table)

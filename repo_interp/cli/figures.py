@@ -6,7 +6,7 @@ import argparse
 import shlex
 from pathlib import Path
 
-from repo_interp.cli.options import positive_or_zero
+from repo_interp.cli.options import add_settings, positive_or_zero
 from repo_interp.papers.catalogue import ALL, PAPERS
 
 SUMMARY = (
@@ -49,14 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a data set that cannot be shipped, in its own format, such as hybridqa=dev.json; may be repeated",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace other figures of these papers that stand in --out")
-    parser.add_argument(
-        "--set",
-        type=_named,
-        action="append",
-        default=[],
-        dest="options",
-        metavar="[PAPER.]NAME=VALUE",
-        help="how much is measured, such as sequences=5000, hope.controls=2, batch_size=8; may be repeated",
+    add_settings(
+        parser, "options", "how much is measured, such as sequences=5000 for every paper that has it, or hope.controls=2 for one"
     )
     parser.add_argument("--seed", type=positive_or_zero, default=0, help="seed of what is random (default: 0)")
     parser.add_argument("--device", default="cpu", help="where the models run: cpu, cuda, cuda:1, mps (default: cpu)")
@@ -66,6 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Say what it will cost; measure, draw, write; print the verdicts."""
     from rich.console import Console
 
+    from repo_interp.cli.progress import steps
     from repo_interp.papers.catalogue import named
     from repo_interp.papers.kit.build import Durations
     from repo_interp.papers.kit.gallery import write_gallery
@@ -76,14 +71,18 @@ def run(arguments: argparse.Namespace) -> int:
     durations = Durations(cache)
     papers = list(named(()).values())
     builds = _builds(arguments, out)
-    _tell(console, builds, durations)
+    with steps(console) as step:
+        announced = _announced(builds, durations, step)
+    for line in announced:
+        console.print(line, highlight=False, soft_wrap=True)
     for build in builds:
         if build.is_up_to_date and not arguments.overwrite:
             console.print(f"[bold]{build.directory}[/bold]  stands already, made from the same", highlight=False, soft_wrap=True)
             continue
         try:
-            with console.status(build.name) as status:
-                verdicts, files = build.make(cache, lambda doing, name=build.name: status.update(f"{name}: {doing}"), durations)
+            with steps(console) as step:
+                step(build.name)
+                verdicts, files = build.make(cache, lambda doing, name=build.name, step=step: step(f"{name}: {doing}"), durations)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"what was measured is kept in {cache}; the same command goes on") from None
         _print(console, build.paper.title, verdicts)
@@ -126,10 +125,11 @@ def _builds(arguments: argparse.Namespace, out: Path):
     return builds
 
 
-def _tell(console, builds, durations) -> None:
-    """Say on what, and how long, before anything is measured."""
+def _announced(builds, durations, step) -> list[str]:
+    """On what each paper is made, and how long it takes; `step` is told which paper is being timed."""
     from repo_interp.values import duration
 
+    lines = []
     for build in builds:
         if build.is_up_to_date:
             continue
@@ -138,12 +138,14 @@ def _tell(console, builds, durations) -> None:
         if previous is not None and previous.finished:
             cost = f"{duration(previous.seconds)} last time; what is kept of it is not measured again"
         else:
+            step(f"{build.name}: timing a part of it")
             cost = _estimated(build, durations) if count else "nothing that takes long"
             if previous is not None:
                 cost += f"; {duration(previous.seconds)} of it were done when it was interrupted"
-        console.print(f"{build.name}: {count} checkpoint{'' if count == 1 else 's'}, {cost}", highlight=False, soft_wrap=True)
+        lines.append(f"{build.name}: {count} checkpoint{'' if count == 1 else 's'}, {cost}")
         if build.given.missing:
-            console.print(f"  not in this package: {', '.join(build.given.missing)}", highlight=False, soft_wrap=True)
+            lines.append(f"  not in this package: {', '.join(build.given.missing)}")
+    return lines
 
 
 def _estimated(build, durations) -> str:
@@ -158,18 +160,30 @@ def _estimated(build, durations) -> str:
 
 
 def _print(console, title: str, verdicts) -> None:
+    """Print verdicts in columns that fit into 80; checkpoints with the same verdict and number on a claim share a row."""
+    from itertools import groupby
+
     from rich.table import Table
     from rich.text import Text
 
     from repo_interp.papers.kit.claims import verdict_rows
 
-    columns = ("claim", "checkpoint", "verdict", "ours", "spread", "n", "control")
-    table = Table(title=title, title_justify="left")
-    for name in columns:
-        table.add_column(name, overflow="fold")
-    for row in verdict_rows(verdicts):
-        table.add_row(*(Text(row[key]) for key in columns))
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), show_edge=False)
+    table.add_column("claim", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("ours", no_wrap=True)
+    table.add_column("checkpoint", overflow="fold")
+    for (claim, verdict, ours), rows in groupby(
+        verdict_rows(verdicts), key=lambda row: (row["claim"], row["verdict"], _ours(row))
+    ):
+        names = dict.fromkeys(row["checkpoint"] for row in rows)
+        table.add_row(Text(claim), Text(verdict), Text(ours), Text(", ".join(names)))
     console.print(table)
+
+
+def _ours(row: dict[str, str]) -> str:
+    """What was measured, with its spread."""
+    return f"{row['ours']} ± {row['spread']}" if row["ours"] and row["spread"] else row["ours"]
 
 
 def _command(paper: str, arguments: argparse.Namespace) -> str:

@@ -19,6 +19,7 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.table import Table
 
     from repo_interp.cli.checkpoint import find
+    from repo_interp.cli.tables import span_of
     from repo_interp.models.checkpoints import skeleton
     from repo_interp.models.configuration import identify
     from repo_interp.models.families import training_length
@@ -43,12 +44,14 @@ def run(arguments: argparse.Namespace) -> int:
         f"{total:,} parameters, {added:,} of them for positions (+{100 * added / (total - added):.2f} %)",
         highlight=False,
     )
-    table = Table("layers", "scheme", "positions", "width of f_phi", "parameters per layer", "window")
+    table = Table(box=None, padding=(0, 3, 0, 0), show_edge=False)
+    for column in ("layers", "scheme", "positions", "f_phi width", "parameters", "window"):
+        table.add_column(column, no_wrap=True)
     described = [(attention.layer_idx, _cells(attention, config)) for attention in attentions(model)]
     for cells, layers in groupby(described, key=lambda layer: layer[1]):
-        numbers = [number for number, _ in layers]
-        table.add_row(str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}", *cells)
+        table.add_row(span_of([number for number, _ in layers]), *cells)
     console.print(table)
+    console.print("parameters: for positions, in each layer", highlight=False)
     for scheme in dict.fromkeys(checkpoint.layout):
         console.print(f"{scheme}: {meaning(scheme)}", highlight=False)
     return 0

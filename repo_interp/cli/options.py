@@ -43,12 +43,42 @@ def positive_or_zero(text: str) -> int:
     return int(text)
 
 
-def option_text(text: str) -> tuple[str, str]:
-    """NAME=VALUE, both as text: what the option is for knows the value's type."""
+SETTING = "[OWNER.]NAME=VALUE"
+"""How every `--set` is written: OWNER is what has the option - a measure, an experiment, a task, a paper - and may be left out."""
+
+
+def setting(text: str) -> tuple[str, str]:
+    """NAME=VALUE or OWNER.NAME=VALUE: what stands on both sides, as text; what the option is for knows the value's type."""
     name, equals, value = text.partition("=")
-    if not (name and equals):
-        raise argparse.ArgumentTypeError(f"wanted NAME=VALUE such as longest=20, not {text!r}")
+    if not (name.strip(".") == name and name and equals and value):
+        raise argparse.ArgumentTypeError(f"wanted {SETTING}, such as longest=20 or patterns.epsilon=0.5, not {text!r}")
     return name, value
+
+
+def add_settings(parser: argparse.ArgumentParser, dest: str, meaning: str) -> None:
+    """Declare `--set`, of which `meaning` says what can be set here."""
+    parser.add_argument(
+        "--set",
+        type=setting,
+        action="append",
+        default=[],
+        metavar=SETTING,
+        dest=dest,
+        help=f"{meaning}; may be repeated",
+    )
+
+
+def of_owner(texts: Iterable[tuple[str, str]], owner: str) -> list[tuple[str, str]]:
+    """Settings without the name of their only `owner`. Raises InputError for those of another."""
+    from repo_interp.errors import InputError
+
+    settings = []
+    for name, text in texts:
+        named, dot, option = name.rpartition(".")
+        if dot and named != owner:
+            raise InputError(f"--set {name}={text}: there is no {named!r} here; wanted {owner}.{option} or {option}")
+        settings.append((option, text))
+    return settings
 
 
 def typed(texts: Iterable[tuple[str, str]] | None, owner: Any, called: str) -> dict[str, Any]:
@@ -56,15 +86,6 @@ def typed(texts: Iterable[tuple[str, str]] | None, owner: Any, called: str) -> d
     from repo_interp.values import field_value
 
     return {name: field_value(owner, name, text, called) for name, text in texts or ()}
-
-
-def parameter(text: str) -> tuple[str, str, str]:
-    """MEASURE.NAME=VALUE in its three parts; the measure reads the value."""
-    target, _, value = text.partition("=")
-    measure, _, name = target.partition(".")
-    if not (measure and name and value):
-        raise argparse.ArgumentTypeError(f"wanted MEASURE.NAME=VALUE, such as patterns.epsilon=0.5, not {text!r}")
-    return measure, name, value
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:

@@ -1,27 +1,82 @@
-"""Progress bars for long work."""
+"""One bar over the steps of long work; where there is no terminal, a plain line on standard error about every ten seconds.
+
+with steps(console) as step:
+    step("observing layers", 3, 60)      step 3 of 60
+    step("drawing")                      how many there are is not known
+"""
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import Event, Lock, Thread
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from repo_interp.values import duration
+
+EVERY = 10.0
+"""Seconds between plain lines."""
+
+Step = Callable[..., None]
+"""Called with what is being done, and how much of it is done and how much there is in all where that is known."""
 
 
 @contextmanager
-def analysis_bars(console: Console) -> Iterator[tuple[Callable[[int, int], None], Callable[[str, int, int], None]]]:
-    """Two functions that advance bars: one over the observed layers of all prompts, and one per experiment, by name, over its points.
+def steps(console: Console, every: float = EVERY) -> Iterator[Step]:
+    """A function that shows what is being done, until the context ends; the bar is gone then."""
+    with _bar(console) if console.is_terminal else _lines(every) as step:
+        yield step
 
-    The bars are gone when the context ends.
-    """
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        bars = {"": progress.add_task("observing layers", total=None)}
 
-        def advance(name: str, done: int, total: int) -> None:
-            if name not in bars:
-                bars[name] = progress.add_task(name, total=total)
-            progress.update(bars[name], completed=done, total=total)
+@contextmanager
+def _bar(console: Console) -> Iterator[Step]:
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[count]}"))
+    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True) as progress:
+        bar = progress.add_task("", total=None, count="")
+        current = ""
 
-        yield lambda done, total: advance("", done, total), advance
+        def step(name: str, done: int | None = None, total: int | None = None) -> None:
+            nonlocal current
+            if name != current:  # the time that remains is that of this step
+                progress.reset(bar, description=escape(name), total=total, completed=0, count="")
+                current = name
+            progress.update(bar, completed=done, total=total, count=_count(done, total))
+
+        yield step
+
+
+@contextmanager
+def _lines(every: float) -> Iterator[Step]:
+    """The lines come from a thread of their own: one operation may take longer than ten seconds."""
+    lock, ended = Lock(), Event()
+    state: list[tuple[str, int | None, int | None]] = []
+    begun = time.monotonic()
+
+    def step(name: str, done: int | None = None, total: int | None = None) -> None:
+        with lock:
+            state[:] = [(name, done, total)]
+
+    def tell() -> None:
+        while not ended.wait(every):
+            with lock:
+                name, done, total = state[0] if state else ("working", None, None)
+            count = _count(done, total)
+            sys.stderr.write(f"{name}{' ' if count else ''}{count}, {duration(time.monotonic() - begun)} so far\n")
+            sys.stderr.flush()
+
+    thread = Thread(target=tell, daemon=True)
+    thread.start()
+    try:
+        yield step
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _count(done: int | None, total: int | None) -> str:
+    return "" if done is None or total is None else f"{done:,}/{total:,}"

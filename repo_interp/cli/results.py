@@ -16,8 +16,9 @@ def print_results(console: Console, results: Results, published: Published) -> i
 
     if results.page in published.files:
         console.print(f"[bold]{escape(str(results.page))}[/bold]  the page to look at", highlight=False)
+    drawn = f"{published.figures} figure{'' if published.figures == 1 else 's'} in {published.formats} formats"
     console.print(
-        f"{escape(str(results.data_file))}  the numbers; {escape(str(results.figures))}  {published.figures} figures",
+        f"{escape(str(results.data_file))}  the numbers; {escape(str(results.figures))}  {drawn}",
         highlight=False,
     )
     for failure in published.failures:

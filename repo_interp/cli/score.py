@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from repo_interp.cli.checkpoint import stem
-from repo_interp.cli.options import add_device, name_list, option_text, positive, positive_or_zero, typed
+from repo_interp.cli.options import add_device, add_settings, name_list, of_owner, positive, positive_or_zero, typed
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -60,14 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="scale the rotation for longer prompts: yarn:2, linear:4 (position interpolation), from the training length",
     )
     parser.add_argument("--task-size", metavar="NAME", help="size of the task (default: as it was trained, else small)")
-    parser.add_argument(
-        "--set",
-        type=option_text,
-        action="append",
-        metavar="NAME=VALUE",
-        dest="task_options",
-        help=f"an option of the task; of {RULER}, such as variant=multivalue or dialect=repo; may be repeated",
-    )
+    add_settings(parser, "task_options", f"an option of the task; of {RULER}, such as variant=multivalue or ruler.dialect=repo")
     add_device(parser)
     parser.add_argument("--batch-size", type=positive, default=32, metavar="N", help="prompts in one forward pass (default: 32)")
 
@@ -75,10 +68,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Score, write and print; return the exit code."""
     from rich.console import Console
-    from rich.progress import Progress
 
     from repo_interp.analysis.publication import claimed
     from repo_interp.cli.checkpoint import find
+    from repo_interp.cli.progress import steps
     from repo_interp.cli.results import print_results
     from repo_interp.cli.tables import print_tables
     from repo_interp.models.checkpoints import identify
@@ -92,13 +85,12 @@ def run(arguments: argparse.Namespace) -> int:
     scaling = _scaling(arguments.scaling, training_length(identify(path).config))
     factor = 1.0 if scaling is None else float(scaling["factor"])
     scored = _asked(arguments, load(path, arguments.device, arguments.dtype, scaling), factor)
-    with claimed(arguments.out, f"score-{stem(arguments.checkpoint)}", arguments.overwrite) as results:
-        with Progress(console=console, transient=True) as progress:
-            bar = progress.add_task("scoring", total=None)
-            scores = scored(lambda done, total: progress.update(bar, completed=done, total=total))
+    with claimed(arguments.out, f"score-{stem(arguments.checkpoint)}", arguments.overwrite) as results, steps(console) as step:
+        step("scoring")
+        scores = scored(lambda done, total: step("scoring test sets", done, total))
         scores.attrs["scaling"] = arguments.scaling or "none"
-        with console.status("drawing"):
-            published = results.publish(scores, write_report)
+        step("drawing")
+        published = results.publish(scores, write_report)
     print_tables(console, scores)
     _print_map(console, scores["scores"])
     return print_results(console, results, published)
@@ -116,12 +108,12 @@ def _asked(arguments: argparse.Namespace, bridge, factor: float) -> Callable[[Ca
         return lambda progress: score_data_set(bridge, arguments.task, arguments.data, length, **amount)
     if arguments.task == RULER:
         lengths = None if arguments.test_sets is None else [int(name) for name in arguments.test_sets]
-        texts = arguments.task_options or ()
+        texts = of_owner(arguments.task_options, RULER)
         options = {name: value_of(text, float if name == "depth" else str, f"{RULER}.{name}") for name, text in texts}
         return lambda progress: score_needles(bridge, lengths, progress=progress, **amount, **options)
     task = task_of(bridge, arguments.task, arguments.task_size)
     if arguments.task_options:
-        changes = typed(arguments.task_options, task, f"task {task.name}")
+        changes = typed(of_owner(arguments.task_options, task.name), task, f"task {task.name}")
         task = task_of(bridge, arguments.task, arguments.task_size, **changes)
     answers = arguments.answers or "forced"
     return lambda progress: score(bridge, task, arguments.test_sets, answers=answers, progress=progress, **amount)
@@ -134,7 +126,7 @@ def _require_fitting_options(arguments: argparse.Namespace) -> None:
     options = {
         "--test-sets": arguments.test_sets,
         "--task-size": arguments.task_size,
-        "--set": arguments.task_options,
+        "--set": arguments.task_options or None,
         "--answers": arguments.answers,
     }
     given = [name for name, value in options.items() if value is not None]
@@ -155,7 +147,7 @@ def _require_fitting_options(arguments: argparse.Namespace) -> None:
         for name in arguments.test_sets or ():
             if not name.isdecimal() or int(name) < 1:
                 raise InputError(f"ruler's test sets are lengths in tokens, such as 4096; got {name!r}")
-        for name, _ in arguments.task_options or ():
+        for name, _ in of_owner(arguments.task_options, RULER):
             if name not in _RULER_OPTIONS:
                 raise InputError(f"ruler has no option {name!r}; it has {', '.join(_RULER_OPTIONS)}")
 

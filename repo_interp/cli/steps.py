@@ -1,4 +1,7 @@
-"""`repo-interp steps RUN`: what the saved steps of a training run show, kept in one small file beside its checkpoint."""
+"""`repo-interp train steps RUN` (`repo-interp steps RUN` still works): what the saved steps of a training run show.
+
+They are measured once and kept in one small file beside the run's checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure and write."""
     from rich.console import Console
 
+    from repo_interp.cli.progress import steps
     from repo_interp.papers.hope.over_training import read_steps, write_steps
     from repo_interp.papers.hope.replicates import Sampling
 
@@ -39,7 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
         device=arguments.device,
     )
-    with console.status("measuring the saved steps"):
+    with steps(console) as step:
+        step("measuring the saved steps")
         file = write_steps(arguments.run, sampling)
     measured = read_steps(arguments.run)
     assert measured is not None

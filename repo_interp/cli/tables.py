@@ -1,27 +1,62 @@
-"""Tables of a run in the terminal."""
+"""A run in the terminal: a table for each group that says something, one line for each other, and what stands out.
+
+Neighbouring layers with the same numbers share a row. A table has as many rows as the window has room for, twelve at most: of layers some
+from first to last, of ranked heads the first. The report page has all.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import groupby
 
+import numpy as np
 import xarray as xr
 from rich.console import Console
 from rich.table import Table as Drawn
 from rich.text import Text
 
-from repo_interp.plots import Table, tables
+from repo_interp.failures import until_failure
+from repo_interp.plots import Table
+from repo_interp.plots.catalogue import views_of
+from repo_interp.plots.marks.drawing import number
+from repo_interp.plots.marks.reading import learned_layers
+from repo_interp.plots.marks.table import Cell
+from repo_interp.plots.view import View
 
-MOST_ROWS = 40
-"""Rows that are printed of a table of a run; the report page has all."""
+MOST_ROWS = 12
+"""Rows that are printed of a table of a run at most."""
+_FEWEST_ROWS = 5
+_FRAME, _END = 6, 14
+"""Lines that a table takes beside its rows, and lines that what stands out and the paths take."""
 
 
 def print_tables(console: Console, run: xr.DataTree) -> None:
-    """Print every table that the groups of `run` allow, of long ones the first rows; the page has already named what has failed."""
-    for table in tables(run, failures=[]):
-        left_out = len(table.rows) - MOST_ROWS
-        if left_out > 0:
-            table = replace(table, rows=table.rows[:MOST_ROWS], note=f"{table.note} {left_out:,} more rows are in report.html.")
-        print_table(console, table)
+    """Print every group of `run` in the order of the page; the page has already named what has failed."""
+    views = views_of(run)
+    telling, silent, tables = [], [], []
+    for view in views:
+        made = list(until_failure(partial(view.tables, run), f"the tables of {view.group!r}", []))
+        informative = next(until_failure(lambda view=view: [view.informative(run)], view.group, []), True)
+        if informative:
+            telling.append(view)
+            tables += made
+        elif made:
+            silent.append(view)
+    rows = _rows_for(console, len(tables))
+    left_out = 0
+    for table in tables:
+        grouped = _grouped(_without_dashes(table))
+        shown = _shortened(grouped, rows)
+        left_out += len(grouped.rows) - len(shown.rows)
+        print_table(console, shown)
+    for view in silent:
+        console.print(f"{view.title}: {_nothing_to_say(run)}; folded away in report.html", highlight=False, markup=False)
+    _print_summary(console, run, telling)
+    if left_out:
+        console.print(f"{left_out:,} more rows of these tables are in report.html.", highlight=False)
 
 
 def print_table(console: Console, table: Table) -> None:
@@ -32,3 +67,113 @@ def print_table(console: Console, table: Table) -> None:
     for row in table.formatted():
         drawn.add_row(*(Text(cell) for cell in row))
     console.print(drawn)
+
+
+def span_of(numbers: Sequence[int]) -> str:
+    """Neighbouring numbers as text: "4", or "4-9"."""
+    return str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}"
+
+
+def _rows_for(console: Console, tables: int) -> int:
+    """Rows of each of `tables` tables, so that all of them fit into the window where there is one."""
+    if not console.is_terminal or not tables:
+        return MOST_ROWS
+    return min(MOST_ROWS, max(_FEWEST_ROWS, (console.size.height - _END) // tables - _FRAME))
+
+
+def _without_dashes(table: Table) -> Table:
+    """`table` without the columns that have no number in any row."""
+    places = [place for place in range(len(table.columns)) if any(row[place] is not None for row in table.rows)] or [0]
+    columns = tuple(table.columns[place] for place in places)
+    return replace(table, columns=columns, rows=tuple(tuple(row[place] for place in places) for row in table.rows))
+
+
+def _grouped(table: Table) -> Table:
+    """`table` with one row for neighbouring layers whose other cells are written the same."""
+    rows: list[tuple[Cell, ...]] = []
+    lines = zip(_layers(table), table.rows, table.formatted(), strict=True)
+    for (is_layer, _), group in groupby(lines, key=lambda line: (line[0] is not None, line[2][1:])):
+        same = list(group)
+        if is_layer and len(same) > 1:
+            word = "layers " if str(same[0][1][0]).startswith("layer") else ""
+            rows.append((f"{word}{same[0][0]}-{same[-1][0]}", *same[0][1][1:]))
+        else:
+            rows += [row for _, row, _ in same]
+    return replace(table, rows=tuple(rows))
+
+
+def _shortened(table: Table, count: int) -> Table:
+    """At most `count` rows of `table`: of layers from the first to the last at equal steps beside all other rows, else the first rows."""
+    if len(table.rows) <= count:
+        return table
+    layers = [place for place, layer in enumerate(_layers(table)) if layer is not None]
+    others = [place for place in range(len(table.rows)) if place not in layers]
+    room = count - len(others)
+    if not layers or room < 2:
+        return replace(table, rows=table.rows[:count])
+    chosen = {layers[place] for place in np.linspace(0, len(layers) - 1, min(room, len(layers))).round().astype(int)}
+    return replace(table, rows=tuple(row for place, row in enumerate(table.rows) if place in chosen or place in others))
+
+
+def _layers(table: Table) -> list[int | None]:
+    """The layer (the first of several) or the rotary component that each row is about; None for rows and tables that name none."""
+    if table.columns[0] not in ("layer", "layers", "component"):
+        return [None] * len(table.rows)
+    named = (re.match(r"(?:layers? )?(\d+)", str(row[0])) for row in table.rows)
+    return [None if match is None else int(match[1]) for match in named]
+
+
+def _nothing_to_say(run: xr.DataTree) -> str:
+    """Why a view says little: the layout."""
+    layout = str(run.attrs.get("layout", "")).split(",")
+    parts, begun = [], 0
+    for scheme, layers in groupby(layout):
+        count = len(list(layers))
+        parts.append(f"layers {span_of(range(begun, begun + count))} {scheme}")
+        begun += count
+    return f"says little about this run ({', '.join(parts)})" if layout != [""] else "says little about this run"
+
+
+# ---- what stands out ------------------------------------------------------------------------------------------------
+
+
+def _print_summary(console: Console, run: xr.DataTree, views: Sequence[View]) -> None:
+    """Print, for each of `views` with a map of heads, the head that is furthest from the median one."""
+    rows = [row for view in views for row in until_failure(partial(_outstanding, run, view), view.group, [])]
+    if not rows:
+        return
+    drawn = Drawn("what stands out most", "head", "there", "median head", box=None, padding=(0, 2, 0, 0), show_edge=False)
+    for row in rows:
+        drawn.add_row(*(Text(cell) for cell in row))
+    console.print(drawn)
+    layer, head = rows[0][1][1:].split(" H")
+    console.print(f"L{layer} H{head} is layer {layer}, head {head}; choose it in report.html.", highlight=False)
+
+
+def _outstanding(run: xr.DataTree, view: View) -> list[tuple[str, ...]]:
+    """What, where, the value there and the median over heads; of several maps, of that in which a head stands out most.
+
+    Nothing where all heads are alike.
+    """
+    most: float = 0.0
+    best: list[tuple[str, ...]] = []
+    for heads in view.head_maps(run):
+        values = heads.values.transpose("layer", "head")
+        learned = learned_layers(values) if view.group in ("positions", "patterns") else []
+        values = values.sel(layer=learned) if learned else values
+        data = values.values.astype(float)
+        if not np.isfinite(data).any():
+            continue
+        median, scale = float(np.nanmedian(data)), float(np.nanmax(np.abs(data)))
+        away = np.where(np.isfinite(data), np.abs(data - median), -1.0)
+        layer, head = np.unravel_index(int(away.argmax()), away.shape)
+        if scale > 0 and away[layer, head] / scale > most:
+            most = float(away[layer, head]) / scale
+            where = f"L{int(values['layer'][layer])} H{int(values['head'][head])}"
+            best = [(str(values.attrs.get("long_name", values.name)), where, *_with_units(values, data[layer, head], median))]
+    return best
+
+
+def _with_units(values: xr.DataArray, *numbers: float) -> tuple[str, ...]:
+    units = str(values.attrs.get("units", "1"))
+    return tuple(number(value) if units in ("1", "") else f"{number(value)} {units}" for value in numbers)

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from repo_interp.cli.options import number_list, option_text, positive, typed
+from repo_interp.cli.options import add_settings, number_list, of_owner, positive, setting, typed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,21 +44,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace the training run that stands in --out")
     parser.add_argument("--seeds", type=number_list, metavar="0-2", help="one run per seed, in --out/seed-N")
     parser.add_argument("--jobs", type=positive, default=1, metavar="N", help="runs side by side, with --seeds (default: 1)")
-    parser.add_argument(
-        "--set",
-        type=option_text,
-        action="append",
-        metavar="NAME=VALUE",
-        dest="task_options",
-        help="an option of the task, such as longest=20; may be repeated",
+    add_settings(
+        parser, "task_options", "an option of the task, such as longest=20, or of the position scheme, such as scheme.p_max=64"
     )
     parser.add_argument(
         "--scheme-set",
-        type=option_text,
+        type=setting,
         action="append",
+        default=[],
         metavar="NAME=VALUE",
         dest="scheme_options",
-        help="an option of the position scheme, such as assignment=layer or p_max=64; may be repeated",
+        help="short for --set scheme.NAME=VALUE: an option of the position scheme, such as assignment=layer or p_max=64",
     )
     recipe = parser.add_argument_group("what decides the result (defaults where the task's own recipe says nothing)")
     for option in fields(TrainingConfiguration):
@@ -180,11 +176,14 @@ def _asked(arguments: argparse.Namespace, stored: dict[str, Any]) -> dict[str, A
     named = {"task_size": "small"} | stored | written | given
     if not named.get("task"):
         raise InputError(f"no task was named; give one of {', '.join(task_names())}")
-    if arguments.task_options:
+    of_scheme = [(name, text) for name, text in arguments.task_options if name.startswith("scheme.")]
+    of_task = [pair for pair in arguments.task_options if pair not in of_scheme]
+    if of_task:
         task = make_task(named["task"], named["task_size"])
-        given["task_options"] = typed(arguments.task_options, task, f"task {task.name}")
-    if arguments.scheme_options:
-        given["scheme_options"] = typed(arguments.scheme_options, SchemeOptions(), "the scheme")
+        given["task_options"] = typed(of_owner(of_task, task.name), task, f"task {task.name}")
+    if of_scheme or arguments.scheme_options:
+        texts = of_owner([*of_scheme, *arguments.scheme_options], "scheme")
+        given["scheme_options"] = typed(texts, SchemeOptions(), "the scheme")
     return _joined(written, given)
 
 

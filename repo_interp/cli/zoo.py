@@ -40,7 +40,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _list(console: Console, names: list[str]) -> None:
-    from rich.box import SIMPLE
     from rich.table import Table
 
     from repo_interp.errors import InputError
@@ -52,26 +51,32 @@ def _list(console: Console, names: list[str]) -> None:
     ]
     if not shown:
         raise InputError(f"no checkpoint {' or '.join(names)} comes with the package; these do: {', '.join(zoo_names())}")
-    table = Table(title="ri.zoo(NAME) loads one", title_justify="left", box=SIMPLE)
+    table = Table(box=None, padding=(0, 1, 0, 0), show_edge=False)
     for column in ("name", "layout"):
         table.add_column(column, no_wrap=True)
-    for column in ("steps", "seeds", "MB", "score", "of", "score", "of"):
-        table.add_column(column, justify="right")
-    for name in shown:
-        entry = zoo_entry(name)
+    for column in ("steps", "seeds", "score", "of", "score", "of"):
+        table.add_column(column, justify="left" if column == "of" else "right", no_wrap=True)
+    entries = [(name, zoo_entry(name)) for name in shown]
+    for name, entry in entries:
         sets = [(test_set, value) for test_set, value in entry.scores["test_sets"].items() if value is not None]
         table.add_row(
             name,
             entry.configuration.scheme,
             ("+" if entry.configuration.continue_from else "") + str(entry.configuration.steps),
             str(1 + len(entry.seeds)),
-            f"{entry.bytes / 1e6:.1f}",
-            *(cell for test_set, value in (sets[0], sets[-1]) for cell in (f"{value:.3f}", test_set)),
+            *(cell for test_set, value in (sets[0], sets[-1]) for cell in (f"{value:.3f}", _short(test_set))),
         )
     console.print(table)
     console.print(
-        "Scores of the first and last test set, in the task's metric. +: steps from another checkpoint.", highlight=False
+        f"{sum(entry.bytes for _, entry in entries) / 1e6:.0f} MB in all. Scores of the first and last test set, in the task's metric. "
+        "+: steps from another checkpoint. Look into one: repo-interp analyze NAME; in Python: ri.zoo(NAME).",
+        highlight=False,
     )
+
+
+def _short(test_set: str) -> str:
+    """The name of a test set, cut where a row of 80 columns would not hold it."""
+    return test_set if len(test_set) <= 9 else f"{test_set[:8]}…"
 
 
 def _train(console: Console, arguments: argparse.Namespace) -> int:

@@ -1,7 +1,7 @@
 """H3: the VAF of the activated components falls during training (HoPE fig. 3b); measured on saved steps, or read from a small file.
 
 RUN/steps/000100, 000200, ...      saved by `repo-interp train --checkpoint-every`: too large to ship
-RUN/steps.nc                       what was measured on them, by `repo-interp steps RUN`: vaf [step, repeat, component], and bands
+RUN/steps.nc                       what was measured on them, by `repo-interp train steps RUN`: vaf [step, repeat, component], and bands
 
 fall = mean of the first third of the steps - mean of the last third, of the activated components' mean VAF
 """
@@ -106,7 +106,7 @@ def read_steps(directory: str | os.PathLike[str]) -> xr.Dataset | None:
             raise KeyError("vaf")
         return data.assign({name: data[name].astype(bool) for name in ("activated", "low_frequency")})
     except (OSError, ValueError, KeyError):
-        raise InputError(f"{file} is not what `repo-interp steps` writes; delete it, or write it again") from None
+        raise InputError(f"{file} is not what `repo-interp train steps` writes; delete it, or write it again") from None
 
 
 # ---- the claim ------------------------------------------------------------------------------------------------------
@@ -183,5 +183,5 @@ def _measure(subject: Subject, options: Sampling, length: int) -> xr.Dataset:
     return measure_steps(subject.path, length, options)
 
 
-NO_STEPS = "no steps of training were kept; train with --checkpoint-every, then repo-interp steps RUN"
+NO_STEPS = "no steps of training were kept; train with --checkpoint-every, then repo-interp train steps RUN"
 OVER_TRAINING = Experiment("over_training", (H3,), replace(replicates.NEEDS_ROPE, otherwise=NO_STEPS), measure, judge, draw)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import groupby
@@ -66,15 +66,18 @@ def report_page(
     return path
 
 
-def write_report(run: xr.DataTree, path: Path, directory: Path) -> list[str]:
+def write_report(run: xr.DataTree, path: Path, directory: Path, drawn: Callable[[str], object] | None = None) -> list[str]:
     """Write the page of `run` to `path`, and every figure as PNG, SVG and PDF into `directory`, drawn once; return one line per failure.
 
-    What one view cannot draw or say costs its figures or its section alone. Raises OSError where a file cannot be written.
+    `drawn` is called with the name of each figure. What one view cannot draw or say costs its figures or its section alone. Raises OSError
+    where a file cannot be written.
     """
     directory.mkdir(parents=True, exist_ok=True)
     failures: list[str] = []
     pictures = []
     for view, name, figure in figures_of(run, failures):
+        if drawn is not None:
+            drawn(name)
         with noted(failures, f"the figure {name!r} of {view.group!r}"):
             save_figure(figure, directory / name)
             pictures.append((view.group, picture_html(figure, _caption(name), (directory / f"{name}.svg").read_bytes())))

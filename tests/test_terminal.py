@@ -1,0 +1,134 @@
+"""What the commands print: at 80 columns, without a terminal, for models whose positions say nothing; and one grammar for --set."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+from attention_inputs import OFFICIAL
+from families import tiny
+from rich.console import Console
+
+import repo_interp as ri
+from repo_interp.analysis.analyze import analyze
+from repo_interp.cli import main
+from repo_interp.cli.progress import steps
+from repo_interp.cli.tables import MOST_ROWS, print_tables
+from repo_interp.models.checkpoints import save
+from repo_interp.tasks.prompt import Prompt
+
+
+@pytest.fixture
+def narrow(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def deep(layout: str, layers: int):
+    """A bridge with many layers."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=layers, num_attention_heads=2,
+        max_position_embeddings=32, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    return ri.bridge(ri.reposition(LlamaForCausalLM(config).eval(), layout))
+
+
+def printed(run, height: int | None = None) -> str:
+    """What `analyze` prints of a run; `height`: of a terminal."""
+    console = Console(width=100, height=height, force_terminal=height is not None, color_system=None)
+    with console.capture() as captured:
+        print_tables(console, run)
+    return captured.get()
+
+
+PROMPTS = [Prompt(tokens=tuple(range(3 + i, 35 + i)), spans={"needle": (4, 5)}, generated=(31,)) for i in range(2)]
+
+
+def test_what_says_nothing_is_one_line_and_thirty_layers_are_twelve_rows():
+    run = analyze(deep("rope", 30), PROMPTS, ("positions", "patterns", "three_axis", "attention_mass"))
+    text = printed(run)
+    silent = [line for line in text.splitlines() if "says little about this run (layers 0-29 rope)" in line]
+    assert len(silent) == 2 and "Ranges of positions" not in text
+    rows = [line for line in text.splitlines() if line.startswith("│")]
+    tables = text.count("┏")
+    assert tables >= 3 and len(rows) <= tables * MOST_ROWS
+    assert re.search(r"│ 0 +│ RoPE", text) and re.search(r"│ 29 +│ RoPE", text) and re.search(r"│ all +│", text)
+    assert re.search(r"attention mass on needle +L\d+ H\d ", text)
+    assert re.search(r"\d+ more rows of these tables are in report.html", text)
+    assert len(printed(run, height=24).splitlines()) < len(text.splitlines())
+
+
+def test_neighbouring_layers_with_the_same_numbers_share_a_row():
+    run = analyze(deep("repo@4", 6), PROMPTS, ("positions",))
+    text = printed(run)
+    assert re.search(r"│ layers 0-3 +│ RoPE", text) and re.search(r"│ layer 4 +│ RePo", text)
+
+
+@pytest.mark.parametrize(
+    ("layout", "groups"),
+    [
+        ("rope", {"components", "three_axis", "fake_distance", "rotation", "attention_mass"}),
+        ("nope", {"components", "three_axis", "attention_mass"}),
+        ("repo@1", {"positions", "patterns", "attention_mass"}),
+    ],
+)
+def test_default_measures_follow_the_checkpoint(layout, groups, tmp_path):
+    save(ri.reposition(tiny("llama"), layout), tmp_path / "model")
+    (tmp_path / "prompts.jsonl").write_text('{"tokens": [3, 4, 5, 6, 7, 8, 9, 10, 11, 12], "generated": [9]}\n')
+    words = ["analyze", str(tmp_path / "model"), "--prompts", str(tmp_path / "prompts.jsonl"), "--out", str(tmp_path / "out")]
+    assert main(words) == 0
+    assert set(ri.read_run(tmp_path / "out").children) == groups
+
+
+def test_layers_are_refused_before_anything_is_announced(tmp_path, capsys):
+    (tmp_path / "p.jsonl").write_text('{"tokens": [3, 4, 5, 6]}\n')
+    words = ["analyze", str(OFFICIAL / "repo_mha"), "--prompts", str(tmp_path / "p.jsonl"), "--out", str(tmp_path / "out")]
+    assert main([*words, "--layers", "7"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and "layer 7 was asked for" in captured.err and not (tmp_path / "out").exists()
+
+
+def test_a_setting_names_its_owner_or_leaves_it_out(tmp_path, capsys):
+    (tmp_path / "p.jsonl").write_text('{"tokens": [3, 4, 5, 6, 7, 8, 9, 10], "generated": [7]}\n')
+    words = ["analyze", str(OFFICIAL / "repo_mha"), "--prompts", str(tmp_path / "p.jsonl"), "--measures", "patterns,positions"]
+    assert main([*words, "--set", "epsilon=0.5", "--set", "patterns.chunk_size=4", "--out", str(tmp_path / "a")]) == 0
+    group = ri.read_run(tmp_path / "a")["patterns"]
+    assert (group.attrs["epsilon"], group.attrs["chunk_size"]) == (0.5, 4)
+    assert "figures in 3 formats" in capsys.readouterr().out
+    assert main([*words, "--set", "colour=red", "--out", str(tmp_path / "b")]) == 2
+    assert "'colour' is an option of none of patterns, positions" in capsys.readouterr().err
+    assert main(["score", "niah/rope", "--set", "reversal.words=4", "--out", str(tmp_path / "c")]) == 2
+    assert "there is no 'reversal' here; wanted niah.words or words" in capsys.readouterr().err
+
+
+def test_lists_fit_into_eighty_columns(narrow, capsys):
+    for words in (["zoo"], ["inspect", "niah/repo"], ["inspect", "niah/r2n1"]):
+        assert main(words) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert max(map(len, lines)) <= 80 and not any("…" in line.split()[0] for line in lines)
+    assert main(["zoo", "list", "niah"]) == 0
+    assert re.search(r"niah/repo +repo +\+\d+ +3 +1\.000 +256 +0\.975 +1024", capsys.readouterr().out)
+
+
+def test_steps_stand_under_train_and_the_old_name_still_works(tmp_path, capsys):
+    for words in (["train", "steps"], ["steps"]):
+        assert main([*words, str(tmp_path)]) == 2
+        assert capsys.readouterr().err.startswith("repo-interp train steps: ")
+    shown = subprocess.run(
+        [sys.executable, "-m", "repo_interp", "train", "steps", "--help"], capture_output=True, text=True, check=True
+    )
+    assert shown.stdout.startswith("usage: repo-interp train steps")
+
+
+def test_without_a_terminal_a_line_says_what_is_being_done(capsys):
+    with steps(Console(force_terminal=False), every=0.05) as step:
+        step("observing layers", 3, 60)
+        time.sleep(0.3)
+        step("drawing")
+        time.sleep(0.3)
+    lines = capsys.readouterr().err.splitlines()
+    assert "observing layers 3/60, 1 s so far" in lines and "drawing, 1 s so far" in lines
