@@ -47,7 +47,7 @@ def bands(table: xr.Dataset) -> str:
         else ""
     )
     count = table.sizes["seed"]
-    seeds = "One training seed." if count == 1 else f"Mean over up to {count} training seeds; band: smallest to largest."
+    seeds = "One training seed." if count == 1 else f"Mean over up to {count} training seeds; small dots: each."
     return seeds + windows
 
 

@@ -242,8 +242,9 @@ def draw(searched: Sequence[Searched]) -> Iterator[Drawing]:
     yield Drawing(
         f"haystack_by_length_{group}",
         method_panels(by_length),
-        f"Needles found by context length (RePo table 1, fig. 1, 5), {count} prompts each. Plain: mean over seeds, band from the smallest "
-        "to the largest; YaRN by the factor n / L beyond the training length L (dotted): one seed, standard error over prompts.",
+        f"Needles found by context length (RePo table 1, fig. 1, 5), {count} prompts each. Plain: mean over seeds, small dots: "
+        "each; YaRN by the factor n / L beyond the training length L (dotted): one seed, standard error over prompts. Marks of one length "
+        "stand beside each other so that equal ones can be seen.",
         by_length,
     )
     maps = _maps(searched)
