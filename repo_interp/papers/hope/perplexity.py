@@ -117,8 +117,13 @@ def _differences(rows: Sequence[tuple[Scored, str]], rope: Scored, table: xr.Dat
                 values[:, row, place] = own.margin, own.standard_error if np.isfinite(own.standard_error) else np.nan
     axes = {name: table[name] for name in ("checkpoint", "test_set")}
     margin, error = (xr.DataArray(each, axes, tuple(axes)) for each in values)
-    above = described(margin, f"log perplexity above that of {RIVALS[ROPE]}", "nat per token").assign_attrs({"from": RIVALS[ROPE]})
-    return {"difference": above, "difference_error": described(error, "standard error of the difference over windows", "nat per token")}
+    above = described(margin, f"log perplexity above that of {RIVALS[ROPE]}", "nat per token").assign_attrs(
+        {"from": RIVALS[ROPE]}
+    )
+    return {
+        "difference": above,
+        "difference_error": described(error, "standard error of the difference over windows", "nat per token"),
+    }
 
 
 PERPLEXITY = Experiment(

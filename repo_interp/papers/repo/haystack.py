@@ -86,6 +86,8 @@ class Searched:
     """`score [method, length, prompt]`, `map [method, depth, length]`; method "plain", and "yarn" where a layer rotates."""
     recorded: Scored | None
     """Scores of the same checkpoint and of its other seeds, where the task is one of ours."""
+    counts: xr.DataArray | None = None
+    """Prompts by `[depth, length]`, where the task is one of ours and its prompts have a depth."""
 
     @property
     def name(self) -> str:
@@ -124,7 +126,17 @@ def search(subject: Subject, options: Options, cache: Cache) -> Searched:
     known = [length for length in lengths if str(length) in scored.test_sets]
     score = scored.live["score"].sel(test_set=[str(length) for length in known]).rename(test_set="length")
     prompts = {length: subject.prompts(length, options.score_prompts, options.seed) for length in known}
-    return Searched(subject, _with_map(score.assign_coords(length=known), prompts), scored)
+    return Searched(subject, _with_map(score.assign_coords(length=known), prompts), scored, _counts(prompts))
+
+
+def _counts(prompts: Mapping[int, Sequence[Prompt]]) -> xr.DataArray | None:
+    """How many prompts there are by `[depth, length]`; None where one has no depth."""
+    depths = {length: [prompt.attributes.get("depth") for prompt in asked] for length, asked in prompts.items()}
+    known = {depth for of_length in depths.values() for depth in of_length}
+    if None in known:
+        return None
+    axes = {"depth": sorted(known, key=float), "length": list(depths)}  # pyright: ignore[reportArgumentType]
+    return xr.DataArray([[of_length.count(depth) for of_length in depths.values()] for depth in axes["depth"]], axes, tuple(axes))
 
 
 def _ruler(subject: Subject, options: Options, lengths: Sequence[int], rotates: bool) -> xr.Dataset:
@@ -249,12 +261,19 @@ def draw(searched: Sequence[Searched]) -> Iterator[Drawing]:
     )
     maps = _maps(searched)
     if maps is not None:
+        counts = first_counts.reindex_like(maps[0, 0]) if (first_counts := searched[0].counts) is not None else None
+        known = {} if counts is None else {"prompts": described(counts, "prompts behind a cell", "1")}
         yield Drawing(
             f"haystack_map_{group}",
-            score_maps(100 * maps, length),
-            f"Needles found, per cent, by depth and context length (RePo fig. 1, 5), {count} prompts per length over all depths; empty: "
-            f"none there. Right of the dotted line: beyond the training length, {length} tokens.",
-            described(maps, "share of the needles found", "1").to_dataset(name="score"),
+            score_maps(100 * maps, length, counts),
+            f"Needles found, per cent, by depth and context length (RePo fig. 1, 5), {count} prompts per length over all depths"
+            + (
+                ", so that a cell has few"
+                if counts is None
+                else "; the last column says how many a cell has, the same for all checkpoints"
+            )
+            + f"; empty: none there. Right of the dotted line: beyond the training length, {length} tokens.",
+            described(maps, "share of the needles found", "1").to_dataset(name="score").assign(known),
         )
 
 

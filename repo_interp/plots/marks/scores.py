@@ -145,27 +145,34 @@ def draw_scores(ax: Axes, data: xr.Dataset) -> Axes:
 
 
 @style()
-def score_maps(maps: xr.DataArray, training_length: int) -> PaperFigure:
+def score_maps(maps: xr.DataArray, training_length: int, counts: xr.DataArray | None = None) -> PaperFigure:
     """`maps` [checkpoint, method, depth, length] in per cent as grids: one row per method, one column per checkpoint (fig. 1, 5).
 
-    The coordinate `layout (checkpoint)` names the columns. A dotted line stands behind the training length; NaN is left white.
+    The coordinate `layout (checkpoint)` names the columns; the last one writes `counts` [depth, length], the prompts behind a cell. A
+    dotted line stands behind the training length; NaN is left white.
     """
     maps = maps.transpose("method", "checkpoint", "depth", "length")
     methods, checkpoints, depths, lengths = maps.shape
     titles = [look["label"] for look in looks(maps.to_dataset(name="score")).values()]
-    width = min(PAGE_WIDTH, max(COLUMN_WIDTH, 0.55 + 0.36 * lengths * checkpoints))
-    figure = paper_figure(width, 0.6 + methods * (0.35 + 0.125 * depths))
-    axes: Any = figure.subplots(methods, checkpoints, sharex=True, sharey=True, squeeze=False)
-    for row, column in np.ndindex(methods, checkpoints):
+    columns = checkpoints + (counts is not None)
+    width = min(PAGE_WIDTH, max(COLUMN_WIDTH, 0.55 + 0.36 * lengths * columns))
+    figure = paper_figure(width, 0.75 + methods * (0.35 + 0.125 * depths))
+    axes: Any = figure.subplots(methods, columns, sharex=True, sharey=True, squeeze=False)
+    numbers = np.full((depths, lengths), np.nan) if counts is None else counts.transpose("depth", "length").values
+    for row, column in np.ndindex(methods, columns):
         ax = axes[row, column]
-        draw_map(ax, maps.values[row, column])
+        if column == checkpoints:
+            ax.imshow(np.ones_like(numbers), cmap="gray", vmin=0, vmax=1, aspect="auto")
+            write_cells(ax, np.where(numbers > 0, numbers, np.nan), ".0f", np.full(numbers.shape, "#222222"), 4.8)
+        else:
+            draw_map(ax, maps.values[row, column])
         inside = int((maps["length"].values <= training_length).sum())
         if 0 < inside < lengths:
             ax.axvline(inside - 0.5, color="#E69F00", linewidth=1.0, linestyle=(0, (1, 1)), gid="training length")
         if not row:
-            ax.set_title(titles[column].replace(" from", "\nfrom"))
+            ax.set_title("prompts\nper cell" if column == checkpoints else titles[column].replace(" from", "\nfrom"))
         if row == methods - 1:
-            ax.set_xticks(range(lengths), [f"{length:,}" for length in maps["length"].values])
+            ax.set_xticks(range(lengths), [f"{length:,}" for length in maps["length"].values], rotation=90)
         if not column:
             ax.set_yticks(range(depths)[::2], [f"{depth:g}" for depth in maps["depth"].values[::2]])
             ax.set_ylabel(f"{maps['method'].values[row]}\ndepth (%)")
@@ -282,7 +289,12 @@ def copying_by_sequences(panels: Mapping[str, xr.Dataset]) -> PaperFigure:
 def legend_under(ax: Axes, data: xr.Dataset, columns: int = 2, down: float = -0.22) -> None:
     """The legend of the checkpoints of `data` below `ax`, with lines long enough for their dashes."""
     ax.legend(
-        handles=handles(data), loc="upper center", bbox_to_anchor=(0.5, down), ncols=columns, handlelength=DASHED, borderaxespad=0.0
+        handles=handles(data),
+        loc="upper center",
+        bbox_to_anchor=(0.5, down),
+        ncols=columns,
+        handlelength=DASHED,
+        borderaxespad=0.0,
     )
 
 
