@@ -115,9 +115,10 @@ def _reach(pairs: xr.Dataset, numbered: int) -> float:
 
 def draw_pairs(ax: Axes, pairs: xr.Dataset, colour: str, numbered: int, reach: float | None = None) -> Axes:
     """Draw the mean pairs of one head - variables [component] of the group `rotation` - on `ax`, from -reach to reach: so far that circles
-    are whole, where it is not given. Arrows too short to be told apart have no number.
+    are whole, where it is not given. Where it is, arrows too short to be told apart have no number.
     """
     arrows, deviation = _arrows(pairs)
+    short = 0.0 if reach is None else SHORT * reach
     reach = _reach(pairs, numbered) if reach is None else reach
     slow = pairs["slow_dominating"].values == 1
     longest = np.argsort(-np.abs(arrows), kind="stable")[:numbered]
@@ -132,7 +133,7 @@ def draw_pairs(ax: Axes, pairs: xr.Dataset, colour: str, numbered: int, reach: f
             zorder=3 if slow[component] else 2,
         )
         if component in longest:
-            named = "" if abs(tip) < SHORT * reach else str(component)
+            named = "" if abs(tip) < short else str(component)
             _around(ax, tip, deviation[component], float(pairs["max_rotation"].values[component]), shade, int(component), named)
     ax.axhline(0, color="#E4E4E4", linewidth=0.5, zorder=0)
     ax.axvline(0, color="#E4E4E4", linewidth=0.5, zorder=0)
