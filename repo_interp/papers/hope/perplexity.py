@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
-import xarray as xr
 
-from repo_interp.measures.labels import described
 from repo_interp.papers.hope.extended_scores import (
     HOPE,
     METHODS,
@@ -26,7 +24,14 @@ from repo_interp.papers.hope.extended_scores import (
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import Claim, Evidence
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, together
-from repo_interp.papers.kit.perplexities import bands, on_the_same_windows, perplexity_table, shortest_and_longest
+from repo_interp.papers.kit.perplexities import (
+    bands,
+    below_it,
+    differences,
+    on_the_same_windows,
+    perplexity_table,
+    shortest_and_longest,
+)
 from repo_interp.papers.kit.rules import Above
 from repo_interp.papers.kit.samples import MATERIAL, between, in_words, numbers_of
 from repo_interp.papers.kit.scores import PLAIN, Scored, ScoreOptions, first_of, missing, note, of_tasks
@@ -94,8 +99,7 @@ def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
     rope = first_of(scored, ROPE)
     below = ""
     if rope is not None:
-        table = table.assign(_differences(rows, rope, table))
-        below = f" Below: log perplexity above that of {RIVALS[ROPE]}, with two standard errors over the windows that both have."
+        table, below = table.assign(differences(rows, rope, RIVALS[ROPE], table)), f" {below_it(RIVALS[ROPE])}"
     extended = [label(each, method, scored) for each, method in rows if each.layout in (ROPE, HOPE)]
     panels = {f"trained at {length} tokens": table.sel(checkpoint=[label(each, PLAIN, scored) for each in scored])}
     if any(method != PLAIN for _, method in rows):
@@ -105,25 +109,6 @@ def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
         f"length, {length} tokens. PI and YaRN by the factor n / L beyond it. {bands(table)}{below}"
     )
     yield Drawing("perplexity_by_length", perplexity_panels(panels), caption, table)
-
-
-def _differences(rows: Sequence[tuple[Scored, str]], rope: Scored, table: xr.Dataset) -> dict[str, xr.DataArray]:
-    """Log perplexity above that of `rope` without extension, [checkpoint, test_set] of `table`, and its standard error."""
-    values = np.full((2, len(rows), table.sizes["test_set"]), np.nan)
-    for row, (each, method) in enumerate(rows):
-        for place, name in enumerate(table["test_set"].values.astype(str)):
-            if name in each.test_sets and name in rope.test_sets:
-                own = between(each.sample((name,), method), rope.sample((name,)))
-                values[:, row, place] = own.margin, own.standard_error if np.isfinite(own.standard_error) else np.nan
-    axes = {name: table[name] for name in ("checkpoint", "test_set")}
-    margin, error = (xr.DataArray(each, axes, tuple(axes)) for each in values)
-    above = described(margin, f"log perplexity above that of {RIVALS[ROPE]}", "nat per token").assign_attrs(
-        {"from": RIVALS[ROPE]}
-    )
-    return {
-        "difference": above,
-        "difference_error": described(error, "standard error of the difference over windows", "nat per token"),
-    }
 
 
 PERPLEXITY = Experiment(

@@ -166,13 +166,13 @@ def score_table(scored: Sequence[Scored], test_sets: Sequence[str] = (), method:
         coords={
             "checkpoint": [each.name for each in scored],
             "test_set": names,
-            "layout": ("checkpoint", [_in_layers(each) for each in scored]),
+            "layout": ("checkpoint", [in_layers(each) for each in scored]),
             "seed": np.arange(seeds),  # so that tables of other numbers of seeds can be joined
         },
     )
 
 
-def _in_layers(scored: Scored) -> str:
+def in_layers(scored: Scored) -> str:
     """The layout by which figures name a checkpoint: a start that training.toml gives as a share of the layers as the layer it is."""
     share = scored.layout.partition("@")[2]
     return format_layout(parse_layout(scored.layout, scored.configuration.layers)) if "/" in share else scored.layout

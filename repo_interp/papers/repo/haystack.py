@@ -130,13 +130,15 @@ def search(subject: Subject, options: Options, cache: Cache) -> Searched:
 
 
 def _counts(prompts: Mapping[int, Sequence[Prompt]]) -> xr.DataArray | None:
-    """How many prompts there are by `[depth, length]`; None where one has no depth."""
-    depths = {length: [prompt.attributes.get("depth") for prompt in asked] for length, asked in prompts.items()}
-    known = {depth for of_length in depths.values() for depth in of_length}
-    if None in known:
+    """How many prompts there are by `[depth, length]`, depths to the nearest ten per cent as in `score_map`; None where one has none."""
+    if any(prompt.attributes.get("depth") is None for asked in prompts.values() for prompt in asked):
         return None
-    axes = {"depth": sorted(known, key=float), "length": list(depths)}  # pyright: ignore[reportArgumentType]
-    return xr.DataArray([[of_length.count(depth) for of_length in depths.values()] for depth in axes["depth"]], axes, tuple(axes))
+    depths = {
+        length: [10 * round(float(prompt.attributes["depth"]) / 10) for prompt in asked] for length, asked in prompts.items()
+    }
+    known = sorted({depth for of_length in depths.values() for depth in of_length})
+    counts = [[of_length.count(depth) for of_length in depths.values()] for depth in known]
+    return xr.DataArray(counts, {"depth": known, "length": list(depths)}, ("depth", "length"))
 
 
 def _ruler(subject: Subject, options: Options, lengths: Sequence[int], rotates: bool) -> xr.Dataset:
@@ -272,7 +274,7 @@ def draw(searched: Sequence[Searched]) -> Iterator[Drawing]:
                 if counts is None
                 else "; the last column says how many a cell has, the same for all checkpoints"
             )
-            + f"; empty: none there. Right of the dotted line: beyond the training length, {length} tokens.",
+            + f"; grey: none there. Right of the dotted line: beyond the training length, {length} tokens.",
             described(maps, "share of the needles found", "1").to_dataset(name="score").assign(known),
         )
 

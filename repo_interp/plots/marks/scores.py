@@ -39,11 +39,14 @@ from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper
 _MIXED = {"r2n1": ("rope", "R2N1"), "n2r1": ("nope", "N2R1")}
 _DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.2, 1, 1.2)))
 _MARKERS = ("o", "s", "^", "D")
+_NOTHING = "#D9D9D9"
 _MAP = LinearSegmentedColormap.from_list("score", ["#FFFFFF", "#9DCBE6", "#0072B2", "#003A5C"])
 DOUBLINGS = 4.0
 """Ratio of the longest to the shortest length from which a length axis doubles."""
 BESIDE, FEW_BESIDE, FEW = 2.4, 3.2, 4
 """Points by which the marks of neighbouring checkpoints stand apart over lengths; the same where lengths are few; how many those are."""
+CLOSEST = 120.0
+"""Points that all marks of a panel may take side by side, so that those of neighbouring lengths stay apart."""
 DASHED = 2.6
 """Letters' widths of a legend's lines, for dashes to be told apart."""
 SEED_DOTS: Mapping[str, Any] = {"markersize": 1.4, "markeredgewidth": 0}
@@ -67,8 +70,11 @@ def layout_name(layout: str) -> str:
 
 
 def looks(data: xr.Dataset) -> dict[str, dict[str, Any]]:
-    """Colour, dashes, marker and legend text of each checkpoint of `data`: one colour per scheme, dashes apart within a colour."""
+    """Colour, dashes, marker and legend text of each checkpoint of `data`: one colour per scheme, dashes apart within a colour. The text is
+    that of a coordinate `label (checkpoint)`, else the layout's name, else, where several have this layout, the checkpoint's own.
+    """
     layouts = [str(layout) for layout in data["layout"].values]
+    labels = dict(zip(data["checkpoint"].values, data["label"].values.astype(str), strict=True)) if "label" in data.coords else {}
     seen: dict[str, int] = {}
     by_name = {}
     for name, layout in zip(data["checkpoint"].values.astype(str), layouts, strict=True):
@@ -79,7 +85,7 @@ def looks(data: xr.Dataset) -> dict[str, dict[str, Any]]:
             "color": colour,
             "linestyle": _DASHES[place % len(_DASHES)],
             "marker": _MARKERS[place % len(_MARKERS)],
-            "label": layout_name(layout) if layouts.count(layout) == 1 else name,
+            "label": labels.get(name) or (layout_name(layout) if layouts.count(layout) == 1 else name),
         }
     return by_name
 
@@ -137,7 +143,8 @@ def draw_scores(ax: Axes, data: xr.Dataset) -> Axes:
             ends = means - errors[row], means + errors[row]
             marks.append(ax.vlines(x, *ends, color=look["color"], linewidth=0.7, gid=f"error {name}"))
         if numeric:
-            _move_aside(ax, marks, row, len(scores), FEW_BESIDE if len(sets) <= FEW else BESIDE)
+            points = FEW_BESIDE if len(sets) <= FEW else min(BESIDE, CLOSEST / (len(sets) * len(scores)))
+            _move_aside(ax, marks, row, len(scores), points)
     if numeric:
         ax.margins(x=0.11 if len(sets) <= FEW else 0.08)  # room for what was moved
     _axis(ax, sets, numeric, data)
@@ -149,7 +156,7 @@ def score_maps(maps: xr.DataArray, training_length: int, counts: xr.DataArray | 
     """`maps` [checkpoint, method, depth, length] in per cent as grids: one row per method, one column per checkpoint (fig. 1, 5).
 
     The coordinate `layout (checkpoint)` names the columns; the last one writes `counts` [depth, length], the prompts behind a cell. A
-    dotted line stands behind the training length; NaN is left white.
+    dotted line stands behind the training length; NaN is grey.
     """
     maps = maps.transpose("method", "checkpoint", "depth", "length")
     methods, checkpoints, depths, lengths = maps.shape
@@ -181,7 +188,8 @@ def score_maps(maps: xr.DataArray, training_length: int, counts: xr.DataArray | 
 
 
 def draw_map(ax: Axes, per_cent: np.ndarray) -> Axes:
-    """Draw `per_cent` [row, column] on `ax`: a shade and a number per cell; nothing where it is NaN."""
+    """Draw `per_cent` [row, column] on `ax`: a shade and a number per cell; grey where it is NaN."""
+    ax.set_facecolor(_NOTHING)
     ax.imshow(per_cent, cmap=_MAP, vmin=0, vmax=100, aspect="auto", interpolation="nearest")
     write_cells(ax, per_cent, ".0f", np.where(per_cent > 60, "white", "#222222"), 4.8)
     return ax
