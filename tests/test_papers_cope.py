@@ -259,12 +259,18 @@ def test_bars_have_a_dot_a_seed_and_stay_inside():
         },
         coords={"checkpoint": ["c", "r"], "test_set": ["sparse", "dense"], "layout": ("checkpoint", ["cope", "rope"])},
     )
-    (ax,) = error_bars({"task": data}).axes
+    figure = error_bars({"task": data})
+    (ax,) = figure.axes
     assert [patch.get_extents().height > 0 for patch in ax.patches] == [True, False, True]
     assert [round(ax.transData.inverted().transform(patch.get_extents())[1, 1]) for patch in ax.patches] == [7, 0, 20]
     assert sorted(np.concatenate([np.asarray(line.get_ydata()) for line in ax.lines]).tolist()) == [0, 0, 0, 5, 7, 9]
     assert ax.get_ylim()[1] > 50
     assert {text.get_text() for text in ax.texts} == {"7.0", "0", "20.0", "n/a"}
+    figure.draw_without_rendering()
+    names = [label.get_window_extent() for label in ax.get_xticklabels()]
+    for text in ax.texts:  # the means stand in a row of their own: over no dot, over no name of a test set
+        box = text.get_window_extent()
+        assert box.y1 <= ax.bbox.y0 and box.y0 >= max(name.y1 for name in names)
 
 
 # ---- trained checkpoints --------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from repo_interp.plots import (
 from repo_interp.plots.catalogue import view_of
 from repo_interp.plots.style import COLUMN_WIDTH, SCHEME_COLOURS
 from repo_interp.plots.view import PageOptions
-from repo_interp.plots.views.component_curves import BAND_COLOURS, band_of
+from repo_interp.plots.views.component_curves import BAND_COLOURS, FEW_PAIRS, band_of
 from repo_interp.plots.views.components import component_data, component_table
 
 L, LAYERS, HEADS, COMPONENTS = 32, 3, 2, 6
@@ -109,11 +109,17 @@ def test_logits_of_several_checkpoints_within_and_beyond_the_training_length():
     figure = logit_by_distance(logits())
     assert figure.get_figwidth() == COLUMN_WIDTH
     first, second = figure.axes
-    assert [ax.get_title(loc="left") for ax in figure.axes] == ["plain: RoPE", "table: learned"]
-    assert_allclose(drawn(first, f"trained {L}"), np.arange(1, L))
-    assert_allclose(drawn(first, f"trained {2 * L}"), np.arange(1, 2 * L))
-    assert_allclose(drawn(first, f"random 0 {2 * L}"), np.arange(1, 2 * L))
-    assert {line.get_gid() for line in second.get_lines()} == {f"trained {L}", f"random 0 {L}", "training length"}
+    assert [ax.get_title(loc="left") for ax in figure.axes] == ["RoPE", "learned"]
+    for gid, length in ((f"trained {L}", L), (f"trained {2 * L}", 2 * L), (f"random 0 {2 * L}", 2 * L)):
+        many, few = drawn(first, gid), drawn(first, f"{gid}, few pairs")
+        assert_allclose(np.concatenate((many, few[1:])), np.arange(1, length))
+        assert few[0] == length - length // FEW_PAIRS
+    curves = {f"trained {L}", f"random 0 {L}"}
+    assert {line.get_gid() for line in second.get_lines()} == {
+        *curves,
+        *(f"{curve}, few pairs" for curve in curves),
+        "training length",
+    }
     assert to_hex(next(line for line in first.get_lines() if line.get_gid() == f"trained {L}").get_color()) == (
         SCHEME_COLOURS["rope"].lower()
     )
@@ -172,7 +178,10 @@ def test_beyond_the_training_length_the_first_layer_and_the_later_ones():
     assert len([line for line in top.get_lines() if line.get_gid() is None]) == NAMES.count("activated") + NAMES.count("low")
     first = middle.get_lines()[0]
     assert_allclose(first.get_ydata(), data["logit_by_distance"].values[0, first.get_xdata().astype(int)])
-    assert [text.get_text() for text in bottom.get_legend().get_texts()] == ["layer 1", "layer 2"]
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()][-2:] == ["layer 1", "layer 2"]
+    assert legend.get_window_extent().y1 < bottom.bbox.y0  # over no line
 
 
 def rotation(layers: int = LAYERS, heads: int = HEADS) -> xr.Dataset:
@@ -205,8 +214,23 @@ def test_turns_are_shares_in_per_cent():
     share = components()["turn_share"].mean(("layer", "head"))
     data = averaged(components()).assign(turn_share=share, turn_upper=components()["turn_upper"])
     ax = turn_histogram(data).axes[0]
-    assert_allclose(ax.images[0].get_array(), 100 * share.transpose("turn", "component").values)
-    assert [label.get_text() for label in ax.get_yticklabels()] == ["0", "0.1", "π/4", "π"]
+    drawn_share = ax.images[0].get_array()
+    assert_allclose(drawn_share, 100 * share.transpose("turn", "component").values[: len(drawn_share)])
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["0", "0.1", "π/4", "π", "∞"][: len(drawn_share) + 1]
+
+
+def test_angles_that_no_pair_turns_by_are_said_and_not_drawn():
+    share = components()["turn_share"].mean(("layer", "head")).copy()
+    share.loc[{"turn": share["turn"].values[2:]}] = 0
+    data = averaged(components()).assign(turn_share=share, turn_upper=components()["turn_upper"])
+    ax = turn_histogram(data).axes[0]
+    assert len(ax.images[0].get_array()) == 2
+    assert "no pair turns by π/4 or more" in ax.get_title(loc="left")
+
+
+def test_queries_and_keys_have_one_scale():
+    queries, keys = pair_norms(rotation()).axes[:2]
+    assert queries.images[0].get_clim() == keys.images[0].get_clim()
 
 
 def test_a_run_gets_the_figures_that_it_allows(tmp_path):

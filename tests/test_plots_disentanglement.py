@@ -27,6 +27,7 @@ from repo_interp.plots.views.extrapolation import output_traces as traces_in_pla
 from repo_interp.plots.views.fake_distance import fake_distance_fit
 from repo_interp.plots.views.perturbation import perturbation_grid
 from repo_interp.plots.views.rotation import rotating_pairs, rotation_grid
+from repo_interp.plots.views.three_axis import fit_correlations
 from repo_interp.run import read_run, write_run
 from repo_interp.tasks import make_task
 
@@ -140,6 +141,32 @@ def test_tolerance_is_written_into_its_cells(run):
         perturbation_grid(run, "loss")
 
 
+def test_colours_of_tolerance_and_of_fits_end_at_the_same_values_in_every_figure(run):
+    weaker = run.copy()
+    weaker["perturbation"] = run["perturbation"].to_dataset().assign(log_perplexity=run["perturbation"]["log_perplexity"] / 2)
+    first, second = (perturbation_grid(each).axes[0].images[0].get_clim() for each in (run, weaker))
+    assert first == second
+    for ax in fit_correlations(run).axes[:2]:
+        assert ax.images[0].get_clim() in ((0, 1), (-1, 1))
+
+
+def test_a_fit_that_is_exact_by_construction_is_grey(run):
+    exact = xr.ones_like(run["fake_distance"]["r"])
+    figure = fit_correlations(xr.DataTree.from_dict({"fake_distance": xr.Dataset({"r": exact})}))
+    assert np.ma.getmaskarray(np.ma.masked_invalid(figure.axes[0].images[0].get_array())).all()
+    assert "by construction" in figure.axes[0].get_title("left")
+
+
+def test_all_heads_have_one_scale_and_whole_circles(run):
+    figure = rotation_grid(run)
+    shown = [ax for ax in figure.axes if ax.get_visible() and not ax.get_label()]
+    assert len({ax.get_xlim() for ax in shown}) == 1
+    reach = shown[0].get_xlim()[1]
+    for circle in artists(figure, "deviation"):
+        if isinstance(circle, Circle):
+            assert max(np.abs(circle.center)) + circle.radius <= reach
+
+
 def test_extrapolation_is_drawn_by_method_and_length(run):
     figure = extrapolation_by_length(run)
     group = run["extrapolation"]
@@ -152,10 +179,14 @@ def test_extrapolation_is_drawn_by_method_and_length(run):
 def test_traces_wander_in_the_plane_of_the_reference(run):
     figure = traces_in_plane(run)
     group = run["output_traces"]
-    (dots,) = artists(figure, "reference")
-    np.testing.assert_allclose(dots.get_xydata(), group["pca_reference"].values)
+    panels = artists(figure, "reference")
+    for dots in panels:
+        np.testing.assert_allclose(dots.get_xydata(), group["pca_reference"].values)
     np.testing.assert_allclose(group["pca_reference"].mean("point").values, 0, atol=1e-3)
-    assert len(artists(figure, "trace")) == 3
+    lines = artists(figure, "trace")
+    assert len(lines) == len(panels) == 3
+    for line, trace in zip(lines, group["pca_trace"].transpose("trace", "step", "axis").values, strict=True):
+        np.testing.assert_allclose([part[0] for part in line.get_segments()], trace[:-1])
     assert group["step"].values.tolist() == [0, 8, 16, 24, 32]
 
 

@@ -7,7 +7,16 @@ import pytest
 import xarray as xr
 from numpy.testing import assert_allclose
 
-from repo_interp.plots.marks.scores import layout_colour, layout_name, looks, method_panels, score_by_length, score_maps
+from repo_interp.plots.marks.scores import (
+    copying_by_sequences,
+    layout_colour,
+    layout_name,
+    looks,
+    method_panels,
+    perplexity_panels,
+    score_by_length,
+    score_maps,
+)
 from repo_interp.plots.style import SCHEME_COLOURS, save_figure
 
 
@@ -54,14 +63,16 @@ def test_checkpoints_of_one_colour_are_told_apart_by_dashes_and_equal_layouts_by
     assert [look["label"] for look in found.values()] == ["RoPE", "R2N1", "task/2", "task/3"]
 
 
-def test_lines_are_means_over_the_seeds_that_are_there_and_bands_all_of_them():
+def test_lines_are_means_over_the_seeds_that_are_there_and_dots_all_of_them():
     values = np.array([[[0.2, 0.6, np.nan], [0.1, 0.3, 0.5]], [[0.9, np.nan, np.nan], [0.8, np.nan, np.nan]]])
     figure = score_by_length(scores(values, ["rope", "repo"], [21, 22], axis="words", training_length=20))
     ax = figure.axes[0]
     assert_allclose(drawn(ax, "score task/0").get_ydata(), [0.4, 0.3])
     assert_allclose(drawn(ax, "score task/0").get_xdata(), [21, 22])
-    band = drawn(ax, "seeds task/0").get_paths()[0].vertices[:, 1]
-    assert_allclose([band.min(), band.max()], [0.1, 0.6])
+    ends = [segment[:, 1] for segment in drawn(ax, "seeds task/0").get_segments()]
+    assert_allclose(ends, [[0.2, 0.6], [0.1, 0.5]])
+    dots = drawn(ax, "seed dots task/0").get_ydata()
+    assert_allclose(sorted(dots[np.isfinite(dots)]), [0.1, 0.2, 0.3, 0.5, 0.6])
     (bar, _) = drawn(ax, "error task/1").get_segments()
     assert_allclose(bar, [[21, 0.8], [21, 1.0]])
     assert ax.get_xlabel() == "length (words)"
@@ -111,9 +122,42 @@ def test_maps_write_per_cent_where_there_is_a_prompt(tmp_path):
     assert all(path.stat().st_size for path in save_figure(figure, tmp_path / "map"))
 
 
-@pytest.mark.parametrize("count", [1, 5])
-def test_every_line_of_equal_scores_can_be_seen(count):
-    figure = score_by_length(scores(np.ones((count, 2, 1)), ["rope"] * count, [1, 2]))
-    widths = [drawn(figure.axes[0], f"score task/{number}").get_linewidth() for number in range(count)]
-    assert widths == sorted(widths, reverse=True)
-    assert len(set(widths)) == min(count, 4)
+@pytest.mark.parametrize("count", [2, 8])
+def test_every_mark_of_equal_scores_can_be_seen_and_all_lines_are_equally_wide(count):
+    figure = score_by_length(scores(np.ones((count, 3, 1)), ["rope"] * count, [256, 512, 1024]))
+    figure.draw_without_rendering()
+    (ax,) = figure.axes
+    lines = [drawn(ax, f"score task/{number}") for number in range(count)]
+    assert len({line.get_linewidth() for line in lines}) == 1
+    places = np.array([line.get_transform().transform(line.get_xydata())[:, 0] for line in lines])
+    assert (np.diff(places, axis=0) > 2 * figure.dpi / 72).all()
+    assert places.min() > ax.bbox.x0 and places.max() < ax.bbox.x1
+
+
+def test_legends_stand_below_their_panels():
+    data = scores(np.random.default_rng(0).random((5, 3, 1)), ["rope", "hope", "alibi", "kerple", "fire"], [4, 8, 16])
+    figure = copying_by_sequences({"schemes": data.assign_attrs(training_length=6), "twins": data.isel(checkpoint=slice(2))})
+    figure.draw_without_rendering()
+    for ax in figure.axes:
+        assert ax.get_legend().get_window_extent().y1 < ax.bbox.y0
+    first, second = (ax.get_legend() for ax in figure.axes)
+    assert [text.get_text() for text in second.get_texts()] == ["RoPE", "HoPE"]
+    assert first.get_window_extent().x1 < second.get_window_extent().x0
+
+
+def test_perplexities_have_their_differences_with_paired_errors_below():
+    data = scores(np.array([[[30.0], [40.0]], [[33.0], [36.0]]]), ["rope", "hope"], [256, 512], training_length=256)
+    margin = xr.DataArray([[0.0, 0.0], [0.1, -0.1]], dims=("checkpoint", "test_set"), attrs={"from": "RoPE"})
+    data = data.assign(difference=margin, difference_error=abs(margin) / 10)
+    above, below = perplexity_panels({"text": data}).axes
+    assert_allclose(drawn(above, "perplexity task/1").get_ydata(), [33, 36])
+    assert_allclose([segment[:, 1] for segment in drawn(below, "error task/1").get_segments()], [[0.08, 0.12], [-0.12, -0.08]])
+    assert "RoPE" in below.get_ylabel()
+
+
+def test_a_map_says_how_many_prompts_a_cell_has():
+    axes = {"checkpoint": ["a"], "method": ["plain"], "depth": [0, 100], "length": [64, 128]}
+    maps = xr.DataArray(np.full((1, 1, 2, 2), 50.0), axes, tuple(axes)).assign_coords(layout=("checkpoint", ["repo"]))
+    counts = xr.DataArray([[7, 8], [9, 0]], {name: axes[name] for name in ("depth", "length")}, ("depth", "length"))
+    _, last = score_maps(maps, 64, counts).axes
+    assert sorted(text.get_text() for text in last.texts) == ["7", "8", "9"]

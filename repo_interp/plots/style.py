@@ -68,7 +68,7 @@ SPAN_COLOURS: Mapping[str, str] = {
     "needle": "#E69F00",
     "query": "#56B4E9",
     "generated": "#CC79A7",
-    "distractor": "#F0E442",
+    "distractor": "#8468D8",
     "answer": "#009E73",
     "prefix": "#0072B2",
     "rest": "#B9B9B9",

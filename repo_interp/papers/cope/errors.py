@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -106,11 +107,18 @@ def lower_error(claim: Claim, scored: Sequence[Scored], test_set: str, measured:
 def error_table(scored: Sequence[Scored]) -> xr.Dataset:
     """Errors [checkpoint, test_set, seed] in per cent, with their standard errors over prompts, as `error_bars` draws them."""
     table = score_table(scored)
+    recorded = [[_error_of_recorded(each, name) for name in table["test_set"].values] for each in scored]
     described = {"long_name": f"error (1 - {scored[0].metric})", "units": "%"}
-    return table.assign(
-        score=(100 * (1 - table["score"])).assign_attrs(described),
-        standard_error=(100 * table["standard_error"]).assign_attrs(long_name="standard error over prompts", units="%"),
+    errors = (100 * table["standard_error"].fillna(np.array(recorded))).assign_attrs(
+        long_name="standard error over prompts", units="%"
     )
+    return table.assign(score=(100 * (1 - table["score"])).assign_attrs(described), standard_error=errors)
+
+
+def _error_of_recorded(scored: Scored, test_set: str) -> float:
+    """The standard error over prompts that a recorded mean of one seed has at most; NaN where there are other seeds, or none."""
+    sample = scored.sample([test_set]) if test_set in scored.test_sets else None
+    return np.nan if sample is None or len(sample.seeds) != 1 or sample.spread is None else sample.spread
 
 
 def bars(scored: Sequence[Scored]) -> str:
@@ -121,7 +129,8 @@ def bars(scored: Sequence[Scored]) -> str:
     over = str(next(iter(seeds.values()))) if same else ", ".join(f"{name} {count}" for name, count in seeds.items())
     prompts = sorted({sample.count for sample in samples.values()})
     return (
-        f"Bars: means over training seeds ({over}); dots: seeds; whiskers of a single seed: standard error over prompts; "
+        f"Bars: means over training seeds ({over}); dots: seeds; whiskers of a single seed: standard error over prompts, at most where "
+        "its mean alone is recorded; "
         f"{' to '.join(str(count) for count in dict.fromkeys((prompts[0], prompts[-1])))} prompts each."
     )
 
@@ -140,12 +149,13 @@ def error_bars(panels: Mapping[str, xr.Dataset]) -> PaperFigure:
     count = max(data.sizes["checkpoint"] * data.sizes["test_set"] for data in panels.values())
     with style():
         figure = paper_figure(PAGE_WIDTH if count >= _PAGE_FROM else COLUMN_WIDTH, 0.45 + 1.55 * len(panels))
-        axes = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
+        axes = figure.subplots(len(panels), 1, squeeze=False, sharey=True)[:, 0]
         entries: dict[str, Patch] = {}
         for ax, (title, data) in zip(axes, panels.items(), strict=True):
             for patch in _draw_errors(ax, data):
                 entries.setdefault(str(patch.get_label()), patch)
-            ax.set_title(title)
+            ax.set_title(f"{title}; number: mean")
+        axes[0].set_ylim(0, max(_top(data) for data in panels.values()))
         legend_below(figure, list(entries.values()))
     return figure
 
@@ -155,9 +165,16 @@ def _draw_errors(ax: Axes, data: xr.Dataset) -> list[Patch]:
     values = data["score"].transpose("checkpoint", "test_set", "seed").values
     errors = data["standard_error"].transpose("checkpoint", "test_set").values
     width = _GROUP / len(values)
-    tips = np.nan_to_num(values) + np.nan_to_num(errors)[..., None]
-    top = max(1.14 * float(tips.max(initial=0)), 1.0)
     dot = {"markersize": 2.2, "color": "#222222", "markeredgecolor": "white", "markeredgewidth": 0.4, "clip_on": False}
+    # The numbers stand in a row below the bars, where no dot is.
+    below: Any = {
+        "xytext": (0, -2.5),
+        "textcoords": "offset points",
+        "ha": "center",
+        "va": "top",
+        "fontsize": 5,
+        "annotation_clip": False,
+    }
     entries, bars_by_colour = [], dict[str, int]()
     for row, (name, look) in enumerate(looks(data).items()):
         hatch = _HATCHES[bars_by_colour.setdefault(look["color"], 0) % len(_HATCHES)]
@@ -168,23 +185,27 @@ def _draw_errors(ax: Axes, data: xr.Dataset) -> list[Patch]:
             seeds = seeds[np.isfinite(seeds)]
             x = column - _GROUP / 2 + (row + 0.5) * width
             if not seeds.size:
-                ax.text(x, 0, "n/a", ha="center", va="bottom", fontsize=4.6, color="#5A5A5A", rotation=90, gid=f"absent {name}")
+                ax.annotate("n/a", (x, 0), **below, color="#8A8A8A", gid=f"absent {name}")
                 continue
             mean, error = float(seeds.mean()), float(np.nan_to_num(errors[row, column]))
             ax.bar(x, mean, 0.9 * width, **bar, gid=f"error {name} {data['test_set'].values[column]}")
-            highest = float(seeds.max())
             if seeds.size > 1:
                 ax.plot(x + width * np.linspace(-0.22, 0.22, seeds.size), seeds, "o", **dot)
             elif error > 0:
                 ax.vlines(x, max(0.0, mean - error), mean + error, color="#222222", linewidth=0.7)
-                highest = mean + error
-            ax.text(x, highest + 0.02 * top, _number(mean), ha="center", va="bottom", fontsize=5)
+            ax.annotate(_number(mean), (x, 0), **below, color="#222222", gid=f"mean {name}")
     names = [str(name).replace("in_distribution", "in distribution").replace("_", " ") for name in data["test_set"].values]
     ax.set_xticks(range(len(names)), names)
-    ax.set(xlim=(-0.5, len(names) - 0.5), ylim=(0, top), ylabel="error (%)")
-    ax.tick_params(axis="x", length=0)
+    ax.set(xlim=(-0.5, len(names) - 0.5), ylabel="error (%)")
+    ax.tick_params(axis="x", length=0, pad=9)
     ax.grid(axis="y")
     return entries
+
+
+def _top(data: xr.Dataset) -> float:
+    """Where an axis ends that shows all bars, dots and whiskers of `data`."""
+    tips = data["score"].max("seed").fillna(0) + data["standard_error"].fillna(0)
+    return max(1.08 * float(tips.max()), 1.0)
 
 
 def _number(value: float) -> str:

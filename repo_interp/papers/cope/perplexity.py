@@ -17,13 +17,20 @@ from repo_interp.papers.cope.errors import COPE, needs
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import Claim, Evidence
 from repo_interp.papers.kit.experiment import Drawing, Experiment
-from repo_interp.papers.kit.perplexities import bands, on_the_same_windows, perplexity_table, shortest_and_longest
+from repo_interp.papers.kit.perplexities import (
+    bands,
+    below_it,
+    differences,
+    on_the_same_windows,
+    perplexity_table,
+    shortest_and_longest,
+)
 from repo_interp.papers.kit.rules import Above, All, AtMost
 from repo_interp.papers.kit.samples import MATERIAL, Sample, between, between_rises, in_words, numbers_of
 from repo_interp.papers.kit.scale import Scale
-from repo_interp.papers.kit.scores import Scored, ScoreOptions, first_of, missing, note, score_subject
+from repo_interp.papers.kit.scores import PLAIN, Scored, ScoreOptions, first_of, in_layers, missing, note, score_subject
 from repo_interp.papers.kit.subjects import Subject
-from repo_interp.plots.marks.scores import perplexity_by_length
+from repo_interp.plots.marks.scores import layout_name, perplexity_by_length
 
 RELATIVE, ABSOLUTE = "rope", "learned"
 RIVALS = {RELATIVE: "RoPE (our relative positions)", ABSOLUTE: "learned absolute positions"}
@@ -76,7 +83,11 @@ def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
         f"Perplexity by length of the context (CoPE fig. 3, table 5), {windows} windows of held-out text of each length. Dotted: the "
         f"training length, {length} tokens, where learned absolute positions end. {bands(table)}"
     )
-    table = table.assign_attrs(axis="tokens", training_length=length)
+    rope = first_of(scored, "rope")
+    if rope is not None:
+        table = table.assign(differences([(each, PLAIN) for each in scored], rope, layout_name("rope"), table))
+        caption += f" {below_it(layout_name('rope'))}"
+    table = table.assign_attrs(axis="tokens", training_length=length).assign_coords(label=("checkpoint", _labels(scored)))
     yield Drawing("perplexity", perplexity_by_length(table, f"trained at {length} tokens"), caption, table)
 
 
@@ -165,6 +176,21 @@ def _numbers_of_rise(short: Sample, long: Sample) -> dict[str, Any]:
 
 
 LANGUAGE = Scale(12, 768, 1024, "100 epochs of 100M tokens")  # sec. 5.4
+
+
+def _labels(scored: Sequence[Scored]) -> list[str]:
+    """What a legend calls each checkpoint: its layout, with the number of positions where several have CoPE; else "", for its name."""
+    layouts = [in_layers(each) for each in scored]
+    return [
+        f"{layout_name(layout)}, {positions} positions"
+        if layout == COPE and layouts.count(layout) > 1 and (positions := each.configuration.scheme_options.get("p_max"))
+        else layout_name(layout)
+        if layout == COPE or layouts.count(layout) == 1
+        else ""
+        for each, layout in zip(scored, layouts, strict=True)
+    ]
+
+
 PERPLEXITY = Experiment(
     "perplexity",
     (C4, C4_POSITIONS, C5),

@@ -120,7 +120,7 @@ def draw(tree: xr.DataTree) -> Iterator[Drawing]:
     )
     caption = (
         f"{name} on sequences of 2L = {2 * length} tokens: components and mean logit of the first layer, and mean logit of the "
-        "later ones (HoPE fig. 3c), smoothed over L/32. Red band: the range of the activated component within L. "
+        "later ones (HoPE fig. 3c), smoothed over L/32. Orange band: the range of the activated component within L. "
         f"{replicates.named_bands(band, within)}"
     )
     yield Drawing(f"beyond_training_length_{name}", beyond_training_length(drawn, length), caption, drawn)

@@ -121,8 +121,8 @@ def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
     caption = (
         "Copying: exact match of the 4 tokens that followed 8 tokens seen before, by the number of sequences in the context (HoPE table 1 "
         f"and 3), {scored[0].sample(scored[0].test_sets[:1]).count} prompts each, targets teacher-forced (exact match is the same as when "
-        "generated). Dotted: the longest training prompts. PI and YaRN by the factor n / L beyond them. Band: seeds; bars: standard error "
-        "over prompts."
+        "generated). Dotted: the longest training prompts. PI and YaRN by the factor n / L beyond them. Lines: means "
+        "over seeds, drawn a little beside each other; small dots: seeds; bars of a single seed: standard error over prompts."
     )
     yield Drawing("copying", copying_by_sequences(panels), caption, side_by_side(with_methods(scored), score_table))
 

@@ -24,7 +24,8 @@ from repo_interp.papers.kit.differences import Difference
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, together
 from repo_interp.papers.kit.rules import All, AtLeast, Custom, Significant
 from repo_interp.papers.kit.subjects import Subject
-from repo_interp.plots.views.component_curves import logit_by_distance
+from repo_interp.plots.views.component_curves import FEW_PAIRS, logit_by_distance
+from repo_interp.positions.layouts import format_layout
 
 U_SHAPED = ("learned", "rope", "kerple")
 """The schemes that H1 is about."""
@@ -115,7 +116,8 @@ def draw(measured: Sequence[xr.DataTree]) -> Iterator[Drawing]:
     caption = (
         f"Mean logit by distance over all layers and heads on {data[0][0].attrs['sequences']} sequences of random tokens of length L "
         "and, paler, 2L (HoPE fig. 2, 6, 8). Dashed: training length L; grey: the same architecture with random weights. A scheme with "
-        f"absolute positions ends at L.{caps}"
+        f"absolute positions ends at L. Yellow, with a thinner line: the last 1/{FEW_PAIRS} of the distances of a sequence, which few of "
+        f"its pairs have; a rise that is seen there alone stands on these few.{caps}"
     )
     yield Drawing("logit_by_distance", logit_by_distance(logit), caption, logit.to_dataset(name="logit"))
 
@@ -145,7 +147,12 @@ def _by_length(lengths: Sequence[xr.Dataset]) -> xr.DataArray:
     first, length = lengths[0], lengths[0].attrs["length"]
     axis = xr.IndexVariable("length", [length * (1 + place) for place in range(len(lengths))], {"units": "tokens"})
     logits = xr.concat([data["logit"].mean(("repeat", "layer")) for data in lengths], dim=axis, join="outer", **_JOINED)
-    named = {"scheme": ("checkpoint", [_scheme(first)]), "training_length": ("checkpoint", [length])}
+    layout = format_layout(tuple(str(scheme) for scheme in first["scheme"].values))
+    named = {
+        "scheme": ("checkpoint", [_scheme(first)]),
+        "layout": ("checkpoint", [layout]),
+        "training_length": ("checkpoint", [length]),
+    }
     return logits.expand_dims(checkpoint=[first.attrs["checkpoint"]]).assign_coords(named)
 
 

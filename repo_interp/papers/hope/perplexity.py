@@ -24,12 +24,19 @@ from repo_interp.papers.hope.extended_scores import (
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import Claim, Evidence
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, together
-from repo_interp.papers.kit.perplexities import bands, on_the_same_windows, perplexity_table, shortest_and_longest
+from repo_interp.papers.kit.perplexities import (
+    bands,
+    below_it,
+    differences,
+    on_the_same_windows,
+    perplexity_table,
+    shortest_and_longest,
+)
 from repo_interp.papers.kit.rules import Above
 from repo_interp.papers.kit.samples import MATERIAL, between, in_words, numbers_of
-from repo_interp.papers.kit.scores import Scored, ScoreOptions, first_of, missing, note, of_tasks
+from repo_interp.papers.kit.scores import PLAIN, Scored, ScoreOptions, first_of, missing, note, of_tasks
 from repo_interp.papers.kit.subjects import Subject
-from repo_interp.plots.marks.scores import perplexity_by_length
+from repo_interp.plots.marks.scores import perplexity_panels
 
 LOG_PERPLEXITY = "log perplexity at the longest length, in nats per token,"
 
@@ -87,12 +94,21 @@ def judge(scored: Sequence[Scored]) -> Iterable[Evidence]:
 def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
     """Fig. 5: perplexity by length."""
     length, windows = scored[0].training_length, scored[0].sample(scored[0].test_sets[:1]).count
-    table = side_by_side(with_methods(scored), perplexity_table).assign_attrs(axis="tokens", training_length=length)
+    rows = with_methods(scored)
+    table = side_by_side(rows, perplexity_table).assign_attrs(axis="tokens", training_length=length)
+    rope = first_of(scored, ROPE)
+    below = ""
+    if rope is not None:
+        table, below = table.assign(differences(rows, rope, RIVALS[ROPE], table)), f" {below_it(RIVALS[ROPE])}"
+    extended = [label(each, method, scored) for each, method in rows if each.layout in (ROPE, HOPE)]
+    panels = {f"trained at {length} tokens": table.sel(checkpoint=[label(each, PLAIN, scored) for each in scored])}
+    if any(method != PLAIN for _, method in rows):
+        panels["with PI and YaRN beyond them"] = table.sel(checkpoint=extended)
     caption = (
         f"Perplexity by length of the context (HoPE fig. 5), {windows} windows of held-out text of each length. Dotted: the training "
-        f"length, {length} tokens. PI and YaRN by the factor n / L beyond it. {bands(table)}"
+        f"length, {length} tokens. PI and YaRN by the factor n / L beyond it. {bands(table)}{below}"
     )
-    yield Drawing("perplexity_by_length", perplexity_by_length(table, f"trained at {length} tokens"), caption, table)
+    yield Drawing("perplexity_by_length", perplexity_panels(panels), caption, table)
 
 
 PERPLEXITY = Experiment(

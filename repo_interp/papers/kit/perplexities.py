@@ -13,6 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
+from repo_interp.measures.labels import described
+from repo_interp.papers.kit.samples import between
 from repo_interp.papers.kit.scores import PLAIN, Scored, score_table
 
 
@@ -37,6 +39,30 @@ def perplexity_table(scored: Sequence[Scored], method: str = PLAIN) -> xr.Datase
     return table.assign_coords(test_set=table["test_set"].astype(int)).sortby("test_set")
 
 
+def differences(rows: Sequence[tuple[Scored, str]], reference: Scored, name: str, table: xr.Dataset) -> dict[str, xr.DataArray]:
+    """Log perplexity of each checkpoint and method of `rows` above that of `reference`, called `name`, by checkpoint and test set of
+    `table`, and its standard error over the windows that both have, as `plots.marks.scores` draws them; NaN where one has no scores.
+    """
+    values = np.full((2, len(rows), table.sizes["test_set"]), np.nan)
+    for row, (each, method) in enumerate(rows):
+        for place, test_set in enumerate(table["test_set"].values.astype(str)):
+            if test_set in each.test_sets and test_set in reference.test_sets:
+                own = between(each.sample((test_set,), method), reference.sample((test_set,)))
+                values[:, row, place] = own.margin, own.standard_error if np.isfinite(own.standard_error) else np.nan
+    axes = {axis: table[axis].values for axis in ("checkpoint", "test_set")}
+    margin, error = (xr.DataArray(each, axes, tuple(axes)) for each in values)
+    above = described(margin, f"log perplexity above that of {name}", "nat per token").assign_attrs({"from": name})
+    return {
+        "difference": above,
+        "difference_error": described(error, "standard error of the difference over windows", "nat per token"),
+    }
+
+
+def below_it(name: str) -> str:
+    """What a caption says of the differences from the checkpoint called `name`."""
+    return f"Below: log perplexity above that of {name}, with two standard errors over the windows that both have."
+
+
 def bands(table: xr.Dataset) -> str:
     """What a caption says of the training seeds and windows behind a table of perplexities."""
     errors = (table["standard_error"] / table["score"].mean("seed")).values
@@ -47,7 +73,7 @@ def bands(table: xr.Dataset) -> str:
         else ""
     )
     count = table.sizes["seed"]
-    seeds = "One training seed." if count == 1 else f"Mean over up to {count} training seeds; band: smallest to largest."
+    seeds = "One training seed." if count == 1 else f"Mean over up to {count} training seeds; small dots: each."
     return seeds + windows
 
 

@@ -157,7 +157,7 @@ def draw(measured: Measured) -> Iterator[Drawing]:
         group = measured.group("output_traces")
         caption = (
             f"{name}: attention outputs at the training length (dots), and of a few queries over sliding windows of keys and values "
-            "(lines; the first window is a dot), in the plane of their two largest variances (fig. 6). "
+            "(lines, darker the later the window; open: the first, filled: the last), in the plane of the two largest variances (fig. 6). "
             f"{100 * float(group['trace_outside'].mean()):.2g} % of the lines' points are further from the mean than 99 % of the dots, by "
             "Mahalanobis' distance."
         )

@@ -126,7 +126,8 @@ def draw(measured: Measured) -> Iterator[Drawing]:
     name, three, fake, maps = measured.name, *(measured.group(group) for group in ("three_axis", "fake_distance", "maps"))
     caption = (
         f"{name}: correlation of the logits and the three-axis fit (sec. 3.1), and of fake-distance logits and their two axes "
-        f"(sec. 3.2), by layer and head, mean over {three.sizes['prompt']} sequences of {measured.length} tokens of held-out text."
+        f"(sec. 3.2), by layer and head, mean over {three.sizes['prompt']} sequences of {measured.length} tokens of held-out text. Colours "
+        "from 0 to 1 in all figures; grey: an exact fit by construction."
     )
     correlations = {f"three_axis_{variable}": three[variable] for variable in ("r", "r_position", "r_shuffled", "r2_held_out")}
     data = xr.Dataset({**correlations, "fake_distance_r": fake["r"]})

@@ -96,7 +96,7 @@ def draw(measured: Measured) -> Iterator[Drawing]:
     """Mean pairs of queries and keys in the plane (fig. 4, 9)."""
     caption = (
         f"{measured.name}: mean pairs of queries and keys in the plane (fig. 4, 9). Coloured: slow dominating. Circle: deviation of the "
-        "key; arc: rotation over the largest distance."
+        "key; arc: rotation over the largest distance. All heads on one scale; insets are magnified."
     )
     yield Drawing(f"rotation_{measured.name}", rotation_grid(measured.run), caption, measured.group("rotation"))
 

@@ -135,7 +135,9 @@ def _beside(mass: xr.DataArray, checkpoint: str, rivals: Mapping[str, str], clai
 
 # ---- drawn ----------------------------------------------------------------------------------------------------------
 
-_TITLES = {"generated": "Rows of the generated tokens", "producing": "Rows that produced them"}
+_TITLES = {"producing": "Rows that produced the answer", "generated": "The answer's own rows"}
+UNIT = 100.0
+"""Table 4's unit is 10^-2."""
 
 
 def draw(data: xr.Dataset) -> Iterator[Drawing]:
@@ -145,20 +147,24 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
         f"attention_mass_{data.attrs['task']}_{length}",
         _figure(data),
         f"Attention mass per token on parts of the context (RePo table 4), mean over {data.sizes['prompt']} prompts of {length} tokens, "
-        "all layers and heads; bar: two standard errors over prompts. Left: rows of the generated tokens, as the paper puts it; "
-        "right: rows that produced them.",
+        "all layers and heads; bar: two standard errors over prompts. Left: the rows that produced the generated tokens, one earlier; "
+        f"right: rows of the generated tokens themselves, as the paper puts it. Dotted: even attention over {length} tokens.",
         data,
     )
 
 
 def _figure(data: xr.Dataset) -> PaperFigure:
     """One panel per reading, one row per span, one dot per checkpoint."""
-    mass = data["mass_per_token"].transpose("rows", "span", "checkpoint", "prompt")
+    in_order = [rows for rows in _TITLES if rows in data["rows"].values]
+    mass = data["mass_per_token"].sel(rows=in_order).transpose("rows", "span", "checkpoint", "prompt")
     by_checkpoint = looks(data)
     with style():
-        figure = paper_figure(PAGE_WIDTH, 0.9 + 0.1 * mass.sizes["span"] * (2 + mass.sizes["checkpoint"]))
-        axes = figure.subplots(1, mass.sizes["rows"], sharey=True, squeeze=False)[0]
+        figure = paper_figure(PAGE_WIDTH, 0.9 + 0.085 * mass.sizes["span"] * (2 + mass.sizes["checkpoint"]))
+        axes = figure.subplots(1, mass.sizes["rows"], sharex=True, sharey=True, squeeze=False)[0]
+        even = UNIT / data.attrs["training_length"]
+        chance = {"color": "#222222", "linewidth": 0.8, "linestyle": (0, (1, 1.5))}
         for ax, rows, values in zip(axes, mass["rows"].values, mass.values, strict=True):
+            ax.axvline(even, **chance, zorder=1, gid="even attention")
             for place, (name, look) in enumerate(by_checkpoint.items()):
                 y = np.arange(len(values)) + 0.7 * ((place + 0.5) / len(by_checkpoint) - 0.5)
                 means = values[:, place].mean(axis=-1)
@@ -167,15 +173,14 @@ def _figure(data: xr.Dataset) -> PaperFigure:
                 ax.plot(means, y, look["marker"], color=look["color"], markersize=3, markeredgewidth=0, gid=f"mass {rows} {name}")
                 beside: Any = {"xytext": (3, 0), "textcoords": "offset points", "va": "center"}
                 for height, mean, error in zip(y, means, errors, strict=True):
-                    ax.annotate(number(mean), (mean + error, height), **beside, fontsize=4.6, color="#333333")
-            ax.set_xlim(0, None)
-            ax.margins(x=0.12)
+                    ax.annotate(number(mean), (max(mean + error, even), height), **beside, fontsize=4.6, color="#333333")
             ax.set_title(f"{_TITLES.get(str(rows), str(rows))}, {counted(mass.sizes['prompt'], 'prompt')}")
             ax.set_xlabel("attention mass per token (10⁻²)")
             ax.grid(axis="x")
+        axes[0].set_xlim(0, 1.12 * float(mass.mean("prompt").max()))
         axes[0].set_yticks(range(mass.sizes["span"]), [str(name) for name in mass["span"].values])
         axes[0].set_ylim(mass.sizes["span"] - 0.45, -0.55)
-        legend_below(figure, _dots(data))
+        legend_below(figure, [*_dots(data), Line2D([], [], **chance, label=f"even attention ({number(even)})")])
     return figure
 
 

@@ -86,6 +86,8 @@ class Searched:
     """`score [method, length, prompt]`, `map [method, depth, length]`; method "plain", and "yarn" where a layer rotates."""
     recorded: Scored | None
     """Scores of the same checkpoint and of its other seeds, where the task is one of ours."""
+    counts: xr.DataArray | None = None
+    """Prompts by `[depth, length]`, where the task is one of ours and its prompts have a depth."""
 
     @property
     def name(self) -> str:
@@ -124,7 +126,19 @@ def search(subject: Subject, options: Options, cache: Cache) -> Searched:
     known = [length for length in lengths if str(length) in scored.test_sets]
     score = scored.live["score"].sel(test_set=[str(length) for length in known]).rename(test_set="length")
     prompts = {length: subject.prompts(length, options.score_prompts, options.seed) for length in known}
-    return Searched(subject, _with_map(score.assign_coords(length=known), prompts), scored)
+    return Searched(subject, _with_map(score.assign_coords(length=known), prompts), scored, _counts(prompts))
+
+
+def _counts(prompts: Mapping[int, Sequence[Prompt]]) -> xr.DataArray | None:
+    """How many prompts there are by `[depth, length]`, depths to the nearest ten per cent as in `score_map`; None where one has none."""
+    if any(prompt.attributes.get("depth") is None for asked in prompts.values() for prompt in asked):
+        return None
+    depths = {
+        length: [10 * round(float(prompt.attributes["depth"]) / 10) for prompt in asked] for length, asked in prompts.items()
+    }
+    known = sorted({depth for of_length in depths.values() for depth in of_length})
+    counts = [[of_length.count(depth) for of_length in depths.values()] for depth in known]
+    return xr.DataArray(counts, {"depth": known, "length": list(depths)}, ("depth", "length"))
 
 
 def _ruler(subject: Subject, options: Options, lengths: Sequence[int], rotates: bool) -> xr.Dataset:
@@ -242,18 +256,26 @@ def draw(searched: Sequence[Searched]) -> Iterator[Drawing]:
     yield Drawing(
         f"haystack_by_length_{group}",
         method_panels(by_length),
-        f"Needles found by context length (RePo table 1, fig. 1, 5), {count} prompts each. Plain: mean over seeds, band from the smallest "
-        "to the largest; YaRN by the factor n / L beyond the training length L (dotted): one seed, standard error over prompts.",
+        f"Needles found by context length (RePo table 1, fig. 1, 5), {count} prompts each. Plain: mean over seeds, small dots: "
+        "each; YaRN by the factor n / L beyond the training length L (dotted): one seed, standard error over prompts. Marks of one length "
+        "stand beside each other so that equal ones can be seen.",
         by_length,
     )
     maps = _maps(searched)
     if maps is not None:
+        counts = first_counts.reindex_like(maps[0, 0]) if (first_counts := searched[0].counts) is not None else None
+        known = {} if counts is None else {"prompts": described(counts, "prompts behind a cell", "1")}
         yield Drawing(
             f"haystack_map_{group}",
-            score_maps(100 * maps, length),
-            f"Needles found, per cent, by depth and context length (RePo fig. 1, 5), {count} prompts per length over all depths; empty: "
-            f"none there. Right of the dotted line: beyond the training length, {length} tokens.",
-            described(maps, "share of the needles found", "1").to_dataset(name="score"),
+            score_maps(100 * maps, length, counts),
+            f"Needles found, per cent, by depth and context length (RePo fig. 1, 5), {count} prompts per length over all depths"
+            + (
+                ", so that a cell has few"
+                if counts is None
+                else "; the last column says how many a cell has, the same for all checkpoints"
+            )
+            + f"; grey: none there. Right of the dotted line: beyond the training length, {length} tokens.",
+            described(maps, "share of the needles found", "1").to_dataset(name="score").assign(known),
         )
 
 

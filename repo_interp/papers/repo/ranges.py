@@ -174,7 +174,7 @@ def _figure(data: xr.Dataset, name: str) -> PaperFigure:
             left.plot(lengths, means[:, place], "-o", color=colour, alpha=0.45, linewidth=0.5, markersize=1.8, gid="head")
         left.plot(lengths, means.mean(axis=1), color="#222222", linewidth=1.2, gid="mean")
         left.plot(lengths, lengths, "--", color="#222222", linewidth=0.8, gid="context length")
-        left.set(xscale="log", yscale="log", ylabel="range of positions d (positions)")
+        left.set(xscale="log", yscale="log", ylabel="range of positions d")
         for ax in (left, right):
             ax.set_xlabel("context length (tokens)")
         left.set_xticks(lengths, [f"{length:,}" for length in lengths])

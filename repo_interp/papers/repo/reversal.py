@@ -71,7 +71,7 @@ def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
         "reversal_by_length",
         score_by_length(data),
         f"Text reversal: exact match by number of words (RePo fig. 7), {scored[0].sample(sets[:1]).count} texts per length. Line: mean "
-        f"over seeds; band: from the smallest to the largest seed. Dotted: longest text trained on ({lengths.longest} words).",
+        f"over seeds; small dots: each seed. Dotted: longest text trained on ({lengths.longest} words).",
         data,
     )
 

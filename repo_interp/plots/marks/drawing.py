@@ -74,12 +74,16 @@ def scheme_handles(schemes: Iterable[str], marker: str = "s") -> list[Line2D]:
     ]
 
 
-def legend_below(figure: Figure, handles: Sequence[Patch | Line2D]) -> None:
-    """Legend entries below everything else in `figure`: in one row, or in as few as its width allows."""
+def legend_below(figure: Figure, handles: Sequence[Patch | Line2D], length: float | None = None) -> None:
+    """Legend entries below everything else in `figure`: in one row, or in as few as its width allows. `length`: of their marks, in sizes
+    of the font, where it is not the usual one.
+    """
     if handles:
-        needed = sum(LEGEND_ENTRY + LEGEND_LETTER * len(str(handle.get_label())) for handle in handles)
+        more = 0.0 if length is None else (length - mpl.rcParams["legend.handlelength"]) * mpl.rcParams["legend.fontsize"] / 72
+        needed = sum(LEGEND_ENTRY + more + LEGEND_LETTER * len(str(handle.get_label())) for handle in handles)
         rows = int(np.ceil(needed / figure.get_figwidth()))
-        figure.legend(handles=list(handles), loc="outside lower center", ncols=-(-len(handles) // rows), borderpad=0.1)
+        columns = -(-len(handles) // rows)
+        figure.legend(handles=list(handles), loc="outside lower center", ncols=columns, borderpad=0.1, handlelength=length)
 
 
 def scheme_swatches(ax: Axes, schemes: Mapping[int, str], axis: Literal["x", "y"]) -> None:

@@ -20,13 +20,15 @@ from matplotlib.colors import Normalize, TwoSlopeNorm, to_hex
 from matplotlib.lines import Line2D
 
 from repo_interp.plots.marks.arrays import six_digits
-from repo_interp.plots.marks.drawing import legend_below, name_ticks, scheme_handles, scheme_swatches
+from repo_interp.plots.marks.drawing import legend_below, name_ticks, scheme_handles, scheme_swatches, write_cells
 from repo_interp.plots.marks.reading import schemes, unit_label
 from repo_interp.plots.marks.table import Cell, Table
 from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, scheme_name, style
 
 CONTROL = "#8A8A8A"
 """Colour of a control."""
+WRITTEN = (16, 8)
+"""Most layers and heads of a map whose values are written in its cells."""
 SHADES = 9
 """Colours that stand for the scale in the page."""
 MISSING = "#D9D9D9"
@@ -65,13 +67,19 @@ class HeadMap:
         }
 
 
-def head_grid(values: xr.DataArray, ax: Axes) -> Axes:
-    """Draw `values` (layer, head) on `ax`; its name and units become the title. NaN is grey, values of both signs diverge from 0."""
+def head_grid(values: xr.DataArray, ax: Axes, limits: tuple[float, float] | None = None) -> Axes:
+    """Draw `values` (layer, head) on `ax`; its name and units become the title. NaN is grey, values of both signs diverge from 0.
+
+    Colours end at `limits`, where these are given, else at the values' own. Few heads have their values written in their cells.
+    """
     values = values.transpose("layer", "head")
     data = values.values.astype(float)
-    colours, norm = _scale(data)
+    colours, norm = _scale(data) if limits is None else (_scale(data)[0], Normalize(*limits, clip=True))
     shown = ax.imshow(data, cmap=colours, norm=norm, aspect="auto")
     ax.set_facecolor(MISSING)
+    if data.shape[0] <= WRITTEN[0] and data.shape[1] <= WRITTEN[1]:
+        lightness = mpl.colormaps[colours](norm(data))[..., :3] @ (0.3, 0.59, 0.11)
+        write_cells(ax, data, ".3g", np.where(lightness > 0.5, "black", "white"), 5.6)
     ax.figure.colorbar(shown, ax=ax, pad=0.02, fraction=0.05).outline.set_visible(False)  # pyright: ignore[reportCallIssue]
     for axis, name in ((ax.xaxis, "head"), (ax.yaxis, "layer")):
         name_ticks(axis, values[name].values, 16)

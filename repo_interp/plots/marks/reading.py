@@ -165,9 +165,9 @@ def _curve(positions: xr.Dataset, layer: int, head: int) -> np.ndarray:
 
 
 def unit_label(name: str, array: xr.DataArray) -> str:
-    """`name` with the array's units in brackets; pure numbers have none."""
+    """`name` with the array's units in brackets; pure numbers have none, and a unit that repeats the name is left out."""
     units = str(array.attrs.get("units", ""))
-    return name if units in ("", "1") else f"{name} ({units})"
+    return name if units in ("", "1") or units == f"{name.split()[0]}s" else f"{name} ({units})"
 
 
 def _listed(labels: list) -> str:

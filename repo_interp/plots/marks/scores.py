@@ -2,7 +2,9 @@
 
     RePo fig. 1, 5, 7; CoPE fig. 3; HoPE fig. 5, table 1 and 3
 
-    line  mean over seeds          band  smallest to largest seed          bar  standard error over prompts, where there is one seed
+    line  mean over seeds     thin bar with dots  the seeds, smallest to largest     bar  standard error over prompts, of a single seed
+
+Over lengths, every checkpoint stands a little beside the one before, so that equal scores do not cover each other.
 
 What is drawn is a dataset with
 
@@ -18,15 +20,17 @@ position interpolation or YaRN is a checkpoint of its own, with the layout of th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import xarray as xr
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.transforms import offset_copy
 
 from repo_interp.plots.marks.drawing import legend_below, write_cells
 from repo_interp.plots.marks.reading import unit_label
@@ -35,9 +39,17 @@ from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper
 _MIXED = {"r2n1": ("rope", "R2N1"), "n2r1": ("nope", "N2R1")}
 _DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.2, 1, 1.2)))
 _MARKERS = ("o", "s", "^", "D")
+_NOTHING = "#D9D9D9"
 _MAP = LinearSegmentedColormap.from_list("score", ["#FFFFFF", "#9DCBE6", "#0072B2", "#003A5C"])
 DOUBLINGS = 4.0
 """Ratio of the longest to the shortest length from which a length axis doubles."""
+BESIDE, FEW_BESIDE, FEW = 2.4, 3.2, 4
+"""Points by which the marks of neighbouring checkpoints stand apart over lengths; the same where lengths are few; how many those are."""
+CLOSEST = 120.0
+"""Points that all marks of a panel may take side by side, so that those of neighbouring lengths stay apart."""
+DASHED = 2.6
+"""Letters' widths of a legend's lines, for dashes to be told apart."""
+SEED_DOTS: Mapping[str, Any] = {"markersize": 1.4, "markeredgewidth": 0}
 LOG_FROM = 4.0
 """Ratio of the highest to the lowest perplexity from which its axis is logarithmic."""
 
@@ -58,8 +70,11 @@ def layout_name(layout: str) -> str:
 
 
 def looks(data: xr.Dataset) -> dict[str, dict[str, Any]]:
-    """Colour, dashes, marker and legend text of each checkpoint of `data`: one colour per scheme, dashes apart within a colour."""
+    """Colour, dashes, marker and legend text of each checkpoint of `data`: one colour per scheme, dashes apart within a colour. The text is
+    that of a coordinate `label (checkpoint)`, else the layout's name, else, where several have this layout, the checkpoint's own.
+    """
     layouts = [str(layout) for layout in data["layout"].values]
+    labels = dict(zip(data["checkpoint"].values, data["label"].values.astype(str), strict=True)) if "label" in data.coords else {}
     seen: dict[str, int] = {}
     by_name = {}
     for name, layout in zip(data["checkpoint"].values.astype(str), layouts, strict=True):
@@ -70,7 +85,7 @@ def looks(data: xr.Dataset) -> dict[str, dict[str, Any]]:
             "color": colour,
             "linestyle": _DASHES[place % len(_DASHES)],
             "marker": _MARKERS[place % len(_MARKERS)],
-            "label": layout_name(layout) if layouts.count(layout) == 1 else name,
+            "label": labels.get(name) or (layout_name(layout) if layouts.count(layout) == 1 else name),
         }
     return by_name
 
@@ -82,7 +97,7 @@ def score_by_length(data: xr.Dataset, title: str = "") -> PaperFigure:
     ax = figure.subplots()
     draw_scores(ax, data)
     ax.set_title(title or _seeds(data).capitalize())
-    legend_below(figure, handles(data))
+    legend_below(figure, handles(data), DASHED)
     return figure
 
 
@@ -97,13 +112,13 @@ def method_panels(data: xr.Dataset) -> PaperFigure:
         ax.set_title(f"{method}: {_seeds(of_method)}")
     for ax in axes[1:]:
         ax.set_ylabel("")
-    legend_below(figure, handles(data))
+    legend_below(figure, handles(data), DASHED)
     return figure
 
 
 def handles(data: xr.Dataset) -> list[Line2D]:
     """Legend entries of the checkpoints of `data`."""
-    return [Line2D([], [], markersize=3, **look) for look in looks(data).values()]
+    return [Line2D([], [], markersize=3, markeredgewidth=0, **look) for look in looks(data).values()]
 
 
 def draw_scores(ax: Axes, data: xr.Dataset) -> Axes:
@@ -121,43 +136,50 @@ def draw_scores(ax: Axes, data: xr.Dataset) -> Axes:
         shift = 0.0 if numeric else 0.5 * ((row + 0.5) / len(scores) - 0.5)
         x = places + shift
         line = look if numeric else {**look, "linestyle": "none"}
-        behind = min(3, len(scores) - 1 - row)  # a line that another one covers stays visible around it
-        ax.plot(x, means, markersize=2.4 + behind, markeredgewidth=0, linewidth=0.9 + 0.5 * behind, **line, gid=f"score {name}")
+        marks = ax.plot(x, means, markersize=3, markeredgewidth=0, **line, gid=f"score {name}")
         if seeds.max(initial=0) > 1:
-            low, high = (np.array([edge(v[np.isfinite(v)], initial=start) for v in values]) for edge, start in _EDGES)
-            low, high = np.where(known, low, np.nan), np.where(known, high, np.nan)
-            if numeric:
-                ax.fill_between(x, low, high, color=look["color"], alpha=0.15, linewidth=0, gid=f"seeds {name}")
-            else:
-                ax.vlines(x, low, high, color=look["color"], linewidth=1.0, gid=f"seeds {name}")
+            marks += _draw_seeds(ax, x, values, look["color"], name)
         elif errors is not None:
-            ax.vlines(x, means - errors[row], means + errors[row], color=look["color"], linewidth=0.7, gid=f"error {name}")
+            ends = means - errors[row], means + errors[row]
+            marks.append(ax.vlines(x, *ends, color=look["color"], linewidth=0.7, gid=f"error {name}"))
+        if numeric:
+            points = FEW_BESIDE if len(sets) <= FEW else min(BESIDE, CLOSEST / (len(sets) * len(scores)))
+            _move_aside(ax, marks, row, len(scores), points)
+    if numeric:
+        ax.margins(x=0.11 if len(sets) <= FEW else 0.08)  # room for what was moved
     _axis(ax, sets, numeric, data)
     return ax
 
 
 @style()
-def score_maps(maps: xr.DataArray, training_length: int) -> PaperFigure:
+def score_maps(maps: xr.DataArray, training_length: int, counts: xr.DataArray | None = None) -> PaperFigure:
     """`maps` [checkpoint, method, depth, length] in per cent as grids: one row per method, one column per checkpoint (fig. 1, 5).
 
-    The coordinate `layout (checkpoint)` names the columns. A dotted line stands behind the training length; NaN is left white.
+    The coordinate `layout (checkpoint)` names the columns; the last one writes `counts` [depth, length], the prompts behind a cell. A
+    dotted line stands behind the training length; NaN is grey.
     """
     maps = maps.transpose("method", "checkpoint", "depth", "length")
     methods, checkpoints, depths, lengths = maps.shape
     titles = [look["label"] for look in looks(maps.to_dataset(name="score")).values()]
-    width = min(PAGE_WIDTH, max(COLUMN_WIDTH, 0.55 + 0.36 * lengths * checkpoints))
-    figure = paper_figure(width, 0.6 + methods * (0.35 + 0.125 * depths))
-    axes: Any = figure.subplots(methods, checkpoints, sharex=True, sharey=True, squeeze=False)
-    for row, column in np.ndindex(methods, checkpoints):
+    columns = checkpoints + (counts is not None)
+    width = min(PAGE_WIDTH, max(COLUMN_WIDTH, 0.55 + 0.36 * lengths * columns))
+    figure = paper_figure(width, 0.75 + methods * (0.35 + 0.125 * depths))
+    axes: Any = figure.subplots(methods, columns, sharex=True, sharey=True, squeeze=False)
+    numbers = np.full((depths, lengths), np.nan) if counts is None else counts.transpose("depth", "length").values
+    for row, column in np.ndindex(methods, columns):
         ax = axes[row, column]
-        draw_map(ax, maps.values[row, column])
+        if column == checkpoints:
+            ax.imshow(np.ones_like(numbers), cmap="gray", vmin=0, vmax=1, aspect="auto")
+            write_cells(ax, np.where(numbers > 0, numbers, np.nan), ".0f", np.full(numbers.shape, "#222222"), 4.8)
+        else:
+            draw_map(ax, maps.values[row, column])
         inside = int((maps["length"].values <= training_length).sum())
         if 0 < inside < lengths:
             ax.axvline(inside - 0.5, color="#E69F00", linewidth=1.0, linestyle=(0, (1, 1)), gid="training length")
         if not row:
-            ax.set_title(titles[column].replace(" from", "\nfrom"))
+            ax.set_title("prompts\nper cell" if column == checkpoints else titles[column].replace(" from", "\nfrom"))
         if row == methods - 1:
-            ax.set_xticks(range(lengths), [f"{length:,}" for length in maps["length"].values])
+            ax.set_xticks(range(lengths), [f"{length:,}" for length in maps["length"].values], rotation=90)
         if not column:
             ax.set_yticks(range(depths)[::2], [f"{depth:g}" for depth in maps["depth"].values[::2]])
             ax.set_ylabel(f"{maps['method'].values[row]}\ndepth (%)")
@@ -166,71 +188,138 @@ def score_maps(maps: xr.DataArray, training_length: int) -> PaperFigure:
 
 
 def draw_map(ax: Axes, per_cent: np.ndarray) -> Axes:
-    """Draw `per_cent` [row, column] on `ax`: a shade and a number per cell; nothing where it is NaN."""
+    """Draw `per_cent` [row, column] on `ax`: a shade and a number per cell; grey where it is NaN."""
+    ax.set_facecolor(_NOTHING)
     ax.imshow(per_cent, cmap=_MAP, vmin=0, vmax=100, aspect="auto", interpolation="nearest")
     write_cells(ax, per_cent, ".0f", np.where(per_cent > 60, "white", "#222222"), 4.8)
     return ax
 
 
-@style()
 def perplexity_by_length(data: xr.Dataset, title: str) -> PaperFigure:
-    """The perplexity of every checkpoint by length in tokens; a dotted line at the training length."""
-    many = data.sizes["checkpoint"] > 4
-    figure = paper_figure(PAGE_WIDTH if many else COLUMN_WIDTH, 2.6)
-    ax = figure.subplots()
-    draw_perplexity(ax, data)
-    finite = data["score"].values[np.isfinite(data["score"].values)]
-    if finite.max() > LOG_FROM * finite.min():
-        ax.set_yscale("log")
-        ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        ax.yaxis.set_minor_locator(NullLocator())
-        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}"))
-    ax.set_title(title)
-    legend_below(figure, handles(data))
+    """The perplexity of every checkpoint by length in tokens; a dotted line at the training length. See `perplexity_panels`."""
+    return perplexity_panels({title: data})
+
+
+@style()
+def perplexity_panels(panels: Mapping[str, xr.Dataset]) -> PaperFigure:
+    """Perplexity by length, one panel per dataset by its title, each with its own legend; where datasets hold `difference` and
+    `difference_error` [checkpoint, test_set] (log perplexity above that of `difference.attrs["from"]`, in nats per token, and its standard
+    error over the same windows), below each panel what they are.
+    """
+    differ = all("difference" in data for data in panels.values())
+    many = len(panels) > 1 or max(data.sizes["checkpoint"] for data in panels.values()) > 4
+    figure = paper_figure(PAGE_WIDTH if many else COLUMN_WIDTH, 2.6 + 1.9 * differ)
+    grid: Any = figure.subplots(1 + differ, len(panels), sharex=True, sharey="row", squeeze=False)
+    lowest, highest = np.inf, -np.inf
+    for column, (title, data) in enumerate(panels.items()):
+        ax = grid[0, column]
+        draw_perplexity(ax, data)
+        ax.set_title(title)
+        if differ:
+            _draw_differences(grid[1, column], data)
+            ax.set_xlabel("")
+        legend_under(grid[-1, column], data, 3 if len(panels) > 1 else 6 if many else 2, -0.28)
+        finite = data["score"].values[np.isfinite(data["score"].values)]
+        lowest, highest = min(lowest, finite.min()), max(highest, finite.max())
+    for row in grid:
+        for ax in row[1:]:
+            ax.set_ylabel("")
+    if highest > LOG_FROM * lowest:
+        for ax in grid[0]:
+            ax.set_yscale("log")
+            ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            ax.yaxis.set_minor_locator(NullLocator())
+            ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}"))
     return figure
 
 
 def draw_perplexity(ax: Axes, data: xr.Dataset) -> Axes:
-    """Draw one line per checkpoint on `ax`, over lengths that double, with a band over seeds. All have the same windows, whose perplexities
-    differ far more than those of checkpoints, so that no error over windows is drawn.
+    """Draw one line per checkpoint on `ax`, over lengths that double, with a dot per seed where there are several. All have the same
+    windows, whose perplexities differ far more than those of checkpoints: the errors over windows that tell checkpoints apart are those of
+    their differences.
     """
+    rows = data["score"].transpose("checkpoint", "test_set", "seed").values
     lengths = data["test_set"].values.astype(float)
-    for (name, look), values in zip(
-        looks(data).items(), data["score"].transpose("checkpoint", "test_set", "seed").values, strict=True
-    ):
-        known = np.isfinite(values).any(axis=1)
-        seeds = values[known]
-        ax.plot(lengths[known], np.nanmean(seeds, axis=1), **look, markersize=3, markeredgewidth=0, gid=f"perplexity {name}")
-        low, high = np.nanmin(seeds, axis=1), np.nanmax(seeds, axis=1)
-        ax.fill_between(lengths[known], low, high, color=look["color"], alpha=0.15, linewidth=0, gid=f"seeds {name}")
+    for row, (name, look) in enumerate(looks(data).items()):
+        known = np.isfinite(rows[row]).any(axis=1)
+        x, seeds = lengths[known], rows[row][known]
+        marks = ax.plot(x, np.nanmean(seeds, axis=1), **look, markersize=3, markeredgewidth=0, gid=f"perplexity {name}")
+        if seeds.shape[1] > 1:
+            marks += _draw_seeds(ax, x, seeds, look["color"], name)
+        _move_aside(ax, marks, row, len(rows))
+    _perplexity_axis(ax, lengths, data)
+    ax.set_ylabel("perplexity")
+    return ax
+
+
+def _draw_differences(ax: Axes, data: xr.Dataset) -> None:
+    """Draw log perplexity above that of one checkpoint, with two standard errors over the windows that both have."""
+    lengths = data["test_set"].values.astype(float)
+    margins = data["difference"].transpose("checkpoint", "test_set").values
+    errors = data["difference_error"].transpose("checkpoint", "test_set").values
+    for row, (name, look) in enumerate(looks(data).items()):
+        marks = ax.plot(lengths, margins[row], **look, markersize=3, markeredgewidth=0, gid=f"difference {name}")
+        ends = margins[row] - 2 * errors[row], margins[row] + 2 * errors[row]
+        marks.append(ax.vlines(lengths, *ends, color=look["color"], linewidth=0.7, gid=f"error {name}"))
+        _move_aside(ax, marks, row, len(margins))
+    ax.axhline(0, color="#333333", linewidth=0.6)
+    _perplexity_axis(ax, lengths, data)
+    ax.set_ylabel(f"log perplexity above\n{data['difference'].attrs['from']} (nat per token)")
+
+
+def _perplexity_axis(ax: Axes, lengths: np.ndarray, data: xr.Dataset) -> None:
     ax.axvline(data.attrs["training_length"], color="#222222", linewidth=0.6, linestyle=(0, (1, 1.5)), gid="training length")
     ax.set_xscale("log", base=2)
     ax.set_xticks(lengths, [f"{length:,.0f}" for length in lengths])
     ax.minorticks_off()
-    ax.set(xlabel="length (tokens)", ylabel="perplexity")
+    ax.margins(x=0.08)
+    ax.set_xlabel("length (tokens)")
     ax.grid(axis="y")
-    return ax
 
 
 @style()
 def copying_by_sequences(panels: Mapping[str, xr.Dataset]) -> PaperFigure:
-    """Exact match by the number of sequences in the context, one panel per dataset by its title; a dotted line where training ends."""
-    figure = paper_figure(PAGE_WIDTH if len(panels) > 1 else COLUMN_WIDTH, 2.5)
+    """Exact match by the number of sequences in the context, one panel per dataset by its title, each with its own legend; a dotted
+    line where training ends.
+    """
+    figure = paper_figure(PAGE_WIDTH if len(panels) > 1 else COLUMN_WIDTH, 2.7)
     axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-    entries: dict[str, Line2D] = {}
     for ax, (title, data) in zip(axes, panels.items(), strict=True):
         draw_scores(ax, data)
         ax.set(title=title, xlabel="sequences in the context", ylabel="exact match" if ax is axes[0] else "")
         sets = data["test_set"].values
         ax.set_xscale("linear")
         ax.set_xticks(sets, [str(count) for count in sets])
-        for entry in handles(data):
-            entries.setdefault(str(entry.get_label()), entry)
-    legend_below(figure, list(entries.values()))
+        legend_under(ax, data)
     return figure
 
 
-_EDGES: tuple[tuple[Any, float], ...] = ((np.min, np.inf), (np.max, -np.inf))
+def legend_under(ax: Axes, data: xr.Dataset, columns: int = 2, down: float = -0.22) -> None:
+    """The legend of the checkpoints of `data` below `ax`, with lines long enough for their dashes."""
+    ax.legend(
+        handles=handles(data),
+        loc="upper center",
+        bbox_to_anchor=(0.5, down),
+        ncols=columns,
+        handlelength=DASHED,
+        borderaxespad=0.0,
+    )
+
+
+def _move_aside(ax: Axes, marks: Sequence[Artist], row: int, rows: int, points: float = BESIDE) -> None:
+    """Move the marks of checkpoint `row` of `rows` sideways on `ax`, `points` from one to the next: on paper, not in the data."""
+    aside = offset_copy(ax.transData, ax.get_figure(root=True), points * (row - (rows - 1) / 2), 0.0, units="points")
+    for mark in marks:
+        mark.set_transform(aside)
+
+
+def _draw_seeds(ax: Axes, x: np.ndarray, values: np.ndarray, colour: str, name: str) -> list[Artist]:
+    """A thin bar from the smallest to the largest seed of each test set of `values` [test_set, seed], and a dot per seed."""
+    several = np.isfinite(values).sum(axis=1) > 1
+    low, high = np.nanmin(values[several], axis=1), np.nanmax(values[several], axis=1)
+    bars = ax.vlines(x[several], low, high, color=colour, linewidth=0.5, gid=f"seeds {name}")
+    dots = np.broadcast_to(x[:, None], values.shape)[several].ravel(), values[several].ravel()
+    return [bars, *ax.plot(*dots, "o", color=colour, **SEED_DOTS, gid=f"seed dots {name}")]
 
 
 def _axis(ax: Axes, sets: np.ndarray, numeric: bool, data: xr.Dataset) -> None:
@@ -260,4 +349,4 @@ def _seeds(data: xr.Dataset) -> str:
     if high == 1:
         return "one seed; bar: standard error"
     number = str(low) if low == high else f"{low} to {high}"
-    return f"mean of {number} seeds; band: all"
+    return f"mean of {number} seeds; small dots: each"

@@ -15,6 +15,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 from repo_interp.plots.marks.arrays import nanmean, ranked
 from repo_interp.plots.marks.drawing import counted, legend_below, number, plain_decades, scheme_handles
@@ -128,6 +129,7 @@ def heads_ranked(run: xr.DataTree, span: str = "needle") -> PaperFigure:
     colours = [scheme_colour(named[int(layers[layer])]) for layer, _ in ranking]
     curve.scatter(places, means, s=9 if len(ranking) <= 64 else 4, c=colours, linewidths=0, gid="ranking", clip_on=False)
     curve.set(xlabel="rank", ylabel=f"mass on {span} (%)", xlim=(0.2, len(ranking) + 0.8), ylim=(0, None))
+    curve.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     curve.grid(axis="y")
     curve.set_title(f"All of {counted(len(ranking), 'head')}, {counted(mass.sizes['prompt'], 'prompt')}")
     handles = scheme_handles(named.values())

@@ -2,7 +2,7 @@
 
     m(t) = sum_r C_r(t)      mean over pairs at distance t; in units of q . k, without 1 / sqrt(d_head)
 
-Activated components (pi/L < theta < 2 pi/L) are red, lower ones blue, higher ones grey; the training length L is a dashed line,
+Activated components (pi/L < theta < 2 pi/L) are orange, lower ones blue, higher ones grey; the training length L is a dashed line,
 and what lies beyond it stands on a shaded ground. Knows labelled arrays; knows nothing about how they were measured.
 """
 
@@ -15,15 +15,22 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from repo_interp.errors import InputError
 from repo_interp.plots.marks.drawing import legend_below
-from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, scheme_colour, scheme_name, style
+from repo_interp.plots.marks.scores import layout_name
+from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, scheme_colour, style
 
 BAND_COLOURS: Mapping[str, str] = {"activated": "#D55E00", "low": "#0072B2", "high": "#A8A8A8"}
-"""Red, blue and grey that colour-blind eyes keep apart."""
+"""Orange, blue and grey that colour-blind eyes keep apart."""
 BAND_NAMES: Mapping[str, str] = {"activated": "activated", "low": "lower frequency", "high": "higher frequency"}
 DISTANCE = "distance (tokens)"
+FEW_PAIRS = 16
+"""Of a sequence of n tokens, distances above n (1 - 1/16) have fewer than n/16 pairs: the ends of a U stand on them."""
+FEW_COLOUR, FEW_SHADE = "#F0E442", 0.35
+MOST_NAMED = 8
+"""Later layers that a legend names one by one; with more, the first and the last."""
 LOGIT = "mean logit (q·k)"
 _TRAINED: Mapping[str, Any] = {"color": "#222222", "linewidth": 0.8, "linestyle": (0, (4, 2))}
 _CONTROL: Mapping[str, Any] = {"color": "#8A8A8A", "linewidth": 0.7}
@@ -39,18 +46,22 @@ def logit_by_distance(logits: xr.DataArray) -> PaperFigure:
     """Mean logit by distance of several checkpoints below each other, within and beyond their training lengths (HoPE fig. 2, 6, 8).
 
     `logits` [checkpoint, weights, length, distance]: weights "trained" and any controls, length that of the sequences in tokens,
-    NaN where nothing was measured; coordinates `scheme` and `training_length` (checkpoint). Distance 0, a token with itself, is
-    not drawn: it would set the scale. Raises InputError where nothing is trained.
+    NaN where nothing was measured; coordinates `scheme` and `training_length` (checkpoint), and `layout` where panels are named by it.
+    Distance 0, a token with itself, is not drawn: it would set the scale. The last 1 / `FEW_PAIRS` of the distances of a sequence, which
+    few of its pairs have, are shaded and dotted. Raises InputError where nothing is trained.
     """
     if "trained" not in logits["weights"].values:
         raise InputError("logits by distance need the weights 'trained'")
     names = [str(name) for name in logits["checkpoint"].values]
     figure = paper_figure(COLUMN_WIDTH, 0.45 + 0.95 * len(names))
     axes = figure.subplots(len(names), 1, squeeze=False, sharex=True)[:, 0]
+    coordinate = "layout" if "layout" in logits.coords else "scheme"
+    schemes = [layout_name(str(layout)) for layout in logits[coordinate].values]
+    left = iter(schemes)
     for ax, name in zip(axes, names, strict=True):
         _checkpoint(ax, logits.sel(checkpoint=name))
-        scheme = scheme_name(str(logits.sel(checkpoint=name)["scheme"].item()))
-        ax.set_title(scheme if name.lower() == scheme.lower() else f"{name}: {scheme}")
+        scheme = next(left)
+        ax.set_title(scheme if schemes.count(scheme) == 1 else f"{name}: {scheme}")
     known = logits.sel(weights="trained").notnull().any(("length", "checkpoint")).values
     axes[-1].set_xlim(0, 1.01 * float(logits["distance"].values[known].max()))
     axes[-1].set_xlabel(DISTANCE)
@@ -60,7 +71,8 @@ def logit_by_distance(logits: xr.DataArray) -> PaperFigure:
         handles.append(Line2D([], [], color="#222222", linewidth=1.2, alpha=0.45, label="longer"))
     if logits.sizes["weights"] > 1:
         handles.append(Line2D([], [], **_CONTROL, label="random weights"))
-    legend_below(figure, [*handles, _trained_handle()])
+    few = Patch(facecolor=FEW_COLOUR, alpha=FEW_SHADE, label="few pairs")
+    legend_below(figure, [*handles, _trained_handle(), few])
     return figure
 
 
@@ -102,7 +114,7 @@ def beyond_training_length(components: xr.Dataset, training_length: int) -> Pape
     """The first layer's components and their sum, and the later layers' mean logits, beyond the training length (HoPE fig. 3c).
 
     `components` holds `component_by_distance` [layer, component, distance], `logit_by_distance` [layer, distance], `activated` and
-    `low_frequency` [component]. The band behind a red curve is the range it had within the training length. Curves are means over
+    `low_frequency` [component]. The band behind an orange curve is the range it had within the training length. Curves are means over
     L / 32 neighbouring distances, and the last L / 8 distances, which only the few tokens at the end have, are not drawn.
     """
     width = max(1, training_length // 32)
@@ -124,25 +136,22 @@ def beyond_training_length(components: xr.Dataset, training_length: int) -> Pape
     logits = components["logit_by_distance"]
     layers = logits["layer"].values
     middle.plot(distance, logits.isel(layer=0).values, color="#000000", linewidth=1.1)
+    later: list[Line2D] = []
     shades = np.linspace(0.75, 0.15, max(1, len(layers) - 1))
     for place, shade in zip(range(1, len(layers)), shades, strict=False):
         line = logits.isel(layer=place)
         middle_of = line.sel(distance=slice(1, training_length - 1)).mean()
-        bottom.plot(distance, (line - middle_of).values, color=str(shade), linewidth=1.0, label=f"layer {layers[place]}")
+        later += bottom.plot(distance, (line - middle_of).values, color=str(shade), linewidth=1.0, label=f"layer {layers[place]}")
     top.set_title(f"layer {layers[0]}: components, from their mean within L", pad=9)
     middle.set_title(f"layer {layers[0]}: mean logit")
     bottom.set_title("later layers: mean logit, from its mean within L")
     bottom.set_xlabel(DISTANCE)
-    if 1 < len(layers) <= 8:
-        look = {"handlelength": 0.8, "columnspacing": 0.7, "handletextpad": 0.3, "borderpad": 0.1}
-        bottom.legend(loc="upper center", ncols=min(4, len(layers) - 1), **look, frameon=True, edgecolor="none", framealpha=0.9)
-        bottom.set_ylim(top=bottom.get_ylim()[1] + 0.2 * np.ptp(bottom.get_ylim()))
     for ax in (top, middle, bottom):
         _beyond(ax, training_length, int(distance[-1]))
         ax.set_ylabel("q·k")
     top.text(training_length, 1.01, " beyond L", transform=top.get_xaxis_transform(), ha="left", va="bottom", fontsize=6)
     handles = [_handle(band) for band in ("activated", "low") if (bands == band).any()]
-    legend_below(figure, [*handles, _trained_handle()])
+    legend_below(figure, [*handles, _trained_handle(), *(later if len(later) < MOST_NAMED else (later[0], later[-1]))])
     return figure
 
 
@@ -161,7 +170,13 @@ def _checkpoint(ax: Axes, logits: xr.DataArray) -> None:
                 if length < max(logits["length"].values) and longest >= length:
                     continue
                 look = dict(_CONTROL)
-            ax.plot(line["distance"].values, line.values, **look, gid=f"{weights} {length}")
+            many = line.sel(distance=slice(None, int(length) - int(length) // FEW_PAIRS))
+            few = line.sel(distance=slice(int(length) - int(length) // FEW_PAIRS, None))
+            ax.plot(many["distance"].values, many.values, **look, gid=f"{weights} {length}")
+            ax.plot(few["distance"].values, few.values, **look | {"linewidth": 0.6}, gid=f"{weights} {length}, few pairs")
+            if weights == "trained":
+                edge = int(length) - int(length) // FEW_PAIRS
+                ax.axvspan(edge, int(length), color=FEW_COLOUR, alpha=FEW_SHADE, linewidth=0, zorder=0, gid=f"few pairs {length}")
     _beyond(ax, trained, longest)
 
 

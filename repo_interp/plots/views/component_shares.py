@@ -2,7 +2,7 @@
 
     VAF = 100 (1 - var(y - C_r) / var(y))      per cent, by component r; r = 0 turns fastest
 
-Bands as in `component_curves`: activated red, lower blue, higher grey. Knows labelled arrays; knows nothing about how they were
+Bands as in `component_curves`: activated orange, lower blue, higher grey. Knows labelled arrays; knows nothing about how they were
 measured.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize
+from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
@@ -27,6 +27,7 @@ COMPONENT = "component r (0 turns fastest)"
 VAF = "VAF (%)"
 _STEPS = "viridis"
 _SHARES = "cividis"
+_TURNS = LinearSegmentedColormap.from_list("turns", ["#FFFFFF", "#9DCBE6", "#0072B2", "#003A5C"])
 MOST_ROWS = 72
 """Heads whose norms get a row each; with more, a row is a layer's mean."""
 
@@ -112,10 +113,12 @@ def pair_norms(rotation: xr.Dataset, bands: xr.Dataset | None = None) -> PaperFi
     rows = rotating.sizes["head"] if of_heads else 1
     figure = paper_figure(COLUMN_WIDTH, min(6.0, 1.0 + max(0.9, 0.055 * rows * len(layers))))
     axes = figure.subplots(1, 2, sharey=True)
-    for ax, name, title in zip(axes, ("query_norm", "key_norm"), ("queries", "keys"), strict=True):
-        norms = rotating[name].transpose("layer", "head", "component").values
-        image = norms.reshape(-1, norms.shape[-1]) if of_heads else norms.mean(1)
-        drawn = ax.imshow(image, aspect="auto", cmap=_SHARES, vmin=0, interpolation="nearest")
+    drawn: Any = None
+    norms = [rotating[name].transpose("layer", "head", "component").values for name in ("query_norm", "key_norm")]
+    images = [each.reshape(-1, each.shape[-1]) if of_heads else each.mean(1) for each in norms]
+    highest = max(float(image.max(initial=0.0)) for image in images) or 1.0
+    for ax, image, title in zip(axes, images, ("queries", "keys"), strict=True):
+        drawn = ax.imshow(image, aspect="auto", cmap=_SHARES, vmin=0, vmax=highest, interpolation="nearest")
         for edge in range(1, len(layers)):
             ax.axhline(edge * rows - 0.5, color="white", linewidth=0.8)
         if bands is not None:
@@ -124,11 +127,11 @@ def pair_norms(rotation: xr.Dataset, bands: xr.Dataset | None = None) -> PaperFi
         name_ticks(ax.xaxis, rotating["component"].values, 5)
         ax.set_xlabel("component r")
         ax.set_title(title)
-        figure.colorbar(drawn, ax=ax, location="bottom", pad=0.02, aspect=18).set_label("mean norm")
         for side in ax.spines.values():
             side.set_visible(False)
+    figure.colorbar(drawn, ax=list(axes), location="bottom", pad=0.02, aspect=40).set_label("mean norm, one scale for both")
     axes[0].set_yticks(np.arange(len(layers)) * rows + (rows - 1) / 2, [str(layer) for layer in layers])
-    axes[0].set_ylabel("layer" + (", a row a head" if of_heads else ", mean over heads"))
+    axes[0].set_ylabel("layer" + (", one row per head" if of_heads else ", mean over heads"))
     for ax in axes:
         ax.tick_params(axis="y", length=0)
     return figure
@@ -171,22 +174,24 @@ def turn_histogram(components: xr.Dataset, title: str = "") -> PaperFigure:
     """How far seen pairs of tokens turn each component: shares of pairs by angle, one column per component.
 
     `components` holds `turn_share` [component, turn] and `turn_upper` [turn], the bins' ends in radians; `turn` holds their starts.
+    Angles that no pair turns by, above all that are seen, are named and not drawn.
     """
     share = components["turn_share"].transpose("turn", "component")
-    lower, upper = share["turn"].values, components["turn_upper"].values
-    figure = paper_figure(COLUMN_WIDTH, 2.6)
+    last = 1 + int(np.flatnonzero((share.values > 0).any(axis=1)).max(initial=0))
+    share, upper = share.isel(turn=slice(last)), components["turn_upper"].values[:last]
+    edges = [*share["turn"].values, upper[-1]]
+    figure = paper_figure(COLUMN_WIDTH, min(2.8, 1.0 + 0.26 * last))
     ax = figure.subplots()
-    drawn = ax.imshow(100 * share.values, origin="lower", aspect="auto", cmap=_SHARES, vmin=0, interpolation="nearest")
-    ax.set_yticks(np.arange(len(lower)) - 0.5, [_angle(edge) for edge in lower])
-    ax.set_ylabel("turn θ |Δz| from … on (rad)")
+    drawn = ax.imshow(100 * share.values, origin="lower", aspect="auto", cmap=_TURNS, vmin=0, vmax=100, interpolation="nearest")
+    ax.set_yticks(np.arange(last + 1) - 0.5, [_angle(edge) if np.isfinite(edge) else "∞" for edge in edges])
+    ax.set_ylabel("angle θ |Δz| (rad)")
     ax.tick_params(axis="both", length=0)
-    if not np.isfinite(upper[-1]):
-        ax.text(1.01, 1.0, "and\nmore", transform=ax.transAxes, fontsize=6, va="top")
     _component_axis(ax, share["component"].values)
-    bar = figure.colorbar(drawn, ax=ax, pad=0.09, aspect=16)
+    bar = figure.colorbar(drawn, ax=ax, pad=0.03, aspect=16)
     bar.set_label("share of pairs (%)")
-    if title:
-        ax.set_title(title)
+    seen = f"no pair turns by {_angle(upper[-1])} or more" if np.isfinite(upper[-1]) else ""
+    if title or seen:
+        ax.set_title("\n".join(text for text in (title, seen) if text))
     for side in ax.spines.values():
         side.set_visible(False)
     return figure
@@ -211,7 +216,7 @@ def _shade_bands(ax: Axes, bands: np.ndarray) -> None:
 
 
 def _component_axis(ax: Axes, components: np.ndarray) -> None:
-    name_ticks(ax.xaxis, components, 16)
+    name_ticks(ax.xaxis, components, 8 if len(components) > 10 else 10)
     ax.set_xlim(-0.6, len(components) - 0.4)
     ax.set_xlabel(COMPONENT)
 

@@ -11,12 +11,15 @@ from typing import Any
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.collections import LineCollection
+from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.lines import Line2D
 
-from repo_interp.plots.marks.drawing import counted, legend_below, scheme_swatches
+from repo_interp.plots.marks.drawing import legend_below, scheme_swatches
 from repo_interp.plots.marks.reading import group, schemes, unit_label
 from repo_interp.plots.marks.table import Table, cells
-from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper_figure, style
+from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
 from repo_interp.plots.view import View
 
 METHOD_LOOKS: dict[str, dict[str, Any]] = {
@@ -27,7 +30,8 @@ METHOD_LOOKS: dict[str, dict[str, Any]] = {
 }
 METHOD_NAMES = {"plain": "plain", "lm_infinite": "LM-Infinite", "interpolation": "position interpolation", "yarn": "YaRN"}
 FLOOR: dict[str, Any] = {"color": "#9A9A9A", "linewidth": 0.8, "linestyle": (0, (3, 2)), "zorder": 0}
-TRACE_COLOURS = ("#D55E00", "#009E73", "#CC79A7", "#E69F00", "#4B2BD6", "#804020")
+TRACE_COLUMNS = 4
+"""Queries per row."""
 
 
 @style()
@@ -69,23 +73,42 @@ def extrapolation_by_length(run: xr.DataTree) -> PaperFigure:
 
 @style()
 def output_traces(run: xr.DataTree) -> PaperFigure:
-    """Attention outputs at training lengths as dots in their principal plane; each line follows one query over a sliding window of keys
-    and values (fig. 6). Raises InputError when the run has no traces.
+    """Attention outputs at training lengths as dots in their principal plane, one panel per query that is followed over a sliding window of
+    keys and values: from the first window (open) to the last (filled), darker the later (fig. 6). Raises InputError when the run has no
+    traces.
     """
     dataset = group(run, "output_traces")
     points = dataset["pca_reference"].transpose("point", "axis").values
-    traces = dataset["pca_trace"].transpose("trace", "step", "axis").values
-    shares = 100 * dataset["pca_share"].values
-    figure = paper_figure(COLUMN_WIDTH, COLUMN_WIDTH)
-    ax = figure.subplots()
-    ax.plot(points[:, 0], points[:, 1], ".", color="#7FB8DA", markersize=2, alpha=0.5, gid="reference", rasterized=True)
-    for place, trace in enumerate(traces):
-        colour = TRACE_COLOURS[place % len(TRACE_COLOURS)]
-        ax.plot(trace[:, 0], trace[:, 1], color=colour, linewidth=0.8, gid=f"trace {place}")
-        ax.plot(*trace[0], "o", color=colour, markersize=3)
-    ax.set(xlabel=f"first component ({shares[0]:.0f} % of variance)", ylabel=f"second component ({shares[1]:.0f} %)")
+    traces = dataset["pca_trace"].transpose("trace", "step", "axis")
+    shares, outside = 100 * dataset["pca_share"].values, 100 * dataset["trace_outside"].values
+    rows = -(-len(traces) // TRACE_COLUMNS)
+    figure = paper_figure(PAGE_WIDTH, 0.8 + 1.65 * rows)
+    axes = figure.subplots(rows, TRACE_COLUMNS, sharex=True, sharey=True, squeeze=False)
+    steps = Normalize(float(traces["step"].min()), float(traces["step"].max()))
+    shades = LinearSegmentedColormap.from_list("windows", ["#E9B98F", "#D55E00", "#5A2600"])
+    for ax, trace, share in zip(axes.flat, traces, outside, strict=False):
+        ax.plot(points[:, 0], points[:, 1], ".", color="#7FB8DA", markersize=1.5, alpha=0.5, gid="reference", rasterized=True)
+        line = trace.values
+        parts = LineCollection(
+            [line[place : place + 2] for place in range(len(line) - 1)], cmap=shades, norm=steps, linewidth=0.9
+        )
+        parts.set_array(traces["step"].values[1:])
+        parts.set_gid(f"trace {int(trace['trace'])}")
+        ax.add_collection(parts)
+        ax.plot(*line[0], "o", markerfacecolor="white", markeredgecolor=shades(0.5), markersize=3.5, zorder=4)
+        ax.plot(*line[-1], "o", color=shades(1.0), markeredgewidth=0, markersize=3.5, zorder=4)
+        ax.set_title(f"query {int(trace['trace']):,}: {share:.0f} % outside")
+    for ax in axes.flat[len(traces) :]:
+        ax.set_visible(False)
+    figure.supxlabel(f"first component ({shares[0]:.0f} % of variance)", fontsize=7)
+    figure.supylabel(f"second component ({shares[1]:.0f} %)", fontsize=7)
+    bar = figure.colorbar(ScalarMappable(steps, shades), ax=list(axes.flat), pad=0.01, fraction=0.02)
+    bar.set_label("window starts at token")
+    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
     layer, window = dataset.attrs["layer"], dataset.attrs["window"]
-    ax.set_title(f"Layer {layer}: {counted(len(traces), 'trace')} over windows of {window} keys")
+    figure.suptitle(
+        f"Layer {layer}, windows of {window} keys; dots: outputs at the training length", x=0.01, ha="left", fontsize=7.5
+    )
     return figure
 
 

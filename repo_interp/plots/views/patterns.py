@@ -105,15 +105,20 @@ def draw_mosaic(ax: Axes, shares: np.ndarray, names: list[str]) -> Axes:
 
 @style()
 def pattern_sensitivity(run: xr.DataTree) -> PaperFigure:
-    """Share of each pattern over a grid of chunk size and epsilon; the run's own choice is framed (RePo sec. 5.2, footnote 5).
+    """Share of each pattern over a grid of chunk size and epsilon; the run's own choice is framed (RePo sec. 5.2, footnote 5). A pattern
+    that has no half per cent anywhere is named, not drawn.
 
     Raises InputError when the run has no patterns.
     """
     patterns = group(run, "patterns")
     grid = patterns["sensitivity"].transpose("pattern", "chunk_size", "epsilon")
-    figure = paper_figure(PAGE_WIDTH, 0.9 + 0.24 * grid.sizes["chunk_size"])
-    axes = figure.subplots(1, grid.sizes["pattern"], sharey=True, squeeze=False)[0]
-    for ax, name in zip(axes, grid["pattern"].values, strict=True):
+    there = (100 * grid >= 0.5).any(("chunk_size", "epsilon")).values
+    drawn, absent = grid["pattern"].values[there], grid["pattern"].values[~there]
+    figure = paper_figure(
+        PAGE_WIDTH if len(drawn) > 2 else 0.75 * PAGE_WIDTH, 0.9 + 0.15 * bool(len(absent)) + 0.24 * len(grid[0])
+    )
+    axes = figure.subplots(1, len(drawn), sharey=True, squeeze=False)[0]
+    for ax, name in zip(axes, drawn, strict=True):
         _share_map(ax, 100 * grid.sel(pattern=name).values, PATTERN_COLOURS[str(name)])
         ax.set_xticks(range(grid.sizes["epsilon"]), [f"{value:g}" for value in grid["epsilon"].values])
         ax.set_yticks(range(grid.sizes["chunk_size"]), [str(value) for value in grid["chunk_size"].values])
@@ -121,6 +126,9 @@ def pattern_sensitivity(run: xr.DataTree) -> PaperFigure:
         ax.set_title(f"{name} (% of chunks)")
         _frame_choice(ax, patterns)
     axes[0].set_ylabel("chunk size (tokens)")
+    if len(absent):
+        names = " or ".join(str(name) for name in absent)
+        figure.suptitle(f"Below half a per cent of chunks are {names}, at all sizes and ε", x=0.01, ha="left", fontsize=7)
     return figure
 
 

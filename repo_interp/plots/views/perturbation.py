@@ -1,6 +1,6 @@
 """Tolerance to disturbed positions (Position Generalization fig. 5): log perplexity, or a score, over gamma x l_max for each kind.
 
-A cell shows the value; its colour how much worse it is than without perturbation, the same scale for all kinds.
+A cell shows the value; its colour how much worse it is than without perturbation, on the same scale for all kinds and in all figures.
 Draws the group `perturbation`. Knows nothing about how tokens were moved.
 """
 
@@ -25,6 +25,8 @@ KIND_NAMES = {
     "position_offset": "Position offsets",
     "feature_placement": "Feature placement",
 }
+REACH = {"nat": 4.0, "1": 1.0}
+"""How much worse the colours reach, by the unit of a value: 4 nats per token, the most of a share. What is worse still has the last one."""
 RISE = "rise of the log perplexity of targets that no move touched"
 VALUES = ("log_perplexity", "log_perplexity_rise", "task_score")
 _TITLES = {"log_perplexity": "Log perplexity", "log_perplexity_rise": "Rise over untouched targets"}
@@ -47,7 +49,8 @@ def perturbation_grid(run: xr.DataTree, value: str = "log_perplexity") -> PaperF
         images.append(draw_grid(ax, cells.sel(kind=kind), worse.sel(kind=kind).values, reach))
         ax.set_title(KIND_NAMES.get(str(kind), str(kind)))
     axes[0].set_ylabel(r"$l_{max}$ (tokens)")
-    bar = figure.colorbar(images[0], ax=list(axes), pad=0.01, fraction=0.03)
+    beyond = "both" if bool((abs(worse) > 1.05 * reach).any()) else "neither"
+    bar = figure.colorbar(images[0], ax=list(axes), pad=0.01, fraction=0.03, extend=beyond)
     bar.outline.set_visible(False)  # pyright: ignore
     bar.set_label("worse than without")
     title = {"log_perplexity": "log perplexity", "task_score": str(dataset.attrs.get("metric", "task score"))}
@@ -56,11 +59,11 @@ def perturbation_grid(run: xr.DataTree, value: str = "log_perplexity") -> PaperF
 
 
 def worse_than_without(dataset: xr.Dataset, value: str) -> tuple[xr.DataArray, xr.DataArray, float]:
-    """`value` [kind, l_max, gamma], how much worse it is than at gamma = 0, and the largest size of that."""
+    """`value` [kind, l_max, gamma], how much worse it is than at gamma = 0, and where the colours of that end."""
     cells = dataset[value].transpose("kind", "l_max", "gamma")
     better_up = value == "task_score" and dataset.attrs.get("higher_is_better") == "True"
     worse = (cells.sel(gamma=0.0) - cells if better_up else cells - cells.sel(gamma=0.0)).transpose(*cells.dims)
-    return cells, worse, max(float(np.nanmax(np.abs(worse.values))), 1e-12)
+    return cells, worse, REACH.get(str(cells.attrs.get("units", "1")), max(float(np.nanmax(np.abs(worse.values))), 1e-12))
 
 
 def draw_grid(ax: Axes, cells: xr.DataArray, worse: np.ndarray, reach: float):

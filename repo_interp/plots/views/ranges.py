@@ -44,7 +44,7 @@ def position_ranges(run: xr.DataTree) -> PaperFigure:
     draw_ranges(left, ranges.values, [scheme_colour(scheme) for scheme in named.values()])
     scheme_swatches(left, named, "x")
     name_ticks(left.xaxis, named, 32)
-    left.set(xlabel="layer", ylabel="range of positions d (positions)")
+    left.set(xlabel="layer", ylabel="range of positions d")
     _scale(left, ranges.values, lengths)
     learned = [place for place, scheme in enumerate(named.values()) if scheme in LEARNED_SCHEMES]
     _distribution(right, ranges.values[learned], [list(named.values())[place] for place in learned])

@@ -40,6 +40,11 @@ CORRELATIONS = {"closed_form_r": "r of the closed form f + g"}
 NUMBERED = 8
 """Components with number, circle and arc, in a figure of one head."""
 NUMBERED_SMALL = 4
+TITLE = "Mean pairs, all heads on one scale; r: logits and the closed form f + g of the coloured ones"
+INSET = 0.4
+"""Width of an inset that magnifies the pairs of a head, in panels, where they are so small that it does at least twice."""
+SHORT = 0.15
+"""Share of half a panel below which an arrow has no number."""
 COLUMNS = 4
 """Heads per row in a figure of many."""
 OTHERS = "#8A8A8A"
@@ -69,22 +74,52 @@ def rotation_grid(run: xr.DataTree, most: int = 12) -> PaperFigure:
     rows = -(-len(chosen) // COLUMNS)
     figure = paper_figure(PAGE_WIDTH, min(PAGE_HEIGHT, 0.2 + 1.75 * rows))
     axes = figure.subplots(rows, COLUMNS, squeeze=False)
-    for ax, (layer, head) in zip(axes.flat, chosen, strict=False):
-        draw_pairs(ax, _of_head(dataset, layer, head), scheme_colour(schemes(dataset)[layer]), NUMBERED_SMALL)
+    pairs = [_of_head(dataset, layer, head) for layer, head in chosen]
+    reach = max(_reach(of_head, NUMBERED_SMALL) for of_head in pairs)
+    for ax, (layer, head), of_head in zip(axes.flat, chosen, pairs, strict=False):
+        colour = scheme_colour(schemes(dataset)[layer])
+        draw_pairs(ax, of_head, colour, NUMBERED_SMALL, reach)
         ax.set_title(f"L{layer} H{head}{_correlation(dataset, layer, head)}", pad=2)
+        times = int(INSET * reach / _reach(of_head, NUMBERED_SMALL))
+        if times > 1:
+            inset = ax.inset_axes((1 - INSET, 1 - INSET, INSET, INSET))
+            draw_pairs(inset, of_head, colour, NUMBERED_SMALL, INSET * reach / times)
+            inset.set(xticks=[], facecolor="white")
+            inset.spines[:].set(visible=True, edgecolor="#B9B9B9")
+            inset.text(0.04, 0.97, f"× {times}", transform=inset.transAxes, fontsize=6, va="top")
     for ax in axes.flat[len(chosen) :]:
         ax.set_visible(False)
-    figure.suptitle("Mean pairs; r: logits and the closed form f + g of the coloured ones", x=0.01, ha="left", fontsize=7.5)
+    figure.suptitle(
+        TITLE,
+        x=0.01,
+        ha="left",
+        fontsize=7.5,
+    )
     return figure
 
 
-def draw_pairs(ax: Axes, pairs: xr.Dataset, colour: str, numbered: int) -> Axes:
-    """Draw the mean pairs of one head - variables [component] of the group `rotation` - on `ax`."""
+def _arrows(pairs: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
+    """Mean pairs [component] of one head as complex numbers, and their deviations, in units of the logit."""
     query = pairs["query_mean_re"].values + 1j * pairs["query_mean_im"].values
     key = pairs["key_mean_re"].values + 1j * pairs["key_mean_im"].values
     scale = 1 / np.sqrt(2 * query.size)
-    arrows = query * key.conj() * scale
-    deviation = np.abs(query) * pairs["key_deviation"].values * scale
+    return query * key.conj() * scale, np.abs(query) * pairs["key_deviation"].values * scale
+
+
+def _reach(pairs: xr.Dataset, numbered: int) -> float:
+    """Half the width of a panel in which the longest `numbered` arrows have their whole circles."""
+    arrows, deviation = _arrows(pairs)
+    longest = np.argsort(-np.abs(arrows), kind="stable")[:numbered]
+    return 1.05 * max(1e-12, *(abs(arrows[component]) + deviation[component] for component in longest))
+
+
+def draw_pairs(ax: Axes, pairs: xr.Dataset, colour: str, numbered: int, reach: float | None = None) -> Axes:
+    """Draw the mean pairs of one head - variables [component] of the group `rotation` - on `ax`, from -reach to reach: so far that circles
+    are whole, where it is not given. Where it is, arrows too short to be told apart have no number.
+    """
+    arrows, deviation = _arrows(pairs)
+    short = 0.0 if reach is None else SHORT * reach
+    reach = _reach(pairs, numbered) if reach is None else reach
     slow = pairs["slow_dominating"].values == 1
     longest = np.argsort(-np.abs(arrows), kind="stable")[:numbered]
     for component in np.arange(arrows.size)[::-1]:
@@ -98,8 +133,8 @@ def draw_pairs(ax: Axes, pairs: xr.Dataset, colour: str, numbered: int) -> Axes:
             zorder=3 if slow[component] else 2,
         )
         if component in longest:
-            _around(ax, tip, deviation[component], float(pairs["max_rotation"].values[component]), shade, int(component))
-    reach = 1.15 * max(1e-12, *(abs(arrows[component]) + 0.5 * deviation[component] for component in longest))
+            named = "" if abs(tip) < short else str(component)
+            _around(ax, tip, deviation[component], float(pairs["max_rotation"].values[component]), shade, int(component), named)
     ax.axhline(0, color="#E4E4E4", linewidth=0.5, zorder=0)
     ax.axvline(0, color="#E4E4E4", linewidth=0.5, zorder=0)
     ax.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal", yticks=[])
@@ -136,8 +171,8 @@ def _of_head(dataset: xr.Dataset, layer: int, head: int) -> xr.Dataset:
     return pairs
 
 
-def _around(ax: Axes, tip: complex, deviation: float, rotation: float, colour: str, component: int) -> None:
-    """Number, deviation circle and arc of one arrow."""
+def _around(ax: Axes, tip: complex, deviation: float, rotation: float, colour: str, component: int, named: str) -> None:
+    """Deviation circle, arc and number of one arrow, which is `named` so."""
     radius, start = abs(tip), np.degrees(np.angle(tip))
     ax.add_patch(
         Circle((tip.real, tip.imag), deviation, fill=False, edgecolor=colour, linewidth=0.4, gid=f"deviation {component}")
@@ -148,7 +183,7 @@ def _around(ax: Axes, tip: complex, deviation: float, rotation: float, colour: s
     ax.add_patch(arc)
     outward = tip / radius if radius > 0 else 1.0
     ax.annotate(
-        str(component),
+        named,
         (tip.real, tip.imag),
         xytext=(5 * outward.real, 5 * outward.imag),
         textcoords="offset points",

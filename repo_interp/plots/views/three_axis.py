@@ -27,6 +27,8 @@ from repo_interp.plots.view import View
 FITS = {"three_axis": "three-axis", "fake_distance": "fake-distance"}
 PIXELS = 600
 """Points of an axis that are drawn, at least."""
+EXACT = 1 - 1e-9
+"""Mean r from which a fit is exact up to rounding."""
 SHOWN = (1, 99)
 """Percentiles of a map at which its colours end."""
 CORRELATIONS = {
@@ -41,9 +43,10 @@ CORRELATIONS = {
 
 @style()
 def fit_correlations(run: xr.DataTree) -> PaperFigure:
-    """r over layers and heads of each fit that the run has, the mean over prompts; layers beside their schemes.
+    """r over layers and heads of each fit that the run has, the mean over prompts, from 0 (or -1) to 1; layers beside their schemes.
 
-    Raises InputError when the run has neither `three_axis` nor `fake_distance`.
+    A head that fits exactly, since its logits are a sum of these axes by construction, is grey: r = 1 says nothing there. Raises
+    InputError when the run has neither `three_axis` nor `fake_distance`.
     """
     present = [name for name in FITS if has_groups(run, [name])]
     if not present:
@@ -54,8 +57,12 @@ def fit_correlations(run: xr.DataTree) -> PaperFigure:
     figure = paper_figure(width, min(PAGE_HEIGHT, 0.9 + 0.15 * max(8, sizes["layer"])))
     axes = figure.subplots(1, len(fits), squeeze=False)[0]
     for ax, (name, values) in zip(axes, fits.items(), strict=True):
-        head_grid(values, ax)
-        ax.set_title(f"r of the {FITS[name]} fit: mean {number(float(nanmean(values.values)))}")
+        exact = values >= EXACT
+        telling = values.where(~exact)
+        head_grid(telling, ax, (-1.0 if bool((telling < 0).any()) else 0.0, 1.0))
+        mean = f"mean {number(float(nanmean(telling.values)))}" if bool(telling.notnull().any()) else ""
+        trivial = "grey: r = 1 by construction" if bool(exact.any()) else ""
+        ax.set_title(f"r of the {FITS[name]} fit: {'; '.join(text for text in (mean, trivial) if text)}")
     named = schemes(group(run, present[0]))
     legend_below(figure, scheme_handles(named.values()))
     return figure
