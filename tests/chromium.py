@@ -1,4 +1,4 @@
-"""A headless Chromium, driven over a pipe by its DevTools protocol: JSON messages that end in a zero byte, with the standard library alone."""
+"""A headless Chromium, driven over a pipe by its DevTools protocol: JSON messages that end in a zero byte."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Browser:
         flags = ("--headless=new", "--remote-debugging-pipe", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage")
         self._process = subprocess.Popen(
             [path, *flags, f"--user-data-dir={directory}", "about:blank"],
-            preexec_fn=as_chromium_wants,  # noqa: PLW1509 - one thread
+            preexec_fn=as_chromium_wants,
             pass_fds=(3, 4),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -101,7 +101,16 @@ class Browser:
 
     def press(self, key: str) -> None:
         """Press and release `key`, such as "ArrowRight" or "Enter", where the focus is."""
-        codes = {"Enter": 13, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40, "Escape": 27, "Home": 36, "End": 35}
+        codes = {
+            "Enter": 13,
+            "ArrowLeft": 37,
+            "ArrowUp": 38,
+            "ArrowRight": 39,
+            "ArrowDown": 40,
+            "Escape": 27,
+            "Home": 36,
+            "End": 35,
+        }
         text = {"text": "\r"} if key == "Enter" else {}
         self.send("Input.dispatchKeyEvent", type="keyDown", key=key, code=key, windowsVirtualKeyCode=codes[key], **text)
         self.send("Input.dispatchKeyEvent", type="keyUp", key=key, code=key, windowsVirtualKeyCode=codes[key])

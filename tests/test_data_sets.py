@@ -14,13 +14,12 @@ import pytest
 import torch
 from families import TINY
 from numpy.testing import assert_allclose
-from repo_interp.experiments.generated_scores import question_scores
 from task_tokenizers import tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from repo_interp.cli import score as score_command
 from repo_interp.errors import InputError
-from repo_interp.experiments.generated_scores import generated_texts
+from repo_interp.experiments.generated_scores import generated_texts, question_scores
 from repo_interp.models.checkpoints import save
 from repo_interp.models.reposition import reposition
 from repo_interp.papers.data_sets.answers import ANSWERS, COMPARISONS, PLAIN, REORDERED, Answers, Options, table

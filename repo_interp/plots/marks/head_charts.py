@@ -142,7 +142,8 @@ HeadChart = HeadCurves | HeadImage | HeadArrows | HeadNumber
 def _heads(values: xr.DataArray) -> dict[str, Any]:
     return {
         "layers": [
-            {"layer": layer, "name": scheme_name(scheme), "colour": scheme_colour(scheme)} for layer, scheme in schemes(values).items()
+            {"layer": layer, "name": scheme_name(scheme), "colour": scheme_colour(scheme)}
+            for layer, scheme in schemes(values).items()
         ],
         "heads": [int(head) for head in values["head"].values],
     }

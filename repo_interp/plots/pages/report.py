@@ -171,7 +171,9 @@ def _folded(table: Table) -> str:
 
 def _scripts(sections: Sequence[Section]) -> list[str]:
     """Scripts in the order in which they run: plotly where an interactive part may use it, and the page's own last."""
-    parts = [part for section in sections if section.interactive for part in (*section.interactive.parts, section.interactive.script)]
+    parts = [
+        part for section in sections if section.interactive for part in (*section.interactive.parts, section.interactive.script)
+    ]
     interactive = [part.read_text(encoding="utf-8") for part in parts]
     maps = [packaged("heads.js")] if any(section.has_head_maps for section in sections) else []
     charts = [packaged("head_charts.js")] if any(section.has_head_charts for section in sections) else []

@@ -627,6 +627,7 @@ window.reportSections.positions = function (section, data, page) {
     colourOf: (name) => data.spans[name].colour, open: (layer, head) => page.showHead(layer, head),
   });
 
+  page.gallery = section;
   page.chosen = () => ({ layer: state.chosen.layer, head: state.chosen.head, prompt: state.prompt.prompt, token: state.token, count: state.prompt.count });
 
   page.showHead = function (layer, head) {

@@ -24,7 +24,6 @@ from repo_interp.plots.marks.reading import PromptTokens, group, heads_to_show, 
 from repo_interp.plots.style import darker, scheme_colour, scheme_name, span_colours
 from repo_interp.plots.view import Interactive, PageOptions
 
-
 OUTLINE = 48
 """Stretches of a prompt of which the outline of a head keeps the smallest and the largest position."""
 NEXT = 64
@@ -156,7 +155,9 @@ def _left_out(
         notes.append(f"{note} Tables and figures are about all prompts.")
     missing = [layer for layer in layers if layer not in embedded[0]["layers"]]
     if missing:
-        notes.append(f"Prompt {embedded[0]['prompt']} is long: its layers {_stretches(missing)} are left out, but for their outlines in the map of heads.")
+        notes.append(
+            f"Prompt {embedded[0]['prompt']} is long: its layers {_stretches(missing)} are left out, but for their outlines in the map of heads."
+        )
     if notes:
         notes.append("To choose others: report_page(run, path, prompts=[...], megabytes=...).")
     return (" ".join(notes),) if notes else ()

@@ -96,7 +96,9 @@ def _head_charts(run: xr.DataTree) -> Sequence[HeadChart]:
     charts: list[HeadChart] = [HeadNumber("r of the fake-distance fit", fit["r"])]
     if "position_axis" in fit:
         position, semantic = {"position": fit["position_axis"]}, {"semantic": fit["semantic_axis"]}
-        charts.append(HeadCurves("Position axis, first prompt", "fake distance (tokens)", "logits", fit["distance"].values, position))
+        charts.append(
+            HeadCurves("Position axis, first prompt", "fake distance (tokens)", "logits", fit["distance"].values, position)
+        )
         charts.append(HeadCurves("Semantic axis, first prompt", "key (token)", "logits", fit["token"].values, semantic))
     return charts
 

@@ -259,8 +259,12 @@ def _differ_from_index(run: xr.DataTree) -> bool:
 
 def _lead(run: xr.DataTree) -> str:
     """What is drawn of prompts as long as those of `run`: every token as a dot, or a line through each pixel's extremes."""
+    if not _differ_from_index(run):
+        return "Every head places every token at its index in the prompt: heads differ by their scores, and by where they look, alone."
     few = int(group(run, "positions")["token_count"].max()) <= MOST_DOTS
-    drawn = "Every dot is a token: its" if few else "Prompts are long, so figures join the extremes of every pixel by a line: token"
+    drawn = (
+        "Every dot is a token: its" if few else "Prompts are long, so figures join the extremes of every pixel by a line: token"
+    )
     return (
         f"{drawn} index in the prompt against the position that the head gives to it, in positions. The range of a head, its largest "
         "minus its smallest position, stands beside the context length (RePo, fig. 2)."

@@ -52,7 +52,7 @@ window.drawHeadCharts = function (place, charts, page) {
       }],
       layout: {
         hovermode: "closest", showlegend: false,
-        xaxis: { title: { text: chart.x }, range: [-reach, reach], zeroline: true }, yaxis: { title: { text: "imaginary part" }, range: [-reach, reach], scaleanchor: "x", scaleratio: 1 },
+        xaxis: { title: { text: chart.x }, range: [-reach, reach], zeroline: true, constrain: "domain" }, yaxis: { title: { text: "imaginary part" }, range: [-reach, reach], scaleanchor: "x", scaleratio: 1, constrain: "domain" },
         annotations: known.map((component) => ({ x: x[component], y: y[component], ax: 0, ay: 0, xref: "x", yref: "y", axref: "x", ayref: "y", showarrow: true, arrowhead: 2, arrowwidth: 1.2, arrowcolor: colour(component), text: "" })),
       },
     };
@@ -78,7 +78,7 @@ window.drawHeadCharts = function (place, charts, page) {
         hoverongaps: false, hovertemplate: chart.y + " %{y}<br>" + chart.x + " %{x}: %{z:.4g}<extra></extra>",
       }],
       layout: {
-        hovermode: "closest", shapes: here, xaxis: { title: { text: chart.x }, constrain: "domain" },
+        hovermode: "closest", shapes: here, margin: { l: 64, r: 10, t: 30, b: 40 }, xaxis: { title: { text: chart.x }, constrain: "domain" },
         yaxis: { title: { text: chart.y }, autorange: "reversed", scaleanchor: "x", scaleratio: 1, constrain: "domain" },
       },
     };

@@ -35,8 +35,9 @@
       const parts = [1, 3, 5].map((place) => parseInt(hex.slice(place, place + 2), 16));
       return "#" + parts.map((part) => Math.round(part + 0.4 * (255 - part)).toString(16).padStart(2, "0")).join("");
     },
-    // Maps of heads of all sections.
+    // Maps of heads of all sections, and the section that draws every head, which needs no map of its own.
     headMaps: [],
+    gallery: null,
     // What is called when colours change, before printing, and when all sections stand.
     onTheme: [],
     onPrint: [],
@@ -58,7 +59,7 @@
   if (!page.showHead) followWithoutExplorer();
   for (const { section, content } of sections) {
     if (content.charts.length) window.drawHeadCharts(section.querySelector(".head-charts"), content.charts, page);
-    if (content.maps.length) window.drawHeadMaps(section.querySelector(".head-maps"), content.maps, page);
+    if (content.maps.length && section !== page.gallery) window.drawHeadMaps(section.querySelector(".head-maps"), content.maps, page);
   }
   page.onReady.forEach((ready) => ready());
 
