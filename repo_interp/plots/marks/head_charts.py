@@ -136,7 +136,33 @@ class HeadNumber:
         }
 
 
-HeadChart = HeadCurves | HeadImage | HeadArrows | HeadNumber
+@dataclass(frozen=True)
+class HeadRows:
+    """The largest attention `weights` [layer, head, query, rank] of tokens of prompt `prompt`, and the `keys` that they are on."""
+
+    title: str
+    weights: xr.DataArray
+    keys: xr.DataArray
+    prompt: int
+
+    def data(self) -> dict[str, Any]:
+        """The rows as JSON, 16 bits per weight, 32 per key; as many ranks as fit into `MOST_IMAGE` bytes, one at least."""
+        weights, keys = (part.transpose("layer", "head", "query", "rank").values for part in (self.weights, self.keys))
+        ranks = max(1, min(weights.shape[-1], MOST_IMAGE // (6 * weights[..., 0].size)))
+        levels = np.round(np.nan_to_num(weights[..., :ranks]) * NOTHING).astype("<u2")
+        return {
+            "kind": "rows",
+            "title": self.title,
+            "prompt": self.prompt,
+            "queries": [int(query) for query in self.weights["query"].values],
+            "ranks": ranks,
+            "weights": _base64(levels),
+            "keys": _base64(np.ascontiguousarray(keys[..., :ranks], dtype="<i4")),
+            **_heads(self.weights),
+        }
+
+
+HeadChart = HeadCurves | HeadImage | HeadRows | HeadArrows | HeadNumber
 
 
 def _heads(values: xr.DataArray) -> dict[str, Any]:

@@ -155,9 +155,9 @@ def _left_out(
         notes.append(f"{note} Tables and figures are about all prompts.")
     missing = [layer for layer in layers if layer not in embedded[0]["layers"]]
     if missing:
-        notes.append(
-            f"Prompt {embedded[0]['prompt']} is long: its layers {_stretches(missing)} are left out, but for their outlines in the map of heads."
-        )
+        stretches = _stretches(missing)
+        note = f"Prompt {embedded[0]['prompt']} is long: its layers {stretches} are left out"
+        notes.append(f"{note}, but for outlines in the map of heads.")
     if notes:
         notes.append("To choose others: report_page(run, path, prompts=[...], megabytes=...).")
     return (" ".join(notes),) if notes else ()

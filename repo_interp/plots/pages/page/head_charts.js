@@ -1,4 +1,4 @@
-// Charts of the chosen head: curves, images of block means, arrows, and numbers of the chosen prompt. They follow the explorer; where the page
+// Charts of the chosen head: curves, images of block means, arrows, rows of attention, and numbers of the chosen prompt. They follow the explorer; where the page
 // has none, a click in a map of heads. An image of causal logits also gives the attention of a token, and draws its row.
 "use strict";
 
@@ -122,6 +122,41 @@ window.drawHeadCharts = function (place, charts, page) {
     };
   }
 
+  // ---- rows that were measured ---------------------------------------------------------------------------------------
+
+  function strongest(chart, chosen) {
+    const own = headOf(chart, chosen), query = chart.queries.indexOf(chosen.token);
+    if (!own || query < 0 || (chosen.prompt !== null && chosen.prompt !== chart.prompt)) return null;
+    const weights = chart.decodedWeights || (chart.decodedWeights = new DataView(bytes(chart.weights)));
+    const keys = chart.decodedKeys || (chart.decodedKeys = new DataView(bytes(chart.keys)));
+    const blocks = [];
+    for (let rank = 0; rank < chart.ranks; rank++) {
+      const cell = (own.place * chart.queries.length + query) * chart.ranks + rank;
+      const key = keys.getInt32(4 * cell, true);
+      if (key >= 0) blocks.push({ first: key, last: key, share: weights.getUint16(2 * cell, true) / 65535 });
+    }
+    return { blocks, size: 1, from: "token " + chosen.token };
+  }
+
+  function missingRow(chart, chosen) {
+    if (chosen.token === null) return "Click a token in the explorer to see its row.";
+    if (chosen.prompt !== null && chosen.prompt !== chart.prompt) return "Where tokens look is kept for prompt " + chart.prompt + " alone.";
+    if (!headOf(chart, chosen)) return "Where tokens look was not measured for this head.";
+    const near = chart.queries.reduce((best, query) => (Math.abs(query - chosen.token) < Math.abs(best - chosen.token) ? query : best));
+    return "The run keeps the rows of " + chart.queries.length + " tokens; the nearest is token " + near + ".";
+  }
+
+  function bars(chart, chosen) {
+    const looks = strongest(chart, chosen);
+    if (!looks) return { message: missingRow(chart, chosen) };
+    const held = looks.blocks.reduce((sum, block) => sum + block.share, 0);
+    return {
+      message: "the " + looks.blocks.length + " strongest keys hold " + digits(100 * held) + " %",
+      traces: [{ type: "bar", x: looks.blocks.map((block) => block.first), y: looks.blocks.map((block) => 100 * block.share), marker: { color: headOf(chart, chosen).colour }, hovertemplate: "token %{x}: %{y:.3g} %<extra></extra>" }],
+      layout: { hovermode: "closest", bargap: 0, xaxis: { title: { text: "key (token)" }, range: [-1, Math.max(...chart.queries) + 1] }, yaxis: { title: { text: "attention (%)" }, rangemode: "tozero" } },
+    };
+  }
+
   // ---- the whole ------------------------------------------------------------------------------------------------------
 
   function panel(label, describe, className) {
@@ -153,12 +188,20 @@ window.drawHeadCharts = function (place, charts, page) {
       const describe = chart.kind === "curves" ? curves : arrows;
       panel(chart.title, (chosen) => { const own = headOf(chart, chosen); return own && describe(chart, own); }, chart.kind === "arrows" ? "square" : "");
     }
+    if (chart.kind === "rows") {
+      const before = page.attention;
+      page.attention = (chosen) => strongest(chart, chosen) || before(chosen);
+      page.attentionMissing = (chosen) => missingRow(chart, chosen);
+      page.rowsAreMeasured = true;
+      panel(chart.title, (chosen) => bars(chart, chosen));
+    }
     if (chart.kind !== "image") continue;
     const blocks = chart.size > 1 ? ", a pixel is the mean over " + chart.size + " × " + chart.size + " pairs" : "";
     panel(chart.title + " of prompt " + chart.prompt + blocks, (chosen) => { const own = headOf(chart, chosen); return own && image(chart, own, chosen); }, "square");
     if (!chart.causal_logits) continue;
-    page.attention = (chosen) => attention(chart, chosen);
-    page.attentionMissing = () => "Where it looks is kept for prompt " + chart.prompt + " alone, and for the heads of the logit maps.";
+    const before = page.attention;
+    page.attention = (chosen) => before(chosen) || attention(chart, chosen);
+    if (!page.rowsAreMeasured) page.attentionMissing = () => "Where it looks is kept for prompt " + chart.prompt + " alone, and for the heads of the logit maps.";
     panel("Attention of the chosen token" + (chart.size > 1 ? ", estimated from block means" : ""), (chosen) => headOf(chart, chosen) && row(chart, chosen, "attention"));
     panel("Logits of the chosen token by distance", (chosen) => headOf(chart, chosen) && row(chart, chosen, "logits"));
   }

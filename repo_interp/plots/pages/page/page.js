@@ -45,9 +45,10 @@
     // Set by the explorer, where the run has positions.
     showHead: null,
     chosen: null,
-    // Set by the chart that holds logits of pairs.
+    // Set by the charts that hold rows of attention, or logits of pairs.
     attention: () => null,
-    attentionMissing: () => "This run does not hold where it looks: analyse again with the measure maps.",
+    attentionMissing: () => "This run does not hold where it looks: analyse again with the measure attention_rows.",
+    rowsAreMeasured: false,
   };
 
   const sections = [...document.querySelectorAll("script.section-data")].map((script) => ({ section: script.closest("section"), content: JSON.parse(script.textContent) }));
