@@ -107,18 +107,18 @@ def test_it_opens_on_all_heads_and_the_prompt(opened):
 
 def test_heads_are_sorted_by_a_score_and_filtered(opened):
     browser = opened("small.html")
-    mass = 100 * small_run()["attention_mass"]["mass"].sel(span="needle").mean("prompt")
+    mass = 100 * small_run()["attention_mass"].to_dataset()["mass"].sel(span="needle").mean("prompt").values
     scores = browser.run("[...document.querySelector('#gallery-score').options].map((one) => one.text)")
     choose(browser, "gallery-score", str(scores.index("attention mass on needle (%)")))
     choose(browser, "gallery-order", "largest")
-    order = np.argsort(-mass.values, axis=None, kind="stable")
+    order = np.argsort(-mass, axis=None, kind="stable")
     assert tiles(browser) == [f"{place // 4}/{place % 4}" for place in order]
     choose(browser, "gallery-scheme", "RePo")
     learned = tiles(browser)
     assert 0 < len(learned) < 24 and all(int(head[0]) >= 2 for head in learned)
-    least = float(np.median(mass.values))
+    least = float(np.median(mass))
     choose(browser, "gallery-least", str(least))
-    assert tiles(browser) == [head for head in learned if mass.values[int(head[0]), int(head[2])] >= least]
+    assert tiles(browser) == [head for head in learned if mass[int(head[0]), int(head[2])] >= least]
     choose(browser, "gallery-from", "3")
     assert all(int(head[0]) >= 3 for head in tiles(browser))
 
@@ -195,7 +195,7 @@ def test_an_address_restores_the_view(opened):
     browser = opened("small.html")
     browser.run("document.querySelector('.tile[data-head=\"4/3\"]').click()")
     choose(browser, "gallery-order", "smallest")
-    find(browser, str(small_run()["positions"]["token_text"].values[0, 40]).strip())
+    find(browser, str(small_run()["positions"].to_dataset()["token_text"].values[0, 40]).strip())
     address, heads, order = browser.run("location.hash"), shown_heads(browser), tiles(browser)
     token = browser.run("document.querySelector('#explorer-token').value")
     browser = opened("small.html", address)

@@ -182,7 +182,6 @@ window.reportSections.positions = function (section, data, page) {
     const layout = page.layout({
       margin: { l: 64, r: 10, t: 8, b: room(ticks(panel, state.span || whole())) },
       hovermode: "x",
-      legend: { font: { size: 11 }, orientation: "h", y: 1.0, yanchor: "bottom" },
       dragmode: "zoom",
       shapes: shapes(),
       xaxis: Object.assign({ title: { text: "token", standoff: 4 }, range: state.span || whole() }, ticks(panel, state.span || whole())),
@@ -217,7 +216,7 @@ window.reportSections.positions = function (section, data, page) {
         hovertemplate: "<b>%{customdata[1]}</b><br>token %{customdata[0]}, position %{y:.5g}<br>%{customdata[2]}<extra></extra>",
       }];
     }
-    const width = Math.ceil(reach / COLUMNS);
+    const width = columnOf(reach);
     const middle = [], lowest = [], median = [], highest = [], said = [];
     for (let from = first - (first % width); from <= last; from += width) {
       const part = values.slice(Math.max(0, from), from + width).filter(Number.isFinite).sort((a, b) => a - b);
@@ -232,15 +231,16 @@ window.reportSections.positions = function (section, data, page) {
     return [
       {
         type: "scatter", mode: "lines", fill: "toself", x: [...middle, ...middle.slice().reverse()], y: [...highest, ...lowest.slice().reverse()],
-        fillcolor: colour, opacity: 0.3, line: { width: 0 }, hoverinfo: "skip", name: "smallest to largest of " + width + " tokens", showlegend: true,
+        fillcolor: colour, opacity: 0.3, line: { width: 0 }, hoverinfo: "skip", showlegend: false,
       },
       {
         type: "scatter", mode: "lines", x: middle, y: median, customdata: said, line: { color: colour, width: 1.5 },
-        hovertemplate: "%{customdata}<extra></extra>", name: "their median", showlegend: true,
+        hovertemplate: "%{customdata}<extra></extra>", showlegend: false,
       },
     ];
   }
 
+  const columnOf = (reach) => Math.ceil(reach / COLUMNS);
   const whole = () => [-0.5 - 0.01 * state.prompt.count, state.prompt.count - 0.5 + 0.01 * state.prompt.count];
 
   // Whether tokens stand closer than a finger can tell them apart.
@@ -309,6 +309,8 @@ window.reportSections.positions = function (section, data, page) {
         if (range && (value < range[0] || value > range[1])) outside++;
       }
       said.push("range " + number(high - low) + " (" + number(low) + " to " + number(high) + ")");
+      const view = state.span || whole(), reach = view[1] - view[0];
+      said.push(reach <= MOST_DOTS ? "every dot is a token" : "line: median of " + columnOf(reach) + " tokens; band: their smallest to largest");
       if (state.scale === "focused" && range) said.push(outside + " of " + state.prompt.count + " tokens lie outside this view");
       if (state.scale === "focused" && !range) said.push("too few tokens to focus");
     }
@@ -349,8 +351,9 @@ window.reportSections.positions = function (section, data, page) {
   function drawOverview() {
     const strip = find("overview"), count = state.prompt.count;
     const row = state.chosen && rowOf(state.chosen.layer, state.chosen.head);
-    strip.hidden = count <= 2 * AROUND || !row || !row.global;
-    if (strip.hidden) return;
+    const shown = count > 2 * AROUND && row && row.global;
+    strip.toggleAttribute("hidden", !shown);
+    if (!shown) return;
     const [low, high] = row.global, bins = Math.min(count, 400);
     const y = (value) => (38 - (36 * (value - low)) / (high - low)).toFixed(1);
     let line = "";

@@ -57,8 +57,7 @@ window.headGallery = function (section, explorer) {
           tile.type = "button";
           tile.className = "tile";
           tile.dataset.head = key;
-          tile.innerHTML = '<span class="tile-name"></span><span class="tile-score"></span><svg viewBox="0 0 100 40" preserveAspectRatio="none" aria-hidden="true"></svg>';
-          tile.querySelector(".tile-name").textContent = "L" + layer.layer + " H" + head;
+          tile.innerHTML = '<span class="tile-name"></span><span class="tile-score"></span><svg viewBox="0 0 100 40" preserveAspectRatio="none" aria-hidden="true"></svg><span class="as"></span>';
           tile.addEventListener("click", () => explorer.open(layer.layer, head));
           tiles.set(key, { tile, layer, head });
         }
@@ -97,6 +96,10 @@ window.headGallery = function (section, explorer) {
     const shown = matching(), order = find("order").value, grid = find("grid");
     const nodes = [];
     grid.classList.toggle("ranked", order !== "layers");
+    for (const one of tiles.values()) {
+      one.tile.classList.remove("same");
+      one.tile.querySelector(".tile-name").textContent = (order === "layers" ? "" : "L" + one.layer.layer + " ") + "H" + one.head;
+    }
     grid.style.setProperty("--heads", explorer.heads.length);
     if (order === "layers") {
       for (const layer of explorer.layers) {
@@ -107,6 +110,11 @@ window.headGallery = function (section, explorer) {
         name.style.setProperty("--scheme", explorer.page.ink(layer.colour));
         name.textContent = layer.layer + " " + layer.name + (explorer.heads.length > 1 && explorer.alike(layer.layer) ? ", heads share positions" : "");
         nodes.push(name);
+        // Positions that all heads share are drawn once.
+        for (const one of explorer.alike(layer.layer) ? own.slice(1) : []) {
+          one.tile.classList.add("same");
+          one.tile.querySelector(".as").textContent = "as H" + own[0].head;
+        }
         for (const head of explorer.heads) {
           const one = own.find((other) => other.head === head);
           nodes.push(one ? one.tile : document.createElement("span"));
