@@ -14,6 +14,7 @@ from typing import Any
 import xarray as xr
 from matplotlib.figure import Figure
 
+from repo_interp.plots.marks.head_charts import HeadChart
 from repo_interp.plots.marks.heads import HeadMap
 from repo_interp.plots.marks.table import Table
 
@@ -41,6 +42,8 @@ class Interactive:
     """A file of JavaScript that sets `reportSections[group] = function (section, data, page) {...}`; it may use Plotly."""
     data: Callable[[xr.DataTree, PageOptions], tuple[Any, Sequence[str]]]
     """JSON for the script, None where there is nothing to work with; and sentences that say what was left out."""
+    parts: tuple[Traversable, ...] = ()
+    """Files of JavaScript that run before `script`."""
 
 
 def _no_figures(run: xr.DataTree) -> Iterator[tuple[str, Figure]]:
@@ -52,6 +55,10 @@ def _no_tables(run: xr.DataTree) -> Sequence[Table]:
 
 
 def _no_head_maps(run: xr.DataTree) -> Sequence[HeadMap]:
+    return ()
+
+
+def _no_head_charts(run: xr.DataTree) -> Sequence[HeadChart]:
     return ()
 
 
@@ -72,6 +79,8 @@ class View:
     """The same rows for the page, the terminal and the notebook."""
     head_maps: Callable[[xr.DataTree], Sequence[HeadMap]] = _no_head_maps
     """Maps of heads for the page: a click opens the head in the explorer, where the run has positions."""
+    head_charts: Callable[[xr.DataTree], Sequence[HeadChart]] = _no_head_charts
+    """Charts for the page that follow the head, prompt and token chosen in the explorer."""
     informative: Callable[[xr.DataTree], bool] = _always
     """Whether figures and tables say anything about this run; ranges and patterns of token indices do not, and the page folds them."""
     interactive: Interactive | None = None

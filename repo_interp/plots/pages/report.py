@@ -48,6 +48,7 @@ class Section:
     html: str
     interactive: Interactive | None
     has_head_maps: bool
+    has_head_charts: bool
 
 
 def report_page(
@@ -105,13 +106,26 @@ def _page(run: xr.DataTree, options: PageOptions, pictures: Sequence[tuple[str, 
             sections += [] if section is None else [section]
     scripts = _scripts(sections)
     return framed(
-        title=f"Positions in {checkpoint_name(run)}",
+        title=_title(run, sections),
         facts=f'<dl class="facts">{_summary(run, sections)}</dl>',
         navigation={section.view.group: section.view.title for section in sections},
         sections=[_NO_SCRIPT if scripts else "", *(section.html for section in sections)],
         provenance=f"<p>What this page was made from, as recorded in the run file.</p>\n{_provenance(run)}",
         scripts=scripts,
     )
+
+
+def _title(run: xr.DataTree, sections: Sequence[Section]) -> str:
+    """What the page is about: positions, or of a run without them its first section."""
+    if "positions" in run.children or not sections:
+        return f"Positions in {checkpoint_name(run)}"
+    return f"{sections[0].view.title} of {_subject(run)}"
+
+
+def _subject(run: xr.DataTree) -> str:
+    """The checkpoint, and the task that it was scored on, where it was: "niah/repo on niah"."""
+    tasks = [node.attrs["task"] for node in run.children.values() if "task" in node.attrs]
+    return f"{checkpoint_name(run)} on {tasks[0]}" if tasks else checkpoint_name(run)
 
 
 def _caption(name: str) -> str:
@@ -125,9 +139,10 @@ def _section(view: View, run: xr.DataTree, options: PageOptions, pictures: Seque
     drawn = [f'<div class="figures">{"".join(pictures)}</div>'] if pictures else []
     static = "\n".join([*drawn, *(_folded(table) for table in view.tables(run))])
     maps = [heads.data() for heads in view.head_maps(run)]
+    charts = [chart.data() for chart in view.head_charts(run)]
     data, notes = (None, ()) if view.interactive is None else view.interactive.data(run, options)
     interactive = None if data is None else view.interactive
-    if not static and not maps and interactive is None:
+    if not static and not maps and not charts and interactive is None:
         return None
     name = escape(view.group)
     parts = [
@@ -138,15 +153,17 @@ def _section(view: View, run: xr.DataTree, options: PageOptions, pictures: Seque
     ]
     if interactive is not None:
         parts.append(interactive.markup.read_text(encoding="utf-8"))
+    if charts:
+        parts.append('<div class="head-charts" hidden></div>')
     if not view.informative(run):
         static = f"<details><summary>{_LITTLE}</summary>\n{static}\n</details>" if static else ""
     elif maps:
         parts.append('<div class="head-maps" hidden></div>')
     parts.append(static)
-    if interactive is not None or maps:
-        content = json_script({"maps": maps if view.informative(run) else [], "data": data})
+    if interactive is not None or maps or charts:
+        content = json_script({"maps": maps if view.informative(run) else [], "charts": charts, "data": data})
         parts.append(f'<script type="application/json" class="section-data" data-section="{name}">{content}</script>')
-    return Section(view, "\n".join([*parts, "</section>"]), interactive, bool(maps))
+    return Section(view, "\n".join([*parts, "</section>"]), interactive, bool(maps), bool(charts))
 
 
 def _folded(table: Table) -> str:
@@ -157,11 +174,15 @@ def _folded(table: Table) -> str:
 
 def _scripts(sections: Sequence[Section]) -> list[str]:
     """Scripts in the order in which they run: plotly where an interactive part may use it, and the page's own last."""
-    interactive = [section.interactive.script.read_text(encoding="utf-8") for section in sections if section.interactive]
+    parts = [
+        part for section in sections if section.interactive for part in (*section.interactive.parts, section.interactive.script)
+    ]
+    interactive = [part.read_text(encoding="utf-8") for part in parts]
     maps = [packaged("heads.js")] if any(section.has_head_maps for section in sections) else []
-    if not interactive and not maps:
+    charts = [packaged("head_charts.js")] if any(section.has_head_charts for section in sections) else []
+    if not interactive and not maps and not charts:
         return []
-    return [*([_plotly()] if interactive else []), "\n".join([*interactive, *maps, packaged("page.js")])]
+    return [*([_plotly()] if interactive or charts else []), "\n".join([*interactive, *maps, *charts, packaged("page.js")])]
 
 
 def _plotly() -> str:

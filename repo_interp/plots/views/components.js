@@ -25,7 +25,7 @@ window.reportSections.components = function (section, data, page) {
     const last = data.distance[data.distance.length - 1];
     const shapes = data.training_length > last ? [] : [{
       type: "line", yref: "paper", x0: data.training_length, x1: data.training_length, y0: 0, y1: 1,
-      line: { color: "#222222", width: 1, dash: "dash" }, name: "training length", showlegend: true,
+      line: { color: page.colour("--ink"), width: 1, dash: "dash" }, name: "training length", showlegend: true,
     }];
     Plotly.react(curve, [
       {
@@ -34,7 +34,7 @@ window.reportSections.components = function (section, data, page) {
       },
       {
         type: "scatter", mode: "lines", name: "component " + one.component + " (" + one.band + ")", x: data.distance,
-        y: fromMean(state.layer.components[state.place]), line: { color: one.colour, width: 2.5 },
+        y: fromMean(state.layer.components[state.place]), line: { color: page.ink(one.colour), width: 2.5 },
         hovertemplate: "distance %{x}: %{y:.4g} q·k<extra>θ " + digits(one.theta) + ", wavelength " + digits(one.wavelength) + "</extra>",
       },
     ], page.layout({
@@ -48,8 +48,8 @@ window.reportSections.components = function (section, data, page) {
       type: "bar", x: data.components.map((one) => one.component), y: state.layer.vaf,
       customdata: data.components.map((one) => [digits(one.theta), digits(one.wavelength), one.band]),
       marker: {
-        color: data.components.map((one) => one.colour),
-        line: { color: "#000000", width: data.components.map((_, place) => (place === state.place ? 2 : 0)) },
+        color: data.components.map((one) => page.ink(one.colour)),
+        line: { color: page.colour("--ink"), width: data.components.map((_, place) => (place === state.place ? 2 : 0)) },
       },
       hovertemplate: "r = %{x}: VAF %{y:.3g} %<br>θ = %{customdata[0]} rad per position<br>wavelength %{customdata[1]} positions<br>%{customdata[2]}<extra></extra>",
     }], page.layout({
@@ -71,6 +71,7 @@ window.reportSections.components = function (section, data, page) {
     state.layer = data.layers[Number(event.target.value)];
     choose(state.place);
   });
+  page.onTheme.push(() => choose(state.place));
   slider.max = data.components.length - 1;
   slider.addEventListener("input", () => choose(Number(slider.value)));
   choose(state.place);

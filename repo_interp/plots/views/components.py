@@ -17,7 +17,8 @@ import numpy as np
 import xarray as xr
 
 from repo_interp.plots.marks.arrays import nanmean, six_digits
-from repo_interp.plots.marks.reading import group, learned_layers, schemes
+from repo_interp.plots.marks.head_charts import HeadChart, HeadCurves
+from repo_interp.plots.marks.reading import group, learned_layers, schemes, unit_label
 from repo_interp.plots.marks.table import Table
 from repo_interp.plots.style import PaperFigure, scheme_name
 from repo_interp.plots.view import Interactive, PageOptions, View
@@ -203,6 +204,15 @@ def _tables(run: xr.DataTree) -> Sequence[Table]:
     return (component_table(run),) if rotating_layers(group(run, "components")) else ()
 
 
+def _head_charts(run: xr.DataTree) -> Sequence[HeadChart]:
+    """The mean logit by distance of every head."""
+    components = group(run, "components")
+    logits = components["logit_by_distance"]
+    curves = {"mean logit": logits.transpose("layer", "head", "distance")}
+    title = "Mean logit by distance, chosen head"
+    return [HeadCurves(title, "distance (tokens)", unit_label("logit", logits), components["distance"].values, curves)]
+
+
 _FILES = files("repo_interp.plots.views")
 VIEW = View(
     "components",
@@ -210,6 +220,7 @@ VIEW = View(
     _lead,
     figures_of_components,
     tables=_tables,
+    head_charts=_head_charts,
     interactive=Interactive(_FILES / "components.html", _FILES / "components.js", component_data),
     compared=("logit_by_distance", "vaf", "vaf_band", "still_share"),
     not_averaged=(

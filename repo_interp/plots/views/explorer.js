@@ -1,15 +1,19 @@
-// The explorer: positions of chosen heads over one prompt, side by side, and the context of a chosen token.
+// The explorer: the map of heads, positions of chosen heads over one prompt side by side, the prompt's text, and a chosen token: where it
+// sits, and where it looks as far as the run holds it. The address after # restores the view.
 "use strict";
 
 window.reportSections = window.reportSections || {};
 
 window.reportSections.positions = function (section, data, page) {
   const STEP = 16; // tokens of Page Up and Page Down
-  const AROUND = 80; // tokens of context on either side
+  const AROUND = 40; // tokens shown on either side of a token that is zoomed to
+  const MOST_TEXT = 1500; // tokens of text that stand in the page at a time
+  const MOST_DOTS = 600; // tokens in view that are drawn one by one
+  const COLUMNS = 240; // columns of a running median
   const TICK_WIDTH = 13; // pixels of a token as a tick label
   const NONE = "#5a5a5a";
   const find = (name) => section.querySelector("#explorer-" + name);
-  const state = { prompt: data.prompts[0], focused: false, token: null, span: null };
+  const state = { prompt: data.prompts[0], scale: "own", token: null, match: null, span: null, chosen: null };
   const panels = [];
   const config = Object.assign({}, page.config, {
     doubleClick: false, // it shows the whole prompt in every panel
@@ -19,10 +23,7 @@ window.reportSections.positions = function (section, data, page) {
 
   // ---- data -----------------------------------------------------------------------------------------------------------
 
-  function rowOf(layer, head) {
-    const block = state.prompt.layers[layer];
-    if (!block) return null;
-    const key = state.prompt.prompt + "/" + layer;
+  function valuesOf(key, block, row) {
     if (!decoded.has(key)) {
       const bytes = Uint8Array.from(atob(block.values), (character) => character.charCodeAt(0));
       const view = new DataView(bytes.buffer);
@@ -30,13 +31,28 @@ window.reportSections.positions = function (section, data, page) {
       for (let place = 0; place < values.length; place++) values[place] = view.getFloat32(4 * place, true);
       decoded.set(key, values);
     }
+    const values = decoded.get(key), count = values.length / (Math.max(...block.row) + 1);
+    return values.slice(row * count, (row + 1) * count);
+  }
+
+  function rowOf(layer, head) {
+    const block = state.prompt.layers[layer];
+    if (!block) return null;
     const row = block.row[data.heads.indexOf(head)];
-    const count = state.prompt.count;
-    return {
-      values: decoded.get(key).slice(row * count, (row + 1) * count),
-      global: block.global[row],
-      focused: block.focused[row],
-    };
+    return { values: valuesOf(state.prompt.prompt + "/" + layer, block, row), global: block.global[row], focused: block.focused[row] };
+  }
+
+  // The positions of a head; where the page has no room for them, the outline that it has.
+  function outlineOf(layer, head) {
+    const shown = rowOf(layer, head);
+    if (shown) return shown.values;
+    const block = state.prompt.outlines[layer];
+    return block ? valuesOf(state.prompt.prompt + "/outline/" + layer, block, block.row[data.heads.indexOf(head)]) : null;
+  }
+
+  function alike(layer) {
+    const block = state.prompt.layers[layer] || state.prompt.outlines[layer];
+    return Boolean(block) && block.row.every((row) => row === block.row[0]) && block.global[0] !== null;
   }
 
   const UNSEEN = { " ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍" };
@@ -74,29 +90,43 @@ window.reportSections.positions = function (section, data, page) {
     select.replaceChildren(...entries.map(([value, text]) => new Option(text, value)));
   }
 
+  const nameOf = (panel) => "L" + panel.layer + " H" + panel.head;
+  const shows = (layer, head) => panels.find((panel) => panel.layer === layer && panel.head === head);
+
   function addPanel(layer, head) {
     const element = document.createElement("article");
     element.className = "panel";
     element.innerHTML =
       '<div class="panel-head"><label>Layer <select class="layer"></select></label>' +
-      '<label>Head <select class="head"></select></label><span class="scheme"></span>' +
+      '<label>Head <select class="head"></select></label>' +
       '<button type="button" class="remove">Remove</button></div>' +
       '<p class="panel-note"></p><div class="plot" tabindex="0" role="application"></div>';
-    const panel = { element, plot: element.querySelector(".plot"), layer, head, drawn: false };
+    const panel = { element, plot: element.querySelector(".plot"), layer, head, drawn: false, vertical: null };
     panel.layerSelect = element.querySelector(".layer");
     panel.headSelect = element.querySelector(".head");
     options(panel.layerSelect, data.layers.map((one) => [one.layer, one.layer + " (" + one.name + ")"]));
     options(panel.headSelect, data.heads.map((one) => [one, String(one)]));
-    panel.layerSelect.addEventListener("change", () => { panel.layer = Number(panel.layerSelect.value); draw(panel); tellToken(); });
-    panel.headSelect.addEventListener("change", () => { panel.head = Number(panel.headSelect.value); draw(panel); tellToken(); });
+    for (const select of [panel.layerSelect, panel.headSelect]) {
+      select.addEventListener("change", () => change(panel, Number(panel.layerSelect.value), Number(panel.headSelect.value)));
+    }
     element.querySelector(".remove").addEventListener("click", () => removePanel(panel));
     panel.plot.addEventListener("keydown", keys);
+    for (const event of ["pointerdown", "focusin"]) element.addEventListener(event, () => { if (state.chosen !== panel) chooseHead(panel); });
     panels.push(panel);
     find("panels").append(element);
-    draw(panel);
+    panels.forEach(draw);
     panels.forEach((one) => Plotly.Plots.resize(one.plot));
     countPanels();
     return panel;
+  }
+
+  // Show another head in `panel`; a panel that already shows it takes the old one, so that no head stands there twice.
+  function change(panel, layer, head) {
+    const other = shows(layer, head), old = [panel.layer, panel.head];
+    if (other && other !== panel) [other.layer, other.head] = old;
+    Object.assign(panel, { layer, head, vertical: null });
+    panels.forEach(draw);
+    chooseHead(panel);
   }
 
   function removePanel(panel) {
@@ -105,12 +135,32 @@ window.reportSections.positions = function (section, data, page) {
     panel.element.remove();
     countPanels();
     panels.forEach((one) => Plotly.Plots.resize(one.plot));
-    tellToken();
+    chooseHead(panels[0]);
     panels[0].plot.focus();
+  }
+
+  // The chosen head: what other sections follow, and what the next one that is opened replaces.
+  function chooseHead(panel) {
+    state.chosen = panel;
+    for (const one of panels) one.element.classList.toggle("chosen-panel", one === panel && panels.length > 1);
+    gallery.mark(panel.layer + "/" + panel.head, panels.map((one) => one.layer + "/" + one.head));
+    find("replaces").textContent = "A click opens a head in place of " + nameOf(panel) + ".";
+    tellToken();
+    tellLooks();
+    drawOverview();
+    document.dispatchEvent(new CustomEvent("head-chosen", { detail: page.chosen() }));
+    changed();
   }
 
   function countPanels() {
     panels.forEach((panel) => { panel.element.querySelector(".remove").hidden = panels.length === 1; });
+    find("add").disabled = nextHead() === null;
+  }
+
+  // The best-ranked head that no panel shows; null where all are shown.
+  function nextHead() {
+    const all = [...data.order, ...data.layers.flatMap((layer) => data.heads.map((head) => [layer.layer, head]))];
+    return all.find(([layer, head]) => !shows(layer, head)) || null;
   }
 
   function draw(panel) {
@@ -123,22 +173,11 @@ window.reportSections.positions = function (section, data, page) {
     const title = "Layer " + panel.layer + ", head " + panel.head + " (" + layer.name + ")";
     panel.plot.setAttribute("aria-label", "Positions of " + title + " over prompt " + state.prompt.prompt);
     panel.element.querySelector(".remove").setAttribute("aria-label", "Remove " + title);
-    const values = row ? row.values : [];
-    const tokens = values.map((_, token) => token);
-    const line = {
-      type: "scatter",
-      mode: values.length > 1200 ? "lines" : "lines+markers",
-      x: tokens,
-      y: values.map((value) => (Number.isFinite(value) ? value : null)),
-      customdata: tokens.map((token) => [token, escaped(shorter(label(token), 60)), escaped(spansOf(token).join(", ") || "no span")]),
-      line: { color: layer.colour, width: 1 },
-      marker: { color: layer.colour, size: 4 },
-      hovertemplate: "<b>%{customdata[1]}</b><br>token %{customdata[0]}, position %{y:.5g}<br>%{customdata[2]}<extra></extra>",
-      showlegend: false,
-    };
+    const colour = page.ink(layer.colour);
+    const lines = row ? traces(row.values, colour) : [];
     const chosen = {
       type: "scatter", mode: "markers", x: [], y: [], hoverinfo: "skip", showlegend: false,
-      marker: { size: 12, color: "rgba(0,0,0,0)", line: { color: "#000", width: 2 } },
+      marker: { size: 12, color: "rgba(0,0,0,0)", line: { color: page.colour("--ink"), width: 2 } },
     };
     const layout = page.layout({
       margin: { l: 64, r: 10, t: 8, b: room(ticks(panel, state.span || whole())) },
@@ -146,14 +185,14 @@ window.reportSections.positions = function (section, data, page) {
       dragmode: "zoom",
       shapes: shapes(),
       xaxis: Object.assign({ title: { text: "token", standoff: 4 }, range: state.span || whole() }, ticks(panel, state.span || whole())),
-      yaxis: Object.assign({ title: { text: "position (positions)" } }, vertical(row)),
+      yaxis: Object.assign({ title: { text: "position" } }, panel.vertical ? { range: panel.vertical, autorange: false } : vertical(row)),
       annotations: row && row.global ? [] : [{
         text: row ? "no positions in this layer" : "left out of this page", showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5, font: { color: NONE, size: 14 },
       }],
     });
-    Plotly.react(panel.plot, [line, chosen], layout, config);
+    Plotly.react(panel.plot, [chosen, ...lines], layout, config);
     if (!panel.drawn) {
-      panel.plot.on("plotly_click", (event) => choose(event.points[0].x));
+      panel.plot.on("plotly_click", (event) => choose(event.points[0].x, dense() ? "zoom" : "stay"));
       panel.plot.on("plotly_relayout", (change) => followZoom(panel, change));
       panel.plot.on("plotly_doubleclick", showWhole);
       panel.drawn = true;
@@ -162,10 +201,60 @@ window.reportSections.positions = function (section, data, page) {
     note(panel);
   }
 
+  // Tokens in view one by one; of many, the running median between the smallest and the largest of as many columns.
+  function traces(values, colour) {
+    const view = state.span || whole();
+    const reach = view[1] - view[0];
+    const first = Math.max(0, Math.floor(view[0] - reach)), last = Math.min(values.length - 1, Math.ceil(view[1] + reach));
+    const finite = (value) => (Number.isFinite(value) ? value : null);
+    if (reach <= MOST_DOTS) {
+      const tokens = Array.from({ length: last - first + 1 }, (_, place) => first + place);
+      return [{
+        type: "scatter", mode: "lines+markers", x: tokens, y: tokens.map((token) => finite(values[token])),
+        customdata: tokens.map((token) => [token, escaped(shorter(label(token), 60)), escaped(spansOf(token).join(", ") || "no span")]),
+        line: { color: colour, width: 1 }, marker: { color: colour, size: reach > 300 ? 3 : 4 }, showlegend: false,
+        hovertemplate: "<b>%{customdata[1]}</b><br>token %{customdata[0]}, position %{y:.5g}<br>%{customdata[2]}<extra></extra>",
+      }];
+    }
+    const width = columnOf(reach);
+    const middle = [], lowest = [], median = [], highest = [], said = [];
+    for (let from = first - (first % width); from <= last; from += width) {
+      const part = values.slice(Math.max(0, from), from + width).filter(Number.isFinite).sort((a, b) => a - b);
+      if (!part.length) continue;
+      middle.push(from + (Math.min(width, values.length - from) - 1) / 2);
+      lowest.push(part[0]);
+      median.push((part[(part.length - 1) >> 1] + part[part.length >> 1]) / 2);
+      highest.push(part[part.length - 1]);
+      said.push("tokens " + from + "–" + Math.min(values.length - 1, from + width - 1) + ": median " + number(median[median.length - 1]) +
+        ", from " + number(part[0]) + " to " + number(part[part.length - 1]));
+    }
+    return [
+      {
+        type: "scatter", mode: "lines", fill: "toself", x: [...middle, ...middle.slice().reverse()], y: [...highest, ...lowest.slice().reverse()],
+        fillcolor: colour, opacity: 0.3, line: { width: 0 }, hoverinfo: "skip", showlegend: false,
+      },
+      {
+        type: "scatter", mode: "lines", x: middle, y: median, customdata: said, line: { color: colour, width: 1.5 },
+        hovertemplate: "%{customdata}<extra></extra>", showlegend: false,
+      },
+    ];
+  }
+
+  const columnOf = (reach) => Math.ceil(reach / COLUMNS);
   const whole = () => [-0.5 - 0.01 * state.prompt.count, state.prompt.count - 0.5 + 0.01 * state.prompt.count];
 
+  // Whether tokens stand closer than a finger can tell them apart.
+  function dense() {
+    const view = state.span || whole();
+    return (view[1] - view[0]) * 5 > (panels[0].plot.clientWidth || 600) - 74;
+  }
+
   function vertical(row) {
-    const range = row && (state.focused ? row.focused || row.global : row.global);
+    let range = row && (state.scale === "focused" ? row.focused || row.global : row.global);
+    if (state.scale === "global") {
+      const ranges = panels.map((panel) => rowOf(panel.layer, panel.head)).filter((one) => one && one.global).map((one) => one.global);
+      range = ranges.length ? [Math.min(...ranges.map((one) => one[0])), Math.max(...ranges.map((one) => one[1]))] : null;
+    }
     return range ? { range: range.slice(), autorange: false } : { range: [0, 1], autorange: false };
   }
 
@@ -199,14 +288,14 @@ window.reportSections.positions = function (section, data, page) {
       }
     }
     if (state.token !== null) {
-      drawn.push({ type: "line", xref: "x", yref: "paper", x0: state.token, x1: state.token, y0: 0, y1: 1, line: { color: "#000", width: 1, dash: "dot" } });
+      drawn.push({ type: "line", xref: "x", yref: "paper", x0: state.token, x1: state.token, y0: 0, y1: 1, line: { color: page.colour("--ink"), width: 1, dash: "dot" } });
     }
     return drawn;
   }
 
   function ring(panel) {
     const shown = state.token !== null && panel.row && Number.isFinite(panel.row.values[state.token]);
-    Plotly.restyle(panel.plot, { x: [shown ? [state.token] : []], y: [shown ? [panel.row.values[state.token]] : []] }, [1]);
+    Plotly.restyle(panel.plot, { x: [shown ? [state.token] : []], y: [shown ? [panel.row.values[state.token]] : []] }, [0]);
   }
 
   function note(panel) {
@@ -220,40 +309,88 @@ window.reportSections.positions = function (section, data, page) {
         if (range && (value < range[0] || value > range[1])) outside++;
       }
       said.push("range " + number(high - low) + " (" + number(low) + " to " + number(high) + ")");
-      if (state.focused && range) said.push(outside + " of " + state.prompt.count + " tokens lie outside this view");
-      if (state.focused && !range) said.push("too few tokens to focus");
+      const view = state.span || whole(), reach = view[1] - view[0];
+      said.push(reach <= MOST_DOTS ? "every dot is a token" : "line: median of " + columnOf(reach) + " tokens; band: their smallest to largest");
+      if (state.scale === "focused" && range) said.push(outside + " of " + state.prompt.count + " tokens lie outside this view");
+      if (state.scale === "focused" && !range) said.push("too few tokens to focus");
     }
     panel.element.querySelector(".panel-note").textContent = said.join("; ");
   }
 
-  let following = false;
-
   function followZoom(panel, change) {
-    if (following || !panels.includes(panel)) return;
-    if ("xaxis.range[0]" in change) zoom([change["xaxis.range[0]"], change["xaxis.range[1]"]], panel);
+    if (!panels.includes(panel) || !("xaxis.range[0]" in change)) return;
+    if ("yaxis.range[0]" in change) panel.vertical = [change["yaxis.range[0]"], change["yaxis.range[1]"]];
+    setTimeout(() => zoom([change["xaxis.range[0]"], change["xaxis.range[1]"]]));
   }
 
-  // Show these tokens in every panel; the panel `origin`, where the wish came from, keeps its vertical range.
-  async function zoom(range, origin) {
+  // Show these tokens in every panel.
+  function zoom(range) {
     state.span = range;
-    following = true;
-    for (const panel of panels) {
-      const shown = ticks(panel, range || whole());
-      const update = { "xaxis.range": (range || whole()).slice(), "margin.b": room(shown) };
-      for (const [name, value] of Object.entries(shown)) update["xaxis." + name] = value;
-      if (!origin) update["yaxis.range"] = vertical(panel.row).range;
-      await Plotly.relayout(panel.plot, update);
-    }
-    following = false;
+    panels.forEach(draw);
+    drawOverview();
+    changed();
   }
 
-  const showWhole = () => zoom(null, null);
+  function showWhole() {
+    for (const panel of panels) panel.vertical = null;
+    zoom(null);
+  }
+
+  // Zoom to the tokens from `first` to `last`, and some on either side; short prompts stay whole.
+  function reveal(first, last) {
+    const around = Math.max(AROUND, Math.round(0.3 * (last - first)));
+    const width = state.span ? state.span[1] - state.span[0] : Infinity;
+    const inside = state.span && first >= state.span[0] && last <= state.span[1];
+    if (state.prompt.count <= 2 * AROUND || (inside && width <= 2 * around + last - first + 1)) return;
+    for (const panel of panels) panel.vertical = null;
+    zoom([Math.max(-1, first - around), Math.min(state.prompt.count, last + around)]);
+  }
+
+  // ---- the overview ---------------------------------------------------------------------------------------------------
+
+  function drawOverview() {
+    const strip = find("overview"), count = state.prompt.count;
+    const row = state.chosen && rowOf(state.chosen.layer, state.chosen.head);
+    const shown = count > 2 * AROUND && row && row.global;
+    strip.toggleAttribute("hidden", !shown);
+    if (!shown) return;
+    const [low, high] = row.global, bins = Math.min(count, 400);
+    const y = (value) => (38 - (36 * (value - low)) / (high - low)).toFixed(1);
+    let line = "";
+    for (let bin = 0; bin < bins; bin++) {
+      const from = Math.floor((bin * count) / bins), part = row.values.slice(from, Math.floor(((bin + 1) * count) / bins));
+      const x = (from + part.length / 2).toFixed(1);
+      line += (line ? "L" : "M") + x + " " + y(Math.min(...part)) + "L" + x + " " + y(Math.max(...part));
+    }
+    const box = (first, last, style) => '<rect x="' + first + '" width="' + (last - first) + '" y="0" height="40" ' + style + "/>";
+    const shaded = drawnSpans().filter((name) => !name.includes(".")).flatMap((name) => state.prompt.spans[name].map(([first, last]) =>
+      box(first, last + 1, 'fill="' + data.spans[name].colour + '" opacity="0.45"')));
+    const view = state.span || whole();
+    strip.setAttribute("viewBox", "0 0 " + count + " 40");
+    strip.innerHTML = shaded.join("") + '<path d="' + line + '" fill="none" vector-effect="non-scaling-stroke"/>' +
+      box(Math.max(0, view[0]), Math.min(count, view[1]), 'class="frame" vector-effect="non-scaling-stroke"');
+  }
+
+  function moveView(event) {
+    const place = find("overview").getBoundingClientRect();
+    const token = ((event.clientX - place.left) / place.width) * state.prompt.count;
+    const half = state.span ? (state.span[1] - state.span[0]) / 2 : AROUND;
+    for (const panel of panels) panel.vertical = null;
+    zoom([token - half, token + half]);
+  }
 
   // ---- the chosen token -----------------------------------------------------------------------------------------------
 
-  function choose(token) {
-    state.token = token === null ? null : Math.max(0, Math.min(state.prompt.count - 1, Math.round(token)));
+  // Choose a token; `view`: "zoom" to it, "follow" it where it is outside of the view, or "stay".
+  function choose(token, view = "follow") {
+    state.token = token === null || !Number.isFinite(token) ? null : Math.max(0, Math.min(state.prompt.count - 1, Math.round(token)));
+    if (state.match && (state.token === null || state.token < state.match[0] || state.token > state.match[1])) state.match = null;
     find("token").value = state.token === null ? "" : state.token;
+    if (state.token !== null && view === "zoom") reveal(state.token, state.match ? state.match[1] : state.token);
+    if (state.token !== null && state.span && (state.token < state.span[0] || state.token > state.span[1])) {
+      const half = (state.span[1] - state.span[0]) / 2;
+      zoom([state.token - half, state.token + half]);
+    }
     const drawn = shapes();
     for (const panel of panels) {
       ring(panel);
@@ -261,16 +398,15 @@ window.reportSections.positions = function (section, data, page) {
     }
     tellToken();
     tellText();
-    if (state.token !== null && state.span && (state.token < state.span[0] || state.token > state.span[1])) {
-      const half = (state.span[1] - state.span[0]) / 2;
-      zoom([state.token - half, state.token + half], null);
-    }
+    tellLooks();
+    document.dispatchEvent(new CustomEvent("token-chosen", { detail: page.chosen() }));
+    changed();
   }
 
   function tellToken() {
     const facts = find("facts");
     if (state.token === null) {
-      facts.textContent = "No token is chosen.";
+      facts.textContent = "No token is chosen: click one.";
       return;
     }
     const line = document.createElement("div");
@@ -285,33 +421,87 @@ window.reportSections.positions = function (section, data, page) {
     facts.replaceChildren(line);
   }
 
+  let shownText = null; // the stretch of the prompt that stands in the page
+
   function tellText() {
     const text = find("text");
-    if (state.token === null || !hasText()) {
+    const count = state.prompt.count, at = state.token === null ? 0 : state.token;
+    if (!hasText()) {
       text.replaceChildren();
       return;
     }
-    const first = Math.max(0, state.token - AROUND);
-    const last = Math.min(state.prompt.count - 1, state.token + AROUND);
-    const nodes = [first > 0 ? "… " : ""];
-    for (let token = first; token <= last; token++) {
-      const node = document.createElement("span");
-      const own = state.prompt.texts[token];
-      node.dataset.token = token;
-      node.textContent = /^[\p{C}]*$/u.test(own) || token === state.token ? visible(own) + (own.includes("\n") ? "\n" : "") : own;
-      if (/^[\p{C}]*$/u.test(own)) node.classList.add("unseen");
-      const names = spansOf(token).filter((name) => name !== "rest");
-      if (names.length) node.style.setProperty("--span", data.spans[names[names.length - 1]].colour);
-      node.title = "token " + token + (names.length ? ", " + names.join(", ") : "");
-      if (token === state.token) {
-        node.classList.add("chosen");
-        node.setAttribute("aria-current", "true");
-      }
-      nodes.push(node);
+    const inside = shownText && shownText.prompt === state.prompt && (at >= shownText.first + 50 || shownText.first === 0) && (at <= shownText.last - 50 || shownText.last === count - 1) && at <= shownText.last;
+    if (!inside) {
+      const first = Math.max(0, Math.min(at - MOST_TEXT / 2, count - MOST_TEXT));
+      shownText = { prompt: state.prompt, first, last: Math.min(count - 1, first + MOST_TEXT - 1) };
+      const nodes = [first > 0 ? "… " : ""];
+      for (let token = first; token <= shownText.last; token++) nodes.push(tokenNode(token), state.prompt.joint);
+      text.replaceChildren(...nodes, shownText.last < count - 1 ? " …" : "");
     }
-    text.replaceChildren(...nodes, last < state.prompt.count - 1 ? " …" : "");
-    const chosen = text.querySelector(".chosen");
+    for (const node of text.querySelectorAll(".chosen, .match")) {
+      node.classList.remove("chosen", "match");
+      node.removeAttribute("aria-current");
+      node.textContent = written(Number(node.dataset.token), false);
+    }
+    const node = (token) => text.querySelector('[data-token="' + token + '"]');
+    if (state.match) {
+      for (let token = state.match[0]; token <= state.match[1]; token++) if (node(token)) node(token).classList.add("match");
+    }
+    if (state.token === null) return;
+    const chosen = node(state.token);
+    chosen.classList.add("chosen");
+    chosen.setAttribute("aria-current", "true");
+    chosen.textContent = written(state.token, true);
     text.scrollTop = chosen.offsetTop - text.offsetTop - text.clientHeight / 2;
+  }
+
+  const unseen = (token) => /^[\p{C}]*$/u.test(state.prompt.texts[token]);
+
+  function written(token, chosen) {
+    const own = state.prompt.texts[token];
+    return unseen(token) || chosen ? visible(own) + (own.includes("\n") ? "\n" : "") : own;
+  }
+
+  function tokenNode(token) {
+    const node = document.createElement("span");
+    node.dataset.token = token;
+    node.textContent = written(token, false);
+    if (unseen(token)) node.classList.add("unseen");
+    const names = spansOf(token).filter((name) => name !== "rest");
+    if (names.length) node.style.setProperty("--span", data.spans[names[names.length - 1]].colour);
+    node.title = "token " + token + (names.length ? ", " + names.join(", ") : "");
+    return node;
+  }
+
+  // Where the chosen token looks: the strongest keys in words, and the whole row as shades of the text.
+  function tellLooks() {
+    for (const node of find("text").querySelectorAll("[data-look]")) {
+      node.style.removeProperty("--look");
+      node.removeAttribute("data-look");
+    }
+    const looks = find("looks");
+    const row = state.token === null || !state.chosen ? null : page.attention(page.chosen());
+    if (state.token === null) looks.textContent = "";
+    else if (!row) looks.textContent = page.attentionMissing(page.chosen());
+    else {
+      const blocks = row.blocks.slice().sort((a, b) => b.share - a.share).slice(0, 6);
+      const said = blocks.map((block) => {
+        const last = Math.min(block.last, block.first + 3);
+        const words = hasText() ? " “" + Array.from({ length: last - block.first + 1 }, (_, place) => label(block.first + place)).join(state.prompt.joint) + (last < block.last ? "…" : "") + "”" : "";
+        return (block.first === block.last ? block.first : block.first + "–" + block.last) + words + " " + number(Number((100 * block.share).toPrecision(3))) + " %";
+      });
+      looks.textContent = nameOf(state.chosen) + " looks from " + row.from + " at tokens " + said.join(", ") + (row.size > 1 ? "; estimated from mean logits of blocks of " + row.size + " × " + row.size + " pairs." : ".");
+      const most = blocks[0].share;
+      for (const block of row.blocks) {
+        if (block.share < 0.02 * most) continue;
+        for (let token = block.first; token <= block.last; token++) {
+          const node = find("text").querySelector('[data-token="' + token + '"]');
+          if (!node) continue;
+          node.dataset.look = "";
+          node.style.setProperty("--look", (80 * Math.sqrt(block.share / most)).toFixed(0) + "%");
+        }
+      }
+    }
   }
 
   function keys(event) {
@@ -325,79 +515,176 @@ window.reportSections.positions = function (section, data, page) {
     choose(goal[event.key]);
   }
 
-  function findText(backwards) {
-    const wanted = find("find").value;
-    if (!wanted || !hasText()) return;
-    const count = state.prompt.count;
-    const from = state.token === null ? (backwards ? 0 : count - 1) : state.token;
-    for (let step = 1; step <= count; step++) {
-      const token = (from + (backwards ? count - step : step)) % count;
-      if (state.prompt.texts[token].toLowerCase().includes(wanted.toLowerCase())) {
-        choose(token);
-        return;
+  // The prompt as it is read, in lower case and with runs of white space as one space, and the token of every character.
+  function readable() {
+    let text = "";
+    const owner = [];
+    state.prompt.texts.forEach((own, token) => {
+      for (const character of (token ? state.prompt.joint : "") + own.toLowerCase()) {
+        const written = /\s/.test(character) ? " " : character;
+        if (written === " " && text.endsWith(" ")) continue;
+        text += written;
+        for (let unit = 0; unit < written.length; unit++) owner.push(token);
       }
+    });
+    return { text, owner };
+  }
+
+  function findText(backwards) {
+    const wanted = find("find").value.toLowerCase().trim().replace(/\s+/g, " ");
+    const told = find("found");
+    if (!wanted || !hasText()) {
+      told.textContent = wanted ? "This run has no texts." : "";
+      return;
     }
-    find("facts").textContent = "No token holds “" + wanted + "”.";
+    const { text, owner } = readable();
+    const matches = [];
+    for (let at = text.indexOf(wanted); at >= 0; at = text.indexOf(wanted, at + 1)) matches.push([owner[at], owner[at + wanted.length - 1]]);
+    if (!matches.length) {
+      told.textContent = "“" + find("find").value + "” is not in this prompt.";
+      return;
+    }
+    const at = state.token === null ? (backwards ? Infinity : -1) : state.token;
+    let place = backwards ? matches.findLastIndex(([first]) => first < at) : matches.findIndex(([first]) => first > at);
+    if (place < 0) place = backwards ? matches.length - 1 : 0;
+    state.match = matches[place];
+    told.textContent = place + 1 + " of " + matches.length + (matches.length > 1 ? " (Enter: next, Shift+Enter: previous)" : "");
+    choose(state.match[0], "zoom");
+  }
+
+  // ---- the address ----------------------------------------------------------------------------------------------------
+
+  let restoring = false;
+
+  function changed() {
+    if (restoring || !state.chosen) return;
+    const parts = new URLSearchParams();
+    parts.set("prompt", state.prompt.prompt);
+    parts.set("heads", panels.map((panel) => panel.layer + "." + panel.head).join(","));
+    parts.set("chosen", panels.indexOf(state.chosen));
+    if (state.token !== null) parts.set("token", state.token);
+    if (state.span) parts.set("view", state.span.map((end) => Math.round(end)).join("~"));
+    if (state.scale !== "own") parts.set("scale", state.scale);
+    for (const [name, value] of Object.entries(gallery.state())) if (value !== "" && value !== "-1") parts.set(name, value);
+    history.replaceState(null, "", "#explore?" + parts);
+  }
+
+  // Show what the address says, as far as this page has it; true where it says anything.
+  function restore() {
+    if (!location.hash.startsWith("#explore?")) return false;
+    const parts = new URLSearchParams(location.hash.slice("#explore?".length));
+    restoring = true;
+    const prompt = data.prompts.findIndex((one) => String(one.prompt) === parts.get("prompt"));
+    if (prompt >= 0) state.prompt = data.prompts[prompt];
+    find("prompt").value = data.prompts.indexOf(state.prompt);
+    const heads = (parts.get("heads") || "").split(",").map((one) => one.split(".").map(Number));
+    const known = heads.filter(([layer, head]) => data.layers.some((one) => one.layer === layer) && data.heads.includes(head));
+    if (known.length) {
+      while (panels.length) { Plotly.purge(panels[0].plot); panels.shift().element.remove(); }
+      for (const [layer, head] of known) if (!shows(layer, head)) addPanel(layer, head);
+    }
+    state.scale = ["global", "focused"].includes(parts.get("scale")) ? parts.get("scale") : "own";
+    section.querySelector('input[name=explorer-range][value="' + state.scale + '"]').checked = true;
+    state.chosen = panels[Number(parts.get("chosen"))] || panels[0];
+    showPrompt();
+    gallery.restore(parts);
+    const view = (parts.get("view") || "").split("~").map(Number);
+    if (view.length === 2 && view.every(Number.isFinite) && view[0] < view[1]) zoom(view);
+    if (parts.has("token")) choose(Number(parts.get("token")), "stay");
+    restoring = false;
+    return true;
   }
 
   // ---- the whole ------------------------------------------------------------------------------------------------------
 
   function showPrompt() {
     state.span = null;
+    state.match = null;
+    for (const panel of panels) panel.vertical = null;
     const legend = drawnSpans().map((name) => {
-      const entry = document.createElement("span");
-      entry.textContent = name;
+      const entry = document.createElement("button");
+      const stretches = state.prompt.spans[name];
+      entry.type = "button";
+      entry.textContent = name + (stretches.length > 1 ? " × " + stretches.length : "");
+      entry.title = "jump to " + name + (stretches.length > 1 ? ", the next of " + stretches.length + " stretches" : ", tokens " + stretches[0].join("–"));
       entry.style.setProperty("--span", data.spans[name].colour);
       if (name.includes(".")) entry.style.setProperty("--strength", 1);
+      entry.addEventListener("click", () => {
+        const [first, last] = stretches.find((stretch) => state.token === null || stretch[0] > state.token) || stretches[0];
+        state.match = [first, last];
+        choose(first, "zoom");
+      });
       return entry;
     });
-    find("spans").replaceChildren(...legend);
+    find("spans").replaceChildren(...(legend.length ? ["Jump to ", ...legend] : []));
     find("token").max = state.prompt.count - 1;
+    find("found").textContent = "";
     panels.forEach(draw);
+    gallery.draw();
     choose(null);
+    chooseHead(state.chosen);
   }
 
+  const gallery = window.headGallery(section, {
+    layers: data.layers, heads: data.heads, page, prompt: () => state.prompt, row: outlineOf, alike, drawnSpans, changed,
+    colourOf: (name) => data.spans[name].colour, open: (layer, head) => page.showHead(layer, head),
+  });
+
+  page.gallery = section;
+  page.chosen = () => ({ layer: state.chosen.layer, head: state.chosen.head, prompt: state.prompt.prompt, token: state.token, count: state.prompt.count });
+
   page.showHead = function (layer, head) {
-    const present = panels.find((panel) => panel.layer === layer && panel.head === head);
-    const panel = present || panels[panels.length - 1];
-    Object.assign(panel, { layer, head });
-    draw(panel);
-    tellToken();
-    section.scrollIntoView();
+    const present = shows(layer, head);
+    const panel = present || state.chosen;
+    find("said").textContent = present ? nameOf(panel) + " is already shown." : "L" + layer + " H" + head + " is shown in place of " + nameOf(panel) + ".";
+    if (present) chooseHead(panel);
+    else change(panel, layer, head);
+    find("panels").scrollIntoView({ block: "center" });
     panel.plot.focus({ preventScroll: true });
-    document.dispatchEvent(new CustomEvent("head-chosen", { detail: { layer, head } }));
   };
+
+  page.onTheme.push(() => { panels.forEach(draw); gallery.recolour(); });
 
   options(find("prompt"), data.prompts.map((one, place) => [place, one.prompt + " (" + one.count + " tokens)"]));
   find("prompt").addEventListener("change", (event) => { state.prompt = data.prompts[event.target.value]; showPrompt(); });
   for (const radio of section.querySelectorAll("input[name=explorer-range]")) {
     radio.addEventListener("change", () => {
-      state.focused = radio.value === "focused";
-      panels.forEach((panel) => {
-        Plotly.relayout(panel.plot, { "yaxis.range": vertical(panel.row).range });
-        note(panel);
-      });
+      state.scale = radio.value;
+      for (const panel of panels) panel.vertical = null;
+      panels.forEach(draw);
+      changed();
     });
   }
-  find("token").addEventListener("change", (event) => choose(event.target.value === "" ? null : Number(event.target.value)));
+  find("token").addEventListener("change", (event) => choose(event.target.value === "" ? null : Number(event.target.value), "zoom"));
   find("find").addEventListener("keydown", (event) => {
     if (event.key === "Enter") findText(event.shiftKey);
   });
   find("add").addEventListener("click", () => {
-    const last = panels[panels.length - 1];
-    const next = data.heads[(data.heads.indexOf(last.head) + 1) % data.heads.length];
-    addPanel(last.layer, next).layerSelect.focus();
-    tellToken();
+    const [layer, head] = nextHead();
+    const panel = addPanel(layer, head);
+    find("said").textContent = nameOf(panel) + " is added.";
+    chooseHead(panel);
+    panel.layerSelect.focus();
   });
   find("whole").addEventListener("click", showWhole);
   find("context").addEventListener("keydown", keys);
   find("text").addEventListener("click", (event) => {
     const node = event.target.closest("span[data-token]");
-    if (node) choose(Number(node.dataset.token));
+    if (node) choose(Number(node.dataset.token), "zoom");
   });
+  find("overview").addEventListener("pointerdown", (event) => { find("overview").setPointerCapture(event.pointerId); moveView(event); });
+  find("overview").addEventListener("pointermove", (event) => { if (event.buttons) moveView(event); });
 
   find("live").hidden = false;
+  restoring = true;
   const start = data.start.length ? data.start : [[data.layers[data.layers.length - 1].layer, data.heads[0]]];
   start.forEach(([layer, head]) => addPanel(layer, head));
+  state.chosen = panels[0];
   showPrompt();
+  restoring = false;
+  page.onReady.push(() => {
+    if (restore()) find("live").scrollIntoView();
+    else chooseHead(state.chosen);
+  });
+  window.addEventListener("hashchange", restore);
 };

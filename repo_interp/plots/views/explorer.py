@@ -4,8 +4,9 @@
     row[prompt][layer][head]: which of the rows is the head's
 
 RoPE layers and grouped heads share rows, so they cost one. Texts and spans travel beside as plain JSON. Prompts that do not
-fit into the budget are left out whole; of a first prompt that is too long by itself, layers are. What is left out is named.
-Knows nothing about pages; `explorer.html` and `explorer.js` beside this file are the other half.
+fit into the budget are left out whole; of a first prompt that is too long by itself, layers are, and the map of heads then shows their
+outlines: the smallest and largest position of `OUTLINE` stretches. What is left out is named. Knows nothing about pages; `explorer.html`,
+`explorer.js` and `gallery.js` beside this file are the other half.
 """
 
 from __future__ import annotations
@@ -23,6 +24,11 @@ from repo_interp.plots.marks.reading import PromptTokens, group, heads_to_show, 
 from repo_interp.plots.style import darker, scheme_colour, scheme_name, span_colours
 from repo_interp.plots.view import Interactive, PageOptions
 
+OUTLINE = 48
+"""Stretches of a prompt of which the outline of a head keeps the smallest and the largest position."""
+NEXT = 64
+"""Heads that "Add a head" offers one after the other."""
+
 
 def embed(run: xr.DataTree, options: PageOptions) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Data for the explorer within the budget of `options`, and sentences that say what was left out.
@@ -33,6 +39,7 @@ def embed(run: xr.DataTree, options: PageOptions) -> tuple[dict[str, Any], tuple
     asked = [int(prompt) for prompt in (positions["prompt"].values if options.prompts is None else options.prompts)]
     named = schemes(positions)
     embedded, left, spent = [], [], 0
+    outlines: dict[int, dict[str, Any]] = {}
     for prompt in asked:
         pick(positions["token_count"], prompt=prompt)
     for place, prompt in enumerate(asked):
@@ -42,12 +49,15 @@ def embed(run: xr.DataTree, options: PageOptions) -> tuple[dict[str, Any], tuple
             left = asked[place:]
             break
         if not place and cost > budget:
-            blocks = _some_layers(blocks, budget)
+            whole, blocks = blocks, _some_layers(blocks, budget)
+            outlines = {layer: _outline(block) for layer, block in whole.items() if layer not in blocks}
             cost = sum(len(block["values"]) for block in blocks.values())
         spent += cost
-        embedded.append({**_described(prompt_tokens(positions, prompt)), "layers": blocks})
+        embedded.append({**_described(prompt_tokens(positions, prompt)), "layers": blocks, "outlines": outlines})
+        outlines = {}
     spans = ordered_spans(map(str, positions["span"].values)) if "span" in positions.coords else []
     colours = span_colours(spans)
+    order = _order(run, embedded)
     data = {
         "prompts": embedded,
         "layers": [
@@ -55,7 +65,8 @@ def embed(run: xr.DataTree, options: PageOptions) -> tuple[dict[str, Any], tuple
         ],
         "heads": [int(head) for head in positions["head"].values],
         "spans": {name: {"colour": colours[name], "ink": darker(colours[name], 0.6)} for name in spans},
-        "start": _start(run, embedded),
+        "start": order[:2],
+        "order": order,
     }
     return data, _left_out(asked, left, embedded, list(named), positions.sizes["prompt"], spent)
 
@@ -89,8 +100,15 @@ def _described(tokens: PromptTokens) -> dict[str, Any]:
         "prompt": tokens.prompt,
         "count": tokens.count,
         "texts": None if tokens.texts is None else list(tokens.texts),
+        "joint": _joint(tokens),
         "spans": {name: contiguous(members) for name, members in tokens.spans.items()},
     }
+
+
+def _joint(tokens: PromptTokens) -> str:
+    """What stands between two tokens of the prompt when it is read: a space where tokens are words, and no token holds one."""
+    words = tokens.texts is not None and not any(character.isspace() for text in tokens.texts for character in text)
+    return " " if words else ""
 
 
 def _some_layers(blocks: dict[int, dict[str, Any]], budget: int) -> dict[int, dict[str, Any]]:
@@ -103,10 +121,26 @@ def _some_layers(blocks: dict[int, dict[str, Any]], budget: int) -> dict[int, di
     return {layers[-1]: blocks[layers[-1]]}
 
 
-def _start(run: xr.DataTree, embedded: list[dict[str, Any]]) -> list[list[int]]:
-    """The two heads that the page opens with, of layers that are embedded."""
-    present = set(embedded[0]["layers"])
-    return [[layer, head] for layer, head in heads_to_show(run) if layer in present][:2]
+def _order(run: xr.DataTree, embedded: list[dict[str, Any]]) -> list[list[int]]:
+    """Up to `NEXT` heads of embedded layers as `heads_to_show` ranks them; those whose positions are another's come last."""
+    blocks = embedded[0]["layers"]
+    seen: set[tuple[int, int]] = set()
+    first, again = [], []
+    heads = [int(head) for head in group(run, "positions")["head"].values]
+    for layer, head in heads_to_show(run):
+        if layer in blocks:
+            row = (layer, blocks[layer]["row"][heads.index(head)])
+            (again if row in seen else first).append([layer, head])
+            seen.add(row)
+    return [*first, *again][:NEXT]
+
+
+def _outline(block: dict[str, Any]) -> dict[str, Any]:
+    """What `pack_layer` packed, as the smallest and largest position of `OUTLINE` stretches, one after the other."""
+    rows = np.frombuffer(base64.b64decode(block["values"]), dtype="<f4").reshape(max(block["row"]) + 1, -1)
+    parts = np.array_split(rows, min(OUTLINE, rows.shape[1]), axis=1)
+    ends = np.stack([end(part, axis=1) for part in parts for end in (np.min, np.max)], axis=1)
+    return {**block, "values": base64.b64encode(np.ascontiguousarray(ends, dtype="<f4").tobytes()).decode("ascii")}
 
 
 def _left_out(
@@ -121,7 +155,9 @@ def _left_out(
         notes.append(f"{note} Tables and figures are about all prompts.")
     missing = [layer for layer in layers if layer not in embedded[0]["layers"]]
     if missing:
-        notes.append(f"Prompt {embedded[0]['prompt']} is long: its layers {_stretches(missing)} are left out.")
+        stretches = _stretches(missing)
+        note = f"Prompt {embedded[0]['prompt']} is long: its layers {stretches} are left out"
+        notes.append(f"{note}, but for outlines in the map of heads.")
     if notes:
         notes.append("To choose others: report_page(run, path, prompts=[...], megabytes=...).")
     return (" ".join(notes),) if notes else ()
@@ -132,4 +168,4 @@ def _stretches(numbers: list[int]) -> str:
 
 
 _FILES = files("repo_interp.plots.views")
-EXPLORER = Interactive(_FILES / "explorer.html", _FILES / "explorer.js", embed)
+EXPLORER = Interactive(_FILES / "explorer.html", _FILES / "explorer.js", embed, parts=(_FILES / "gallery.js",))

@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 
 from repo_interp.errors import InputError
 from repo_interp.plots.marks.drawing import envelope
+from repo_interp.plots.marks.head_charts import HeadChart, HeadCurves, HeadNumber
 from repo_interp.plots.marks.heads import HeadMap
 from repo_interp.plots.marks.reading import group, has_groups, pick, schemes
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, style
@@ -89,6 +90,19 @@ def _head_maps(run: xr.DataTree) -> Sequence[HeadMap]:
     return [HeadMap(values) for values in correlations(group(run, "fake_distance"), CORRELATIONS).values()]
 
 
+def _head_charts(run: xr.DataTree) -> Sequence[HeadChart]:
+    """r of every prompt and, where the run keeps them, both axes of the first."""
+    fit = group(run, "fake_distance")
+    charts: list[HeadChart] = [HeadNumber("r of the fake-distance fit", fit["r"])]
+    if "position_axis" in fit:
+        position, semantic = {"position": fit["position_axis"]}, {"semantic": fit["semantic_axis"]}
+        charts.append(
+            HeadCurves("Position axis, first prompt", "fake distance (tokens)", "logits", fit["distance"].values, position)
+        )
+        charts.append(HeadCurves("Semantic axis, first prompt", "key (token)", "logits", fit["token"].values, semantic))
+    return charts
+
+
 VIEW = View(
     "fake_distance",
     "Position and semantics: fake distance",
@@ -97,6 +111,7 @@ VIEW = View(
     _figures,
     tables=lambda run: (correlation_table(group(run, "fake_distance"), "fake_distance", CORRELATIONS),),
     head_maps=_head_maps,
+    head_charts=_head_charts,
     compared=("r", "position_axis"),
     not_averaged=("position_axis", "semantic_axis"),
 )

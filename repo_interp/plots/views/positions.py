@@ -55,6 +55,8 @@ LABELS = 100
 """Token labels that fit under a figure of page width."""
 PIXELS = 1800
 """Columns of a figure of page width in print."""
+MOST_DOTS = 400
+"""Tokens above which a line has no dots."""
 NAMED_OUTLIERS = 5
 """Outliers that are named beside their point."""
 
@@ -95,7 +97,7 @@ def draw_positions(ax: Axes, values: np.ndarray, colour: str) -> Axes:
         ax.text(0.5, 0.5, "no positions in this layer", transform=ax.transAxes, ha="center", va="center", color="#5A5A5A")
         return ax
     shown = envelope(values, PIXELS)
-    marker = "o" if len(shown) <= 400 else ""
+    marker = "o" if len(shown) <= MOST_DOTS else ""
     ax.plot(shown, values[shown], color=colour, linewidth=0.6, marker=marker, markersize=1.8, gid="positions")
     ax.set_ylim(*limits)
     ax.grid(axis="y")
@@ -257,11 +259,24 @@ def _differ_from_index(run: xr.DataTree) -> bool:
     return bool((np.abs(beyond.where(np.isfinite(beyond), 0)) > 0).any())
 
 
+def _lead(run: xr.DataTree) -> str:
+    """What is drawn of prompts as long as those of `run`: every token as a dot, or a line through each pixel's extremes."""
+    if not _differ_from_index(run):
+        return "Every head places every token at its index in the prompt: heads differ by their scores, and by where they look, alone."
+    few = int(group(run, "positions")["token_count"].max()) <= MOST_DOTS
+    drawn = (
+        "Every dot is a token: its" if few else "Prompts are long, so figures join the extremes of every pixel by a line: token"
+    )
+    return (
+        f"{drawn} index in the prompt against the position that the head gives to it, in positions. The range of a head, its largest "
+        "minus its smallest position, stands beside the context length (RePo, fig. 2)."
+    )
+
+
 VIEW = View(
     "positions",
     "Positions, head by head",
-    "Every dot is a token: its index in the prompt against the position that the head gives to it, in positions. The range of a head, its "
-    "largest minus its smallest position, stands beside the context length (RePo, fig. 2).",
+    _lead,
     _figures,
     tables=lambda run: (range_table(run),),
     head_maps=lambda run: (HeadMap(over_prompts(group(run, "positions")["position_range"])),),

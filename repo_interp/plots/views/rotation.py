@@ -20,6 +20,7 @@ from matplotlib.patches import Arc, Circle
 from repo_interp.errors import InputError
 from repo_interp.plots.marks.arrays import ranked
 from repo_interp.plots.marks.drawing import number
+from repo_interp.plots.marks.head_charts import HeadArrows, HeadChart, HeadNumber
 from repo_interp.plots.marks.heads import HeadMap
 from repo_interp.plots.marks.reading import group, pick, schemes
 from repo_interp.plots.style import (
@@ -217,6 +218,19 @@ def _head_maps(run: xr.DataTree) -> Sequence[HeadMap]:
     return [HeadMap(values) for values in correlations(group(run, "rotation"), CORRELATIONS).values()]
 
 
+def _head_charts(run: xr.DataTree) -> Sequence[HeadChart]:
+    """r of the closed form, and the mean pairs as arrows as `draw_pairs` draws them."""
+    pairs = group(run, "rotation")
+    scale = 1 / np.sqrt(2 * pairs.sizes["component"])
+    query, key = (pairs[f"{side}_mean_re"] + 1j * pairs[f"{side}_mean_im"] for side in ("query", "key"))
+    arrows, slow = query * key.conj() * scale, (pairs["slow_dominating"] == 1).astype(float)
+    label = "adds to the logit at distance 0 (logits)"
+    return [
+        HeadNumber("r of the closed form", pairs["closed_form_r"]),
+        HeadArrows("Mean rotary pairs; coloured: slow dominating components", label, arrows.real, arrows.imag, slow),
+    ]
+
+
 VIEW = View(
     "rotation",
     "Rotating pairs",
@@ -225,6 +239,7 @@ VIEW = View(
     _figures,
     tables=lambda run: (correlation_table(group(run, "rotation"), "rotation", CORRELATIONS),),
     head_maps=_head_maps,
+    head_charts=_head_charts,
     informative=lambda run: bool(rotating_heads(group(run, "rotation"))),
     compared=("query_norm", "key_norm", "closed_form_r"),
     not_averaged=("start_angle", "query_mean_re", "query_mean_im", "key_mean_re", "key_mean_im"),

@@ -18,6 +18,7 @@ from matplotlib.axes import Axes
 from repo_interp.errors import InputError
 from repo_interp.plots.marks.arrays import nanmean, over_prompts, ranked_heads
 from repo_interp.plots.marks.drawing import counted, envelope, legend_below, number, scheme_handles
+from repo_interp.plots.marks.head_charts import HeadChart, HeadCurves, HeadImage, HeadNumber
 from repo_interp.plots.marks.heads import HeadMap, head_grid, layer_table
 from repo_interp.plots.marks.reading import group, has_groups, pick, schemes
 from repo_interp.plots.marks.table import Table
@@ -213,6 +214,18 @@ def _head_maps(run: xr.DataTree) -> Sequence[HeadMap]:
     return [HeadMap(values) for values in correlations(group(run, "three_axis"), CORRELATIONS).values()]
 
 
+def _head_charts(run: xr.DataTree) -> Sequence[HeadChart]:
+    """r of every prompt and, where the run keeps them, the axes of the first."""
+    fit = group(run, "three_axis")
+    charts: list[HeadChart] = [HeadNumber("r of the three axes", fit["r"])]
+    if "distance_axis" in fit:
+        curves = {name: fit[f"{name}_axis"] for name in ("query", "key")}
+        distance = {"distance": fit["distance_axis"]}
+        charts.append(HeadCurves("Distance axis, first prompt", "distance (tokens)", "logits", fit["distance"].values, distance))
+        charts.append(HeadCurves("Query and key axes, first prompt", "token", "logits", fit["token"].values, curves))
+    return charts
+
+
 VIEW = View(
     "three_axis",
     "Position and semantics: three axes",
@@ -221,16 +234,39 @@ VIEW = View(
     _figures,
     tables=lambda run: (correlation_table(group(run, "three_axis"), "three_axis", CORRELATIONS),),
     head_maps=_head_maps,
+    head_charts=_head_charts,
     compared=("r", "r_position", "distance_axis"),
     not_averaged=("distance_axis", "query_axis", "key_axis"),
 )
 
 
+def _map_charts(run: xr.DataTree) -> Sequence[HeadChart]:
+    """Both maps of every head over the first prompt."""
+    maps = group(run, "maps")
+    size, tokens = int(maps["block_size"]), _map_tokens(run)
+    prompt = int(group(run, "positions")["prompt"].values[0]) if has_groups(run, ["positions"]) else 0
+    charts: list[HeadChart] = []
+    if "logit_map" in maps:
+        logits = maps["logit_map"].transpose("layer", "head", "query_block", "key_block")
+        charts.append(HeadImage("Logits", "key (token)", "query (token)", logits, size, tokens, prompt, causal_logits=True))
+    if "fake_map" in maps:
+        fake = maps["fake_map"].transpose("layer", "head", "distance_block", "key_block")
+        charts.append(HeadImage("Fake-distance logits", "key (token)", "fake distance (tokens)", fake, size, tokens, prompt))
+    return charts
+
+
+def _map_tokens(run: xr.DataTree) -> int:
+    """Tokens of the first prompt: as its positions say, else as many as all blocks hold."""
+    maps = group(run, "maps")
+    held = int(maps["key_block"].values[-1]) + int(maps["block_size"])
+    return int(group(run, "positions")["token_count"].values[0]) if has_groups(run, ["positions"]) else held
+
+
 MAPS = View(
     "maps",
-    "Logit maps",
-    "Block means of logits: drawn beside the sums of axes, with three_axis and fake_distance.",
-    informative=lambda run: False,
+    "Logit maps: where a token looks",
+    "Logits of all pairs of tokens of the first prompt, as means over blocks, for the chosen head; and the attention of the chosen token.",
+    head_charts=_map_charts,
     compared=("logit_map", "fake_map"),
     not_averaged=("logit_map", "fake_map", "block_size"),
 )

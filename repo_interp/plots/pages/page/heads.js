@@ -32,7 +32,7 @@ window.drawHeadMaps = function (place, maps, page) {
     const shown = [made("span", { className: "corner" }), ...map.heads.map((head) => made("span", { className: "column" }, String(head)))];
     map.layers.forEach((layer, row) => {
       const name = made("span", { className: "row", title: layer.name }, String(layer.layer));
-      name.style.setProperty("--scheme", layer.colour);
+      name.style.setProperty("--scheme", page.ink(layer.colour));
       shown.push(name);
       map.heads.forEach((head, column) => {
         const cell = made("button", { type: "button", title: said(map, row, column), tabIndex: cells.length ? -1 : 0 });
@@ -74,7 +74,7 @@ window.drawHeadMaps = function (place, maps, page) {
 
   choice.addEventListener("change", () => draw(maps[Number(choice.value)]));
   place.append(made("div", { className: "controls" }, label, scale, told), grid);
-  if (page.showHead) place.append(made("p", { className: "hint" }, "Rows are layers, columns heads. Click a head to see its positions."));
+  if (page.showHead) place.append(made("p", { className: "hint" }, "Rows are layers, columns heads. Click a head to show it in place of the chosen one."));
   place.hidden = false;
   draw(maps[0]);
 };

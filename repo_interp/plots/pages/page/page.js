@@ -1,16 +1,11 @@
-// Brings every section to life with the data beside it: its interactive part by its own script, then its map of heads.
+// Brings every section to life with the data beside it: its interactive part by its own script, then its charts of the chosen head and its
+// map of heads. Knows the colours of the page, light and dark.
 "use strict";
 
 (function () {
-  const base = {
-    margin: { l: 64, r: 16, t: 12, b: 44 },
-    font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: "#1d1d1f" },
-    paper_bgcolor: "#fff",
-    plot_bgcolor: "#fff",
-    hoverlabel: { bgcolor: "#fff", bordercolor: "#555", font: { color: "#1d1d1f" } },
-    legend: { orientation: "h", y: 1.02, yanchor: "bottom", traceorder: "normal" },
-  };
-  const axis = { gridcolor: "#e8e8e8", zerolinecolor: "#d0d0d0", linecolor: "#333", ticks: "outside", ticklen: 3, exponentformat: "power" };
+  const dark = window.matchMedia("(prefers-color-scheme: dark)");
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const family = getComputedStyle(document.body).fontFamily;
 
   const page = {
     // No button that would send anything anywhere.
@@ -19,25 +14,78 @@
       modeBarButtons: [["toImage", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]],
     },
     layout(given) {
-      return Object.assign({}, base, given, {
+      const axis = { gridcolor: colour("--grid"), zerolinecolor: colour("--line"), linecolor: colour("--soft"), ticks: "outside", ticklen: 3, exponentformat: "power" };
+      const base = {
+        margin: { l: 64, r: 16, t: 12, b: 44 },
+        font: { family, size: 12, color: colour("--ink") },
+        paper_bgcolor: colour("--paper"),
+        plot_bgcolor: colour("--paper"),
+        hoverlabel: { bgcolor: colour("--paper"), bordercolor: colour("--soft"), font: { color: colour("--ink") } },
+        legend: { orientation: "h", y: 1.02, yanchor: "bottom", traceorder: "normal" },
+      };
+      return Object.assign(base, given, {
         xaxis: Object.assign({}, axis, { showgrid: false, zeroline: false }, given.xaxis),
         yaxis: Object.assign({}, axis, given.yaxis),
       });
     },
+    colour,
+    // A colour of a scheme as it can be seen on the page: lighter on dark paper.
+    ink(hex) {
+      if (!dark.matches) return hex;
+      const parts = [1, 3, 5].map((place) => parseInt(hex.slice(place, place + 2), 16));
+      return "#" + parts.map((part) => Math.round(part + 0.4 * (255 - part)).toString(16).padStart(2, "0")).join("");
+    },
+    // Maps of heads of all sections, and the section that draws every head, which needs no map of its own.
+    headMaps: [],
+    gallery: null,
+    // What is called when colours change, before printing, and when all sections stand.
+    onTheme: [],
+    onPrint: [],
+    onReady: [],
     // Set by the explorer, where the run has positions.
     showHead: null,
+    chosen: null,
+    // Set by the charts that hold rows of attention, or logits of pairs.
+    attention: () => null,
+    attentionMissing: () => "This run does not hold where it looks: analyse again with the measure attention_rows.",
+    rowsAreMeasured: false,
   };
 
-  for (const script of document.querySelectorAll("script.section-data")) {
-    const section = script.closest("section");
-    const content = JSON.parse(script.textContent);
+  const sections = [...document.querySelectorAll("script.section-data")].map((script) => ({ section: script.closest("section"), content: JSON.parse(script.textContent) }));
+  for (const { content } of sections) page.headMaps.push(...content.maps);
+  for (const { section, content } of sections) {
     const draw = (window.reportSections || {})[section.id];
     if (draw && content.data !== null) draw(section, content.data, page);
-    if (content.maps.length) window.drawHeadMaps(section.querySelector(".head-maps"), content.maps, page);
+  }
+  if (!page.showHead) followWithoutExplorer();
+  for (const { section, content } of sections) {
+    if (content.charts.length) window.drawHeadCharts(section.querySelector(".head-charts"), content.charts, page);
+    if (content.maps.length && section !== page.gallery) window.drawHeadMaps(section.querySelector(".head-maps"), content.maps, page);
+  }
+  page.onReady.forEach((ready) => ready());
+
+  // A run without positions: a click in a map of heads chooses the head that charts follow.
+  function followWithoutExplorer() {
+    const chart = sections.flatMap(({ content }) => content.charts)[0];
+    if (!chart) return;
+    let head = { layer: chart.layers[0].layer, head: chart.heads[0] };
+    page.chosen = () => ({ ...head, prompt: null, token: null });
+    const tell = () => document.dispatchEvent(new CustomEvent("head-chosen", { detail: page.chosen() }));
+    page.showHead = (layer, number) => { head = { layer, head: number }; tell(); };
+    page.onReady.push(tell);
   }
 
   for (const button of document.querySelectorAll("button.open")) {
     button.hidden = !page.showHead;
     button.addEventListener("click", () => page.showHead(Number(button.dataset.layer), Number(button.dataset.head)));
   }
+  document.addEventListener("head-chosen", (event) => {
+    const where = "L" + event.detail.layer + " H" + event.detail.head;
+    for (const button of document.querySelectorAll("button.open")) button.title = "in place of " + where;
+  });
+  dark.addEventListener("change", () => page.onTheme.forEach((change) => change()));
+  window.addEventListener("beforeprint", () => {
+    for (const details of document.querySelectorAll("details")) details.open = true;
+    page.onPrint.forEach((print) => print());
+  });
 })();

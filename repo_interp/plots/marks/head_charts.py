@@ -1,0 +1,193 @@
+"""Charts of every head for the page, which draws those of the head that is chosen in the explorer: curves, images, arrows and numbers.
+
+    curves   float32, base64, [layer, head, point]          images   16 bits between the smallest and the largest value of a head
+
+Images are coarsened by means of 2 x 2 until all heads fit into `MOST_IMAGE` bytes. Knows nothing about what the values are.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from repo_interp.plots.marks.arrays import nanmean, six_digits
+from repo_interp.plots.marks.reading import schemes
+from repo_interp.plots.style import scheme_colour, scheme_name
+
+MOST_POINTS = 256
+"""Points of a curve in the page."""
+MOST_IMAGE = 6_000_000
+"""Bytes of all the images of a chart in the page."""
+NOTHING = 65535
+"""Stands for a cell of an image without a value."""
+
+
+@dataclass(frozen=True)
+class HeadCurves:
+    """Curves [layer, head, point] by their names, over `at` [point]."""
+
+    title: str
+    x: str
+    y: str
+    at: np.ndarray
+    curves: Mapping[str, xr.DataArray]
+
+    def data(self) -> dict[str, Any]:
+        """The chart as JSON; long curves are thinned evenly to `MOST_POINTS`."""
+        places = np.unique(np.linspace(0, len(self.at) - 1, min(MOST_POINTS, len(self.at))).round().astype(int))
+        packed = {}
+        for name, curve in self.curves.items():
+            values = curve.transpose("layer", "head", ...).values[..., places]
+            packed[name] = _base64(np.ascontiguousarray(values, dtype="<f4"))
+        return {
+            "kind": "curves",
+            "title": self.title,
+            "x": self.x,
+            "y": self.y,
+            "at": six_digits(self.at[places]),
+            "curves": packed,
+            **_heads(next(iter(self.curves.values()))),
+        }
+
+
+@dataclass(frozen=True)
+class HeadImage:
+    """Block means [layer, head, row, column] over the tokens of prompt `prompt`; `size`: tokens along a block."""
+
+    title: str
+    x: str
+    y: str
+    values: xr.DataArray
+    size: int
+    tokens: int
+    prompt: int
+    causal_logits: bool = False
+    """Whether rows are queries, columns keys and values logits, so that a row says where a token looks."""
+
+    def data(self) -> dict[str, Any]:
+        """The chart as JSON, coarsened until it fits."""
+        values, size = self.values.transpose("layer", "head", ...).values.astype(float), self.size
+        while 2 * values.size > MOST_IMAGE and min(values.shape[-2:]) > 1:
+            values, size = _halved(values), 2 * size
+        low, high = (_ends(values, end) for end in (np.fmin, np.fmax))
+        spread = np.where(high > low, high - low, 1.0)
+        with np.errstate(invalid="ignore"):
+            levels = np.round((values - low[..., None, None]) / spread[..., None, None] * (NOTHING - 1))
+        packed = np.where(np.isfinite(levels), levels, NOTHING).astype("<u2")
+        return {
+            "kind": "image",
+            "title": self.title,
+            "x": self.x,
+            "y": self.y,
+            "rows": values.shape[-2],
+            "columns": values.shape[-1],
+            "size": size,
+            "tokens": self.tokens,
+            "prompt": self.prompt,
+            "causal_logits": self.causal_logits,
+            "low": [six_digits(row) for row in low],
+            "spread": [six_digits(row) for row in spread],
+            "values": _base64(packed),
+            **_heads(self.values),
+        }
+
+
+@dataclass(frozen=True)
+class HeadArrows:
+    """Complex numbers `real` + i `imaginary` [layer, head, component] as arrows from 0, `strong` ones coloured."""
+
+    title: str
+    x: str
+    real: xr.DataArray
+    imaginary: xr.DataArray
+    strong: xr.DataArray
+
+    def data(self) -> dict[str, Any]:
+        """The chart as JSON."""
+        parts = {"real": self.real, "imaginary": self.imaginary, "strong": self.strong}
+        packed = {
+            name: [[six_digits(head) for head in layer] for layer in part.transpose("layer", "head", ...).values]
+            for name, part in parts.items()
+        }
+        return {"kind": "arrows", "title": self.title, "x": self.x, **packed, **_heads(self.real)}
+
+
+@dataclass(frozen=True)
+class HeadNumber:
+    """One number per head [prompt, layer, head], as a sentence about the chosen prompt."""
+
+    title: str
+    values: xr.DataArray
+
+    def data(self) -> dict[str, Any]:
+        """The numbers as JSON."""
+        values = self.values.transpose("prompt", "layer", "head")
+        return {
+            "kind": "number",
+            "title": self.title,
+            "prompts": [int(prompt) for prompt in values["prompt"].values],
+            "values": [[six_digits(row) for row in prompt] for prompt in values.values],
+            **_heads(values),
+        }
+
+
+@dataclass(frozen=True)
+class HeadRows:
+    """The largest attention `weights` [layer, head, query, rank] of tokens of prompt `prompt`, and the `keys` that they are on."""
+
+    title: str
+    weights: xr.DataArray
+    keys: xr.DataArray
+    prompt: int
+
+    def data(self) -> dict[str, Any]:
+        """The rows as JSON, 16 bits per weight, 32 per key; as many ranks as fit into `MOST_IMAGE` bytes, one at least."""
+        weights, keys = (part.transpose("layer", "head", "query", "rank").values for part in (self.weights, self.keys))
+        ranks = max(1, min(weights.shape[-1], MOST_IMAGE // (6 * weights[..., 0].size)))
+        levels = np.round(np.nan_to_num(weights[..., :ranks]) * NOTHING).astype("<u2")
+        return {
+            "kind": "rows",
+            "title": self.title,
+            "prompt": self.prompt,
+            "queries": [int(query) for query in self.weights["query"].values],
+            "ranks": ranks,
+            "weights": _base64(levels),
+            "keys": _base64(np.ascontiguousarray(keys[..., :ranks], dtype="<i4")),
+            **_heads(self.weights),
+        }
+
+
+HeadChart = HeadCurves | HeadImage | HeadRows | HeadArrows | HeadNumber
+
+
+def _heads(values: xr.DataArray) -> dict[str, Any]:
+    return {
+        "layers": [
+            {"layer": layer, "name": scheme_name(scheme), "colour": scheme_colour(scheme)}
+            for layer, scheme in schemes(values).items()
+        ],
+        "heads": [int(head) for head in values["head"].values],
+    }
+
+
+def _base64(values: np.ndarray) -> str:
+    return base64.b64encode(values.tobytes()).decode("ascii")
+
+
+def _halved(values: np.ndarray) -> np.ndarray:
+    """Means of 2 x 2 neighbours along the last two axes, without NaN; an odd last row or column stays by itself."""
+    rows, columns = values.shape[-2:]
+    padded = np.pad(values, [(0, 0), (0, 0), (0, rows % 2), (0, columns % 2)], constant_values=np.nan)
+    split = padded.reshape(*values.shape[:2], -(-rows // 2), 2, -(-columns // 2), 2)
+    return nanmean(split, axis=(3, 5))
+
+
+def _ends(values: np.ndarray, end: np.ufunc) -> np.ndarray:
+    """The smallest or largest finite value of every head; 0 where there is none."""
+    found = end.reduce(values.reshape(*values.shape[:2], -1), axis=-1)
+    return np.where(np.isfinite(found), found, 0.0)
