@@ -1,8 +1,10 @@
 """repo_interp: a microscope for token positions in attention.
 
-    bridge  = ri.load("path/or/hub-id")                       a transformer_lens TransformerBridge
-    prompts = ri.tasks.niah(bridge.tokenizer, length=4096)    prompts with named token spans
-    run     = ri.analyze(bridge, prompts)                     labelled results, one node a measure
+    bridge  = ri.load("path, hub-id or niah/repo")            a transformer_lens TransformerBridge
+    prompts = ri.tasks.niah(bridge.tokenizer, length=4096)    prompts with named token spans; or ri.prompt(text, bridge, ...)
+    run     = ri.analyze(bridge, prompts)                     labelled results, one node per measure
+    tokens, valid = ri.tokens(prompts, bridge)                what bridge.run_with_cache takes
+    ri.head_table(run)                                        a pandas table with one row per head
     ri.plots.position_lines(run, layer=5, head=1)
     scores  = ri.score(bridge)                                how well it answers the task it was trained on: a run too
 
@@ -22,9 +24,11 @@ _WHERE = {
     "analyze": "repo_interp.analysis.analyze",
     "bridge": "repo_interp.models.bridge",
     "compare": "repo_interp.comparison.align",
+    "head_table": "repo_interp.analysis.heads",
     "layout": "repo_interp.models.reposition",
     "load": "repo_interp.models.load",
     "load_model": "repo_interp.models.checkpoints",
+    "prompt": "repo_interp.analysis.coercion",
     "read_prompts": "repo_interp.tasks.prompt.jsonl",
     "read_run": "repo_interp.run",
     "reposition": "repo_interp.models.checkpoints",  # which registers our format with Hugging Face's Auto classes
@@ -32,11 +36,18 @@ _WHERE = {
     "score": "repo_interp.analysis.score",
     "score_data_set": "repo_interp.analysis.score",
     "score_needles": "repo_interp.analysis.score",
+    "set_positions": "repo_interp.models.interventions",
+    "tokens": "repo_interp.analysis.coercion",
     "write_prompts": "repo_interp.tasks.prompt.jsonl",
     "write_run": "repo_interp.run",
     "zoo": "repo_interp.training.zoo",
 }
-_MODULES = ("plots", "tasks")
+_MODULES = {
+    "interventions": "repo_interp.models.interventions",
+    "measures": "repo_interp.measures",
+    "plots": "repo_interp.plots",
+    "tasks": "repo_interp.tasks",
+}
 
 __all__ = [
     "InputError",
@@ -45,10 +56,14 @@ __all__ = [
     "analyze",
     "bridge",
     "compare",
+    "head_table",
+    "interventions",
     "layout",
     "load",
     "load_model",
+    "measures",
     "plots",
+    "prompt",
     "read_prompts",
     "read_run",
     "reposition",
@@ -56,20 +71,26 @@ __all__ = [
     "score",
     "score_data_set",
     "score_needles",
+    "set_positions",
     "tasks",
+    "tokens",
     "write_prompts",
     "write_run",
     "zoo",
 ]
 
 if TYPE_CHECKING:
-    from repo_interp import plots, tasks
+    from repo_interp import measures, plots, tasks
     from repo_interp.analysis.analyze import analyze
+    from repo_interp.analysis.coercion import prompt, tokens
+    from repo_interp.analysis.heads import head_table
     from repo_interp.analysis.score import score, score_data_set, score_needles
     from repo_interp.comparison.align import compare
     from repo_interp.errors import InputError
+    from repo_interp.models import interventions
     from repo_interp.models.bridge import bridge
     from repo_interp.models.checkpoints import load_model, save
+    from repo_interp.models.interventions import set_positions
     from repo_interp.models.load import load
     from repo_interp.models.reposition import added_parameters, layout, reposition
     from repo_interp.run import read_run, write_run
@@ -81,7 +102,7 @@ def __getattr__(name: str) -> Any:
     if name in _WHERE:
         value = getattr(import_module(_WHERE[name]), name)
     elif name in _MODULES:
-        value = import_module(f"repo_interp.{name}")
+        value = import_module(_MODULES[name])
     else:
         raise AttributeError(f"module 'repo_interp' has no attribute {name!r}")
     globals()[name] = value

@@ -21,8 +21,9 @@ def zoo_path(name: str) -> Path:
     if name in names:
         return DIRECTORY / name
     close = get_close_matches(name, names, n=1)
-    known = f"did you mean {close[0]}?" if close else f"these do: {', '.join(names) or 'none'}"
-    raise InputError(f"no checkpoint {name!r} comes with the package; {known}")
+    meant = f"did you mean {close[0]}? " if close else ""
+    same_task = [known for known in names if known.split("/")[0] == name.split("/")[0]]
+    raise InputError(f"no checkpoint {name!r} comes with the package; {meant}these do: {', '.join(same_task or names) or 'none'}")
 
 
 def means_zoo(name: str) -> bool:

@@ -73,7 +73,7 @@ def test_nothing_is_left_out():
     assert [page.name for page in PAGES if page.name != "README.md" and f"({page.name})" not in read("README.md")] == []
 
 
-@pytest.mark.parametrize("name", ["run_file.md", "tasks.md", "zoo.md"])
+@pytest.mark.parametrize("name", ["python.md", "run_file.md", "tasks.md", "zoo.md"])
 def test_the_python_of_a_page_runs_from_top_to_bottom(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code = blocks(DOCS / name, "python")

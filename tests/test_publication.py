@@ -42,8 +42,8 @@ def draw(run, page, figures):
 
 def start(out: str = "") -> subprocess.Popen[str]:
     """A process that claims a directory, says which, and keeps it until it is told to end."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen([sys.executable, "-c", HOLD, out], text=True, **pipes)
+    pipe = subprocess.PIPE
+    return subprocess.Popen([sys.executable, "-c", HOLD, out], text=True, stdin=pipe, stdout=pipe, stderr=pipe)
 
 
 def tree(directory: Path) -> dict[str, bytes]:

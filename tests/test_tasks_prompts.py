@@ -227,4 +227,4 @@ def test_windows_files_are_read(tmp_path):
 
 def test_text_and_characters_come_together():
     with pytest.raises(InputError, match="come together"):
-        Prompt(tokens=(1,), text="x")
+        Prompt(tokens=(1,), characters={})

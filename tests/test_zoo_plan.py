@@ -60,7 +60,7 @@ def test_schemes_of_a_task_have_equal_budgets():
 @pytest.mark.parametrize("name", PAPERS)
 def test_a_paper_takes_only_checkpoints_that_are_planned(name):
     """Found: a name that no plan had, so that a figure silently lacked a line."""
-    assert set(paper(name).ZOO) <= {planned.name for planned in PLAN}
+    assert set(paper(name).zoo) <= {planned.name for planned in PLAN}
 
 
 def test_the_zoo_is_small():

@@ -21,6 +21,7 @@ import xarray as xr
 from torch import nn
 
 from repo_interp.analysis.batches import BatchStore, describe_prompts, make_batches, structure_for
+from repo_interp.analysis.coercion import Prompts, as_prompts
 from repo_interp.analysis.observing import MergedStatistics, group_of, measures_for, observe_batch
 from repo_interp.errors import InputError
 from repo_interp.experiments.catalogue import Experiment, Plan, planned
@@ -45,8 +46,8 @@ ExperimentProgress = Callable[[str, int, int], None]
 
 def analyze(
     bridge: nn.Module,
-    prompts: Sequence[Prompt],
-    measures: Sequence[str | Measure] = ("positions", "patterns", "attention_mass"),
+    prompts: Prompts,
+    measures: Sequence[str | Measure] | None = None,
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
     batch_size: int = 1,
@@ -58,13 +59,16 @@ def analyze(
 ) -> xr.DataTree:
     """A run of `prompts` on a repositioned model or bridge, with one node per measure, and those of each experiment.
 
-    `measures` are names of the catalogue or objects like a `Measure`; `experiments` names ("perturbation", "extrapolation"), objects
-    that follow `Experiment`, or what `planned` made of them. `layers` and `heads` (numbers; None: all) restrict what is measured.
+    `prompts`: Prompts, texts or tokens, one or many (see `analysis.coercion`). `measures` are names of the catalogue or objects like a
+    `Measure`; None: positions, patterns and, where every prompt marks generated tokens, attention_mass. `experiments`: names
+    ("perturbation", "extrapolation"), objects that follow `Experiment`, or what `planned` made of them. `layers` and `heads` (numbers;
+    None: all) restrict what is measured.
     `task`: what experiments score `prompts` by; None: their generated tokens where all have some, else the log perplexity of every
     token. `store`, a directory, keeps finished batches so that a repeated call goes on after an interruption; it is emptied at the
     end. Raises InputError where prompts, layers or heads do not fit the model, the measures or the experiments.
     """
-    chosen = measures_for(bridge, measures_named(measures))
+    prompts = as_prompts(prompts, bridge)
+    chosen = measures_for(bridge, measures_named(default_measures(prompts) if measures is None else measures))
     schemes = layout(bridge)
     layers = _within(layers, len(schemes), "layer")
     heads = None if heads is None else _within(heads, next(attentions(bridge)).config.num_attention_heads, "head")
@@ -94,6 +98,12 @@ def analyze(
             groups[group_name] = group.assign_attrs(parameters | group.attrs)
     finished.clear()
     return make_run(groups, _provenance(bridge, prompts))
+
+
+def default_measures(prompts: Sequence[Prompt]) -> tuple[str, ...]:
+    """What is measured on `prompts` when no measure is named."""
+    always = ("positions", "patterns")
+    return (*always, "attention_mass") if all(prompt.generated for prompt in prompts) else always
 
 
 def measures_named(measures: Sequence[str | Measure]) -> list[Measure]:

@@ -177,7 +177,7 @@ class RepositionedAttention(nn.Module):
         batch, tokens, _ = hidden_states.shape
         queries, keys, values = self.project(hidden_states)
         index = self._index(hidden_states, position_ids, past_key_values)
-        positions = None if self.assigner is None else self.sites.positions(self.assigner(hidden_states, index))
+        positions = None if self.assigner is None else self._assign(hidden_states, index)
         content = Content(queries, keys, values, self._gate_keys(hidden_states))
         for observe in self.observers:
             observe(self, queries, keys, positions, self._logits_of_rows(content, index))
@@ -190,6 +190,13 @@ class RepositionedAttention(nn.Module):
         added = self._added(content, index, keys.shape[2], attention_mask)
         attended, pattern = self.attend(queries, keys, values, attention_mask, added, kwargs)
         return self.o_proj(attended.reshape(batch, tokens, -1)), pattern
+
+    def _assign(self, hidden_states: Tensor, index: Tensor) -> Float[Tensor, "batch any token"]:
+        assert self.assigner is not None
+        positions = self.assigner(hidden_states, index)
+        if self.sites.positions._backward_hooks and torch.is_grad_enabled() and not positions.requires_grad:
+            positions = positions.detach().requires_grad_()  # the token index: without this the hook would never be called
+        return self.sites.positions(positions)
 
     def project(
         self, hidden_states: Float[Tensor, "batch token d_model"]

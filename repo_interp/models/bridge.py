@@ -10,9 +10,10 @@ only in layers where a hook reads them, elsewhere the fused kernel runs.
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.model_bridge.generalized_components import (
@@ -26,6 +27,41 @@ from repo_interp.errors import InputError
 from repo_interp.models.attention import HookSites, RepositionedAttention
 from repo_interp.models.families import FAMILIES
 from repo_interp.models.reposition import attentions
+
+
+class RepositionedBridge(TransformerBridge):
+    """A TransformerBridge that turns text into the tokens that `analyze` measures: its tokenizer's own, none added and none cut."""
+
+    def to_tokens(
+        self,
+        input: str | list[str],
+        prepend_bos: bool | None = None,
+        padding_side: str | None = None,
+        move_to_device: bool = True,
+        truncate: bool | None = None,
+    ) -> Tensor:
+        """[text, token]. `truncate` True cuts at the length that the model was trained on; None warns there, and cuts nothing.
+
+        `prepend_bos` None: a BOS where the tokenizer puts one. Raises InputError for a text that holds that BOS itself.
+        """
+        if self.tokenizer is None:
+            raise InputError(
+                "this checkpoint has no tokenizer; give tokens instead of text, such as ri.tokens(prompts, bridge)[0]"
+            )
+        tokens = super().to_tokens(input, prepend_bos, padding_side, move_to_device, bool(truncate))
+        bos = self.tokenizer.bos_token_id
+        if (
+            prepend_bos is None
+            and self.cfg.tokenizer_prepends_bos
+            and bool(((tokens[:, :-1] == bos) & (tokens[:, 1:] == bos)).any())
+        ):
+            raise InputError(
+                f"the text begins with {self.tokenizer.bos_token!r}, which the tokenizer puts before every text: leave it out, "
+                "or give the tokens, ri.tokens(prompts, bridge)[0]"
+            )
+        if truncate is None and tokens.shape[1] > self.cfg.n_ctx:
+            warnings.warn(f"a text of {tokens.shape[1]} tokens, trained on up to {self.cfg.n_ctx}; it was not cut", stacklevel=2)
+        return tokens
 
 
 class RepositionedAttentionBridge(PositionEmbeddingsAttentionBridge):
@@ -90,10 +126,13 @@ def bridge(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = N
         model_name=model.config.name_or_path or model.config.model_type,
         post_adapter_hook=_exchange_attention,
     )
+    wrapped.__class__ = RepositionedBridge
+    wrapped.cfg.default_prepend_bos = False  # as long as no tokenizer puts one
     if tokenizer is not None:
         # TransformerLens would load it anew to prepend BOS and add tokens beyond the vocabulary: prompts would not be the model's own.
         wrapped.tokenizer = tokenizer
         wrapped.cfg.tokenizer_prepends_bos, wrapped.cfg.tokenizer_appends_eos = special_tokens_around(tokenizer)
+        wrapped.cfg.default_prepend_bos = wrapped.cfg.tokenizer_prepends_bos  # the tokens that `analyze` measures, none added
     # Some adapters force eager attention for the whole model.
     model.set_attn_implementation("sdpa" if implementation is None else implementation)
     return wrapped

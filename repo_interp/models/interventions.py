@@ -24,7 +24,7 @@ shifts and prompts are chosen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +44,51 @@ Shift = Callable[[Float[Tensor, "batch any token"]], Float[Tensor, "batch any to
 """What is added to the positions of keys, in positions, given those positions; axes of 1 broadcast."""
 KEY_INDEX = 3
 """Place of `key_index` among the arguments of PositionLogits."""
+
+
+@contextmanager
+def set_positions(
+    model: nn.Module, layer: int, head: int | None, values: float | Sequence[float] | Tensor | Callable[[Tensor], Tensor]
+) -> Iterator[None]:
+    """While the context lasts, `values` stand in place of the positions of one head (None: all heads) in `layer`.
+
+        with ri.set_positions(bridge, layer=2, head=1, values=torch.arange(20.0)):
+            logits, cache = bridge.run_with_cache(tokens)
+
+    `values` broadcast to [prompt, token], in positions, or are a function of the positions [prompt, row, token] there. Other heads keep
+    theirs, also where heads share them: `hook_positions` has one row per head then. Measures see what was set. Raises InputError for
+    layers and heads that the model lacks, for layers that rotate nothing, and, in the pass, for values of another length.
+    """
+    (attention,) = attentions_of(model, [layer])
+    heads = attention.config.num_attention_heads
+    if head is not None and not 0 <= head < heads:
+        raise InputError(f"head {head} was asked for; the model's are 0 to {heads - 1}")
+    if attention.assigner is None or attention.frequencies is None:
+        raise InputError(
+            f"layer {layer} ({attention.scheme}) rotates nothing by positions, so none can be set; choose another layer"
+        )
+
+    def put(module: nn.Module, arguments: tuple, positions: Tensor) -> Tensor:
+        rows = positions if head is None else expand_heads(positions, heads)
+        own = rows if head is None else rows[:, head : head + 1]
+        new = values(own) if callable(values) else torch.as_tensor(values, device=own.device)
+        new = new[:, None] if new.ndim == 2 else new
+        try:
+            new = torch.broadcast_tensors(new.to(own.dtype), own)[0]
+        except RuntimeError:
+            new = new.new_empty(0, 0, 0)
+        if new.shape[1:] != own.shape[1:]:
+            raise InputError(f"wanted positions that broadcast to {list(own[:, 0].shape)} [prompt, token] in layer {layer}")
+        if head is None:
+            return new
+        rows = rows.expand(len(new), -1, -1)
+        return torch.cat([rows[:, :head], new, rows[:, head + 1 :]], dim=1)
+
+    handle = attention.sites.positions.register_forward_hook(put)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 @contextmanager

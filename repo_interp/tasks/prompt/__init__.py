@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,8 +46,9 @@ class Prompt:
     """Indices of generated tokens: for teacher-forced prompts those of the reference answer."""
     token_text: tuple[str, ...] | None = None
     text: str | None = None
+    """What the prompt was made from; else its tokens as text, to be read, which may be encoded otherwise."""
     characters: Mapping[str, Intervals] | None = None
-    """Character ranges of the spans and of "generated"; with `text`, and only with it."""
+    """Character ranges of the spans and of "generated" in the text that the prompt was made from; None where it was made from tokens."""
     answers: tuple[str, ...] = ()
     attributes: Mapping[str, Any] = field(default_factory=dict)
     """What the task knows about the prompt (plain JSON values): length, depth, variant, ..."""
@@ -58,8 +60,10 @@ class Prompt:
             raise InputError(
                 f"wanted one token_text per token, got {len(self.token_text)} for {len(self.tokens)} tokens; mend it or drop it"
             )
-        if (self.text is None) != (self.characters is None):
+        if self.text is None and self.characters is not None:
             raise InputError("text and characters of a prompt come together; use prompt_from_text, or leave both out")
+        if self.text is None and self.token_text is not None:
+            object.__setattr__(self, "text", _written(self.token_text))
         check_spans(self.spans, self.generated, len(self.tokens), "token")
 
     def all_spans(self) -> dict[str, tuple[int, ...]]:
@@ -70,6 +74,15 @@ class Prompt:
             spans[REST] = tuple(index for index in range(len(self.tokens)) if index not in named)
         spans[GENERATED] = self.generated
         return {name: places for name, places in spans.items() if places}
+
+
+def _written(pieces: Sequence[str]) -> str:
+    """The texts of tokens as one text, words apart, without the special tokens that stand before it."""
+    first = 0
+    while first < len(pieces) - 1 and re.fullmatch(r"<\|?\w+\|?>", pieces[first]):
+        first += 1
+    apart = "" if any(character.isspace() for piece in pieces for character in piece) else " "
+    return apart.join(pieces[first:])
 
 
 def digest(prompts: Sequence[Prompt]) -> str:

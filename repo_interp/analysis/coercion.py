@@ -1,0 +1,133 @@
+"""Prompts in whatever form they are given: Prompts, texts, numbers of tokens; one or many, lists, arrays, tensors or generators.
+
+    "a text"  ["a text", ...]  [5, 17, 3]  tensor [token]  array [prompt, token]  Prompt  (a generator of any)   ->  [Prompt, ...]
+
+Text is encoded by the checkpoint's own tokenizer, with the special tokens that it puts before a text and none else. Brings together
+bridges and prompts; knows nothing about measures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor, nn
+
+from repo_interp.errors import InputError
+from repo_interp.tasks import Prompt, prompt_from_text
+
+Prompts = Prompt | str | Tensor | np.ndarray | Iterable[Any]
+"""What `as_prompts` takes."""
+_WANTED = "wanted a Prompt, a text, or whole numbers of tokens"
+
+
+def as_prompts(prompts: Prompts, bridge: nn.Module) -> list[Prompt]:
+    """`prompts` as a list of Prompts, in order. Raises InputError, in one line, for what is none."""
+    tokenizer = getattr(bridge, "tokenizer", None)
+    if isinstance(prompts, Prompt | str):
+        return [_prompt(prompts, tokenizer, "the prompt")]
+    if isinstance(prompts, Mapping | bytes) or not isinstance(prompts, Iterable):
+        raise InputError(f"prompts are a {type(prompts).__name__}; {_WANTED}, or several of these")
+    if isinstance(prompts, Tensor | np.ndarray):
+        rows = prompts[None] if prompts.ndim == 1 else prompts
+        if rows.ndim != 2:
+            raise InputError(f"prompts are an array of {list(prompts.shape)}; wanted [token] or [prompt, token]")
+        return [_prompt(row, tokenizer, f"prompt {number}") for number, row in enumerate(rows)]
+    given = list(prompts)
+    if given and all(isinstance(item, int | np.integer) for item in given):
+        return [_prompt(given, tokenizer, "the prompt")]
+    return [_prompt(item, tokenizer, f"prompt {number}") for number, item in enumerate(given)]
+
+
+def tokens(prompts: Prompts, bridge: nn.Module) -> tuple[Int[Tensor, "prompt token"], Bool[Tensor, "prompt token"]]:
+    """The tokens of `prompts`, padded on the right with 0, and which of them are valid; on the bridge's device.
+
+        tokens, valid = ri.tokens(prompts, bridge)
+        logits, cache = bridge.run_with_cache(tokens)
+
+    They are the tokens that `analyze` measures. No token sees a later one, so that padding changes nothing of what stands before it.
+    """
+    sequences = [prompt.tokens for prompt in as_prompts(prompts, bridge)]
+    if not sequences:
+        raise InputError("there are no prompts")
+    device = next(bridge.parameters()).device
+    rows = [torch.tensor(sequence, device=device) for sequence in sequences]
+    lengths = torch.tensor([len(row) for row in rows], device=device)
+    padded = nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    return padded, torch.arange(padded.shape[1], device=device) < lengths[:, None]
+
+
+def prompt(
+    text: str,
+    bridge: nn.Module,
+    generated: int | str | None = None,
+    answers: Sequence[str] = (),
+    **spans: str | tuple[int, int] | Sequence[str | tuple[int, int]],
+) -> Prompt:
+    """A prompt of `text` with named spans.
+
+        ri.prompt("The first man on the moon was Neil Armstrong.", bridge, needle="Neil Armstrong", generated=-2)
+
+    A span is a part of the text that occurs once, a pair of characters (start, end), or several of these. `generated` marks what was
+    generated: -k for the last k tokens, or a part of the text. Raises InputError for a part that does not occur, or more than once.
+    """
+    tokenizer = getattr(bridge, "tokenizer", None)
+    characters = {name: _intervals(text, name, parts) for name, parts in spans.items()}
+    if isinstance(generated, str):
+        characters["generated"] = _intervals(text, "generated", generated)
+    elif generated is not None:
+        characters["generated"] = (_last_tokens(prompt_from_text(text, {}, tokenizer), text, generated),)
+    return prompt_from_text(text, characters, tokenizer, answers)
+
+
+def _prompt(given: Any, tokenizer: Any, what: str) -> Prompt:
+    if isinstance(given, Prompt):
+        return given
+    if isinstance(given, str):
+        return prompt_from_text(given, {}, tokenizer)
+    if isinstance(given, Tensor | np.ndarray):
+        kind, given = str(given.dtype), given.tolist()
+        if not isinstance(given, list) or any(isinstance(token, list | float | bool) for token in given):
+            raise InputError(f"{what} is an array of {kind}; {_WANTED}")
+    if not isinstance(given, Sequence) or isinstance(given, bytes):
+        raise InputError(f"{what} is a {type(given).__name__}; {_WANTED}")
+    wrong = [item for item in given if not isinstance(item, int | np.integer) or isinstance(item, bool) or item < 0]
+    if wrong:
+        raise InputError(f"{what} holds {str(wrong[0])[:40]!r}; {_WANTED}")
+    numbers = tuple(int(token) for token in given)
+    texts = None if tokenizer is None else tuple(str(tokenizer.decode([token])) for token in numbers)
+    return Prompt(tokens=numbers, token_text=texts)
+
+
+def _intervals(text: str, name: str, parts: Any) -> tuple[tuple[int, int], ...]:
+    if isinstance(parts, str) or (isinstance(parts, tuple) and all(isinstance(end, int) for end in parts)):
+        parts = [parts]
+    intervals = []
+    for part in parts:
+        if not isinstance(part, str):
+            intervals.append(tuple(part))
+            continue
+        count = text.count(part) if part else 0
+        if count != 1:
+            how_often = "does not occur" if count == 0 else f"occurs {count} times"
+            raise InputError(
+                f"the span {name!r}: {part[:40]!r} {how_often} in the text; give a part that occurs once, or (start, end)"
+            )
+        intervals.append((text.index(part), text.index(part) + len(part)))
+    return tuple(intervals)
+
+
+def _last_tokens(encoded: Prompt, text: str, count: int) -> tuple[int, int]:
+    """The characters of the last -`count` tokens."""
+    pieces = encoded.token_text or ()
+    if isinstance(count, bool) or not -len(pieces) <= count < 0:
+        raise InputError(
+            f"generated is {count!r}; wanted -1 to -{len(pieces)}, minus the number of last tokens, or a part of the text"
+        )
+    start = len(text)
+    for piece in reversed(pieces[count:]):
+        start = text.rindex(piece, 0, start)
+    return start, len(text)
