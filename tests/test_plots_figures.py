@@ -82,7 +82,7 @@ def test_position_lines_draw_every_position(run):
     assert_allclose(line.get_ydata(), run["positions"]["position"].sel(prompt=1, layer=5, head=1).values[:96])
     assert line.get_color() == SCHEME_COLOURS["repo"]
     assert figure.axes[0].get_title(loc="left") == "Layer 5, head 1 (RePo), prompt 1, 96 tokens"
-    assert "positions" in figure.axes[0].get_ylabel()
+    assert figure.axes[0].get_ylabel() == "position z"  # in positions: said once
 
 
 def test_position_lines_shade_exactly_the_spans(run):

@@ -136,7 +136,7 @@ def draw_scores(ax: Axes, data: xr.Dataset) -> Axes:
         shift = 0.0 if numeric else 0.5 * ((row + 0.5) / len(scores) - 0.5)
         x = places + shift
         line = look if numeric else {**look, "linestyle": "none"}
-        marks = ax.plot(x, means, markersize=3, markeredgewidth=0, **line, gid=f"score {name}")
+        marks: list[Artist] = [*ax.plot(x, means, markersize=3, markeredgewidth=0, **line, gid=f"score {name}")]
         if seeds.max(initial=0) > 1:
             marks += _draw_seeds(ax, x, values, look["color"], name)
         elif errors is not None:
@@ -243,7 +243,8 @@ def draw_perplexity(ax: Axes, data: xr.Dataset) -> Axes:
     for row, (name, look) in enumerate(looks(data).items()):
         known = np.isfinite(rows[row]).any(axis=1)
         x, seeds = lengths[known], rows[row][known]
-        marks = ax.plot(x, np.nanmean(seeds, axis=1), **look, markersize=3, markeredgewidth=0, gid=f"perplexity {name}")
+        means = np.nanmean(seeds, axis=1)
+        marks: list[Artist] = [*ax.plot(x, means, **look, markersize=3, markeredgewidth=0, gid=f"perplexity {name}")]
         if seeds.shape[1] > 1:
             marks += _draw_seeds(ax, x, seeds, look["color"], name)
         _move_aside(ax, marks, row, len(rows))
@@ -258,7 +259,7 @@ def _draw_differences(ax: Axes, data: xr.Dataset) -> None:
     margins = data["difference"].transpose("checkpoint", "test_set").values
     errors = data["difference_error"].transpose("checkpoint", "test_set").values
     for row, (name, look) in enumerate(looks(data).items()):
-        marks = ax.plot(lengths, margins[row], **look, markersize=3, markeredgewidth=0, gid=f"difference {name}")
+        marks: list[Artist] = [*ax.plot(lengths, margins[row], **look, markersize=3, markeredgewidth=0, gid=f"difference {name}")]
         ends = margins[row] - 2 * errors[row], margins[row] + 2 * errors[row]
         marks.append(ax.vlines(lengths, *ends, color=look["color"], linewidth=0.7, gid=f"error {name}"))
         _move_aside(ax, marks, row, len(margins))

@@ -165,7 +165,7 @@ def _checkpoint(ax: Axes, logits: xr.DataArray) -> None:
             if not line.size:
                 continue
             longest = max(longest, int(line["distance"].max()))
-            look = {"color": colour, "linewidth": 1.2, "alpha": 1.0 if length <= trained else 0.45}
+            look: dict[str, Any] = {"color": colour, "linewidth": 1.2, "alpha": 1.0 if length <= trained else 0.45}
             if weights != "trained":
                 if length < max(logits["length"].values) and longest >= length:
                     continue
@@ -173,7 +173,8 @@ def _checkpoint(ax: Axes, logits: xr.DataArray) -> None:
             many = line.sel(distance=slice(None, int(length) - int(length) // FEW_PAIRS))
             few = line.sel(distance=slice(int(length) - int(length) // FEW_PAIRS, None))
             ax.plot(many["distance"].values, many.values, **look, gid=f"{weights} {length}")
-            ax.plot(few["distance"].values, few.values, **look | {"linewidth": 0.6}, gid=f"{weights} {length}, few pairs")
+            look["linewidth"] = 0.6
+            ax.plot(few["distance"].values, few.values, **look, gid=f"{weights} {length}, few pairs")
             if weights == "trained":
                 edge = int(length) - int(length) // FEW_PAIRS
                 ax.axvspan(edge, int(length), color=FEW_COLOUR, alpha=FEW_SHADE, linewidth=0, zorder=0, gid=f"few pairs {length}")

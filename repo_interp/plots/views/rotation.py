@@ -111,7 +111,7 @@ def _reach(pairs: xr.Dataset, numbered: int) -> float:
     """Half the width of a panel in which the longest `numbered` arrows have their whole circles."""
     arrows, deviation = _arrows(pairs)
     longest = np.argsort(-np.abs(arrows), kind="stable")[:numbered]
-    return 1.05 * max(1e-12, *(abs(arrows[component]) + deviation[component] for component in longest))
+    return max(1e-12, 1.05 * float((np.abs(arrows) + deviation)[longest].max(initial=0.0)))
 
 
 def draw_pairs(ax: Axes, pairs: xr.Dataset, colour: str, numbered: int, reach: float | None = None) -> Axes:
@@ -124,7 +124,7 @@ def draw_pairs(ax: Axes, pairs: xr.Dataset, colour: str, numbered: int, reach: f
     slow = pairs["slow_dominating"].values == 1
     longest = np.argsort(-np.abs(arrows), kind="stable")[:numbered]
     for component in np.arange(arrows.size)[::-1]:
-        tip, shade = arrows[component], colour if slow[component] else OTHERS
+        tip, shade = complex(arrows[component]), colour if slow[component] else OTHERS
         ax.annotate(
             "",
             (tip.real, tip.imag),
@@ -135,7 +135,9 @@ def draw_pairs(ax: Axes, pairs: xr.Dataset, colour: str, numbered: int, reach: f
         )
         if component in longest:
             named = "" if abs(tip) < short else str(component)
-            _around(ax, tip, deviation[component], float(pairs["max_rotation"].values[component]), shade, int(component), named)
+            _around(
+                ax, tip, float(deviation[component]), float(pairs["max_rotation"].values[component]), shade, int(component), named
+            )
     ax.axhline(0, color="#E4E4E4", linewidth=0.5, zorder=0)
     ax.axvline(0, color="#E4E4E4", linewidth=0.5, zorder=0)
     ax.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal", yticks=[])
