@@ -8,6 +8,7 @@ written.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -19,8 +20,8 @@ from pathlib import Path
 def replaced(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A path beside `path` to write a file or a directory to; it is flushed to the disk and moved to `path` at the end.
 
-    A directory at `path` is replaced as a whole. Where nothing was written, or the block raises, `path` stays as it was and nothing
-    else is left. Raises OSError where the disk refuses.
+    A directory at `path` is replaced as a whole, and by a directory alone. Where nothing was written, or the block raises, `path` stays as
+    it was and nothing else is left. Raises OSError where the disk refuses, and where a file would replace a directory.
     """
     path = Path(path)
     unfinished, previous = (path.with_name(f".{path.name}.{os.getpid()}.{state}") for state in ("unfinished", "previous"))
@@ -32,7 +33,9 @@ def replaced(path: str | os.PathLike[str]) -> Iterator[Path]:
         for written in (unfinished, *(unfinished.rglob("*") if unfinished.is_dir() else ())):
             if written.is_file():
                 _flush(written)
-        if path.exists() and (unfinished.is_dir() or path.is_dir()):  # the system replaces files by files alone
+        if path.is_dir() and not unfinished.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if path.exists() and unfinished.is_dir():  # the system replaces files by files alone
             os.replace(path, previous)
         os.replace(unfinished, path)
     finally:

@@ -386,7 +386,7 @@ def test_a_wrong_file_is_refused_in_one_line_that_names_row_and_field(data, tmp_
 
 
 def test_files_that_are_none_are_refused(tmp_path):
-    for content, said in (("{", "row 1: wanted a JSON object a line"), ("", "there are no rows")):
+    for content, said in (("{", "row 1: wanted a JSON object per line"), ("", "there are no rows")):
         (tmp_path / "a.jsonl").write_text(content)
         with pytest.raises(InputError, match=said):
             data_set_prompts("longbench", tmp_path / "a.jsonl", BPE)

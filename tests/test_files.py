@@ -152,3 +152,12 @@ def test_every_text_is_read_back_as_it_was(tmp_path):
 def test_a_run_is_written_where_there_is_a_folder(tmp_path):
     with pytest.raises(OSError, match="No such file"):
         ri.write_run(xr.DataTree.from_dict({"/a": xr.Dataset()}), Path(tmp_path / "nowhere" / "run.nc"))
+
+
+def test_a_file_never_replaces_a_directory(tmp_path):
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "file").write_text("here")
+    with pytest.raises(IsADirectoryError):
+        write_text(tmp_path / "kept", "instead")
+    assert (tmp_path / "kept" / "file").read_text() == "here"
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]

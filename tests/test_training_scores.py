@@ -49,7 +49,7 @@ def test_greedy_continuations_equal_those_made_one_by_one_without_a_cache(model,
     counts = [1, 2, 3, 4, 5, 6, 7, 8, 9]
     made = continue_greedily(model, questions, counts, batch_size=4)
     assert made == [slow_continuation(model, question, count) for question, count in zip(questions, counts, strict=True)]
-    with pytest.raises(ValueError, match="one count a prompt"):
+    with pytest.raises(ValueError, match="one count per prompt"):
         continue_greedily(model, questions, [1])
 
 
