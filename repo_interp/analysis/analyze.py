@@ -41,6 +41,8 @@ from repo_interp.tasks.prompt import Prompt
 from repo_interp.tasks.prompt import digest as prompts_digest
 from repo_interp.tasks.task import Task
 
+_WRITING_SHARE = 0.1
+"""Of the time of an analysis, at most, that goes into writing finished batches."""
 Progress = Callable[[int, int], None]
 """Called with layers observed so far and in all."""
 ExperimentProgress = Callable[[str, int, int], None]
@@ -150,28 +152,35 @@ def require_measurable(
 def _kept(store: BatchStore, every: float) -> Iterator[Callable[[int, dict[str, Statistics]], None]]:
     """A function that takes a finished batch: it is written with those that wait, once `every` seconds have passed since the last were.
 
-    What waits when the context ends with an error or an interruption is written then; when it ends well, nobody needs it.
+    Where writing takes long beside measuring, as of small batches of a small model, only as many are written as fit into `_WRITING_SHARE`
+    of the time (`every` 0: all). What waits when the context ends with an error or an interruption is written then; when it ends well,
+    nobody needs it.
     """
     waiting: dict[int, dict[str, Statistics]] = {}
-    last = time.monotonic()
+    begun = last = time.monotonic()
+    writing = 0.0
 
-    def write() -> None:
-        nonlocal last
-        while waiting:
-            number = next(iter(waiting))
-            store.write(number, waiting.pop(number))
-        last = time.monotonic()
+    def write_one() -> None:
+        nonlocal writing
+        start, number = time.monotonic(), next(iter(waiting))
+        store.write(number, waiting.pop(number))
+        writing += time.monotonic() - start
 
     def keep(number: int, observed: dict[str, Statistics]) -> None:
+        nonlocal last
         waiting[number] = observed
-        if time.monotonic() - last >= every:
-            write()
+        if time.monotonic() - last < every:
+            return
+        while waiting and (every == 0 or writing < _WRITING_SHARE * (time.monotonic() - begun)):
+            write_one()
+        last = time.monotonic()
 
     try:
         yield keep
     except BaseException:
         with suppress(OSError):  # the disk may be full: then that is what is raised
-            write()
+            while waiting:
+                write_one()
         raise
 
 

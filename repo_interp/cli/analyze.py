@@ -23,7 +23,7 @@ _VARIANTS = (
 )
 
 
-_KEEP_EVERY = 5.0
+_KEEP_EVERY = 10.0
 """Seconds between writes of finished batches to disk, from which an interrupted or killed analysis goes on."""
 
 
