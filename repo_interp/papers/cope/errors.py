@@ -19,6 +19,7 @@ from matplotlib.patches import Patch
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import Claim, Evidence
 from repo_interp.papers.kit.experiment import Needs, together
+from repo_interp.papers.kit.legends import in_layers
 from repo_interp.papers.kit.rules import Above
 from repo_interp.papers.kit.samples import Sample, between, in_words, numbers_of
 from repo_interp.papers.kit.scores import Scored, ScoreOptions, first_of, missing, note, of_tasks, score_subject, score_table
@@ -106,7 +107,7 @@ def lower_error(claim: Claim, scored: Sequence[Scored], test_set: str, measured:
 
 def error_table(scored: Sequence[Scored]) -> xr.Dataset:
     """Errors [checkpoint, test_set, seed] in per cent, with their standard errors over prompts, as `error_bars` draws them."""
-    table = score_table(scored)
+    table = score_table(scored).assign_coords(layout=("checkpoint", [in_layers(each) for each in scored]))
     recorded = [[_error_of_recorded(each, name) for name in table["test_set"].values] for each in scored]
     described = {"long_name": f"error (1 - {scored[0].metric})", "units": "%"}
     errors = (100 * table["standard_error"].fillna(np.array(recorded))).assign_attrs(

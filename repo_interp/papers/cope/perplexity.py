@@ -17,6 +17,7 @@ from repo_interp.papers.cope.errors import COPE, needs
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import Claim, Evidence
 from repo_interp.papers.kit.experiment import Drawing, Experiment
+from repo_interp.papers.kit.legends import in_layers
 from repo_interp.papers.kit.perplexities import (
     bands,
     below_it,
@@ -28,7 +29,7 @@ from repo_interp.papers.kit.perplexities import (
 from repo_interp.papers.kit.rules import Above, All, AtMost
 from repo_interp.papers.kit.samples import MATERIAL, Sample, between, between_rises, in_words, numbers_of
 from repo_interp.papers.kit.scale import Scale
-from repo_interp.papers.kit.scores import PLAIN, Scored, ScoreOptions, first_of, in_layers, missing, note, score_subject
+from repo_interp.papers.kit.scores import PLAIN, Scored, ScoreOptions, first_of, missing, note, score_subject
 from repo_interp.papers.kit.subjects import Subject
 from repo_interp.plots.marks.scores import layout_name, perplexity_by_length
 

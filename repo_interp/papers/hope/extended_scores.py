@@ -13,7 +13,8 @@ from typing import Any
 import xarray as xr
 
 from repo_interp.papers.kit.cache import Cache
-from repo_interp.papers.kit.scores import PLAIN, Scored, ScoreOptions, in_layers, score_subject
+from repo_interp.papers.kit.legends import in_layers
+from repo_interp.papers.kit.scores import PLAIN, Scored, ScoreOptions, score_subject
 from repo_interp.papers.kit.subjects import Subject
 from repo_interp.plots.marks.scores import layout_name
 

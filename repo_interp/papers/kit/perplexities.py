@@ -14,6 +14,7 @@ import numpy as np
 import xarray as xr
 
 from repo_interp.measures.labels import described
+from repo_interp.papers.kit.legends import in_layers
 from repo_interp.papers.kit.samples import between
 from repo_interp.papers.kit.scores import PLAIN, Scored, score_table
 
@@ -28,7 +29,7 @@ def on_the_same_windows(scored: Sequence[Scored]) -> list[Scored]:
 
 def perplexity_table(scored: Sequence[Scored], method: str = PLAIN) -> xr.Dataset:
     """Perplexity [checkpoint, test_set, seed] by length in tokens, ascending, as `plots.marks.scores` draws scores."""
-    table = score_table(scored, method=method)
+    table = score_table(scored, method=method).assign_coords(layout=("checkpoint", [in_layers(each) for each in scored]))
     values = xr.apply_ufunc(np.exp, table["score"])
     table = table.assign(
         score=values.assign_attrs(long_name="perplexity", units="1"),

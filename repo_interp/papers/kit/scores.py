@@ -27,7 +27,6 @@ from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.recorded_scores import Recorded, recorded_scores, unequal_budgets
 from repo_interp.papers.kit.samples import Sample
 from repo_interp.papers.kit.subjects import Subject
-from repo_interp.positions.layouts import format_layout, parse_layout
 from repo_interp.tasks import Task
 from repo_interp.training.configuration import TrainingConfiguration
 from repo_interp.training.trained import configured_task
@@ -166,16 +165,10 @@ def score_table(scored: Sequence[Scored], test_sets: Sequence[str] = (), method:
         coords={
             "checkpoint": [each.name for each in scored],
             "test_set": names,
-            "layout": ("checkpoint", [in_layers(each) for each in scored]),
+            "layout": ("checkpoint", [each.layout for each in scored]),
             "seed": np.arange(seeds),  # so that tables of other numbers of seeds can be joined
         },
     )
-
-
-def in_layers(scored: Scored) -> str:
-    """The layout by which figures name a checkpoint: a start that training.toml gives as a share of the layers as the layer it is."""
-    share = scored.layout.partition("@")[2]
-    return format_layout(parse_layout(scored.layout, scored.configuration.layers)) if "/" in share else scored.layout
 
 
 def first_of(scored: Iterable[Scored], scheme: str) -> Scored | None:
