@@ -22,6 +22,10 @@ from repo_interp.cli import main
 ANALYSIS = np.load(OFFICIAL / "expected_analysis.npz")
 
 
+AUTHORS = (str(OFFICIAL / "repo_mha"), "--set", "attention_mass.rows=generated")
+"""The authors' checkpoint, with the rows of attention that they took."""
+
+
 @pytest.fixture(scope="module")
 def prompts_file(tmp_path_factory):
     """The authors' prompts with their spans, as prompts.jsonl."""
@@ -44,8 +48,7 @@ def prompts_file(tmp_path_factory):
 def results(prompts_file, tmp_path_factory):
     """What `repo-interp analyze` makes of the authors' checkpoint."""
     directory = tmp_path_factory.mktemp("runs") / "first"
-    rows = ["--set", "attention_mass.rows=generated"]  # the authors' reading
-    assert main(["analyze", str(OFFICIAL / "repo_mha"), "--prompts", str(prompts_file), "--out", str(directory), *rows]) == 0
+    assert main(["analyze", *AUTHORS, "--prompts", str(prompts_file), "--out", str(directory)]) == 0
     return directory
 
 
@@ -96,7 +99,7 @@ def test_report_and_figures_are_there_in_every_format(results):
 
 def test_the_same_input_gives_the_same_bytes(results, prompts_file, tmp_path):
     again = tmp_path / "again"
-    assert main(["analyze", str(OFFICIAL / "repo_mha"), "--prompts", str(prompts_file), "--out", str(again)]) == 0
+    assert main(["analyze", *AUTHORS, "--prompts", str(prompts_file), "--out", str(again)]) == 0
     for path in sorted(results.rglob("*")):
         if path.is_file():
             assert (again / path.relative_to(results)).read_bytes() == path.read_bytes(), path.name
@@ -108,7 +111,7 @@ def test_batches_do_not_change_the_numbers(results, prompts_file, tmp_path):
         main(
             [
                 "analyze",
-                str(OFFICIAL / "repo_mha"),
+                *AUTHORS,
                 "--prompts",
                 str(prompts_file),
                 "--out",
@@ -137,7 +140,7 @@ def test_layers_and_heads_asked_for_are_those_measured(results, prompts_file, tm
         "--out",
         str(tmp_path / "part"),
     ]
-    assert main(["analyze", str(OFFICIAL / "repo_mha"), "--prompts", str(prompts_file), *options]) == 0
+    assert main(["analyze", *AUTHORS, "--prompts", str(prompts_file), *options]) == 0
     part, whole = ri.read_run(tmp_path / "part"), ri.read_run(results)
     assert set(part.children) == {"positions", "attention_mass"}
     assert part["positions"]["head"].values.tolist() == [1, 3] and part["positions"].layer.values.tolist() == [
@@ -150,7 +153,7 @@ def test_layers_and_heads_asked_for_are_those_measured(results, prompts_file, tm
 
 def test_an_output_that_is_there_is_not_replaced_unless_asked(results, prompts_file, capsys):
     before = (results / "run.nc").read_bytes()
-    command = ["analyze", str(OFFICIAL / "repo_mha"), "--prompts", str(prompts_file), "--out", str(results)]
+    command = ["analyze", *AUTHORS, "--prompts", str(prompts_file), "--out", str(results)]
     assert main(command) == 2
     assert "holds results already; give another --out, or --overwrite" in capsys.readouterr().err
     assert (results / "run.nc").read_bytes() == before
@@ -162,7 +165,7 @@ def test_a_directory_with_other_things_is_left_alone(prompts_file, tmp_path, cap
     (tmp_path / "thesis.tex").write_text("years of work")
     command = [
         "analyze",
-        str(OFFICIAL / "repo_mha"),
+        *AUTHORS,
         "--prompts",
         str(prompts_file),
         "--out",
@@ -190,7 +193,7 @@ def test_options_that_do_not_fit_are_refused_and_leave_nothing(case, prompts_fil
     options, message = BAD_OPTIONS[case]
     command = [
         "analyze",
-        str(OFFICIAL / "repo_mha"),
+        *AUTHORS,
         "--prompts",
         str(prompts_file),
         "--out",
@@ -225,20 +228,20 @@ BROKEN_PROMPTS = {
 def test_broken_prompts_are_refused_in_one_line(case, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "prompts.jsonl").write_text(BROKEN_PROMPTS[case])
-    assert main(["analyze", str(OFFICIAL / "repo_mha"), "--prompts", "prompts.jsonl", "--out", "out"]) == 2
+    assert main(["analyze", *AUTHORS, "--prompts", "prompts.jsonl", "--out", "out"]) == 2
     error = capsys.readouterr().err
     assert (error.startswith("repo-interp analyze: ") and error.count("\n") == 1 and "prompts.jsonl" in error) or "token" in error
     assert sorted(path.name for path in tmp_path.iterdir()) == ["prompts.jsonl"]
 
 
 def test_a_file_of_prompts_that_is_not_there(tmp_path, capsys):
-    assert main(["analyze", str(OFFICIAL / "repo_mha"), "--prompts", str(tmp_path / "none.jsonl")]) == 2
+    assert main(["analyze", *AUTHORS, "--prompts", str(tmp_path / "none.jsonl")]) == 2
     assert "none.jsonl" in capsys.readouterr().err
 
 
 def test_without_prompts_and_tokenizer_there_is_nothing_to_make_prompts_of(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["analyze", str(OFFICIAL / "repo_mha")]) == 2
+    assert main(["analyze", *AUTHORS]) == 2
     assert "has no tokenizer, so no prompts can be made for it" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
@@ -247,7 +250,7 @@ def test_prompts_without_generated_tokens_leave_the_mass_out(tmp_path):
     (tmp_path / "p.jsonl").write_text(json.dumps({"tokens": list(range(40))}) + "\n")
     command = [
         "analyze",
-        str(OFFICIAL / "repo_mha"),
+        *AUTHORS,
         "--prompts",
         str(tmp_path / "p.jsonl"),
         "--out",
@@ -261,7 +264,7 @@ def test_a_mass_without_generated_tokens_is_refused(tmp_path, capsys):
     (tmp_path / "p.jsonl").write_text(json.dumps({"tokens": list(range(40))}) + "\n")
     command = [
         "analyze",
-        str(OFFICIAL / "repo_mha"),
+        *AUTHORS,
         "--prompts",
         str(tmp_path / "p.jsonl"),
         "--measures",
