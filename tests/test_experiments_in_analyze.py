@@ -81,9 +81,9 @@ def test_figures_and_sections_are_there(results):
     assert {f"{stem}.{kind}" for stem in stems for kind in ("png", "svg", "pdf")} <= figures
     assert any(name.startswith("three_axis_layer") for name in figures), "fig. 2 comes of maps and three_axis alone"
     page = (results / "report.html").read_text(encoding="utf-8")
-    for section in ("perturbation", "extrapolation", "output_traces", "three_axis"):
+    for section in ("perturbation", "extrapolation", "output_traces", "three_axis", "maps"):
         assert f'<section id="{section}"' in page
-    assert "without a section here" in page and "LM-Infinite" in page
+    assert "LM-Infinite" in page
     assert 'alt="Perturbation task score"' in page and 'alt="Three axis, layer ' in page
 
 
