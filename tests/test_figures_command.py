@@ -91,7 +91,7 @@ def test_a_paper_makes_its_directory_and_the_page_has_every_claim_with_its_comma
     said = capsys.readouterr().out
     assert said.startswith("hope: 1 checkpoint, ")
     assert "H1" in said
-    page = (out / "README.md").read_text()
+    page = (out / "claims.md").read_text()
     claims, numbers = table(page, "## Claims"), table(page, "## Numbers")
     labels = [claim.label for each in named(()).values() for claim in each.claims]
     assert [re.sub(r"\[(.*)\].*", r"\1", row[0]) for row in claims] == labels
@@ -109,9 +109,11 @@ def test_a_paper_makes_its_directory_and_the_page_has_every_claim_with_its_comma
     assert "--out" not in measured["command"]
     assert measured["ours"] in page
     assert measured["scale"] in page
+    gallery = (out / "README.md").read_text()
+    page += gallery
     for link in re.findall(r'(?:href|src)="([^"#]+)', page) + re.findall(r"\]\(([^)#]+)\)", page):
         assert (out / link).is_file() or not (out / link).parent.exists()
-    assert "Not made yet: `repo-interp figures cope`." in page
+    assert "Not made yet: `repo-interp figures cope`." in gallery and "- **H1** " in gallery
 
 
 def test_the_same_gives_the_same_bytes_measured_kept_or_elsewhere(checkpoints, tmp_path):
@@ -167,7 +169,7 @@ def test_nothing_to_work_on_is_said_of_every_claim(tmp_path):
     # RePo is left out: its parameters and times are measured on fresh models.
     asked = ["hope", "cope", "position-generalization", "data-sets"]
     assert main(["figures", *asked, "--no-zoo", "--out", str(tmp_path / "out")]) == 0
-    claims = table((tmp_path / "out" / "README.md").read_text(), "## Claims")
+    claims = table((tmp_path / "out" / "claims.md").read_text(), "## Claims")
     owners = [(name, claim) for name, each in named(()).items() for claim in each.claims]
     assert len(claims) == len(owners)
     for row, (name, claim) in zip(claims, owners, strict=True):

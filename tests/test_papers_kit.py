@@ -247,7 +247,8 @@ def test_a_new_claim_is_on_every_page_by_its_experiment_alone(tmp_path):
     assert "- **X9** (nowhere): a new claim. Holds when: the share is at least 0.5." in page
     gallery = write_gallery(tmp_path, [mine]).read_text()
     assert "Of 3 claims, parts counted apart, 1 hold on some checkpoints, 2 are not measurable here." in gallery
-    assert "| [X9](mine/README.md) | a new claim (nowhere) | 0.9 |" in gallery
+    assert "- **X9** a new claim. " in gallery and "(paper: 0.9)" in gallery
+    assert "| [X9](mine/README.md) | a new claim (nowhere) | 0.9 |" in (tmp_path / "claims.md").read_text()
 
 
 def test_a_claim_of_ours_stands_in_the_file_of_its_experiment_alone():

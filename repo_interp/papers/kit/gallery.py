@@ -1,6 +1,7 @@
 """The page over the figures of all papers: what became of every claim, and every figure, from the files that the papers' pages left.
 
-    DIRECTORY/*/verdicts.csv, figures.csv -> DIRECTORY/README.md
+    DIRECTORY/*/verdicts.csv, figures.csv -> DIRECTORY/README.md    pictures, and one line per claim
+                                             DIRECTORY/claims.md    every claim and every number, as tables
 
 The list of claims comes with the papers, so that those that nobody measured yet are there too. Every (claim, part) is a row of its own.
 Knows no paper by name.
@@ -18,6 +19,7 @@ from repo_interp.papers.kit.experiment import Paper
 from repo_interp.papers.kit.paper_directory import FIGURES, VERDICTS, read_rows
 
 HEADING = "# The papers' figures, made again"
+TABLES, TABLES_HEADING = "claims.md", "# Every claim and every number"
 NOT_YET = "not measured yet"
 CLAIM_COLUMNS = {
     "claim": "claim",
@@ -51,25 +53,63 @@ _SPREAD = (
 
 
 def require_own(directory: Path) -> None:
-    """Raises InputError where the page would replace one that is not ours, or `directory` is a file."""
-    page = directory / "README.md"
+    """Raises InputError where a page would replace one that is not ours, or `directory` is a file."""
     if directory.exists() and not directory.is_dir():
         raise InputError(f"{directory} is a file; wanted a directory for the figures")
-    if page.exists() and not page.read_text(encoding="utf-8", errors="replace").startswith(HEADING):
-        raise InputError(f"{page} is another page; give --out a directory of its own")
+    for name, heading in (("README.md", HEADING), (TABLES, TABLES_HEADING)):
+        page = directory / name
+        if page.exists() and not page.read_text(encoding="utf-8", errors="replace").startswith(heading):
+            raise InputError(f"{page} is another page; give --out a directory of its own")
 
 
 def write_gallery(directory: Path, papers: Sequence[Paper]) -> Path:
-    """Write the page over all `papers` in `directory`, whole or not at all, and return it. The same files give the same bytes."""
+    """Write the page over all `papers` in `directory` and its tables beside it; return the page. The same files give the same bytes."""
     verdicts = _verdicts(directory, papers)
     claims = claim_rows(verdicts, papers)
-    parts = [HEADING, _INTRODUCTION, "## Claims", tally(claims), markdown_table(claims, CLAIM_COLUMNS)]
-    parts += ["## Numbers", _SPREAD, markdown_table(number_rows(verdicts, papers), NUMBER_COLUMNS), "## Figures"]
+    tables = [TABLES_HEADING, _INTRODUCTION, "## Claims", tally(claims), markdown_table(claims, CLAIM_COLUMNS)]
+    tables += ["## Numbers", _SPREAD, markdown_table(number_rows(verdicts, papers), NUMBER_COLUMNS)]
+    write_text(directory / TABLES, "\n\n".join(tables) + "\n")
+    parts = [HEADING, _INTRODUCTION, *_pictures(directory, papers), "## Claims", tally(claims)]
+    parts += [f"Spreads, controls, scales and commands: [{TABLES}]({TABLES}).", *_lines(verdicts, papers), "## Figures"]
     for paper in papers:
         parts += _thumbnails(directory, paper)
     page = directory / "README.md"
     write_text(page, "\n\n".join(parts) + "\n")
     return page
+
+
+def _pictures(directory: Path, papers: Sequence[Paper]) -> list[str]:
+    """The first figure of every paper that has one."""
+    pictures = []
+    for paper in papers:
+        file = directory / paper.name / FIGURES
+        figure = next((row["figure"] for row in read_rows(file)), None) if file.is_file() else None
+        if figure is not None:
+            pictures.append(
+                f'<a href="{paper.name}/README.md"><img src="{paper.name}/{figure}.png" width="440" alt="{paper.title}"></a>'
+            )
+    return ["\n".join(pictures)] if pictures else []
+
+
+def _lines(verdicts: Sequence[Mapping[str, str]], papers: Sequence[Paper]) -> list[str]:
+    """By paper, one line per claim and part: what the paper says, what came of it, the quantity, ours by checkpoint, the paper's number."""
+    lines = []
+    for paper in papers:
+        lines.append(f"### {paper.title}")
+        told = []
+        for claim in paper.claims:
+            own = [row for row in verdicts if row["claim"] == claim.label and row["paper_name"] == paper.name]
+            quantities: dict[str, list[str]] = {}
+            for row in own:
+                if row["ours"]:
+                    quantities.setdefault(row["measured"], []).append(_number(row))
+            ours = "; ".join(f"{measured}: {', '.join(numbers)}" for measured, numbers in quantities.items())
+            result = _together(own).split(":")[0]
+            told.append(
+                f"- **{claim.label}** {claim.statement}. {result}{f' - {ours}' if ours else ''} (paper: {claim.paper_number})"
+            )
+        lines.append("\n".join(told))
+    return lines
 
 
 def claim_rows(verdicts: Sequence[Mapping[str, str]], papers: Sequence[Paper]) -> list[dict[str, str]]:
