@@ -165,7 +165,7 @@ def test_a_directory_with_other_things_is_left_alone(prompts_file, tmp_path, cap
     (tmp_path / "thesis.tex").write_text("years of work")
     command = [
         "analyze",
-        *AUTHORS,
+        str(OFFICIAL / "repo_mha"),
         "--prompts",
         str(prompts_file),
         "--out",
@@ -193,7 +193,7 @@ def test_options_that_do_not_fit_are_refused_and_leave_nothing(case, prompts_fil
     options, message = BAD_OPTIONS[case]
     command = [
         "analyze",
-        *AUTHORS,
+        str(OFFICIAL / "repo_mha"),
         "--prompts",
         str(prompts_file),
         "--out",
@@ -228,20 +228,20 @@ BROKEN_PROMPTS = {
 def test_broken_prompts_are_refused_in_one_line(case, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "prompts.jsonl").write_text(BROKEN_PROMPTS[case])
-    assert main(["analyze", *AUTHORS, "--prompts", "prompts.jsonl", "--out", "out"]) == 2
+    assert main(["analyze", str(OFFICIAL / "repo_mha"), "--prompts", "prompts.jsonl", "--out", "out"]) == 2
     error = capsys.readouterr().err
     assert (error.startswith("repo-interp analyze: ") and error.count("\n") == 1 and "prompts.jsonl" in error) or "token" in error
     assert sorted(path.name for path in tmp_path.iterdir()) == ["prompts.jsonl"]
 
 
 def test_a_file_of_prompts_that_is_not_there(tmp_path, capsys):
-    assert main(["analyze", *AUTHORS, "--prompts", str(tmp_path / "none.jsonl")]) == 2
+    assert main(["analyze", str(OFFICIAL / "repo_mha"), "--prompts", str(tmp_path / "none.jsonl")]) == 2
     assert "none.jsonl" in capsys.readouterr().err
 
 
 def test_without_prompts_and_tokenizer_there_is_nothing_to_make_prompts_of(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["analyze", *AUTHORS]) == 2
+    assert main(["analyze", str(OFFICIAL / "repo_mha")]) == 2
     assert "has no tokenizer, so no prompts can be made for it" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
@@ -250,7 +250,7 @@ def test_prompts_without_generated_tokens_leave_the_mass_out(tmp_path):
     (tmp_path / "p.jsonl").write_text(json.dumps({"tokens": list(range(40))}) + "\n")
     command = [
         "analyze",
-        *AUTHORS,
+        str(OFFICIAL / "repo_mha"),
         "--prompts",
         str(tmp_path / "p.jsonl"),
         "--out",
@@ -264,7 +264,7 @@ def test_a_mass_without_generated_tokens_is_refused(tmp_path, capsys):
     (tmp_path / "p.jsonl").write_text(json.dumps({"tokens": list(range(40))}) + "\n")
     command = [
         "analyze",
-        *AUTHORS,
+        str(OFFICIAL / "repo_mha"),
         "--prompts",
         str(tmp_path / "p.jsonl"),
         "--measures",
