@@ -38,6 +38,7 @@ NUMBER_COLUMNS = {
     "measured": "of what",
     "spread": "spread",
     "n": "n",
+    "seeds": "seeds",
     "control": "control",
     "scale": "how our scale differs",
 }

@@ -19,6 +19,7 @@ from repo_interp.models.load import load, load_fresh
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import Claim, Evidence
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, each
+from repo_interp.papers.kit.learned_positions import why_not
 from repo_interp.papers.kit.rules import All, AtLeast, AtMost, Custom
 from repo_interp.papers.kit.subjects import Subject
 from repo_interp.papers.repo.checkpoints import LEARNED, NO_LEARNED, OLMO, learns_long_positions
@@ -113,7 +114,7 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
 CHUNKS = Experiment(
     "chunks of positions",
     (R6,),
-    Needs(each(learns_long_positions), NO_LEARNED, LEARNED),
+    Needs(each(learns_long_positions), NO_LEARNED, LEARNED, why_not=why_not),
     measure,
     judge,
     draw,

@@ -26,6 +26,7 @@ from repo_interp.models.load import load, load_fresh
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import Claim, Evidence
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, each
+from repo_interp.papers.kit.learned_positions import why_not
 from repo_interp.papers.kit.rules import All, AtLeast, AtMost, Custom
 from repo_interp.papers.kit.subjects import Subject
 from repo_interp.papers.repo.checkpoints import GPT2
@@ -350,6 +351,7 @@ MIRROR = Experiment(
         each(lambda subject: bool(subject.learned) and subject.kind == "reversal"),
         "no checkpoint with learned positions trained on text reversal was given",
         ("reversal/repo",),
+        why_not=why_not,
     ),
     measure,
     judge,

@@ -7,6 +7,7 @@ paper.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,8 +22,9 @@ from repo_interp.measures.labels import described
 from repo_interp.models.load import load
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import Claim, Evidence
-from repo_interp.papers.kit.differences import Difference
+from repo_interp.papers.kit.differences import Difference, difference
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, each
+from repo_interp.papers.kit.learned_positions import why_not
 from repo_interp.papers.kit.rules import Above, All, AtLeast, AtMost
 from repo_interp.papers.kit.subjects import Subject
 from repo_interp.papers.repo.checkpoints import LEARNED, NO_LEARNED, OLMO, learns_long_positions
@@ -108,8 +110,7 @@ def spreading(
 ) -> Spreading:
     """How ranges of the learned heads spread from prompts of one length to those of another. The prompts differ, so errors add."""
     means = short.mean(axis=1), long.mean(axis=1)
-    error = np.sqrt(sum(values.var(ddof=1) / len(values) for values in means)) if min(map(len, means)) > 1 else np.inf
-    growth = Difference(float(means[1].mean() - means[0].mean()), float(error), f"{len(means[1])} prompts of each length")
+    growth = replace(difference(means[1], means[0], np.empty(0), np.empty(0)), over=f"{len(means[1])} prompts of each length")
     largest = max(float(short.max()) / short_length, float(long.max()) / long_length)
     heads = long.mean(axis=0)
     return Spreading(growth, largest, float(heads.std() / heads.mean()) if heads.mean() > 0 else 0.0)
@@ -212,7 +213,7 @@ def _figure(data: xr.Dataset, name: str) -> PaperFigure:
 RANGES = Experiment(
     "ranges of positions",
     (R5,),
-    Needs(each(learns_long_positions), NO_LEARNED, LEARNED),
+    Needs(each(learns_long_positions), NO_LEARNED, LEARNED, why_not=why_not),
     measure,
     judge,
     draw,
