@@ -286,7 +286,7 @@ def test_figures_are_written_with_their_data_and_a_second_time_comes_from_the_ca
     kept = [result for result in found if any(drawing is each for drawing in result.drawings for each in some)]
     files = {file.name for file in write_paper(tmp_path / "repo", PAPER.title, kept, given, "make figures", {})}
     assert {f"{drawing.name}.{kind}" for drawing in some for kind in ("png", "svg", "pdf", "nc")} <= files
-    (again,) = run(EFFICIENCY, [], TINY, cache, lambda text: None)
+    again, _ = run(EFFICIENCY, [], TINY, cache, lambda text: None)
     first, second = drawn(found, "efficiency").data, again.drawings[0].data
     assert_allclose(first["seconds"].values, second["seconds"].values, rtol=0)
 

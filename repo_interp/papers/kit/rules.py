@@ -243,6 +243,17 @@ class Where:
         return self.rule.holds(values)
 
 
+def beside_null(observed: Observed, digits: str = ".3g") -> str:
+    """The null in words, with the effect size: how far the number is above the null's mean, in its standard deviations."""
+    null = np.asarray(observed.null, dtype=float)
+    deviation = null.std(ddof=1) if len(null) > 1 else np.nan
+    effect = f"; {(observed.value - null.mean()) / deviation:+.2g} standard deviations from its mean" if deviation > 0 else ""
+    return (
+        f"{observed.value:{digits}} beside {len(null)} of the null: mean {null.mean():{digits}}, "
+        f"95 % {np.quantile(null, 0.95):{digits}}{effect}"
+    )
+
+
 def chance(rule: Rule, values: Values) -> float | None:
     """How probable it is by chance that the differences are as large as `rule` asks for, in multiples of its level; the most probable of
     several, since all have to be. None for a rule that tests no difference.
