@@ -18,6 +18,7 @@ from repo_interp.errors import InputError
 from repo_interp.training.configuration import TABLES, TrainingConfiguration, replaced
 from repo_interp.training.recipes import recipe
 
+REVERSAL_SEEDS = (0, 1, 2, 3, 4)
 RUNS = Path("runs") / "zoo"
 """Where training runs of the zoo stand, from where the command is given."""
 
@@ -108,7 +109,9 @@ def _configuration(planned: Planned, seed: int, runs: Path) -> TrainingConfigura
 
 def _plan() -> Iterator[Planned]:
     two, three = (0, 1), (0, 1, 2)
-    for scheme in ("repo", "rope", "nope"):
+    # RePo ends in two kinds of models, so that three seeds say little; the weights of all ship, for what is asked over seeds.
+    yield Planned("reversal/repo", "repo", REVERSAL_SEEDS, weights=REVERSAL_SEEDS)
+    for scheme in ("rope", "nope"):
         yield Planned(f"reversal/{scheme}", scheme, three)
 
     # Half-way, so that the schemes have something to learn; the curriculum still grows when it stops.
