@@ -29,10 +29,8 @@ def zoo_path(name: str) -> Path:
         seeds = zoo_seeds(of_seed_0)
         if last in {f"seed-{seed}" for seed in seeds[1:]}:
             return DIRECTORY / name
-        others = f"seed-N with N of {', '.join(map(str, seeds[1:]))}" if seeds[1:] else "no other seed"
-        raise InputError(
-            f"no checkpoint {name!r} comes with the package; of {of_seed_0}, beside it itself (seed 0), {others} does"
-        )
+        others = f"{of_seed_0}/seed-N for N of {', '.join(map(str, seeds[1:]))}" if seeds[1:] else "no other seed"
+        raise InputError(f"no checkpoint {name!r} comes with the package; these do: {of_seed_0} (seed 0), and {others}")
     close = get_close_matches(name, names, n=1)
     meant = f"did you mean {close[0]}? " if close else ""
     same_task = [known for known in names if known.split("/")[0] == name.split("/")[0]]
