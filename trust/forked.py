@@ -43,7 +43,9 @@ def preload() -> None:
     assert ri.load and ri.analyze and ri.score and ri.compare and ri.zoo and catalogue and views
 
 
-def command(words: Sequence[str], directory: Path, kill_at: float | None = None, before: Callable[[], None] = lambda: None) -> Done:
+def command(
+    words: Sequence[str], directory: Path, kill_at: float | None = None, before: Callable[[], None] = lambda: None
+) -> Done:
     """Run `repo-interp` with `words` in `directory`. `before` is called in the new process."""
     errors = directory / ".stderr"
     child = os.fork()

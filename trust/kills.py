@@ -17,7 +17,12 @@ from trust.forked import Done, command, files, preload
 from trust.outcome import Outcome, Row
 from trust.subjects import Subject, subjects
 
-WHOLE = {".png": (b"\x89PNG", b"IEND\xaeB`\x82"), ".pdf": (b"%PDF", b"%%EOF"), ".svg": (b"<?xml", b"</svg>"), ".html": (b"<!", b"</html>")}
+WHOLE = {
+    ".png": (b"\x89PNG", b"IEND\xaeB`\x82"),
+    ".pdf": (b"%PDF", b"%%EOF"),
+    ".svg": (b"<?xml", b"</svg>"),
+    ".html": (b"<!", b"</html>"),
+}
 """First and last bytes of whole files."""
 
 

@@ -55,7 +55,9 @@ def outcome(directory: Path, share: float) -> Outcome:
     counts = {row: [0, 0, 0] for row in FLOORS.values()}
     survivors = []
     for name, code in verdicts(directory):
-        floor = next(row for begin, row in FLOORS.items() if name.removeprefix("repo_interp.").replace(".", "/").startswith(begin))
+        floor = next(
+            row for begin, row in FLOORS.items() if name.removeprefix("repo_interp.").replace(".", "/").startswith(begin)
+        )
         counts[floor][2] += 1
         if code is None:
             continue

@@ -33,22 +33,18 @@ def subjects(directory: Path) -> tuple[Subject, ...]:
     lines = [{"tokens": list(range(5, 45 + 3 * n)), "spans": {"needle": [9, 10]}, "generated": [38, 39]} for n in range(6)]
     prompts.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     checkpoint = str(OFFICIAL / "repo_mha")
-    analyze = ("analyze", checkpoint, "--prompts", str(prompts), "--measures", "positions,patterns,attention_mass,fake_distance")
+    some = ("--measures", "positions,attention_mass", "--layers", "5", "--heads", "0,1")
+    analyze = ("analyze", checkpoint, "--prompts", str(prompts), *some)
+    figures = ("figures", "hope", "--no-zoo", "--fast", "--checkpoint", "copying/rope=copying/rope")
     train = ("train", "reversal", "--layers", "1", "--width", "16", "--heads", "2", "--steps", "60", "--log-every", "10")
-    figures = ("figures", "repo", "--no-zoo", "--fast", "--checkpoint", "language/repo=language/repo")
     return (
-        Subject("analyze", (*analyze, "--out", "out"), ("--overwrite",), hidden),
         Subject("score", ("score", "reversal/repo", "--count", "8", "--out", "out"), ("--overwrite",), hidden),
-        Subject(
-            "figures",
-            (*figures, "--out", "out"),
-            ("--overwrite",),
-            lambda path: hidden(path) or "efficiency" in path.name or path.suffix in (".md", ".csv", ".json"),
-        ),
         Subject(
             "train",
             (*train, "--score-prompts", "8", "--checkpoint-every", "20", "--out", "out"),
             ("--resume",),
-            lambda path: hidden(path) or path.suffix in (".jsonl", ".pt"),
+            lambda path: hidden(path) or path.suffix in (".jsonl", ".pt"),  # clock times; gone at the end
         ),
+        Subject("analyze", (*analyze, "--out", "out"), ("--overwrite",), hidden),
+        Subject("figures", (*figures, "--out", "out"), ("--overwrite",), hidden),
     )
