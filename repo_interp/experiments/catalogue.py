@@ -2,6 +2,7 @@
 
     perturbation     the prompts of the analysis, for every kind, share and reach of a disturbance       group perturbation
     extrapolation    prompts of the training length and longer ones, by every method                     groups extrapolation, output_traces
+    effects          the prompts of the analysis, with positions of heads, layers and sets changed       group effects
 
 An experiment plans first: what cannot work is refused before anything is run, and the passes it needs are known. Its prompts and
 scores are a task's; prompts that were given are scored as `scoring_of` says. Knows nothing about how an experiment works.
@@ -19,8 +20,10 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
+from repo_interp.experiments.effects import effects, require_effects, whole_passes
 from repo_interp.experiments.extrapolation import GLOBAL_TOKENS, METHODS, allowed_methods, extrapolation, output_traces
 from repo_interp.experiments.perturbation import GAMMAS, L_MAX, PAPER_KINDS, perturbation, require_grid
+from repo_interp.experiments.position_changes import Strength, default_kinds
 from repo_interp.experiments.prompt_sets import LEAST, prompts_by_length, scoring_of
 from repo_interp.experiments.resumable_grid import ResumableGrid
 from repo_interp.models.bridge import model_of
@@ -166,7 +169,44 @@ class Extrapolation(Experiment):
         return Plan(self, (*reference[::2], *half * len(methods), *(reference if traced else ()), last), run)
 
 
-EXPERIMENTS: Mapping[str, type[Experiment]] = {kind.name: kind for kind in (Perturbation, Extrapolation)}
+@dataclass(frozen=True)
+class Effects(Experiment):
+    """The experiment `effects`: what the positions of heads cause."""
+
+    kinds: tuple[str, ...] = ()
+    """Changes of positions (`position_changes`); empty: linearised where positions are learned, frozen, permuted."""
+    top: int = 0
+    """Heads that are measured exactly, with as many others; 0: all where there are few."""
+    set_size: int = 0
+    """Most harmful heads that are changed together; 0: as many as a layer has."""
+    draws: int = 8
+    """Controls: sets of as many other heads."""
+    scale: float = 0.5
+    step: float = 1.0
+    """What positions are rounded to multiples of."""
+    shift: float = 0.5
+    """How far a span is shifted, in ranges of the head's positions."""
+    span: str = ""
+    """Whose tokens are shifted; empty: the needle, else the first span."""
+    seed: int = 0
+    name: ClassVar[str] = "effects"
+
+    def plan(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], training_length: int) -> Plan:
+        """All kinds on `prompts`. Raises InputError for kinds, numbers, prompts and models that cannot be measured."""
+        kinds = tuple(dict.fromkeys(self.kinds or default_kinds(model)))
+        strength = Strength(self.scale, self.step, self.shift, self.span, self.seed)
+        require_effects(model, scoring, prompts, kinds, strength, self.top, self.set_size, self.draws)
+        lengths = tuple(len(prompt.tokens) for prompt in prompts)
+
+        def run(batch_size: int, grid: ResumableGrid, progress: Progress | None) -> dict[str, xr.Dataset]:
+            size = _side_by_side(batch_size, max(lengths))
+            options = (kinds, strength, self.top, self.set_size, self.draws)
+            return {self.name: effects(model, scoring, prompts, *options, batch_size=size, progress=progress, grid=grid)}
+
+        return Plan(self, lengths * whole_passes(model, len(kinds), self.top, self.draws), run)
+
+
+EXPERIMENTS: Mapping[str, type[Experiment]] = {kind.name: kind for kind in (Perturbation, Extrapolation, Effects)}
 
 
 def experiment_names() -> tuple[str, ...]:

@@ -23,7 +23,8 @@ Greedy text is then the same with and without a cache, but for orders that are d
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -188,17 +189,14 @@ def positions_of(
     """The positions of every layer that has some, by layer, of `tokens` padded on the right or not at all; interventions are seen."""
     given = torch.as_tensor(tokens, device=next(model.parameters()).device)
     recorded: dict[int, Tensor] = {}
-    handles = [
-        attention.sites.positions.register_forward_hook(
-            lambda module, arguments, positions, layer=attention.layer_idx: recorded.update({layer: positions.clone()})
-        )
-        for attention in attentions(model)
-    ]
-    try:
+
+    def record(layer: int, module: nn.Module, arguments: tuple, positions: Tensor) -> None:
+        recorded[layer] = positions.clone()
+
+    with ExitStack() as hooks:
+        for attention in attentions(model):
+            hooks.callback(attention.sites.positions.register_forward_hook(partial(record, attention.layer_idx)).remove)
         decode(model, given, torch.ones_like(given, dtype=torch.bool))
-    finally:
-        for handle in handles:
-            handle.remove()
     return recorded
 
 

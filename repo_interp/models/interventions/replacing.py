@@ -70,7 +70,7 @@ def replaced(
     replace - by name -, for tokens that are none, and, in the pass, for positions of another length.
     """
     chosen = _chosen_heads(model, heads, layer)
-    table = None if tokens is None else _token_table(tokens)
+    table = None if tokens is None else token_table(tokens)
     with ExitStack() as hooks:
         for attention in attentions_of(model, chosen):
             place = _Place(attention, chosen[attention.layer_idx], change, table, rows)
@@ -204,12 +204,14 @@ def _pairs(heads: Any) -> list[tuple[int, int]]:
     return [(int(layer), int(head)) for layer, head in pairs]
 
 
-def _token_table(tokens: Any) -> Bool[Tensor, "prompt token"]:
-    """Which tokens are named: one row for all prompts, or one for each."""
+def token_table(tokens: Any) -> Bool[Tensor, "prompt token"]:
+    """Which tokens are named: one row for all prompts, or one for each, as long as the last named token needs it."""
     named = [each.tolist() if isinstance(each, Tensor) else each for each in tokens]
-    by_prompt = [list(each) for each in named] if named and all(hasattr(each, "__len__") for each in named) else [named]
-    indices = [token for each in by_prompt for token in each]
-    if not indices or not all(isinstance(token, int) or hasattr(token, "__index__") for token in indices) or min(indices) < 0:
+    by_prompt: list[list[Any]] = (
+        [list(each) for each in named] if named and all(hasattr(each, "__len__") for each in named) else [named]
+    )
+    indices: list[Any] = [token for each in by_prompt for token in each]
+    if not indices or not all(hasattr(token, "__index__") for token in indices) or min(indices) < 0:
         raise InputError(f"tokens are indices from 0, for all prompts or a sequence for each; got {tokens!r}")
     table = torch.zeros(len(by_prompt), max(indices) + 1, dtype=torch.bool)
     for row, each in enumerate(by_prompt):
