@@ -41,6 +41,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "fake_distance": "repo_interp.plots.views.fake_distance:VIEW",
         "rotation": "repo_interp.plots.views.rotation:VIEW",
         "maps": "repo_interp.plots.views.three_axis:MAPS",
+        "effects": "repo_interp.plots.views.effects:VIEW",
         "perturbation": "repo_interp.plots.views.perturbation:VIEW",
         "extrapolation": "repo_interp.plots.views.extrapolation:VIEW",
         "output_traces": "repo_interp.plots.views.extrapolation:OUTPUT_TRACES",

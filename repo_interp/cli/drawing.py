@@ -21,6 +21,7 @@ _SAMPLES = {
     "gates": 4.0,
     "segments": 2.0,
     "maps": 3.0,
+    "effects": 2.6,
     "perturbation": 2.0,
     "extrapolation": 2.5,
 }

@@ -4,8 +4,9 @@
     interaction [kind, layer]     effect of all heads of a layer together - the sum of each head's
     control [kind, draw]          the heads with the most harmful effects together, against as many others drawn at random
 
-Of every prompt three numbers are taken (`readings`): the log-probability of the answer; its logit difference, the answer's logit less that
-of the strongest other candidate - the values of other needles where the prompt marks a `distractor`, else all other tokens -; and the score.
+Of every prompt three numbers are taken (`readings`): the log-probability of the answer; its logit difference, the answer's logit less
+that of the strongest other candidate - the values of other needles where the prompt marks a `distractor`, else all other tokens -;
+and the task's score.
 
 Exact effects cost little: what enters each layer is kept from one undisturbed pass, and a pass starts at the first layer that is changed
 (`models.resuming`, equal to the whole pass to the last bit). In a model with more than `ALL` heads that go by positions, all are
@@ -30,7 +31,8 @@ from repo_interp.experiments.position_changes import Strength, require_kinds
 from repo_interp.experiments.readings import READINGS, Heads, Measurement
 from repo_interp.experiments.resumable_grid import ResumableGrid
 from repo_interp.models.interventions.replacing import heads_with_positions
-from repo_interp.models.reposition import attentions
+from repo_interp.models.reposition import attentions, layout
+from repo_interp.run import with_schemes
 from repo_interp.tasks import Prompt
 from repo_interp.tasks.task import Scoring
 
@@ -93,7 +95,8 @@ def effects(
         in_set[place][tuple(np.transpose(chosen[kind][0]))] = 1
     estimates = np.stack([screened[kind] for kind in kinds])
     group = _labelled(scoring, kinds, clean, by_head, by_layer, by_set, in_set, estimates)
-    return group.assign_attrs(task=scoring.name, prompts=len(prompts), set_heads=len(chosen[kinds[0]][0]))
+    group = group.assign_attrs(task=scoring.name, prompts=len(prompts), set_heads=len(chosen[kinds[0]][0]))
+    return with_schemes(group, layout(model))
 
 
 def require_effects(
@@ -235,5 +238,5 @@ def _rank_correlations(screened: np.ndarray, exact: np.ndarray) -> np.ndarray:
         known = np.isfinite(exact[kind])
         pair = screened[kind, screening][known], exact[kind][known]
         if min(len(np.unique(values)) for values in pair) > 1:
-            result[kind, screening] = spearmanr(*pair).statistic
+            result[kind, screening] = spearmanr(*pair)[0]  # pyright: ignore[reportArgumentType]
     return result

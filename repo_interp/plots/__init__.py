@@ -19,6 +19,7 @@ from repo_interp.plots.views.component_shares import (
     vaf_over_training,
 )
 from repo_interp.plots.views.components import figures_of_components
+from repo_interp.plots.views.effects import effect_maps, effects_of_sets, screening_fit
 from repo_interp.plots.views.extrapolation import extrapolation_by_length, output_traces
 from repo_interp.plots.views.fake_distance import fake_distance_fit
 from repo_interp.plots.views.gates import gate_lines, gate_scores, position_attention
@@ -40,6 +41,8 @@ __all__ = [
     "beyond_training_length",
     "comparison_figures",
     "component_curves",
+    "effect_maps",
+    "effects_of_sets",
     "extrapolation_by_length",
     "fake_distance_fit",
     "figures_of_components",
@@ -67,6 +70,7 @@ __all__ = [
     "rotation_grid",
     "save_figure",
     "score_grid",
+    "screening_fit",
     "segment_grid",
     "segment_positions",
     "segment_scores",
