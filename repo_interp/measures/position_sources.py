@@ -7,7 +7,7 @@ all orders of adding sources (`kernels.variance_shares`: Shapley values of the h
 always opens a line - divide what both explain. What is left is the rest: context, products of sources, noise.
 
     token, previous    an effect per token id, shrunk: one that n tokens were fitted to keeps about n / (n + shrinkage) of their mean
-    index, numbers     piecewise linear, with knots at 0, 1, 4, 16, 64, ...; beyond the last knot as before it
+    index, numbers     a line, and departures from it at 0, 1, 4, 16, 64, ..., linear in between, shrunk alike
 
 Nothing can be told of a token that no other prompt holds: held-out tokens count where they and the token before them occur among the
 prompts fitted to, and `counted_share` says how many do. The first token of a prompt, which has no previous one and often stands apart,
@@ -134,7 +134,7 @@ class PositionSources(Measure):
         layers, heads = values.shape[:2]
         flat = values.reshape(layers * heads, *present.shape)[:, present].astype(np.float64)
         known = np.flatnonzero(np.isfinite(flat).all(1))
-        result = Explained(*(np.full((layers * heads, *shape), np.nan) for shape in ((len(SOURCES),), (len(SOURCES),), (), ())))
+        result = Explained(*(np.full((layers * heads, *shape), np.nan) for shape in (*[(len(SOURCES),)] * 3, (), ())))
         share, counted_tokens = np.nan, 0
         if len(contents) >= LEAST and len(known):
             folds = (kinds_of_prompts % min(self.folds, len(contents)))[prompts]
@@ -146,7 +146,7 @@ class PositionSources(Measure):
             different, same = np.unique(flat[known], axis=0, return_inverse=True)  # heads that share positions are fitted once
             centre = different.mean(1, keepdims=True)
             fits = explained(different - centre, predictors, len(SOURCES), prompts, folds, counted, self.shrinkage)
-            for name in ("share", "alone", "r_squared", "error"):
+            for name in ("share", "alone", "unique", "r_squared", "error"):
                 getattr(result, name)[known] = getattr(fits, name)[same.ravel()]
         return _group(result, measured, share, counted_tokens)
 
@@ -160,6 +160,8 @@ def _group(result: Explained, measured: xr.Dataset, counted_share: float, counte
         return described(xr.DataArray(shaped, {**axes, **further}, ("layer", "head", *further)), long_name, "1")
 
     shares = np.concatenate([result.share, 1 - result.r_squared[:, None]], axis=1)
+    nothing = np.full((len(shares), 1), np.nan)
+    sources = [*SOURCES, REST]
     token = result.alone[:, SOURCES.index("token")]
     follows = np.where(np.isfinite(token), token >= FOLLOWS, -1).astype(np.int8)
     return xr.Dataset(
@@ -167,9 +169,14 @@ def _group(result: Explained, measured: xr.Dataset, counted_share: float, counte
             "share": labelled(
                 shares,
                 "share of a head's position variance that a source explains on held-out prompts, mean over orders of sources",
-                source=[*SOURCES, REST],
+                source=sources,
             ),
-            "alone": labelled(result.alone, "held-out R squared of one source without the others", alone=list(SOURCES)),
+            "alone": labelled(
+                np.concatenate([result.alone, nothing], axis=1), "held-out R squared of one source without the others", source=sources
+            ),
+            "unique": labelled(
+                np.concatenate([result.unique, nothing], axis=1), "held-out R squared that is lost without a source", source=sources
+            ),
             "r_squared": labelled(result.r_squared, "held-out R squared of all sources: the sum of their shares"),
             "r_squared_error": labelled(result.error, "standard error of R squared over folds"),
             "follows_from_token": labelled(
@@ -241,11 +248,13 @@ def _categories(ids: Int[np.ndarray, " sample"]) -> sparse.csr_array:
 
 
 def _piecewise(counts: Int[np.ndarray, " sample"]) -> sparse.csr_array:
-    """A line and its changes of slope at 1, 4, 16, ..., as shares of the largest count; 0 where a count is -1."""
-    largest = max(int(counts.max()), 0)
-    knots = [0, *(4**power for power in range(16) if 4**power < largest)] if largest else []
-    columns = [np.maximum(np.maximum(counts, 0) - knot, 0) / largest for knot in knots]
-    return sparse.csr_array(np.stack(columns, axis=1) if columns else np.zeros((len(counts), 0)))
+    """A line, as a share of the largest count, and hat functions around 0, 1, 4, 16, ..., the last constant beyond; 0 for a count of -1."""
+    largest = int(counts.max())
+    if largest < 1:
+        return sparse.csr_array((len(counts), 0))
+    knots = np.array([0, *(4**power for power in range(16) if 4**power < largest)])
+    hats = [np.interp(counts, knots, hat) for hat in np.eye(len(knots))]
+    return sparse.csr_array(np.where(counts[:, None] >= 0, np.stack([counts / largest, *hats], axis=1), 0.0))
 
 
 def _seen_elsewhere(ids: Int[np.ndarray, " sample"], folds: Int[np.ndarray, " sample"]) -> Bool[np.ndarray, " sample"]:

@@ -49,6 +49,8 @@ class Explained:
     share: Float[np.ndarray, "row group"]
     alone: Float[np.ndarray, "row group"]
     """R^2 of one group without the others."""
+    unique: Float[np.ndarray, "row group"]
+    """What R^2 of all groups loses without one."""
     r_squared: Float[np.ndarray, " row"]
     """R^2 of all groups: the sum of their shares."""
     error: Float[np.ndarray, " row"]
@@ -90,6 +92,7 @@ def explained(
     return Explained(
         share,
         np.stack([r_squared[(group,)] for group in range(group_count)], axis=1),
+        np.stack([r_squared[subsets[-1]] - r_squared[without] for without in reversed(subsets[-1 - group_count : -1])], axis=1),
         r_squared[subsets[-1]],
         np.where((known > 1) & np.isfinite(total), np.sqrt(variance / np.maximum(known, 1)), np.nan),
     )
