@@ -1,4 +1,4 @@
-"""What positions read: made of known parts they get the shares they must, like a slow fit by dense least squares; and the zoo's trivial mirror."""
+"""What positions read: those made of known parts get the shares they must, as a slow fit by dense least squares does."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ def part(inputs, spans, rows):
     )
 
 
-def concluded(*observed, measure=PositionSources()):
+def concluded(*observed, measure=None):
+    measure = PositionSources() if measure is None else measure
     return measure.conclude(merge([measure.observe(inputs, spans) for inputs, spans in observed]))
 
 
@@ -95,7 +96,9 @@ def test_noise_is_left_and_what_two_sources_make_is_shared(group):
     noise = shares(group, 4)
     assert noise[REST] > 0.95 and group["r_squared"].sel(head=4) < 0.05
     both = shares(group, 5)
-    assert abs(both["token"] - 0.5) < 0.1 and abs(both["previous"] - 0.5) < 0.1 and int(group["follows_from_token"].sel(head=5)) == 0
+    assert (
+        abs(both["token"] - 0.5) < 0.1 and abs(both["previous"] - 0.5) < 0.1 and int(group["follows_from_token"].sel(head=5)) == 0
+    )
     # noise is overfitted, and that is said: the held-out R squared of token effects, of which there are many, is below none
     assert float(group["alone"].sel(head=4, source="token")) < 0
 
@@ -110,7 +113,9 @@ def test_what_the_index_and_the_number_of_a_line_both_explain_is_divided(group):
 def test_shares_sum_to_one_and_without_the_rest_to_r_squared(group):
     known = [0, 1, 2, 3, 4, 5, 7]
     np.testing.assert_allclose(group["share"].sel(head=known).sum("source"), 1)
-    np.testing.assert_allclose(group["share"].sel(head=known, source=list(SOURCES)).sum("source"), group["r_squared"].sel(head=known))
+    np.testing.assert_allclose(
+        group["share"].sel(head=known, source=list(SOURCES)).sum("source"), group["r_squared"].sel(head=known)
+    )
 
 
 def test_a_constant_head_has_no_variance_and_a_shift_of_a_prompt_is_none(group):
@@ -220,7 +225,7 @@ def test_token_ids_are_asked_for():
 def slow(values, columns, groups, prompts, folds, counted, shrinkage):
     """R^2 of every subset by dense least squares, and shares as the mean over all orders, one after the other."""
     sets = [subset for size in range(4) for subset in combinations(range(3), size)]
-    missed = {subset: 0.0 for subset in sets}
+    missed = dict.fromkeys(sets, 0.0)
 
     def centred(matrix, of):
         return np.stack([row - matrix[of == prompt].mean(0) for row, prompt in zip(matrix, of, strict=True)])
@@ -312,7 +317,10 @@ def test_gates_are_explained_where_gates_count():
 @pytest.fixture(scope="module")
 def run():
     inputs, spans = made()
-    layers = [replace(inputs, layer=0, scheme="rope", positions=torch.arange(TOKENS).double().expand(PROMPTS, 1, -1)), replace(inputs, layer=1)]
+    layers = [
+        replace(inputs, layer=0, scheme="rope", positions=torch.arange(TOKENS).double().expand(PROMPTS, 1, -1)),
+        replace(inputs, layer=1),
+    ]
     layers.append(replace(inputs, layer=2, positions=inputs.positions[:, :1]))
     group = concluded(*((one, spans) for one in layers))
     return make_run({"position_sources": with_schemes(group, ("rope", "repo", "repo"))}, {"layout": "rope,repo,repo"})

@@ -1,4 +1,4 @@
-"""Saliency against finite differences and shift invariance, integrated gradients against completeness and a slow integral, and their text."""
+"""Saliency against finite differences and a shift of all positions, integrated gradients against completeness and a slow integral."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def _root_mean_square(norm, hidden_states):
 
 def asked(length=9, answer=3):
     tokens = np.random.default_rng(length).integers(3, 60, length).tolist()
-    return Prompt(tuple(tokens), generated=tuple(range(length - answer, length)), token_text=tuple(f" w{token}" for token in tokens))
+    return Prompt(
+        tuple(tokens), generated=tuple(range(length - answer, length)), token_text=tuple(f" w{token}" for token in tokens)
+    )
 
 
 def log_probability(bridge, prompt):
@@ -92,7 +94,12 @@ def test_what_is_not_there_is_nan(group):
     assert group["saliency"].sel(layer=2).isnull().all(), "a layer without positions"
     own = group["saliency"].sel(layer=[0, 1])
     np.testing.assert_array_equal(own.notnull().all(("layer", "head")), group["token_id"].values >= 0)
-    assert group["token_count"].values.tolist() == [9, 12] and group["answer"].sel(prompt=0).values.tolist()[-4:] == [1, -1, -1, -1]
+    assert group["token_count"].values.tolist() == [9, 12] and group["answer"].sel(prompt=0).values.tolist()[-4:] == [
+        1,
+        -1,
+        -1,
+        -1,
+    ]
     assert group["scheme"].values.tolist() == ["rope", "repo", "nope"]
     np.testing.assert_allclose(group["log_probability"].sel(prompt=0), log_probability(exact(), asked()), rtol=1e-6)
 
@@ -253,14 +260,18 @@ def test_heads_and_tables_say_what_was_measured(run):
     assert float(sizes.sel(layer=layer, head=head)) == float(sizes.max())
     heads, prompts = view.VIEW.tables(run)
     assert len(heads.rows) == 8 and heads.rows[0][:2] == (layer, head) and "4 heads with less, or without" in heads.note
-    assert [row[3] for row in prompts.rows] == pytest.approx((group["log_probability"] - group["baseline_log_probability"]).values)
+    assert [row[3] for row in prompts.rows] == pytest.approx(
+        (group["log_probability"] - group["baseline_log_probability"]).values
+    )
     assert "With 4 steps they miss" in view.VIEW.lead(run)
     without_path = ri.analyze(exact(), [asked()], (), experiments=(Saliency(steps=0),))
     assert len(view.VIEW.tables(without_path)) == 1 and "steps" not in view.VIEW.lead(without_path)
     assert {name.split("_")[0] for name, _ in view.VIEW.figures(without_path)} == {"saliency"}
 
 
-@pytest.mark.parametrize(("options", "message"), [({"value": "weight"}, "are saliency, integrated"), ({"layer": 2}, "layer 2 has no saliency")])
+@pytest.mark.parametrize(
+    ("options", "message"), [({"value": "weight"}, "are saliency, integrated"), ({"layer": 2}, "layer 2 has no saliency")]
+)
 def test_a_text_that_cannot_be_drawn_is_refused(run, options, message):
     with pytest.raises(InputError, match=message):
         view.saliency_text(run, **{"layer": 1, "head": 0} | options)

@@ -234,7 +234,9 @@ def _require_targets(experiment: str, scoring: Scoring, prompts: Sequence[Prompt
     """Raise InputError for the first of `prompts` that has nothing to predict."""
     for number, prompt in enumerate(prompts):
         if not scoring.targets(prompt):
-            raise InputError(f"{experiment} judges what is predicted, but prompt {number} has nothing to predict for {scoring.name}")
+            raise InputError(
+                f"{experiment} judges what is predicted, but prompt {number} has nothing to predict for {scoring.name}"
+            )
 
 
 def _side_by_side(batch_size: int, longest: int) -> int:

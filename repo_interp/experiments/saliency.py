@@ -107,7 +107,10 @@ def _labelled(by_token: Mapping[str, np.ndarray], by_prompt: Mapping[str, np.nda
     axes = ("prompt", "layer", "head", "token")
     sizes = dict(zip(axes, next(iter(by_token.values())).shape, strict=True))
     values = xr.Dataset(
-        {**{name: (axes, array) for name, array in by_token.items()}, **{name: ("prompt", array) for name, array in by_prompt.items()}},
+        {
+            **{name: (axes, array) for name, array in by_token.items()},
+            **{name: ("prompt", array) for name, array in by_prompt.items()},
+        },
         {axis: np.arange(size) for axis, size in sizes.items()},
     )
     values["saliency_size"] = np.abs(values["saliency"]).mean("token")
@@ -123,9 +126,9 @@ def require_positions(model: PreTrainedModel, baseline: str, steps: int) -> None
     if steps < 0:
         raise InputError(f"steps of saliency are 0 (no integrated gradients) or more, not {steps}")
     if not _rotating(model):
+        schemes = ", ".join(dict.fromkeys(layout(model)))
         raise InputError(
-            f"saliency is a derivative by positions, and no layer of this model rotates by any ({', '.join(dict.fromkeys(layout(model)))}); "
-            "leave it out"
+            f"saliency is a derivative by positions, and no layer of this model rotates by any ({schemes}); leave it out"
         )
 
 
@@ -161,7 +164,7 @@ def _of_prompt(
 def position_gradients(
     model: PreTrainedModel, scoring: Scoring, prompt: Prompt
 ) -> tuple[list[Float[Tensor, "1 head token"]], list[Float[Tensor, "1 head token"]], float]:
-    """Positions of every rotating layer with a row for each head, d f / d z there, and f in nats; from one forward and one backward pass."""
+    """Positions of every rotating layer with a row for each head, d f / d z there, and f, in nats; from one pass forward and back."""
     layers = _rotating(model)
     device, heads = next(model.parameters()).device, layers[0].config.num_attention_heads
     positions: list[Tensor] = []
@@ -205,7 +208,8 @@ def integrated_gradients(
     inputs = tuple(each.contiguous() for each in positions)
     index = torch.arange(len(prompt.tokens), device=device)
     origin = tuple(
-        (index.to(each.dtype) if baseline == "index" else each.mean(-1, keepdim=True)).expand_as(each).contiguous() for each in inputs
+        (index.to(each.dtype) if baseline == "index" else each.mean(-1, keepdim=True)).expand_as(each).contiguous()
+        for each in inputs
     )
     with torch.no_grad():
         start, end = float(probability(*origin)), float(probability(*inputs))
@@ -268,7 +272,9 @@ def _described_tokens(prompts: Sequence[Prompt], scoring: Scoring) -> xr.Dataset
     described_arrays = {
         "token_id": described(xr.DataArray(ids, dims=axes), "token, -1 for padding", "1"),
         "token_count": described(xr.DataArray((ids >= 0).sum(1), dims="prompt"), "tokens of each prompt", "tokens"),
-        "answer": described(xr.DataArray(targets, dims=axes), "1 where the log-probability of a token is counted, -1 for padding", "1"),
+        "answer": described(
+            xr.DataArray(targets, dims=axes), "1 where the log-probability of a token is counted, -1 for padding", "1"
+        ),
     }
     if all(prompt.token_text is not None for prompt in prompts):
         described_arrays["token_text"] = described(xr.DataArray(texts, dims=axes), "text of each token", "1")

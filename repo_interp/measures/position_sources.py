@@ -46,7 +46,7 @@ from repo_interp.measures.statistics import Measure, Statistics
 SOURCES = ("token", "index", "segment", "previous")
 REST = "rest"
 FOLLOWS = 0.9
-"""Share of a head's position variance that the token alone explains, on held-out prompts, from which its positions follow from the token."""
+"""Share of a head's position variance that the token alone explains, on held-out prompts, from which they follow from the token."""
 LEAST = 2
 """Different prompts that are needed."""
 _UNNAMED = ("rest", "separator")
@@ -89,7 +89,9 @@ class PositionSources(Measure):
         Raises InputError where token ids are not at hand.
         """
         if inputs.tokens is None:
-            raise InputError("position_sources needs the ids of tokens, which these attention inputs lack; set AttentionInputs.tokens")
+            raise InputError(
+                "position_sources needs the ids of tokens, which these attention inputs lack; set AttentionInputs.tokens"
+            )
         values, names = _quantity(inputs), _segment_names(spans, self.kinds)
         count = min(self.tokens, max(1, inputs.valid.shape[1] - 1))
         prompts = inputs.valid.shape[0]
@@ -116,8 +118,14 @@ class PositionSources(Measure):
             per_prompt=xr.Dataset(
                 {
                     "value": of_layer(inputs, ("prompt", "layer", "head", "sample"), kept, sample=np.arange(count)),
-                    **{name: of_layer(inputs, (*axes[:2], "sample"), of_all, sample=np.arange(count)) for name, of_all in ids.items()},
-                    **{name: of_layer(inputs, axes, of_all, segment=list(names), sample=np.arange(count)) for name, of_all in places.items()},
+                    **{
+                        name: of_layer(inputs, (*axes[:2], "sample"), of_all, sample=np.arange(count))
+                        for name, of_all in ids.items()
+                    },
+                    **{
+                        name: of_layer(inputs, axes, of_all, segment=list(names), sample=np.arange(count))
+                        for name, of_all in places.items()
+                    },
                     "content": of_layer(inputs, ("prompt", "layer"), contents),
                 }
             )
@@ -172,10 +180,14 @@ def _group(result: Explained, measured: xr.Dataset, counted_share: float, counte
                 source=sources,
             ),
             "alone": labelled(
-                np.concatenate([result.alone, nothing], axis=1), "held-out R squared of one source without the others", source=sources
+                np.concatenate([result.alone, nothing], axis=1),
+                "held-out R squared of one source without the others",
+                source=sources,
             ),
             "unique": labelled(
-                np.concatenate([result.unique, nothing], axis=1), "held-out R squared that is lost without a source", source=sources
+                np.concatenate([result.unique, nothing], axis=1),
+                "held-out R squared that is lost without a source",
+                source=sources,
             ),
             "r_squared": labelled(result.r_squared, "held-out R squared of all sources: the sum of their shares"),
             "r_squared_error": labelled(result.error, "standard error of R squared over folds"),
@@ -183,7 +195,9 @@ def _group(result: Explained, measured: xr.Dataset, counted_share: float, counte
                 follows, f"1 where the token alone explains {FOLLOWS:g} of a head's position variance, -1 for a head without any"
             ),
             "counted_share": described(
-                xr.DataArray(counted_share), "share of tokens that, with the one before them, occur in prompts of other folds", "1"
+                xr.DataArray(counted_share),
+                "share of tokens that, with the one before them, occur in prompts of other folds",
+                "1",
             ),
             "counted_tokens": described(xr.DataArray(counted_tokens), "tokens that shares are taken over", "tokens"),
         }

@@ -137,7 +137,9 @@ def _means(prompts: Int[np.ndarray, " sample"]) -> sparse.csr_array:
 class _Normal:
     """The matrix X'X - (MX)'(MX) + shrinkage of a ridge regression that is centred per prompt."""
 
-    def __init__(self, gram: sparse.csr_array, means: sparse.csr_array, dense: Bool[np.ndarray, " column"], shrinkage: float) -> None:
+    def __init__(
+        self, gram: sparse.csr_array, means: sparse.csr_array, dense: Bool[np.ndarray, " column"], shrinkage: float
+    ) -> None:
         self._gram, self._means, self._shrinkage = gram, means, shrinkage
         self._dense = np.flatnonzero(dense)
         squares = np.asarray(means.multiply(means).sum(axis=0)).ravel()

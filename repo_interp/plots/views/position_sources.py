@@ -32,6 +32,8 @@ NAMES = {
     "previous": "previous token",
     "rest": "what is left",
 }
+MISLEADS = 0.01
+"""Size of a negative share from which the lead says so; tables and bars show all."""
 HEADS_IN_ROW = 64
 """Heads that stand side by side."""
 ROWS = 256
@@ -101,7 +103,12 @@ def source_table(run: xr.DataTree) -> Table:
     lines = []
     for layer, head in _known_heads(dataset):
         own = dataset.sel(layer=layer, head=head)
-        values = [*own["share"].sel(source=list(COLOURS)).values, own["r_squared"], own["r_squared_error"], own["alone"].sel(source="token")]
+        values = [
+            *own["share"].sel(source=list(COLOURS)).values,
+            own["r_squared"],
+            own["r_squared_error"],
+            own["alone"].sel(source="token"),
+        ]
         says = {1: "yes", 0: "no", -1: "–"}[int(own["follows_from_token"])]
         lines.append((layer, head, (scheme_name(schemes(dataset)[layer]), *cells(values), says)))
     rows = []
@@ -109,8 +116,9 @@ def source_table(run: xr.DataTree) -> Table:
         heads = [head for _, head, _ in same]
         rows.append((layer, str(heads[0]) if len(heads) == 1 else f"{heads[0]}-{heads[-1]}", *rest))
     columns = ("layer", "head", "scheme", *COLOURS, "R²", "±", "R² token alone", "from the token alone")
+    tokens = counted(int(dataset["counted_tokens"]), "token")
     note = (
-        f"Shares of the variance of positions (CoPE: of gates) within prompts, on held-out prompts, over {counted(int(dataset['counted_tokens']), 'token')} "
+        f"Shares of the variance of positions (CoPE: of gates) within prompts, on held-out prompts, over {tokens} "
         f"({number(100 * float(dataset['counted_share']))} % of all: tokens that other prompts hold too). They sum to 1 with the rest; a "
         "negative one misleads on prompts that were not fitted to. ±: standard error over folds. Heads that share positions share a row."
     )
@@ -124,7 +132,11 @@ def token_grid(run: xr.DataTree) -> PaperFigure:
 
 
 def _token_alone(dataset: xr.Dataset) -> xr.DataArray:
-    return dataset["alone"].sel(source="token", drop=True).assign_attrs(long_name="position variance from the token alone, R²", units="1")
+    return (
+        dataset["alone"]
+        .sel(source="token", drop=True)
+        .assign_attrs(long_name="position variance from the token alone, R²", units="1")
+    )
 
 
 def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
@@ -144,9 +156,9 @@ def _lead(run: xr.DataTree) -> str:
     if not heads:
         return "Nothing can be said: at least two different prompts are needed, and layers with positions or gates."
     follow = sum(int(dataset["follows_from_token"].sel(layer=layer, head=head)) == 1 for layer, head in heads)
-    beyond = sum(float(dataset["share"].sel(layer=layer, head=head).min()) < 0 for layer, head in heads)
+    beyond = sum(float(dataset["share"].sel(layer=layer, head=head).min()) < -MISLEADS for layer, head in heads)
     return (
-        "Shares of a head's position variance that the token, its index, its segment and the previous token explain on prompts that were not "
+        "Shares of a head's position variance that token, index, segment and previous token explain on prompts that were not "
         f"fitted to; what is left is context. Of {counted(len(heads), 'head')}, {follow} "
         f"{'follows' if follow == 1 else 'follow'} from the token alone. Sources that go together divide what both explain"
         + (f"; {counted(beyond, 'head')} {'has' if beyond == 1 else 'have'} a negative share, which misleads." if beyond else ".")
@@ -155,7 +167,10 @@ def _lead(run: xr.DataTree) -> str:
 
 def _head_maps(run: xr.DataTree) -> Sequence[HeadMap]:
     dataset = group(run, "position_sources")
-    return [HeadMap(_token_alone(dataset)), HeadMap(dataset["r_squared"].assign_attrs(long_name="position variance explained, R²"))]
+    return [
+        HeadMap(_token_alone(dataset)),
+        HeadMap(dataset["r_squared"].assign_attrs(long_name="position variance explained, R²")),
+    ]
 
 
 VIEW = View(

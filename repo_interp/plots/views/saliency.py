@@ -67,12 +67,16 @@ def saliency_text(run: xr.DataTree, layer: int, head: int, prompt: int = 0, valu
     norm = Normalize(-reach, reach)
     draw_text(ax, lines, values, set(answer.tolist()), norm)
     named = f"layer {layer}, head {head} ({scheme_name(schemes(dataset)[layer])}), prompt {prompt}"
-    ax.set_title(f"{VALUES[value]} of {named}; log p of the answer {number(float(dataset['log_probability'].sel(prompt=prompt)))}")
+    ax.set_title(
+        f"{VALUES[value]} of {named}; log p of the answer {number(float(dataset['log_probability'].sel(prompt=prompt)))}"
+    )
     bar = figure.colorbar(ScalarMappable(norm, COLOURS), ax=ax, pad=0.01, fraction=0.012, aspect=max(6, 2.2 * len(lines)))
     bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
     bar.set_ticks([-reach, 0, reach], labels=[number(-reach), "0", number(reach)])
     bar.set_label(str(dataset[value].attrs["units"]))
-    legend_below(figure, [Line2D([], [], color="black", linewidth=1.2, label="underlined: the answer, whose log-probability is taken")])
+    legend_below(
+        figure, [Line2D([], [], color="black", linewidth=1.2, label="underlined: the answer, whose log-probability is taken")]
+    )
     return figure
 
 
@@ -111,7 +115,9 @@ def text_lines(tokens: PromptTokens, shown: np.ndarray) -> list[list[tuple[int |
     return [line for line in lines if line]
 
 
-def draw_text(ax: Axes, lines: Sequence[Sequence[tuple[int | None, str]]], values: np.ndarray, answer: set[int], norm: Normalize) -> Axes:
+def draw_text(
+    ax: Axes, lines: Sequence[Sequence[tuple[int | None, str]]], values: np.ndarray, answer: set[int], norm: Normalize
+) -> Axes:
     """Draw `lines` of tokens on `ax`, each on a field in the colour of its value, those of the `answer` underlined."""
     colours = mpl.colormaps[COLOURS]
     for row, line in enumerate(lines):
@@ -124,7 +130,9 @@ def draw_text(ax: Axes, lines: Sequence[Sequence[tuple[int | None, str]]], value
                 ax.add_patch(Rectangle((x, row - 0.42), width, 0.84, facecolor=shade, linewidth=0, gid=f"token {token}"))
                 ink = "black" if np.dot(shade[:3], (0.3, 0.59, 0.11)) > 0.5 else "white"
             if token in answer:
-                ax.plot([x, x + width], [row + 0.44] * 2, color="black", linewidth=1.0, solid_capstyle="butt", gid=f"answer {token}")
+                ax.plot(
+                    [x, x + width], [row + 0.44] * 2, color="black", linewidth=1.0, solid_capstyle="butt", gid=f"answer {token}"
+                )
             text = ax.text(x + width / 2, row, label, ha="center", va="center", fontsize=SIZE, color=ink, family=FONTS)
             text.set_parse_math(False)
             x += width + 0.4
@@ -155,11 +163,21 @@ def saliency_table(run: xr.DataTree) -> Table:
     tokens = prompt_tokens(dataset, first)
     rows = []
     for layer, head in heads_by_saliency(run)[:ROWS]:
-        own = dict(layer=layer, head=head)
+        own = {"layer": layer, "head": head}
         largest = int(np.abs(dataset[value].sel(prompt=first, **own).values[: tokens.count]).argmax())
         numbers = cells([sizes["saliency"].sel(own), sizes["integrated_gradients"].sel(own), net.sel(own)])
-        rows.append((layer, head, scheme_name(schemes(dataset)[layer]), *numbers, f"{largest}: {token_label(tokens.text(largest))}"))
-    columns = ("layer", "head", "scheme", "|saliency| (nat/position)", "Σ|integrated| (nat)", "Σ integrated (nat)", "largest token")
+        rows.append(
+            (layer, head, scheme_name(schemes(dataset)[layer]), *numbers, f"{largest}: {token_label(tokens.text(largest))}")
+        )
+    columns = (
+        "layer",
+        "head",
+        "scheme",
+        "|saliency| (nat/position)",
+        "Σ|integrated| (nat)",
+        "Σ integrated (nat)",
+        "largest token",
+    )
     left = dataset.sizes["layer"] * dataset.sizes["head"] - len(rows)
     note = (
         f"Means over {counted(dataset.sizes['prompt'], 'prompt')}; the token is that of prompt {first} with the largest value. "
@@ -203,7 +221,9 @@ def _sizes(run: xr.DataTree) -> dict[str, xr.DataArray]:
     """Sizes [layer, head] of both values, means over prompts."""
     dataset = group(run, "saliency")
     return {
-        "saliency": over_prompts(dataset["saliency_size"]).assign_attrs(long_name="mean |saliency| of a token", units="nat/position"),
+        "saliency": over_prompts(dataset["saliency_size"]).assign_attrs(
+            long_name="mean |saliency| of a token", units="nat/position"
+        ),
         "integrated_gradients": over_prompts(dataset["integrated_size"]).assign_attrs(
             long_name="sum of |integrated gradients|", units="nat"
         ),
