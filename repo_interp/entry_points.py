@@ -30,6 +30,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "maps": "repo_interp.measures.maps:Maps",
         "gates": "repo_interp.measures.gates:Gates",
         "segments": "repo_interp.measures.segments:Segments",
+        "position_sources": "repo_interp.measures.position_sources:PositionSources",
     },
     VIEWS: {
         "positions": "repo_interp.plots.views.positions:VIEW",
@@ -47,6 +48,8 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "output_traces": "repo_interp.plots.views.extrapolation:OUTPUT_TRACES",
         "gates": "repo_interp.plots.views.gates:VIEW",
         "segments": "repo_interp.plots.views.segments:VIEW",
+        "position_sources": "repo_interp.plots.views.position_sources:VIEW",
+        "saliency": "repo_interp.plots.views.saliency:VIEW",
         "scores": "repo_interp.plots.views.task_scores:VIEW",
     },
     SCHEMES: {},

@@ -3,6 +3,7 @@
     perturbation     the prompts of the analysis, for every kind, share and reach of a disturbance       group perturbation
     extrapolation    prompts of the training length and longer ones, by every method                     groups extrapolation, output_traces
     effects          the prompts of the analysis, with positions of heads, layers and sets changed       group effects
+    saliency         the prompts of the analysis: derivatives by positions, and integrals of them        group saliency
 
 An experiment plans first: what cannot work is refused before anything is run, and the passes it needs are known. Its prompts and
 scores are a task's; prompts that were given are scored as `scoring_of` says. Knows nothing about how an experiment works.
@@ -26,6 +27,7 @@ from repo_interp.experiments.perturbation import GAMMAS, L_MAX, PAPER_KINDS, per
 from repo_interp.experiments.position_changes import Strength, default_kinds
 from repo_interp.experiments.prompt_sets import LEAST, prompts_by_length, scoring_of
 from repo_interp.experiments.resumable_grid import ResumableGrid
+from repo_interp.experiments.saliency import require_positions, saliency
 from repo_interp.models.bridge import model_of
 from repo_interp.models.provenance import length_trained
 from repo_interp.models.reposition import attentions, longest_prompt
@@ -34,6 +36,10 @@ from repo_interp.tasks.task import Scoring
 
 TOKENS = 2048
 """Tokens that are run side by side, at least."""
+PATH_TOKENS = 512
+"""The same where activations are kept for a backward pass."""
+BACKWARD = 3
+"""Forward passes that a pass forward and back takes as long as."""
 
 Progress = Callable[[int, int], None]
 
@@ -84,11 +90,7 @@ class Perturbation(Experiment):
         """The grid over `prompts`. Raises InputError for a grid that is none, and prompts without anything to predict."""
         layers = self.layers or None
         require_grid(model, prompts, self.kinds, self.gammas, self.l_maxes, layers, self.offset_unit)
-        without_targets = [number for number, prompt in enumerate(prompts) if not scoring.targets(prompt)]
-        if without_targets:
-            raise InputError(
-                f"perturbation judges what is predicted, but prompt {without_targets[0]} has nothing to predict for {scoring.name}"
-            )
+        _require_targets(self.name, scoring, prompts)
         points = len(self.kinds) * len(set(self.gammas) - {0.0}) * len(self.l_maxes)
         lengths = tuple(len(prompt.tokens) for prompt in prompts)
 
@@ -206,7 +208,29 @@ class Effects(Experiment):
         return Plan(self, lengths * whole_passes(model, len(kinds), self.top, self.draws), run)
 
 
-EXPERIMENTS: Mapping[str, type[Experiment]] = {kind.name: kind for kind in (Perturbation, Extrapolation, Effects)}
+@dataclass(frozen=True)
+class Saliency(Experiment):
+    """The experiment `saliency` (ours; integrated gradients: Sundararajan, Taly and Yan 2017)."""
+
+    baseline: str = "constant"
+    """Where the path of integrated gradients begins: `constant`, the mean of a head's positions over the prompt, or `index`."""
+    steps: int = 64
+    """Points of the path; 0: derivatives at the model's own positions alone."""
+    name: ClassVar[str] = "saliency"
+
+    def plan(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], training_length: int) -> Plan:
+        """Every step of every prompt, forward and back. Raises InputError where no layer rotates, or nothing is to be predicted."""
+        require_positions(model, self.baseline, self.steps)
+        _require_targets(self.name, scoring, prompts)
+
+        def run(batch_size: int, grid: ResumableGrid, progress: Progress | None) -> dict[str, xr.Dataset]:
+            at_once = max(PATH_TOKENS, batch_size * max(len(prompt.tokens) for prompt in prompts))
+            return {self.name: saliency(model, scoring, prompts, self.baseline, self.steps, at_once, progress, grid)}
+
+        return Plan(self, tuple(len(prompt.tokens) for prompt in prompts) * (BACKWARD * (1 + self.steps)), run)
+
+
+EXPERIMENTS: Mapping[str, type[Experiment]] = {kind.name: kind for kind in (Perturbation, Extrapolation, Effects, Saliency)}
 
 
 def experiment_names() -> tuple[str, ...]:
@@ -244,6 +268,15 @@ def planned(
             chosen = experiment.plan(model, scoring, prompts, length)
         plans.append(chosen)
     return plans
+
+
+def _require_targets(experiment: str, scoring: Scoring, prompts: Sequence[Prompt]) -> None:
+    """Raise InputError for the first of `prompts` that has nothing to predict."""
+    for number, prompt in enumerate(prompts):
+        if not scoring.targets(prompt):
+            raise InputError(
+                f"{experiment} judges what is predicted, but prompt {number} has nothing to predict for {scoring.name}"
+            )
 
 
 def _side_by_side(batch_size: int, longest: int) -> int:

@@ -25,9 +25,11 @@ from repo_interp.plots.views.fake_distance import fake_distance_fit
 from repo_interp.plots.views.gates import gate_lines, gate_scores, position_attention
 from repo_interp.plots.views.patterns import pattern_sensitivity, pattern_shares
 from repo_interp.plots.views.perturbation import perturbation_grid
+from repo_interp.plots.views.position_sources import position_source_bars
 from repo_interp.plots.views.positions import position_grid, position_lines
 from repo_interp.plots.views.ranges import position_ranges
 from repo_interp.plots.views.rotation import rotating_pairs, rotation_grid
+from repo_interp.plots.views.saliency import heads_by_saliency, saliency_heads, saliency_text
 from repo_interp.plots.views.segments import segment_grid, segment_positions, segment_scores
 from repo_interp.plots.views.task_scores import score_grid, task_perplexity, task_scores
 from repo_interp.plots.views.three_axis import fit_correlations, three_axis_fit
@@ -50,6 +52,7 @@ __all__ = [
     "gate_lines",
     "gate_scores",
     "head_grid",
+    "heads_by_saliency",
     "heads_ranked",
     "logit_by_distance",
     "mass_by_span",
@@ -65,9 +68,12 @@ __all__ = [
     "position_grid",
     "position_lines",
     "position_ranges",
+    "position_source_bars",
     "report_page",
     "rotating_pairs",
     "rotation_grid",
+    "saliency_heads",
+    "saliency_text",
     "save_figure",
     "score_grid",
     "screening_fit",
