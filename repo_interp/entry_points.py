@@ -46,6 +46,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "output_traces": "repo_interp.plots.views.extrapolation:OUTPUT_TRACES",
         "gates": "repo_interp.plots.views.gates:VIEW",
         "segments": "repo_interp.plots.views.segments:VIEW",
+        "atlas": "repo_interp.plots.views.atlas:VIEW",
         "scores": "repo_interp.plots.views.task_scores:VIEW",
     },
     SCHEMES: {},

@@ -23,6 +23,7 @@ _SAMPLES = {
     "maps": 3.0,
     "perturbation": 2.0,
     "extrapolation": 2.5,
+    "atlas": 2.0,
 }
 """Sample figures that the figures of a measure or an experiment take as long as, in three formats."""
 _PAGE = 0.6

@@ -78,7 +78,9 @@ RULES = (
     Rule("mono", "mono", 0.5, schemes=LEARNED),
     Rule("semantic", "departure", ATTENDS, {"content": (0.9, 1.0), "sink": (0.0, LITTLE)}),
 )
-"""The order of names of a head that has several. Retrieval above 0.1 is Wu et al.'s; of induction and duplicates one half is all there is."""
+"""In the order of the names of a head that has several. Retrieval above 0.1 is Wu et al.'s; for induction and duplicates one half is all
+there is.
+"""
 
 
 def name_heads(

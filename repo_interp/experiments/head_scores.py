@@ -2,13 +2,13 @@
 
     random tokens   <first token> r r                  previous, duplicate, induction, sink; where in the context attention goes
     prompts         as they are                        the same; distances attended; departure from equal weights; share of content;
-                                                       patterns and range of positions, who shares them, and whether copies have their sources'
+                                                       patterns and range of positions, who shares them, whether copies have their sources'
     answers         the rows that produce them         mass on the source, retrieval, contribution
 
 The source of an answer is the span `needle`; where a prompt lacks one, the token that its attribute `source` names for each generated one.
 Retrieval (Wu et al. 2024), top-k copy, averaged over prompts:
 
-    R_h = |{generated t in the source: the model says t, and one of h's k strongest keys is a source token that is t}| / |{generated t in it}|
+    R_h = share of the generated t that stand in the source for which the model says t, and one of h's k strongest keys is that t in it
 
 Wu et al. divide by the tokens of the whole needle, all of which their answers repeat. The model says t where t is its most likely token
 after the reference before it, which is greedy generation up to the first wrong token. `models.direct_path` defines the contribution.
@@ -52,28 +52,28 @@ ON_PROMPTS = "_on_prompts"
 """Ends the names of scores on prompts that are measured on random tokens too."""
 
 SCORES: Mapping[str, tuple[str, str]] = {
-    "previous_token": ("attention to the previous token, on repeated random tokens", "1"),
-    "duplicate_token": ("attention to earlier copies of the token, on repeated random tokens", "1"),
-    "induction": ("attention to tokens after earlier copies of the token, on repeated random tokens", "1"),
-    "sink": ("attention to the first token, on repeated random tokens", "1"),
-    "place_u": ("attention to the first and last fifth of random tokens, the lesser, above the middle; 1: equal weights", "1"),
-    f"previous_token{ON_PROMPTS}": ("attention to the previous token, on prompts", "1"),
-    f"duplicate_token{ON_PROMPTS}": ("attention to earlier copies of the token, on prompts", "1"),
-    f"induction{ON_PROMPTS}": ("attention to tokens after earlier copies of the token, on prompts", "1"),
-    f"sink{ON_PROMPTS}": ("attention to the first token, on prompts", "1"),
+    "previous_token": ("previous token: attention to it, on random tokens", "1"),
+    "duplicate_token": ("duplicate token: attention to earlier copies, on random tokens", "1"),
+    "induction": ("induction: attention to tokens after earlier copies, on random tokens", "1"),
+    "sink": ("sink: attention to the first token, on random tokens", "1"),
+    "place_u": ("positional U: attention to both ends of random tokens above that to the middle; 1: equal weights", "1"),
+    "source_mass": ("source: attention to the answer's source, from the rows that produce the answer", "1"),
+    "retrieval": ("retrieval: share of the answer said while the strongest key is that token in the source", "1"),
+    "contribution": ("contribution: what the head moves from the source adds to the answer's logit, directly", "nat"),
+    "mirror": ("mirror: how much nearer a copy's position is to its source's than to other places'; 1: the same", "1"),
     "distance": ("mean attended distance", "tokens"),
     "position_distance": ("mean attended distance in positions", "positions"),
-    "departure": ("distance of attention from equal weights: ln(keys seen) - entropy", "nat"),
-    "content": ("share of the variance of a row's logits that distance does not explain, without the first token", "1"),
+    "departure": ("departure: attention's distance from equal weights, ln(keys seen) - entropy", "nat"),
+    "content": ("content: share of the variance of a row's logits that distance does not explain", "1"),
     "constant": ("share of chunks of prompts whose positions are constant", "1"),
     "mono": ("share of chunks of prompts whose positions are mono", "1"),
     "hybrid": ("share of chunks of prompts whose positions are hybrid", "1"),
     "position_range": ("largest minus smallest position of a prompt", "positions"),
     "heads_per_map": ("heads that read the positions of one f_phi; 1: each has its own", "1"),
-    "mirror": ("how much nearer the position of a copy is to its source's than to other places': 1 for the same", "1"),
-    "source_mass": ("attention to the source of the answer, from the rows that produce it", "1"),
-    "retrieval": ("share of the answer's tokens that are said while the strongest key is that token in the source", "1"),
-    "contribution": ("what the head moves from the source adds to the answer's logit, directly", "nat"),
+    f"previous_token{ON_PROMPTS}": ("previous token: attention to it, on prompts", "1"),
+    f"duplicate_token{ON_PROMPTS}": ("duplicate token: attention to earlier copies, on prompts", "1"),
+    f"induction{ON_PROMPTS}": ("induction: attention to tokens after earlier copies, on prompts", "1"),
+    f"sink{ON_PROMPTS}": ("sink: attention to the first token, on prompts", "1"),
 }
 """Long name and unit of every score."""
 
