@@ -149,6 +149,8 @@ def atlas_overview(run: xr.DataTree) -> PaperFigure | None:
     names = names_of(atlas).ravel() if "name" in atlas else np.full(len(heads), (), dtype=object)
     named = len(heads) <= MOST_NAMED_ROWS
     figure = paper_figure(PAGE_WIDTH, min(PAGE_HEIGHT, 1.9 + (0.125 if named else 0.021) * len(heads)))
+    engine: Any = figure.get_layout_engine()
+    engine.set(rect=(0, 0.03, 0.97, 0.97))  # small letters are wider in print than where the layout measures them
     tree, ax = figure.subplots(1, 2, width_ratios=(1, 8), sharey=False)
     _draw_tree(tree, links, len(heads))
     image = ax.imshow(values[order][:, of_columns], cmap="PuOr_r", vmin=-REACH, vmax=REACH, aspect="auto", gid="overview")
