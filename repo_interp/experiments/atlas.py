@@ -100,7 +100,9 @@ def atlas(
     if progress is not None:
         progress(asked.twins + 1, asked.twins + 1)
     limits = {
-        rule.name: float(np.quantile(of_rule[np.isfinite(of_rule)], asked.quantile)) if np.isfinite(of_rule).any() else np.nan
+        rule.name: float(np.quantile(of_rule[np.isfinite(of_rule)], asked.quantile, method="higher"))
+        if np.isfinite(of_rule).any()
+        else np.nan
         for rule, of_rule in zip(RULES, nulls, strict=True)
     }
     named = name_heads(scores, schemes, limits)

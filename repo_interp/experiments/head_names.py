@@ -1,7 +1,7 @@
 """What heads are called, by what they do: rules as data, and the twins with random weights that set their thresholds.
 
     a head has a name where its score is beyond max(at_least, null), and each score of `also` lies within its limits
-    null = the `quantile` over twins of the largest score of any head of a twin that the rule is about
+    null = the `quantile` over twins of the largest score of any head of a twin that the rule is about; of two values the higher
 
 A twin is the same decoder with the same layout and freshly drawn weights, measured in the same way. Since the largest head counts, a model
 with random weights gets a name at all in at most a share 1 - quantile of cases, however many heads it has. `at_least` asks for an effect
