@@ -159,6 +159,7 @@ def maker_of_tables() -> Callable[[str, str], str]:
 def tiny_run() -> dict[str, Any]:
     """Every group that a run can have, with all that is on request, from a model that is tiny and random."""
     from repo_interp.analysis.analyze import analyze
+    from repo_interp.experiments.catalogue import Atlas
     from repo_interp.experiments.effects import effects
     from repo_interp.experiments.extrapolation import extrapolation, output_traces
     from repo_interp.experiments.perturbation import perturbation
@@ -177,7 +178,8 @@ def tiny_run() -> dict[str, Any]:
         dataclasses.replace(measure_named(name), **asked.get(name, {}))  # pyright: ignore[reportArgumentType]
         for name in measure_names()
     ]
-    run = analyze(_tiny_model("rope,repo,cope"), words.prompts(2, test_set="8"), measures)
+    few = Atlas(twins=1, sequences=2)
+    run = analyze(_tiny_model("rope,repo,cope"), words.prompts(2, test_set="8"), measures, experiments=[few])
     model, prompts = _tiny_model("repo"), task.prompts(4)
     longer = task.prompts(4, test_set="32")
     return {name: node.to_dataset() for name, node in run.children.items()} | {

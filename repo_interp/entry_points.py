@@ -50,6 +50,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "segments": "repo_interp.plots.views.segments:VIEW",
         "position_sources": "repo_interp.plots.views.position_sources:VIEW",
         "saliency": "repo_interp.plots.views.saliency:VIEW",
+        "atlas": "repo_interp.plots.views.atlas:VIEW",
         "scores": "repo_interp.plots.views.task_scores:VIEW",
     },
     SCHEMES: {},

@@ -111,7 +111,7 @@ def test_prompts_of_a_file_are_judged_by_what_they_mark(tmp_path, capsys):
 REFUSED = {
     "unknown experiment": (
         ["--experiments", "surgery"],
-        "there is no experiment 'surgery'; there are perturbation, extrapolation, effects",
+        "there is no experiment 'surgery'; there are perturbation, extrapolation, effects, saliency, atlas",
     ),
     "no parameter": (
         ["--experiments", "perturbation", "--set", "perturbation.force=1"],
@@ -160,6 +160,7 @@ def test_a_model_that_cannot_take_longer_prompts_or_other_tokens_is_refused(brid
         "extrapolation",
         "effects",
         "saliency",
+        "atlas",
     ]
 
 

@@ -23,6 +23,7 @@ from typing import Any
 import xarray as xr
 from torch import nn
 
+from repo_interp.analysis.atlas import GROUP, joined
 from repo_interp.analysis.batches import BatchStore, describe_prompts, make_batches, structure_for
 from repo_interp.analysis.coercion import Prompts, as_prompts
 from repo_interp.analysis.observing import MergedStatistics, group_of, measures_for, observe_batch
@@ -67,8 +68,8 @@ def analyze(
 
     `prompts`: Prompts, texts or tokens, one or many (see `analysis.coercion`). `measures` are names of the catalogue or objects like a
     `Measure`; None: positions, patterns and, where every prompt marks generated tokens, attention_mass. `experiments`: names
-    ("perturbation", "extrapolation", "saliency"), objects that follow `Experiment`, or what `planned` made of them. `layers` and `heads`
-    (numbers; None: all) restrict what is measured.
+    ("perturbation", "extrapolation", "effects", "saliency", "atlas"), objects that follow `Experiment`, or what `planned` made of them.
+    `layers` and `heads` (numbers; None: all) restrict what is measured.
     `task`: what experiments score `prompts` by; None: their generated tokens where all have some, else the log perplexity of every
     token. `store`, a directory, keeps finished batches so that a repeated call goes on after an interruption; it is emptied at the
     end. Batches are written there together, once `store_every` seconds have passed since the last ones were (0: each at once), and
@@ -105,6 +106,8 @@ def analyze(
             parameters = parameter_attributes(plan.experiment.parameters)
             for group_name, group in plan.run(batch_size, grid, _of_experiment(experiment_progress, name)).items():
                 groups[group_name] = group.assign_attrs(parameters | group.attrs)
+    if GROUP in groups:
+        groups[GROUP] = joined(groups)
     finished.clear()
     return make_run(groups, _provenance(bridge, prompts))
 

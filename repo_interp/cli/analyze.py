@@ -56,8 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=(),
         metavar="A,B",
         help="experiments, which need many forward passes: effects (of changed positions of heads, on these prompts), saliency (of "
-        "positions, on these prompts), perturbation (of order and positions, on these prompts), extrapolation "
-        "(beyond the training length, on longer prompts of the same task); scored by the task of the prompts, and prompts of a file by "
+        "positions, on these prompts), atlas (what every head does and is called), perturbation (of order and positions, on these "
+        "prompts), extrapolation (beyond the training length, on longer prompts of the same task); scored by the task of the prompts, and "
+        "prompts of a file by "
         "their generated tokens or, without these, by log perplexity",
     )
     add_settings(

@@ -26,6 +26,7 @@ _SAMPLES = {
     "extrapolation": 2.5,
     "saliency": 8.0,
     "position_sources": 2.0,
+    "atlas": 2.0,
 }
 """Sample figures that the figures of a measure or an experiment take as long as, in three formats."""
 _PAGE = 0.6

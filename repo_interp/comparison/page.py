@@ -1,4 +1,4 @@
-"""The page of a comparison: self-contained, offline, without scripts; one section per measure with its figures and its table.
+"""The page of a comparison: self-contained, offline, without scripts; one section per measure with its figures and its tables.
 
 Knows how the page is put together; knows nothing about what is compared.
 """
@@ -48,23 +48,24 @@ def draw_comparison(comparison: xr.DataTree, page: Path, directory: Path) -> lis
 def _page(comparison: xr.DataTree, pictures: Sequence[tuple[str, str]]) -> str:
     """The HTML of the page with `pictures`: the measure and the HTML of each."""
     runs = runs_of(comparison)
-    tables = {table.name: table for table in comparison_tables(comparison)}
+    tables: dict[str, list[Table]] = {}
+    for table in comparison_tables(comparison):
+        tables.setdefault(table.name, []).append(table)
     measures = [name for name in comparison.children if name in tables or any(measure == name for measure, _ in pictures)]
     return framed(
         title=f"Compared: {', '.join(runs.title(name) for name in runs.names)}",
         facts="\n".join(f'<p class="left-out">{escape(line)}</p>' for line in notes(comparison)),
         navigation={name: group_title(name) for name in measures},
-        sections=["\n".join(_section(name, tables.get(name), pictures)) for name in measures],
+        sections=["\n".join(_section(name, tables.get(name, ()), pictures)) for name in measures],
         provenance=table_html(_runs_table(comparison)),
     )
 
 
-def _section(measure: str, table: Table | None, pictures: Sequence[tuple[str, str]]) -> Iterator[str]:
+def _section(measure: str, tables: Sequence[Table], pictures: Sequence[tuple[str, str]]) -> Iterator[str]:
     yield f'<section id="{escape(measure)}" aria-labelledby="{escape(measure)}-title">'
     yield f'<h2 id="{escape(measure)}-title">{escape(group_title(measure))}</h2>'
     yield from (picture for of, picture in pictures if of == measure)
-    if table is not None:
-        yield table_html(table)
+    yield from map(table_html, tables)
     yield "</section>"
 
 

@@ -4,6 +4,7 @@
     extrapolation    prompts of the training length and longer ones, by every method                     groups extrapolation, output_traces
     effects          the prompts of the analysis, with positions of heads, layers and sets changed       group effects
     saliency         the prompts of the analysis: derivatives by positions, and integrals of them        group saliency
+    atlas            prompts of the analysis and repeated random tokens, with twins of random weights    group atlas
 
 An experiment plans first: what cannot work is refused before anything is run, and the passes it needs are known. Its prompts and
 scores are a task's; prompts that were given are scored as `scoring_of` says. Knows nothing about how an experiment works.
@@ -21,6 +22,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
+from repo_interp.experiments.atlas import SHORTEST_HALF, Asked, atlas, default_twins, repeated_half
 from repo_interp.experiments.effects import effects, require_effects, whole_passes
 from repo_interp.experiments.extrapolation import GLOBAL_TOKENS, METHODS, allowed_methods, extrapolation, output_traces
 from repo_interp.experiments.perturbation import GAMMAS, L_MAX, PAPER_KINDS, perturbation, require_grid
@@ -230,7 +232,47 @@ class Saliency(Experiment):
         return Plan(self, tuple(len(prompt.tokens) for prompt in prompts) * (BACKWARD * (1 + self.steps)), run)
 
 
-EXPERIMENTS: Mapping[str, type[Experiment]] = {kind.name: kind for kind in (Perturbation, Extrapolation, Effects, Saliency)}
+@dataclass(frozen=True)
+class Atlas(Experiment):
+    """The experiment `atlas`: what every head does, in numbers and by name (ours)."""
+
+    prompts: int = 16
+    """Most prompts of the analysis that are taken, its first ones."""
+    sequences: int = 8
+    """Sequences of random tokens, repeated once."""
+    rows: int = 512
+    """Most rows of attention of a prompt, evenly spread."""
+    top: int = 1
+    """Strongest keys of a row that count for retrieval."""
+    twins: int = 0
+    """Models with random weights that set the thresholds of names; 0: 10, or 3 where a model has more than 30 million parameters."""
+    quantile: float = 0.95
+    """Of the twins' largest scores, below which no head has a name."""
+    seed: int = 0
+    name: ClassVar[str] = "atlas"
+
+    def __post_init__(self) -> None:
+        if min(self.prompts, self.sequences, self.rows, self.top) < 1 or self.twins < 0 or not 0 <= self.quantile <= 1:
+            raise InputError("atlas: prompts, sequences, rows and top are at least 1, twins 0 or more, the quantile from 0 to 1")
+
+    def plan(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], training_length: int) -> Plan:
+        """The scores of the model and its twins. Raises InputError where two repeated tokens do not fit into the training length."""
+        half, twins = repeated_half(model, training_length), self.twins or default_twins(model)
+        if half < SHORTEST_HALF:
+            raise InputError(f"atlas repeats random tokens, which a training length of {training_length} tokens has no room for")
+        chosen = list(prompts[: self.prompts])
+        asked = Asked(chosen, self.sequences, half, self.rows, self.top, twins, self.quantile, self.seed)
+        lengths = (*(len(prompt.tokens) for prompt in chosen), *[1 + 2 * half] * self.sequences)
+
+        def run(batch_size: int, grid: ResumableGrid, progress: Progress | None) -> dict[str, xr.Dataset]:
+            return {self.name: atlas(model, asked, progress, grid)}
+
+        return Plan(self, lengths * (1 + twins), run)
+
+
+EXPERIMENTS: Mapping[str, type[Experiment]] = {
+    kind.name: kind for kind in (Perturbation, Extrapolation, Effects, Saliency, Atlas)
+}
 
 
 def experiment_names() -> tuple[str, ...]:

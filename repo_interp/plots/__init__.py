@@ -9,6 +9,7 @@ from repo_interp.plots.marks.table import Table
 from repo_interp.plots.pages.report import report_page
 from repo_interp.plots.style import paper_figure, save_figure, style
 from repo_interp.plots.view import View
+from repo_interp.plots.views.atlas import atlas_names, atlas_overview
 from repo_interp.plots.views.attention_mass import heads_ranked, mass_by_span, mass_grid
 from repo_interp.plots.views.component_curves import beyond_training_length, component_curves, logit_by_distance
 from repo_interp.plots.views.component_shares import (
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Table",
     "View",
+    "atlas_names",
+    "atlas_overview",
     "beyond_training_length",
     "comparison_figures",
     "component_curves",
