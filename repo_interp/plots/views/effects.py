@@ -196,7 +196,7 @@ def _draw_sets(ax: Axes, changes: xr.DataArray, controls: xr.DataArray) -> None:
             np.full(len(drawn), place + 0.12), drawn, "o", color=CONTROL, markersize=2.6, markeredgewidth=0, gid=f"control {kind}"
         )
     ax.axhline(0, color="#8A8A8A", linewidth=0.6, zorder=0)
-    ax.set_xticks(range(len(kinds)), [KIND_NAMES.get(kind, kind) for kind in kinds], rotation=20 if len(kinds) > 4 else 0)
+    ax.set_xticks(range(len(kinds)), [KIND_NAMES.get(kind, str(kind)) for kind in kinds], rotation=20 if len(kinds) > 4 else 0)
     ax.set_xlim(-0.6, len(kinds) - 0.4)
     ax.grid(axis="y")
 
