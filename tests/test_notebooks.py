@@ -47,8 +47,8 @@ def code_cells(notebook):
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-def test_all_seven_are_there_and_named_in_the_index():
-    assert [path.name[:2] for path in NOTEBOOKS] == [f"{number}_" for number in range(1, 8)]
+def test_all_eight_are_there_and_named_in_the_index():
+    assert [path.name[:2] for path in NOTEBOOKS] == [f"{number}_" for number in range(1, 9)]
     index = (FOLDER / "README.md").read_text(encoding="utf-8")
     assert all(f"({path.name})" in index for path in NOTEBOOKS)
 

@@ -182,7 +182,7 @@ class Effects(Experiment):
     top: int = 0
     """Heads that are measured exactly, with as many others; 0: all where there are few."""
     set_size: int = 0
-    """Most harmful heads that are changed together; 0: as many as a layer has."""
+    """Most needed heads that are changed together; 0: as many as a layer has."""
     draws: int = 8
     """Controls: sets of as many other heads."""
     scale: float = 0.5
