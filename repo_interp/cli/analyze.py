@@ -58,8 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="experiments, which need many forward passes: effects (of changed positions of heads, on these prompts), saliency (of "
         "positions, on these prompts), atlas (what every head does and is called), perturbation (of order and positions, on these "
         "prompts), extrapolation (beyond the training length, on longer prompts of the same task); scored by the task of the prompts, and "
-        "prompts of a file by "
-        "their generated tokens or, without these, by log perplexity",
+        "prompts of a file by their generated tokens or, without these, by log perplexity",
     )
     add_settings(
         parser,
