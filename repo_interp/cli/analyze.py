@@ -56,8 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=(),
         metavar="A,B",
         help="experiments, which need many forward passes: perturbation (of order and positions, on these prompts), extrapolation "
-        "(beyond the training length, on longer prompts of the same task), atlas (what every head does and is called); scored by the task of the prompts, and prompts of a file by "
-        "their generated tokens or, without these, by log perplexity",
+        "(beyond the training length, on longer prompts of the same task), atlas (what every head does and is called); scored by the "
+        "task of the prompts, and prompts of a file by their generated tokens or, without these, by log perplexity",
     )
     add_settings(
         parser,
