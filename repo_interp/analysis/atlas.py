@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
@@ -153,4 +153,5 @@ def _says_something(values: xr.DataArray) -> bool:
 def _placed(values: xr.DataArray, place: Mapping[str, xr.DataArray]) -> xr.DataArray:
     """`values` at the layers and heads of `place`, empty where they have none, layer and head first, without coordinates of their own."""
     values = values.reset_coords(drop=True).transpose("layer", "head", ...)
-    return values.reindex(place, fill_value="" if values.dtype.kind in "OU" else np.nan)
+    empty: Any = "" if values.dtype.kind in "OU" else np.nan
+    return values.reindex(place, fill_value=empty)
