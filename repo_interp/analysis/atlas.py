@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
@@ -57,6 +57,7 @@ def atlas(run: xr.DataTree) -> pd.DataFrame:
             columns |= columns_of(str(name), variable)
     columns = {name: columns[name] for name in sorted(columns, key=lambda name: name not in _FIRST)}
     table = pd.DataFrame({name: values.stack(row=_HEAD).to_series() for name, values in columns.items()})
+    table = table.loc[:, table.notna().any()]  # of a label that no head has a number for
     return table.rename_axis(list(_HEAD)).reset_index()
 
 
@@ -69,7 +70,8 @@ def joined(groups: Mapping[str, xr.Dataset]) -> xr.Dataset:
     found: dict[str, xr.DataArray] = {}
     for name, take in _TAKEN.items():
         if name in groups:
-            found |= {column: values for column, values in take(groups[name]).items() if set(_HEAD) <= set(values.dims)}
+            taken = take(groups[name]).items()
+            found |= {column: values for column, values in taken if set(_HEAD) <= set(values.dims) and _says_something(values)}
     if not found:
         return base
     place = {axis: base[axis] for axis in _HEAD if axis in base.coords}
@@ -143,7 +145,13 @@ _TAKEN: Mapping[str, Callable[[xr.Dataset], dict[str, xr.DataArray]]] = {
 """By group, what of it belongs to the atlas."""
 
 
+def _says_something(values: xr.DataArray) -> bool:
+    """Whether any head has a number, or a text."""
+    return bool((values != "").any() if values.dtype.kind in "OU" else np.isfinite(values).any())
+
+
 def _placed(values: xr.DataArray, place: Mapping[str, xr.DataArray]) -> xr.DataArray:
     """`values` at the layers and heads of `place`, empty where they have none, layer and head first, without coordinates of their own."""
     values = values.reset_coords(drop=True).transpose("layer", "head", ...)
-    return values.reindex(place, fill_value="" if values.dtype.kind in "OU" else np.nan)
+    empty: Any = "" if values.dtype.kind in "OU" else np.nan
+    return values.reindex(place, fill_value=empty)

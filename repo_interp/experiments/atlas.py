@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import xarray as xr
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from repo_interp.experiments.head_names import RULES, joined, name_heads
 from repo_interp.experiments.head_scores import SCORES, head_scores, repeated_tokens
@@ -78,9 +78,9 @@ def atlas(
     """
     grid = ResumableGrid() if grid is None else grid
     schemes, config = layout(model), model.config
-    special = [getattr(config, f"{name}_token_id", None) for name in ("bos", "eos", "pad")]
-    special = [token for some in special for token in np.atleast_1d(some).tolist() if token is not None]
-    tokens = repeated_tokens(asked.sequences, asked.half, config.vocab_size, special, first_token(asked.prompts), asked.seed)
+    tokens = repeated_tokens(
+        asked.sequences, asked.half, config.vocab_size, _special(config), first_token(asked.prompts), asked.seed
+    )
 
     def measured(one: PreTrainedModel) -> dict[str, np.ndarray]:
         return head_scores(one, asked.prompts, tokens, asked.rows, asked.top)
@@ -132,3 +132,9 @@ def atlas(
     }
     attributes = {"twins": asked.twins, "repeated_tokens": asked.half, "prompts": len(asked.prompts)}
     return xr.Dataset(variables, coordinates).assign_attrs(attributes)
+
+
+def _special(config: PretrainedConfig) -> list[int]:
+    """The tokens that begin, end and pad texts, as far as the configuration names them."""
+    named = [getattr(config, f"{name}_token_id", None) for name in ("bos", "eos", "pad")]
+    return [token for some in named if some is not None for token in (some if isinstance(some, list) else [some])]

@@ -37,7 +37,7 @@ from repo_interp.measures.kernels.head_patterns import (
     position_distance_sums,
 )
 from repo_interp.measures.kernels.mirror import mirror, mirror_score
-from repo_interp.measures.patterns import chunk_patterns
+from repo_interp.measures.patterns import PATTERNS, chunk_patterns
 from repo_interp.measures.positions import position_range
 from repo_interp.models.capture import decode, observing
 from repo_interp.models.direct_path import DirectPath, direct_path
@@ -250,8 +250,10 @@ def _of_positions(inputs: AttentionInputs, prompt: Prompt) -> dict[str, np.ndarr
         return {}
     labels = chunk_patterns(positions, inputs.valid[:, None])[0]
     found = (labels >= 0).sum(-1).double()
-    shares = [((labels == code).sum(-1) / found).cpu().numpy() for code in range(3)]  # NaN where a prompt has no chunk
-    scores = dict(zip(("constant", "mono", "hybrid"), shares, strict=True))
+    shares = [
+        ((labels == code).sum(-1) / found).cpu().numpy() for code in range(len(PATTERNS))
+    ]  # NaN where a prompt has no chunk
+    scores: dict[str, np.ndarray] = dict(zip(PATTERNS, shares, strict=True))
     scores["position_range"] = position_range(positions.double(), inputs.valid[:, None])[0].cpu().numpy()
     if inputs.scheme not in LEARNED:
         return scores

@@ -77,7 +77,7 @@ def load_fresh(path: str | os.PathLike[str], seed: int = 0, device: str = "cpu")
     """
     checkpoint = identify(path)
     model = _drawn(checkpoint.config, checkpoint.layout, checkpoint.options, seed)
-    return bridge(model.to(device).eval(), load_tokenizer(checkpoint))
+    return bridge(model.to(torch.device(device)).eval(), load_tokenizer(checkpoint))  # pyright: ignore[reportArgumentType]
 
 
 def fresh_twin(model: nn.Module, seed: int = 0) -> PreTrainedModel:
@@ -87,7 +87,7 @@ def fresh_twin(model: nn.Module, seed: int = 0) -> PreTrainedModel:
     """
     config = model_of(model).config
     twin = _drawn(plain(config), layout(model), own_layout_of(config)[1], seed)
-    return twin.to(next(model.parameters()).device).eval()
+    return twin.to(next(model.parameters()).device).eval()  # pyright: ignore[reportArgumentType]
 
 
 def _drawn(config: PretrainedConfig, schemes: Sequence[str], options: Mapping[str, Any], seed: int) -> PreTrainedModel:

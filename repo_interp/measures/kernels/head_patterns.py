@@ -64,7 +64,7 @@ def departure_sums(
 ) -> Float[Tensor, "prompt head"]:
     """Sum over rows of how far attention is from equal weights on the keys that a row sees, in nats."""
     seen = logits > float("-inf")
-    mean = (weights * logits.masked_fill(~seen, 0.0)).sum(-1, dtype=torch.float64)
+    mean = (weights * logits.masked_fill(~seen, 0.0)).sum(-1).double()
     entropy = torch.logsumexp(logits, -1).double() - mean
     return (seen.sum(-1).double().log() - entropy).sum(-1)
 
@@ -105,12 +105,12 @@ class ContentSums:
             return
         keys = torch.arange(logits.shape[-1], device=rows.device)
         seen = (logits[0] > float("-inf")) & (keys >= 1)
-        values = logits.double().masked_fill(~seen, 0.0)
-        values = (values - values.sum(-1, keepdim=True) / seen.sum(-1, keepdim=True).clamp_min(1)).masked_fill(~seen, 0.0)
-        distance = (rows[:, None] - keys).clamp_min(0).flatten()
-        self.squares += values.square().sum((-1, -2))
-        self.by_distance.index_add_(1, distance, values.flatten(1))
-        self.pairs.index_add_(0, distance, seen.double().flatten())
+        values = logits.masked_fill(~seen, 0.0)
+        values = values - values.sum(-1, keepdim=True) / seen.sum(-1, keepdim=True).clamp_min(1)
+        of_pairs, distance = values[:, seen], (rows[:, None] - keys)[seen]  # [head, pair] and the distance of each pair
+        self.squares += of_pairs.square().sum(-1, dtype=torch.float64)
+        self.by_distance += torch.zeros_like(self.by_distance, dtype=of_pairs.dtype).index_add_(1, distance, of_pairs)
+        self.pairs.index_add_(0, distance, torch.ones_like(distance, dtype=torch.float64))
 
     def share(self) -> Float[Tensor, "head"]:
         """1 - the variance that distance explains; NaN for heads whose logits do not vary."""

@@ -146,7 +146,7 @@ def atlas_overview(run: xr.DataTree) -> PaperFigure | None:
     order, links = clustered(values)
     apart = squareform(np.clip(1 - np.abs(np.corrcoef(values.T)), 0, None), checks=False)
     of_columns = dendrogram(linkage(apart, "average"), no_plot=True)["leaves"]
-    names = names_of(atlas).ravel() if "name" in atlas else np.full(len(heads), (), dtype=object)
+    names: list[tuple[str, ...]] = list(names_of(atlas).ravel()) if "name" in atlas else [()] * len(heads)
     named = len(heads) <= MOST_NAMED_ROWS
     figure = paper_figure(PAGE_WIDTH, min(PAGE_HEIGHT, 1.9 + (0.125 if named else 0.021) * len(heads)))
     engine: Any = figure.get_layout_engine()
