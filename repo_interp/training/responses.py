@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
+from repo_interp.models.capture import next_token_logits
 from repo_interp.models.generation import continue_greedily
 from repo_interp.tasks import Batch, Prompt, Response, Task
 from repo_interp.tasks.task import Scoring
@@ -47,9 +48,7 @@ def to_question(batch: Batch, device: torch.device | str = "cpu") -> Question:
 def target_logits(model: PreTrainedModel, question: Question) -> Float[Tensor, "target token_id"]:
     """What the model predicts at every target, float32; logits of other tokens are never made."""
     hidden = model.model(question.tokens, use_cache=False).last_hidden_state
-    logits = model.lm_head(hidden[question.rows, question.columns]).float()
-    softcap = getattr(model.config, "final_logit_softcapping", None)
-    return logits if softcap is None else torch.tanh(logits / softcap) * softcap
+    return next_token_logits(model, hidden[question.rows, question.columns])
 
 
 @torch.inference_mode()
