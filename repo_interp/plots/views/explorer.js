@@ -343,6 +343,7 @@ window.reportSections.positions = function (section, data, page) {
     state.span = range;
     panels.forEach(draw);
     drawOverview();
+    page.events.dispatchEvent(new CustomEvent("view-chosen", { detail: page.chosen() }));
     changed();
   }
 
@@ -356,7 +357,7 @@ window.reportSections.positions = function (section, data, page) {
     const around = Math.max(AROUND, Math.round(0.3 * (last - first)));
     const width = state.span ? state.span[1] - state.span[0] : Infinity;
     const inside = state.span && first >= state.span[0] && last <= state.span[1];
-    if (state.prompt.count <= 2 * AROUND || (inside && width <= 2 * around + last - first + 1)) return;
+    if (data.bare || state.prompt.count <= 2 * AROUND || (inside && width <= 2 * around + last - first + 1)) return;
     for (const panel of panels) panel.vertical = null;
     zoom([Math.max(-1, first - around), Math.min(state.prompt.count, last + around)]);
   }
@@ -442,7 +443,7 @@ window.reportSections.positions = function (section, data, page) {
     const found = page.predictions(page.chosen());
     if (!found) return [];
     const line = document.createElement("div");
-    const share = (value) => number(Number((100 * value).toPrecision(3))) + " %";
+    const share = (value) => (value < 1e-4 ? "< 0.01 %" : number(Number((100 * value).toPrecision(3))) + " %");
     line.append("Expected next: ");
     found.next.slice(0, 3).forEach((one, rank) => {
       const code = document.createElement("span");
@@ -674,7 +675,7 @@ window.reportSections.positions = function (section, data, page) {
   });
 
   page.gallery = section;
-  page.chosen = () => ({ layer: state.chosen.layer, head: state.chosen.head, prompt: state.prompt.prompt, token: state.token, count: state.prompt.count });
+  page.chosen = () => ({ layer: state.chosen.layer, head: state.chosen.head, prompt: state.prompt.prompt, token: state.token, count: state.prompt.count, view: state.span });
 
   page.showHead = function (layer, head) {
     const present = shows(layer, head);
@@ -702,6 +703,10 @@ window.reportSections.positions = function (section, data, page) {
       else change(state.chosen, chosen.layer, chosen.head);
     }
     if (chosen.token !== state.token) choose(chosen.token);
+    if (String(chosen.view) !== String(state.span)) {
+      for (const panel of panels) panel.vertical = null;
+      zoom(chosen.view);
+    }
   };
 
   page.onTheme.push(() => { panels.forEach(draw); gallery.recolour(); });
@@ -710,6 +715,7 @@ window.reportSections.positions = function (section, data, page) {
   find("prompt").addEventListener("change", (event) => { state.prompt = data.prompts[event.target.value]; showPrompt(); });
   for (const radio of ranges) {
     radio.name = prefix.slice(1) + radio.name;
+    radio.checked = radio.value === state.scale;
     radio.addEventListener("change", () => {
       state.scale = radio.value;
       for (const panel of panels) panel.vertical = null;

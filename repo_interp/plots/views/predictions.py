@@ -90,5 +90,5 @@ VIEW = View(
     tables=lambda run: (prediction_table(run),),
     head_charts=_head_charts,
     compared=(),
-    not_averaged=("probability", "probability_of_next"),
+    not_averaged=("probability",),
 )

@@ -203,7 +203,7 @@ window.drawHeadCharts = function (place, charts, page) {
       message: found.following === null ? "the prompt ends here" : "the token that does follow has " + digits(100 * found.following) + " %",
       traces: [{ type: "bar", orientation: "h", y: places, x: shown.map((one) => 100 * one.share), marker: { color: page.colour("--mark") }, hovertemplate: "%{x:.4g} %<extra></extra>" }],
       layout: {
-        hovermode: "closest", margin: { l: 110, r: 10, t: 8, b: 40 }, xaxis: { title: { text: "probability (%)" }, rangemode: "tozero" },
+        hovermode: "closest", margin: { l: 110, r: 10, t: 28, b: 40 }, xaxis: { title: { text: "probability (%)" }, rangemode: "tozero" },
         yaxis: { tickmode: "array", tickvals: places, ticktext: shown.map((one) => page.written(one.text)), automargin: true },
       },
     };
@@ -219,7 +219,7 @@ window.drawHeadCharts = function (place, charts, page) {
       const described = describe(chosen) || { message: "This layer has no such thing." };
       message.textContent = described.message || "";
       chart.hidden = !described.traces;
-      if (described.traces) Plotly.react(chart, described.traces, page.layout(Object.assign({ margin: { l: 64, r: 10, t: 8, b: 40 } }, described.layout)), page.config);
+      if (described.traces) Plotly.react(chart, described.traces, page.layout(Object.assign({ margin: { l: 64, r: 10, t: 28, b: 40 } }, described.layout)), page.config);
     });
   }
 

@@ -44,7 +44,7 @@
 
   // What the sections of one run share.
   const pageOfRun = (addressed) => Object.assign(Object.create(shared), {
-    // Tells "head-chosen" and "token-chosen", each with what is chosen.
+    // Tells "head-chosen", "token-chosen" and "view-chosen", each with all that is chosen.
     events: new EventTarget(),
     // Whether the address of the page says what is chosen here.
     addressed,
@@ -90,7 +90,7 @@
   function link(linked) {
     let telling = false;
     for (const one of linked) {
-      for (const name of ["head-chosen", "token-chosen"]) {
+      for (const name of ["head-chosen", "token-chosen", "view-chosen"]) {
         one.events.addEventListener(name, (event) => {
           if (telling) return;
           telling = true;
