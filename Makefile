@@ -54,6 +54,7 @@ zoo: env
 
 bench: env
 	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks.announced
 
 clean:
 	rm -rf $(VENV) runs build dist .pytest_cache .ruff_cache
