@@ -613,17 +613,26 @@ window.reportSections.positions = function (section, data, page) {
     history.replaceState(null, "", "#explore?" + parts);
   }
 
+  // What the address says; null where it says nothing.
+  const addressed = () => (page.addressed && location.hash.startsWith("#explore?") ? new URLSearchParams(location.hash.slice("#explore?".length)) : null);
+
+  // The heads [layer, head] that the address asks for, each once, as far as this page has them.
+  function addressedHeads() {
+    const parts = addressed();
+    const asked = parts ? new Set((parts.get("heads") || "").split(",")) : [];
+    return [...asked].map((one) => one.split(".").map(Number)).filter(([layer, head]) => data.layers.some((one) => one.layer === layer) && data.heads.includes(head));
+  }
+
   // Show what the address says, as far as this page has it; true where it says anything.
   function restore() {
-    if (!page.addressed || !location.hash.startsWith("#explore?")) return false;
-    const parts = new URLSearchParams(location.hash.slice("#explore?".length));
+    const parts = addressed();
+    if (!parts) return false;
     restoring = true;
     const prompt = data.prompts.findIndex((one) => String(one.prompt) === parts.get("prompt"));
     if (prompt >= 0) state.prompt = data.prompts[prompt];
     find("prompt").value = data.prompts.indexOf(state.prompt);
-    const heads = (parts.get("heads") || "").split(",").map((one) => one.split(".").map(Number));
-    const known = heads.filter(([layer, head]) => data.layers.some((one) => one.layer === layer) && data.heads.includes(head));
-    if (known.length) {
+    const known = addressedHeads();
+    if (known.length && String(known) !== String(panels.map((panel) => [panel.layer, panel.head]))) {
       while (panels.length) { Plotly.purge(panels[0].plot); panels.shift().element.remove(); }
       for (const [layer, head] of known) if (!shows(layer, head)) addPanel(layer, head);
     }
@@ -746,7 +755,8 @@ window.reportSections.positions = function (section, data, page) {
   section.classList.toggle("bare", Boolean(data.bare));
   find("live").hidden = false;
   restoring = true;
-  const start = data.start.length ? data.start : [[data.layers[data.layers.length - 1].layer, data.heads[0]]];
+  const asked = addressedHeads(); // drawn at once: a drawing that is not finished cannot be taken away
+  const start = asked.length ? asked : data.start.length ? data.start : [[data.layers[data.layers.length - 1].layer, data.heads[0]]];
   start.forEach(([layer, head]) => addPanel(layer, head));
   state.chosen = panels[0];
   showPrompt();
