@@ -166,6 +166,7 @@ def _make(asked: argparse.Namespace) -> dict[str, Any]:
     """A checkpoint of random weights in the shape of OLMo-2-1B (allenai/OLMo-2-0425-1B), RePo from layer 5 on."""
     import torch
     from transformers import Olmo2Config, Olmo2ForCausalLM
+    from transformers.initialization import no_init_weights
 
     from repo_interp.models.checkpoints import save
     from repo_interp.models.reposition import reposition
@@ -175,9 +176,21 @@ def _make(asked: argparse.Namespace) -> dict[str, Any]:
         num_key_value_heads=16, max_position_embeddings=4096, rms_norm_eps=1e-6, tie_word_embeddings=False,
         pad_token_id=0, bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
-    torch.manual_seed(0)
     torch.set_default_dtype(torch.bfloat16)
-    save(reposition(Olmo2ForCausalLM(config).eval(), "repo@5"), asked.checkpoints[0])
+    with no_init_weights():
+        model = reposition(Olmo2ForCausalLM(config).eval(), "repo@5")
+    drawn = 0.02 * torch.randn(
+        2**21, generator=torch.Generator().manual_seed(0)
+    )  # the same few million again and again: quickly made
+    for name, parameter in model.named_parameters():
+        count = parameter.numel()
+        values = (
+            drawn.repeat(-(-count // len(drawn)))[:count].view_as(parameter)
+            if parameter.dim() > 1
+            else torch.ones_like(parameter)
+        )
+        parameter.data.copy_(values)
+    save(model, asked.checkpoints[0])
     return {}
 
 
