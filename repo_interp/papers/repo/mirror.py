@@ -26,6 +26,7 @@ from repo_interp.models.load import load, load_fresh
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import Claim, Evidence
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, each
+from repo_interp.papers.kit.learned_positions import why_not
 from repo_interp.papers.kit.rules import All, AtLeast, AtMost, Custom
 from repo_interp.papers.kit.subjects import Subject
 from repo_interp.papers.repo.checkpoints import GPT2
@@ -113,7 +114,7 @@ def flatness(positions: Float[np.ndarray, " token"], instruction: Sequence[int],
 def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.Dataset:
     """What `_of_texts` measures of one checkpoint; attributes: its name and number of layers, and the lengths of the texts."""
     (subject,) = subjects
-    longest = _task(subject).longest
+    longest = task_of(subject).longest
     depends = {"prompts": options.prompts, "controls": options.controls, "example": options.example_words}
     data = subject.measured(cache, _of_texts, options, **depends)
     attributes = {"checkpoint": subject.name, "stem": subject.stem, "layers": len(subject.schemes)}
@@ -127,7 +128,7 @@ def _of_texts(subject: Subject, options: Options) -> xr.Dataset:
     bridges = {"trained": load(subject.path, options.device)} | {
         f"random {seed}": load_fresh(subject.path, seed, options.device) for seed in range(options.controls)
     }
-    prompts = subject.prompts(_task(subject).longest, options.prompts, options.seed)
+    prompts = subject.prompts(task_of(subject).longest, options.prompts, options.seed)
     by_weights = []
     for bridge in bridges.values():
         run = analyze(bridge, prompts, ("positions",), subject.learned, batch_size=options.batch_size)
@@ -145,6 +146,13 @@ def _of_texts(subject: Subject, options: Options) -> xr.Dataset:
         example_part=described(xr.DataArray(parts, dims="token"), "part of the text", "1"),
         example_text=described(xr.DataArray(list(example.token_text or ()), dims="token"), "word", "1"),
     )
+
+
+def mirror_of_texts(subject: Subject, options: Options) -> xr.Dataset:
+    """`mirror [layer, kind]` of the trained weights, mean over texts as long as the longest trained on."""
+    prompts = subject.prompts(task_of(subject).longest, options.prompts, options.seed)
+    run = analyze(load(subject.path, options.device), prompts, ("positions",), subject.learned, batch_size=options.batch_size)
+    return _of_positions(run["positions"].to_dataset()["position"], prompts)[["mirror"]].mean("prompt", keep_attrs=True)
 
 
 def _of_positions(position: xr.DataArray, prompts: Sequence[Any]) -> xr.Dataset:
@@ -188,7 +196,8 @@ def _of_positions(position: xr.DataArray, prompts: Sequence[Any]) -> xr.Dataset:
     )
 
 
-def _task(subject: Subject) -> Reversal:
+def task_of(subject: Subject) -> Reversal:
+    """The task of a checkpoint trained on text reversal."""
     assert isinstance(subject.task, Reversal)
     return subject.task
 
@@ -350,6 +359,7 @@ MIRROR = Experiment(
         each(lambda subject: bool(subject.learned) and subject.kind == "reversal"),
         "no checkpoint with learned positions trained on text reversal was given",
         ("reversal/repo",),
+        why_not=why_not,
     ),
     measure,
     judge,
