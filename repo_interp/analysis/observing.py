@@ -24,7 +24,7 @@ from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, select_heads
 from repo_interp.measures.labels import parameter_attributes
 from repo_interp.measures.statistics import Measure, Statistics, as_measure, merge
-from repo_interp.models.capture import capture
+from repo_interp.models.capture import decode, observing, predictions_of
 from repo_interp.models.provenance import length_trained
 from repo_interp.models.reposition import layout
 from repo_interp.run import with_schemes
@@ -54,6 +54,7 @@ def measures_for(bridge: nn.Module, measures: Sequence[Measure]) -> list[Measure
     return [as_measure(measure).for_training_length(length_trained(bridge)) for measure in measures]
 
 
+@torch.no_grad()
 def observe_batch(
     bridge: nn.Module,
     batch: Batch,
@@ -74,7 +75,13 @@ def observe_batch(
         if advance is not None:
             advance(len(parts[measures[0].name]))
 
-    capture(bridge, batch.tokens, batch.valid, torch.as_tensor(batch.numbers), receive, layers)
+    numbers = torch.as_tensor(batch.numbers)
+    reading = [measure for measure in measures if measure.reads_predictions]
+    with observing(bridge, batch.valid, numbers, receive, layers):
+        hidden = decode(bridge, batch.tokens, batch.valid, None if reading else max(layers, default=None))
+    for measure in reading:
+        predictions = predictions_of(bridge, hidden, batch.tokens, batch.valid, numbers)
+        parts[measure.name].append(measure.observe_predictions(predictions, batch.spans))
     return {name: merge(statistics) for name, statistics in parts.items()}
 
 

@@ -48,7 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=None,
         metavar="A,B",
         help="measures to take (default: components,three_axis,fake_distance,rotation where every layer rotates by the token index "
-        "or has no positions, else positions,patterns; and attention_mass where prompts mark generated tokens)",
+        "or has no positions, else positions,patterns; attention_mass where prompts mark generated tokens; and of the first prompt "
+        "attention_rows and, where all --layers are measured, predictions)",
     )
     parser.add_argument(
         "--experiments",
@@ -125,7 +126,7 @@ def run(arguments: argparse.Namespace) -> int:
         prompts, task = read_prompts(arguments.prompts, tokenizer=bridge.tokenizer, vocab_size=bridge.cfg.d_vocab), None
     else:
         prompts, task = _make_prompts(arguments, bridge, path)
-    measures = measures_named(arguments.measures or default_measures(prompts, layout(bridge)))
+    measures = measures_named(arguments.measures or default_measures(prompts, layout(bridge), arguments.layers))
     measures, experiments = _with_parameters(measures, experiments, arguments.parameters)
     layers, heads = require_measurable(
         bridge, prompts, measures_for(bridge, measures), arguments.layers, arguments.heads

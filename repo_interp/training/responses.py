@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
+from repo_interp.models.capture import next_token_logits
 from repo_interp.models.generation import continue_greedily
 from repo_interp.tasks import Batch, Prompt, Response, Task
 from repo_interp.tasks.task import Scoring
@@ -53,9 +54,7 @@ def logits_at(
     model: PreTrainedModel, hidden: Float[Tensor, "sequence token d_model"], question: Question
 ) -> Float[Tensor, "target token_id"]:
     """What the decoder's last hidden states predict at every target, float32."""
-    logits = model.lm_head(hidden[question.rows, question.columns]).float()
-    softcap = getattr(model.config, "final_logit_softcapping", None)
-    return logits if softcap is None else torch.tanh(logits / softcap) * softcap
+    return next_token_logits(model, hidden[question.rows, question.columns])
 
 
 @torch.inference_mode()
