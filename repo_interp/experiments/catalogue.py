@@ -12,15 +12,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import xarray as xr
+from annotated_types import Interval, MinLen
 from torch import nn
 from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
-from repo_interp.experiments.extrapolation import GLOBAL_TOKENS, METHODS, allowed_methods, extrapolation, output_traces
-from repo_interp.experiments.perturbation import GAMMAS, L_MAX, PAPER_KINDS, perturbation, require_grid
+from repo_interp.experiments.extrapolation import GLOBAL_TOKENS, METHODS, Method, allowed_methods, extrapolation, output_traces
+from repo_interp.experiments.perturbation import GAMMAS, L_MAX, PAPER_KINDS, Kind, OffsetUnit, perturbation, require_grid
 from repo_interp.experiments.prompt_sets import LEAST, prompts_by_length, scoring_of
 from repo_interp.experiments.resumable_grid import ResumableGrid
 from repo_interp.models.bridge import model_of
@@ -28,6 +29,7 @@ from repo_interp.models.provenance import length_trained
 from repo_interp.models.reposition import attentions, longest_prompt
 from repo_interp.tasks import Prompt, Task
 from repo_interp.tasks.task import Scoring
+from repo_interp.values import Count, CountOrNone, Seed, Share, Tokens, TokensOrNone, check_fields
 
 TOKENS = 2048
 """Tokens that are run side by side, at least."""
@@ -52,6 +54,10 @@ class Experiment(ABC):
     name: ClassVar[str]
     """Its name, and that of its main group."""
 
+    def __post_init__(self) -> None:
+        """Raises InputError for a field that is not of the type and range that it states."""
+        check_fields(self, self.name)  # pyright: ignore[reportArgumentType]
+
     @property
     def parameters(self) -> Mapping[str, Any]:
         """Values of the fields by name, as the attributes of its groups record them."""
@@ -66,15 +72,15 @@ class Experiment(ABC):
 class Perturbation(Experiment):
     """The experiment `perturbation` (Position Generalization sec. 4.1)."""
 
-    kinds: tuple[str, ...] = PAPER_KINDS
-    gammas: tuple[float, ...] = GAMMAS
+    kinds: Annotated[tuple[Kind, ...], MinLen(1)] = PAPER_KINDS
+    gammas: Annotated[tuple[Share, ...], MinLen(1)] = GAMMAS
     """Shares of tokens that are moved; none is always among them."""
-    l_maxes: tuple[int, ...] = L_MAX
+    l_maxes: Annotated[tuple[Tokens, ...], MinLen(1)] = L_MAX
     """Farthest moves, in tokens."""
-    layers: tuple[int, ...] = ()
+    layers: tuple[CountOrNone, ...] = ()
     """Where features and positions are disturbed; empty: everywhere."""
-    offset_unit: str = "positions"
-    seed: int = 0
+    offset_unit: OffsetUnit = "positions"
+    seed: Seed = 0
     name: ClassVar[str] = "perturbation"
 
     def plan(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], training_length: int) -> Plan:
@@ -101,27 +107,21 @@ class Perturbation(Experiment):
 class Extrapolation(Experiment):
     """The experiment `extrapolation` (Position Generalization sec. 4.2)."""
 
-    methods: tuple[str, ...] = ()
+    methods: tuple[Method, ...] = ()
     """Empty: all that the model's positions allow."""
-    lengths: tuple[int, ...] = ()
+    lengths: tuple[Tokens, ...] = ()
     """In tokens; empty: the training length and its doublings up to four times it, or test sets of the task."""
-    sequences: int = 32
+    sequences: Annotated[int, Interval(ge=LEAST, le=1_000_000)] = 32
     """Prompts of each length; half of those of the training length are the reference."""
-    judged: int = 0
+    judged: TokensOrNone = 0
     """Last tokens of a prompt that are judged; 0: a quarter of the training length."""
-    global_tokens: int = GLOBAL_TOKENS
+    global_tokens: Tokens = GLOBAL_TOKENS
     """First tokens that LM-Infinite always shows."""
-    traced_layer: int = -1
+    traced_layer: Annotated[int, Interval(ge=-1, le=1_000_000)] = -1
     """Whose outputs are traced over sliding windows; -1: the middle one."""
-    traced_queries: int = 4
-    seed: int = 0
+    traced_queries: Count = 4
+    seed: Seed = 0
     name: ClassVar[str] = "extrapolation"
-
-    def __post_init__(self) -> None:
-        if self.sequences < LEAST:
-            raise InputError(f"extrapolation needs at least {LEAST} sequences, not {self.sequences}")
-        if self.judged < 0 or self.traced_queries < 1:
-            raise InputError("extrapolation: judged is 0 or a number of tokens, traced_queries at least 1")
 
     def plan(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], training_length: int) -> Plan:
         """Every method at every length. Raises InputError for methods and lengths that the model or the task lacks."""

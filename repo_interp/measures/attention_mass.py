@@ -14,6 +14,7 @@ Knows nothing about what the spans mean.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -26,8 +27,6 @@ from repo_interp.inputs import AttentionInputs, Spans, select_prompts
 from repo_interp.measures.labels import described, of_layer
 from repo_interp.measures.statistics import Measure, Statistics
 
-ROWS = ("generated", "producing")
-
 
 def span_mass(inputs: AttentionInputs, rows: Int[Tensor, "row"], spans: Bool[Tensor, "span token"]) -> Float[Tensor, "head span"]:
     """Mean over `rows` of the attention weight on each span, for a batch of one prompt. float64; sums to 1 over a partition."""
@@ -39,13 +38,9 @@ def span_mass(inputs: AttentionInputs, rows: Int[Tensor, "row"], spans: Bool[Ten
 class AttentionMass(Measure):
     """The measure `attention_mass`."""
 
-    rows: str = "producing"
+    rows: Literal["generated", "producing"] = "producing"
     """ "producing", or "generated": see the module."""
     name: str = "attention_mass"
-
-    def __post_init__(self) -> None:
-        if self.rows not in ROWS:
-            raise InputError(f"rows is one of {', '.join(ROWS)}, not {self.rows!r}")
 
     @property
     def required_spans(self) -> tuple[str, ...]:
