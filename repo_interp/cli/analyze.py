@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from repo_interp.cli.options import add_device, add_settings, name_list, number_list, positive, positive_or_zero
+from repo_interp.cli.options import add_device, add_settings, count, name_list, number_list, seed, tokens
 
 SUMMARY = "Measure what the heads of a checkpoint do with positions: a run file, figures and a report page."
 
@@ -77,31 +77,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     generated.add_argument("--variant", choices=_VARIANTS, default="multikey_1", help="of ruler (default: multikey_1)")
     generated.add_argument(
         "--length",
-        type=positive,
+        type=tokens,
         metavar="N",
         help="tokens of a ruler prompt (default: the training length, at most 4096), or the test set of a synthetic task",
     )
-    generated.add_argument("--count", type=positive, default=20, metavar="N", help="how many prompts (default: 20)")
-    generated.add_argument("--seed", type=positive_or_zero, default=0, help="seed of the prompts (default: 0)")
+    generated.add_argument("--count", type=count, default=20, metavar="N", help="how many prompts (default: 20)")
+    generated.add_argument("--seed", type=seed, default=0, help="seed of the prompts (default: 0)")
     add_device(parser)
-    parser.add_argument("--batch-size", type=positive, default=1, metavar="N", help="prompts in one forward pass (default: 1)")
+    parser.add_argument("--batch-size", type=count, default=1, metavar="N", help="prompts in one forward pass (default: 1)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Analyse, write and print; return the exit code."""
-    from rich.console import Console
-
     from repo_interp.analysis.analyze import analyze, default_measures, measures_named, require_measurable
     from repo_interp.analysis.cost import estimate
     from repo_interp.analysis.observing import measures_for
     from repo_interp.analysis.publication import claimed
     from repo_interp.cli.checkpoint import DEFAULT, find, stem
+    from repo_interp.cli.console import Console, plain
     from repo_interp.cli.drawing import drawing_seconds
     from repo_interp.cli.progress import steps
     from repo_interp.cli.results import print_results
     from repo_interp.cli.tables import print_tables
     from repo_interp.errors import InputError
     from repo_interp.experiments.catalogue import experiment_named, planned
+    from repo_interp.failures import is_out_of_memory
     from repo_interp.measures.catalogue import measure_named
     from repo_interp.models.load import load
     from repo_interp.models.reposition import layout
@@ -117,7 +117,7 @@ def run(arguments: argparse.Namespace) -> int:
     for measure in arguments.measures or ():
         view_of(measure)  # and so is a view of another package that cannot be imported
     path = find(name)
-    bridge = load(path, device=_device(arguments.device), dtype=arguments.dtype)
+    bridge = load(path, device=arguments.device, dtype=arguments.dtype)
     if arguments.dtype != "float32" and arguments.dtype != "float64":
         console.print(f"[yellow]positions are rounded in {arguments.dtype}; measure them in float32[/yellow]")
     if arguments.prompts is not None:
@@ -138,7 +138,7 @@ def run(arguments: argparse.Namespace) -> int:
         added = f", experiments {', '.join(arguments.experiments)} ({len(passes):,} more prompts)" if experiments else ""
         longest = max(len(prompt.tokens) for prompt in prompts)
         console.print(
-            f"[bold]{name}[/bold]: {len(prompts)} prompt{'s' if len(prompts) > 1 else ''} of up to {longest} tokens, "
+            f"[bold]{plain(name)}[/bold]: {len(prompts)} prompt{'s' if len(prompts) > 1 else ''} of up to {longest} tokens, "
             f"measures {', '.join(measure.name for measure in measures)}{added}; {cost}",
             highlight=False,
         )
@@ -162,7 +162,7 @@ def run(arguments: argparse.Namespace) -> int:
                 kept = "finished batches are kept; the same command goes on from there" if results.has_batches else ""
                 raise KeyboardInterrupt(kept) from None
             except BaseException as error:
-                if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+                if is_out_of_memory(error):
                     raise InputError(f"not enough memory ({cost}); give shorter prompts or a smaller --batch-size") from None
                 raise
             published = _published(results, measured, write_report, step)
@@ -226,17 +226,3 @@ def _make_prompts(arguments: argparse.Namespace, bridge, path: str):
         )
     test_set = None if arguments.length is None else str(arguments.length)
     return task.prompts(arguments.count, seed=arguments.seed, test_set=test_set), task
-
-
-def _device(name: str) -> str:
-    import torch
-
-    from repo_interp.errors import InputError
-
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(
-            f"device {name!r} is not to be had here ({str(error).splitlines()[0][:120]}); --device cpu always is"
-        ) from None
-    return name

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from repo_interp.cli.checkpoint import stem
-from repo_interp.cli.options import add_device, add_settings, name_list, of_owner, positive, positive_or_zero, typed
+from repo_interp.cli.options import add_device, add_settings, count, name_list, of_owner, seed, tokens, typed
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--length",
-        type=positive,
+        type=tokens,
         metavar="N",
         help="with --data: tokens of a prompt with its answer; longer ones lose their middle (default: the training length, scaled)",
     )
@@ -46,8 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--overwrite", action="store_true", help="replace the run that stands in --out")
     parser.add_argument("--test-sets", type=name_list, metavar="A,B", help="which test sets, such as lengths (default: all)")
-    parser.add_argument("--count", type=positive, default=200, metavar="N", help="prompts of each test set (default: 200)")
-    parser.add_argument("--seed", type=positive_or_zero, default=0, help="seed of the prompts (default: 0)")
+    parser.add_argument("--count", type=count, default=200, metavar="N", help="prompts of each test set (default: 200)")
+    parser.add_argument("--seed", type=seed, default=0, help="seed of the prompts (default: 0)")
     parser.add_argument(
         "--answers",
         choices=("forced", "generated"),
@@ -62,15 +62,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--task-size", metavar="NAME", help="size of the task (default: as it was trained, else small)")
     add_settings(parser, "task_options", f"an option of the task; of {RULER}, such as variant=multivalue or ruler.dialect=repo")
     add_device(parser)
-    parser.add_argument("--batch-size", type=positive, default=32, metavar="N", help="prompts in one forward pass (default: 32)")
+    parser.add_argument("--batch-size", type=count, default=32, metavar="N", help="prompts in one forward pass (default: 32)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Score, write and print; return the exit code."""
-    from rich.console import Console
-
     from repo_interp.analysis.publication import claimed
     from repo_interp.cli.checkpoint import find
+    from repo_interp.cli.console import Console
     from repo_interp.cli.progress import steps
     from repo_interp.cli.results import print_results
     from repo_interp.cli.tables import print_tables
