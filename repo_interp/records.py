@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from repo_interp.errors import InputError
-from repo_interp.values import shortened
+from repo_interp.values import adapter, shortened
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
@@ -23,21 +23,23 @@ _DEEPEST = 64
 """Levels of lists and objects in each other that JSON may have."""
 
 
-def parsed(text: str, source: str) -> Any:
+def parsed(text: str, source: str = "") -> Any:
     """What a JSON text holds. Raises InputError that begins with `source` for what is no JSON, an object with a key that stands twice, NaN
-    and infinities, and for lists and objects nested deeper than a machine wants to follow.
+    and infinities, half a character, and for lists and objects nested deeper than a machine wants to follow.
     """
+
+    before = f"{source}: " if source else ""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         named = dict(pairs)
         if len(named) < len(pairs):
             names = [name for name, _ in pairs]
             twice = next(name for name in names if names.count(name) > 1)
-            raise InputError(f'{source}: the key "{shortened(twice)}" stands twice in one object; keep one')
+            raise InputError(f'{before}the key "{shortened(twice)}" stands twice in one object; keep one')
         return named
 
     def constant(name: str) -> NoReturn:
-        raise InputError(f"{source}: {name} is no JSON; give a finite number")
+        raise InputError(f"{before}{name} is no JSON; give a finite number")
 
     try:
         value = json.loads(text, object_pairs_hook=once, parse_constant=constant)
@@ -48,13 +50,20 @@ def parsed(text: str, source: str) -> Any:
     except ValueError as error:
         where = f" at line {error.lineno}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
         reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error).partition(";")[0]
-        raise InputError(f"{source}: broken JSON ({reason}{where}); mend it") from None
+        raise InputError(f"{before}broken JSON ({reason}{where}); mend it") from None
+    if "\\ud" in text.lower():
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise InputError(f"{before}half of a surrogate pair stands in a text; write whole characters") from None
+        except RecursionError:
+            value = _TOO_DEEP
     level, depth = [value], 0
     while level and depth <= _DEEPEST:
         level = [part for parent in level for part in _parts(parent)]
         depth += 1
     if value is _TOO_DEEP or level:
-        raise InputError(f"{source}: lists and objects stand more than {_DEEPEST} levels deep in each other; wanted fewer")
+        raise InputError(f"{before}lists and objects stand more than {_DEEPEST} levels deep in each other; wanted fewer")
     return value
 
 
@@ -76,14 +85,25 @@ def read_text(file: Path, wanted: str) -> str:
         raise InputError(f"{file} is no text: {reason}; wanted {wanted}") from None
 
 
-def modelled(value: Any, model: type[Model], source: str) -> Model:
+def modelled(value: Any, model: type[Model], source: str = "") -> Model:
     """`value`, as JSON gives it, as the pydantic `model`. Raises InputError that begins with `source` and names the first wrong place."""
     from pydantic import ValidationError
 
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        raise InputError(f"{source}: {complaint(error)}") from None
+        raise InputError(f"{source}: {complaint(error)}" if source else complaint(error)) from None
+
+
+def typed(value: Any, kind: Any, source: str) -> Any:
+    """`value`, as JSON gives it, where it is of the type `kind`. Raises InputError that begins with `source`."""
+    from pydantic import ValidationError
+
+    try:
+        return adapter(kind, strict=True).validate_python(value)
+    except ValidationError as error:
+        said = complaint(error)
+        raise InputError(f"{source}{', ' if said.startswith('item ') else ': '}{said}") from None
 
 
 def complaint(error: ValidationError) -> str:
@@ -99,12 +119,15 @@ def complaint(error: ValidationError) -> str:
     if first["type"] in ("value_error", "assertion_error"):
         return f"{place}: {context['error']}" if place else str(context["error"])
     wanted = _WANTED.get(first["type"], "")
-    if not wanted:
+    if first["type"] in ("too_short", "too_long"):
+        fewest = context.get("min_length")
+        wanted = f"at least {fewest} items" if fewest is not None else f"at most {context['max_length']} items"
+    elif not wanted:
         wanted = first["msg"].removeprefix("Input should be ").removeprefix("a valid ")
     elif wanted in _LIMITS:
         (limit,) = context.values()
         wanted = f"a number {wanted} {limit:,}" if isinstance(limit, int) else f"a number {wanted} {limit:g}"
-    return f"{shortened(place) or 'the value'}: wanted {wanted}, got {came}"
+    return f"{shortened(place)}: wanted {wanted}, got {came}" if place else f"wanted {wanted}, got {came}"
 
 
 def shown(value: Any) -> str:
@@ -129,14 +152,13 @@ _WANTED = dict(
     "finite_number": "a finite number",
     "bool_type": "true or false",
     "string_type": "text",
+    "string_unicode": "whole characters, no half of a surrogate pair",
     "string_too_short": "text that is not empty",
     "list_type": "a list",
     "tuple_type": "a list",
     "dict_type": "an object",
     "model_type": "an object",
     "mapping_type": "an object",
-    "too_short": "more items",
-    "too_long": "fewer items",
 }  # fmt: skip
 """What pydantic's types of errors want, in our words."""
 

@@ -54,7 +54,7 @@ def value_of(text: str, kind: Any, name: str) -> Any:
     is_tuple = get_origin(_bare(kind)) is tuple
     parsed = tuple(part.strip() for part in text.split(",") if part.strip()) if is_tuple else text.strip()
     try:
-        return _adapter(_without_none(kind), strict=False).validate_python(parsed)
+        return adapter(_without_none(kind), strict=False).validate_python(parsed)
     except ValidationError:
         raise InputError(f"{name}={shortened(text)}: wanted {in_words(kind)}") from None
 
@@ -67,7 +67,7 @@ def checked(value: Any, kind: Any, name: str) -> Any:
     from pydantic import ValidationError
 
     try:
-        return _adapter(kind, strict=True).validate_python(_as_python(value))
+        return adapter(kind, strict=True).validate_python(_as_python(value))
     except ValidationError:
         raise InputError(f"{name} is {shortened(repr(value))}; wanted {in_words(kind)}") from None
 
@@ -153,7 +153,8 @@ def _kinds(options: type) -> dict[str, Any]:
         return {}
 
 
-def _adapter(kind: Any, strict: bool) -> TypeAdapter:
+def adapter(kind: Any, strict: bool) -> TypeAdapter:
+    """What pydantic checks a value of the type `kind` with; `strict`: nothing is converted."""
     try:
         return _cached_adapter(kind, strict)
     except TypeError:  # a type that cannot be hashed
