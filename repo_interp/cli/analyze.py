@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import warnings
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -91,6 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Analyse, write and print; return the exit code."""
     from repo_interp.analysis.analyze import analyze, default_measures, measures_named, require_measurable
     from repo_interp.analysis.cost import estimate
+    from repo_interp.analysis.notes import RoundedPositions, notes_on, require_memory
     from repo_interp.analysis.observing import measures_for
     from repo_interp.analysis.publication import claimed
     from repo_interp.cli.checkpoint import DEFAULT, find, stem
@@ -118,23 +120,26 @@ def run(arguments: argparse.Namespace) -> int:
         view_of(measure)  # and so is a view of another package that cannot be imported
     path = find(name)
     bridge = load(path, device=arguments.device, dtype=arguments.dtype)
-    if arguments.dtype != "float32" and arguments.dtype != "float64":
-        console.print(f"[yellow]positions are rounded in {arguments.dtype}; measure them in float32[/yellow]")
     if arguments.prompts is not None:
         prompts, task = read_prompts(arguments.prompts, tokenizer=bridge.tokenizer, vocab_size=bridge.cfg.d_vocab), None
     else:
-        prompts, task = _make_prompts(arguments, bridge, path)
+        with steps(console) as step:
+            step("making prompts")
+            prompts, task = _make_prompts(arguments, bridge, path)
     measures = measures_named(arguments.measures or default_measures(prompts, layout(bridge)))
     measures, experiments = _with_parameters(measures, experiments, arguments.parameters)
     layers, heads = require_measurable(
         bridge, prompts, measures_for(bridge, measures), arguments.layers, arguments.heads
     )  # what does not fit is refused before anything is announced
+    for note in notes_on(bridge, prompts, measures):
+        console.print(note, style="yellow", highlight=False, markup=False)
     plans = planned(bridge, prompts, experiments, task)
     passes = [length for plan in plans for length in plan.passes]
     with claimed(arguments.out, stem(name), arguments.overwrite) as results:
         cost = estimate(bridge, prompts, measures, arguments.batch_size, layers, heads, passes)
         names = [part.name for part in (*measures, *experiments)]
         cost = replace(cost, seconds=cost.seconds + drawing_seconds(names))
+        require_memory(cost.bytes if arguments.device == "cpu" else 0, "this analysis")
         added = f", experiments {', '.join(arguments.experiments)} ({len(passes):,} more prompts)" if experiments else ""
         longest = max(len(prompt.tokens) for prompt in prompts)
         console.print(
@@ -142,7 +147,8 @@ def run(arguments: argparse.Namespace) -> int:
             f"measures {', '.join(measure.name for measure in measures)}{added}; {cost}",
             highlight=False,
         )
-        with steps(console) as step:
+        with steps(console) as step, warnings.catch_warnings():
+            warnings.simplefilter("ignore", RoundedPositions)  # it was said above
             try:
                 measured = analyze(
                     bridge,
@@ -167,7 +173,9 @@ def run(arguments: argparse.Namespace) -> int:
                 raise
             published = _published(results, measured, write_report, step)
     print_tables(console, measured)
-    return print_results(console, results, published)
+    for line in measured.attrs.get("stopped", "").splitlines():
+        console.print(f"not measured: {line}", style="yellow", highlight=False, markup=False)
+    return print_results(console, results, published) or int("stopped" in measured.attrs)
 
 
 def _published(results, measured, write_report, step):
@@ -205,6 +213,7 @@ def _with_parameters(measures, experiments, parameters):
 def _make_prompts(arguments: argparse.Namespace, bridge, path: str):
     """Prompts and their task; None for those of ruler, which are judged by the tokens that they mark as generated."""
     from repo_interp import tasks
+    from repo_interp.analysis.notes import require_room_for_prompts
     from repo_interp.errors import InputError
     from repo_interp.models.provenance import loaded_from
     from repo_interp.training.trained import trained_task
@@ -217,6 +226,7 @@ def _make_prompts(arguments: argparse.Namespace, bridge, path: str):
         if bridge.tokenizer is None:
             raise InputError("this checkpoint has no tokenizer, so no prompts can be made for it; give --prompts with token ids")
         count, seed = arguments.count, arguments.seed
+        require_room_for_prompts(count, length)
         return tasks.niah(bridge.tokenizer, variant=arguments.variant, length=length, count=count, seed=seed), None
     task = trained if trained is not None and trained.name == name else tasks.make_task(name)
     if bridge.cfg.d_vocab < task.vocabulary_size:
@@ -224,5 +234,6 @@ def _make_prompts(arguments: argparse.Namespace, bridge, path: str):
             f"the task {name} has {task.vocabulary_size} tokens, the checkpoint {bridge.cfg.d_vocab}; "
             "wanted a checkpoint trained on it, or --prompts"
         )
+    require_room_for_prompts(arguments.count, arguments.length or task.training_length)
     test_set = None if arguments.length is None else str(arguments.length)
     return task.prompts(arguments.count, seed=arguments.seed, test_set=test_set), task

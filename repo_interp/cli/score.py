@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from annotated_types import Interval
 
 from repo_interp.cli.checkpoint import stem
 from repo_interp.cli.options import add_device, add_settings, count, name_list, of_owner, seed, tokens, typed
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 
 _DATA_SETS = ("hybridqa", "longbench", "qasper", "glue", "mmlu_pro")
 RULER = "ruler"
+_SCALING = Annotated[float, Interval(ge=1, le=1024)]
+"""How many times longer than in training prompts may become."""
 _RULER_OPTIONS = ("variant", "dialect", "essay", "depth")
 SUMMARY = "Score a checkpoint on a task, by test set and over the task's axes: a table, figures, a page and a run file."
 
@@ -67,6 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Score, write and print; return the exit code."""
+    from repo_interp.analysis.notes import notes_on
     from repo_interp.analysis.publication import claimed
     from repo_interp.cli.checkpoint import find
     from repo_interp.cli.console import Console
@@ -83,7 +88,10 @@ def run(arguments: argparse.Namespace) -> int:
     path = find(arguments.checkpoint)
     scaling = _scaling(arguments.scaling, training_length(identify(path).config))
     factor = 1.0 if scaling is None else float(scaling["factor"])
-    scored = _asked(arguments, load(path, arguments.device, arguments.dtype, scaling), factor)
+    bridge = load(path, arguments.device, arguments.dtype, scaling)
+    for note in notes_on(bridge):
+        console.print(note, style="yellow", highlight=False, markup=False)
+    scored = _asked(arguments, bridge, factor)
     with claimed(arguments.out, f"score-{stem(arguments.checkpoint)}", arguments.overwrite) as results, steps(console) as step:
         step("scoring")
         scores = scored(lambda done, total: step("scoring test sets", done, total))
@@ -156,13 +164,12 @@ def _scaling(text: str | None, trained: int) -> dict[str, str | float | int] | N
 
     if text is None:
         return None
+    from repo_interp.values import value_of
+
     kind, colon, factor = text.partition(":")
-    try:
-        value = float(factor)
-    except ValueError:
-        value = 0.0
-    if kind not in ("yarn", "linear") or not colon or value < 1.0:
-        raise InputError(f"scaling {text!r} is unknown; wanted yarn:FACTOR or linear:FACTOR with a factor of 1 or more")
+    if kind not in ("yarn", "linear") or not colon:
+        raise InputError(f"scaling {text!r} is unknown; wanted yarn:FACTOR or linear:FACTOR")
+    value = value_of(factor, _SCALING, f"--scaling {kind}:FACTOR")
     return {"rope_type": kind, "factor": value} | ({"original_max_position_embeddings": trained} if kind == "yarn" else {})
 
 

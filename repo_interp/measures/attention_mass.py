@@ -47,6 +47,11 @@ class AttentionMass(Measure):
         """The rows are those of generated tokens, so these must be marked."""
         return ("generated",)
 
+    @property
+    def may_be_nan(self) -> tuple[str, ...]:
+        """What not every prompt, layer and head has, or what is a share or a correlation of nothing."""
+        return ("mass", "chance")
+
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Mass [prompt, layer, head, span], chance and tokens [prompt, layer, span]; mass is NaN for a span that the prompt lacks."""
         names = list(spans)

@@ -56,6 +56,11 @@ class AttentionRows(Measure):
     """Strongest keys of every row."""
     name: str = "attention_rows"
 
+    @property
+    def may_be_nan(self) -> tuple[str, ...]:
+        """What not every prompt, layer and head has, or what is a share or a correlation of nothing."""
+        return ("weight",)
+
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Weights and keys [layer, head, query, rank] of the first prompt."""
         first = inputs.row_of_first_prompt

@@ -108,6 +108,11 @@ class Components(Measure):
         """The measure with bands for this training length, unless one was given."""
         return replace(self, training_length=tokens) if self.training_length is None else self
 
+    @property
+    def may_be_nan(self) -> tuple[str, ...]:
+        """What not every prompt, layer and head has, or what is a share or a correlation of nothing."""
+        return tuple(_BY_PROMPT)
+
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Sums of profiles over prompts and pairs, and each prompt's VAF. InputError without a training length."""
         if self.training_length is None:

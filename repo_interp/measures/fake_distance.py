@@ -57,6 +57,11 @@ class FakeDistance(Measure):
     """0: NoPE layers as they are. Otherwise the RoPE base by which they are asked to rotate."""
     name: str = "fake_distance"
 
+    @property
+    def may_be_nan(self) -> tuple[str, ...]:
+        """What not every prompt, layer and head has, or what is a share or a correlation of nothing."""
+        return ("r",)
+
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """r [prompt, layer, head]; on request the axes of the first prompt."""
         moments = key_moments(inputs.keys, inputs.valid)

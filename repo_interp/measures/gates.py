@@ -37,6 +37,7 @@ from repo_interp.measures.kernels.gate_sums import GateSums, gate_sums, last_seg
 from repo_interp.measures.kernels.segmentation import Draws, Kinds, chance, generator, segment_edges, shuffled_edges
 from repo_interp.measures.labels import described, masked_to_nan, of_layer
 from repo_interp.measures.statistics import Measure, Statistics
+from repo_interp.positions.layouts import CONTEXTUAL
 from repo_interp.values import CountOrNone, Seed, Tokens
 
 SEPARATOR = "separator"
@@ -76,6 +77,11 @@ class Gates(Measure):
     name: str = "gates"
 
     @property
+    def schemes(self) -> tuple[str, ...]:
+        """Those whose gates count tokens."""
+        return CONTEXTUAL
+
+    @property
     def segment_kinds(self) -> tuple[str, ...]:
         """The kinds that are measured."""
         return self.kinds
@@ -84,6 +90,19 @@ class Gates(Measure):
     def parameters(self) -> Mapping[str, Any]:
         """The fields, with the kinds as one text."""
         return {**super().parameters, "kinds": ",".join(self.kinds)}
+
+    @property
+    def may_be_nan(self) -> tuple[str, ...]:
+        """What not every prompt, layer and head has, or what is a share or a correlation of nothing."""
+        return (
+            *_TOKENS,
+            *_SEPARATORS,
+            *_MASS,
+            "separator_share_even",
+            "last_segment_even",
+            "largest_position",
+            "position_attention",
+        )
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """All quantities of one layer, prompt by prompt. Raises InputError where a map of too long a prompt is asked for."""

@@ -37,6 +37,11 @@ class Maps(Measure):
     """Most blocks per side. Coordinates of blocks are the first token, or distance, of each."""
     name: str = "maps"
 
+    @property
+    def may_be_nan(self) -> tuple[str, ...]:
+        """What not every prompt, layer and head has, or what is a share or a correlation of nothing."""
+        return tuple(_AXES)
+
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Both maps [layer, head, ...] of the first prompt."""
         row = inputs.row_of_first_prompt

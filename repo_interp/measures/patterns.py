@@ -82,6 +82,11 @@ class Patterns(Measure):
     last_chunk: Literal["drop", "keep"] = "drop"
     name: str = "patterns"
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Positions alone."""
+        return ("positions",)
+
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Chunk patterns, and how many chunks of each pattern a grid of chunk sizes and tolerances finds where positions are learned."""
         positions = inputs.head_positions

@@ -92,6 +92,11 @@ class Rotation(Measure):
         """The measure with rotations over this training length, unless one was given."""
         return replace(self, training_length=tokens) if self.training_length is None else self
 
+    @property
+    def may_be_nan(self) -> tuple[str, ...]:
+        """What not every prompt, layer and head has, or what is a share or a correlation of nothing."""
+        return ("closed_form_r", "max_rotation")
+
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Sums over tokens of each component; rotations and closed-form correlations of each prompt."""
         rotates = inputs.frequencies is not None and inputs.head_positions is not None

@@ -81,6 +81,11 @@ class Segments(Measure):
         """The fields, with the kinds as one text."""
         return {**super().parameters, "kinds": ",".join(self.kinds)}
 
+    @property
+    def may_be_nan(self) -> tuple[str, ...]:
+        """What not every prompt, layer and head has, or what is a share or a correlation of nothing."""
+        return (*_SCORES, "variance_between_index", "boundary_f1_index")
+
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Scores [prompt, layer, head, kind], those of the index [prompt, layer, kind], and the segments themselves."""
         prompts, tokens = inputs.valid.shape

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from repo_interp.inputs import AttentionInputs, Spans
+from repo_interp.inputs import TENSORS, AttentionInputs, Spans
 from repo_interp.values import check_fields
 
 
@@ -76,14 +76,22 @@ class Measure(ABC):
         return 1
 
     @property
+    def schemes(self) -> tuple[str, ...]:
+        """Schemes of layers that it says something about; empty: any."""
+        return ()
+
+    @property
     def reads(self) -> tuple[str, ...]:
         """Which tensors of the attention inputs are measured: where one of them is not finite, this measure stops."""
         return TENSORS
 
     @property
-    def may_be_nan(self) -> tuple[str, ...] | None:
-        """Statistics per prompt in which NaN stands for what is not there; None: any. Elsewhere NaN stops the measure."""
-        return None
+    def may_be_nan(self) -> tuple[str, ...]:
+        """Statistics per prompt in which NaN stands for what is not there, or not defined.
+
+        Others may be NaN at padding, and in layers without positions or rotation; where they are elsewhere, the measure stops.
+        """
+        return ()
 
     def for_training_length(self, tokens: int) -> Measure:
         """The measure for a checkpoint that was trained on prompts of `tokens` tokens; itself where that changes nothing."""
@@ -97,9 +105,6 @@ class Measure(ABC):
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group of the run file, with `units` and `long_name` on every variable, from the merged statistics."""
 
-
-TENSORS = ("positions", "queries", "keys", "gate_features")
-"""Tensors of the attention inputs, in the order in which they are asked to be finite."""
 
 PARTS = ("name", "required_spans", "parameters", "observe", "conclude")
 """What an object needs to be taken for a measure."""

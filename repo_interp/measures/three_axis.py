@@ -96,6 +96,11 @@ class ThreeAxis(Measure):
         """The fields, with the extras as one text."""
         return {**super().parameters, "extras": ", ".join(self.extras)}
 
+    @property
+    def may_be_nan(self) -> tuple[str, ...]:
+        """What not every prompt, layer and head has, or what is a share or a correlation of nothing."""
+        return tuple(_PER_PROMPT)
+
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Correlations [prompt, layer, head]; on request the axes of the first prompt."""
         sums = logit_sums(inputs)
