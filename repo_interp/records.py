@@ -109,7 +109,7 @@ def typed(value: Any, kind: Any, source: str) -> Any:
 def complaint(error: ValidationError) -> str:
     """The first thing that pydantic's ValidationError complains of, as a part of a line: where, what was wanted, what came."""
     first = min(error.errors(include_url=False), key=lambda each: each["type"] not in ("extra_forbidden", "missing"))
-    named = [part for part in first["loc"] if not (isinstance(part, str) and part[:1] in "([")]
+    named = first["loc"]
     place = "".join(f", item {part + 1}" if isinstance(part, int) else f" {json.dumps(part)}" for part in named).lstrip(", ")
     context, came = first.get("ctx", {}), shown(first["input"])
     if first["type"] == "extra_forbidden":

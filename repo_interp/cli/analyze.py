@@ -131,8 +131,6 @@ def run(arguments: argparse.Namespace) -> int:
     layers, heads = require_measurable(
         bridge, prompts, measures_for(bridge, measures), arguments.layers, arguments.heads
     )  # what does not fit is refused before anything is announced
-    for note in notes_on(bridge, prompts, measures):
-        console.print(note, style="yellow", highlight=False, markup=False)
     plans = planned(bridge, prompts, experiments, task)
     passes = [length for plan in plans for length in plan.passes]
     with claimed(arguments.out, stem(name), arguments.overwrite) as results:
@@ -142,6 +140,8 @@ def run(arguments: argparse.Namespace) -> int:
         require_memory(cost.bytes if arguments.device == "cpu" else 0, "this analysis")
         added = f", experiments {', '.join(arguments.experiments)} ({len(passes):,} more prompts)" if experiments else ""
         longest = max(len(prompt.tokens) for prompt in prompts)
+        for note in notes_on(bridge, prompts, measures):
+            console.print(note, style="yellow", highlight=False, markup=False)
         console.print(
             f"[bold]{plain(name)}[/bold]: {len(prompts)} prompt{'s' if len(prompts) > 1 else ''} of up to {longest} tokens, "
             f"measures {', '.join(measure.name for measure in measures)}{added}; {cost}",

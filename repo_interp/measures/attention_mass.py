@@ -14,7 +14,7 @@ Knows nothing about what the spans mean.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -34,11 +34,15 @@ def span_mass(inputs: AttentionInputs, rows: Int[Tensor, "row"], spans: Bool[Ten
     return (weights.double() @ spans.double().T).mean(-2)
 
 
+Rows = Literal["generated", "producing"]
+ROWS: tuple[Rows, ...] = get_args(Rows)
+
+
 @dataclass(frozen=True)
 class AttentionMass(Measure):
     """The measure `attention_mass`."""
 
-    rows: Literal["generated", "producing"] = "producing"
+    rows: Rows = "producing"
     """ "producing", or "generated": see the module."""
     name: str = "attention_mass"
 

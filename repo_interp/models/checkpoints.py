@@ -84,9 +84,10 @@ def load_model(
     model.config.dtype = precision
     generation = checkpoint.directory / "generation_config.json"
     if generation.is_file() and model.generation_config is not None:
-        tokens = modelled(json_object(generation), SpecialTokens, str(generation))
-        for name in tokens.model_fields_set & SpecialTokens.model_fields.keys():
-            setattr(model.generation_config, name, getattr(tokens, name))
+        stated = json_object(generation)
+        modelled(stated, SpecialTokens, str(generation))
+        for name in SpecialTokens.model_fields.keys() & stated.keys():
+            setattr(model.generation_config, name, stated[name])
     model = model.to(place)  # pyright: ignore[reportArgumentType]
     return model.eval()
 

@@ -55,6 +55,7 @@ def identify(path: str | os.PathLike[str], **hub: Any) -> Checkpoint:
     """
     directory = _directory(path, hub)
     raw = json_object(directory / "config.json")
+    modelled(raw, Fields, str(directory / "config.json"))
     config = _configuration(raw, directory)
     require_family(config)
     layers = config.num_hidden_layers

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from annotated_types import Interval, MultipleOf
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 from transformers.activations import ACT2FN
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
@@ -49,11 +49,29 @@ class Rope(_Stated):
     partial_rotary_factor: Annotated[float, Interval(gt=0, le=1)] | None = None
 
 
+class Released(_Stated):
+    """What the RePo authors' checkpoints say of their positions, beside which layers (`configuration.released_layout`)."""
+
+    dynamic_pe_mode: str = "none"
+
+
+def _several(tokens: Any) -> Any:
+    """One token as a list of one."""
+    return tokens if tokens is None or isinstance(tokens, list) else [tokens]
+
+
+def _by_layer_type(parameters: Any) -> Any:
+    """Parameters of all layers as those of one type of layers."""
+    if not isinstance(parameters, dict) or any(isinstance(value, dict) for value in parameters.values()):
+        return parameters
+    return {"all layers": parameters}
+
+
 class SpecialTokens(_Stated):
     """Tokens with which texts begin and end, in config.json and generation_config.json."""
 
     bos_token_id: OneToken | None = None
-    eos_token_id: OneToken | list[OneToken] | None = None
+    eos_token_id: Annotated[list[OneToken] | None, BeforeValidator(_several)] = None
     pad_token_id: OneToken | None = None
 
 
@@ -84,7 +102,7 @@ class Fields(SpecialTokens):
     final_logit_softcapping: Factor | None = None
     rope_theta: Annotated[float, Interval(gt=0, le=1e15)] | None = None
     rope_scaling: Rope | None = None
-    rope_parameters: Rope | dict[str, Rope | None] | None = None
+    rope_parameters: Annotated[dict[str, Rope | None] | None, BeforeValidator(_by_layer_type)] = None
     layer_types: list[Literal["full_attention", "sliding_attention"]] | None = None
     no_rope_layers: list[Annotated[int, Interval(ge=0, le=1)]] | None = None
-    pe_config: dict[str, Any] | None = None
+    pe_config: Released | None = None
