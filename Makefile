@@ -54,6 +54,7 @@ zoo: env
 
 bench: env
 	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks.announced
 
 # Minutes of fuzzing; the suite has seconds of the same. What it finds is printed, and kept in .hypothesis/ for the next time.
 fuzz: env

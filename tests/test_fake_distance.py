@@ -229,10 +229,10 @@ def test_names_dimensions_units_and_parameters():
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"sign": "literal"}, "sign is one of causal, printed, not 'literal'"),
-        ({"distances": "cells"}, "distances is one of tokens, positions, not 'cells'"),
-        ({"axes": "every"}, "axes is one of none, first_prompt, not 'every'"),
-        ({"queries": 0}, "at least one query"),
+        ({"sign": "literal"}, "sign is 'literal'; wanted one of causal, printed"),
+        ({"distances": "cells"}, "distances is 'cells'; wanted one of tokens, positions"),
+        ({"axes": "every"}, "axes is 'every'; wanted one of none, first_prompt"),
+        ({"queries": 0}, "queries is 0; wanted a whole number from 1"),
     ],
 )
 def test_bad_parameters_are_named(parameters, message):

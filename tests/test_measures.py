@@ -274,7 +274,7 @@ def test_rows_that_produced_the_first_token_do_not_exist():
     spans = spans_of(2, 24, generated=[0, 1])
     with pytest.raises(InputError, match="first token of a prompt is marked generated"):
         AttentionMass(rows="producing").observe(random_inputs(), spans)
-    with pytest.raises(InputError, match="rows is one of generated, producing"):
+    with pytest.raises(InputError, match="wanted one of generated, producing"):
         AttentionMass(rows="all")
 
 

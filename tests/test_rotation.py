@@ -240,11 +240,11 @@ def test_names_dimensions_units_and_parameters():
 
 
 def test_bad_parameters_are_named():
-    with pytest.raises(InputError, match="semantic is one of signed, printed, not 'exact'"):
+    with pytest.raises(InputError, match=r"rotation\.semantic is 'exact'; wanted one of signed, printed"):
         Rotation(semantic="exact")
-    with pytest.raises(InputError, match="must not be negative"):
+    with pytest.raises(InputError, match="wanted a number from 0"):
         Rotation(prominence=-1.0)
-    with pytest.raises(InputError, match="from 1 on, not 0"):
+    with pytest.raises(InputError, match="training_length is 0; wanted a whole number from 1"):
         Rotation(training_length=0)
     with pytest.raises(InputError, match="give training_length in tokens"):
         measured(random_inputs(scheme="rope"), training_length=None)

@@ -369,6 +369,6 @@ def test_text_of_the_prompt_gives_the_segments():
 
 
 def test_what_cannot_be_done_is_said():
-    for options, said in (({"draws": 0}, "at least one draw"), ({"kinds": ()}, "no kind"), ({"tolerance": -1}, "tolerance")):
+    for options, said in (({"draws": 0}, "draws is 0"), ({"kinds": ()}, "at least one"), ({"tolerance": -1}, "tolerance is -1")):
         with pytest.raises(InputError, match=said):
             Segments(**options)

@@ -236,11 +236,11 @@ def test_names_dimensions_units_and_parameters():
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"axes": "all"}, "axes is one of none, first_prompt, not 'all'"),
-        ({"extras": ("attentions",)}, "extras are of .*, not 'attentions'"),
-        ({"ridge": 0.0}, "must be positive"),
-        ({"position_width": -1.0}, "must be positive"),
-        ({"held_out_share": 1.0}, "between 0 and 1, not 1.0"),
+        ({"axes": "all"}, "axes is 'all'; wanted one of none, first_prompt"),
+        ({"extras": ("attentions",)}, "extras is .*'attentions'.*; wanted some of"),
+        ({"ridge": 0.0}, "ridge is 0.0; wanted a number above 0"),
+        ({"position_width": -1.0}, "position_width is -1.0; wanted a number above 0"),
+        ({"held_out_share": 1.0}, "is 1.0; wanted a number above 0 and below 1"),
     ],
 )
 def test_bad_parameters_are_named(parameters, message):

@@ -43,6 +43,9 @@ SCHEMES: dict[str, str] = {
 LEARNED = ("repo", "continuous", "multihead_continuous")
 """Schemes that learn positions from the hidden state."""
 
+CONTEXTUAL = ("cope", "cope_alibi", "cope_mlp", "cope_rope")
+"""Schemes whose positions are counts of gates."""
+
 _PERIODS = {"r2n1": ("rope", "rope", "nope"), "n2r1": ("nope", "nope", "rope")}
 
 
