@@ -39,9 +39,11 @@ def preload() -> None:
 
     torch.set_num_threads(1)
     import repo_interp as ri
+    from repo_interp.cli import COMMANDS, _module
     from repo_interp.papers import catalogue
     from repo_interp.plots import catalogue as views
 
+    assert all(_module(name) for name in COMMANDS)
     assert ri.load and ri.analyze and ri.score and ri.compare and ri.zoo and catalogue and views
 
 
