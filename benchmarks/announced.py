@@ -182,7 +182,7 @@ def _make(asked: argparse.Namespace) -> dict[str, Any]:
     drawn = 0.02 * torch.randn(
         2**21, generator=torch.Generator().manual_seed(0)
     )  # the same few million again and again: quickly made
-    for name, parameter in model.named_parameters():
+    for parameter in model.parameters():
         count = parameter.numel()
         values = (
             drawn.repeat(-(-count // len(drawn)))[:count].view_as(parameter)
