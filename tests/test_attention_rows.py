@@ -48,5 +48,5 @@ def test_a_run_holds_the_rows_of_its_first_prompt_alone():
 
 
 def test_no_rows_are_no_measure():
-    with pytest.raises(InputError, match="at least 1, not 0 and 16"):
+    with pytest.raises(InputError, match="rows is 0; wanted a whole number from 1"):
         AttentionRows(rows=0)

@@ -25,6 +25,7 @@ import torch
 from torch import nn
 
 from repo_interp.analysis.batches import make_batches, structure_for
+from repo_interp.analysis.finite import Faults
 from repo_interp.analysis.observing import MergedStatistics, group_of, measures_for, observe_batch
 from repo_interp.inputs import AttentionInputs, Spans
 from repo_interp.measures.statistics import Measure, Statistics
@@ -145,7 +146,9 @@ def _probe(
     if not measures:
         return _Probe(len(prompt.tokens), passing, (), 0.0, 0.0, 0.0)
     timed = [_Timed(measure, [0.0] * len(layers), layers) for measure in measures]
-    whole, observed = _timed(lambda: observe_batch(bridge, batch, cast(Sequence[Measure], timed), layers, heads), device)
+    whole, observed = _timed(
+        lambda: observe_batch(bridge, batch, cast(Sequence[Measure], timed), layers, heads, None, Faults()), device
+    )
     measuring = [list(measure.seconds) for measure in timed]
     labelling = max(0.0, whole - passing - sum(map(sum, measuring)))
     predictions = predictions_of(bridge, passed[0][1], batch.tokens, batch.valid, torch.as_tensor(batch.numbers))
@@ -155,6 +158,7 @@ def _probe(
         if measure.reads_predictions:
             observed[measure.name] = seen
 
+    measures = [measure for measure in measures if measure.name in observed]  # what stops takes no time
     batches = {measure.name: MergedStatistics() for measure in measures}
 
     def add() -> None:

@@ -50,24 +50,25 @@ def _page(comparison: xr.DataTree, pictures: Sequence[tuple[str, str]], failures
     """The HTML of the page with `pictures`: the measure and the HTML of each."""
     runs = runs_of(comparison)
     linked, scripts = linked_section(comparison, runs, failures)
-    tables = {table.name: table for table in comparison_tables(comparison)}
+    tables: dict[str, list[Table]] = {}
+    for table in comparison_tables(comparison):
+        tables.setdefault(table.name, []).append(table)
     measures = [name for name in comparison.children if name in tables or any(measure == name for measure, _ in pictures)]
     return framed(
         title=f"Compared: {', '.join(runs.title(name) for name in runs.names)}",
         facts="\n".join(f'<p class="left-out">{escape(line)}</p>' for line in notes(comparison)),
         navigation={**({"linked": "Side by side"} if linked else {}), **{name: group_title(name) for name in measures}},
-        sections=[linked, *("\n".join(_section(name, tables.get(name), pictures)) for name in measures)],
+        sections=[linked, *("\n".join(_section(name, tables.get(name, ()), pictures)) for name in measures)],
         provenance=table_html(_runs_table(comparison)),
         scripts=scripts,
     )
 
 
-def _section(measure: str, table: Table | None, pictures: Sequence[tuple[str, str]]) -> Iterator[str]:
+def _section(measure: str, tables: Sequence[Table], pictures: Sequence[tuple[str, str]]) -> Iterator[str]:
     yield f'<section id="{escape(measure)}" aria-labelledby="{escape(measure)}-title">'
     yield f'<h2 id="{escape(measure)}-title">{escape(group_title(measure))}</h2>'
     yield from (picture for of, picture in pictures if of == measure)
-    if table is not None:
-        yield table_html(table)
+    yield from map(table_html, tables)
     yield "</section>"
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 import xarray as xr
 
+from repo_interp.comparison.head_names import changed_names
 from repo_interp.comparison.looks import Runs, group_title, runs_of, spread
 from repo_interp.errors import InputError
 from repo_interp.plots.catalogue import view_of
@@ -27,9 +28,11 @@ PAIR = 2
 
 
 def comparison_tables(comparison: xr.DataTree) -> list[Table]:
-    """One table per measure that has numbers with a mean."""
+    """One table per measure that has numbers with a mean, and one of the heads whose name changes."""
     runs = runs_of(comparison)
     tables = [measure_table(comparison, measure, runs) for measure in comparison.children]
+    changed = changed_names(comparison, runs)
+    tables += [] if changed is None else [changed]
     return [table for table in tables if table.rows]
 
 

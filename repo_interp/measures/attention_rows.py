@@ -14,13 +14,14 @@ Knows nothing about what the spans mean.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 import xarray as xr
+from annotated_types import Interval
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans, select_prompts
 from repo_interp.measures.labels import described, of_layer
 from repo_interp.measures.statistics import Measure, Statistics
@@ -62,15 +63,16 @@ def rows_of_interest(valid: Bool[Tensor, "token"], spans: Spans, prompt: int, mo
 class AttentionRows(Measure):
     """The measure `attention_rows`."""
 
-    rows: int = 512
+    rows: Annotated[int, Interval(ge=1, le=65_536)] = 512
     """Most rows."""
-    keys: int = 16
+    keys: Annotated[int, Interval(ge=1, le=4096)] = 16
     """Strongest keys of a row; of fewer rows more, `rows` x `keys` in all."""
     name: str = "attention_rows"
 
-    def __post_init__(self) -> None:
-        if min(self.rows, self.keys) < 1:
-            raise InputError(f"rows and keys are at least 1, not {self.rows} and {self.keys}")
+    @property
+    def may_be_nan(self) -> tuple[str, ...]:
+        """What not every prompt, layer and head has, or what is a share or a correlation of nothing."""
+        return ("weight",)
 
     @property
     def growth(self) -> float:

@@ -10,11 +10,12 @@ tokens are added by who does.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 import xarray as xr
+from annotated_types import Interval
 
-from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Predictions, Spans
 from repo_interp.measures.attention_rows import rows_of_interest
 from repo_interp.measures.labels import described
@@ -28,15 +29,16 @@ _CELLS = 2**22
 class NextTokens(Measure):
     """The measure `predictions`."""
 
-    rows: int = 512
+    rows: Annotated[int, Interval(ge=1, le=65_536)] = 512
     """Most tokens after which predictions are kept."""
-    candidates: int = 8
+    candidates: Annotated[int, Interval(ge=1, le=4096)] = 8
     """Likeliest next tokens after each."""
     name: str = "predictions"
 
-    def __post_init__(self) -> None:
-        if min(self.rows, self.candidates) < 1:
-            raise InputError(f"rows and candidates are at least 1, not {self.rows} and {self.candidates}")
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """No tensor of a layer: the outputs of the pass."""
+        return ()
 
     @property
     def reads_predictions(self) -> bool:

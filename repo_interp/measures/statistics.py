@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from repo_interp.inputs import AttentionInputs, Predictions, Spans
+from repo_interp.inputs import TENSORS, AttentionInputs, Predictions, Spans
+from repo_interp.values import check_fields
 
 
 @dataclass(frozen=True)
@@ -38,12 +39,17 @@ class Statistics:
 class Measure(ABC):
     """One way of reducing attention inputs to small labelled arrays: a frozen dataclass whose fields are its parameters.
 
+    A field states its type and range (`Annotated[float, Interval(gt=0)]`, see `values`); an object with another value is refused.
     What a measure needs beside the attention inputs it declares: spans, kinds of segments, the training length. An object of another
     package need not inherit from this class: `as_measure` takes `name`, `required_spans`, `parameters`, `observe` and `conclude`.
     """
 
     name: str
     """The group of the run file; a field too, so that two of one class stand side by side."""
+
+    def __post_init__(self) -> None:
+        """Raises InputError for a field that is not of the type and range that it states."""
+        check_fields(self, self.name)  # pyright: ignore[reportArgumentType]
 
     @property
     def required_spans(self) -> tuple[str, ...]:
@@ -63,6 +69,29 @@ class Measure(ABC):
         """Values of the fields by name, as the group's attributes record them."""
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "name"}  # pyright: ignore[reportArgumentType]
         return {name: "not given" if value is None else value for name, value in values.items()}
+
+    @property
+    def fewest_tokens(self) -> int:
+        """Tokens that a prompt needs; asked for before the first forward pass."""
+        return 1
+
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        """Schemes of layers that it says something about; empty: any."""
+        return ()
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Which tensors of the attention inputs are measured: where one of them is not finite, this measure stops."""
+        return TENSORS
+
+    @property
+    def may_be_nan(self) -> tuple[str, ...]:
+        """Statistics per prompt in which NaN stands for what is not there, or not defined.
+
+        Others may be NaN at padding, and in layers without positions or rotation; where they are elsewhere, the measure stops.
+        """
+        return ()
 
     def for_training_length(self, tokens: int) -> Measure:
         """The measure for a checkpoint that was trained on prompts of `tokens` tokens; itself where that changes nothing."""

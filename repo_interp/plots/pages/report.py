@@ -99,12 +99,19 @@ def _page(run: xr.DataTree, options: PageOptions, pictures: Sequence[tuple[str, 
     scripts = _scripts(sections)
     return framed(
         title=_title(run, sections),
-        facts=f'<dl class="facts">{_summary(run, sections)}</dl>',
+        facts=f'<dl class="facts">{_summary(run, sections)}</dl>{_warnings(run)}',
         navigation={section.view.group: section.view.title for section in sections},
         sections=[_NO_SCRIPT if scripts else "", *(section.html for section in sections)],
         provenance=f"<p>What this page was made from, as recorded in the run file.</p>\n{_provenance(run)}",
         scripts=scripts,
     )
+
+
+def _warnings(run: xr.DataTree) -> str:
+    """What the run says beside its numbers, and what it could not measure."""
+    lines = [*str(run.attrs.get("notes", "")).splitlines()]
+    lines += [f"not measured: {line}" for line in str(run.attrs.get("stopped", "")).splitlines()]
+    return "".join(f'<p class="left-out">{escape(line)}</p>' for line in lines)
 
 
 def _title(run: xr.DataTree, sections: Sequence[Section]) -> str:

@@ -108,6 +108,8 @@ def check_spans(spans: Mapping[str, Places], generated: Places, length: int, uni
     `spans` maps names to places (0-based, in `unit`: "token" or "character") of a prompt of `length` places. Raises InputError:
     empty, doubled or out-of-range places, top-level spans that overlap, a part that leaves its parent.
     """
+    for name in spans:
+        _check_name(name)
     owner = np.full(length, -1)
     names = [name for name in spans if "." not in name]
     for label, (name, places) in enumerate([*((name, spans[name]) for name in names), (GENERATED, generated)]):
@@ -125,7 +127,6 @@ def check_spans(spans: Mapping[str, Places], generated: Places, length: int, uni
             raise InputError(f'the spans "{other}" and "{name}" share {unit} {taken[0]}; {advice}')
         owner[indices] = label
     for name in spans:
-        _check_name(name)
         if "." in name:
             _check_part(name, spans, length, unit)
 
@@ -146,8 +147,8 @@ def _places(name: str, places: Places, length: int, unit: str) -> Int[np.ndarray
 
 
 def _check_name(name: str) -> None:
-    if not name or not all(name.split(".")):
-        raise InputError(f'"{name}" is no name for a span: wanted a word, or words joined by dots like needle.1.key')
+    if not all(name.split(".")) or not name.isprintable():
+        raise InputError(f'"{name[:80]}" is no name for a span: wanted a word, or words joined by dots like needle.1.key')
     if name.split(".")[0] == GENERATED:
         raise InputError(f'"{name}" is no name for a span: generated places have a field of their own, "generated"')
 
