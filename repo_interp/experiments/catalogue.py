@@ -34,6 +34,8 @@ from repo_interp.tasks.task import Scoring
 
 TOKENS = 2048
 """Tokens that are run side by side, at least."""
+TOKENS_WITH_GRADIENT = 512
+"""The same where a pass is differentiated, and so kept in memory layer by layer."""
 
 Progress = Callable[[int, int], None]
 
@@ -199,7 +201,7 @@ class Effects(Experiment):
         lengths = tuple(len(prompt.tokens) for prompt in prompts)
 
         def run(batch_size: int, grid: ResumableGrid, progress: Progress | None) -> dict[str, xr.Dataset]:
-            size = _side_by_side(batch_size, max(lengths))
+            size = max(batch_size, TOKENS_WITH_GRADIENT // max(lengths))
             options = (kinds, strength, self.top, self.set_size, self.draws)
             return {self.name: effects(model, scoring, prompts, *options, batch_size=size, progress=progress, grid=grid)}
 
