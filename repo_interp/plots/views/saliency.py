@@ -164,7 +164,7 @@ def saliency_table(run: xr.DataTree) -> Table:
     rows = []
     for layer, head in heads_by_saliency(run)[:ROWS]:
         own = {"layer": layer, "head": head}
-        largest = int(np.abs(dataset[value].sel(prompt=first, **own).values[: tokens.count]).argmax())
+        largest = int(np.abs(dataset[value].sel(own | {"prompt": first}).values[: tokens.count]).argmax())
         numbers = cells([sizes["saliency"].sel(own), sizes["integrated_gradients"].sel(own), net.sel(own)])
         rows.append(
             (layer, head, scheme_name(schemes(dataset)[layer]), *numbers, f"{largest}: {token_label(tokens.text(largest))}")
