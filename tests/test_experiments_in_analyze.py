@@ -111,7 +111,7 @@ def test_prompts_of_a_file_are_judged_by_what_they_mark(tmp_path, capsys):
 REFUSED = {
     "unknown experiment": (
         ["--experiments", "surgery"],
-        "there is no experiment 'surgery'; there are perturbation, extrapolation",
+        "there is no experiment 'surgery'; there are perturbation, extrapolation, effects, saliency, atlas",
     ),
     "no parameter": (
         ["--experiments", "perturbation", "--set", "perturbation.force=1"],
@@ -155,7 +155,13 @@ def test_a_model_that_cannot_take_longer_prompts_or_other_tokens_is_refused(brid
         planned(bridge, TASK.prompts(4), ("perturbation",), make_task("niah"))
     with pytest.raises(InputError, match="nothing to predict for reversal"):
         planned(bridge, [Prompt(tokens=(3, 4, 5))], ("perturbation",), TASK)
-    assert [experiment_named(name).name for name in experiment_names()] == ["perturbation", "extrapolation", "saliency"]
+    assert [experiment_named(name).name for name in experiment_names()] == [
+        "perturbation",
+        "extrapolation",
+        "effects",
+        "saliency",
+        "atlas",
+    ]
 
 
 class Stopped(Exception):

@@ -17,6 +17,7 @@ from typing import Any
 import xarray as xr
 from torch import nn
 
+from repo_interp.analysis.notes import notes_on
 from repo_interp.errors import InputError
 from repo_interp.experiments.generated_scores import needle_scores, question_scores
 from repo_interp.experiments.task_scores import task_scores
@@ -131,6 +132,7 @@ def _tokenizer(bridge: Any) -> Any:
 
 
 def _run(bridge: nn.Module, scores: xr.Dataset) -> xr.DataTree:
+    notes = {"notes": "\n".join(said)} if (said := notes_on(bridge)) else {}
     return make_run(
-        {"scores": scores}, {**identity(bridge), **{f"version_{name}": number for name, number in versions().items()}}
+        {"scores": scores}, {**identity(bridge), **{f"version_{name}": number for name, number in versions().items()}, **notes}
     )

@@ -2,7 +2,9 @@
 
     perturbation     the prompts of the analysis, for every kind, share and reach of a disturbance       group perturbation
     extrapolation    prompts of the training length and longer ones, by every method                     groups extrapolation, output_traces
+    effects          the prompts of the analysis, with positions of heads, layers and sets changed       group effects
     saliency         the prompts of the analysis: derivatives by positions, and integrals of them        group saliency
+    atlas            prompts of the analysis and repeated random tokens, with twins of random weights    group atlas
 
 An experiment plans first: what cannot work is refused before anything is run, and the passes it needs are known. Its prompts and
 scores are a task's; prompts that were given are scored as `scoring_of` says. Knows nothing about how an experiment works.
@@ -13,23 +15,28 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import xarray as xr
+from annotated_types import Interval, MinLen
 from torch import nn
 from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
-from repo_interp.experiments.extrapolation import GLOBAL_TOKENS, METHODS, allowed_methods, extrapolation, output_traces
-from repo_interp.experiments.perturbation import GAMMAS, L_MAX, PAPER_KINDS, perturbation, require_grid
+from repo_interp.experiments.atlas import SHORTEST_HALF, Asked, atlas, default_twins, repeated_half
+from repo_interp.experiments.effects import effects, require_effects, whole_passes
+from repo_interp.experiments.extrapolation import GLOBAL_TOKENS, METHODS, Method, allowed_methods, extrapolation, output_traces
+from repo_interp.experiments.perturbation import GAMMAS, L_MAX, PAPER_KINDS, Kind, OffsetUnit, perturbation, require_grid
+from repo_interp.experiments.position_changes import PositionChange, Strength, default_kinds
 from repo_interp.experiments.prompt_sets import LEAST, prompts_by_length, scoring_of
 from repo_interp.experiments.resumable_grid import ResumableGrid
-from repo_interp.experiments.saliency import require_positions, saliency
+from repo_interp.experiments.saliency import Baseline, require_positions, saliency
 from repo_interp.models.bridge import model_of
 from repo_interp.models.provenance import length_trained
 from repo_interp.models.reposition import attentions, longest_prompt
 from repo_interp.tasks import Prompt, Task
 from repo_interp.tasks.task import Scoring
+from repo_interp.values import Count, CountOrNone, Finite, Positive, Seed, Share, Tokens, TokensOrNone, check_fields
 
 TOKENS = 2048
 """Tokens that are run side by side, at least."""
@@ -58,6 +65,10 @@ class Experiment(ABC):
     name: ClassVar[str]
     """Its name, and that of its main group."""
 
+    def __post_init__(self) -> None:
+        """Raises InputError for a field that is not of the type and range that it states."""
+        check_fields(self, self.name)  # pyright: ignore[reportArgumentType]
+
     @property
     def parameters(self) -> Mapping[str, Any]:
         """Values of the fields by name, as the attributes of its groups record them."""
@@ -72,15 +83,15 @@ class Experiment(ABC):
 class Perturbation(Experiment):
     """The experiment `perturbation` (Position Generalization sec. 4.1)."""
 
-    kinds: tuple[str, ...] = PAPER_KINDS
-    gammas: tuple[float, ...] = GAMMAS
+    kinds: Annotated[tuple[Kind, ...], MinLen(1)] = PAPER_KINDS
+    gammas: Annotated[tuple[Share, ...], MinLen(1)] = GAMMAS
     """Shares of tokens that are moved; none is always among them."""
-    l_maxes: tuple[int, ...] = L_MAX
+    l_maxes: Annotated[tuple[Tokens, ...], MinLen(1)] = L_MAX
     """Farthest moves, in tokens."""
-    layers: tuple[int, ...] = ()
+    layers: tuple[CountOrNone, ...] = ()
     """Where features and positions are disturbed; empty: everywhere."""
-    offset_unit: str = "positions"
-    seed: int = 0
+    offset_unit: OffsetUnit = "positions"
+    seed: Seed = 0
     name: ClassVar[str] = "perturbation"
 
     def plan(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], training_length: int) -> Plan:
@@ -103,27 +114,21 @@ class Perturbation(Experiment):
 class Extrapolation(Experiment):
     """The experiment `extrapolation` (Position Generalization sec. 4.2)."""
 
-    methods: tuple[str, ...] = ()
+    methods: tuple[Method, ...] = ()
     """Empty: all that the model's positions allow."""
-    lengths: tuple[int, ...] = ()
+    lengths: tuple[Tokens, ...] = ()
     """In tokens; empty: the training length and its doublings up to four times it, or test sets of the task."""
-    sequences: int = 32
+    sequences: Annotated[int, Interval(ge=LEAST, le=1_000_000)] = 32
     """Prompts of each length; half of those of the training length are the reference."""
-    judged: int = 0
+    judged: TokensOrNone = 0
     """Last tokens of a prompt that are judged; 0: a quarter of the training length."""
-    global_tokens: int = GLOBAL_TOKENS
+    global_tokens: Tokens = GLOBAL_TOKENS
     """First tokens that LM-Infinite always shows."""
-    traced_layer: int = -1
+    traced_layer: Annotated[int, Interval(ge=-1, le=1_000_000)] = -1
     """Whose outputs are traced over sliding windows; -1: the middle one."""
-    traced_queries: int = 4
-    seed: int = 0
+    traced_queries: Count = 4
+    seed: Seed = 0
     name: ClassVar[str] = "extrapolation"
-
-    def __post_init__(self) -> None:
-        if self.sequences < LEAST:
-            raise InputError(f"extrapolation needs at least {LEAST} sequences, not {self.sequences}")
-        if self.judged < 0 or self.traced_queries < 1:
-            raise InputError("extrapolation: judged is 0 or a number of tokens, traced_queries at least 1")
 
     def plan(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], training_length: int) -> Plan:
         """Every method at every length. Raises InputError for methods and lengths that the model or the task lacks."""
@@ -169,12 +174,49 @@ class Extrapolation(Experiment):
 
 
 @dataclass(frozen=True)
+class Effects(Experiment):
+    """The experiment `effects`: what the positions of heads cause."""
+
+    kinds: tuple[PositionChange, ...] = ()
+    """Changes of positions (`position_changes`); empty: linearised where positions are learned, frozen, permuted."""
+    top: CountOrNone = 0
+    """Heads that are measured exactly, with as many others; 0: all where there are few."""
+    set_size: CountOrNone = 0
+    """Most needed heads that are changed together; 0: as many as a layer has."""
+    draws: Count = 8
+    """Controls: sets of as many other heads."""
+    scale: Finite = 0.5
+    step: Positive = 1.0
+    """What positions are rounded to multiples of."""
+    shift: Finite = 0.5
+    """How far a span is shifted, in ranges of the head's positions."""
+    span: str = ""
+    """Whose tokens are shifted; empty: the needle, else the first span."""
+    seed: Seed = 0
+    name: ClassVar[str] = "effects"
+
+    def plan(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], training_length: int) -> Plan:
+        """All kinds on `prompts`. Raises InputError for kinds, numbers, prompts and models that cannot be measured."""
+        kinds = tuple(dict.fromkeys(self.kinds or default_kinds(model)))
+        strength = Strength(self.scale, self.step, self.shift, self.span, self.seed)
+        require_effects(model, scoring, prompts, kinds, strength, self.top, self.set_size, self.draws)
+        lengths = tuple(len(prompt.tokens) for prompt in prompts)
+
+        def run(batch_size: int, grid: ResumableGrid, progress: Progress | None) -> dict[str, xr.Dataset]:
+            size = _side_by_side(batch_size, max(lengths))
+            options = (kinds, strength, self.top, self.set_size, self.draws)
+            return {self.name: effects(model, scoring, prompts, *options, batch_size=size, progress=progress, grid=grid)}
+
+        return Plan(self, lengths * whole_passes(model, len(kinds), self.top, self.draws), run)
+
+
+@dataclass(frozen=True)
 class Saliency(Experiment):
     """The experiment `saliency` (ours; integrated gradients: Sundararajan, Taly and Yan 2017)."""
 
-    baseline: str = "constant"
+    baseline: Baseline = "constant"
     """Where the path of integrated gradients begins: `constant`, the mean of a head's positions over the prompt, or `index`."""
-    steps: int = 64
+    steps: CountOrNone = 64
     """Points of the path; 0: derivatives at the model's own positions alone."""
     name: ClassVar[str] = "saliency"
 
@@ -190,7 +232,43 @@ class Saliency(Experiment):
         return Plan(self, tuple(len(prompt.tokens) for prompt in prompts) * (BACKWARD * (1 + self.steps)), run)
 
 
-EXPERIMENTS: Mapping[str, type[Experiment]] = {kind.name: kind for kind in (Perturbation, Extrapolation, Saliency)}
+@dataclass(frozen=True)
+class Atlas(Experiment):
+    """The experiment `atlas`: what every head does, in numbers and by name (ours)."""
+
+    prompts: Count = 16
+    """Most prompts of the analysis that are taken, its first ones."""
+    sequences: Count = 8
+    """Sequences of random tokens, repeated once."""
+    rows: Count = 512
+    """Most rows of attention of a prompt, evenly spread."""
+    top: Count = 1
+    """Strongest keys of a row that count for retrieval."""
+    twins: CountOrNone = 0
+    """Models with random weights that set the thresholds of names; 0: 10, or 3 where a model has more than 30 million parameters."""
+    quantile: Share = 0.95
+    """Of the twins' largest scores, below which no head has a name."""
+    seed: Seed = 0
+    name: ClassVar[str] = "atlas"
+
+    def plan(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], training_length: int) -> Plan:
+        """The scores of the model and its twins. Raises InputError where two repeated tokens do not fit into the training length."""
+        half, twins = repeated_half(model, training_length), self.twins or default_twins(model)
+        if half < SHORTEST_HALF:
+            raise InputError(f"atlas repeats random tokens, which a training length of {training_length} tokens has no room for")
+        chosen = list(prompts[: self.prompts])
+        asked = Asked(chosen, self.sequences, half, self.rows, self.top, twins, self.quantile, self.seed)
+        lengths = (*(len(prompt.tokens) for prompt in chosen), *[1 + 2 * half] * self.sequences)
+
+        def run(batch_size: int, grid: ResumableGrid, progress: Progress | None) -> dict[str, xr.Dataset]:
+            return {self.name: atlas(model, asked, progress, grid)}
+
+        return Plan(self, lengths * (1 + twins), run)
+
+
+EXPERIMENTS: Mapping[str, type[Experiment]] = {
+    kind.name: kind for kind in (Perturbation, Extrapolation, Effects, Saliency, Atlas)
+}
 
 
 def experiment_names() -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -46,7 +46,8 @@ from repo_interp.tasks import Batch, Prompt
 from repo_interp.tasks.task import Scoring
 from repo_interp.training.responses import target_logits, to_question
 
-BASELINES = ("constant", "index")
+Baseline = Literal["constant", "index"]
+BASELINES: tuple[Baseline, ...] = get_args(Baseline)
 
 _BY_TOKEN = {
     "saliency": ("derivative of the answer's log-probability by the position of each token", "nat/position"),

@@ -9,6 +9,7 @@ from repo_interp.plots.marks.table import Table
 from repo_interp.plots.pages.report import report_page
 from repo_interp.plots.style import paper_figure, save_figure, style
 from repo_interp.plots.view import View
+from repo_interp.plots.views.atlas import atlas_names, atlas_overview
 from repo_interp.plots.views.attention_mass import heads_ranked, mass_by_span, mass_grid
 from repo_interp.plots.views.component_curves import beyond_training_length, component_curves, logit_by_distance
 from repo_interp.plots.views.component_shares import (
@@ -19,6 +20,7 @@ from repo_interp.plots.views.component_shares import (
     vaf_over_training,
 )
 from repo_interp.plots.views.components import figures_of_components
+from repo_interp.plots.views.effects import effect_maps, effects_of_sets, screening_fit
 from repo_interp.plots.views.extrapolation import extrapolation_by_length, output_traces
 from repo_interp.plots.views.fake_distance import fake_distance_fit
 from repo_interp.plots.views.gates import gate_lines, gate_scores, position_attention
@@ -39,9 +41,13 @@ if TYPE_CHECKING:
 __all__ = [
     "Table",
     "View",
+    "atlas_names",
+    "atlas_overview",
     "beyond_training_length",
     "comparison_figures",
     "component_curves",
+    "effect_maps",
+    "effects_of_sets",
     "extrapolation_by_length",
     "fake_distance_fit",
     "figures_of_components",
@@ -73,6 +79,7 @@ __all__ = [
     "saliency_text",
     "save_figure",
     "score_grid",
+    "screening_fit",
     "segment_grid",
     "segment_positions",
     "segment_scores",

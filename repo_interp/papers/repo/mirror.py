@@ -11,7 +11,7 @@ are means over its heads. Layer 0 is measured and shown, but is no finding: its 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
@@ -21,6 +21,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from repo_interp.analysis.analyze import analyze
+from repo_interp.measures.kernels.mirror import Mirror, mirror
 from repo_interp.measures.labels import described
 from repo_interp.models.load import load, load_fresh
 from repo_interp.papers.kit.cache import Cache
@@ -65,41 +66,6 @@ _TOGETHER: Any = {"join": "exact", "coords": "minimal", "compat": "override"}
 
 
 # ---- measured -------------------------------------------------------------------------------------------------------
-
-
-class Mirror(NamedTuple):
-    """Distances of positions over the generated words of one prompt, in positions, and a correlation."""
-
-    copies: float
-    """Mean |z_copy - z_source|."""
-    random: float
-    """Mean |z_copy - z| over places of other words."""
-    elsewhere: float
-    """Mean |z_copy - z| over other places of the same word; NaN where no word is there twice."""
-    correlation: float
-    """Of z_copy with z_source; NaN where either is constant."""
-
-
-def mirror(
-    positions: Float[np.ndarray, " token"], words: Sequence[str | int], source: Sequence[int], copy: Sequence[int]
-) -> Mirror:
-    """How near each copy's position is to its source's; `words` says which token is which word, `source[k]` is what `copy[k]` copies.
-
-    Every place of `source` is a place a copy could have come from.
-    """
-    z, named = np.asarray(positions, dtype=float), np.asarray(words)
-    places, copies = np.asarray(source), np.asarray(copy)
-    distance = np.abs(z[copies][:, None] - z[places][None])
-    same = named[copies][:, None] == named[places][None]
-    own = np.eye(len(places), dtype=bool)
-    pairs = np.stack((z[copies], z[places]))
-    varied = bool((np.ptp(pairs, axis=1) > 1e-9).all())
-    return Mirror(
-        float(distance[own].mean()),
-        float(distance[~same].mean()) if (~same).any() else np.nan,
-        float(distance[same & ~own].mean()) if (same & ~own).any() else np.nan,
-        float(np.corrcoef(pairs)[0, 1]) if varied else np.nan,
-    )
 
 
 def flatness(positions: Float[np.ndarray, " token"], instruction: Sequence[int], words: Sequence[int]) -> float:
