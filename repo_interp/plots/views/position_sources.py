@@ -98,7 +98,7 @@ def _reads(scheme: str) -> bool:
 
 
 def source_table(run: xr.DataTree) -> Table:
-    """One row per head, or per heads of a layer with the same positions: shares and R^2 of the token alone, in whole per cent."""
+    """One row per head, of heads of a layer with the same numbers the first: shares and R^2 of the token alone, in whole per cent."""
     dataset = group(run, "position_sources")
     lines = []
     for layer, head in _known_heads(dataset):
@@ -108,14 +108,14 @@ def source_table(run: xr.DataTree) -> Table:
         lines.append((layer, head, (*(round(100 * value) for value in values), says)))
     rows = []
     for (layer, rest), same in groupby(lines, key=lambda line: (line[0], line[2])):
-        heads = [head for _, head, _ in same]
-        rows.append((layer, str(heads[0]) if len(heads) == 1 else f"{heads[0]}-{heads[-1]}", *rest))
+        _, head, _ = next(same)
+        rows.append((layer, head, *rest))
     tokens = counted(int(dataset["counted_tokens"]), "token")
     note = (
         f"% of the variance of positions (CoPE: of gates) within prompts, held-out ones, over {tokens} "
         f"({number(100 * float(dataset['counted_share']))} % of all: those that other prompts hold too). Token to rest sum to 100; a "
-        "negative share misleads on prompts that were not fitted to. Heads whose rows are the same share one. Last: whether positions "
-        "follow from the token alone."
+        "negative share misleads on prompts that were not fitted to. Of heads whose numbers are the same the first is named. Last: whether "
+        "positions follow from the token alone."
     )
     left = f" {counted(len(rows) - ROWS, 'row')} left out." if len(rows) > ROWS else ""
     columns = ("layer", "head", *COLOURS, "token alone", "follows")

@@ -167,8 +167,8 @@ def saliency_table(run: xr.DataTree) -> Table:
         largest = int(np.abs(dataset[value].sel(own | {"prompt": first}).values[: tokens.count]).argmax())
         numbers = cells([sizes["saliency"].sel(own), sizes["integrated_gradients"].sel(own), net.sel(own)])
         scheme = scheme_name(schemes(dataset)[layer])
-        rows.append((f"L{layer} H{head}", scheme, *numbers, f"{largest}: {token_label(tokens.text(largest))}"))
-    columns = ("head", "scheme", "saliency", "integrated", "net", "largest token")
+        rows.append((head, layer, scheme, *numbers, f"{largest}: {token_label(tokens.text(largest))}"))
+    columns = ("head", "layer", "scheme", "saliency", "integrated", "net", "largest token")
     left = dataset.sizes["layer"] * dataset.sizes["head"] - len(rows)
     note = (
         f"Means over {counted(dataset.sizes['prompt'], 'prompt')}. Saliency: mean size over tokens, nats per position; integrated: sum of "
