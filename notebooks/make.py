@@ -20,6 +20,8 @@ from PIL import Image
 
 HERE = Path(__file__).parent
 NOTEBOOKS = tuple(sorted(HERE.glob("*.ipynb")))
+NEEDS = {"9_the_heads_of_a_real_model": "smollm2-135m"}
+"""Notebooks that need a model which does not come with the package, by its name for `repo-interp fetch`."""
 COLOURS = 256
 """Of a picture's palette: figures are flat, and so a picture stays small."""
 SECONDS = 300
@@ -46,6 +48,18 @@ _clean()
 del _clean
 """
 """What a kernel runs before the first cell."""
+
+
+def missing(path: Path) -> str | None:
+    """One line that says what the notebook at `path` lacks on this machine; None where it can run."""
+    from repo_interp.errors import InputError
+    from repo_interp.models.fetched import fetched_directory
+
+    try:
+        fetched_directory(NEEDS.get(path.stem, ""))
+    except InputError as error:
+        return f"{path.name} is left as it is: {error}"
+    return None
 
 
 def executed(notebook: NotebookNode) -> NotebookNode:
@@ -108,7 +122,10 @@ def small(picture: str) -> str:
 def main(files: list[str]) -> None:
     """Run `files`, or all, and write them."""
     for path in map(Path, files) if files else NOTEBOOKS:
-        sys.stdout.write(f"{path.name}\n")
+        lacking = missing(path)
+        sys.stdout.write(f"{lacking or path.name}\n")
+        if lacking is not None:
+            continue
         notebook = nbformat.read(path, as_version=4)
         nbformat.validate(executed(notebook))
         nbformat.write(notebook, path)

@@ -5,6 +5,7 @@
     run     = ri.analyze(bridge, prompts)                     labelled results, one node per measure
     tokens, valid = ri.tokens(prompts, bridge)                what bridge.run_with_cache takes
     ri.head_table(run)                                        a pandas table with one row per head
+    ri.atlas(run)                                             ... with what heads are called, of experiments=("atlas",)
     ri.plots.position_lines(run, layer=5, head=1)
     scores  = ri.score(bridge)                                how well it answers the task it was trained on: a run too
 
@@ -22,6 +23,7 @@ _WHERE = {
     "InputError": "repo_interp.errors",
     "added_parameters": "repo_interp.models.reposition",
     "analyze": "repo_interp.analysis.analyze",
+    "atlas": "repo_interp.analysis.atlas",
     "bridge": "repo_interp.models.bridge",
     "compare": "repo_interp.comparison.align",
     "head_table": "repo_interp.analysis.heads",
@@ -54,6 +56,7 @@ __all__ = [
     "__version__",
     "added_parameters",
     "analyze",
+    "atlas",
     "bridge",
     "compare",
     "head_table",
@@ -82,6 +85,7 @@ __all__ = [
 if TYPE_CHECKING:
     from repo_interp import measures, plots, tasks
     from repo_interp.analysis.analyze import analyze
+    from repo_interp.analysis.atlas import atlas
     from repo_interp.analysis.coercion import prompt, tokens
     from repo_interp.analysis.heads import head_table
     from repo_interp.analysis.score import score, score_data_set, score_needles

@@ -1,4 +1,4 @@
-"""`AttentionInputs`: what one attention layer computes with, the record that capture hands to measures.
+"""`AttentionInputs`: what one attention layer computes with, the record that capture hands to measures; `Predictions`: what comes out.
 
 The logit of query i and key j of a head is
 
@@ -34,6 +34,24 @@ PositionLogits = Callable[[Int[Tensor, "row"]], Float[Tensor, "prompt head row k
 
 
 @dataclass(frozen=True)
+class Predictions:
+    """What a model expects after the tokens of a batch of prompts: made for the rows that are asked for, never for all at once."""
+
+    tokens: Int[Tensor, "prompt token"]
+    valid: Bool[Tensor, "prompt token"]
+    prompts: Int[Tensor, "prompt"]
+    """Number of each prompt of the batch within the whole analysis."""
+    vocabulary: int
+    logits: Callable[[int, Int[Tensor, "row"]], Float[Tensor, "row token_id"]]
+    """Next-token logits after the tokens `row` of one prompt of the batch, given by its place in it, float32."""
+
+    @property
+    def row_of_first_prompt(self) -> int | None:
+        """Row of the analysis' prompt number 0 in this batch; None where another batch has it."""
+        return _row_of_first(self.prompts)
+
+
+@dataclass(frozen=True)
 class AttentionInputs:
     """Inputs of one attention layer for a batch of prompts. Token order is causal order; padding may stand on either side."""
 
@@ -57,6 +75,8 @@ class AttentionInputs:
     position_logits: PositionLogits | None = None
     gate_features: Float[Tensor, "prompt kv_head token d_head"] | None = None
     """x_j of CoPE: what decides, with a query, which tokens that query counts; None where nothing is counted."""
+    tokens: Int[Tensor, "prompt token"] | None = None
+    """Token ids; None where the pass was not one of tokens."""
     largest_position: float = math.inf
     """Contextual positions beyond this one are taken for it (CoPE's p_max - 1)."""
 
@@ -73,8 +93,7 @@ class AttentionInputs:
     @property
     def row_of_first_prompt(self) -> int | None:
         """Row of the analysis' prompt number 0 in this batch; None where another batch has it."""
-        rows = (self.prompts == 0).nonzero()[:, 0].tolist()
-        return rows[0] if rows else None
+        return _row_of_first(self.prompts)
 
     @property
     def head_positions(self) -> Float[Tensor, "prompt head token"] | None:
@@ -184,9 +203,15 @@ def select_prompts(inputs: AttentionInputs, chosen: slice) -> AttentionInputs:
         positions=None if inputs.positions is None else inputs.positions[chosen],
         valid=inputs.valid[chosen],
         prompts=inputs.prompts[chosen],
+        tokens=None if inputs.tokens is None else inputs.tokens[chosen],
         position_logits=None if position_logits is None else lambda rows: position_logits(rows)[chosen],
         gate_features=None if inputs.gate_features is None else inputs.gate_features[chosen],
     )
+
+
+def _row_of_first(prompts: Int[Tensor, "prompt"]) -> int | None:
+    rows = (prompts == 0).nonzero()[:, 0].tolist()
+    return rows[0] if rows else None
 
 
 def select_heads(inputs: AttentionInputs, heads: Sequence[int]) -> AttentionInputs:

@@ -1,4 +1,8 @@
-"""Names and directories of the checkpoints that come with the package: TASK/SCHEME, such as "niah/repo". Loads nothing."""
+"""Names and directories of the checkpoints that come with the package. Loads nothing.
+
+TASK/NAME           such as "niah/repo", of seed 0
+TASK/NAME/seed-N    the same training with another seed, where its weights ship
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ DIRECTORY = Path(__file__).parent / "zoo"
 
 
 def zoo_names() -> tuple[str, ...]:
-    """The name of every checkpoint that is there, sorted."""
+    """The name of every checkpoint that is there, of seed 0, sorted."""
     return tuple(sorted(str(file.parent.relative_to(DIRECTORY).as_posix()) for file in DIRECTORY.glob("*/*/config.json")))
 
 
@@ -20,12 +24,25 @@ def zoo_path(name: str) -> Path:
     names = zoo_names()
     if name in names:
         return DIRECTORY / name
+    of_seed_0, _, last = name.rpartition("/")
+    if of_seed_0 in names:
+        seeds = zoo_seeds(of_seed_0)
+        if last in {f"seed-{seed}" for seed in seeds[1:]}:
+            return DIRECTORY / name
+        others = f"{of_seed_0}/seed-N for N of {', '.join(map(str, seeds[1:]))}" if seeds[1:] else "no other seed"
+        raise InputError(f"no checkpoint {name!r} comes with the package; these do: {of_seed_0} (seed 0), and {others}")
     close = get_close_matches(name, names, n=1)
     meant = f"did you mean {close[0]}? " if close else ""
     same_task = [known for known in names if known.split("/")[0] == name.split("/")[0]]
     raise InputError(f"no checkpoint {name!r} comes with the package; {meant}these do: {', '.join(same_task or names) or 'none'}")
 
 
+def zoo_seeds(name: str) -> tuple[int, ...]:
+    """Seeds whose weights ship of the checkpoint `name` of the zoo, ascending; 0 is the first."""
+    others = (int(file.parent.name.removeprefix("seed-")) for file in (DIRECTORY / name).glob("seed-*/config.json"))
+    return (0, *sorted(others))
+
+
 def means_zoo(name: str) -> bool:
     """Whether `name` is TASK/SOMETHING with a task of the zoo: such a name is never looked for elsewhere, where anyone could own it."""
-    return name.count("/") == 1 and name.split("/")[0] in {known.split("/")[0] for known in zoo_names()}
+    return name.count("/") in (1, 2) and name.split("/")[0] in {known.split("/")[0] for known in zoo_names()}

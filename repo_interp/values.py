@@ -37,6 +37,7 @@ TokensOrNone = Annotated[int, Interval(ge=0, le=1 << 22)]
 Seed = Annotated[int, Interval(ge=0, lt=1 << 63)]
 Share = Annotated[float, Interval(ge=0, le=1)]
 Positive = Annotated[float, Interval(gt=0, le=1e9)]
+Finite = Annotated[float, Interval(ge=-1e9, le=1e9)]
 PositiveOrZero = Annotated[float, Interval(ge=0, le=1e9)]
 _SHOWN = 80
 """Characters of a value in a message."""

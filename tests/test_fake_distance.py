@@ -12,7 +12,6 @@ from attention_inputs import OFFICIAL, official_inputs, random_inputs
 from numpy.testing import assert_allclose
 
 from repo_interp.errors import InputError
-from repo_interp.inputs import select_prompts
 from repo_interp.measures.fake_distance import FakeDistance
 from repo_interp.measures.kernels.fake_logits import Grid
 from repo_interp.measures.statistics import merge
@@ -212,17 +211,6 @@ def test_phase_sums(frequency):
     distances = -2.5 + np.arange(4000)
     assert_allclose(found[0], np.exp(1j * frequency * distances).sum(), atol=1e-8)
     assert_allclose(found[1], np.conj(found[0].item()), atol=1e-9)
-
-
-def test_merging_batches_equals_the_whole():
-    inputs = random_inputs(prompts=3)
-    measure = FakeDistance(queries=2)
-    whole = measure.conclude(measure.observe(inputs, {}))
-    parts = [measure.observe(select_prompts(inputs, some), {}) for some in (slice(1, 3), slice(0, 1))]
-    group = measure.conclude(merge(parts))
-    for name in ("r", *AXES):
-        assert group[name].dims == whole[name].dims
-        assert_allclose(group[name], whole[name], atol=1e-12)
 
 
 def test_names_dimensions_units_and_parameters():

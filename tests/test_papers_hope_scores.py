@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose
 from trained_tiny import trained, without_weights
 
 from repo_interp.papers.hope import copying, perplexity
-from repo_interp.papers.hope.copying import AB1, AB2, BEST, COPYING, H7
+from repo_interp.papers.hope.copying import AB1, AB2, BEST, COPYING, H7, WORST
 from repo_interp.papers.hope.extended_scores import METHODS, scores
 from repo_interp.papers.hope.perplexity import PERPLEXITY
 from repo_interp.papers.kit.cache import Cache
@@ -67,7 +67,7 @@ def test_activated_above_low_and_low_not_below_neither():
     clear, slight, below = Difference(0.2, 0.01, ""), Difference(-0.01, 0.01, ""), Difference(-0.2, 0.01, "")
 
     def holds(first: Difference, second: Difference) -> bool:
-        return H7.rule.holds({BEST: 0.9, AB1: {"AB2": first}, AB2: {"RoPE": second}})
+        return H7.rule.holds({BEST: 0.9, WORST: 0.9, AB1: {"AB2": first}, AB2: {"RoPE": second}})
 
     assert holds(clear, slight) and holds(clear, clear)
     assert not holds(slight, clear) and not holds(clear, below)
@@ -87,7 +87,9 @@ def test_hope_must_be_above_every_rival_beyond_training():
 
 def test_who_does_not_copy_is_not_compared():
     verdict = judged([made("hope", 1.0, 0.04), made("rope", 1.0, 0.0)])["H6"]
-    assert verdict.verdict == UNMEASURED and "nobody copies 4 to 6" in verdict.note
+    assert verdict.verdict == UNMEASURED and "nobody copies 4, 6 sequences" in verdict.note
+    verdict = judged([made("hope", 0.1, 0.0), made("rope", 1.0, 0.5)])["H6"]
+    assert verdict.verdict == UNMEASURED and "did not learn to copy 2: " in verdict.note
 
 
 def test_extended_models_are_compared_with_each_other():
@@ -140,7 +142,7 @@ def test_recorded_scores_stand_in_for_weights():
     hope = Scored("copying/hope", "hope", configuration, LONGEST, "exact match", None, (run,))
     h6, pi, _ = judged([hope, made("rope", 1.0, 0.1)]).values()
     assert h6.verdict == HOLDS and h6.ours == pytest.approx(85)
-    assert h6.spread_over.endswith("at most)")
+    assert "Wilson" in h6.spread_over
     assert pi.verdict == UNMEASURED and "weights" in pi.note
 
 

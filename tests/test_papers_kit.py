@@ -13,12 +13,33 @@ import pytest
 import xarray as xr
 from matplotlib.figure import Figure
 from numpy.testing import assert_allclose
+from scipy import stats
 
 from repo_interp.papers.catalogue import named
 from repo_interp.papers.kit.build import Build, Durations
 from repo_interp.papers.kit.cache import Cache
-from repo_interp.papers.kit.claims import BLIND, FAILS, HOLDS, SEEN, UNMEASURED, Claim, Evidence, Verdict, judge, verdict_rows
-from repo_interp.papers.kit.differences import Difference, difference, paired_difference
+from repo_interp.papers.kit.claims import (
+    BLIND,
+    FAILS,
+    HOLDS,
+    SEEN,
+    UNMEASURED,
+    Claim,
+    Evidence,
+    Verdict,
+    judge,
+    judge_together,
+    verdict_rows,
+)
+from repo_interp.papers.kit.differences import (
+    Difference,
+    difference,
+    holm,
+    paired_difference,
+    quantile,
+    share_difference,
+    wilson,
+)
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, Paper, run, without_checkpoints
 from repo_interp.papers.kit.gallery import NOT_YET, claim_rows, number_rows, tally, write_gallery
 from repo_interp.papers.kit.rules import (
@@ -47,8 +68,10 @@ ROOT = Path(__file__).parents[1] / "repo_interp"
 def test_a_difference_is_taken_over_seeds_where_both_have_several_and_else_over_the_same_prompts():
     prompts = np.array([1.0, 1, 1, 0]), np.array([0.0, 0, 1, 0])
     seeds = difference(np.array([0.9, 0.8, 1.0]), np.array([0.2, 0.3]), *prompts)
-    assert_allclose(seeds[:2], (0.65, np.sqrt(0.01 / 3 + 0.005 / 2)))
+    assert_allclose((seeds.margin, seeds.standard_error), (0.65, np.sqrt(0.01 / 3 + 0.005 / 2)))
     assert seeds.exceeds() and not seeds.exceeds(0.7)
+    welch = stats.ttest_ind([0.9, 0.8, 1.0], [0.2, 0.3], equal_var=False, alternative="greater")
+    assert_allclose((seeds.p_value(), seeds.degrees), (welch.pvalue, welch.df))
     single = difference(np.array([0.75]), np.array([0.25, 0.2]), *prompts)
     assert single == paired_difference(*prompts)
     assert single.margin == 0.5
@@ -57,6 +80,37 @@ def test_a_difference_is_taken_over_seeds_where_both_have_several_and_else_over_
     assert paired_difference(np.ones(8), np.zeros(8)).exceeds()
     assert paired_difference(np.zeros(8), np.ones(8)).falls_short()
     assert not paired_difference(np.ones(1), np.zeros(1)).exceeds(), "one prompt has no error"
+    paired = stats.ttest_rel(*prompts, alternative="greater")
+    assert_allclose(paired_difference(*prompts).p_value(), paired.pvalue)
+
+
+def test_few_seeds_ask_for_more_standard_errors_at_the_same_level():
+    assert_allclose(quantile(2.0, 2), stats.t.isf(stats.norm.sf(2.0), 2))
+    assert Difference(3.0, 1.0, "prompts").exceeds()
+    assert not Difference(3.0, 1.0, "2 and 2 seeds", 2).exceeds()
+
+
+def test_shares_have_the_limits_of_wilson_and_newcombe():
+    assert_allclose(wilson(0.3, 50, 1.959964), stats.binomtest(15, 50).proportion_ci(0.95, "wilson"), rtol=1e-6)
+    assert wilson(0.0, 50)[0] == 0 and wilson(0.0, 50)[1] > 0
+    published = share_difference(56 / 70, 48 / 80, (70, 80))  # Newcombe 1998, table II, example (a), method 10
+    assert_allclose(published.limits(1.959964), (0.0524, 0.3339), atol=5e-5)
+    assert published.exceeds() and not share_difference(0.0, 0.0, (9, 9)).exceeds()
+    assert_allclose(published.limits(stats.norm.isf(published.p_value()))[0], 0, atol=1e-9)
+    assert share_difference(0.5, 0.5, (9, 9)).p_value() == 0.5
+
+
+def test_several_rows_of_a_claim_are_corrected_together():
+    assert_allclose(holm(np.array([0.01, 0.04, 0.03])), (0.03, 0.06, 0.06))
+    claim = Claim("X1", "it is more", "here", "1", Above("x", ("a",)))
+
+    def row(margin: float) -> Evidence:
+        return Evidence(claim, "c", "x", {"x": {"a": Difference(margin, 0.1, "prompts")}}, margin)
+
+    alone, together = judge_together([row(0.21)]), judge_together([row(0.21), row(0.21), row(0.5)])
+    assert [each.verdict for each in alone] == [HOLDS]
+    assert [each.verdict for each in together] == [FAILS, FAILS, HOLDS]
+    assert "Holm's correction over the 3 rows" in together[0].note
 
 
 # ---- rules ----------------------------------------------------------------------------------------------------------
@@ -137,7 +191,7 @@ def test_evidence_becomes_a_verdict_by_the_rule_of_its_claim():
     first, part = BOTH
     assert (first.label, part.label, first.written) == ("X1", "X1 (part)", BLIND)
     known = judge(Evidence(first, "a", "share", {"the share": 0.6}, 0.6, 0.1, "seeds", 3, "random 0.2", "a note"))
-    assert known == Verdict(first, "a", HOLDS, "share", 0.6, 0.1, "seeds", 3, "random 0.2", "a note")
+    assert known == Verdict(first, "a", HOLDS, "share", 0.6, 0.1, "seeds", 3, "random 0.2", "a note", seeds=1)
     assert judge(Evidence(first, "a", "share", {"the share": 0.4}, 0.4)).verdict == FAILS
     missing = judge(Evidence(part, "a", "share", {}, 0.4, n=3, note="a note", unmeasurable="no seeds"))
     assert missing == Verdict(part, "a", UNMEASURED, "share", note="no seeds")
@@ -177,11 +231,12 @@ def test_a_claim_without_evidence_says_why():
     first, rest = run(experiment, [], None, Cache(), told.append)
     assert told == ["shares"]
     assert [drawing.name for drawing in first.drawings] == ["shares"]
-    assert [(verdict.claim.label, verdict.verdict) for verdict in first.verdicts] == [("X1", HOLDS)]
-    assert [(verdict.claim.label, verdict.note) for verdict in rest.verdicts] == [("X1 (part)", "needs more")]
+    assert not first.verdicts
+    assert [(verdict.claim.label, verdict.verdict) for verdict in rest.verdicts] == [("X1", HOLDS), ("X1 (part)", UNMEASURED)]
+    assert rest.verdicts[1].note == "needs more"
     needs = dataclasses.replace(experiment.needs, otherwise_of={"X1 (part)": "needs another"})
     _, rest = run(dataclasses.replace(experiment, needs=needs), [], None, Cache(), told.append)
-    assert [verdict.note for verdict in rest.verdicts] == ["needs another"]
+    assert [verdict.note for verdict in rest.verdicts] == ["", "needs another"]
 
 
 # ---- the page over all papers ---------------------------------------------------------------------------------------
@@ -217,8 +272,8 @@ def test_every_part_of_a_claim_is_a_row_of_its_own():
     assert rows[1]["statement"] == "statement of X1 (here)"
     assert rows[-1]["command"] == "`repo-interp figures mine`"
     assert tally(rows) == (
-        "Of 6 claims, parts counted apart, 2 hold, 1 hold on some checkpoints, 1 do not hold, 1 are not measurable here, "
-        "1 are not measured yet."
+        "Of 6 claims of the papers, parts counted apart and each on its primary checkpoint, 3 hold, 1 do not hold, "
+        "1 are not measurable here, 1 are not measured yet."
     )
     numbers = number_rows(verdicts, [mine])
     assert [row["claim"] for row in numbers] == ["X1", "X1", "X1 (part)", "X2", "X2", "X3", "X4", "X4", "X5"]
@@ -246,7 +301,7 @@ def test_a_new_claim_is_on_every_page_by_its_experiment_alone(tmp_path):
     page = (tmp_path / "mine" / "README.md").read_text()
     assert "- **X9** (nowhere): a new claim. Holds when: the share is at least 0.5." in page
     gallery = write_gallery(tmp_path, [mine]).read_text()
-    assert "Of 3 claims, parts counted apart, 1 hold on some checkpoints, 2 are not measurable here." in gallery
+    assert "Of 3 claims of the papers, parts counted apart and each on its primary checkpoint, 1 hold, 2 are not m" in gallery
     assert "- **X9** a new claim. " in gallery and "(paper: 0.9)" in gallery
     assert "| [X9](mine/README.md) | a new claim (nowhere) | 0.9 |" in (tmp_path / "claims.md").read_text()
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 import xarray as xr
 from numpy.testing import assert_allclose
+from scipy.stats import spearmanr
 from task_tokenizers import tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -21,7 +22,7 @@ from repo_interp.papers.kit.claims import FAILS, HOLDS, UNMEASURED, judge
 from repo_interp.papers.kit.experiment import run
 from repo_interp.papers.kit.paper_directory import write_paper
 from repo_interp.papers.kit.subjects import Given, subject
-from repo_interp.papers.repo import attention, mirror, ranges
+from repo_interp.papers.repo import attention, mirror, mirror_by_seed, ranges
 from repo_interp.papers.repo.chunks import PATTERNS, R6, SHARE, same_as_claimed
 from repo_interp.papers.repo.efficiency import EFFICIENCY, SIZES, configuration, counts
 from repo_interp.papers.repo.haystack import search
@@ -286,9 +287,31 @@ def test_figures_are_written_with_their_data_and_a_second_time_comes_from_the_ca
     kept = [result for result in found if any(drawing is each for drawing in result.drawings for each in some)]
     files = {file.name for file in write_paper(tmp_path / "repo", PAPER.title, kept, given, "make figures", {})}
     assert {f"{drawing.name}.{kind}" for drawing in some for kind in ("png", "svg", "pdf", "nc")} <= files
-    (again,) = run(EFFICIENCY, [], TINY, cache, lambda text: None)
+    again, _ = run(EFFICIENCY, [], TINY, cache, lambda text: None)
     first, second = drawn(found, "efficiency").data, again.drawings[0].data
     assert_allclose(first["seconds"].values, second["seconds"].values, rtol=0)
+
+
+@pytest.mark.parametrize(("scores", "verdict"), [([0.2, 0.3, 0.5, 0.7, 0.9], HOLDS), ([0.5, 0.3, 0.9, 0.2, 0.7], FAILS)])
+def test_a_stronger_mirror_must_go_with_better_scores_more_than_in_other_orders_of_the_seeds(scores, verdict, tmp_path):
+    copies = xr.DataArray([[9.0, 4 / strength] for strength in range(1, 6)], dims=("seed", "layer"))
+    parts = {"copies": copies, "random": copies * 0 + 4, "elsewhere": copies * 0 + 4, "correlation": copies * 0 + 1}
+    data = xr.Dataset(
+        {"mirror": xr.concat(parts.values(), dim=xr.IndexVariable("kind", list(parts))), "score": ("seed", scores)},
+        coords={"seed": range(5), "layer": [0, 1]},
+        attrs={"checkpoint": "reversal/repo", "stem": "repo", "lengths": "21 to 30 words", "texts": 4},
+    )
+    assert_allclose(mirror_by_seed.strengths(data), [1, 2, 3, 4, 5])  # layer 0 does not count
+    (evidence,) = mirror_by_seed.judge(data)
+    assert evidence.ours == pytest.approx(spearmanr(range(5), scores)[0])
+    assert judge(evidence).verdict == verdict and evidence.seeds == 5
+    assert evidence.note.count("mirrors in layers none") == 3 and evidence.note.count("mirrors in layers 1") == 2
+    assert (
+        max(np.abs(evidence.values[mirror_by_seed.TOGETHER].null)) <= 1
+        and len(evidence.values[mirror_by_seed.TOGETHER].null) == 120
+    )
+    (drawing,) = mirror_by_seed.draw(data)
+    drawing.figure.savefig(tmp_path / "seeds.png")
 
 
 def test_options_that_allow_no_spread_are_refused():

@@ -14,7 +14,6 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import repo_interp as ri
 from repo_interp.errors import InputError
-from repo_interp.inputs import select_prompts
 from repo_interp.measures import segments
 from repo_interp.measures.kernels import segmentation
 from repo_interp.measures.kernels.segmentation import (
@@ -27,7 +26,6 @@ from repo_interp.measures.kernels.segmentation import (
     variance_between,
 )
 from repo_interp.measures.segments import Segments
-from repo_interp.measures.statistics import merge
 from repo_interp.run import read_run, write_run
 from repo_interp.tasks.few_shot import FewShot
 from repo_interp.tasks.prompt import Prompt, structure
@@ -324,18 +322,6 @@ def test_nothing_to_say_is_nan():
     flat = concluded(learned(torch.full((1, 48), 2.0)), lines(inputs, STARTS))
     assert np.isnan(flat["variance_between"]).all() and np.isnan(flat["variance_between_chance"]).all()
     assert (flat["boundary_f1"] < 0.6).all(), "jumps of no size are no jumps at edges"
-
-
-def test_parts_merge_into_the_whole():
-    inputs, asked = random_inputs(tokens=48), Segments(kinds=("lines", "blocks"))
-    spans = lines(inputs, STARTS)
-    parts = [
-        asked.observe(select_prompts(inputs, slice(row, row + 1)), {name: mask[row : row + 1] for name, mask in spans.items()})
-        for row in (1, 0)
-    ]
-    whole, merged = asked.conclude(asked.observe(inputs, spans)), asked.conclude(merge(parts))
-    for name in whole.data_vars:
-        assert_array_equal(merged[name], whole[name], err_msg=str(name))
 
 
 # through analyze ------------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 
 from repo_interp.errors import InputError
 from repo_interp.models.checkpoints import identify, load_model, load_tokenizer
-from repo_interp.shipped import zoo_names
+from repo_interp.shipped import zoo_names, zoo_seeds
 from repo_interp.training.responses import forced_responses
 from repo_interp.training.trained import trained_task
 from repo_interp.training.zoo import zoo_entry, zoo_path
@@ -23,6 +23,16 @@ def test_the_default_checkpoints_are_there():
     assert {"niah/repo", "reversal/repo"} <= set(zoo_names())
     with pytest.raises(InputError, match="niah/repo"):
         zoo_path("niah/rumour")
+
+
+def test_other_seeds_are_named_below_the_checkpoint():
+    assert zoo_seeds("reversal/repo")[:3] == (0, 1, 2) and zoo_seeds("niah/repo") == (0,)
+    path = zoo_path("reversal/repo/seed-1")
+    assert zoo_entry("reversal/repo/seed-1").configuration.seed == 1
+    load_model(identify(path))
+    for name in ("reversal/repo/seed-999", "niah/repo/seed-1"):
+        with pytest.raises(InputError, match=rf"these do: {name.rpartition('/')[0]} \(seed 0\), and "):
+            zoo_path(name)
 
 
 @pytest.mark.parametrize("name", zoo_names())

@@ -41,7 +41,8 @@ def test_what_ships_was_trained_as_the_plan_says_and_says_so(run):
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: f"{run.planned.name}-{run.seed}")
-def test_the_command_of_a_run_gives_its_configuration(run):
+def test_the_command_of_a_run_gives_its_configuration(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where nothing is trained yet
     assert configuration_of(command(run)) == run.configuration
 
 
@@ -65,7 +66,7 @@ def test_a_paper_takes_only_checkpoints_that_are_planned(name):
 
 def test_the_zoo_is_small():
     zoo = zoo_path("niah/repo").parent.parent
-    assert sum(file.stat().st_size for file in zoo.rglob("*") if file.is_file()) < 40e6
+    assert sum(file.stat().st_size for file in zoo.rglob("*") if file.is_file()) < 50e6
     assert max(zoo_entry(name).bytes for name in zoo_names()) < 2.5e6
 
 
@@ -87,7 +88,7 @@ def test_a_part_of_the_plan_comes_with_what_it_continues():
 def test_a_plan_is_trained_in_order_resumed_and_installed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     plan = (
-        Planned("reversal/pretrained", "rope", fields=TINY | SMALL_TASK, weights=False),
+        Planned("reversal/pretrained", "rope", fields=TINY | SMALL_TASK, weights=()),
         Planned("reversal/repo", "repo", (0,), "reversal/pretrained", TINY | SMALL_TASK),
     )
     runs = planned_runs(plan)

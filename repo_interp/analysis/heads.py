@@ -31,14 +31,15 @@ def head_table(run: xr.DataTree) -> pd.DataFrame:
             continue
         for name, variable in node.dataset.data_vars.items():
             if {"layer", "head"} <= set(variable.dims) and np.issubdtype(variable.dtype, np.number):
-                columns |= _columns(f"{node.path.strip('/').replace('/', '.')}.{name}", variable)
+                columns |= columns_of(f"{node.path.strip('/').replace('/', '.')}.{name}", variable)
     if not columns:
         raise InputError("this run has no numbers per head; wanted a run of ri.analyze")
     table = pd.DataFrame({name: values.stack(row=("layer", "head")).to_series() for name, values in columns.items()})
     return table.rename_axis(["layer", "head"]).reset_index()
 
 
-def _columns(name: str, variable: xr.DataArray) -> dict[str, xr.DataArray]:
+def columns_of(name: str, variable: xr.DataArray) -> dict[str, xr.DataArray]:
+    """The columns [layer, head] that `variable` has in a table of heads, by name: one, or one for each of its labels."""
     if "prompt" in variable.dims:
         variable = variable.mean("prompt", skipna=True)
     further = [dim for dim in variable.dims if dim not in ("layer", "head")]

@@ -25,7 +25,7 @@ from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, select_heads
 from repo_interp.measures.labels import parameter_attributes
 from repo_interp.measures.statistics import Measure, Statistics, as_measure, merge
-from repo_interp.models.capture import decode, observing
+from repo_interp.models.capture import decode, observing, predictions_of
 from repo_interp.models.provenance import length_trained
 from repo_interp.models.reposition import layout
 from repo_interp.run import with_schemes
@@ -55,6 +55,7 @@ def measures_for(bridge: nn.Module, measures: Sequence[Measure]) -> list[Measure
     return [as_measure(measure).for_training_length(length_trained(bridge)) for measure in measures]
 
 
+@torch.no_grad()
 def observe_batch(
     bridge: nn.Module,
     batch: Batch,
@@ -73,7 +74,7 @@ def observe_batch(
 
     def receive(inputs: AttentionInputs) -> None:
         nonlocal observed
-        broken = inputs.faults
+        broken, inputs = inputs.faults, replace(inputs, tokens=batch.tokens)
         if heads is not None:
             inputs = select_heads(inputs, heads)
             broken = broken if inputs.faults else {}  # of heads that nobody asked for
@@ -92,10 +93,20 @@ def observe_batch(
         if advance is not None:
             advance(observed)
 
-    with torch.no_grad(), observing(bridge, batch.valid, torch.as_tensor(batch.numbers), receive, layers):
-        hidden = decode(bridge, batch.tokens, batch.valid, max(layers, default=None))
-    if not found.stopped and (fault := fault_of_outputs(hidden, batch.valid, batch.numbers)) is not None:
-        found.outputs.append(fault)
+    numbers = torch.as_tensor(batch.numbers)
+    reading = [measure for measure in measures if measure.reads_predictions]
+    with torch.no_grad():
+        with observing(bridge, batch.valid, numbers, receive, layers):
+            hidden = decode(bridge, batch.tokens, batch.valid, None if reading else max(layers, default=None))
+        fault = fault_of_outputs(hidden, batch.valid, batch.numbers)
+        if fault is not None and not found.stopped:
+            found.outputs.append(fault)
+        for measure in reading:
+            if fault is not None:
+                found.stop(measure.name, fault)
+                continue
+            predictions = predictions_of(bridge, hidden, batch.tokens, batch.valid, numbers)
+            parts[measure.name].append(measure.observe_predictions(predictions, batch.spans))
     if faults is None:
         found.require_none()
     return {name: merge(statistics) for name, statistics in parts.items() if name not in found.stopped}

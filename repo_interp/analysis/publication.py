@@ -1,4 +1,4 @@
-"""A directory of results, to which one process at a time writes: run.nc or compare.nc, report.html and figures/.
+"""A directory of results, to which one process at a time writes: run.nc or compare.nc, report.html and figures/; atlas.csv and .parquet.
 
     with claimed(out, "niah-repo", overwrite) as results:          refused where it holds other things or another process writes
         run = analyze(..., store=results.store)
@@ -24,6 +24,7 @@ from pathlib import Path
 
 import xarray as xr
 
+from repo_interp.analysis.atlas import FILES, GROUP, write_atlas
 from repo_interp.errors import InputError
 from repo_interp.files import remove, replaced
 from repo_interp.run import write_run
@@ -47,6 +48,13 @@ class Published:
 
     files: tuple[Path, ...]
     failures: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    """One line for each table that could not be written."""
+
+    @property
+    def tables(self) -> tuple[Path, ...]:
+        """The tables among the files."""
+        return tuple(file for file in self.files if file.name in FILES)
 
     @property
     def figures(self) -> int:
@@ -90,15 +98,25 @@ class Results:
             write_run(run, self.data_file)
         except OSError as error:
             raise InputError(f"{self.data_file} cannot be written ({error.strerror or error}); nothing was changed") from None
-        remove(self.page)
-        remove(self.figures)
+        for path in (self.page, self.figures, *(self.directory / name for name in FILES)):
+            remove(path)
+        tables, notes = self._tables(run)
         try:
             with replaced(self.page) as page, replaced(self.figures) as figures:
                 failures = tuple(draw(run, page, figures))
         except OSError as error:
             failures = (f"figures and page cannot be written ({error.strerror or error})",)
         drawn = sorted(self.figures.iterdir()) if self.figures.is_dir() else []
-        return Published((self.data_file, *([self.page] if self.page.exists() else []), *drawn), failures)
+        return Published((self.data_file, *([self.page] if self.page.exists() else []), *tables, *drawn), failures, tuple(notes))
+
+    def _tables(self, run: xr.DataTree) -> tuple[list[Path], list[str]]:
+        """The atlas of a run that has one, as tables beside the run file; and a line for what could not be written."""
+        if self.data_file.name != RUN or GROUP not in run.children:
+            return [], []
+        try:
+            return write_atlas(run, self.directory)
+        except OSError as error:
+            return [], [f"the atlas cannot be written as a table ({error.strerror or error})"]
 
     def withdraw(self) -> None:
         """Remove the finished batches."""
@@ -178,7 +196,7 @@ def _require_free(directory: Path, data_file: str, overwrite: bool) -> None:
     names = {path.name for path in directory.iterdir() if not (path.name.startswith(".") and path.name.endswith(_LEFT_BEHIND))}
     if not overwrite and names & {data_file, _PAGE, _FIGURES}:
         raise Taken(f"{directory} holds results already; give another --out, or --overwrite to replace them")
-    foreign = sorted(names - {data_file, _PAGE, _FIGURES, _STORE, _LOCK})
+    foreign = sorted(names - {data_file, _PAGE, _FIGURES, _STORE, _LOCK, *FILES})
     if foreign:
         raise Taken(f"{directory} holds other things ({foreign[0]}); give --out a directory of its own")
 

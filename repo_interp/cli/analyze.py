@@ -49,16 +49,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=None,
         metavar="A,B",
         help="measures to take (default: components,three_axis,fake_distance,rotation where every layer rotates by the token index "
-        "or has no positions, else positions,patterns; and attention_mass where prompts mark generated tokens)",
+        "or has no positions, else positions,patterns; attention_mass where prompts mark generated tokens; and of the first prompt "
+        "attention_rows and, where all --layers are measured, predictions)",
     )
     parser.add_argument(
         "--experiments",
         type=name_list,
         default=(),
         metavar="A,B",
-        help="experiments, which need many forward passes: perturbation (of order and positions, on these prompts), extrapolation "
-        "(beyond the training length, on longer prompts of the same task); scored by the task of the prompts, and prompts of a file by "
-        "their generated tokens or, without these, by log perplexity",
+        help="experiments, which need many forward passes: effects (of changed positions of heads, on these prompts), saliency (of "
+        "positions, on these prompts), atlas (what every head does and is called), perturbation (of order and positions, on these "
+        "prompts), extrapolation (beyond the training length, on longer prompts of the same task); scored by the task of the prompts, and "
+        "prompts of a file by their generated tokens or, without these, by log perplexity",
     )
     add_settings(
         parser,
@@ -126,7 +128,7 @@ def run(arguments: argparse.Namespace) -> int:
         with steps(console) as step:
             step("making prompts")
             prompts, task = _make_prompts(arguments, bridge, path)
-    measures = measures_named(arguments.measures or default_measures(prompts, layout(bridge)))
+    measures = measures_named(arguments.measures or default_measures(prompts, layout(bridge), arguments.layers))
     measures, experiments = _with_parameters(measures, experiments, arguments.parameters)
     layers, heads = require_measurable(
         bridge, prompts, measures_for(bridge, measures), arguments.layers, arguments.heads

@@ -10,13 +10,14 @@ DEFAULT = "niah/repo"
 
 def find(name: str) -> str:
     """The path or hub id that `name` means. A directory of that name goes before a checkpoint of the zoo."""
-    from repo_interp.shipped import zoo_names, zoo_path
+    from repo_interp.shipped import means_zoo, zoo_path
 
-    if name in zoo_names() and not Path(name).exists():
+    if means_zoo(name) and not Path(name).exists():
         return str(zoo_path(name))
     return name
 
 
 def stem(name: str) -> str:
     """The name of a directory of results on the checkpoint `name`: "niah/repo" -> "niah-repo"."""
-    return "-".join(part for part in name.strip("./").split("/")[-2:] if part not in ("", "..", "."))
+    parts = [part for part in name.strip("./").split("/") if part not in ("", "..", ".")]
+    return "-".join(parts[-3:] if parts[-1:] and parts[-1].startswith("seed-") else parts[-2:])

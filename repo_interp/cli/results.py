@@ -20,6 +20,12 @@ def print_results(console: Console, results: Results, published: Published) -> i
         f"{plain(results.data_file)}  the numbers; {plain(results.figures)}  {drawn}",
         highlight=False,
     )
+    if published.tables:
+        console.print(
+            f"{', '.join(escape(str(file)) for file in published.tables)}  the atlas of heads as a table", highlight=False
+        )
+    for note in published.notes:
+        console.print(note, style="yellow", highlight=False, markup=False)
     for failure in published.failures:
         console.print(f"not drawn: {failure}", style="yellow", highlight=False, markup=False)
     return 1 if published.failures else 0

@@ -7,10 +7,11 @@
       two block axes                 maps of the head in which runs differ most
 
     positions  one row per run, one column per head: those whose learned positions spread most; every panel has its own range
+    atlas      what heads are called, one map per run
     scores     lines over the lengths of test sets, or dots over their names, and one map per run over the task's axes
 
 `View.compared` says which variables have a figure; a measure without a view is drawn by the rule, whatever it holds. Knows shapes, and the
-groups `positions` and `scores`; knows nothing about how they are measured.
+groups `positions`, `scores` and `atlas`; knows nothing about how they are measured.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from repo_interp.comparison.head_names import names_beside
 from repo_interp.comparison.looks import Runs, name_columns, name_figure, runs_of, runs_with_values, spread
 from repo_interp.comparison.side_by_side import BESIDE, blocks_beside, categories, curves, heads_beside, over_steps
 from repo_interp.failures import until_failure
@@ -248,5 +250,9 @@ def _score_maps(maps: xr.DataArray, runs: Runs) -> PaperFigure:
     return figure
 
 
-OWN_WAYS: Mapping[str, Callable[[xr.DataTree, Runs], Captioned]] = {"positions": position_panels, "scores": score_figures}
+OWN_WAYS: Mapping[str, Callable[[xr.DataTree, Runs], Captioned]] = {
+    "positions": position_panels,
+    "scores": score_figures,
+    "atlas": names_beside,
+}
 """Groups that are drawn in their own way, beside the variables that their view names."""

@@ -2,6 +2,9 @@
 
     perturbation     the prompts of the analysis, for every kind, share and reach of a disturbance       group perturbation
     extrapolation    prompts of the training length and longer ones, by every method                     groups extrapolation, output_traces
+    effects          the prompts of the analysis, with positions of heads, layers and sets changed       group effects
+    saliency         the prompts of the analysis: derivatives by positions, and integrals of them        group saliency
+    atlas            prompts of the analysis and repeated random tokens, with twins of random weights    group atlas
 
 An experiment plans first: what cannot work is refused before anything is run, and the passes it needs are known. Its prompts and
 scores are a task's; prompts that were given are scored as `scoring_of` says. Knows nothing about how an experiment works.
@@ -20,19 +23,27 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
+from repo_interp.experiments.atlas import SHORTEST_HALF, Asked, atlas, default_twins, repeated_half
+from repo_interp.experiments.effects import effects, require_effects, whole_passes
 from repo_interp.experiments.extrapolation import GLOBAL_TOKENS, METHODS, Method, allowed_methods, extrapolation, output_traces
 from repo_interp.experiments.perturbation import GAMMAS, L_MAX, PAPER_KINDS, Kind, OffsetUnit, perturbation, require_grid
+from repo_interp.experiments.position_changes import PositionChange, Strength, default_kinds
 from repo_interp.experiments.prompt_sets import LEAST, prompts_by_length, scoring_of
 from repo_interp.experiments.resumable_grid import ResumableGrid
+from repo_interp.experiments.saliency import Baseline, require_positions, saliency
 from repo_interp.models.bridge import model_of
 from repo_interp.models.provenance import length_trained
 from repo_interp.models.reposition import attentions, longest_prompt
 from repo_interp.tasks import Prompt, Task
 from repo_interp.tasks.task import Scoring
-from repo_interp.values import Count, CountOrNone, Seed, Share, Tokens, TokensOrNone, check_fields
+from repo_interp.values import Count, CountOrNone, Finite, Positive, Seed, Share, Tokens, TokensOrNone, check_fields
 
 TOKENS = 2048
 """Tokens that are run side by side, at least."""
+PATH_TOKENS = 512
+"""The same where activations are kept for a backward pass."""
+BACKWARD = 3
+"""Forward passes that a pass forward and back takes as long as."""
 
 Progress = Callable[[int, int], None]
 
@@ -87,11 +98,7 @@ class Perturbation(Experiment):
         """The grid over `prompts`. Raises InputError for a grid that is none, and prompts without anything to predict."""
         layers = self.layers or None
         require_grid(model, prompts, self.kinds, self.gammas, self.l_maxes, layers, self.offset_unit)
-        without_targets = [number for number, prompt in enumerate(prompts) if not scoring.targets(prompt)]
-        if without_targets:
-            raise InputError(
-                f"perturbation judges what is predicted, but prompt {without_targets[0]} has nothing to predict for {scoring.name}"
-            )
+        _require_targets(self.name, scoring, prompts)
         points = len(self.kinds) * len(set(self.gammas) - {0.0}) * len(self.l_maxes)
         lengths = tuple(len(prompt.tokens) for prompt in prompts)
 
@@ -166,7 +173,102 @@ class Extrapolation(Experiment):
         return Plan(self, (*reference[::2], *half * len(methods), *(reference if traced else ()), last), run)
 
 
-EXPERIMENTS: Mapping[str, type[Experiment]] = {kind.name: kind for kind in (Perturbation, Extrapolation)}
+@dataclass(frozen=True)
+class Effects(Experiment):
+    """The experiment `effects`: what the positions of heads cause."""
+
+    kinds: tuple[PositionChange, ...] = ()
+    """Changes of positions (`position_changes`); empty: linearised where positions are learned, frozen, permuted."""
+    top: CountOrNone = 0
+    """Heads that are measured exactly, with as many others; 0: all where there are few."""
+    set_size: CountOrNone = 0
+    """Most needed heads that are changed together; 0: as many as a layer has."""
+    draws: Count = 8
+    """Controls: sets of as many other heads."""
+    scale: Finite = 0.5
+    step: Positive = 1.0
+    """What positions are rounded to multiples of."""
+    shift: Finite = 0.5
+    """How far a span is shifted, in ranges of the head's positions."""
+    span: str = ""
+    """Whose tokens are shifted; empty: the needle, else the first span."""
+    seed: Seed = 0
+    name: ClassVar[str] = "effects"
+
+    def plan(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], training_length: int) -> Plan:
+        """All kinds on `prompts`. Raises InputError for kinds, numbers, prompts and models that cannot be measured."""
+        kinds = tuple(dict.fromkeys(self.kinds or default_kinds(model)))
+        strength = Strength(self.scale, self.step, self.shift, self.span, self.seed)
+        require_effects(model, scoring, prompts, kinds, strength, self.top, self.set_size, self.draws)
+        lengths = tuple(len(prompt.tokens) for prompt in prompts)
+
+        def run(batch_size: int, grid: ResumableGrid, progress: Progress | None) -> dict[str, xr.Dataset]:
+            size = _side_by_side(batch_size, max(lengths))
+            options = (kinds, strength, self.top, self.set_size, self.draws)
+            return {self.name: effects(model, scoring, prompts, *options, batch_size=size, progress=progress, grid=grid)}
+
+        return Plan(self, lengths * whole_passes(model, len(kinds), self.top, self.draws), run)
+
+
+@dataclass(frozen=True)
+class Saliency(Experiment):
+    """The experiment `saliency` (ours; integrated gradients: Sundararajan, Taly and Yan 2017)."""
+
+    baseline: Baseline = "constant"
+    """Where the path of integrated gradients begins: `constant`, the mean of a head's positions over the prompt, or `index`."""
+    steps: CountOrNone = 64
+    """Points of the path; 0: derivatives at the model's own positions alone."""
+    name: ClassVar[str] = "saliency"
+
+    def plan(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], training_length: int) -> Plan:
+        """Every step of every prompt, forward and back. Raises InputError where no layer rotates, or nothing is to be predicted."""
+        require_positions(model, self.baseline, self.steps)
+        _require_targets(self.name, scoring, prompts)
+
+        def run(batch_size: int, grid: ResumableGrid, progress: Progress | None) -> dict[str, xr.Dataset]:
+            at_once = max(PATH_TOKENS, batch_size * max(len(prompt.tokens) for prompt in prompts))
+            return {self.name: saliency(model, scoring, prompts, self.baseline, self.steps, at_once, progress, grid)}
+
+        return Plan(self, tuple(len(prompt.tokens) for prompt in prompts) * (BACKWARD * (1 + self.steps)), run)
+
+
+@dataclass(frozen=True)
+class Atlas(Experiment):
+    """The experiment `atlas`: what every head does, in numbers and by name (ours)."""
+
+    prompts: Count = 16
+    """Most prompts of the analysis that are taken, its first ones."""
+    sequences: Count = 8
+    """Sequences of random tokens, repeated once."""
+    rows: Count = 512
+    """Most rows of attention of a prompt, evenly spread."""
+    top: Count = 1
+    """Strongest keys of a row that count for retrieval."""
+    twins: CountOrNone = 0
+    """Models with random weights that set the thresholds of names; 0: 10, or 3 where a model has more than 30 million parameters."""
+    quantile: Share = 0.95
+    """Of the twins' largest scores, below which no head has a name."""
+    seed: Seed = 0
+    name: ClassVar[str] = "atlas"
+
+    def plan(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], training_length: int) -> Plan:
+        """The scores of the model and its twins. Raises InputError where two repeated tokens do not fit into the training length."""
+        half, twins = repeated_half(model, training_length), self.twins or default_twins(model)
+        if half < SHORTEST_HALF:
+            raise InputError(f"atlas repeats random tokens, which a training length of {training_length} tokens has no room for")
+        chosen = list(prompts[: self.prompts])
+        asked = Asked(chosen, self.sequences, half, self.rows, self.top, twins, self.quantile, self.seed)
+        lengths = (*(len(prompt.tokens) for prompt in chosen), *[1 + 2 * half] * self.sequences)
+
+        def run(batch_size: int, grid: ResumableGrid, progress: Progress | None) -> dict[str, xr.Dataset]:
+            return {self.name: atlas(model, asked, progress, grid)}
+
+        return Plan(self, lengths * (1 + twins), run)
+
+
+EXPERIMENTS: Mapping[str, type[Experiment]] = {
+    kind.name: kind for kind in (Perturbation, Extrapolation, Effects, Saliency, Atlas)
+}
 
 
 def experiment_names() -> tuple[str, ...]:
@@ -204,6 +306,15 @@ def planned(
             chosen = experiment.plan(model, scoring, prompts, length)
         plans.append(chosen)
     return plans
+
+
+def _require_targets(experiment: str, scoring: Scoring, prompts: Sequence[Prompt]) -> None:
+    """Raise InputError for the first of `prompts` that has nothing to predict."""
+    for number, prompt in enumerate(prompts):
+        if not scoring.targets(prompt):
+            raise InputError(
+                f"{experiment} judges what is predicted, but prompt {number} has nothing to predict for {scoring.name}"
+            )
 
 
 def _side_by_side(batch_size: int, longest: int) -> int:

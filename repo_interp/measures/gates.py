@@ -144,7 +144,8 @@ class Gates(Measure):
         group = {
             **{name: described(measured[name], long_name, units) for name, (_, long_name, units) in _TOKENS.items()},
             **{name: described(measured[name], long_name, "1") for name, long_name in (_SEPARATORS | _MASS).items()},
-            "separator_share_even": described(first["separator_share_even"], "share of equal gates on separators", "1"),
+            # Per layer: a layer with a window sees other pairs.
+            "separator_share_even": described(measured["separator_share_even"], "share of equal gates on separators", "1"),
             "last_segment_even": described(
                 measured["last_segment_even"], "even attention on the query's own segment, mean over queries", "1"
             ),

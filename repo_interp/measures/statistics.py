@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from repo_interp.inputs import TENSORS, AttentionInputs, Spans
+from repo_interp.inputs import TENSORS, AttentionInputs, Predictions, Spans
 from repo_interp.values import check_fields
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """Labelled arrays of some layers and prompts. Every variable has the axis `layer` with its coordinate."""
+    """Labelled arrays of some layers and prompts. Every variable has the axis `layer` with its coordinate; or, of predictions, none has."""
 
     per_prompt: xr.Dataset = field(default_factory=xr.Dataset)
     """Variables with the axis `prompt` (and its coordinate): one entry per prompt, never added."""
@@ -97,9 +97,23 @@ class Measure(ABC):
         """The measure for a checkpoint that was trained on prompts of `tokens` tokens; itself where that changes nothing."""
         return self
 
+    @property
+    def reads_predictions(self) -> bool:
+        """Whether `observe_predictions` is to be called; the forward pass then goes through all layers."""
+        return False
+
+    @property
+    def growth(self) -> float:
+        """The power of a prompt's tokens that its time grows by at most, once a prompt is long; for the estimate of costs."""
+        return 2.0
+
     @abstractmethod
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Statistics of one layer and one batch."""
+
+    def observe_predictions(self, predictions: Predictions, spans: Spans) -> Statistics:
+        """Statistics, without the axis `layer`, of what the model expects after the tokens of one batch."""
+        return Statistics()
 
     @abstractmethod
     def conclude(self, statistics: Statistics) -> xr.Dataset:
@@ -150,6 +164,8 @@ def merge(parts: Sequence[Statistics]) -> Statistics:
 
 
 def _by_layer(datasets: Sequence[xr.Dataset], combine) -> xr.Dataset:
+    if datasets and not any("layer" in dataset.dims for dataset in datasets):
+        return combine(list(datasets))
     layers: dict[int, list[xr.Dataset]] = {}
     for dataset in datasets:
         for layer in dataset.layer.values:

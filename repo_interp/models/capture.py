@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from repo_interp.errors import NotFinite
-from repo_interp.inputs import AttentionInputs
+from repo_interp.inputs import AttentionInputs, Predictions
 from repo_interp.models.attention import LogitsOfRows, RepositionedAttention
 from repo_interp.models.reposition import attentions, decoder_of
 from repo_interp.positions.contextual import ContextualPositions
@@ -40,7 +41,7 @@ def capture(
 
     def receive_finite(inputs: AttentionInputs) -> None:
         require_finite(inputs)
-        receive(inputs)
+        receive(replace(inputs, tokens=tokens))
 
     with observing(model, valid, prompts, receive_finite, layers):
         decode(model, tokens, valid, None if layers is None else max(layers, default=None))
@@ -79,6 +80,26 @@ def decode(
     finally:
         handle.remove()
     raise AssertionError(f"the pass did not reach layer {last_layer + 1}")
+
+
+def next_token_logits(model: nn.Module, hidden: Float[Tensor, "row width"]) -> Float[Tensor, "row token_id"]:
+    """Logits of the next token, float32, from last hidden states that `decode` gave."""
+    owner: Any = getattr(model, "original_model", model)  # of a bridge
+    logits = owner.lm_head(hidden).float()
+    softcap = getattr(owner.config, "final_logit_softcapping", None)
+    return logits if softcap is None else torch.tanh(logits / softcap) * softcap
+
+
+def predictions_of(
+    model: nn.Module,
+    hidden: Float[Tensor, "prompt token width"],
+    tokens: Int[Tensor, "prompt token"],
+    valid: Bool[Tensor, "prompt token"],
+    prompts: Int[Tensor, "prompt"],
+) -> Predictions:
+    """What the model expects after `tokens`, of which `hidden` are the last hidden states; arguments as those of `capture`."""
+    vocabulary = int(next(attentions(model)).config.vocab_size)
+    return Predictions(tokens, valid, prompts, vocabulary, lambda row, rows: next_token_logits(model, hidden[row, rows]))
 
 
 @contextmanager

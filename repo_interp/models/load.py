@@ -1,27 +1,28 @@
 """A checkpoint as a TransformerBridge: identified, loaded strictly, bridged, with a record of where it came from.
 
-`load_fresh` gives the same decoder, layout and tokenizer with freshly drawn weights: the control beside every claim about what training
-did to a model.
+`load_fresh` and `fresh_twin` give the same decoder and layout with freshly drawn weights: the control beside every claim about what
+training did to a model.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from transformer_lens.model_bridge import TransformerBridge
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from repo_interp.errors import InputError
-from repo_interp.models.bridge import bridge
-from repo_interp.models.checkpoints import identify, load_model, load_tokenizer
+from repo_interp.models.bridge import bridge, model_of
+from repo_interp.models.checkpoints import load_model, load_tokenizer
+from repo_interp.models.configuration import identify, own_layout_of, plain
 from repo_interp.models.outputs import parity_errors
 from repo_interp.models.provenance import mark, origin
-from repo_interp.models.reposition import attentions, longest_prompt, reposition
+from repo_interp.models.reposition import attentions, layout, longest_prompt, reposition
 
 _TOKENS = 12
 _TOLERANCE, _TOLERANCE_HALF = 5e-3, 0.5
@@ -75,8 +76,22 @@ def load_fresh(path: str | os.PathLike[str], seed: int = 0, device: str = "cpu")
     The state of torch's random numbers is left as it was. Raises InputError where there is no checkpoint to read.
     """
     checkpoint = identify(path)
+    model = _drawn(checkpoint.config, checkpoint.layout, checkpoint.options, seed)
+    return bridge(model.to(torch.device(device)).eval(), load_tokenizer(checkpoint))  # pyright: ignore[reportArgumentType]
+
+
+def fresh_twin(model: nn.Module, seed: int = 0) -> PreTrainedModel:
+    """A repositioned model like `model` (or the one inside a bridge), with freshly drawn weights, in float32, on its device.
+
+    The state of torch's random numbers is left as it was.
+    """
+    config = model_of(model).config
+    twin = _drawn(plain(config), layout(model), own_layout_of(config)[1], seed)
+    return twin.to(next(model.parameters()).device).eval()  # pyright: ignore[reportArgumentType]
+
+
+def _drawn(config: PretrainedConfig, schemes: Sequence[str], options: Mapping[str, Any], seed: int) -> PreTrainedModel:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(checkpoint.config, dtype=torch.float32)
-        reposition(model, ",".join(checkpoint.layout), **checkpoint.options)
-    return bridge(model.to(device).eval(), load_tokenizer(checkpoint))
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        return reposition(model, ",".join(schemes), **options)

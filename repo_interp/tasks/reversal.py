@@ -109,8 +109,8 @@ class Reversal(WordTask):
         return Prompt(
             tokens=tuple(tokens),
             spans={
-                "instruction": tuple(range(1, first)),
                 "words": tuple(words),
+                "instruction": tuple(range(1, first)),
                 "separator": (separator,),
             },
             generated=tuple(generated),

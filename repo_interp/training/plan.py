@@ -1,7 +1,7 @@
 """What the zoo consists of: every checkpoint that comes with the package, how it is trained, and with which seeds.
 
     runs/zoo/TASK/NAME             seed 0          runs/zoo/TASK/NAME/seed-N       the others
-    repo_interp/zoo/TASK/NAME      seed 0, as it ships (weights left out where `weights` is False), with the others' records
+    repo_interp/zoo/TASK/NAME      seed 0, as it ships; the others in seed-N; weights of the seeds in `weights`, records of all
 
 Schemes of one task differ in nothing but the scheme: recipes and budgets are the task's. Where the papers continue a RoPE model (NIAH,
 language modelling), every scheme continues the same one, RoPE itself included. Knows nothing about how training is carried out.
@@ -18,6 +18,7 @@ from repo_interp.errors import InputError
 from repo_interp.training.configuration import TABLES, TrainingConfiguration, replaced
 from repo_interp.training.recipes import recipe
 
+REVERSAL_SEEDS = (0, 1, 2, 3, 4)
 RUNS = Path("runs") / "zoo"
 """Where training runs of the zoo stand, from where the command is given."""
 
@@ -34,8 +35,8 @@ class Planned:
     """Another planned one, of the same seed."""
     fields: Mapping[str, Any] = field(default_factory=dict)
     """What differs from the task's recipe."""
-    weights: bool = True
-    """Whether the package ships its weights, of seed 0; scores and logs of all seeds ship."""
+    weights: tuple[int, ...] = (0,)
+    """Seeds whose weights the package ships; scores and logs of all seeds ship."""
 
     @property
     def task(self) -> str:
@@ -108,11 +109,13 @@ def _configuration(planned: Planned, seed: int, runs: Path) -> TrainingConfigura
 
 def _plan() -> Iterator[Planned]:
     two, three = (0, 1), (0, 1, 2)
-    for scheme in ("repo", "rope", "nope"):
+    # RePo ends in two kinds of models, so that three seeds say little; the weights of all ship, for what is asked over seeds.
+    yield Planned("reversal/repo", "repo", REVERSAL_SEEDS, weights=REVERSAL_SEEDS)
+    for scheme in ("rope", "nope"):
         yield Planned(f"reversal/{scheme}", scheme, three)
 
     # Half-way, so that the schemes have something to learn; the curriculum still grows when it stops.
-    yield Planned("niah/pretrained", "rope", three, fields={"steps": 500, "curriculum": 1.0}, weights=False)
+    yield Planned("niah/pretrained", "rope", three, fields={"steps": 500, "curriculum": 1.0}, weights=())
     for scheme in ("repo", "rope", "nope", "r2n1", "n2r1"):
         yield Planned(f"niah/{scheme}", scheme, three, "niah/pretrained")
     for name, layout in (("repo_from_1", "repo@1"), ("repo_from_2", "repo@2"), ("repo_from_3", "repo@3")):
@@ -121,17 +124,19 @@ def _plan() -> Iterator[Planned]:
     for name, layout in _CONTEXTUAL:
         yield Planned(f"flip_flop/{name}", layout, three, fields=_contextual(name))
     for name, layout in _CONTEXTUAL:
-        yield Planned(f"selective_copy/{name}", layout, fields=_contextual(name), weights=False)
+        yield Planned(f"selective_copy/{name}", layout, fields=_contextual(name), weights=())
     for suffix, variables in (("", 1), ("_3", 3), ("_5", 5)):
         several = {"task_options": {"variables": variables}} if suffix else {}
         for name, layout in _CONTEXTUAL:
             fields = {**_contextual(name), **several}
-            yield Planned(f"counting/{name}{suffix}", layout, fields=fields, weights=(name, variables) == ("cope", 1))
+            yield Planned(
+                f"counting/{name}{suffix}", layout, fields=fields, weights=(0,) if (name, variables) == ("cope", 1) else ()
+            )
 
     for scheme in ("rope", "alibi", "kerple", "fire", "hope"):
         yield Planned(f"copying/{scheme}", scheme, two)
     for scheme in ("hope_ab1", "hope_ab2", "hope_ab3", "rope_high"):
-        yield Planned(f"copying/{scheme}", scheme, two, weights=False)
+        yield Planned(f"copying/{scheme}", scheme, two, weights=())
 
     yield Planned("language/rope", "rope", fields={"checkpoint_every": 100})
     for scheme in ("learned", "alibi", "kerple", "fire", "hope", "cope"):
@@ -140,7 +145,7 @@ def _plan() -> Iterator[Planned]:
     for name, layout in (("rope_continued", "rope"), ("repo", "repo@1/3")):
         yield Planned(f"language/{name}", layout, continue_from="language/rope")
     for scheme in ("nope", "r2n1", "n2r1"):
-        yield Planned(f"language/{scheme}", scheme, continue_from="language/rope", weights=False)
+        yield Planned(f"language/{scheme}", scheme, continue_from="language/rope", weights=())
 
 
 # RePo with RoPE in the first layer: in all layers, flip-flop was not learned in a pilot of this budget.

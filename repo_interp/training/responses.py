@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError, NotFinite
+from repo_interp.models.capture import next_token_logits
 from repo_interp.models.generation import continue_greedily
 from repo_interp.tasks import Batch, Prompt, Response, Task
 from repo_interp.tasks.task import Scoring
@@ -46,10 +47,14 @@ def to_question(batch: Batch, device: torch.device | str = "cpu") -> Question:
 
 def target_logits(model: PreTrainedModel, question: Question) -> Float[Tensor, "target token_id"]:
     """What the model predicts at every target, float32; logits of other tokens are never made."""
-    hidden = model.model(question.tokens, use_cache=False).last_hidden_state
-    logits = model.lm_head(hidden[question.rows, question.columns]).float()
-    softcap = getattr(model.config, "final_logit_softcapping", None)
-    return logits if softcap is None else torch.tanh(logits / softcap) * softcap
+    return logits_at(model, model.model(question.tokens, use_cache=False).last_hidden_state, question)
+
+
+def logits_at(
+    model: PreTrainedModel, hidden: Float[Tensor, "sequence token d_model"], question: Question
+) -> Float[Tensor, "target token_id"]:
+    """What the decoder's last hidden states predict at every target, float32."""
+    return next_token_logits(model, hidden[question.rows, question.columns])
 
 
 @torch.inference_mode()
@@ -59,7 +64,7 @@ def forced_responses(model: PreTrainedModel, task: Scoring, prompts: Sequence[Pr
     responses: dict[int, Response] = {}
     for start in range(0, len(order), batch_size):
         chosen = order[start : start + batch_size]
-        question = to_question(_padded([prompts[number] for number in chosen], task), next(model.parameters()).device)
+        question = to_question(padded([prompts[number] for number in chosen], task), next(model.parameters()).device)
         logits = target_logits(model, question)
         _require_finite(logits, [chosen[row] for row in question.rows.tolist()])
         log_probabilities = logits.double().log_softmax(-1)
@@ -106,7 +111,8 @@ def prompts_of(task: Task, batch: Batch) -> list[Prompt]:
     return [task.describe(row[:end].tolist()) for row, end in zip(batch.tokens, ends, strict=True)]
 
 
-def _padded(prompts: Sequence[Prompt], task: Scoring) -> Batch:
+def padded(prompts: Sequence[Prompt], task: Scoring) -> Batch:
+    """Prompts side by side, padded on the right, with what `task` asks of them as targets."""
     longest = max(len(prompt.tokens) for prompt in prompts)
     tokens = np.zeros((len(prompts), longest), dtype=np.int64)
     targets = np.zeros(tokens.shape, dtype=bool)

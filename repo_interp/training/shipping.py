@@ -59,7 +59,7 @@ def make(runs: Sequence[PlannedRun], jobs: int, watch: Callable[[], None]) -> bo
 def install(run: PlannedRun, zoo: Path) -> Path:
     """Put what ships of a finished run into the directory `zoo`, whole or not at all. Returns where it stands."""
     target = zoo / run.shipped
-    names = RECORDS + (CHECKPOINT + EXTRAS if run.planned.weights and run.seed == 0 else ())
+    names = RECORDS + (CHECKPOINT if run.seed in run.planned.weights else ()) + (EXTRAS if run.seed == 0 else ())
     target.parent.mkdir(parents=True, exist_ok=True)
     with replaced(target) as fresh:
         fresh.mkdir()
@@ -94,9 +94,10 @@ _HEAD = """# The checkpoints that come with the package
 
 `ri.zoo("niah/repo")` loads one, `repo-interp zoo` lists them, `make zoo` trains all of them again and writes this page. Each directory
 has the weights, the tokenizer, `training.toml` (everything that decides the bytes, with command and versions), `log.jsonl` and
-`scores.json`; `seed-N` in it the records of other seeds. Those marked "records" ship without weights. The same commands on the same
-machine give the same bytes. Scores: mean over seeds, ± their standard deviation. Commands are those of seed 0;
-`repo-interp zoo train TASK/NAME` trains every seed of one, and what it goes on from.
+`scores.json`; `seed-N` in it the records of other seeds, and their weights where the page says so: `ri.load("reversal/repo/seed-1")`.
+Those marked "records" ship without weights. The same commands on the same machine give the same bytes. Scores: mean over seeds,
+± their standard deviation. Commands are those of seed 0; `repo-interp zoo train TASK/NAME` trains every seed of one, and what it
+goes on from.
 """
 
 _TASKS = {

@@ -32,11 +32,12 @@ from repo_interp.plots.marks.scores import copying_by_sequences
 
 ABLATIONS: Mapping[str, str] = {"hope_ab1": "AB1", "hope_ab2": "AB2", "hope_ab3": "AB3"}
 """The paper's names by layout."""
-BEST = "the highest mean exact match of the schemes compared"
+BEST = "the highest mean exact match of the schemes compared, beyond the training length,"
+WORST = "the lowest of those that are judged, at lengths trained on,"
 BEYOND = "mean exact match over the numbers of sequences that are longer than training"
 AB1, AB2, AB3 = (f"mean exact match of {name} over all test sets" for name in ABLATIONS.values())
-COPIES = AtLeast(BEST, 0.05)
-"""Below it no scheme copies, and nothing can be compared."""
+COPIES = All(AtLeast(BEST, 0.05), AtLeast(WORST, 0.5))
+"""Otherwise no scheme copies, or one did not learn to, and nothing can be compared."""
 
 
 def extended_quantity(method: str) -> str:
@@ -149,21 +150,22 @@ def _ahead(claim: Claim, hope: Scored, rivals: Sequence[Scored], method: str) ->
     if not sets:
         return Evidence(claim, hope.name, "", unmeasurable="no test set is longer than the training prompts")
     samples = {each.name: each.sample(sets, method) for each in (hope, *rivals)}
-    best = _best(samples.values())
-    if not COPIES.holds(best):
-        why = f"nobody copies {sets[0]} to {sets[-1]} sequences: {_means(samples)}"
-        return Evidence(claim, hope.name, "", unmeasurable=why)
+    inside = [name for name in hope.test_sets if name not in sets]
+    trained = {each.name: each.sample(inside, method) for each in (hope, *rivals)} if inside else {}
+    judged = [trained[each.name] for each in (hope, *rivals) if inside and each.layout in (HOPE, ROPE)]
+    copying = _copying(samples.values(), judged)
+    if not COPIES.holds(copying):
+        return Evidence(claim, hope.name, "", unmeasurable=_nobody(sets, samples, inside, trained))
     mine = samples.pop(hope.name)
     above = {each.name: between(mine, samples[each.name]) for each in rivals}
-    inside = [name for name in hope.test_sets if name not in sets]
-    within = _means({each.name: each.sample(inside, method) for each in (hope, *rivals)}) if inside else ""
+    within = _means(trained)
     absent = [layout for layout in RIVALS if layout not in [each.layout for each in rivals]] if method == PLAIN else []
     return Evidence(
         claim,
         hope.name,
         f"exact match at {sets[0]} to {sets[-1]} sequences, beyond L, %"
         + (f", with {METHODS[method]}" if method in METHODS else ""),
-        {**best, extended_quantity(method): {RIVALS[each.layout]: above[each.name] for each in rivals}},
+        {**copying, extended_quantity(method): {RIVALS[each.layout]: above[each.name] for each in rivals}},
         100 * mine.mean,
         **numbers_of(mine, 100),
         control=_means(samples),
@@ -182,10 +184,13 @@ def _ablations(rope: Scored, ablations: Mapping[str, Scored]) -> Iterator[Eviden
     sets = [name for name in rope.test_sets if all(name in each.test_sets for each in compared.values())]
     samples = {layout: each.sample(sets) for layout, each in compared.items()}
     first, third = ablations["hope_ab1"], ablations.get("hope_ab3")
-    best = _best(samples.values())
-    if not COPIES.holds(best):
+    beyond = [name for name in sets if _tokens(rope, name) > rope.training_length]
+    inside = [name for name in sets if name not in beyond]
+    longer, trained = ({layout: each.sample(part) for layout, each in compared.items() if part} for part in (beyond, inside))
+    copying = _copying(longer.values(), trained.values())
+    if not COPIES.holds(copying):
         for claim, each in ((H7, first), (H7_REMOVED, third or first)):
-            yield Evidence(claim, each.name, "", unmeasurable=f"nobody copies: {_means(samples)}")
+            yield Evidence(claim, each.name, "", unmeasurable=_nobody(beyond, longer, inside, trained))
         return
     measured = f"exact match at {sets[0]} to {sets[-1]} sequences, %"
     removed = samples.pop("hope_ab3", None)
@@ -195,7 +200,7 @@ def _ablations(rope: Scored, ablations: Mapping[str, Scored]) -> Iterator[Eviden
         H7,
         first.name,
         f"{measured} (AB1)",
-        {**best, AB1: {"AB2": above["AB1 above AB2"]}, AB2: {RIVALS[ROPE]: above["AB2 above RoPE"]}},
+        {**copying, AB1: {"AB2": above["AB1 above AB2"]}, AB2: {RIVALS[ROPE]: above["AB2 above RoPE"]}},
         100 * one.mean,
         **numbers_of(one, 100),
         control=_means({layout: samples[layout] for layout in ("hope_ab2", ROPE)}),
@@ -209,7 +214,7 @@ def _ablations(rope: Scored, ablations: Mapping[str, Scored]) -> Iterator[Eviden
         H7_REMOVED,
         third.name,
         f"{measured} (AB3)",
-        {**best, AB3: {ABLATIONS.get(layout, RIVALS[ROPE]): difference for layout, difference in below.items()}},
+        {**copying, AB3: {ABLATIONS.get(layout, RIVALS[ROPE]): difference for layout, difference in below.items()}},
         100 * removed.mean,
         **numbers_of(removed, 100),
         control=_means(samples),
@@ -222,8 +227,19 @@ def _tokens(scored: Scored, test_set: str) -> int:
     return scored.tokens(test_set) if scored.live is not None else 1 + 12 * (int(test_set) + 1)
 
 
-def _best(samples: Iterable[Sample]) -> dict[str, float]:
-    return {BEST: max(sample.mean for sample in samples)}
+def _copying(longer: Iterable[Sample], trained: Iterable[Sample]) -> dict[str, float]:
+    """What is asked for before anything is compared; a test without lengths beyond those trained on, or within, shows neither."""
+    return {
+        BEST: max((sample.mean for sample in longer), default=0.0),
+        WORST: min((sample.mean for sample in trained), default=0.0),
+    }
+
+
+def _nobody(beyond: Sequence[str], longer: Mapping[str, Sample], inside: Sequence[str], trained: Mapping[str, Sample]) -> str:
+    return (
+        f"nobody copies {', '.join(beyond) or 'more'} sequences, or one that is judged did not learn to copy "
+        f"{', '.join(inside) or 'fewer'}: {_means(longer)}; {_means(trained)}"
+    )
 
 
 def _means(samples: Mapping[str, Sample]) -> str:

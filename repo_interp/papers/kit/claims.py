@@ -8,10 +8,13 @@ nothing about any paper.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 
-from repo_interp.papers.kit.rules import Rule, Values
+import numpy as np
+
+from repo_interp.papers.kit.differences import holm
+from repo_interp.papers.kit.rules import Rule, Values, chance
 from repo_interp.papers.kit.scale import Scale
 
 HOLDS = "holds"
@@ -65,6 +68,8 @@ class Evidence:
     note: str = ""
     unmeasurable: str = ""
     """Why nothing can be said here; empty where the rule decides."""
+    seeds: int = 1
+    """Training seeds behind `ours`; 0 where nothing was trained."""
 
 
 @dataclass(frozen=True)
@@ -81,24 +86,33 @@ class Verdict:
     n: int = 0
     control: str = ""
     note: str = ""
+    seeds: int = 0
 
 
 def judge(evidence: Evidence) -> Verdict:
     """The verdict of the claim's rule. Raises ValueError for evidence that has no number and does not say why."""
     if evidence.unmeasurable:
-        return Verdict(
-            evidence.claim,
-            evidence.checkpoint,
-            UNMEASURED,
-            evidence.measured,
-            control=evidence.control,
-            note=evidence.unmeasurable,
-        )
+        claim, name = evidence.claim, evidence.checkpoint
+        return Verdict(claim, name, UNMEASURED, evidence.measured, control=evidence.control, note=evidence.unmeasurable)
     if evidence.ours is None:
         raise ValueError(f"{evidence.claim.label} on {evidence.checkpoint}: a verdict stands on a number")
     verdict = HOLDS if evidence.claim.rule.holds(evidence.values) else FAILS
-    numbers = (evidence.ours, evidence.spread, evidence.spread_over, evidence.n, evidence.control, evidence.note)
+    numbers = (evidence.ours, evidence.spread, evidence.spread_over, evidence.n, evidence.control, evidence.note, evidence.seeds)
     return Verdict(evidence.claim, evidence.checkpoint, verdict, evidence.measured, *numbers)
+
+
+def judge_together(evidence: Sequence[Evidence]) -> list[Verdict]:
+    """The verdict on every row, where several rows of one claim that hold by tests also have to hold after Holm's correction."""
+    verdicts = [judge(each) for each in evidence]
+    for claim in dict.fromkeys(each.claim for each in evidence):
+        rows = [place for place, each in enumerate(evidence) if each.claim is claim and not each.unmeasurable]
+        tested = {place: own for place in rows if (own := chance(claim.rule, evidence[place].values)) is not None}
+        for place, corrected in zip(tested, holm(np.array(list(tested.values()))), strict=True):
+            if verdicts[place].verdict == HOLDS and corrected > 1:
+                note = f"holds by itself, but not after Holm's correction over the {len(tested)} rows of this claim"
+                note = "; ".join(filter(None, (verdicts[place].note, note)))
+                verdicts[place] = replace(verdicts[place], verdict=FAILS, note=note)
+    return verdicts
 
 
 def unmeasured(claim: Claim, why: str, checkpoint: str = "none") -> Verdict:

@@ -10,14 +10,14 @@ about any paper.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import xarray as xr
 from matplotlib.figure import Figure
 
 from repo_interp.papers.kit.cache import Cache
-from repo_interp.papers.kit.claims import Claim, Evidence, Verdict, judge, unmeasured
+from repo_interp.papers.kit.claims import Claim, Evidence, Verdict, judge_together, unmeasured
 from repo_interp.papers.kit.scale import Scale
 from repo_interp.papers.kit.subjects import Subject
 
@@ -48,6 +48,8 @@ class Needs:
     """What stands in the place of the checkpoint where none fits."""
     otherwise_of: Mapping[str, str] = field(default_factory=dict)
     """Why nothing can be measured of those claims, by label, that have a reason of their own."""
+    why_not: Callable[[Subject, Any, Cache], str] = lambda subject, options, cache: ""
+    """Why a checkpoint that fits says nothing nevertheless, so that rows on it are "not measurable here"; empty where it does."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class Paper:
 
 @dataclass(frozen=True)
 class Result:
-    """What came of one experiment on one group of checkpoints."""
+    """What came of one experiment: the drawings of one group of checkpoints, or the verdicts on all of them."""
 
     experiment: Experiment
     drawings: tuple[Drawing, ...]
@@ -104,24 +106,29 @@ class Result:
 def run(
     experiment: Experiment, subjects: Sequence[Subject], options: Any, cache: Cache, progress: Callable[[str], None]
 ) -> Iterator[Result]:
-    """The result of `experiment` on every group of `subjects` that it is about, one after the other.
+    """The drawings of `experiment` on every group of `subjects` that it is about, one after the other, and at the end its verdicts.
 
-    At the end come verdicts "not measurable here" on the claims of which nothing was said. `progress` is told what is being done.
+    Rows of one claim are judged together. Verdicts are "not measurable here" on the claims of which nothing was said. `progress` is told
+    what is being done.
     """
-    judged: set[Claim] = set()
+    evidence: list[Evidence] = []
     for group in experiment.needs.groups(subjects):
         progress(f"{experiment.name}: {', '.join(subject.name for subject in group)}" if group else experiment.name)
         data = experiment.measure(group, options, cache)
         if data is None:
             continue
-        verdicts = tuple(judge(evidence) for evidence in experiment.judge(data))
-        judged |= {verdict.claim for verdict in verdicts}
-        yield Result(experiment, tuple(experiment.draw(data)), verdicts)
-    missing = [claim for claim in experiment.claims if claim not in judged]
-    if missing:
-        needs = experiment.needs
-        reasons = {claim: needs.otherwise_of.get(claim.label, needs.otherwise) for claim in missing}
-        yield Result(experiment, (), tuple(unmeasured(claim, reason, needs.checkpoint) for claim, reason in reasons.items()))
+        reasons = {subject.name: experiment.needs.why_not(subject, options, cache) for subject in group}
+        for each in experiment.judge(data):
+            reason = each.unmeasurable or reasons.get(each.checkpoint, "")
+            evidence.append(replace(each, unmeasurable=reason))
+        yield Result(experiment, tuple(experiment.draw(data)), ())
+    judged, needs = {each.claim for each in evidence}, experiment.needs
+    missing = [
+        unmeasured(claim, needs.otherwise_of.get(claim.label, needs.otherwise), needs.checkpoint)
+        for claim in experiment.claims
+        if claim not in judged
+    ]
+    yield Result(experiment, (), (*judge_together(evidence), *missing))
 
 
 def each(fits: Callable[[Subject], bool]) -> Callable[[Sequence[Subject]], Sequence[Sequence[Subject]]]:

@@ -14,13 +14,15 @@ from pathlib import Path
 
 from repo_interp.errors import InputError
 from repo_interp.files import write_text
-from repo_interp.papers.kit.claims import FAILS, HOLDS, UNMEASURED, markdown_table
+from repo_interp.papers.kit.claims import FAILS, HOLDS, UNMEASURED, Claim, markdown_table
 from repo_interp.papers.kit.experiment import Paper
 from repo_interp.papers.kit.paper_directory import FIGURES, VERDICTS, read_rows
 
 HEADING = "# The papers' figures, made again"
 TABLES, TABLES_HEADING = "claims.md", "# Every claim and every number"
 NOT_YET = "not measured yet"
+EXTENSION = "none"
+"""The paper's number of a claim that no paper makes: a question of ours to one of theirs."""
 CLAIM_COLUMNS = {
     "claim": "claim",
     "statement": "what the paper says",
@@ -38,6 +40,7 @@ NUMBER_COLUMNS = {
     "measured": "of what",
     "spread": "spread",
     "n": "n",
+    "seeds": "seeds",
     "control": "control",
     "scale": "how our scale differs",
 }
@@ -125,6 +128,8 @@ def claim_rows(verdicts: Sequence[Mapping[str, str]], papers: Sequence[Paper]) -
                 "paper": claim.paper_number,
                 "ours": "<br>".join(_number(row) for row in own if row["ours"]),
                 "verdict": _together(own),
+                "primary": _primary(own, paper, claim),
+                "ours alone": claim.paper_number if claim.paper_number == EXTENSION else "",
                 "written": claim.written,
                 "command": "<br>".join(f"`{command}`" for command in commands),
             }
@@ -169,20 +174,29 @@ def _together(rows: Sequence[Mapping[str, str]]) -> str:
     return f"{HOLDS} in {held} of {len(judged)}" if held else FAILS
 
 
+def _primary(rows: Sequence[Mapping[str, str]], paper: Paper, claim: Claim) -> str:
+    """The verdict on the checkpoint that the claim is about first of all: of those its experiment names, the first that has a row."""
+    names = [name for experiment in paper.experiments if claim in experiment.claims for name in experiment.needs.zoo]
+    by_checkpoint = {row["checkpoint"]: row["verdict"] for row in reversed(rows)}
+    known = [by_checkpoint[name] for name in (*names, *reversed(by_checkpoint)) if name in by_checkpoint]
+    return next((verdict for verdict in known if verdict != UNMEASURED), UNMEASURED if known else NOT_YET)
+
+
 def tally(rows: Sequence[Mapping[str, str]]) -> str:
-    """How many claims came out how, from `claim_rows`."""
-
-    def count(*words: str) -> int:
-        return sum(row["verdict"].startswith(words) for row in rows)
-
-    parts = {
-        "hold": count(f"**{HOLDS}"),
-        "hold on some checkpoints": count(f"{HOLDS} in"),
-        "do not hold": count(FAILS),
-        "are not measurable here": count(UNMEASURED),
-        "are not measured yet": count(NOT_YET),
+    """How many claims came out how on their primary checkpoint, from `claim_rows`: the papers', then our own extensions of them."""
+    words = {
+        HOLDS: "hold",
+        FAILS: "do not hold",
+        UNMEASURED: "are not measurable here",
+        NOT_YET: "are not measured yet",
     }
-    return f"Of {len(rows)} claims, parts counted apart, " + ", ".join(f"{n} {words}" for words, n in parts.items() if n) + "."
+    sentences = []
+    for ours, what in (("", "claims of the papers"), (EXTENSION, "further ones of ours")):
+        verdicts = [row["primary"] for row in rows if row["ours alone"] == ours]
+        counts = ", ".join(f"{verdicts.count(verdict)} {told}" for verdict, told in words.items() if verdict in verdicts)
+        if verdicts:
+            sentences.append(f"Of {len(verdicts)} {what}, parts counted apart and each on its primary checkpoint, {counts}.")
+    return " ".join(sentences)
 
 
 def _thumbnails(directory: Path, paper: Paper) -> list[str]:

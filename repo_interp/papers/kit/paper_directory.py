@@ -34,6 +34,7 @@ COLUMNS = {
     "spread": "spread",
     "spread_over": "over",
     "n": "n",
+    "seeds": "seeds",
     "control": "control",
     "paper": "paper",
     "written": "rule written",

@@ -12,6 +12,7 @@
     All(first, second)                                      all of them
     Where(condition, rule)                                  nothing can be said unless the condition holds
 
+Standard errors of few samples count by Student's distribution (`differences`), and several rows of one claim by Holm's correction.
 Words, thresholds and code cannot drift apart, since words are made from the thresholds that decide. Knows nothing about any paper.
 """
 
@@ -23,7 +24,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from repo_interp.papers.kit.differences import SIGNIFICANT, Difference
+from repo_interp.papers.kit.differences import SIGNIFICANT, Difference, level
 
 Values = Mapping[str, Any]
 """What was measured, by the names that rules ask for: numbers, `Difference` by rival, `Observed`."""
@@ -240,6 +241,33 @@ class Where:
                 f"nothing can be said unless {self.condition.words}; the evidence has to say that it is unmeasurable"
             )
         return self.rule.holds(values)
+
+
+def beside_null(observed: Observed, digits: str = ".3g") -> str:
+    """The null in words, with the effect size: how far the number is above the null's mean, in its standard deviations."""
+    null = np.asarray(observed.null, dtype=float)
+    deviation = null.std(ddof=1) if len(null) > 1 else np.nan
+    effect = f"; {(observed.value - null.mean()) / deviation:+.2g} standard deviations from its mean" if deviation > 0 else ""
+    return (
+        f"{observed.value:{digits}} beside {len(null)} of the null: mean {null.mean():{digits}}, "
+        f"95 % {np.quantile(null, 0.95):{digits}}{effect}"
+    )
+
+
+def chance(rule: Rule, values: Values) -> float | None:
+    """How probable it is by chance that the differences are as large as `rule` asks for, in multiples of its level; the most probable of
+    several, since all have to be. None for a rule that tests no difference.
+    """
+    match rule:
+        case Significant(quantity, errors):
+            return values[quantity].p_value() / level(errors)
+        case Above(quantity):
+            return max((each.p_value() / level(rule.errors) for each in values[quantity].values()), default=None)
+        case All():
+            return max((own for each in rule.rules if (own := chance(each, values)) is not None), default=None)
+        case Where():
+            return chance(rule.rule, values)
+    return None
 
 
 def _limit(values: Values, bound: float, of: str) -> float:

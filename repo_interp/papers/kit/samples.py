@@ -1,9 +1,9 @@
 """Scores as samples - over training seeds, or over prompts - and the difference of two of them with its standard error.
 
-    difference = mean(a) - mean(b);   its standard error is taken, in this order,
-        over seeds      where both have at least two
-        over prompts    where both answered the same ones: of the differences prompt by prompt
-        at most         where only means m over n prompts are recorded: a score between 0 and 1 varies by m (1 - m) at most
+    difference = mean(a) - mean(b);   its error is taken, in this order,
+        over seeds      where both have at least two (Welch)
+        over prompts    where both answered the same ones: of the differences prompt by prompt (paired)
+        of shares       where only shares of n prompts are known, or no prompt tells them apart from 0 % and 100 % (Newcombe)
     otherwise there is no error, and nothing can be said
 
     lower log perplexity: also by more than `MATERIAL`, since windows are many, and what another training seed would change is not
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from repo_interp.papers.kit.differences import Difference, difference, paired_difference
+from repo_interp.papers.kit.differences import Difference, difference, paired_difference, share_difference, wilson
 
 MATERIAL = 0.005
 """Nats per token: half a per cent of perplexity. CoPE's is 1.5 % below that of relative positions in its paper."""
@@ -49,38 +49,48 @@ class Sample:
 
     @property
     def spread(self) -> float | None:
-        """Standard deviation over seeds; standard error over prompts where there is one seed; None where neither is known."""
+        """Standard deviation over seeds; where there is one seed, standard error over prompts; None where neither is known.
+
+        Of a share of which only the mean is known, and of one that is 0 or 1: half of Wilson's interval, which is never 0.
+        """
         if len(self.seeds) > 1:
             return float(self.seeds.std(ddof=1))
-        if len(self.prompts) > 1:
-            return float(self.prompts.std(ddof=1) / np.sqrt(len(self.prompts)))
-        return float(np.sqrt(_bound(self.mean, self.recorded))) if self.share and self.recorded else None
+        if self._as_share:
+            low, high = wilson(self.mean, self.count)
+            return (high - low) / 2
+        return float(self.prompts.std(ddof=1) / np.sqrt(len(self.prompts))) if len(self.prompts) > 1 else None
 
     @property
     def over(self) -> str:
         """What `spread` is taken over, in words."""
         if len(self.seeds) > 1:
             return f"{len(self.seeds)} seeds"
-        if len(self.prompts) > 1:
-            return "prompts (standard error)"
-        return "prompts (standard error, at most)" if self.share and self.recorded else ""
+        if self._as_share:
+            return "prompts (half of Wilson's interval)"
+        return "prompts (standard error)" if len(self.prompts) > 1 else ""
 
     @property
     def count(self) -> int:
         """Prompts behind a mean."""
         return self.recorded or len(self.prompts)
 
+    @property
+    def _as_share(self) -> bool:
+        """Whether all that is known of its error follows from its being a share of prompts."""
+        return self.share and self.count > 0 and (len(self.prompts) < 2 or bool(np.ptp(self.prompts) == 0))
+
 
 def between(first: Sample, second: Sample) -> Difference:
     """The scores of `first` minus those of `second`; see the module."""
     if min(len(first.seeds), len(second.seeds)) > 1:
         return difference(first.seeds, second.seeds, first.prompts, second.prompts)
+    shares = first.share and second.share and min(first.count, second.count) > 0
     if len(first.prompts) == len(second.prompts) > 1:
-        return paired_difference(first.prompts, second.prompts)
-    if first.share and second.share and first.recorded and second.recorded:
-        error = np.sqrt(_bound(first.mean, first.recorded) + _bound(second.mean, second.recorded))
-        over = f"{first.recorded} and {second.recorded} prompts, at most"
-        return Difference(first.mean - second.mean, float(error), over)
+        paired = paired_difference(first.prompts, second.prompts)
+        if paired.standard_error > 0 or not shares:
+            return paired
+    if shares:
+        return share_difference(first.mean, second.mean, (first.count, second.count))
     return Difference(first.mean - second.mean, np.inf, NOTHING)
 
 
@@ -92,13 +102,13 @@ def between_rises(first: tuple[Sample, Sample], second: tuple[Sample, Sample]) -
     margin = (first[1].mean - first[0].mean) - (second[1].mean - second[0].mean)
     parts = [between(first[1], second[1]), between(first[0], second[0])]
     error = float(np.sqrt(sum(part.standard_error**2 for part in parts)))
-    return Difference(margin, error, parts[0].over)
+    return Difference(margin, error, parts[0].over, min(part.degrees for part in parts))
 
 
 def numbers_of(sample: Sample, scale: float = 1.0) -> dict[str, Any]:
     """Spread, over what, and n of evidence on `sample`, whose numbers are given times `scale`."""
     spread = None if sample.spread is None else scale * sample.spread
-    return {"spread": spread, "spread_over": sample.over, "n": sample.count}
+    return {"spread": spread, "spread_over": sample.over, "n": sample.count, "seeds": len(sample.seeds)}
 
 
 def in_words(differences: Mapping[str, Difference], word: str, unit: str, scale: float = 1.0) -> str:
@@ -107,9 +117,3 @@ def in_words(differences: Mapping[str, Difference], word: str, unit: str, scale:
         f"{word} {name} by {scale * each.margin:.3g}{unit} (standard error {scale * each.standard_error:.2g} over {each.over})"
         for name, each in differences.items()
     )
-
-
-def _bound(mean: float, count: int) -> float:
-    """Largest variance of a mean over `count` scores between 0 and 1."""
-    share = min(max(mean, 0.0), 1.0)
-    return share * (1 - share) / count

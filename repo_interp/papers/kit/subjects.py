@@ -155,13 +155,14 @@ def _configuration(path: Path) -> TrainingConfiguration | None:
 
 
 def digest(path: str | os.PathLike[str]) -> str:
-    """SHA-256 over a checkpoint and its records, those of other seeds included. Raises InputError where there is neither."""
+    """SHA-256 over a checkpoint and its records, records and weights of other seeds included. Raises InputError where there is neither."""
     directory = Path(path)
     parts: dict[str, str] = {}
     if not directory.is_dir() or (directory / "config.json").is_file():
         parts["checkpoint"] = checkpoint_digest(identify(path).directory)
     if directory.is_dir():
-        records = [file for folder in ("", "seed-*/") for name in RECORDS for file in sorted(directory.glob(folder + name))]
+        names = [*RECORDS, *(f"seed-*/{name}" for name in (*RECORDS, "model.safetensors"))]
+        records = [file for name in names for file in sorted(directory.glob(name))]
         parts |= {file.relative_to(directory).as_posix(): file_digest(file) for file in records}
     if not parts:
         raise InputError(

@@ -18,6 +18,7 @@ from repo_interp.models.reposition import attentions
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import Claim, Evidence
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, each
+from repo_interp.papers.kit.learned_positions import why_not
 from repo_interp.papers.kit.rules import All, AtMost, Custom
 from repo_interp.papers.kit.subjects import Subject
 from repo_interp.papers.position_generalization.measured import (
@@ -172,7 +173,12 @@ def _can_be_longer(subject: Subject) -> bool:
 EXTRAPOLATION = Experiment(
     "extrapolation",
     (P7,),
-    Needs(each(_can_be_longer), "needs a language model whose distances can be capped, such as language/rope", TEXT_MODELS[:3]),
+    Needs(
+        each(_can_be_longer),
+        "needs a language model whose distances can be capped, such as language/rope",
+        TEXT_MODELS[:3],
+        why_not=why_not,
+    ),
     measure,
     judge,
     draw,

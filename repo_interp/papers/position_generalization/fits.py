@@ -19,6 +19,7 @@ import xarray as xr
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import SEEN, Claim, Evidence
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, each
+from repo_interp.papers.kit.learned_positions import why_not
 from repo_interp.papers.kit.rules import All, AtLeast, AtMost
 from repo_interp.papers.kit.subjects import Subject
 from repo_interp.papers.position_generalization.measured import (
@@ -170,6 +171,7 @@ FITS = Experiment(
         "needs a language model, such as language/rope",
         TEXT_MODELS,
         otherwise_of={P2.label: "needs a language model that rotates, such as language/rope"},
+        why_not=why_not,
     ),
     measure,
     judge,

@@ -15,6 +15,7 @@ import xarray as xr
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import SEEN, Claim, Evidence
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, each
+from repo_interp.papers.kit.learned_positions import why_not
 from repo_interp.papers.kit.rules import All, AtLeast, AtMost, BeyondNull, Observed
 from repo_interp.papers.kit.subjects import Subject
 from repo_interp.papers.position_generalization.measured import (
@@ -110,7 +111,7 @@ def _slow_dominating(rotation: xr.Dataset, layers: Sequence[int]) -> tuple[float
 ROTATION = Experiment(
     "rotation",
     (P4, P5),
-    Needs(each(is_language_model), "needs a language model that rotates, such as language/rope", TEXT_MODELS),
+    Needs(each(is_language_model), "needs a language model that rotates, such as language/rope", TEXT_MODELS, why_not=why_not),
     measure,
     judge,
     draw,

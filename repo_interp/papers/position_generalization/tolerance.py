@@ -24,6 +24,7 @@ from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import SEEN, Claim, Evidence
 from repo_interp.papers.kit.differences import Difference
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs
+from repo_interp.papers.kit.learned_positions import why_not
 from repo_interp.papers.kit.rules import Above, AtMost, Rule
 from repo_interp.papers.kit.subjects import Subject
 from repo_interp.papers.position_generalization.measured import (
@@ -230,7 +231,7 @@ def _beside_twin(own: Measured, twin: Measured) -> Evidence:
         P6_LEARNED,
         own.name,
         "rise of untouched targets' log perplexity, nats",
-        {RISE_OF_UNTOUCHED: {ROPE_TWIN: Difference(float(less.mean()), error, "draws")}},
+        {RISE_OF_UNTOUCHED: {ROPE_TWIN: Difference(float(less.mean()), error, "draws", len(less) - 1)}},
         float(rises[0].mean()),
         error,
         "draws (standard error of the difference)",
@@ -316,6 +317,7 @@ TOLERANCE = Experiment(
                 "needs a model with learned positions and one with RoPE of the same task, such as language/repo and language/rope"
             ),
         },
+        why_not=why_not,
     ),
     measure,
     judge,

@@ -7,6 +7,7 @@ weights.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,9 +18,10 @@ from repo_interp.analysis.analyze import analyze
 from repo_interp.measures.labels import described
 from repo_interp.models.load import load, load_fresh
 from repo_interp.papers.kit.cache import Cache
-from repo_interp.papers.kit.claims import Claim, Evidence
+from repo_interp.papers.kit.claims import SEEN, Claim, Evidence
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, each
-from repo_interp.papers.kit.rules import All, AtLeast, AtMost, Custom
+from repo_interp.papers.kit.learned_positions import why_not
+from repo_interp.papers.kit.rules import All, AtLeast, AtMost, BeyondNull, Custom, Observed, beside_null
 from repo_interp.papers.kit.subjects import Subject
 from repo_interp.papers.repo.checkpoints import LEARNED, NO_LEARNED, OLMO, learns_long_positions
 from repo_interp.plots.views.patterns import pattern_sensitivity, pattern_shares
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 PATTERNS = ("constant", "mono", "hybrid")
 SHARE = {pattern: f"the share of {pattern} chunks" for pattern in PATTERNS}
+BESIDE_TWINS = f"{SHARE['hybrid']}, beside random weights,"
 R6 = Claim(
     "R6",
     "chunks of positions: hybrid dominates, mono is rare, constant more frequent than mono",
@@ -43,6 +46,15 @@ R6 = Claim(
             "more chunks are constant than mono (chunks of 16 tokens, epsilon 0.2)",
         ),
     ),
+)
+R6_NULL = Claim(
+    "R6",
+    "hybrid dominates more than it does with random weights",
+    R6.source,
+    "none",
+    All(R6.rule, BeyondNull(BESIDE_TWINS, 0.95)),
+    "beyond random weights",
+    SEEN,
 )
 
 
@@ -66,14 +78,14 @@ def _patterns(subject: Subject, options: Options) -> xr.Dataset:
 
 
 def judge(data: xr.Dataset) -> Iterator[Evidence]:
-    """R6 on all learned heads together."""
+    """R6 on all learned heads together, and beside twins with random weights."""
     share = {pattern: float(data["pattern_share_all"].sel(pattern=pattern)) for pattern in PATTERNS}
     labels = data["chunk_pattern"].sel(layer=data.attrs["learned"])
     axes = ("layer", "head", "chunk")
     by_prompt = ((labels == PATTERNS.index("hybrid")).sum(axes) / (labels >= 0).sum(axes)).values
     agreement = same_as_claimed(data["sensitivity"].sel(pattern=list(PATTERNS)).transpose(..., "pattern").values.reshape(-1, 3))
     random = data["random_share"].sel(pattern=list(PATTERNS)).transpose("weights", "pattern").values
-    yield Evidence(
+    evidence = Evidence(
         R6,
         data.attrs["checkpoint"],
         "share of hybrid chunks, per cent",
@@ -82,11 +94,18 @@ def judge(data: xr.Dataset) -> Iterator[Evidence]:
         100 * float(by_prompt.std(ddof=1)),
         "prompts",
         data.sizes["prompt"],
-        "random weights: "
-        + ", ".join(f"constant {100 * c:.0f}, mono {100 * m:.0f}, hybrid {100 * h:.0f} %" for c, m, h in random),
+        "random weights (mean, lowest to highest): "
+        + ", ".join(
+            f"{pattern} {100 * of.mean():.0f} % ({100 * of.min():.0f} to {100 * of.max():.0f})"
+            for pattern, of in zip(PATTERNS, random.T, strict=True)
+        ),
         f"constant {100 * share['constant']:.1f} %, mono {100 * share['mono']:.1f} %; the same is seen with {int(agreement.sum())} of "
         f"{len(agreement)} pairs of chunk size and epsilon",
     )
+    yield evidence
+    hybrid = random[:, PATTERNS.index("hybrid")]
+    values = {**evidence.values, BESIDE_TWINS: Observed(share["hybrid"], hybrid)}
+    yield replace(evidence, claim=R6_NULL, values=values, note=beside_null(Observed(100 * share["hybrid"], 100 * hybrid)))
 
 
 def same_as_claimed(shares: Float[np.ndarray, "cell pattern"]) -> Bool[np.ndarray, " cell"]:
@@ -112,8 +131,8 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
 
 CHUNKS = Experiment(
     "chunks of positions",
-    (R6,),
-    Needs(each(learns_long_positions), NO_LEARNED, LEARNED),
+    (R6, R6_NULL),
+    Needs(each(learns_long_positions), NO_LEARNED, LEARNED, why_not=why_not),
     measure,
     judge,
     draw,

@@ -180,6 +180,7 @@ def judge(data: xr.Dataset) -> Iterator[Evidence]:
         {ADDED: repo / rope - 1},
         100 * (repo / rope - 1),
         control="RoPE: 0",
+        seeds=0,
         note=f"FLOPs of table 6 as 6 N T: {6 * rope * TOKENS:.3g} and {6 * repo * TOKENS:.3g} (paper 3.84e+20 and 3.87e+20); "
         + "; ".join(_in_words(parameters, str(size)) for size in parameters["size"].values[1:]),
     )
@@ -197,6 +198,7 @@ def judge(data: xr.Dataset) -> Iterator[Evidence]:
         len(ratios),
         f"RoPE against itself {float(data['repeat_ratio'].median()):.3f}",
         f"RoPE {rope:.3g} ms, RePo {repo:.3g} ms on {timed['device']}, {timed['layers']} layers of width {timed['width']}",
+        seeds=0,
     )
 
 

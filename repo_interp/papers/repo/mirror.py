@@ -11,7 +11,7 @@ are means over its heads. Layer 0 is measured and shown, but is no finding: its 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
@@ -21,11 +21,13 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from repo_interp.analysis.analyze import analyze
+from repo_interp.measures.kernels.mirror import Mirror, mirror
 from repo_interp.measures.labels import described
 from repo_interp.models.load import load, load_fresh
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import Claim, Evidence
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, each
+from repo_interp.papers.kit.learned_positions import why_not
 from repo_interp.papers.kit.rules import All, AtLeast, AtMost, Custom
 from repo_interp.papers.kit.subjects import Subject
 from repo_interp.papers.repo.checkpoints import GPT2
@@ -66,41 +68,6 @@ _TOGETHER: Any = {"join": "exact", "coords": "minimal", "compat": "override"}
 # ---- measured -------------------------------------------------------------------------------------------------------
 
 
-class Mirror(NamedTuple):
-    """Distances of positions over the generated words of one prompt, in positions, and a correlation."""
-
-    copies: float
-    """Mean |z_copy - z_source|."""
-    random: float
-    """Mean |z_copy - z| over places of other words."""
-    elsewhere: float
-    """Mean |z_copy - z| over other places of the same word; NaN where no word is there twice."""
-    correlation: float
-    """Of z_copy with z_source; NaN where either is constant."""
-
-
-def mirror(
-    positions: Float[np.ndarray, " token"], words: Sequence[str | int], source: Sequence[int], copy: Sequence[int]
-) -> Mirror:
-    """How near each copy's position is to its source's; `words` says which token is which word, `source[k]` is what `copy[k]` copies.
-
-    Every place of `source` is a place a copy could have come from.
-    """
-    z, named = np.asarray(positions, dtype=float), np.asarray(words)
-    places, copies = np.asarray(source), np.asarray(copy)
-    distance = np.abs(z[copies][:, None] - z[places][None])
-    same = named[copies][:, None] == named[places][None]
-    own = np.eye(len(places), dtype=bool)
-    pairs = np.stack((z[copies], z[places]))
-    varied = bool((np.ptp(pairs, axis=1) > 1e-9).all())
-    return Mirror(
-        float(distance[own].mean()),
-        float(distance[~same].mean()) if (~same).any() else np.nan,
-        float(distance[same & ~own].mean()) if (same & ~own).any() else np.nan,
-        float(np.corrcoef(pairs)[0, 1]) if varied else np.nan,
-    )
-
-
 def flatness(positions: Float[np.ndarray, " token"], instruction: Sequence[int], words: Sequence[int]) -> float:
     """Range over the instruction's tokens over the mean range of windows of equally many consecutive words; NaN for constant words."""
     z = np.asarray(positions, dtype=float)
@@ -113,7 +80,7 @@ def flatness(positions: Float[np.ndarray, " token"], instruction: Sequence[int],
 def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.Dataset:
     """What `_of_texts` measures of one checkpoint; attributes: its name and number of layers, and the lengths of the texts."""
     (subject,) = subjects
-    longest = _task(subject).longest
+    longest = task_of(subject).longest
     depends = {"prompts": options.prompts, "controls": options.controls, "example": options.example_words}
     data = subject.measured(cache, _of_texts, options, **depends)
     attributes = {"checkpoint": subject.name, "stem": subject.stem, "layers": len(subject.schemes)}
@@ -127,7 +94,7 @@ def _of_texts(subject: Subject, options: Options) -> xr.Dataset:
     bridges = {"trained": load(subject.path, options.device)} | {
         f"random {seed}": load_fresh(subject.path, seed, options.device) for seed in range(options.controls)
     }
-    prompts = subject.prompts(_task(subject).longest, options.prompts, options.seed)
+    prompts = subject.prompts(task_of(subject).longest, options.prompts, options.seed)
     by_weights = []
     for bridge in bridges.values():
         run = analyze(bridge, prompts, ("positions",), subject.learned, batch_size=options.batch_size)
@@ -145,6 +112,13 @@ def _of_texts(subject: Subject, options: Options) -> xr.Dataset:
         example_part=described(xr.DataArray(parts, dims="token"), "part of the text", "1"),
         example_text=described(xr.DataArray(list(example.token_text or ()), dims="token"), "word", "1"),
     )
+
+
+def mirror_of_texts(subject: Subject, options: Options) -> xr.Dataset:
+    """`mirror [layer, kind]` of the trained weights, mean over texts as long as the longest trained on."""
+    prompts = subject.prompts(task_of(subject).longest, options.prompts, options.seed)
+    run = analyze(load(subject.path, options.device), prompts, ("positions",), subject.learned, batch_size=options.batch_size)
+    return _of_positions(run["positions"].to_dataset()["position"], prompts)[["mirror"]].mean("prompt", keep_attrs=True)
 
 
 def _of_positions(position: xr.DataArray, prompts: Sequence[Any]) -> xr.Dataset:
@@ -188,7 +162,8 @@ def _of_positions(position: xr.DataArray, prompts: Sequence[Any]) -> xr.Dataset:
     )
 
 
-def _task(subject: Subject) -> Reversal:
+def task_of(subject: Subject) -> Reversal:
+    """The task of a checkpoint trained on text reversal."""
     assert isinstance(subject.task, Reversal)
     return subject.task
 
@@ -350,6 +325,7 @@ MIRROR = Experiment(
         each(lambda subject: bool(subject.learned) and subject.kind == "reversal"),
         "no checkpoint with learned positions trained on text reversal was given",
         ("reversal/repo",),
+        why_not=why_not,
     ),
     measure,
     judge,

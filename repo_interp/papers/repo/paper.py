@@ -1,6 +1,6 @@
 """RePo (Li et al. 2026): figures 1 to 8 and tables 1, 4 and 6, made again on any checkpoints.
 
-    text reversal          R1 by length; R2, R3 from positions                         reversal, mirror
+    text reversal          R1 by length; R2, R3 from positions, R2 over seeds          reversal, mirror, mirror_by_seed
     needle in a haystack   R4 attention mass, R5 ranges, R6 chunks, R9 scores          attention, ranges, chunks, haystack, start_layer
     language               R5, R6, and R8 segments                                     ranges, chunks, segments
     fresh models           R7 cost                                                     efficiency
@@ -17,6 +17,7 @@ from repo_interp.papers.repo.chunks import CHUNKS
 from repo_interp.papers.repo.efficiency import EFFICIENCY
 from repo_interp.papers.repo.haystack import HAYSTACK
 from repo_interp.papers.repo.mirror import MIRROR
+from repo_interp.papers.repo.mirror_by_seed import MIRROR_BY_SEED
 from repo_interp.papers.repo.options import Options
 from repo_interp.papers.repo.ranges import RANGES
 from repo_interp.papers.repo.reversal import REVERSAL
@@ -26,7 +27,7 @@ from repo_interp.papers.repo.start_layer import START_LAYER
 PAPER = Paper(
     name="repo",
     title="RePo's experiments and analyses, made again",
-    experiments=(REVERSAL, MIRROR, ATTENTION, RANGES, CHUNKS, EFFICIENCY, SEGMENTS, HAYSTACK, START_LAYER),
+    experiments=(REVERSAL, MIRROR, MIRROR_BY_SEED, ATTENTION, RANGES, CHUNKS, EFFICIENCY, SEGMENTS, HAYSTACK, START_LAYER),
     options=Options,
     fast={
         "prompts": 16,

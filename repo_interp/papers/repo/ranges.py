@@ -7,8 +7,9 @@ paper.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import xarray as xr
@@ -18,22 +19,26 @@ from matplotlib.lines import Line2D
 from repo_interp.analysis.analyze import analyze
 from repo_interp.errors import InputError
 from repo_interp.measures.labels import described
-from repo_interp.models.load import load
+from repo_interp.models.load import load, load_fresh
 from repo_interp.papers.kit.cache import Cache
-from repo_interp.papers.kit.claims import Claim, Evidence
-from repo_interp.papers.kit.differences import Difference
+from repo_interp.papers.kit.claims import SEEN, Claim, Evidence
+from repo_interp.papers.kit.differences import Difference, difference
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, each
-from repo_interp.papers.kit.rules import Above, All, AtLeast, AtMost
+from repo_interp.papers.kit.learned_positions import why_not
+from repo_interp.papers.kit.rules import Above, All, AtLeast, AtMost, BeyondNull, Observed, beside_null
 from repo_interp.papers.kit.subjects import Subject
 from repo_interp.papers.repo.checkpoints import LEARNED, NO_LEARNED, OLMO, learns_long_positions
 from repo_interp.plots.marks.drawing import counted, legend_below, plain_decades
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, style
+from repo_interp.tasks import Prompt
 
 if TYPE_CHECKING:
     from repo_interp.papers.repo.options import Options
 
 SHARES = (Fraction(1, 4), Fraction(1, 2), Fraction(1), Fraction(2), Fraction(4))
 """Context lengths, in training lengths."""
+JUDGED = (Fraction(1, 2), Fraction(1))
+"""Those that the claim is judged at."""
 GROWS = Above("the mean range at the training length", ("half that length",))
 FAR_BELOW = AtMost("the largest range of a head over the context length", 0.5)
 UNEVEN = AtLeast("standard deviation over mean of the heads' ranges", 0.25)
@@ -44,6 +49,19 @@ R5 = Claim(
     "figure",
     All(GROWS, FAR_BELOW, UNEVEN),
 )
+BESIDE_TWINS = (
+    "the growth of the mean range, in positions, beside random weights,",
+    "the heads' variation, beside random weights,",
+)
+R5_NULL = Claim(
+    "R5",
+    "ranges grow with the context and are uneven over heads, both more than with random weights",
+    R5.source,
+    "none",
+    All(R5.rule, *(BeyondNull(quantity, 0.95) for quantity in BESIDE_TWINS)),
+    "beyond random weights",
+    SEEN,
+)
 
 
 # ---- measured -------------------------------------------------------------------------------------------------------
@@ -52,7 +70,7 @@ R5 = Claim(
 def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.Dataset | None:
     """`range [length, prompt, unit]` of every learned head of one checkpoint; None where half the training length allows no prompts."""
     (subject,) = subjects
-    data = subject.measured(cache, _ranges, options, prompts=options.prompts)
+    data = subject.measured(cache, _ranges, options, prompts=options.prompts, controls=options.controls)
     length = subject.training_length
     if not {length, length // 2} <= set(data["length"].values.tolist()):
         return None
@@ -60,24 +78,37 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.D
 
 
 def _ranges(subject: Subject, options: Options) -> xr.Dataset:
+    """`range [length, prompt, unit]`, and `random_range [weights, judged, prompt, unit]` of twins at the two lengths that are judged."""
     bridge = load(subject.path, options.device)
+    twins = [load_fresh(subject.path, seed, options.device) for seed in range(options.controls)]
     parts, lengths = [], []
+    random: dict[int, list[np.ndarray]] = {}
+
+    def ranges_of(model: Any, prompts: list[Prompt]) -> xr.DataArray:
+        run = analyze(model, prompts, ("positions",), subject.learned, batch_size=options.batch_size)
+        return run["positions"].to_dataset()["position_range"].transpose("prompt", "layer", "head")
+
     for share in SHARES:
         length = int(subject.training_length * share)
         try:
             prompts = subject.prompts(length, options.prompts, options.seed)
         except InputError:  # shorter than a prompt of this task can be, or longer than a document of its corpus
             continue
-        run = analyze(bridge, prompts, ("positions",), subject.learned, batch_size=options.batch_size)
-        parts.append(run["positions"].to_dataset()["position_range"].transpose("prompt", "layer", "head"))
+        parts.append(ranges_of(bridge, prompts))
         lengths.append(length)
+        if share in JUDGED:
+            random[length] = [ranges_of(twin, prompts).values.reshape(len(prompts), -1) for twin in twins]
     if not parts:
         wanted = f"{subject.training_length // 4} to {4 * subject.training_length} tokens"
         raise InputError(f"{subject.name}: no prompts could be made of {wanted}")
     units = [f"layer {layer} head {head}" for layer in parts[0]["layer"].values for head in parts[0]["head"].values]
     values = np.stack([part.values.reshape(part.shape[0], -1) for part in parts]).astype(float)
     array = xr.DataArray(values, {"length": lengths, "unit": units}, ("length", "prompt", "unit"))
-    return described(array, "largest minus smallest position of a prompt", "positions").to_dataset(name="range")
+    data = described(array, "largest minus smallest position of a prompt", "positions").to_dataset(name="range")
+    if len(random) < len(JUDGED):
+        return data
+    of_twins = xr.DataArray(np.array(list(random.values())), {"judged": list(random)}, ("judged", "weights", "prompt", "unit"))
+    return data.assign(random_range=described(of_twins, "the same with random weights", "positions"))
 
 
 # ---- judged ---------------------------------------------------------------------------------------------------------
@@ -108,15 +139,14 @@ def spreading(
 ) -> Spreading:
     """How ranges of the learned heads spread from prompts of one length to those of another. The prompts differ, so errors add."""
     means = short.mean(axis=1), long.mean(axis=1)
-    error = np.sqrt(sum(values.var(ddof=1) / len(values) for values in means)) if min(map(len, means)) > 1 else np.inf
-    growth = Difference(float(means[1].mean() - means[0].mean()), float(error), f"{len(means[1])} prompts of each length")
+    growth = replace(difference(means[1], means[0], np.empty(0), np.empty(0)), over=f"{len(means[1])} prompts of each length")
     largest = max(float(short.max()) / short_length, float(long.max()) / long_length)
     heads = long.mean(axis=0)
     return Spreading(growth, largest, float(heads.std() / heads.mean()) if heads.mean() > 0 else 0.0)
 
 
 def judge(data: xr.Dataset) -> Iterator[Evidence]:
-    """R5 at the training length, against half of it."""
+    """R5 at the training length, against half of it, and beside twins with random weights."""
     long = int(data.attrs["training_length"])
     short = long // 2
     ranges = data["range"].transpose("length", "prompt", "unit")
@@ -124,7 +154,7 @@ def judge(data: xr.Dataset) -> Iterator[Evidence]:
     spread = spreading(ranges.sel(length=short).values, at_length.values, short, long)
     means = ranges.mean(("prompt", "unit"))
     parts = {"grows": GROWS, "stays far below": FAR_BELOW, "uneven": UNEVEN}
-    yield Evidence(
+    evidence = Evidence(
         R5,
         data.attrs["checkpoint"],
         f"largest range of a head over the context length, {short} and {long} tokens",
@@ -141,6 +171,14 @@ def judge(data: xr.Dataset) -> Iterator[Evidence]:
             f"{float(mean):.3g} at {int(length)}" for length, mean in zip(means["length"].values, means.values, strict=True)
         ),
     )
+    yield evidence
+    twins = data["random_range"].transpose("weights", "judged", "prompt", "unit").values
+    spreads = [spreading(*both, short, long) for both in twins]
+    growth = Observed(spread.growth.margin, [each.growth.margin for each in spreads])
+    variation = Observed(spread.variation, [each.variation for each in spreads])
+    values = {**evidence.values, **dict(zip(BESIDE_TWINS, (growth, variation), strict=True))}
+    note = f"growth in positions: {beside_null(growth)}; deviation over mean of heads: {beside_null(variation)}"
+    yield replace(evidence, claim=R5_NULL, values=values, control="twins with random weights", note=note)
 
 
 # ---- drawn ----------------------------------------------------------------------------------------------------------
@@ -211,8 +249,8 @@ def _figure(data: xr.Dataset, name: str) -> PaperFigure:
 
 RANGES = Experiment(
     "ranges of positions",
-    (R5,),
-    Needs(each(learns_long_positions), NO_LEARNED, LEARNED),
+    (R5, R5_NULL),
+    Needs(each(learns_long_positions), NO_LEARNED, LEARNED, why_not=why_not),
     measure,
     judge,
     draw,

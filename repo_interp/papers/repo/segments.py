@@ -26,6 +26,7 @@ from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import Claim, Evidence
 from repo_interp.papers.kit.differences import paired_difference
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, each
+from repo_interp.papers.kit.learned_positions import why_not
 from repo_interp.papers.kit.rules import Above, All
 from repo_interp.papers.kit.subjects import Subject
 from repo_interp.papers.repo.checkpoints import OLMO
@@ -229,6 +230,7 @@ SEGMENTS = Experiment(
         "no checkpoint with learned positions that knows text was given, or its training length is too short for five examples",
         ("language/repo",),
         otherwise_of={R8_CODE.label: "no language model with learned positions and a corpus was given"},
+        why_not=why_not,
     ),
     measure,
     judge,

@@ -41,7 +41,8 @@ class Prompt:
 
     tokens: tuple[int, ...]
     spans: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Token indices by name; top-level spans are disjoint, a dotted name is a part of its parent."""
+    """Token indices by name; top-level spans are disjoint, a dotted name is a part of its parent. The first that is named is what the
+    prompt is about, unless there is a needle: heads are ranked by what they send there."""
     generated: tuple[int, ...] = ()
     """Indices of generated tokens: for teacher-forced prompts those of the reference answer."""
     token_text: tuple[str, ...] | None = None
@@ -74,6 +75,12 @@ class Prompt:
             spans[REST] = tuple(index for index in range(len(self.tokens)) if index not in named)
         spans[GENERATED] = self.generated
         return {name: places for name, places in spans.items() if places}
+
+
+def main_span(prompts: Sequence[Prompt]) -> str | None:
+    """The span that `prompts` are about: the needle where one has it, else the first that any of them names. None without one."""
+    named = [name for prompt in prompts for name in prompt.spans if "." not in name and name not in (REST, GENERATED)]
+    return "needle" if "needle" in named else next(iter(named), None)
 
 
 def _written(pieces: Sequence[str]) -> str:

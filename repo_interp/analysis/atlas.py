@@ -1,0 +1,157 @@
+"""The atlas of heads: one row per head, with everything that a run knows of it - its own group and what other groups hold of single heads.
+
+    of group            variables, and what becomes of them                                              columns
+    atlas               scores and names, as they are                                                    name, induction, retrieval, ...
+    attention_mass      mass, mean over prompts                                                          mass[needle], ...
+    position_sources    share: what f_phi reads                                                          reads[token], ...
+    components          the band that accounts for most of the variance of the logits, mean over prompts   band
+    three_axis          r, mean over prompts                                                             three_axis_r
+    fake_distance       r, mean over prompts                                                             fake_distance_r
+    rotation            number of slow dominating pairs                                                  slow_pairs
+    effects             effect of each intervention                                                      effect[linearised], ...
+
+What the run lacks is no column. Knows run files; knows nothing about how any of it is measured.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xarray as xr
+
+from repo_interp.analysis.heads import columns_of
+from repo_interp.errors import InputError
+from repo_interp.files import replaced, write_text
+from repo_interp.measures.labels import described
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+GROUP = "atlas"
+FILES = ("atlas.csv", "atlas.parquet")
+"""The table beside a run file; the second where pyarrow is installed."""
+NO_PARQUET = "atlas.parquet was not written: it needs pyarrow (pip install 'repo-interp[tables]'); atlas.csv has the same table"
+_HEAD, _FIRST = ("layer", "head"), ("scheme", "name")
+
+
+def atlas(run: xr.DataTree) -> pd.DataFrame:
+    """One row per layer and head of `run`: layer, head, scheme, name, and a column for every number that the atlas has of a head.
+
+    Columns of variables with labels are named VARIABLE[LABEL]: "mass[needle]". Units and long names: `run["atlas"]`. Names and scores are
+    there where the run was made with the experiment `atlas`. Raises InputError where no group has anything for the atlas.
+    """
+    group = joined({name: node.to_dataset() for name, node in run.children.items()})
+    if not set(_HEAD) <= set(group.dims):
+        raise InputError("this run has nothing for an atlas of heads; analyse with the experiment atlas: --experiments atlas")
+    import pandas as pd
+
+    columns: dict[str, xr.DataArray] = {}
+    if "scheme" in group.coords:
+        columns["scheme"] = group["scheme"].broadcast_like(group["head"]).transpose(*_HEAD).reset_coords(drop=True)
+    for name, variable in group.data_vars.items():
+        if set(_HEAD) <= set(variable.dims) and "label" not in variable.dims:
+            columns |= columns_of(str(name), variable)
+    columns = {name: columns[name] for name in sorted(columns, key=lambda name: name not in _FIRST)}
+    table = pd.DataFrame({name: values.stack(row=_HEAD).to_series() for name, values in columns.items()})
+    table = table.loc[:, table.notna().any()]  # of a label that no head has a number for
+    return table.rename_axis(list(_HEAD)).reset_index()
+
+
+def joined(groups: Mapping[str, xr.Dataset]) -> xr.Dataset:
+    """The group `atlas` of `groups`, with what the others hold of single heads, at the layers and heads of the atlas.
+
+    Groups that hold nothing of the kind change nothing. Without a group `atlas` the columns of the others alone.
+    """
+    base = groups.get(GROUP, xr.Dataset())
+    found: dict[str, xr.DataArray] = {}
+    for name, take in _TAKEN.items():
+        if name in groups:
+            taken = take(groups[name]).items()
+            found |= {column: values for column, values in taken if set(_HEAD) <= set(values.dims) and _says_something(values)}
+    if not found:
+        return base
+    place = {axis: base[axis] for axis in _HEAD if axis in base.coords}
+    made = {name: _placed(values, place) for name, values in found.items()}
+    if place or "scheme" not in next(iter(found.values())).coords:
+        return base.assign(made)
+    return xr.Dataset(made).assign_coords(scheme=next(iter(found.values()))["scheme"])
+
+
+def write_atlas(run: xr.DataTree, directory: str | os.PathLike[str]) -> tuple[list[Path], list[str]]:
+    """Write the atlas of `run` as CSV and Parquet into `directory`; return the files, and a line for what could not be written."""
+    directory, table = Path(directory), atlas(run)
+    file, parquet = (directory / name for name in FILES)
+    write_text(file, table.to_csv(index=False, lineterminator="\n"))
+    try:
+        with replaced(parquet) as unfinished:
+            table.to_parquet(unfinished, index=False, engine="pyarrow")
+    except ImportError:
+        return [file], [NO_PARQUET]
+    return [file, parquet], []
+
+
+def _over_prompts(values: xr.DataArray) -> xr.DataArray:
+    return values.mean("prompt", skipna=True, keep_attrs=True) if "prompt" in values.dims else values
+
+
+def _of_mass(group: xr.Dataset) -> dict[str, xr.DataArray]:
+    return {"mass": _over_prompts(group["mass"])} if "mass" in group else {}
+
+
+def _of_sources(group: xr.Dataset) -> dict[str, xr.DataArray]:
+    return {"reads": _over_prompts(group["share"])} if "share" in group else {}
+
+
+def _of_components(group: xr.Dataset) -> dict[str, xr.DataArray]:
+    if "vaf_band" not in group:
+        return {}
+    by_band = _over_prompts(group["vaf_band"]).transpose("layer", "head", "band")
+    known = np.isfinite(by_band.values).any(-1)
+    largest = np.where(np.isfinite(by_band.values), by_band.values, -np.inf).argmax(-1)
+    text = np.where(known, by_band["band"].values.astype(object)[largest], "")
+    band = by_band.isel(band=0, drop=True).copy(data=text)
+    return {"band": described(band, "band of rotary components that accounts for most of the variance of the logits", "1")}
+
+
+def _correlation(column: str) -> Callable[[xr.Dataset], dict[str, xr.DataArray]]:
+    return lambda group: {column: _over_prompts(group["r"])} if "r" in group else {}
+
+
+def _of_rotation(group: xr.Dataset) -> dict[str, xr.DataArray]:
+    if "slow_dominating" not in group:
+        return {}
+    slow = group["slow_dominating"]
+    count = (slow == 1).sum("component").where((slow >= 0).any("component"))
+    return {"slow_pairs": described(count, "slow dominating rotary pairs", "pairs")}
+
+
+def _of_effects(group: xr.Dataset) -> dict[str, xr.DataArray]:
+    return {"effect": _over_prompts(group["effect"])} if "effect" in group else {}
+
+
+_TAKEN: Mapping[str, Callable[[xr.Dataset], dict[str, xr.DataArray]]] = {
+    "attention_mass": _of_mass,
+    "position_sources": _of_sources,
+    "components": _of_components,
+    "three_axis": _correlation("three_axis_r"),
+    "fake_distance": _correlation("fake_distance_r"),
+    "rotation": _of_rotation,
+    "effects": _of_effects,
+}
+"""By group, what of it belongs to the atlas."""
+
+
+def _says_something(values: xr.DataArray) -> bool:
+    """Whether any head has a number, or a text."""
+    return bool((values != "").any() if values.dtype.kind in "OU" else np.isfinite(values).any())
+
+
+def _placed(values: xr.DataArray, place: Mapping[str, xr.DataArray]) -> xr.DataArray:
+    """`values` at the layers and heads of `place`, empty where they have none, layer and head first, without coordinates of their own."""
+    values = values.reset_coords(drop=True).transpose("layer", "head", ...)
+    empty: Any = "" if values.dtype.kind in "OU" else np.nan
+    return values.reindex(place, fill_value=empty)

@@ -1,0 +1,140 @@
+"""The atlas of a model: the scores of every head, names for what heads do, and the twins with random weights behind the names.
+
+    scores [layer, head]                     `head_scores`
+    null [label, twin]                       the largest score of any head of a twin that the name's rule is about
+    threshold [label]                        max(at_least, the `quantile` of its nulls)
+    named [label, layer, head], name         which heads have the name; all names of a head as text            `head_names`
+
+Random tokens are drawn once and given to the model and to every twin, whose weights are those of the seeds seed, seed + 1, ... Knows
+nothing about how scores are computed and what names mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import xarray as xr
+from transformers import PretrainedConfig, PreTrainedModel
+
+from repo_interp.experiments.head_names import RULES, joined, name_heads
+from repo_interp.experiments.head_scores import SCORES, head_scores, repeated_tokens
+from repo_interp.experiments.resumable_grid import ResumableGrid
+from repo_interp.models.load import fresh_twin
+from repo_interp.models.reposition import layout, longest_prompt
+from repo_interp.tasks.prompt import Prompt
+
+HALF = 128
+"""Random tokens that are repeated, at most."""
+SHORTEST_HALF = 2
+MANY, FEW, SMALL = 10, 3, 30_000_000
+"""Twins of a model of up to `SMALL` parameters, and of a larger one."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is measured of a model and its twins."""
+
+    prompts: Sequence[Prompt]
+    sequences: int
+    """Of repeated random tokens."""
+    half: int
+    """Tokens that each repeats."""
+    rows: int
+    top: int
+    twins: int
+    quantile: float
+    seed: int
+
+
+def default_twins(model: PreTrainedModel) -> int:
+    """How many twins a model has unless it is said."""
+    return MANY if sum(parameter.numel() for parameter in model.parameters()) <= SMALL else FEW
+
+
+def repeated_half(model: PreTrainedModel, training_length: int) -> int:
+    """Random tokens that fit twice into the training length, and into a learned table, after a first one."""
+    longest = longest_prompt(model)
+    return min(HALF, (min(training_length, longest or training_length) - 1) // 2)
+
+
+def first_token(prompts: Sequence[Prompt]) -> int | None:
+    """The token that all prompts begin with; None where they differ, or where it is only one prompt's."""
+    begins = {prompt.tokens[0] for prompt in prompts}
+    return begins.pop() if len(begins) == 1 and len(prompts) > 1 else None
+
+
+def atlas(
+    model: PreTrainedModel,
+    asked: Asked,
+    progress: Callable[[int, int], None] | None = None,
+    grid: ResumableGrid | None = None,
+) -> xr.Dataset:
+    """The group `atlas` of a run: every score over [layer, head] as `head_scores.SCORES` describes it, `name`, and
+
+    `named [label, layer, head]`, `null [label, twin]`, `threshold [label]`; names without a score in this run have no threshold (NaN).
+    `progress` is called with models measured and in all; `grid` keeps each of them for when it is called again.
+    """
+    grid = ResumableGrid() if grid is None else grid
+    schemes, config = layout(model), model.config
+    tokens = repeated_tokens(
+        asked.sequences, asked.half, config.vocab_size, _special(config), first_token(asked.prompts), asked.seed
+    )
+
+    def measured(one: PreTrainedModel) -> dict[str, np.ndarray]:
+        return head_scores(one, asked.prompts, tokens, asked.rows, asked.top)
+
+    def of_twin(seed: int) -> dict[str, float]:
+        scores = measured(fresh_twin(model, seed))
+        return {rule.name: rule.largest(scores, schemes) for rule in RULES}
+
+    points = grid.get_or_compute("model", lambda: {name: values.tolist() for name, values in measured(model).items()})
+    scores = {name: np.array(values, dtype=np.float64) for name, values in points.items()}
+    nulls = np.full((len(RULES), asked.twins), np.nan)
+    for twin in range(asked.twins):
+        if progress is not None:
+            progress(twin + 1, asked.twins + 1)
+        largest = grid.get_or_compute(f"twin-{twin}", lambda twin=twin: of_twin(asked.seed + twin))
+        nulls[:, twin] = [largest[rule.name] for rule in RULES]
+    if progress is not None:
+        progress(asked.twins + 1, asked.twins + 1)
+    limits = {
+        rule.name: float(np.quantile(of_rule[np.isfinite(of_rule)], asked.quantile, method="higher"))
+        if np.isfinite(of_rule).any()
+        else np.nan
+        for rule, of_rule in zip(RULES, nulls, strict=True)
+    }
+    named = name_heads(scores, schemes, limits)
+    thresholds = [np.fmax(rule.at_least, limits[rule.name]) if rule.score in scores else np.nan for rule in RULES]
+    variables = {
+        name: (("layer", "head"), values, {"long_name": SCORES[name][0], "units": SCORES[name][1]})
+        for name, values in scores.items()
+    }
+    variables |= {
+        "name": (("layer", "head"), joined(named), {"long_name": "what the head is called, by rules", "units": "1"}),
+        "named": (
+            ("label", "layer", "head"),
+            np.stack(list(named.values())).astype(np.int8),
+            {"long_name": "whether a head has the name", "units": "1"},
+        ),
+        "null": (("label", "twin"), nulls, {"long_name": "largest score of a head of a twin with random weights", "units": "1"}),
+        "threshold": (("label",), np.array(thresholds), {"long_name": "score above which a head has the name", "units": "1"}),
+    }
+    shape = next(iter(scores.values())).shape
+    coordinates = {
+        "layer": np.arange(shape[0]),
+        "head": np.arange(shape[1]),
+        "scheme": ("layer", list(schemes)),
+        "label": [rule.name for rule in RULES],
+        "rule": ("label", [rule.words for rule in RULES]),
+        "twin": np.arange(asked.seed, asked.seed + asked.twins),
+    }
+    attributes = {"twins": asked.twins, "repeated_tokens": asked.half, "prompts": len(asked.prompts)}
+    return xr.Dataset(variables, coordinates).assign_attrs(attributes)
+
+
+def _special(config: PretrainedConfig) -> list[int]:
+    """The tokens that begin, end and pad texts, as far as the configuration names them."""
+    named = [getattr(config, f"{name}_token_id", None) for name in ("bos", "eos", "pad")]
+    return [token for some in named if some is not None for token in (some if isinstance(some, list) else [some])]

@@ -1,0 +1,97 @@
+"""What heads are called, by what they do: rules as data, and the twins with random weights that set their thresholds.
+
+    a head has a name where its score is beyond max(at_least, null), and each score of `also` lies within its limits
+    null = the `quantile` over twins of the largest score of any head of a twin that the rule is about; of two values the higher
+
+A twin is the same decoder with the same layout and freshly drawn weights, measured in the same way. Since the largest head counts, a model
+with random weights gets a name at all in at most a share 1 - quantile of cases, however many heads it has. `at_least` asks for an effect
+besides: attention of random weights is nearly equal weights, and much less than a clear head is beyond that. Knows nothing about models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from repo_interp.positions.layouts import LEARNED
+
+Scores = Mapping[str, Float[np.ndarray, "layer head"]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """When a head has a name."""
+
+    name: str
+    score: str
+    """A name of `head_scores.SCORES`."""
+    at_least: float
+    also: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Limits of other scores, both included; the null has no part in them."""
+    schemes: tuple[str, ...] = ()
+    """Of the layers that the rule is about; none: all layers."""
+
+    @property
+    def words(self) -> str:
+        """The rule in words, without the null."""
+        also = "".join(f", {name} from {low:g} to {high:g}" for name, (low, high) in self.also.items())
+        where = f", in layers of {', '.join(self.schemes)}" if self.schemes else ""
+        return f"{self.score} above {self.at_least:g}{also}{where}"
+
+    def applies(self, layout: Sequence[str]) -> Bool[np.ndarray, "layer 1"]:
+        """Whether the rule is about each layer; `layout` names every layer's scheme."""
+        return np.array([not self.schemes or scheme in self.schemes for scheme in layout])[:, None]
+
+    def largest(self, scores: Scores, layout: Sequence[str]) -> float:
+        """The largest score of a head that the rule is about; NaN where there is none."""
+        values = np.where(self.applies(layout), scores.get(self.score, np.nan), np.nan)
+        return float(np.nanmax(values)) if np.isfinite(values).any() else float("nan")
+
+    def holds(self, scores: Scores, layout: Sequence[str], null: float) -> Bool[np.ndarray, "layer head"]:
+        """Whether each head has the name. Scores that are not there say no."""
+        values = scores[self.score] if self.score in scores else np.full_like(next(iter(scores.values())), np.nan)
+        with np.errstate(invalid="ignore"):
+            holding = self.applies(layout) & (values > np.fmax(self.at_least, null))
+            for name, (low, high) in self.also.items():
+                holding &= (low <= scores[name]) & (scores[name] <= high) if name in scores else False
+        return holding
+
+
+ATTENDS = 0.25
+"""Nats from equal weights that attention must at least be."""
+LITTLE = 0.5
+"""Attention to the first token up to which a head does something else in the main."""
+RULES = (
+    Rule("mirror", "mirror", 0.5, schemes=LEARNED),
+    Rule("needle", "source_mass", 0.1),
+    Rule("retrieval", "retrieval", 0.1),
+    Rule("answer", "contribution", 0.5),
+    Rule("induction", "induction", 0.15),
+    Rule("previous token", "previous_token", 0.3),
+    Rule("duplicate token", "duplicate_token", 0.15),
+    Rule("sink", "sink", 0.5),
+    Rule("positional U", "place_u", 0.5),
+    Rule("constant", "departure", ATTENDS, {"constant": (0.95, 1.0)}, LEARNED),
+    Rule("mono", "mono", 0.5, schemes=LEARNED),
+    Rule("semantic", "departure", ATTENDS, {"content": (0.9, 1.0), "sink": (0.0, LITTLE)}),
+)
+"""In the order of the names of a head that has several. Retrieval above 0.1 is Wu et al.'s; for induction and duplicates one half is all
+there is.
+"""
+
+
+def name_heads(
+    scores: Scores, layout: Sequence[str], nulls: Mapping[str, float], rules: Sequence[Rule] = RULES
+) -> dict[str, Bool[np.ndarray, "layer head"]]:
+    """By name, which heads have it. `nulls`: by name, the threshold that twins set, NaN where none does."""
+    return {rule.name: rule.holds(scores, layout, nulls[rule.name]) for rule in rules}
+
+
+def joined(named: Mapping[str, Bool[np.ndarray, "layer head"]]) -> np.ndarray:
+    """The names of every head [layer, head] as text, with commas between them; empty where it has none."""
+    shape = next(iter(named.values())).shape
+    texts = [", ".join(name for name, which in named.items() if which[place]) for place in np.ndindex(shape)]
+    return np.array(texts, dtype=object).reshape(shape)

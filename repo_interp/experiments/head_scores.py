@@ -1,0 +1,291 @@
+"""The scores of every head of one model: on random tokens that are repeated once, and on prompts.
+
+    random tokens   <first token> r r                  previous, duplicate, induction, sink; where in the context attention goes
+    prompts         as they are                        the same; distances attended; departure from equal weights; share of content;
+                                                       patterns and range of positions, who shares them, whether copies have their sources'
+    answers         the rows that produce them         mass on the source, retrieval, contribution
+
+The source of an answer is the span `needle`; where a prompt lacks one, the token that its attribute `source` names for each generated one.
+Retrieval (Wu et al. 2024), top-k copy, averaged over prompts:
+
+    R_h = share of the generated t that stand in the source for which the model says t, and one of h's k strongest keys is that t in it
+
+Wu et al. divide by the tokens of the whole needle, all of which their answers repeat. The model says t where t is its most likely token
+after the reference before it, which is greedy generation up to the first wrong token. `models.direct_path` defines the contribution.
+
+Rows of attention are computed in parts of at most `CELLS` weights, and of a long prompt `rows` of them, evenly spread; no map of a head is
+kept. Knows nothing about names and thresholds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from repo_interp.inputs import AttentionInputs
+from repo_interp.measures.kernels.head_patterns import (
+    ContentSums,
+    departure_sums,
+    detection_sums,
+    distance_sums,
+    place_sums,
+    position_distance_sums,
+)
+from repo_interp.measures.kernels.mirror import mirror, mirror_score
+from repo_interp.measures.patterns import PATTERNS, chunk_patterns
+from repo_interp.measures.positions import position_range
+from repo_interp.models.capture import decode, observing
+from repo_interp.models.direct_path import DirectPath, direct_path
+from repo_interp.models.reposition import attentions
+from repo_interp.positions.layouts import LEARNED
+from repo_interp.positions.rotary import expand_heads
+from repo_interp.tasks.prompt import Prompt
+
+CELLS = 2**22
+"""Attention weights that exist at a time, of one batch and layer."""
+ON_PROMPTS = "_on_prompts"
+"""Ends the names of scores on prompts that are measured on random tokens too."""
+
+SCORES: Mapping[str, tuple[str, str]] = {
+    "previous_token": ("previous token: attention to it, on random tokens", "1"),
+    "duplicate_token": ("duplicate token: attention to earlier copies, on random tokens", "1"),
+    "induction": ("induction: attention to tokens after earlier copies, on random tokens", "1"),
+    "sink": ("sink: attention to the first token, on random tokens", "1"),
+    "place_u": ("positional U: attention to both ends of random tokens above that to the middle; 1: equal weights", "1"),
+    "source_mass": ("source: attention to the answer's source, from the rows that produce the answer", "1"),
+    "retrieval": ("retrieval: share of the answer said while the strongest key is that token in the source", "1"),
+    "contribution": ("contribution: what the head moves from the source adds to the answer's logit, directly", "nat"),
+    "mirror": ("mirror: how much nearer a copy's position is to its source's than to other places'; 1: the same", "1"),
+    "distance": ("mean attended distance", "tokens"),
+    "position_distance": ("mean attended distance in positions", "positions"),
+    "departure": ("departure: attention's distance from equal weights, ln(keys seen) - entropy", "nat"),
+    "content": ("content: share of the variance of a row's logits that distance does not explain", "1"),
+    "constant": ("share of chunks of prompts whose positions are constant", "1"),
+    "mono": ("share of chunks of prompts whose positions are mono", "1"),
+    "hybrid": ("share of chunks of prompts whose positions are hybrid", "1"),
+    "position_range": ("largest minus smallest position of a prompt", "positions"),
+    "heads_per_map": ("heads that read the positions of one f_phi; 1: each has its own", "1"),
+    f"previous_token{ON_PROMPTS}": ("previous token: attention to it, on prompts", "1"),
+    f"duplicate_token{ON_PROMPTS}": ("duplicate token: attention to earlier copies, on prompts", "1"),
+    f"induction{ON_PROMPTS}": ("induction: attention to tokens after earlier copies, on prompts", "1"),
+    f"sink{ON_PROMPTS}": ("sink: attention to the first token, on prompts", "1"),
+}
+"""Long name and unit of every score."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The generated tokens of a prompt, and the tokens that each is taken from."""
+
+    rows: Int[Tensor, "answer"]
+    """The rows that produce them: one earlier."""
+    tokens: Int[Tensor, "answer"]
+    source: Float[Tensor, "answer key"]
+    """1 where a token of the prompt belongs to the source."""
+    same: Float[Tensor, "answer key"]
+    """1 where, besides, it is the answer's token itself."""
+
+
+def repeated_tokens(
+    sequences: int, half: int, vocabulary: int, special: Sequence[int], first: int | None, seed: int
+) -> Int[np.ndarray, "sequence token"]:
+    """`sequences` times `half` random tokens and the same again, after the token `first` (None: nothing before them).
+
+    Drawn from 0 .. vocabulary - 1 without `special`, all different where there are enough.
+    """
+    alphabet = np.setdiff1d(np.arange(vocabulary), [*special, *([] if first is None else [first])])
+    generator = np.random.default_rng(seed)
+    drawn = np.stack([generator.choice(alphabet, half, replace=half > len(alphabet)) for _ in range(sequences)])
+    before = np.full((sequences, 0 if first is None else 1), first or 0)
+    return np.concatenate([before, drawn, drawn], axis=1)
+
+
+def answers_of(prompt: Prompt, device: torch.device | str = "cpu") -> Answers | None:
+    """The answers of `prompt`; None where it marks no generated token, or no source of them."""
+    tokens, generated = torch.tensor(prompt.tokens, device=device), [place for place in prompt.generated if place > 0]
+    if not generated:
+        return None
+    source = torch.zeros(len(generated), len(prompt.tokens), device=device)
+    named = prompt.attributes.get("source")
+    if prompt.spans.get("needle"):
+        source[:, list(prompt.spans["needle"])] = 1.0
+    elif isinstance(named, list | tuple) and len(named) == len(generated) == len(prompt.generated):
+        source[torch.arange(len(generated)), list(named)] = 1.0
+    else:
+        return None
+    rows = torch.tensor(generated, device=device) - 1
+    same = source * (tokens[rows + 1][:, None] == tokens)
+    return Answers(rows, tokens[rows + 1], source, same)
+
+
+@torch.no_grad()
+def head_scores(
+    model: nn.Module, prompts: Sequence[Prompt], sequences: Int[np.ndarray, "sequence token"], rows: int = 512, top: int = 1
+) -> dict[str, Float[np.ndarray, "layer head"]]:
+    """Every score of `SCORES` that `model`, repositioned, has on `prompts` and on repeated `sequences`; NaN where a layer has none.
+
+    `rows`: most rows of attention of a prompt. `top`: strongest keys that count for retrieval. Scores whose prompts lack what they need are
+    left out. Costs a forward pass per prompt and one for all sequences.
+    """
+    layers = list(attentions(model))
+    device = next(model.parameters()).device
+    shape = (len(layers), layers[0].config.num_attention_heads)
+    on_random = _on_random(model, torch.from_numpy(sequences).to(device), shape)
+    of_prompts: dict[str, list[np.ndarray]] = {}
+    content = [ContentSums.empty(shape[1], max(len(prompt.tokens) for prompt in prompts), device) for _ in layers]
+    for number, prompt in enumerate(prompts):
+        for name, values in _on_prompt(model, number, prompt, content, shape, rows, top).items():
+            of_prompts.setdefault(name, []).append(values)
+    scores = {name: _mean(values) for name, values in of_prompts.items()}
+    scores["content"] = torch.stack([sums.share() for sums in content]).cpu().numpy()
+    scores |= on_random
+    return {name: scores[name] for name in SCORES if name in scores and np.isfinite(scores[name]).any()}
+
+
+def _on_random(model: nn.Module, tokens: Int[Tensor, "sequence token"], shape: tuple[int, int]) -> dict[str, np.ndarray]:
+    scores = {name: np.full(shape, np.nan) for name in ("previous_token", "duplicate_token", "induction", "sink", "place_u")}
+    count = tokens.shape[1]
+
+    def receive(inputs: AttentionInputs) -> None:
+        sums: dict[str, Tensor] = {}
+        places, enough = torch.zeros(*inputs.queries.shape[:2], 3, dtype=torch.float64, device=tokens.device), 0
+        for part in _parts(torch.arange(count, device=tokens.device), inputs):
+            weights = torch.softmax(inputs.logits(part), dim=-1)
+            _add(sums, detection_sums(weights, part, tokens))
+            in_first = part < (count + 1) // 2  # rows that have seen nothing twice
+            of_places, counted = place_sums(weights[:, :, in_first], part[in_first])
+            places, enough = places + of_places, enough + counted
+        for name, total in sums.items():
+            scores[name][inputs.layer] = (total / count).mean(0).cpu().numpy()
+        if enough:
+            first, middle, last = (places / enough).mean(0).unbind(-1)
+            scores["place_u"][inputs.layer] = (torch.minimum(first, last) - middle).cpu().numpy()
+
+    _pass(model, tokens, receive)
+    return scores
+
+
+def _on_prompt(
+    model: nn.Module, number: int, prompt: Prompt, content: list[ContentSums], shape: tuple[int, int], most: int, top: int
+) -> dict[str, np.ndarray]:
+    """The scores [layer, head] of one prompt but `content`, to which its rows are added."""
+    device = next(model.parameters()).device
+    tokens, answers = torch.tensor([prompt.tokens], device=device), answers_of(prompt, device)
+    scores = {name: np.full(shape, np.nan) for name in SCORES if name != "content"}
+    moved: dict[int, Tensor] = {}
+    on_token: dict[int, Tensor] = {}
+
+    def receive(inputs: AttentionInputs) -> None:
+        for name, values in _of_rows(inputs, tokens, content[inputs.layer], most).items():
+            scores[name][inputs.layer] = values[0].cpu().numpy()
+        for name, values in _of_positions(inputs, prompt).items():
+            scores[name][inputs.layer] = values
+        values = expand_heads(path.values.pop(inputs.layer), inputs.heads)[0]
+        if answers is not None:
+            weights = torch.softmax(inputs.logits(answers.rows)[0], dim=-1)  # [head, answer, key]
+            on_source = weights * answers.source
+            scores["source_mass"][inputs.layer] = on_source.sum(-1).mean(-1).cpu().numpy()
+            strongest = weights.topk(min(top, weights.shape[-1]), dim=-1).indices
+            on_token[inputs.layer] = answers.same.expand_as(weights).gather(-1, strongest).amax(-1)
+            moved[inputs.layer] = (on_source.to(values.dtype) @ values).transpose(0, 1)
+
+    with direct_path(model) as path:
+        hidden = _pass(model, tokens, receive, number)
+        if answers is not None:
+            _finish(path, hidden, answers, moved, on_token, scores)
+    return scores
+
+
+def _finish(
+    path: DirectPath,
+    hidden: Float[Tensor, "1 token width"],
+    answers: Answers,
+    moved: Mapping[int, Tensor],
+    on_token: Mapping[int, Tensor],
+    scores: Mapping[str, np.ndarray],
+) -> None:
+    """Retrieval and contribution, which need the end of the pass."""
+    said = path.model.lm_head(hidden[0, answers.rows]).argmax(-1) == answers.tokens
+    copied = answers.same.any(-1)
+    for layer, values in moved.items():
+        scores["contribution"][layer] = path.contributions(layer, values, answers.rows, answers.tokens).mean(0).cpu().numpy()
+        if copied.any():
+            scores["retrieval"][layer] = ((on_token[layer] * said).sum(-1) / copied.sum()).cpu().numpy()
+
+
+def _of_rows(
+    inputs: AttentionInputs, tokens: Int[Tensor, "1 token"], content: ContentSums, most: int
+) -> dict[str, Float[Tensor, "1 head"]]:
+    """Means over the rows of one prompt; its logits are added to `content`."""
+    count = tokens.shape[1]
+    rows = torch.arange(count, device=tokens.device)
+    if count > most:
+        rows = torch.linspace(0, count - 1, most, dtype=torch.float64, device=tokens.device).round().long()
+    sums: dict[str, Tensor] = {}
+    for part in _parts(rows, inputs):
+        logits = inputs.logits(part)
+        weights = torch.softmax(logits, dim=-1)
+        detected = detection_sums(weights, part, tokens)
+        _add(sums, {f"{name}{ON_PROMPTS}": values for name, values in detected.items()})
+        _add(sums, {"distance": distance_sums(weights, part), "departure": departure_sums(weights, logits)})
+        if inputs.head_positions is not None and inputs.scheme in LEARNED:
+            _add(sums, {"position_distance": position_distance_sums(weights, part, inputs.head_positions)})
+        content.add(logits, part)
+    if inputs.positions is not None and inputs.scheme not in LEARNED:
+        sums["position_distance"] = sums["distance"]  # the position is the index
+    return {name: total / len(rows) for name, total in sums.items()}
+
+
+def _of_positions(inputs: AttentionInputs, prompt: Prompt) -> dict[str, np.ndarray]:
+    """Patterns and range of the positions of one prompt; where they are learned, who shares them, and whether copies have their
+    sources'.
+    """
+    positions = inputs.head_positions
+    if positions is None:
+        return {}
+    labels = chunk_patterns(positions, inputs.valid[:, None])[0]
+    found = (labels >= 0).sum(-1).double()
+    shares = [
+        ((labels == code).sum(-1) / found).cpu().numpy() for code in range(len(PATTERNS))
+    ]  # NaN where a prompt has no chunk
+    scores: dict[str, np.ndarray] = dict(zip(PATTERNS, shares, strict=True))
+    scores["position_range"] = position_range(positions.double(), inputs.valid[:, None])[0].cpu().numpy()
+    if inputs.scheme not in LEARNED:
+        return scores
+    assert inputs.positions is not None
+    scores["heads_per_map"] = np.full(inputs.heads, inputs.heads / inputs.positions.shape[1])
+    source = prompt.attributes.get("source")
+    if isinstance(source, list | tuple) and len(source) == len(prompt.generated) > 0:
+        by_head = positions[0].double().cpu().numpy()
+        scores["mirror"] = np.array([mirror_score(mirror(z, prompt.tokens, source, prompt.generated)) for z in by_head])
+    return scores
+
+
+def _pass(model: nn.Module, tokens: Int[Tensor, "prompt token"], receive, first: int = 0) -> Tensor:
+    """A forward pass that hands every layer to `receive`; its last hidden states. `first`: the number of the first prompt."""
+    valid = torch.ones_like(tokens, dtype=torch.bool)
+    with observing(model, valid, torch.arange(first, first + len(tokens)), receive):
+        return decode(model, tokens, valid)
+
+
+def _parts(rows: Int[Tensor, "row"], inputs: AttentionInputs) -> tuple[Tensor, ...]:
+    prompts, heads, count, _ = inputs.queries.shape
+    return rows.split(max(1, CELLS // (prompts * heads * count)))
+
+
+def _add(sums: dict[str, Tensor], more: Mapping[str, Tensor]) -> None:
+    for name, values in more.items():
+        sums[name] = sums[name] + values if name in sums else values
+
+
+def _mean(values: Sequence[np.ndarray]) -> np.ndarray:
+    """Mean over prompts, NaN left out; NaN where all are."""
+    stacked = np.stack(values)
+    known = np.isfinite(stacked)
+    with np.errstate(invalid="ignore"):
+        return np.where(known, stacked, 0.0).sum(0) / known.sum(0)

@@ -1,0 +1,62 @@
+"""Whether copies of words get the positions of their sources (RePo app. C, fig. 6).
+
+    mirror    mean |z_copy - z_source| against mean |z_copy - z_other word|, and against |z_copy - z_same word elsewhere|
+
+A position that depends on the word alone is the same for a copy and its source, but for the same word elsewhere too: the second tells a
+mirror from that. Knows nothing about tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+ROUNDING = 1e-4
+"""Of the distance to other words: positions of one word that differ by less are the same."""
+
+
+class Mirror(NamedTuple):
+    """Distances of positions over the generated words of one prompt, in positions, and a correlation."""
+
+    copies: float
+    """Mean |z_copy - z_source|."""
+    random: float
+    """Mean |z_copy - z| over places of other words."""
+    elsewhere: float
+    """Mean |z_copy - z| over other places of the same word; NaN where no word is there twice."""
+    correlation: float
+    """Of z_copy with z_source; NaN where either is constant."""
+
+
+def mirror(
+    positions: Float[np.ndarray, " token"], words: Sequence[str | int], source: Sequence[int], copy: Sequence[int]
+) -> Mirror:
+    """How near each copy's position is to its source's; `words` says which token is which word, `source[k]` is what `copy[k]` copies.
+
+    Every place of `source` is a place a copy could have come from.
+    """
+    z, named = np.asarray(positions, dtype=float), np.asarray(words)
+    places, copies = np.asarray(source), np.asarray(copy)
+    distance = np.abs(z[copies][:, None] - z[places][None])
+    same = named[copies][:, None] == named[places][None]
+    own = np.eye(len(places), dtype=bool)
+    pairs = np.stack((z[copies], z[places]))
+    varied = bool((np.ptp(pairs, axis=1) > 1e-9).all())
+    return Mirror(
+        float(distance[own].mean()),
+        float(distance[~same].mean()) if (~same).any() else np.nan,
+        float(distance[same & ~own].mean()) if (same & ~own).any() else np.nan,
+        float(np.corrcoef(pairs)[0, 1]) if varied else np.nan,
+    )
+
+
+def mirror_score(measured: Mirror) -> float:
+    """1 - |z_copy - z_source| over the nearer of other words and the same word elsewhere: 1 for a mirror, 0 or less where there is none.
+
+    0 where a word has the same position everywhere, but for rounding, and where all positions are one.
+    """
+    nearest = np.nanmin([measured.random, measured.elsewhere, np.inf])
+    return 1 - measured.copies / nearest if ROUNDING * measured.random < nearest < np.inf else 0.0

@@ -1,0 +1,81 @@
+"""Whether learned positions are there to be judged: a model whose positions hardly differ, or follow from the token alone, says nothing.
+
+    range         largest minus smallest position of a head on a prompt, mean over prompts
+    from token    share of a head's position variance that the token's identity explains, over the tokens of all prompts:
+                  1 - sum (z - mean of z over equal tokens)^2 / sum (z - mean of z)^2
+
+With a range below one position no rotation differs by more than a neighbour's; with positions that follow from the token alone, nothing is
+positioned by its context. A checkpoint is valid when at least one learned head passes both. Knows nothing about any paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from jaxtyping import Float, Int
+
+from repo_interp.analysis.analyze import analyze
+from repo_interp.measures.labels import described
+from repo_interp.models.load import load
+from repo_interp.papers.kit.cache import Cache
+from repo_interp.papers.kit.subjects import Subject
+
+SMALLEST_RANGE = 1.0
+"""Positions."""
+FOLLOWS_FROM_TOKEN = 0.9
+"""Share of variance from which on a head's positions are said to follow from the token alone."""
+PROMPTS = 16
+"""Of the training length."""
+
+
+def why_not(subject: Subject, options: Any, cache: Cache) -> str:
+    """Why nothing can be said about learned positions of `subject`; empty where something can, and where it learns none."""
+    if not subject.learned:
+        return ""
+    data = subject.measured(cache, _measure, options, positions_of=PROMPTS)
+    spans, shares = data["range"], data["from_token"]
+    valid = (spans >= SMALLEST_RANGE) & (shares < FOLLOWS_FROM_TOKEN)
+    if bool(valid.any()):
+        return ""
+    return (
+        f"no learned head both spans {SMALLEST_RANGE:g} position and depends on more than the token: ranges {_interval(spans)} positions "
+        f"on prompts of {data.attrs['length']} tokens, of whose variance the token alone explains {_interval(100 * shares)} %"
+    )
+
+
+def _measure(subject: Subject, options: Any) -> xr.Dataset:
+    """`range`, `from_token` [layer, head] of the learned layers."""
+    length = getattr(subject.task, "longest", 0) if subject.kind == "reversal" else subject.training_length
+    prompts = subject.prompts(length, PROMPTS, options.seed)
+    run = analyze(load(subject.path, options.device), prompts, ("positions",), subject.learned, batch_size=options.batch_size)
+    position = run["positions"].to_dataset()["position"].transpose("layer", "head", "prompt", "token")
+    tokens = [np.asarray(prompt.tokens) for prompt in prompts]
+    z = position.values.astype(float)
+    valid = np.array([np.arange(z.shape[-1]) < len(each) for each in tokens])
+    spans = np.stack([np.ptp(z[:, :, row, : len(each)], axis=-1) for row, each in enumerate(tokens)]).mean(axis=0)
+    shares = np.array([[from_token(head[valid], np.concatenate(tokens)) for head in layer] for layer in z])
+    axes = ("layer", "head")
+    return xr.Dataset(
+        {
+            "range": described(xr.DataArray(spans, dims=axes), "range of positions, mean over prompts", "positions"),
+            "from_token": described(xr.DataArray(shares, dims=axes), "share of the variance between equal tokens", "1"),
+        },
+        coords={"layer": position["layer"].values},
+        attrs={"length": max(map(len, tokens))},
+    )
+
+
+def from_token(positions: Float[np.ndarray, " token"], tokens: Int[np.ndarray, " token"] | Sequence[int]) -> float:
+    """The share of the variance of `positions` that the identity of `tokens` explains; NaN where positions are constant."""
+    _, identity = np.unique(np.asarray(tokens), return_inverse=True)
+    centred = positions - positions.mean()
+    means = np.bincount(identity, centred) / np.bincount(identity)
+    total = float((centred**2).sum())
+    return 1 - float(((centred - means[identity]) ** 2).sum()) / total if total > 0 else float("nan")
+
+
+def _interval(values: xr.DataArray) -> str:
+    return f"{float(values.min()):.2g} to {float(values.max()):.2g}"

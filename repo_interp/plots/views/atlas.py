@@ -1,0 +1,279 @@
+"""The atlas of heads: what each is called, all that a run knows of it, and which heads are alike.
+
+    names       a cell per layer and head, in the colour of its first name
+    overview    heads x numbers, each number less its mean over heads and divided by its deviation; heads and numbers in the order of a
+                hierarchical clustering (average linkage; of heads by Euclidean distance, of numbers by 1 - |r|)
+
+Draws the group `atlas` of a run. Numbers that are the same for all heads, and names, are no part of the overview; where a head lacks a
+number it stands at the mean. Knows nothing about how scores are measured and names given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.resources import files
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.patches import Patch
+from scipy.cluster.hierarchy import dendrogram, linkage
+from scipy.spatial.distance import squareform
+
+from repo_interp.plots.marks.drawing import legend_below, name_ticks, scheme_swatches
+from repo_interp.plots.marks.heads import MISSING, HeadMap
+from repo_interp.plots.marks.reading import group, schemes, unit_label
+from repo_interp.plots.marks.table import Cell, Table
+from repo_interp.plots.style import PAGE_HEIGHT, PAGE_WIDTH, PaperFigure, paper_figure, scheme_name, style
+from repo_interp.plots.view import Interactive, PageOptions, View
+
+MOST_NAMED_ROWS = 64
+"""Heads that the overview names one by one."""
+REACH = 3.0
+"""Deviations at which the colours of the overview end."""
+MAPPED = (
+    "induction",
+    "previous_token",
+    "duplicate_token",
+    "sink",
+    "place_u",
+    "source_mass",
+    "retrieval",
+    "contribution",
+    "mirror",
+)
+MAPPED += ("departure", "distance")
+"""Scores that have a map of heads on the page, where the run has them."""
+LISTED = 8
+"""Heads of a name that the table lists."""
+NO_NAME = "no name"
+
+
+def head_columns(atlas: xr.Dataset) -> dict[str, xr.DataArray]:
+    """Every number and text [layer, head] of the group `atlas`, by its column: a variable, or VARIABLE[LABEL]."""
+    columns: dict[str, xr.DataArray] = {}
+    for name, variable in atlas.data_vars.items():
+        further = [str(dim) for dim in variable.dims if dim not in ("layer", "head")]
+        if not {"layer", "head"} <= set(variable.dims) or len(further) > 1 or "label" in further:
+            continue
+        if not further:
+            columns[str(name)] = variable.transpose("layer", "head")
+            continue
+        for label in variable[further[0]].values:
+            columns[f"{name}[{label}]"] = variable.sel({further[0]: label}).transpose("layer", "head")
+    return columns
+
+
+def names_of(atlas: xr.Dataset) -> np.ndarray:
+    """The names of every head [layer, head], in their order."""
+    text = atlas["name"].transpose("layer", "head").values
+    return np.vectorize(lambda names: tuple(part for part in str(names).split(", ") if part), otypes=[object])(text)
+
+
+@style()
+def atlas_names(run: xr.DataTree) -> PaperFigure:
+    """What every head is called: a cell per layer and head in the colour of its first name; the number of further ones in the cell."""
+    atlas = group(run, "atlas")
+    names, labels = names_of(atlas), [str(label) for label in atlas["label"].values]
+    colours = label_colours(labels)
+    layers, heads = names.shape
+    figure = paper_figure(min(PAGE_WIDTH, 1.2 + 0.36 * heads), 0.8 + 0.17 * max(6, layers))
+    ax = figure.subplots()
+    draw_names(ax, names, colours)
+    for axis, name in ((ax.xaxis, "head"), (ax.yaxis, "layer")):
+        name_ticks(axis, atlas[name].values, 32)
+    ax.set(xlabel="head", ylabel="layer", title="First name of a head")
+    scheme_swatches(ax, schemes(atlas), "y")
+    first = {of[0] for of in names.ravel() if of}
+    handles = [Patch(facecolor=colours[label], label=label) for label in labels if label in first]
+    legend_below(figure, [*handles, Patch(facecolor=MISSING, label=NO_NAME)])
+    return figure
+
+
+def draw_names(ax: Axes, names: np.ndarray, colours: Mapping[str, str]) -> Axes:
+    """Draw `names` [layer, head], tuples, on `ax`: the colour of the first in each cell, and the number of further ones."""
+    layers, heads = names.shape
+    cells = np.array([[to_rgb(colours[of[0]] if of else MISSING) for of in row] for row in names])
+    ax.imshow(cells, aspect="auto", gid="names")
+    for row, column in np.argwhere(np.vectorize(len, otypes=[int])(names) > 1):
+        ax.text(column, row, f"+{len(names[row, column]) - 1}", ha="center", va="center", fontsize=4.6, color="black")
+    ax.set_xticks(np.arange(heads + 1) - 0.5, minor=True)
+    ax.set_yticks(np.arange(layers + 1) - 0.5, minor=True)
+    ax.grid(which="minor", color="white", linewidth=0.8)
+    ax.tick_params(which="both", length=0)
+    ax.spines[:].set_visible(False)
+    return ax
+
+
+def label_colours(labels: Sequence[str]) -> dict[str, str]:
+    """A colour for every name, the same whichever of them a run has."""
+    palette = mpl.colormaps["tab20"]
+    return {label: to_hex(palette((2 * place) % 20 + (2 * place) // 20)) for place, label in enumerate(labels)}
+
+
+def standardised(atlas: xr.Dataset) -> tuple[np.ndarray, list[str], list[tuple[int, int]]]:
+    """Numbers less their mean over heads and divided by their deviation [head of any layer, column], the columns, and the heads."""
+    columns = {
+        name: values.values.astype(float).ravel() for name, values in head_columns(atlas).items() if values.dtype.kind in "fiu"
+    }
+    kept = {}
+    for name, values in columns.items():
+        known = values[np.isfinite(values)]
+        if known.size > 1 and known.std() > 1e-9 * (1 + np.abs(known).max()):
+            kept[name] = np.where(np.isfinite(values), (values - known.mean()) / known.std(), 0.0)
+    heads = [(int(layer), int(head)) for layer in atlas["layer"].values for head in atlas["head"].values]
+    return np.stack(list(kept.values()), axis=1) if kept else np.zeros((len(heads), 0)), list(kept), heads
+
+
+def clustered(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    """The order of `rows` [row, number] by average linkage, and the linkage; as they stand, and None, where there are fewer than three."""
+    if len(rows) < 3:
+        return np.arange(len(rows)), None
+    links = linkage(rows, "average", optimal_ordering=len(rows) <= MOST_NAMED_ROWS)
+    return np.array(dendrogram(links, no_plot=True)["leaves"]), links
+
+
+@style()
+def atlas_overview(run: xr.DataTree) -> PaperFigure | None:
+    """Heads and their numbers, clustered; None where fewer than two numbers differ between heads."""
+    atlas = group(run, "atlas")
+    values, columns, heads = standardised(atlas)
+    if len(columns) < 2 or len(heads) < 3:
+        return None
+    order, links = clustered(values)
+    apart = squareform(np.clip(1 - np.abs(np.corrcoef(values.T)), 0, None), checks=False)
+    of_columns = dendrogram(linkage(apart, "average"), no_plot=True)["leaves"]
+    names: list[tuple[str, ...]] = list(names_of(atlas).ravel()) if "name" in atlas else [()] * len(heads)
+    named = len(heads) <= MOST_NAMED_ROWS
+    figure = paper_figure(PAGE_WIDTH, min(PAGE_HEIGHT, 1.9 + (0.125 if named else 0.021) * len(heads)))
+    engine: Any = figure.get_layout_engine()
+    engine.set(rect=(0, 0.03, 0.97, 0.97))  # small letters are wider in print than where the layout measures them
+    tree, ax = figure.subplots(1, 2, width_ratios=(1, 8), sharey=False)
+    _draw_tree(tree, links, len(heads))
+    image = ax.imshow(values[order][:, of_columns], cmap="PuOr_r", vmin=-REACH, vmax=REACH, aspect="auto", gid="overview")
+    ax.set_xticks(range(len(columns)), [columns[place].replace("_", " ") for place in of_columns], rotation=90, fontsize=5)
+    ax.yaxis.tick_right()
+    ax.yaxis.set_label_position("right")
+    if named:
+        texts = [f"L{heads[place][0]} H{heads[place][1]} {_short(names[place])}" for place in order]
+        ax.set_yticks(range(len(heads)), texts, fontsize=4.6)
+    else:
+        _name_stretches(ax, [names[place] for place in order])
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
+    bar = figure.colorbar(image, ax=ax, location="top", pad=0.01, fraction=0.03, aspect=50, extend="both")
+    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+    bar.set_label("deviations from the mean over heads")
+    return figure
+
+
+def _short(names: tuple[str, ...]) -> str:
+    """The first two names, and how many there are besides."""
+    return ", ".join(names[:2]) + (f" +{len(names) - 2}" if len(names) > 2 else "")
+
+
+def _draw_tree(ax: Any, links: np.ndarray | None, heads: int) -> None:
+    if links is not None:
+        drawn = dendrogram(links, no_plot=True)
+        for across, along in zip(drawn["dcoord"], drawn["icoord"], strict=True):
+            ax.plot(across, (np.array(along) - 5) / 10, color="#5A5A5A", linewidth=0.4)
+    ax.set_ylim(heads - 0.5, -0.5)
+    ax.invert_xaxis()
+    ax.set_axis_off()
+
+
+def _name_stretches(ax: Any, names: Sequence[tuple[str, ...]]) -> None:
+    """A label at the middle of every stretch of heads that begin with the same name, if it is long enough to be read."""
+    first, places, texts = 0, [], []
+    for place in range(1, len(names) + 1):
+        if place == len(names) or names[place][:1] != names[first][:1]:
+            if place - first >= 3 and names[first]:
+                places.append((first + place - 1) / 2)
+                texts.append(f"{names[first][0]} ({place - first})")
+            first = place
+    ax.set_yticks(places, texts, fontsize=5)
+
+
+def atlas_table(run: xr.DataTree) -> Table:
+    """One row per name: how many heads have it, which, and the rule: what the score must exceed, and what twins reach."""
+    atlas = group(run, "atlas")
+    layers, heads = (atlas[axis].values for axis in ("layer", "head"))
+    rows: list[tuple[Cell, ...]] = []
+    for label in atlas["label"].values:
+        own = atlas.sel(label=label)
+        places = np.argwhere(own["named"].transpose("layer", "head").values > 0)
+        which = [f"L{layers[row]} H{heads[column]}" for row, column in places.tolist()]
+        shown = ", ".join(which[:LISTED]) + (f", and {len(which) - LISTED} more" if len(which) > LISTED else "")
+        twins = own["null"].values[np.isfinite(own["null"].values)]
+        threshold = float(own["threshold"])
+        rows.append(
+            (
+                str(label),
+                len(which),
+                shown or "–",
+                threshold if np.isfinite(threshold) else None,
+                float(twins.max()) if twins.size else None,
+                str(own["rule"].values),
+            )
+        )
+    unnamed = sum(not of for of in names_of(atlas).ravel())
+    note = (
+        f"{unnamed} of {len(layers) * len(heads)} heads have no name. {atlas.attrs.get('twins', 0)} twins with random weights, "
+        f"{atlas.attrs.get('prompts', 0)} prompts, {atlas.attrs.get('sequences', 0)} sequences of {atlas.attrs.get('repeated_tokens', 0)} "
+        "random tokens, repeated. A dash: these prompts have nothing to measure it by."
+    )
+    columns = ("name", "heads", "which", "threshold", "largest of twins", "rule")
+    return Table("atlas", "Heads by name", columns, tuple(rows), note)
+
+
+def embed(run: xr.DataTree, options: PageOptions) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Every head as a row for the table of the page: layer, head, scheme, name, and its numbers with six significant digits."""
+    atlas = group(run, "atlas")
+    columns = head_columns(atlas)
+    texts = {name: values for name, values in columns.items() if values.dtype.kind in "OUS"}
+    named = schemes(atlas)
+    shown = {**{name: texts[name] for name in ("name",) if name in texts}, **columns}
+    described = [
+        {
+            "name": name,
+            "title": unit_label(str(values.attrs.get("long_name", name)), values),
+            "text": name in texts,
+            "values": [str(text) for text in values.values.ravel()]
+            if name in texts
+            else [float(f"{value:.6g}") if np.isfinite(value) else None for value in values.values.ravel().astype(float)],
+        }
+        for name, values in shown.items()
+    ]
+    heads = [[int(layer), int(head)] for layer in atlas["layer"].values for head in atlas["head"].values]
+    return {"heads": heads, "schemes": [scheme_name(named[layer]) for layer, _ in heads], "columns": described}, ()
+
+
+def _head_maps(run: xr.DataTree) -> list[HeadMap]:
+    atlas = group(run, "atlas")
+    return [HeadMap(atlas[name]) for name in MAPPED if name in atlas]
+
+
+def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
+    if "name" in group(run, "atlas"):
+        yield "atlas_names", atlas_names(run)
+    overview = atlas_overview(run)
+    if overview is not None:
+        yield "atlas_overview", overview
+
+
+_FILES = files("repo_interp.plots.views")
+VIEW = View(
+    "atlas",
+    "The atlas of heads",
+    "What every head does, in numbers and by name. A name says that a score is beyond what twins with random weights reach, and large "
+    "besides; not that the model needs the head for it.",
+    _figures,
+    tables=lambda run: (atlas_table(run),),
+    head_maps=_head_maps,
+    interactive=Interactive(_FILES / "atlas.html", _FILES / "atlas.js", embed),
+    compared=MAPPED,
+    not_averaged=("named", "null", "threshold"),
+)

@@ -1,0 +1,327 @@
+"""The atlas: names that hand-built heads must get and random ones must not, what other groups add, files, comparison, page."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+
+import numpy as np
+import pandas as pd
+import pytest
+import xarray as xr
+from chromium import Browser, executable
+from hand_built import hand_built
+
+import repo_interp as ri
+from repo_interp.analysis import atlas as atlas_files
+from repo_interp.analysis.atlas import NO_PARQUET, joined, write_atlas
+from repo_interp.analysis.publication import claimed
+from repo_interp.cli import main
+from repo_interp.comparison.page import draw_comparison
+from repo_interp.comparison.variable_tables import comparison_tables
+from repo_interp.errors import InputError
+from repo_interp.experiments.catalogue import Atlas, planned
+from repo_interp.experiments.head_names import RULES, Rule, name_heads
+from repo_interp.models.load import fresh_twin
+from repo_interp.models.reposition import attentions
+from repo_interp.plots.views.atlas import VIEW, clustered, embed, standardised
+from repo_interp.tasks import make_task
+
+TASK = make_task("reversal")
+PROMPTS = TASK.prompts(3, test_set="20")
+FEW = Atlas(twins=10, sequences=3)
+
+
+def names(run: xr.DataTree) -> list[list[set[str]]]:
+    return [[set(filter(None, str(of).split(", "))) for of in row] for row in run["atlas"]["name"].values]
+
+
+# ---- names ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def by_hand() -> xr.DataTree:
+    """Heads built by hand; in the last layer positions that are constant, the index, a mirror, and a jumble."""
+    bridge = hand_built(TASK.vocabulary_size, TASK.training_length)
+    tokens, first = len(PROMPTS[0].tokens), 5
+    walk = np.arange(float(tokens))
+    walk[first + 21 :] = walk[PROMPTS[0].attributes["source"]]
+    jumble = np.random.default_rng(0).normal(0, 5, tokens)
+    with ExitStack() as positions:
+        for head, values in ((1, np.arange(tokens)), (2, walk), (3, jumble)):
+            # Repeated random tokens are no longer than the prompts: their positions are those of a prompt's first tokens.
+            put = lambda z, values=values: z * 0 + z.new_tensor(values[: z.shape[-1]])  # noqa: E731
+            positions.enter_context(ri.set_positions(bridge, 2, head, put))
+        return ri.analyze(bridge, [*PROMPTS], ("attention_mass",), experiments=[FEW])
+
+
+def test_heads_built_by_hand_get_their_names_and_no_others(by_hand):
+    found = names(by_hand)
+    assert found[0] == [{"previous token"}, set(), set(), set()]
+    assert [of - {"semantic"} for of in found[1]] == [{"induction"}, {"duplicate token"}, {"sink"}, set()]
+    assert "constant" in found[2][0] and not {"mono", "mirror"} & found[2][0]
+    assert "mono" in found[2][1] and not {"constant", "mirror"} & found[2][1]
+    assert "mirror" in found[2][2] and "constant" not in found[2][2]
+    assert not {"constant", "mono", "mirror"} & found[2][3]
+    atlas = by_hand["atlas"]
+    assert atlas["previous_token"][0, 0] > 0.9 and atlas["induction"][1, 0] > 0.45 and atlas["sink"][1, 2] > 0.95
+    assert atlas["mirror"][2, 2] == pytest.approx(1) and atlas["mono"][2, 1] == 1 and atlas["constant"][2, 0] == 1
+    assert np.isnan(atlas["position_range"][1]).all() and (atlas["heads_per_map"][2] == 1).all()
+
+
+def test_a_model_with_random_weights_gets_no_name():
+    for name, task in (("reversal/repo", TASK), ("niah/repo", make_task("niah"))):
+        twin = ri.bridge(fresh_twin(ri.zoo(name), seed=1000))
+        run = ri.analyze(twin, task.prompts(2), (), experiments=[Atlas(twins=10, sequences=2)])
+        assert not any(of for row in names(run) for of in row)
+        assert np.isfinite(run["atlas"]["null"]).any("label").all() and (run["atlas"]["threshold"] > 0)[5:].all()
+
+
+def test_a_name_needs_its_score_beyond_twins_and_large_and_the_others_within_limits():
+    scores = {"one": np.array([[0.1, 0.3, 0.6, np.nan]]), "other": np.array([[0.0, 1.0, 1.0, 1.0]])}
+    rule = Rule("a", "one", 0.2, {"other": (0.5, 1.0)})
+    assert rule.holds(scores, ["rope"], np.nan).tolist() == [[False, True, True, False]]
+    assert rule.holds(scores, ["rope"], 0.5).tolist() == [[False, False, True, False]]
+    assert rule.largest(scores, ["rope"]) == 0.6
+    learned = Rule("b", "one", 0.0, schemes=("repo",))
+    assert not learned.holds(scores, ["rope"], np.nan).any() and np.isnan(learned.largest(scores, ["rope"]))
+    assert not Rule("c", "missing", 0.0).holds(scores, ["rope"], np.nan).any()
+    assert list(name_heads(scores, ["rope"], {"a": 0.5, "b": 0.0}, (rule, learned))) == ["a", "b"]
+    assert rule.words == "one above 0.2, other from 0.5 to 1"
+
+
+# ---- a zoo model ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def runs() -> dict[str, xr.DataTree]:
+    """Two twins, with everything that the atlas takes from other groups."""
+    measures = ("positions", "attention_mass", "components", "three_axis", "fake_distance", "rotation")
+    prompts = TASK.prompts(2)
+    return {
+        scheme: ri.analyze(ri.zoo(f"reversal/{scheme}"), prompts, measures, experiments=[Atlas(sequences=4)])
+        for scheme in ("repo", "rope")
+    }
+
+
+@pytest.fixture(scope="module")
+def run(runs) -> xr.DataTree:
+    return runs["repo"]
+
+
+def test_the_command_writes_the_tables_and_the_page(tmp_path, capsys):
+    options = [
+        "--measures",
+        "three_axis",
+        "--experiments",
+        "atlas",
+        "--count",
+        "2",
+        "--set",
+        "atlas.twins=1",
+        "--set",
+        "atlas.sequences=2",
+    ]
+    assert main(["analyze", "reversal/nope", "--length", "4", *options, "--out", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    assert "atlas.csv" in said and "Heads by name" in said
+    assert {"atlas.csv", "atlas.parquet", "run.nc", "report.html"} <= {file.name for file in (tmp_path / "out").iterdir()}
+    table = pd.read_parquet(tmp_path / "out" / "atlas.parquet")
+    pd.testing.assert_frame_equal(table, ri.atlas(ri.read_run(tmp_path / "out")))
+
+
+def test_the_atlas_of_a_zoo_model_takes_less_than_a_minute():
+    begun = time.process_time()
+    ri.analyze(ri.zoo("niah/rope"), make_task("niah").prompts(16), (), experiments=[Atlas(twins=1)])
+    assert (time.process_time() - begun) * 11 / 2 < 60  # ten twins are the default
+
+
+def test_the_mirror_heads_of_the_reversal_model_are_found(run):
+    assert all({"mirror", "needle", "retrieval"} <= of for of in names(run)[2])
+    assert not any("mirror" in of for row in (0, 1, 3) for of in names(run)[row])
+    assert run["atlas"].attrs["twins"] == 10 and run["atlas"].sizes["twin"] == 10
+
+
+def test_the_group_is_described_and_has_what_other_groups_hold_of_heads(run):
+    atlas = run["atlas"].to_dataset()
+    assert all({"long_name", "units"} <= set(values.attrs) for values in atlas.data_vars.values())
+    assert list(atlas["label"].values) == [rule.name for rule in RULES]
+    mass = run["attention_mass"]["mass"].mean("prompt")
+    np.testing.assert_allclose(atlas["mass"], mass.transpose("layer", "head", "span"))
+    np.testing.assert_allclose(atlas["three_axis_r"], run["three_axis"]["r"].mean("prompt"))
+    np.testing.assert_allclose(atlas["fake_distance_r"], run["fake_distance"]["r"].mean("prompt"))
+    assert (atlas["slow_pairs"] == (run["rotation"]["slow_dominating"] == 1).sum("component")).all()
+    by_band = run["components"]["vaf_band"].mean("prompt").transpose("layer", "head", "band")
+    assert (atlas["band"] == by_band.idxmax("band")).all()
+    # What the atlas measures itself is what the measures find on the same prompts.
+    np.testing.assert_allclose(atlas["position_range"], run["positions"]["position_range"].mean("prompt"), rtol=1e-5)
+
+
+def test_the_table_has_a_row_per_head_and_only_columns_that_the_run_has(run):
+    table = ri.atlas(run)
+    assert list(table.columns[:4]) == ["layer", "head", "scheme", "name"] and len(table) == 16
+    assert {"mirror", "mass[words]", "band", "three_axis_r", "slow_pairs"} <= set(table.columns)
+    assert not any(column.startswith(("named", "null", "effect", "reads")) for column in table.columns)
+    numbers = table.drop(columns=["name", "scheme", "band"])
+    assert numbers.notna().any().all(), "a column of NaN stands for something that the run lacks"
+    head = table[(table["layer"] == 2) & (table["head"] == 1)].iloc[0]
+    assert head["mirror"] == run["atlas"]["mirror"].sel(layer=2, head=1) and head["scheme"] == "repo"
+    without = xr.DataTree.from_dict({"/attention_mass": run["attention_mass"].to_dataset()})
+    assert list(ri.atlas(without).columns[:3]) == ["layer", "head", "scheme"] and "mass[words]" in ri.atlas(without)
+    with pytest.raises(InputError, match="--experiments atlas"):
+        ri.atlas(xr.DataTree.from_dict({"/scores": xr.Dataset({"mean_score": ("test_set", [1.0])})}))
+
+
+def test_what_f_phi_reads_and_effects_of_interventions_become_columns(run):
+    described = {"long_name": "made up", "units": "1"}
+    shares = xr.DataArray(np.full((4, 4, 2), 0.5), dims=("layer", "head", "source"), attrs=described)
+    effect = xr.DataArray(np.arange(32.0).reshape(1, 2, 4, 4), dims=("prompt", "kind", "layer", "head"), attrs=described)
+    shares = shares.assign_coords(layer=range(4), head=range(4), source=["token", "index"])
+    effect = effect.assign_coords(layer=range(4), head=range(4), kind=["linearised", "frozen"])
+    groups = {name: node.to_dataset() for name, node in run.children.items()}
+    groups |= {"position_sources": xr.Dataset({"share": shares}), "effects": xr.Dataset({"effect": effect.isel(layer=[0, 2])})}
+    table = ri.atlas(xr.DataTree.from_dict({f"/{name}": group for name, group in groups.items()}))
+    assert (table["reads[token]"] == 0.5).all() and table["effect[frozen]"].isna().sum() == 8
+    assert table.loc[8, "effect[frozen]"] == 24
+    assert joined({}).sizes == {}
+
+
+def test_csv_and_parquet_hold_the_table(run, tmp_path, monkeypatch):
+    table = ri.atlas(run)
+    (tmp_path / "both").mkdir()
+    text, parquet = write_atlas(run, tmp_path / "both")[0]
+    pd.testing.assert_frame_equal(pd.read_parquet(parquet), table)
+    from_text = pd.read_csv(text, keep_default_na=False, na_values=[""]).fillna({"name": ""})
+    pd.testing.assert_frame_equal(from_text, table, check_dtype=False)
+
+    def missing(*arguments, **options):
+        raise ImportError("no pyarrow")
+
+    monkeypatch.setattr(pd.DataFrame, "to_parquet", missing)
+    (tmp_path / "one").mkdir()
+    files, notes = write_atlas(run, tmp_path / "one")
+    assert (
+        [file.name for file in files] == ["atlas.csv"] and notes == [NO_PARQUET] and len(list((tmp_path / "one").iterdir())) == 1
+    )
+
+
+def test_results_with_a_table_can_be_replaced_and_lose_it(run, tmp_path):
+    out = tmp_path / "out"
+    plain = xr.DataTree.from_dict({"/patterns": run["attention_mass"].to_dataset()})
+    for tree, expected in ((run, 2), (plain, 0)):
+        with claimed(out, "x", overwrite=True) as claim:
+            published = claim.publish(tree, lambda run, page, figures: [])
+        assert len(published.tables) == expected == len(list(out.glob("atlas.*")))
+    assert atlas_files.FILES == ("atlas.csv", "atlas.parquet")
+
+
+def test_an_interrupted_atlas_goes_on_where_it_stopped(tmp_path, monkeypatch):
+    bridge, prompts = ri.zoo("reversal/nope"), TASK.prompts(2, test_set="4")
+    small = Atlas(twins=2, sequences=2)
+    whole = ri.analyze(bridge, prompts, (), experiments=[small])
+    calls = []
+
+    def stop(name, done, total):
+        calls.append((name, done, total))
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ri.analyze(bridge, prompts, (), experiments=[small], store=tmp_path / "s", experiment_progress=stop)
+    assert calls == [("atlas", 1, 3), ("atlas", 2, 3)]
+    assert {file.name for file in (tmp_path / "s").rglob("*.json")} >= {"model.json", "twin-0.json"}
+    again = ri.analyze(bridge, prompts, (), experiments=[small], store=tmp_path / "s")
+    xr.testing.assert_identical(again["atlas"].to_dataset(), whole["atlas"].to_dataset())
+    assert not any(attention.observers for attention in attentions(bridge))
+
+
+def test_what_cannot_be_asked_is_refused():
+    for options in ({"prompts": 0}, {"twins": -1}, {"quantile": 1.5}):
+        with pytest.raises(InputError, match="atlas: prompts"):
+            Atlas(**options)
+    bridge = ri.zoo("reversal/nope")
+    (plan,) = planned(bridge, TASK.prompts(3, test_set="4"), [Atlas(prompts=2, sequences=5, twins=1)])
+    assert plan.passes == (14, 14, *[45] * 5) * 2
+    with pytest.raises(InputError, match="repeats random tokens"):
+        Atlas().plan(bridge.original_model, TASK, TASK.prompts(1), 4)
+
+
+# ---- comparison and page --------------------------------------------------------------------------------------------
+
+
+def test_twins_are_lined_up_head_by_head_with_their_names(runs, run, tmp_path):
+    compared = ri.compare(list(runs.values()))
+    name = compared["atlas"]["name"]
+    assert name.dims == ("run", "layer", "head") and (name.sel(run="reversal/repo").values == run["atlas"]["name"].values).all()
+    rope = runs["rope"]["atlas"]["name"].values
+    changed = [table for table in comparison_tables(compared) if table.title == "Heads whose name changes"]
+    assert len(changed) == 1 and len(changed[0].rows) == int((rope != run["atlas"]["name"].values).sum()) > 0
+    places = {row[:2]: row[2:] for row in changed[0].rows}
+    assert places[2, 1][0].startswith("mirror") and "mirror" not in places[2, 1][1]
+    few = {name: alone(one, ["name", "named", "induction"]) for name, one in runs.items()}
+    assert draw_comparison(ri.compare(few), tmp_path / "page.html", tmp_path / "figures") == []
+    assert {file.stem for file in (tmp_path / "figures").iterdir()} == {"atlas_names", "atlas_induction"}
+    assert "Heads whose name changes" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_the_overview_clusters_standardised_columns(run):
+    values, columns, heads = standardised(run["atlas"].to_dataset())
+    assert values.shape == (16, len(columns)) and heads[5] == (1, 1) and "mono" not in columns  # the same for all heads
+    assert values.mean(0) == pytest.approx(0, abs=1e-9) and values.std(0) == pytest.approx(1)
+    order, links = clustered(values)
+    assert sorted(order) == list(range(16)) and links is not None
+    places = [list(order).index(head) for head in range(8, 12)]
+    assert max(places) - min(places) == 3, "the four mirror heads stand together"
+    assert clustered(values[:2])[1] is None
+
+
+def alone(run: xr.DataTree, variables: list[str] | None = None) -> xr.DataTree:
+    """The group atlas of `run` by itself."""
+    atlas = run["atlas"].to_dataset()
+    tree = xr.DataTree.from_dict({"/atlas": atlas if variables is None else atlas[variables]})
+    tree.attrs = run.attrs
+    return tree
+
+
+def test_the_page_has_every_head_once_and_the_rules(run, tmp_path):
+    data, left_out = embed(run, None)
+    assert left_out == () and len(data["heads"]) == 16 == len(data["schemes"])
+    by_name = {column["name"]: column for column in data["columns"]}
+    assert by_name["name"]["text"] and len(by_name["mass[words]"]["values"]) == 16
+    (table,) = VIEW.tables(run)
+    assert [row[0] for row in table.rows] == [rule.name for rule in RULES]
+    mirror = next(row for row in table.rows if row[0] == "mirror")
+    assert mirror[1:4] == (4, "L2 H0, L2 H1, L2 H2, L2 H3", 0.5)
+    page = ri.plots.report_page(alone(run), tmp_path / "page.html").read_text(encoding="utf-8")
+    assert 'id="atlas-live"' in page and "reportSections.atlas" in page and "Heads by name" in page
+
+
+def test_a_reader_sorts_and_filters_the_table_and_opens_a_head(run, tmp_path):
+    path = executable()
+    if path is None:
+        pytest.skip("no Chromium")
+    both = xr.DataTree.from_dict({f"/{name}": run[name].to_dataset() for name in ("positions", "atlas")})
+    ri.plots.report_page(both, tmp_path / "page.html")
+    browser = Browser(tmp_path / "browser", path)
+    try:
+        browser.open((tmp_path / "page.html").as_uri())
+        rows = "[...document.querySelectorAll('#atlas-table tbody tr')].map((row) => row.cells[0].textContent)"
+        typed = "Object.assign(document.querySelector('#atlas-filter'), {value: %r}).dispatchEvent(new Event('input'))"
+        assert browser.run(rows) == [f"L{layer} H{head}" for layer in range(4) for head in range(4)]
+        click = (
+            "[...document.querySelectorAll('#atlas-table thead button')].find((one) => one.textContent === 'distance').click()"
+        )
+        distance = run["atlas"]["distance"].values.ravel()
+        for order in (np.argsort(-distance, kind="stable"), np.argsort(distance, kind="stable")):
+            browser.run(click)
+            assert browser.run(rows) == [f"L{place // 4} H{place % 4}" for place in order]
+        browser.run(typed % "mirror source_mass>0.5 h1")
+        assert browser.run(rows) == ["L2 H1"]
+        assert browser.run("document.querySelector('#atlas-said').textContent") == "1 of 16 heads"
+        browser.run("document.querySelector('#atlas-table tbody tr').click()")
+        assert "heads=2.1" in browser.run("location.hash")
+        assert browser.run("document.querySelector('#atlas-table [aria-current]').cells[0].textContent") == "L2 H1"
+        browser.run(typed % "nothing-is-called-this")
+        assert browser.run(rows) == [] and browser.errors == []
+    finally:
+        browser.close()
