@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from repo_interp.errors import InputError
-from repo_interp.files import remove, replaced, write_text
+from repo_interp.files import remove, replaced, require_directory, write_text
 
 
 class TrainingFolder:
@@ -48,7 +48,8 @@ class TrainingFolder:
         return self.is_begun and (self.directory / "config.json").is_file()
 
     def require_free(self) -> None:
-        """Raise InputError when something stands here already."""
+        """Raise InputError when something stands here already, or a file where a directory is to be."""
+        require_directory(self.directory)
         if self.is_finished:
             raise InputError(f"{self.directory} has a finished training run; give another --out, or --overwrite to train it anew")
         if self.is_begun:
