@@ -33,11 +33,12 @@ COLOURS = 96
 RICHEST = ("language/rope", "reversal/rope")
 """Whose frequencies and fits are shown: the first of these that comes with the package."""
 
-LATER = {"segments": ("language/repo",), "gates": ("language/cope", "counting/cope")}
+LATER = {"segments": ("language/repo",), "gates": ("language/cope", "counting/cope"), "position_sources": ("niah/repo",)}
 """Measures that are shown on the first of these checkpoints that comes with the package, and not shown where none does."""
 CAPTIONS = {
     "segments": "How far positions follow lines, sentences and blocks, against shuffled edges",
     "gates": "Gates, and where position alone sends attention",
+    "position_sources": "What the positions of every head read: the token alone in the first layer, more and more else later",
 }
 
 EXAMPLES = {
@@ -67,9 +68,11 @@ MEANINGS = {
     "seed": "of what is random",
     "layers": "where it is measured; none: everywhere",
     "segments.kinds": "kinds of segments",
+    "effects.scale": "what positions are multiplied by, for `scaled`",
     "perturbation.kinds": "what is disturbed; also `feature_placement`: keys change places with each other's positions (ours)",
     "perturbation.offset_unit": "`positions`, or `range`: offsets scaled by the reach of a head's positions",
     "traced_queries": "queries beyond the training length whose outputs are traced",
+    "position_sources.kinds": "kinds of segments beside the prompts' named spans",
     "patterns.chunk_size": "C, tokens of a chunk",
     "patterns.epsilon": "tolerance of a constant chunk, in positions",
     "patterns.last_chunk": "`drop` or `keep` a last chunk of fewer tokens",
@@ -157,8 +160,10 @@ def tiny_run() -> dict[str, Any]:
     """Every group that a run can have, with all that is on request, from a model that is tiny and random."""
     from repo_interp.analysis.analyze import analyze
     from repo_interp.experiments.catalogue import Atlas
+    from repo_interp.experiments.effects import effects
     from repo_interp.experiments.extrapolation import extrapolation, output_traces
     from repo_interp.experiments.perturbation import perturbation
+    from repo_interp.experiments.saliency import saliency
     from repo_interp.experiments.task_scores import task_scores
     from repo_interp.measures.catalogue import measure_named, measure_names
     from repo_interp.tasks import make_task
@@ -178,9 +183,11 @@ def tiny_run() -> dict[str, Any]:
     model, prompts = _tiny_model("repo"), task.prompts(4)
     longer = task.prompts(4, test_set="32")
     return {name: node.to_dataset() for name, node in run.children.items()} | {
+        "effects": effects(model, task, prompts, ("frozen",), draws=1),
         "perturbation": perturbation(model, task, prompts, gammas=(0.1,), l_maxes=(1,)),
         "extrapolation": extrapolation(model, task, {16: prompts, 32: longer}, 16),
         "output_traces": output_traces(model, prompts, longer[0], 16, 0, queries=2, step=4),
+        "saliency": saliency(model, words, words.prompts(1, test_set="3"), steps=2),
         "scores": task_scores(model, words, ["2", "3"], 2),
     }
 
@@ -279,7 +286,7 @@ def pictures() -> Iterator[tuple[str, Any]]:
     import numpy as np
 
     import repo_interp as ri
-    from repo_interp.experiments.catalogue import Extrapolation, Perturbation
+    from repo_interp.experiments.catalogue import Effects, Extrapolation, Perturbation, Saliency
     from repo_interp.measures.attention_mass import AttentionMass
     from repo_interp.measures.maps import Maps
     from repo_interp.plots.catalogue import view_of
@@ -296,6 +303,15 @@ def pictures() -> Iterator[tuple[str, Any]]:
     mirrored = position.where(position["scheme"] == "repo").std("token")
     layer, head = np.unravel_index(int(np.nanargmax(mirrored.values)), mirrored.shape)
     yield "positions", ri.plots.position_lines(words, int(layer), int(head))
+
+    task = task_of("reversal/repo")
+    changed = ri.analyze(
+        ri.zoo("reversal/repo"), task.prompts(20, test_set="12"), (), experiments=(Effects(),), task=task, batch_size=20
+    )
+    yield "effects", ri.plots.effect_maps(changed)
+    yield "effects_of_sets", ri.plots.effects_of_sets(changed)
+    hanging = ri.analyze(ri.zoo("reversal/repo"), task.prompts(4), (), experiments=(Saliency(),), task=task)
+    yield "saliency", ri.plots.saliency_text(hanging, *ri.plots.heads_by_saliency(hanging)[0], value="integrated_gradients")
 
     niah = task_of("niah/repo").prompts(20)
     producing: Any = ("positions", "patterns", AttentionMass(rows="producing"))

@@ -52,6 +52,8 @@ class AttentionInputs:
     position_logits: PositionLogits | None = None
     gate_features: Float[Tensor, "prompt kv_head token d_head"] | None = None
     """x_j of CoPE: what decides, with a query, which tokens that query counts; None where nothing is counted."""
+    tokens: Int[Tensor, "prompt token"] | None = None
+    """Token ids; None where the pass was not one of tokens."""
     largest_position: float = math.inf
     """Contextual positions beyond this one are taken for it (CoPE's p_max - 1)."""
 
@@ -142,6 +144,7 @@ def select_prompts(inputs: AttentionInputs, chosen: slice) -> AttentionInputs:
         positions=None if inputs.positions is None else inputs.positions[chosen],
         valid=inputs.valid[chosen],
         prompts=inputs.prompts[chosen],
+        tokens=None if inputs.tokens is None else inputs.tokens[chosen],
         position_logits=None if position_logits is None else lambda rows: position_logits(rows)[chosen],
         gate_features=None if inputs.gate_features is None else inputs.gate_features[chosen],
     )

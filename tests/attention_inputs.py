@@ -75,4 +75,5 @@ def random_inputs(
         valid=torch.ones(prompts, tokens, dtype=torch.bool) if valid is None else valid,
         prompts=torch.arange(first_prompt, first_prompt + prompts),
         window=window,
+        tokens=torch.randint(3, 12, (prompts, tokens), generator=generator),
     )

@@ -49,8 +49,8 @@ def bridge():
 def results(tmp_path_factory):
     """What `analyze` makes of a shipped checkpoint with both experiments and fig. 2."""
     directory = tmp_path_factory.mktemp("runs") / "both"
-    options = ["--measures", "maps,three_axis", "--experiments", "perturbation,extrapolation", "--count", "4"]
-    parameters = ["perturbation.gammas=0.1,0.5", "perturbation.l_maxes=2", "extrapolation.sequences=4"]
+    options = ["--measures", "maps,three_axis", "--experiments", "perturbation,extrapolation,saliency", "--count", "4"]
+    parameters = ["perturbation.gammas=0.1,0.5", "perturbation.l_maxes=2", "extrapolation.sequences=4", "saliency.steps=2"]
     given = [part for parameter in parameters for part in ("--set", parameter)]
     assert main(["analyze", "reversal/repo", *options, *given, "--out", str(directory)]) == 0
     return directory
@@ -58,7 +58,7 @@ def results(tmp_path_factory):
 
 def test_the_run_file_holds_what_the_experiments_find_by_themselves(results):
     run = ri.read_run(results)
-    assert set(run.children) == {"maps", "three_axis", "perturbation", "extrapolation", "output_traces"}
+    assert set(run.children) == {"maps", "three_axis", "perturbation", "extrapolation", "output_traces", "saliency"}
     path = zoo_path("reversal/repo")
     task = trained_task(path)
     assert task is not None
@@ -79,9 +79,10 @@ def test_figures_and_sections_are_there(results):
     figures = {path.name for path in (results / "figures").iterdir()}
     stems = ("perturbation_log_perplexity", "perturbation_task_score", "extrapolation", "output_traces")
     assert {f"{stem}.{kind}" for stem in stems for kind in ("png", "svg", "pdf")} <= figures
+    assert any(name.startswith("integrated_gradients_layer") for name in figures)
     assert any(name.startswith("three_axis_layer") for name in figures), "fig. 2 comes of maps and three_axis alone"
     page = (results / "report.html").read_text(encoding="utf-8")
-    for section in ("perturbation", "extrapolation", "output_traces", "three_axis", "maps"):
+    for section in ("perturbation", "extrapolation", "output_traces", "saliency", "three_axis", "maps"):
         assert f'<section id="{section}"' in page
     assert "LM-Infinite" in page
     assert 'alt="Perturbation task score"' in page and 'alt="Three axis, layer ' in page
@@ -110,7 +111,7 @@ def test_prompts_of_a_file_are_judged_by_what_they_mark(tmp_path, capsys):
 REFUSED = {
     "unknown experiment": (
         ["--experiments", "surgery"],
-        "there is no experiment 'surgery'; there are perturbation, extrapolation, atlas",
+        "there is no experiment 'surgery'; there are perturbation, extrapolation, effects, saliency, atlas",
     ),
     "no parameter": (
         ["--experiments", "perturbation", "--set", "perturbation.force=1"],
@@ -154,7 +155,13 @@ def test_a_model_that_cannot_take_longer_prompts_or_other_tokens_is_refused(brid
         planned(bridge, TASK.prompts(4), ("perturbation",), make_task("niah"))
     with pytest.raises(InputError, match="nothing to predict for reversal"):
         planned(bridge, [Prompt(tokens=(3, 4, 5))], ("perturbation",), TASK)
-    assert [experiment_named(name).name for name in experiment_names()] == ["perturbation", "extrapolation", "atlas"]
+    assert [experiment_named(name).name for name in experiment_names()] == [
+        "perturbation",
+        "extrapolation",
+        "effects",
+        "saliency",
+        "atlas",
+    ]
 
 
 class Stopped(Exception):

@@ -31,7 +31,8 @@ def plain_run() -> xr.DataTree:
 
 
 def test_every_group_of_ours_has_a_view_under_its_name():
-    assert set(OWN[VIEWS]) == {*OWN[MEASURES], "perturbation", "extrapolation", "output_traces", "atlas", "scores"}
+    experiments = {"effects", "saliency", "atlas", "perturbation", "extrapolation", "output_traces", "scores"}
+    assert set(OWN[VIEWS]) == {*OWN[MEASURES], *experiments}
     for group in OWN[VIEWS]:
         view = view_of(group)
         assert view is not None and view.group == group and view.title and view.lead

@@ -68,8 +68,8 @@ def analyze(
 
     `prompts`: Prompts, texts or tokens, one or many (see `analysis.coercion`). `measures` are names of the catalogue or objects like a
     `Measure`; None: positions, patterns and, where every prompt marks generated tokens, attention_mass. `experiments`: names
-    ("perturbation", "extrapolation", "atlas"), objects that follow `Experiment`, or plans of `planned`. `layers` and `heads` (numbers;
-    None: all) restrict what is measured.
+    ("perturbation", "extrapolation", "effects", "saliency", "atlas"), objects that follow `Experiment`, or what `planned` made of them.
+    `layers` and `heads` (numbers; None: all) restrict what is measured.
     `task`: what experiments score `prompts` by; None: their generated tokens where all have some, else the log perplexity of every
     token. `store`, a directory, keeps finished batches so that a repeated call goes on after an interruption; it is emptied at the
     end. Batches are written there together, once `store_every` seconds have passed since the last ones were (0: each at once), and

@@ -55,9 +55,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=name_list,
         default=(),
         metavar="A,B",
-        help="experiments, which need many forward passes: perturbation (of order and positions, on these prompts), extrapolation "
-        "(beyond the training length, on longer prompts of the same task), atlas (what every head does and is called); scored by the "
-        "task of the prompts, and prompts of a file by their generated tokens or, without these, by log perplexity",
+        help="experiments, which need many forward passes: effects (of changed positions of heads, on these prompts), saliency (of "
+        "positions, on these prompts), atlas (what every head does and is called), perturbation (of order and positions, on these "
+        "prompts), extrapolation (beyond the training length, on longer prompts of the same task); scored by the task of the prompts, and "
+        "prompts of a file by their generated tokens or, without these, by log perplexity",
     )
     add_settings(
         parser,

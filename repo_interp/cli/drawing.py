@@ -21,8 +21,11 @@ _SAMPLES = {
     "gates": 4.0,
     "segments": 2.0,
     "maps": 3.0,
+    "effects": 2.6,
     "perturbation": 2.0,
     "extrapolation": 2.5,
+    "saliency": 8.0,
+    "position_sources": 2.0,
     "atlas": 2.0,
 }
 """Sample figures that the figures of a measure or an experiment take as long as, in three formats."""

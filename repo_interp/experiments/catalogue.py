@@ -2,6 +2,8 @@
 
     perturbation     the prompts of the analysis, for every kind, share and reach of a disturbance       group perturbation
     extrapolation    prompts of the training length and longer ones, by every method                     groups extrapolation, output_traces
+    effects          the prompts of the analysis, with positions of heads, layers and sets changed       group effects
+    saliency         the prompts of the analysis: derivatives by positions, and integrals of them        group saliency
     atlas            prompts of the analysis and repeated random tokens, with twins of random weights    group atlas
 
 An experiment plans first: what cannot work is refused before anything is run, and the passes it needs are known. Its prompts and
@@ -21,10 +23,13 @@ from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
 from repo_interp.experiments.atlas import SHORTEST_HALF, Asked, atlas, default_twins, repeated_half
+from repo_interp.experiments.effects import effects, require_effects, whole_passes
 from repo_interp.experiments.extrapolation import GLOBAL_TOKENS, METHODS, allowed_methods, extrapolation, output_traces
 from repo_interp.experiments.perturbation import GAMMAS, L_MAX, PAPER_KINDS, perturbation, require_grid
+from repo_interp.experiments.position_changes import Strength, default_kinds
 from repo_interp.experiments.prompt_sets import LEAST, prompts_by_length, scoring_of
 from repo_interp.experiments.resumable_grid import ResumableGrid
+from repo_interp.experiments.saliency import require_positions, saliency
 from repo_interp.models.bridge import model_of
 from repo_interp.models.provenance import length_trained
 from repo_interp.models.reposition import attentions, longest_prompt
@@ -33,6 +38,10 @@ from repo_interp.tasks.task import Scoring
 
 TOKENS = 2048
 """Tokens that are run side by side, at least."""
+PATH_TOKENS = 512
+"""The same where activations are kept for a backward pass."""
+BACKWARD = 3
+"""Forward passes that a pass forward and back takes as long as."""
 
 Progress = Callable[[int, int], None]
 
@@ -83,11 +92,7 @@ class Perturbation(Experiment):
         """The grid over `prompts`. Raises InputError for a grid that is none, and prompts without anything to predict."""
         layers = self.layers or None
         require_grid(model, prompts, self.kinds, self.gammas, self.l_maxes, layers, self.offset_unit)
-        without_targets = [number for number, prompt in enumerate(prompts) if not scoring.targets(prompt)]
-        if without_targets:
-            raise InputError(
-                f"perturbation judges what is predicted, but prompt {without_targets[0]} has nothing to predict for {scoring.name}"
-            )
+        _require_targets(self.name, scoring, prompts)
         points = len(self.kinds) * len(set(self.gammas) - {0.0}) * len(self.l_maxes)
         lengths = tuple(len(prompt.tokens) for prompt in prompts)
 
@@ -169,6 +174,65 @@ class Extrapolation(Experiment):
 
 
 @dataclass(frozen=True)
+class Effects(Experiment):
+    """The experiment `effects`: what the positions of heads cause."""
+
+    kinds: tuple[str, ...] = ()
+    """Changes of positions (`position_changes`); empty: linearised where positions are learned, frozen, permuted."""
+    top: int = 0
+    """Heads that are measured exactly, with as many others; 0: all where there are few."""
+    set_size: int = 0
+    """Most harmful heads that are changed together; 0: as many as a layer has."""
+    draws: int = 8
+    """Controls: sets of as many other heads."""
+    scale: float = 0.5
+    step: float = 1.0
+    """What positions are rounded to multiples of."""
+    shift: float = 0.5
+    """How far a span is shifted, in ranges of the head's positions."""
+    span: str = ""
+    """Whose tokens are shifted; empty: the needle, else the first span."""
+    seed: int = 0
+    name: ClassVar[str] = "effects"
+
+    def plan(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], training_length: int) -> Plan:
+        """All kinds on `prompts`. Raises InputError for kinds, numbers, prompts and models that cannot be measured."""
+        kinds = tuple(dict.fromkeys(self.kinds or default_kinds(model)))
+        strength = Strength(self.scale, self.step, self.shift, self.span, self.seed)
+        require_effects(model, scoring, prompts, kinds, strength, self.top, self.set_size, self.draws)
+        lengths = tuple(len(prompt.tokens) for prompt in prompts)
+
+        def run(batch_size: int, grid: ResumableGrid, progress: Progress | None) -> dict[str, xr.Dataset]:
+            size = _side_by_side(batch_size, max(lengths))
+            options = (kinds, strength, self.top, self.set_size, self.draws)
+            return {self.name: effects(model, scoring, prompts, *options, batch_size=size, progress=progress, grid=grid)}
+
+        return Plan(self, lengths * whole_passes(model, len(kinds), self.top, self.draws), run)
+
+
+@dataclass(frozen=True)
+class Saliency(Experiment):
+    """The experiment `saliency` (ours; integrated gradients: Sundararajan, Taly and Yan 2017)."""
+
+    baseline: str = "constant"
+    """Where the path of integrated gradients begins: `constant`, the mean of a head's positions over the prompt, or `index`."""
+    steps: int = 64
+    """Points of the path; 0: derivatives at the model's own positions alone."""
+    name: ClassVar[str] = "saliency"
+
+    def plan(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], training_length: int) -> Plan:
+        """Every step of every prompt, forward and back. Raises InputError where no layer rotates, or nothing is to be predicted."""
+        require_positions(model, self.baseline, self.steps)
+        _require_targets(self.name, scoring, prompts)
+
+        def run(batch_size: int, grid: ResumableGrid, progress: Progress | None) -> dict[str, xr.Dataset]:
+            at_once = max(PATH_TOKENS, batch_size * max(len(prompt.tokens) for prompt in prompts))
+            return {self.name: saliency(model, scoring, prompts, self.baseline, self.steps, at_once, progress, grid)}
+
+        return Plan(self, tuple(len(prompt.tokens) for prompt in prompts) * (BACKWARD * (1 + self.steps)), run)
+
+
+@dataclass(frozen=True)
 class Atlas(Experiment):
     """The experiment `atlas`: what every head does, in numbers and by name (ours)."""
 
@@ -206,7 +270,9 @@ class Atlas(Experiment):
         return Plan(self, lengths * (1 + twins), run)
 
 
-EXPERIMENTS: Mapping[str, type[Experiment]] = {kind.name: kind for kind in (Perturbation, Extrapolation, Atlas)}
+EXPERIMENTS: Mapping[str, type[Experiment]] = {
+    kind.name: kind for kind in (Perturbation, Extrapolation, Effects, Saliency, Atlas)
+}
 
 
 def experiment_names() -> tuple[str, ...]:
@@ -244,6 +310,15 @@ def planned(
             chosen = experiment.plan(model, scoring, prompts, length)
         plans.append(chosen)
     return plans
+
+
+def _require_targets(experiment: str, scoring: Scoring, prompts: Sequence[Prompt]) -> None:
+    """Raise InputError for the first of `prompts` that has nothing to predict."""
+    for number, prompt in enumerate(prompts):
+        if not scoring.targets(prompt):
+            raise InputError(
+                f"{experiment} judges what is predicted, but prompt {number} has nothing to predict for {scoring.name}"
+            )
 
 
 def _side_by_side(batch_size: int, longest: int) -> int:

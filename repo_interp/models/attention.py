@@ -176,7 +176,7 @@ class RepositionedAttention(nn.Module):
         """
         batch, tokens, _ = hidden_states.shape
         queries, keys, values = self.project(hidden_states)
-        index = self._index(hidden_states, position_ids, past_key_values)
+        index = self.token_index(hidden_states, position_ids, past_key_values)
         positions = None if self.assigner is None else self._assign(hidden_states, index)
         content = Content(queries, keys, values, self._gate_keys(hidden_states))
         for observe in self.observers:
@@ -323,7 +323,8 @@ class RepositionedAttention(nn.Module):
     def _split(self, flat: Float[Tensor, "batch token width"]) -> Float[Tensor, "batch any token d_head"]:
         return flat.view(*flat.shape[:2], -1, self.d_head).transpose(1, 2)
 
-    def _index(self, hidden_states: Tensor, position_ids: Tensor | None, past_key_values) -> Int[Tensor, "any token"]:
+    def token_index(self, hidden_states: Tensor, position_ids: Tensor | None, past_key_values) -> Int[Tensor, "any token"]:
+        """The number of every token of this pass in its prompt: as given, else counted on from what the cache holds."""
         if position_ids is not None:
             return position_ids
         start = 0 if past_key_values is None else past_key_values.get_seq_length(self.layer_idx)

@@ -37,7 +37,7 @@ def capture(
     `valid` marks tokens that are not padding, which may stand on either side. `prompts` numbers the prompts. Queries, keys and
     positions arrive in float32 or wider. Raises InputError naming layer and prompt where a value is not finite.
     """
-    with observing(model, valid, prompts, receive, layers):
+    with observing(model, valid, prompts, lambda inputs: receive(replace(inputs, tokens=tokens)), layers):
         decode(model, tokens, valid, None if layers is None else max(layers, default=None))
 
 

@@ -20,14 +20,17 @@ from repo_interp.plots.views.component_shares import (
     vaf_over_training,
 )
 from repo_interp.plots.views.components import figures_of_components
+from repo_interp.plots.views.effects import effect_maps, effects_of_sets, screening_fit
 from repo_interp.plots.views.extrapolation import extrapolation_by_length, output_traces
 from repo_interp.plots.views.fake_distance import fake_distance_fit
 from repo_interp.plots.views.gates import gate_lines, gate_scores, position_attention
 from repo_interp.plots.views.patterns import pattern_sensitivity, pattern_shares
 from repo_interp.plots.views.perturbation import perturbation_grid
+from repo_interp.plots.views.position_sources import position_source_bars
 from repo_interp.plots.views.positions import position_grid, position_lines
 from repo_interp.plots.views.ranges import position_ranges
 from repo_interp.plots.views.rotation import rotating_pairs, rotation_grid
+from repo_interp.plots.views.saliency import heads_by_saliency, saliency_heads, saliency_text
 from repo_interp.plots.views.segments import segment_grid, segment_positions, segment_scores
 from repo_interp.plots.views.task_scores import score_grid, task_perplexity, task_scores
 from repo_interp.plots.views.three_axis import fit_correlations, three_axis_fit
@@ -43,6 +46,8 @@ __all__ = [
     "beyond_training_length",
     "comparison_figures",
     "component_curves",
+    "effect_maps",
+    "effects_of_sets",
     "extrapolation_by_length",
     "fake_distance_fit",
     "figures_of_components",
@@ -50,6 +55,7 @@ __all__ = [
     "gate_lines",
     "gate_scores",
     "head_grid",
+    "heads_by_saliency",
     "heads_ranked",
     "logit_by_distance",
     "mass_by_span",
@@ -65,11 +71,15 @@ __all__ = [
     "position_grid",
     "position_lines",
     "position_ranges",
+    "position_source_bars",
     "report_page",
     "rotating_pairs",
     "rotation_grid",
+    "saliency_heads",
+    "saliency_text",
     "save_figure",
     "score_grid",
+    "screening_fit",
     "segment_grid",
     "segment_positions",
     "segment_scores",

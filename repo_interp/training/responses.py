@@ -46,7 +46,13 @@ def to_question(batch: Batch, device: torch.device | str = "cpu") -> Question:
 
 def target_logits(model: PreTrainedModel, question: Question) -> Float[Tensor, "target token_id"]:
     """What the model predicts at every target, float32; logits of other tokens are never made."""
-    hidden = model.model(question.tokens, use_cache=False).last_hidden_state
+    return logits_at(model, model.model(question.tokens, use_cache=False).last_hidden_state, question)
+
+
+def logits_at(
+    model: PreTrainedModel, hidden: Float[Tensor, "sequence token d_model"], question: Question
+) -> Float[Tensor, "target token_id"]:
+    """What the decoder's last hidden states predict at every target, float32."""
     logits = model.lm_head(hidden[question.rows, question.columns]).float()
     softcap = getattr(model.config, "final_logit_softcapping", None)
     return logits if softcap is None else torch.tanh(logits / softcap) * softcap
@@ -59,7 +65,7 @@ def forced_responses(model: PreTrainedModel, task: Scoring, prompts: Sequence[Pr
     responses: dict[int, Response] = {}
     for start in range(0, len(order), batch_size):
         chosen = order[start : start + batch_size]
-        question = to_question(_padded([prompts[number] for number in chosen], task), next(model.parameters()).device)
+        question = to_question(padded([prompts[number] for number in chosen], task), next(model.parameters()).device)
         log_probabilities = target_logits(model, question).double().log_softmax(-1)
         reference = log_probabilities.gather(-1, question.targets[:, None])[:, 0].tolist()
         likeliest = log_probabilities.argmax(-1).tolist()
@@ -95,7 +101,8 @@ def prompts_of(task: Task, batch: Batch) -> list[Prompt]:
     return [task.describe(row[:end].tolist()) for row, end in zip(batch.tokens, ends, strict=True)]
 
 
-def _padded(prompts: Sequence[Prompt], task: Scoring) -> Batch:
+def padded(prompts: Sequence[Prompt], task: Scoring) -> Batch:
+    """Prompts side by side, padded on the right, with what `task` asks of them as targets."""
     longest = max(len(prompt.tokens) for prompt in prompts)
     tokens = np.zeros((len(prompts), longest), dtype=np.int64)
     targets = np.zeros(tokens.shape, dtype=bool)

@@ -70,11 +70,12 @@ class HeadMap:
 def head_grid(values: xr.DataArray, ax: Axes, limits: tuple[float, float] | None = None) -> Axes:
     """Draw `values` (layer, head) on `ax`; its name and units become the title. NaN is grey, values of both signs diverge from 0.
 
-    Colours end at `limits`, where these are given, else at the values' own. Few heads have their values written in their cells.
+    Colours end at `limits`, where these are given - and diverge where these have both signs -, else at the values' own. Few heads have
+    their values written in their cells.
     """
     values = values.transpose("layer", "head")
     data = values.values.astype(float)
-    colours, norm = _scale(data) if limits is None else (_scale(data)[0], Normalize(*limits, clip=True))
+    colours, norm = _scale(data) if limits is None else (_scale(np.array(limits))[0], Normalize(*limits, clip=True))
     shown = ax.imshow(data, cmap=colours, norm=norm, aspect="auto")
     ax.set_facecolor(MISSING)
     if data.shape[0] <= WRITTEN[0] and data.shape[1] <= WRITTEN[1]:

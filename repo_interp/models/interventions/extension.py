@@ -1,126 +1,35 @@
-"""Change what attention computes during forward passes; nothing is left behind.
+"""Extend a model beyond its training length without training: change how its distances count, while a context lasts.
 
-    set_positions     z_h <- values            for one head or all heads of a layer
-    exchanged_keys    k_j <- k_order(j)        features change places; values and positions stay
-    moved_keys        z_j <- z_j + shift_j(z)  for keys alone; the query keeps its own position
-    interpolated      theta_r <- theta_r / s                                                     (Chen et al. 2023)
-    yarn              theta_r <- YaRN's, cosines and sines times 0.1 ln s + 1                    (Peng et al. 2024)
-    lm_infinite       query i sees keys j < G and keys i - j < L, at distance min(z_i - z_j, L)  (Han et al. 2024)
+    interpolated     theta_r <- theta_r / s                                                     (Chen et al. 2023)
+    yarn             theta_r <- YaRN's, cosines and sines times 0.1 ln s + 1                    (Peng et al. 2024)
+    lm_infinite      query i sees keys j < G and keys i - j < L, at distance min(z_i - z_j, L)  (Han et al. 2024)
 
-A rotated key is turned by theta_r shift_j once more, which is exact: rotations add up. Schemes that add a function of the distance
-are given the moved position of the key, the capped distance, or divided indices. Layers without positions (NoPE) and contextual ones
-(CoPE) have nothing to move; a learned absolute position is an embedding, so its token - query, key and value - gets another position's
-vector, at the model's input.
+Schemes that add a function of the distance are given divided indices, or the capped distance.
 
 LM-Infinite's capped distance is no position of a token: it depends on the pair. Only the G global keys are ever further than L,
 so their logits alone are computed anew, rotate(q_i, min(z_i - z_j, L)) . k_j - what the authors get from a second pass with the query
 at L and global keys at 0 - in O(n G d); the other far keys are masked. Scores of the whole map are materialised meanwhile, by eager
 attention: n^2 numbers per head, one layer at a time. Learned positions are capped to +-L by their difference, and masked by the index.
 
-Each is a context manager; its hooks are removed when it ends, also when the pass raised. They may be nested. Works on repositioned
-models and the bridges around them. Whole prompts only, padded on the right, without cached keys. Knows nothing about how orders,
-shifts and prompts are chosen.
+Whole prompts only, padded on the right, without cached keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from repo_interp.errors import InputError
 from repo_interp.models.attention import RepositionedAttention
-from repo_interp.models.reposition import TABLE, attentions, attentions_of, decoder_of
+from repo_interp.models.reposition import attentions
 from repo_interp.positions.biases import PositionBias
-from repo_interp.positions.rotary import expand_heads, rotate, rotation_tables, turn
+from repo_interp.positions.rotary import expand_heads, rotate
 from repo_interp.positions.scaling import interpolate, yarn_attention_scaling, yarn_frequencies
-
-Shift = Callable[[Float[Tensor, "batch any token"]], Float[Tensor, "batch any token"]]
-"""What is added to the positions of keys, in positions, given those positions; axes of 1 broadcast."""
-KEY_INDEX = 3
-"""Place of `key_index` among the arguments of PositionLogits."""
-
-
-@contextmanager
-def set_positions(
-    model: nn.Module, layer: int, head: int | None, values: float | Sequence[float] | Tensor | Callable[[Tensor], Tensor]
-) -> Iterator[None]:
-    """While the context lasts, `values` stand in place of the positions of one head (None: all heads) in `layer`.
-
-        with ri.set_positions(bridge, layer=2, head=1, values=torch.arange(20.0)):
-            logits, cache = bridge.run_with_cache(tokens)
-
-    `values` broadcast to [prompt, token], in positions, or are a function of the positions [prompt, row, token] there. Other heads keep
-    theirs, also where heads share them: `hook_positions` has one row per head then. Measures see what was set. Raises InputError for
-    layers and heads that the model lacks, for layers that rotate nothing, and, in the pass, for values of another length.
-    """
-    (attention,) = attentions_of(model, [layer])
-    heads = attention.config.num_attention_heads
-    if head is not None and not 0 <= head < heads:
-        raise InputError(f"head {head} was asked for; the model's are 0 to {heads - 1}")
-    if attention.assigner is None or attention.frequencies is None:
-        raise InputError(
-            f"layer {layer} ({attention.scheme}) rotates nothing by positions, so none can be set; choose another layer"
-        )
-
-    def put(module: nn.Module, arguments: tuple, positions: Tensor) -> Tensor:
-        rows = positions if head is None else expand_heads(positions, heads)
-        own = rows if head is None else rows[:, head : head + 1]
-        new = values(own) if callable(values) else torch.as_tensor(values, device=own.device)
-        new = new[:, None] if new.ndim == 2 else new
-        try:
-            new = torch.broadcast_tensors(new.to(own.dtype), own)[0]
-        except RuntimeError:
-            new = new.new_empty(0, 0, 0)
-        if new.shape[1:] != own.shape[1:]:
-            raise InputError(f"wanted positions that broadcast to {list(own[:, 0].shape)} [prompt, token] in layer {layer}")
-        if head is None:
-            return new
-        rows = rows.expand(len(new), -1, -1)
-        return torch.cat([rows[:, :head], new, rows[:, head + 1 :]], dim=1)
-
-    handle = attention.sites.positions.register_forward_hook(put)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-@contextmanager
-def exchanged_keys(model: nn.Module, orders: Mapping[int, Int[Tensor, "batch token"]]) -> Iterator[None]:
-    """In the layers named by `orders`, the key at token j is that of token orders[layer][prompt, j], before any norm and rotation.
-
-    What a scheme reads of keys (CoPE's gates) changes with them. Raises InputError for a layer that the model lacks.
-    """
-    with ExitStack() as hooks:
-        for attention in attentions_of(model, orders):
-            order = orders[attention.layer_idx]
-            _attach(hooks, attention.k_proj.register_forward_hook(_exchange(order)))
-        yield
-
-
-@contextmanager
-def moved_keys(model: nn.Module, shifts: Mapping[int, Shift]) -> Iterator[None]:
-    """In the layers named by `shifts`, keys stand at z + shifts[layer](z). Raises InputError for a layer that the model lacks.
-
-    With learned absolute positions the shift of layer 0 acts, once for the whole model; an index is rounded, and kept in the table.
-    """
-    with ExitStack() as hooks:
-        for attention in attentions_of(model, shifts):
-            shift = shifts[attention.layer_idx]
-            if attention.frequencies is not None:
-                _turn_keys(hooks, attention, shift)
-            if isinstance(attention.position_logits, PositionBias):
-                _attach(hooks, attention.position_logits.register_forward_pre_hook(_shift_index(shift)))
-            if attention.scheme == "learned" and attention.layer_idx == 0:
-                table = getattr(decoder_of(model), TABLE)
-                _attach(hooks, table.register_forward_pre_hook(_shift_vectors(shift)))
-        yield
 
 
 @contextmanager
@@ -251,50 +160,3 @@ def _retune(undo: ExitStack, attention: RepositionedAttention, frequencies: Tens
     undo.callback(setattr, attention, "attention_scaling", attention.attention_scaling)
     attention.frequencies = frequencies
     attention.attention_scaling *= scaling
-
-
-def _exchange(order: Int[Tensor, "batch token"]) -> Callable:
-    def hook(module: nn.Module, arguments: tuple, keys: Tensor) -> Tensor:
-        if keys.shape[:2] != order.shape:
-            raise ValueError(f"an order of {tuple(order.shape)} prompts and tokens came to keys of {tuple(keys.shape[:2])}")
-        return keys.gather(1, order.to(keys.device)[..., None].expand_as(keys))
-
-    return hook
-
-
-def _turn_keys(hooks: ExitStack, attention: RepositionedAttention, shift: Shift) -> None:
-    assigned: list[Tensor] = []
-
-    def remember(module: nn.Module, arguments: tuple, positions: Tensor) -> None:
-        assigned[:] = [positions]
-
-    def turn_further(module: nn.Module, arguments: tuple, keys: Tensor) -> Tensor:
-        assert attention.frequencies is not None
-        shifted = shift(assigned.pop().detach())
-        cosines, sines = rotation_tables(shifted, attention.frequencies, 1.0, keys.dtype)
-        return turn(keys, expand_heads(cosines, keys.shape[1]), expand_heads(sines, keys.shape[1]))
-
-    _attach(hooks, attention.sites.positions.register_forward_hook(remember))
-    _attach(hooks, attention.sites.rotated_keys.register_forward_hook(turn_further))
-
-
-def _shift_index(shift: Shift) -> Callable:
-    def hook(module: nn.Module, arguments: tuple) -> tuple:
-        index = arguments[KEY_INDEX]
-        index = (index if index.ndim == 3 else index[:, None]).to(torch.float32)
-        return (*arguments[:KEY_INDEX], index + shift(index), *arguments[KEY_INDEX + 1 :])
-
-    return hook
-
-
-def _shift_vectors(shift: Shift) -> Callable:
-    def hook(module: Any, arguments: tuple) -> tuple:
-        embeddings, index = arguments
-        shifted = index + shift(index[:, None].to(torch.float32))[:, 0].round().to(index.dtype)
-        return embeddings, torch.where(index < 0, index, shifted.clamp(0, len(module.weight) - 1))
-
-    return hook
-
-
-def _attach(hooks: ExitStack, handle: Any) -> None:
-    hooks.callback(handle.remove)

@@ -1,0 +1,116 @@
+"""All heads screened by one backward pass: the estimated change of an objective when a head's positions are changed.
+
+    positions    sum_i  dF / dz_i . (z'_i - z_i)        attribution patching (Nanda 2023): gradient times change of the positions
+    output       sum_i  dF / do_i . (o'_i - o_i)        the same behind the softmax (Kramar et al. 2024, AtP*), o_i a head's output
+
+F is the objective, one number per prompt; primes stand for the head with changed positions, everything before it as it was. Both are the
+first term of a series. The first takes rotation and softmax as linear, though rotation turns over many times while a position moves by a
+few, and a softmax that is sure of one token has no gradient. The second computes the head anew - attention of every layer once
+more per kind, no MLP and no backward pass - and takes only what comes after the head as linear. Later layers that read what
+changes are seen, f_phi's included. Where heads share positions each has a copy of them, so that every head has its own gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from repo_interp.experiments.position_changes import PlacedChange
+from repo_interp.models.attention import RepositionedAttention
+from repo_interp.models.interventions.replacing import heads_with_positions, replaced
+from repo_interp.models.reposition import attentions
+from repo_interp.positions.rotary import expand_heads
+
+SCREENINGS = ("positions", "output")
+
+
+def attributed(
+    model: nn.Module, objective: Callable[[], Float[Tensor, "prompt"]], changes: Mapping[str, PlacedChange]
+) -> dict[str, Float[Tensor, "screening layer head prompt"]]:
+    """For every change the estimated rise of `objective`, float64, NaN for layers without positions.
+
+    `objective` runs the model, once, on prompts padded on the right, and returns one number per prompt. Parameters get no gradient.
+    """
+    rotating = {layer for layer, _ in heads_with_positions(model)}
+    watched = {each.layer_idx: _Watched(each) for each in attentions(model) if each.layer_idx in rotating}
+    count = len(list(attentions(model)))
+    with torch.enable_grad(), _without_parameters(model), ExitStack() as hooks:
+        for each in watched.values():
+            each.attach(hooks)
+        total = objective().sum()
+        wanted = [tensor for each in watched.values() for tensor in (each.positions, each.output)]
+        gradients = iter(torch.autograd.grad(total, wanted))
+    by_layer = {layer: (next(gradients), next(gradients)) for layer in watched}
+    estimates = {}
+    for name, placed in changes.items():
+        heads, prompts = next(iter(watched.values())).positions.shape[1::-1]
+        estimate = torch.full((len(SCREENINGS), count, heads, prompts), torch.nan, dtype=torch.float64)
+        with torch.no_grad(), replaced(model, placed.change, tokens=placed.tokens):
+            for layer, each in watched.items():
+                estimate[:, layer] = each.first_order(*by_layer[layer]).cpu()
+        estimates[name] = estimate
+    return estimates
+
+
+@dataclass
+class _Watched:
+    """One layer: what its attention was called with, its positions and its heads' outputs in the pass that is differentiated."""
+
+    attention: RepositionedAttention
+    called: tuple[tuple, dict[str, Any]] = ((), {})
+    positions: Tensor = field(default_factory=lambda: torch.empty(0))
+    """[prompt, head, token]: a copy for each head."""
+    output: Tensor = field(default_factory=lambda: torch.empty(0))
+    """[prompt, token, head x d_head], before the output projection."""
+
+    def attach(self, hooks: ExitStack) -> None:
+        """Note them in the next pass."""
+        hooks.callback(self.attention.register_forward_pre_hook(self._call, with_kwargs=True).remove)
+        hooks.callback(self.attention.sites.positions.register_forward_hook(self._copy).remove)
+        hooks.callback(self.attention.o_proj.register_forward_pre_hook(self._output).remove)
+
+    def first_order(self, by_position: Tensor, by_output: Tensor) -> Float[Tensor, "screening head prompt"]:
+        """Gradients times changes, under the change that is in force."""
+        before = self.positions, self.output
+        arguments, keywords = self.called
+        with ExitStack() as hooks:
+            self.attach(hooks)
+            self.attention(*arguments, **keywords)
+        (positions, output), (self.positions, self.output) = (self.positions, self.output), before
+        prompts, heads, tokens = positions.shape
+        moved = (by_position.double() * (positions - self.positions)).sum(-1)
+        changed = (by_output.double() * (output - self.output)).view(prompts, tokens, heads, -1).sum((1, 3))
+        return torch.stack([moved.T, changed.T])
+
+    def _call(self, module: nn.Module, arguments: tuple, keywords: dict[str, Any]) -> None:
+        self.called = arguments, keywords
+
+    def _copy(self, module: nn.Module, arguments: tuple, positions: Tensor) -> Tensor:
+        positions = positions.float() if positions.dtype in (torch.float16, torch.bfloat16) else positions
+        positions = expand_heads(positions, self.attention.config.num_attention_heads)
+        if torch.is_grad_enabled() and not positions.requires_grad:  # the token index
+            positions = positions.detach().requires_grad_()
+        self.positions = positions
+        return positions
+
+    def _output(self, module: nn.Module, arguments: tuple) -> None:
+        (self.output,) = arguments
+
+
+@contextmanager
+def _without_parameters(model: nn.Module) -> Iterator[None]:
+    """While it lasts no parameter takes a gradient, so that a pass keeps nothing for one."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in trained:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)

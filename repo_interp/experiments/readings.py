@@ -1,0 +1,159 @@
+"""Answers read under changed positions, batch by batch: log-probability, logit difference and score of every prompt.
+
+    log-probability     mean over a prompt's targets of log p(target | tokens before)
+    logit difference    the target's logit less that of the strongest other candidate, mean over targets
+    score               the task's, of the likeliest tokens
+
+Candidates are the tokens of the prompt's span `distractor` that stand neither in its `needle` nor in the answer - the values of other
+needles -, where it has such, else all other tokens. Readings of a batch are finished points of a `ResumableGrid`. What enters each layer is
+kept for the batch at hand, so that a change in layer l costs the layers from l on. Knows nothing about which heads are changed, and why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from repo_interp.experiments.attribution import attributed
+from repo_interp.experiments.position_changes import Strength, placed
+from repo_interp.experiments.resumable_grid import ResumableGrid
+from repo_interp.models.interventions.replacing import replaced
+from repo_interp.models.resuming import Recording, recorded, resumed
+from repo_interp.tasks import Prompt, Response
+from repo_interp.tasks.task import Scoring
+from repo_interp.training.responses import Question, logits_at, padded, target_logits, to_question
+
+READINGS = ("log_probability", "logit_difference", "score")
+"""What is taken of every prompt."""
+Heads = list[tuple[int, int]]
+
+
+class Measurement:
+    """Readings of prompts under changes, batch by batch; of the batch at hand what enters each layer is kept."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        scoring: Scoring,
+        prompts: Sequence[Prompt],
+        strength: Strength,
+        batch_size: int,
+        grid: ResumableGrid,
+    ) -> None:
+        self.model, self.scoring, self.prompts, self.strength, self.grid = model, scoring, prompts, strength, grid
+        order = sorted(range(len(prompts)), key=lambda number: len(prompts[number].tokens))
+        self.batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+        self._announced: tuple[int, Callable[[int, int], None] | None] = (0, None)
+        self._done = 0
+
+    def announce(self, points: int, progress: Callable[[int, int], None] | None) -> None:
+        """Say how many points every batch will have, and whom to tell."""
+        self._announced = points * len(self.batches), progress
+
+    def screen(
+        self, kinds: Sequence[str]
+    ) -> tuple[Float[np.ndarray, "reading prompt"], dict[str, Float[np.ndarray, "screening layer head prompt"]]]:
+        """Readings of the undisturbed prompts, and the estimates of every kind."""
+        found = [
+            self._point(f"screening-{number}", partial(self._screen, numbers, kinds))
+            for number, numbers in enumerate(self.batches)
+        ]
+        clean = self._joined([point["clean"] for point in found])
+        return clean, {kind: self._joined([point[kind] for point in found]) for kind in kinds}
+
+    def read(self, jobs: Mapping[tuple[str, str], list[Heads]]) -> dict[tuple[str, str], Float[np.ndarray, "set reading prompt"]]:
+        """Readings under each of the jobs: (kind, name) and the sets of heads that are changed together."""
+        found: dict[tuple[str, str], list[Any]] = {job: [] for job in jobs}
+        for number, numbers in enumerate(self.batches):
+            batch = Batch(self.model, self.scoring, [self.prompts[each] for each in numbers])
+            for (kind, name), sets in jobs.items():
+                compute = partial(self._read, batch, numbers, kind, sets)
+                found[kind, name].append(self._point(f"{kind}-{name}-{number}", compute)["readings"])
+        return {job: self._joined(values) for job, values in found.items()}
+
+    def _point(self, name: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        values = self.grid.get_or_compute(name, compute)
+        self._done += 1
+        total, progress = self._announced
+        if progress is not None:
+            progress(self._done, total)
+        return values
+
+    def _joined(self, values: Sequence[Any]) -> np.ndarray:
+        """Batches along their last axis, the prompts, in the order of the prompts."""
+        joined = np.concatenate([np.array(each, dtype=np.float64) for each in values], axis=-1)
+        return joined[..., np.argsort([number for numbers in self.batches for number in numbers])]
+
+    def _screen(self, numbers: Sequence[int], kinds: Sequence[str]) -> dict[str, Any]:
+        batch = Batch(self.model, self.scoring, [self.prompts[number] for number in numbers])
+        changes = {kind: placed(self.model, kind, self.prompts, numbers, self.strength) for kind in kinds}
+
+        def objective() -> Tensor:
+            return batch.logit_difference(target_logits(self.model, batch.question))
+
+        estimates = attributed(self.model, objective, changes)
+        with torch.no_grad():
+            clean = batch.readings(target_logits(self.model, batch.question))
+        return {"clean": clean.tolist()} | {kind: estimate.tolist() for kind, estimate in estimates.items()}
+
+    @torch.no_grad()
+    def _read(self, batch: Batch, numbers: Sequence[int], kind: str, sets: Sequence[Heads]) -> dict[str, Any]:
+        change, recording = placed(self.model, kind, self.prompts, numbers, self.strength), batch.recording
+        readings = []
+        for heads in sets:
+            with replaced(self.model, change.change, heads, tokens=change.tokens):
+                hidden = resumed(self.model, recording, min(layer for layer, _ in heads))
+            readings.append(batch.readings(logits_at(self.model, hidden, batch.question)).tolist())
+        return {"readings": readings}
+
+
+class Batch:
+    """Prompts side by side: what is asked of them, and how an answer is read."""
+
+    def __init__(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt]) -> None:
+        self.model, self.scoring, self.prompts = model, scoring, prompts
+        self.question: Question = to_question(padded(prompts, scoring), next(model.parameters()).device)
+        self.others = torch.zeros(len(prompts), model.config.vocab_size, dtype=torch.bool, device=self.question.tokens.device)
+        for row, prompt in enumerate(prompts):
+            candidates = _candidates(prompt)
+            self.others[row, slice(None) if candidates is None else sorted(candidates)] = True
+
+    @cached_property
+    def recording(self) -> Recording:
+        """The undisturbed pass."""
+        return recorded(self.model, self.question.tokens)
+
+    def logit_difference(self, logits: Float[Tensor, "target token_id"]) -> Float[Tensor, "prompt"]:
+        """The answer's logit less that of the strongest other candidate, mean over the targets of each prompt."""
+        answer = self.question.targets[:, None]
+        rivals = logits.masked_fill(~self.others[self.question.rows], -torch.inf).scatter(-1, answer, -torch.inf).amax(-1)
+        return self._mean(logits.gather(-1, answer)[:, 0] - rivals)
+
+    def readings(self, logits: Float[Tensor, "target token_id"]) -> Float[np.ndarray, "reading prompt"]:
+        """The log-probability of the answer, its logit difference, and the task's score."""
+        log_probabilities = logits.double().log_softmax(-1)
+        reference = log_probabilities.gather(-1, self.question.targets[:, None])[:, 0]
+        likeliest, own, rows = log_probabilities.argmax(-1), reference.tolist(), self.question.rows
+        responses = []
+        for row in range(len(self.prompts)):
+            places = (rows == row).nonzero()[:, 0].tolist()
+            responses.append(Response(tuple(likeliest[places].tolist()), tuple(own[place] for place in places)))
+        score = np.asarray(self.scoring.score(responses, self.prompts), dtype=np.float64)
+        return np.stack([self._mean(reference).cpu().numpy(), self.logit_difference(logits).double().cpu().numpy(), score])
+
+    def _mean(self, values: Float[Tensor, "target"]) -> Float[Tensor, "prompt"]:
+        total = torch.zeros(len(self.prompts), dtype=values.dtype, device=values.device).index_add(0, self.question.rows, values)
+        return total / self.question.rows.bincount(minlength=len(self.prompts))
+
+
+def _candidates(prompt: Prompt) -> set[int] | None:
+    """Tokens that stand in the distractors and neither in the needle nor in the answer; None where there are none: all."""
+    distractor, needle = ({prompt.tokens[place] for place in prompt.spans.get(name, ())} for name in ("distractor", "needle"))
+    return (distractor - needle - {prompt.tokens[place] for place in prompt.generated}) or None

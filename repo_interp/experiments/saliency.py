@@ -1,0 +1,281 @@
+"""Which positions an answer hangs on: the gradient of its log-probability, and what each position adds on the way from a baseline.
+
+    f           = sum_t log p(token_t | tokens before t) over the targets t of a prompt, nats
+    saliency    = d f / d z_{l,h,i}                                            one forward and one backward pass for all tokens and heads
+    integrated  = (z - z') int_0^1 (dF / dz)(z' + a (z - z')) da               (Sundararajan, Taly and Yan 2017, eq. 1)
+    completeness: sum over l, h, i of integrated = F(z) - F(z')                its error is kept; it falls with the number of steps
+
+z_{l,h,i}: position of token i in head h of layer l, as query and as key. Layers that rotate have positions, learned ones and the token
+index alike; others (NoPE, ALiBi, CoPE, ...) have NaN. Heads that share positions - those of a layer, or of a key-value head - are given
+rows of their own, so a derivative is that of moving one head alone, keys included, as `interventions.set_positions` does.
+
+The two differ in what is held. `saliency` is what a small intervention at one place does: f_phi of later layers reads hidden states that
+changed, and answers. In `F` all positions of all layers are inputs, moved together along one straight path, and none answers another.
+The baseline z' is `constant`, the mean of a head's positions over the prompt (no position tells tokens apart), or `index`. A common shift
+of a head's positions changes nothing, so a head's saliencies sum to 0 over tokens.
+
+The integral is Captum's `IntegratedGradients` (Gauss-Legendre): positions are inputs of `F`, one tensor per layer, which is the form it
+takes. Its `LayerIntegratedGradients` does not fit: it takes a layer's values at another *prompt* for the baseline, not given ones.
+Where z - z' turns pairs by many radians the integrand swings and a path needs thousands of steps; look at the completeness error first.
+
+Knows nothing about how prompts are chosen or drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Float
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from repo_interp.errors import InputError
+from repo_interp.experiments.resumable_grid import ResumableGrid
+from repo_interp.measures.labels import described
+from repo_interp.models.attention import RepositionedAttention
+from repo_interp.models.reposition import attentions, layout
+from repo_interp.positions.rotary import expand_heads
+from repo_interp.run import with_schemes
+from repo_interp.tasks import Batch, Prompt
+from repo_interp.tasks.task import Scoring
+from repo_interp.training.responses import target_logits, to_question
+
+BASELINES = ("constant", "index")
+
+_BY_TOKEN = {
+    "saliency": ("derivative of the answer's log-probability by the position of each token", "nat/position"),
+    "integrated_gradients": ("what the position of each token adds to the answer's log-probability, from the baseline on", "nat"),
+}
+_BY_HEAD = {
+    "saliency_size": ("mean size of a head's saliencies over tokens", "nat/position"),
+    "integrated_size": ("sum of the sizes of a head's integrated gradients over tokens", "nat"),
+}
+_BY_PROMPT = {
+    "log_probability": "log-probability of the answer",
+    "baseline_log_probability": "log-probability of the answer with every position at its baseline",
+    "completeness_error": "sum of integrated gradients minus the difference of both log-probabilities",
+}
+
+
+def saliency(
+    model: PreTrainedModel,
+    scoring: Scoring,
+    prompts: Sequence[Prompt],
+    baseline: str = "constant",
+    steps: int = 64,
+    tokens_at_once: int = 512,
+    progress: Callable[[int, int], None] | None = None,
+    grid: ResumableGrid | None = None,
+) -> xr.Dataset:
+    """The group `saliency` of a run. `saliency` and `integrated_gradients` [prompt, layer, head, token], in nats per position and nats;
+    `saliency_size` and `integrated_size` [prompt, layer, head] (mean, and sum, of their sizes over tokens); `log_probability`,
+    `baseline_log_probability` and `completeness_error` [prompt], nats; and the prompts' tokens.
+
+    `steps`: points of the path from `baseline`; 0: no path, and NaN in its place. As many of them are run side by side as have
+    `tokens_at_once` tokens. Costs a forward and a backward pass per prompt and step. `grid` keeps finished prompts for when it is called
+    again. Raises InputError as `require_positions`.
+    """
+    require_positions(model, baseline, steps)
+    grid = ResumableGrid() if grid is None else grid
+    layers, heads = _rotating(model), next(attentions(model)).config.num_attention_heads
+    names = layout(model)
+    longest = max(len(prompt.tokens) for prompt in prompts)
+    by_token = {name: np.full((len(prompts), len(names), heads, longest), np.nan, dtype=np.float32) for name in _BY_TOKEN}
+    by_prompt = {name: np.full(len(prompts), np.nan) for name in _BY_PROMPT}
+    places = [layer.layer_idx for layer in layers]
+    for number, prompt in enumerate(prompts):
+        compute = partial(_of_prompt, model, scoring, prompt, baseline, steps, tokens_at_once)
+        values = grid.get_or_compute(f"prompt-{number}", compute)
+        for name, kept in by_token.items():
+            kept[number, places, :, : len(prompt.tokens)] = values[name]
+        for name, kept in by_prompt.items():
+            kept[number] = values[name]
+        if progress is not None:
+            progress(number + 1, len(prompts))
+    return with_schemes(_labelled(by_token, by_prompt).merge(_described_tokens(prompts, scoring)), names).assign_attrs(
+        task=scoring.name, baseline=baseline, steps=steps
+    )
+
+
+def _labelled(by_token: Mapping[str, np.ndarray], by_prompt: Mapping[str, np.ndarray]) -> xr.Dataset:
+    axes = ("prompt", "layer", "head", "token")
+    sizes = dict(zip(axes, next(iter(by_token.values())).shape, strict=True))
+    values = xr.Dataset(
+        {
+            **{name: (axes, array) for name, array in by_token.items()},
+            **{name: ("prompt", array) for name, array in by_prompt.items()},
+        },
+        {axis: np.arange(size) for axis, size in sizes.items()},
+    )
+    values["saliency_size"] = np.abs(values["saliency"]).mean("token")
+    values["integrated_size"] = np.abs(values["integrated_gradients"]).sum("token", min_count=1)
+    labels = {**_BY_TOKEN, **_BY_HEAD, **{name: (text, "nat") for name, text in _BY_PROMPT.items()}}
+    return values.assign({name: described(values[name], *label) for name, label in labels.items()})
+
+
+def require_positions(model: PreTrainedModel, baseline: str, steps: int) -> None:
+    """Raise InputError for a baseline or a number of steps that is none, and for a model in which no layer rotates by positions."""
+    if baseline not in BASELINES:
+        raise InputError(f"the baseline of saliency is one of {', '.join(BASELINES)}, not {baseline!r}")
+    if steps < 0:
+        raise InputError(f"steps of saliency are 0 (no integrated gradients) or more, not {steps}")
+    if not _rotating(model):
+        schemes = ", ".join(dict.fromkeys(layout(model)))
+        raise InputError(
+            f"saliency is a derivative by positions, and no layer of this model rotates by any ({schemes}); leave it out"
+        )
+
+
+def _rotating(model: PreTrainedModel) -> list[RepositionedAttention]:
+    return [layer for layer in attentions(model) if layer.assigner is not None and layer.frequencies is not None]
+
+
+def _of_prompt(
+    model: PreTrainedModel, scoring: Scoring, prompt: Prompt, baseline: str, steps: int, tokens_at_once: int
+) -> dict[str, Any]:
+    """Values of one prompt as lists: `_BY_TOKEN` [rotating layer, head, token], `_BY_PROMPT` numbers."""
+    with _frozen(model):
+        positions, gradients, log_probability = position_gradients(model, scoring, prompt)
+        values: dict[str, Any] = {
+            "saliency": _lists(gradients),
+            "integrated_gradients": float("nan"),
+            "log_probability": log_probability,
+            "baseline_log_probability": float("nan"),
+            "completeness_error": float("nan"),
+        }
+        if steps:
+            copies = max(1, tokens_at_once // len(prompt.tokens))
+            attributions, start, end = integrated_gradients(model, scoring, prompt, positions, baseline, steps, copies)
+            total = sum(float(each.double().sum()) for each in attributions)
+            values |= {
+                "integrated_gradients": _lists(attributions),
+                "baseline_log_probability": start,
+                "completeness_error": total - (end - start),
+            }
+    return values
+
+
+def position_gradients(
+    model: PreTrainedModel, scoring: Scoring, prompt: Prompt
+) -> tuple[list[Float[Tensor, "1 head token"]], list[Float[Tensor, "1 head token"]], float]:
+    """Positions of every rotating layer with a row for each head, d f / d z there, and f, in nats; from one pass forward and back."""
+    layers = _rotating(model)
+    device, heads = next(model.parameters()).device, layers[0].config.num_attention_heads
+    positions: list[Tensor] = []
+    moves: list[Tensor] = []
+
+    def move(place: int, assigned: Tensor) -> Tensor:
+        """`assigned` with a row of its own for every head, plus 0, by which is differentiated."""
+        rows = expand_heads(assigned, heads)
+        rows = rows.float() if rows.dtype in (torch.float16, torch.bfloat16) else rows  # a path in steps of 0.5 would be none
+        positions.append(rows.detach())
+        moves.append(torch.zeros_like(rows, requires_grad=True))
+        return rows + moves[-1]
+
+    with torch.enable_grad(), _positions_changed(layers, move):
+        (log_probability,) = _log_probabilities(model, scoring, prompt, 1, device)
+        gradients = torch.autograd.grad(log_probability, moves)
+    return positions, list(gradients), float(log_probability.detach())
+
+
+def integrated_gradients(
+    model: PreTrainedModel,
+    scoring: Scoring,
+    prompt: Prompt,
+    positions: Sequence[Float[Tensor, "1 head token"]],
+    baseline: str,
+    steps: int,
+    copies: int,
+) -> tuple[list[Float[Tensor, "1 head token"]], float, float]:
+    """Integrated gradients by the `positions` of every rotating layer, and F in nats at the baseline and at them.
+
+    `copies` points of the path are run side by side.
+    """
+    from captum.attr import IntegratedGradients  # takes most of a second: only who asks for a path pays it
+
+    layers, device = _rotating(model), next(model.parameters()).device
+
+    def probability(*given: Float[Tensor, "point head token"]) -> Float[Tensor, "point"]:
+        with _positions_changed(layers, lambda place, assigned: given[place]):
+            return _log_probabilities(model, scoring, prompt, len(given[0]), device)
+
+    inputs = tuple(each.contiguous() for each in positions)
+    index = torch.arange(len(prompt.tokens), device=device)
+    origin = tuple(
+        (index.to(each.dtype) if baseline == "index" else each.mean(-1, keepdim=True)).expand_as(each).contiguous()
+        for each in inputs
+    )
+    with torch.no_grad():
+        start, end = float(probability(*origin)), float(probability(*inputs))
+    integral = IntegratedGradients(probability)
+    return list(integral.attribute(inputs, origin, n_steps=steps, internal_batch_size=copies)), start, end
+
+
+def _log_probabilities(
+    model: PreTrainedModel, scoring: Scoring, prompt: Prompt, copies: int, device: torch.device
+) -> Float[Tensor, "copy"]:
+    """Log-probability of the targets of `prompt`, in nats, for each of its `copies` in one pass."""
+    targets = np.zeros((copies, len(prompt.tokens)), dtype=bool)
+    targets[:, list(scoring.targets(prompt))] = True
+    question = to_question(Batch(np.tile(prompt.tokens, (copies, 1)), targets), device)
+    by_target = target_logits(model, question).log_softmax(-1).gather(-1, question.targets[:, None])[:, 0]
+    return by_target.new_zeros(copies).index_add(0, question.rows, by_target)
+
+
+@contextmanager
+def _positions_changed(layers: Sequence[RepositionedAttention], change: Callable[[int, Tensor], Tensor]) -> Iterator[None]:
+    """While the context lasts, the n-th of `layers` goes on with change(n, its positions)."""
+
+    def hook(place: int) -> Callable[..., Tensor]:
+        return lambda module, arguments, assigned: change(place, assigned)
+
+    with ExitStack() as hooks:
+        for place, layer in enumerate(layers):
+            hooks.callback(layer.sites.positions.register_forward_hook(hook(place)).remove)
+        yield
+
+
+@contextmanager
+def _frozen(model: PreTrainedModel) -> Iterator[None]:
+    """While the context lasts, no weight asks for a gradient: a backward pass then keeps half as much."""
+    asking = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in asking:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in asking:
+            parameter.requires_grad_(True)
+
+
+def _lists(by_layer: Sequence[Float[Tensor, "1 head token"]]) -> list:
+    return torch.cat(list(by_layer)).float().tolist()
+
+
+def _described_tokens(prompts: Sequence[Prompt], scoring: Scoring) -> xr.Dataset:
+    """Tokens, their texts where every prompt has them, and which of them are the answer."""
+    shape = (len(prompts), max(len(prompt.tokens) for prompt in prompts))
+    ids, targets = np.full(shape, -1, dtype=np.int64), np.full(shape, -1, dtype=np.int8)
+    texts = np.full(shape, "", dtype=object)
+    for row, prompt in enumerate(prompts):
+        ids[row, : len(prompt.tokens)] = prompt.tokens
+        targets[row, : len(prompt.tokens)] = 0
+        targets[row, list(scoring.targets(prompt))] = 1
+        texts[row, : len(prompt.tokens)] = prompt.token_text or ""
+    axes = ("prompt", "token")
+    described_arrays = {
+        "token_id": described(xr.DataArray(ids, dims=axes), "token, -1 for padding", "1"),
+        "token_count": described(xr.DataArray((ids >= 0).sum(1), dims="prompt"), "tokens of each prompt", "tokens"),
+        "answer": described(
+            xr.DataArray(targets, dims=axes), "1 where the log-probability of a token is counted, -1 for padding", "1"
+        ),
+    }
+    if all(prompt.token_text is not None for prompt in prompts):
+        described_arrays["token_text"] = described(xr.DataArray(texts, dims=axes), "text of each token", "1")
+    return xr.Dataset(described_arrays)

@@ -1,0 +1,57 @@
+"""Change what attention computes during forward passes; nothing is left behind. Public as `ri.interventions`.
+
+    replacing    the one thing below: rows of positions replaced by a function, for heads and tokens      `replaced`, `positions_of`
+    positions    linearised, frozen, permuted, swapped, scaled, rounded, clipped, shifted, transplanted, set
+    patching     positions patched from a clean prompt into a corrupted one, as TransformerLens does
+    keys         keys exchanged or moved alone, as the experiment `perturbation` needs it
+    extension    position interpolation, YaRN, LM-Infinite
+
+Each is a context manager; its hooks are removed when it ends, also when the pass raised. They nest: `with frozen(...), shifted(...):`.
+They work on repositioned models and the bridges around them. Knows no task and no measure.
+"""
+
+from repo_interp.models.interventions.extension import interpolated, lm_infinite, yarn
+from repo_interp.models.interventions.keys import Shift, exchanged_keys, moved_keys
+from repo_interp.models.interventions.patching import get_act_patch_positions_all_pos, get_act_patch_positions_by_pos
+from repo_interp.models.interventions.positions import (
+    clipped,
+    frozen,
+    linearised,
+    permuted,
+    positions_of,
+    rounded,
+    scaled,
+    set_positions,
+    shifted,
+    swapped_heads,
+    swapped_tokens,
+    transplanted,
+)
+from repo_interp.models.interventions.replacing import Change, Here, heads_with_positions, replaced
+
+__all__ = [
+    "Change",
+    "Here",
+    "Shift",
+    "clipped",
+    "exchanged_keys",
+    "frozen",
+    "get_act_patch_positions_all_pos",
+    "get_act_patch_positions_by_pos",
+    "heads_with_positions",
+    "interpolated",
+    "linearised",
+    "lm_infinite",
+    "moved_keys",
+    "permuted",
+    "positions_of",
+    "replaced",
+    "rounded",
+    "scaled",
+    "set_positions",
+    "shifted",
+    "swapped_heads",
+    "swapped_tokens",
+    "transplanted",
+    "yarn",
+]

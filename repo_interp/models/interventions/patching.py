@@ -1,0 +1,105 @@
+"""Activation patching of `hook_positions` between a clean and a corrupted prompt, as TransformerLens' `patching` does it.
+
+    clean cache = run_with_cache(clean tokens)
+    result[layer, head] = metric(logits of the corrupted tokens, with that head's positions from the clean cache)
+
+`transformer_lens.patching.generic_activation_patch` does the work, with all its options (`reduce`, `baseline`, several metrics); its names
+are "blocks.{layer}.hook_{activation}", so while it works each block answers to that name too. Where heads share positions, a row per
+head is made first. A layer without positions keeps the corrupted prompt's metric.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformer_lens.patching import generic_activation_patch
+
+from repo_interp.errors import InputError
+from repo_interp.models.bridge import RepositionedBridge
+from repo_interp.models.interventions.positions import HOOK
+from repo_interp.positions.rotary import expand_heads
+
+_SHORT = "blocks.{}.hook_positions"
+
+
+def get_act_patch_positions_all_pos(
+    model: Any, corrupted_tokens: Tensor, clean_cache: Mapping[str, Tensor], patching_metric: Any, **options: Any
+) -> Any:
+    """The metric [layer, head] with each head's positions, over all tokens, from the clean cache.
+
+    Arguments and result as of `transformer_lens.patching.get_act_patch_attn_head_z_all_pos`. Raises InputError for a model that is no
+    bridge of ours, and for prompts of different length.
+    """
+    return _patched(model, corrupted_tokens, clean_cache, patching_metric, _put_head, ("layer", "head"), options)
+
+
+def get_act_patch_positions_by_pos(
+    model: Any, corrupted_tokens: Tensor, clean_cache: Mapping[str, Tensor], patching_metric: Any, **options: Any
+) -> Any:
+    """The metric [layer, token, head] with each head's position of each token from the clean cache, one at a time.
+
+    Arguments and result as of `transformer_lens.patching.get_act_patch_attn_head_z_by_pos`. Raises InputError as above.
+    """
+    return _patched(model, corrupted_tokens, clean_cache, patching_metric, _put_token, ("layer", "pos", "head"), options)
+
+
+Setter = Callable[[Tensor, Sequence[int], Tensor], Tensor]
+
+
+def _patched(
+    model: Any,
+    tokens: Tensor,
+    cache: Mapping[str, Tensor],
+    metric: Any,
+    put: Setter,
+    axes: tuple[str, ...],
+    options: dict[str, Any],
+) -> Any:
+    if not isinstance(model, RepositionedBridge):
+        raise InputError("patching was asked of a model that is no bridge of ours; give what ri.load or ri.bridge returns")
+    heads = int(model.cfg.n_heads)
+    clean = {
+        _SHORT.format(layer): cache[HOOK.format(layer)] for layer in range(model.cfg.n_layers) if HOOK.format(layer) in cache
+    }
+    for name, positions in clean.items():
+        if positions.shape[-1] != tokens.shape[-1]:
+            raise InputError(
+                f"the clean prompt has {positions.shape[-1]} tokens at {name}, the corrupted one {tokens.shape[-1]}; give prompts alike"
+            )
+    for layer in range(model.cfg.n_layers):
+        clean.setdefault(_SHORT.format(layer), torch.empty(0))
+
+    def set_rows(corrupted: Tensor, index: Sequence[int], from_clean: Tensor) -> Tensor:
+        return put(expand_heads(corrupted, heads).clone(), index, expand_heads(from_clean, heads))
+
+    with _named_shortly(model):
+        return generic_activation_patch(model, tokens, clean, metric, set_rows, "positions", index_axis_names=axes, **options)  # pyright: ignore
+
+
+def _put_head(corrupted: Tensor, index: Sequence[int], clean: Tensor) -> Tensor:
+    _, head = index
+    corrupted[:, head] = clean[:, head]
+    return corrupted
+
+
+def _put_token(corrupted: Tensor, index: Sequence[int], clean: Tensor) -> Tensor:
+    _, token, head = index
+    corrupted[:, head, token] = clean[:, head, token]
+    return corrupted
+
+
+@contextmanager
+def _named_shortly(model: Any) -> Iterator[None]:
+    """While it lasts, every block answers to "hook_positions" as to "attn.hook_positions"."""
+    before = [block.hook_aliases for block in model.blocks]
+    for block, aliases in zip(model.blocks, before, strict=True):
+        block.hook_aliases = dict(aliases) | {"hook_positions": "attn.hook_positions"}
+    try:
+        yield
+    finally:
+        for block, aliases in zip(model.blocks, before, strict=True):
+            block.hook_aliases = aliases

@@ -1,0 +1,319 @@
+"""Change the positions of chosen heads and tokens during forward passes; nothing is left behind.
+
+    linearised     z_i <- i                         the token's index: plain RoPE for that head
+    frozen         z_i <- c                         one position for all tokens: no rotation relative to each other, as in NoPE
+    permuted       z_i <- z_order(i)                the same positions, given to other tokens
+    swapped_tokens z_i <-> z_j
+    swapped_heads  z^h <-> z^g                      of two heads of one layer
+    scaled         z_i <- s z_i
+    rounded        z_i <- d round(z_i / d)
+    clipped        z_i <- min(max(z_i, low), high)
+    shifted        z_i <- z_i + b                   for a span: a shift of all tokens changes nothing
+    transplanted   z_i <- z_i of another prompt, head or checkpoint, as `positions_of` recorded them
+    set_positions  z_i <- given values, or any function of the positions
+
+Every one takes `heads` as (layer, head) pairs, or `layer`, or neither for all that rotate by positions, and `tokens` by index; what
+they mean is said by `replaced`, which all are made of. RoPE's index is a position like any other. Learned positions: RePo eq. 4-7.
+
+With a cache new tokens get: their index (linearised), the constant of the prompt (frozen), what their own position becomes (scaled,
+rounded, clipped, shifted), the recorded position where there is one, else their own (transplanted), their own (permuted, swapped).
+Greedy text is then the same with and without a cache, but for orders that are drawn anew for a prompt that has grown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from repo_interp.errors import InputError
+from repo_interp.models.capture import decode
+from repo_interp.models.interventions.replacing import Change, Heads, Here, Layers, Tokens, replaced
+from repo_interp.models.reposition import attentions
+from repo_interp.positions.rotary import expand_heads
+
+HOOK = "blocks.{}.attn.hook_positions"
+"""Name of a layer's positions in a bridge's cache."""
+
+
+def linearised(model: nn.Module, heads: Heads = None, *, layer: Layers = None, tokens: Tokens = None) -> AbstractContextManager:
+    """While it lasts, positions are the token index: what plain RoPE gives."""
+    return replaced(model, to_index, heads, layer=layer, tokens=tokens)
+
+
+def frozen(
+    model: nn.Module, heads: Heads = None, *, layer: Layers = None, tokens: Tokens = None, value: float | None = None
+) -> AbstractContextManager:
+    """While it lasts, positions are the constant `value`; None: each row's mean over the chosen tokens of the prompt.
+
+    Frozen over all tokens a head computes as without positions (NoPE), whatever the value.
+    """
+    return replaced(model, to_mean() if value is None else to_value(value), heads, layer=layer, tokens=tokens)
+
+
+def permuted(
+    model: nn.Module,
+    heads: Heads = None,
+    *,
+    layer: Layers = None,
+    tokens: Tokens = None,
+    order: Sequence[int] | Tensor | None = None,
+    seed: int = 0,
+) -> AbstractContextManager:
+    """While it lasts, token i has the position of token order[i]; the same for all heads.
+
+    `order`: a permutation of the first tokens' indices, [token] or [prompt, token]; tokens after it keep theirs. None: the chosen tokens
+    of every prompt change places at random, by `seed` - also with padding, unless `tokens` leave it out. Raises InputError for an order
+    that is none, and inside for tokens of it that stand in the cache or that a prompt lacks.
+    """
+    if order is None:
+        return replaced(model, shuffled(seed), heads, layer=layer, tokens=tokens)
+    indices = torch.as_tensor(order)
+    if indices.ndim not in (1, 2) or not torch.equal(indices.sort(-1).values, torch.arange(indices.shape[-1]).expand_as(indices)):
+        raise InputError(f"an order names each of the first tokens once, [token] or [prompt, token]; got {order!r}")
+    return replaced(model, reordered(indices), heads, layer=layer, tokens=tokens)
+
+
+def swapped_tokens(
+    model: nn.Module, one: int | Sequence[int], other: int | Sequence[int], heads: Heads = None, *, layer: Layers = None
+) -> AbstractContextManager:
+    """While it lasts, the tokens `one` and `other` - or two spans of as many tokens, pair by pair - have each other's positions."""
+    first, second = ([each] if isinstance(each, int) else list(each) for each in (one, other))
+    named = [*first, *second]
+    if len(first) != len(second) or len(set(named)) < len(named) or not named or min(named) < 0:
+        raise InputError(f"two tokens, or two spans of as many different tokens, change places; got {one} and {other}")
+    order = torch.arange(max(named) + 1)
+    order[first], order[second] = torch.tensor(second), torch.tensor(first)
+    return replaced(model, reordered(order), heads, layer=layer)
+
+
+def swapped_heads(
+    model: nn.Module, one: tuple[int, int], other: tuple[int, int], *, tokens: Tokens = None
+) -> AbstractContextManager:
+    """While it lasts, the heads `one` and `other`, (layer, head) of one layer, have each other's positions.
+
+    Heads of different layers: record with `positions_of`, then `transplanted(..., from_head=...)` both ways.
+    """
+    if one[0] != other[0]:
+        raise InputError(
+            f"heads of layers {one[0]} and {other[0]} cannot be swapped while the earlier layer runs; "
+            "record them with positions_of, then transplant each with from_head"
+        )
+    if one[1] == other[1]:
+        raise InputError(f"two different heads were wanted; got {one} twice")
+    return replaced(model, lambda positions, here: positions.flip(1), [one, other], tokens=tokens)
+
+
+def scaled(
+    model: nn.Module, factor: float, heads: Heads = None, *, layer: Layers = None, tokens: Tokens = None
+) -> AbstractContextManager:
+    """While it lasts, positions are `factor` times what they are."""
+    return replaced(model, lambda positions, here: factor * positions, heads, layer=layer, tokens=tokens)
+
+
+def rounded(
+    model: nn.Module, heads: Heads = None, *, layer: Layers = None, tokens: Tokens = None, step: float = 1.0
+) -> AbstractContextManager:
+    """While it lasts, positions are rounded to multiples of `step`, halves to the even one."""
+    if not step > 0:
+        raise InputError(f"positions are rounded to multiples of a step above 0, not {step}")
+    return replaced(model, to_multiples(step), heads, layer=layer, tokens=tokens)
+
+
+def clipped(
+    model: nn.Module, low: float, high: float, heads: Heads = None, *, layer: Layers = None, tokens: Tokens = None
+) -> AbstractContextManager:
+    """While it lasts, positions below `low` are `low`, those above `high` are `high`."""
+    if not low <= high:
+        raise InputError(f"positions are clipped between a lower and an upper end, not {low} and {high}")
+    return replaced(model, lambda positions, here: positions.clamp(low, high), heads, layer=layer, tokens=tokens)
+
+
+def shifted(
+    model: nn.Module, by: float, heads: Heads = None, *, layer: Layers = None, tokens: Tokens = None
+) -> AbstractContextManager:
+    """While it lasts, the chosen tokens - a needle's, say - stand `by` positions further on."""
+    return replaced(model, lambda positions, here: positions + by, heads, layer=layer, tokens=tokens)
+
+
+def transplanted(
+    model: nn.Module,
+    recorded: Mapping[Any, Tensor],
+    heads: Heads = None,
+    *,
+    layer: Layers = None,
+    tokens: Tokens = None,
+    from_head: tuple[int, int] | None = None,
+) -> AbstractContextManager:
+    """While it lasts, tokens have the positions that stand in `recorded` for the same layer, head and index.
+
+    `recorded`: what `positions_of` returns for another prompt or checkpoint, or a bridge's cache; one prompt serves all. Tokens beyond it
+    keep theirs. `from_head`: the (layer, head) that all chosen heads get theirs from. Raises InputError, inside, where `recorded` lacks the
+    layer, has another number of heads or prompts, or a longer prompt.
+    """
+    by_layer = {layer: positions for layer, positions in _by_layer(model, recorded).items() if positions is not None}
+    least = 1 if from_head is not None else max((positions.shape[1] for positions in by_layer.values()), default=1)
+    heads_here = next(attentions(model)).config.num_attention_heads
+    if any(heads_here % positions.shape[1] for positions in by_layer.values()):
+        raise InputError(
+            f"recorded positions have {least} rows, which {heads_here} heads cannot share; record a model of this shape"
+        )
+    return replaced(model, from_recorded(by_layer, heads_here, from_head), heads, layer=layer, tokens=tokens, rows=least)
+
+
+def set_positions(
+    model: nn.Module, layer: int, head: int | None, values: float | Sequence[float] | Tensor | Callable[[Tensor], Tensor]
+) -> AbstractContextManager:
+    """While the context lasts, `values` stand in place of the positions of one head (None: all heads) in `layer`.
+
+        with ri.set_positions(bridge, layer=2, head=1, values=torch.arange(20.0)):
+            logits, cache = bridge.run_with_cache(tokens)
+
+    `values` broadcast to [prompt, token], in positions, or are a function of the positions [prompt, row, token] there. Other heads keep
+    theirs, also where heads share them. Raises InputError as `replaced` does.
+    """
+    if head is None:
+        return replaced(model, to_values(values), layer=layer)
+    return replaced(model, to_values(values), [(layer, head)])
+
+
+@torch.no_grad()
+def positions_of(
+    model: nn.Module, tokens: Int[Tensor, "prompt token"] | Sequence[Sequence[int]]
+) -> dict[int, Float[Tensor, "prompt row token"]]:
+    """The positions of every layer that has some, by layer, of `tokens` padded on the right or not at all; interventions are seen."""
+    given = torch.as_tensor(tokens, device=next(model.parameters()).device)
+    recorded: dict[int, Tensor] = {}
+
+    def record(layer: int, module: nn.Module, arguments: tuple, positions: Tensor) -> None:
+        recorded[layer] = positions.clone()
+
+    with ExitStack() as hooks:
+        for attention in attentions(model):
+            hooks.callback(attention.sites.positions.register_forward_hook(partial(record, attention.layer_idx)).remove)
+        decode(model, given, torch.ones_like(given, dtype=torch.bool))
+    return recorded
+
+
+def to_index(positions: Tensor, here: Here) -> Tensor:
+    """The token index."""
+    return here.index[:, None]
+
+
+def to_value(value: float) -> Change:
+    """One position for all."""
+    return lambda positions, here: torch.full_like(positions, value)
+
+
+def to_values(values: float | Sequence[float] | Tensor | Callable[[Tensor], Tensor]) -> Change:
+    """Given positions, or a function of those that are there."""
+
+    def change(positions: Tensor, here: Here) -> Tensor:
+        new = values(positions) if callable(values) else torch.as_tensor(values, device=positions.device)
+        return new[:, None] if new.ndim == 2 else new
+
+    return change
+
+
+def to_mean() -> Change:
+    """The mean over the chosen tokens of the prompt; new tokens of a cache get that of the prompt."""
+    means: dict[tuple[int, tuple[int, ...]], Tensor] = {}
+
+    def change(positions: Tensor, here: Here) -> Tensor:
+        where = here.layer, here.heads
+        if here.start == 0:
+            weight = torch.ones_like(positions[:, :1]) if here.chosen is None else here.chosen[:, None].to(positions)
+            means[where] = (positions * weight).sum(-1, keepdim=True) / weight.sum(-1, keepdim=True).clamp_min(1)
+        elif where not in means or len(means[where]) != len(positions):
+            raise InputError(
+                "the mean of a prompt in the cache is not known; enter the context before the prompt, or give a value"
+            )
+        return means[where]
+
+    return change
+
+
+def to_multiples(step: float) -> Change:
+    """Multiples of `step`."""
+    return lambda positions, here: step * torch.round(positions / step)
+
+
+def reordered(order: Int[Tensor, "prompt token"] | Int[Tensor, "token"]) -> Change:
+    """Token i has the position of token order[i]."""
+
+    def change(positions: Tensor, here: Here) -> Tensor:
+        count = order.shape[-1]
+        if here.start > 0:
+            if int(here.index.min()) < count:
+                raise InputError("positions of tokens in the cache cannot change places with new ones; generate without a cache")
+            return positions
+        last = here.index[:, -1:]
+        if int(last.min()) + 1 < count:
+            raise InputError(f"an order of {count} tokens came to a prompt of {int(last.min()) + 1}; give one that is no longer")
+        by_prompt = order.to(here.index.device).expand(len(here.index), -1)
+        source = torch.where(here.index < count, by_prompt.gather(1, here.index.clamp_max(count - 1)), here.index)
+        column = source + positions.shape[-1] - 1 - last  # the last token stands in the last column, whatever the padding
+        return positions.gather(-1, column[:, None].expand_as(positions))
+
+    return change
+
+
+def shuffled(seed: int) -> Change:
+    """The chosen tokens of every prompt change places at random; new tokens of a cache keep their positions."""
+
+    def change(positions: Tensor, here: Here) -> Tensor:
+        if here.start > 0:
+            return positions
+        generator = torch.Generator().manual_seed(seed)
+        columns = torch.arange(positions.shape[-1]).repeat(len(positions), 1)
+        chosen = torch.ones_like(columns, dtype=torch.bool) if here.chosen is None else here.chosen.cpu()
+        drawn: dict[int, Tensor] = {}
+        for row, which in zip(columns, chosen, strict=True):
+            count = int(which.sum())
+            places = row[which]
+            # Prompts with as many chosen tokens are shuffled alike: what is drawn does not depend on who stands beside whom.
+            drawn.setdefault(count, torch.randperm(count, generator=generator.manual_seed(seed)))
+            row[which] = places[drawn[count]]
+        return positions.gather(-1, columns.to(positions.device)[:, None].expand_as(positions))
+
+    return change
+
+
+def from_recorded(recorded: Mapping[int, Tensor], heads: int, from_head: tuple[int, int] | None = None) -> Change:
+    """Recorded positions [prompt, row, token] by layer, for a model of `heads` heads."""
+
+    def change(positions: Tensor, here: Here) -> Tensor:
+        layer, row = (here.layer, None) if from_head is None else from_head
+        if layer not in recorded:
+            raise InputError(f"positions of layer {layer} were not recorded; there are those of {_listed(recorded)}")
+        source = expand_heads(recorded[layer].to(positions), heads)
+        if row is not None and not 0 <= row < heads:
+            raise InputError(f"head {row} was asked for; the model's are 0 to {heads - 1}")
+        source = source[:, list(here.heads)] if row is None else source[:, [row]]
+        count = source.shape[-1]
+        if here.start == 0 and int(here.index.max()) + 1 < count:
+            raise InputError(f"positions of {count} tokens came to prompts of {int(here.index.max()) + 1}; cut them to as many")
+        if len(source) not in (1, len(positions)):
+            raise InputError(f"positions of {len(source)} prompts came to {len(positions)}; give one prompt's, or those of each")
+        source = source.expand(len(positions), positions.shape[1], -1)
+        index = here.index[:, None].expand_as(positions)
+        return torch.where(index < count, source.gather(-1, index.clamp_max(count - 1)), positions)
+
+    return change
+
+
+def _by_layer(model: nn.Module, recorded: Mapping[Any, Tensor]) -> dict[int, Tensor | None]:
+    found = {}
+    for attention in attentions(model):
+        layer = attention.layer_idx
+        found[layer] = next((recorded[name] for name in (layer, HOOK.format(layer)) if name in recorded), None)
+    return found
+
+
+def _listed(names: Iterable[object]) -> str:
+    return ", ".join(map(str, names)) or "none"

@@ -1,0 +1,219 @@
+"""The one thing below every intervention on positions: rows of `hook_positions` replaced by a function, for chosen heads and tokens.
+
+    z[b, h, i] <- change(z)[b, h, i]        for heads h that are chosen and tokens i that are; all others keep theirs
+
+A key has one position per key-value head, and heads that share an f_phi share a row. Rows are repeated as far as the choice needs
+it, and no further: `hook_positions` then has a row per key-value head, or per head - and keys are repeated with it, so that every head
+rotates its own copy. How many rows there are depends on the choice alone, never on values, so that keys in a cache keep their shape.
+
+Tokens are counted as attention counts them: by their number among the prompt's, whatever the padding and however many stand in the
+cache. While generating with a cache a change sees the new tokens alone. Positions in half precision are widened to float32 first.
+Knows nothing about what a change does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from repo_interp.errors import InputError
+from repo_interp.models.attention import RepositionedAttention
+from repo_interp.models.reposition import attentions, attentions_of
+from repo_interp.positions.rotary import expand_heads
+
+Heads = Sequence[tuple[int, int]] | tuple[int, int] | None
+"""Heads as (layer, head), one or several; None: all heads of the layers in question."""
+Layers = int | Sequence[int] | None
+"""Layers, one or several; None: every layer that rotates by positions."""
+Tokens = Sequence[int] | Sequence[Sequence[int]] | None
+"""Tokens by their index in a prompt: the same for all prompts, or a sequence for each; None: all, also those that are generated."""
+
+
+@dataclass(frozen=True)
+class Here:
+    """Where a change takes place: one layer in one forward pass."""
+
+    layer: int
+    heads: tuple[int, ...]
+    """The first head of every row that the change is given."""
+    index: Int[Tensor, "prompt token"]
+    """The number of every token of this pass in its prompt; 0 for padding on the left."""
+    start: int
+    """Tokens that stand in the cache, before those of this pass."""
+    chosen: Bool[Tensor, "prompt token"] | None
+    """The tokens whose positions are replaced; None: all."""
+
+
+Change = Callable[[Float[Tensor, "prompt row token"], Here], Tensor]
+"""New positions of chosen rows, given those that they have; what it returns is broadcast to them."""
+
+
+@contextmanager
+def replaced(
+    model: nn.Module, change: Change, heads: Heads = None, *, layer: Layers = None, tokens: Tokens = None, rows: int = 1
+) -> Iterator[None]:
+    """While the context lasts, `change(positions, here)` stands in place of the positions of the chosen heads and tokens.
+
+        with replaced(bridge, lambda positions, here: positions.flip(-1), heads=[(2, 0), (2, 1)], tokens=range(5, 17)):
+            logits, cache = bridge.run_with_cache(tokens)
+
+    `heads` are (layer, head) pairs, or `layer` says one or several layers; neither: all heads of every layer that rotates by positions.
+    `rows`: rows of positions that the change needs at least (1, the key-value heads, or the heads). Contexts nest: the inner one is
+    given what the outer one left. Measures, caches and hooks on `hook_positions` that are attached inside see what was put. Hooks are gone
+    when the context ends, also by an error. Raises InputError for layers and heads that the model lacks, for layers without positions to
+    replace - by name -, for tokens that are none, and, in the pass, for positions of another length.
+    """
+    chosen = _chosen_heads(model, heads, layer)
+    table = None if tokens is None else token_table(tokens)
+    with ExitStack() as hooks:
+        for attention in attentions_of(model, chosen):
+            place = _Place(attention, chosen[attention.layer_idx], change, table, rows)
+            hooks.callback(attention.register_forward_pre_hook(place.remember, with_kwargs=True).remove)
+            hooks.callback(attention.sites.positions.register_forward_hook(place.put).remove)
+        yield
+
+
+def heads_with_positions(model: nn.Module) -> list[tuple[int, int]]:
+    """Every (layer, head) whose rotation goes by positions, in the order of the model: the heads that `replaced` takes."""
+    return [
+        (attention.layer_idx, head)
+        for attention in attentions(model)
+        if _rotates(attention)
+        for head in range(attention.config.num_attention_heads)
+    ]
+
+
+def changed_rows(positions: Float[Tensor, "prompt row token"], change: Change, here: Here) -> Float[Tensor, "prompt row token"]:
+    """`positions` after `change`, those of tokens that are not chosen as they were. Raises InputError for another length."""
+    new = torch.as_tensor(change(positions, here), device=positions.device).to(positions.dtype)
+    try:
+        new = torch.broadcast_tensors(new, positions)[0]
+    except RuntimeError:
+        new = new.new_empty(0, 0, 0)
+    if new.shape != positions.shape:
+        raise InputError(
+            f"wanted positions that broadcast to {list(positions[:, 0].shape)} [prompt, token] in layer {here.layer}; "
+            "give one per token of the prompt"
+        )
+    return new if here.chosen is None else torch.where(here.chosen[:, None], new, positions)
+
+
+@dataclass
+class _Place:
+    """A change in one layer; between the two calls of a pass it holds the index of its tokens."""
+
+    attention: RepositionedAttention
+    heads: frozenset[int]
+    change: Change
+    tokens: Bool[Tensor, "prompt token"] | None
+    least: int
+    index: Tensor | None = None
+    start: int = 0
+
+    def remember(self, module: nn.Module, arguments: tuple, keywords: dict[str, Any]) -> None:
+        """Note which tokens this pass is about."""
+        hidden_states = arguments[0] if arguments else keywords["hidden_states"]
+        cache = keywords.get("past_key_values")
+        self.start = 0 if cache is None else cache.get_seq_length(self.attention.layer_idx)
+        index = self.attention.token_index(hidden_states, keywords.get("position_ids"), cache)
+        self.index = index.expand(len(hidden_states), -1)
+
+    def put(self, module: nn.Module, arguments: tuple, positions: Tensor) -> Tensor:
+        """Positions [prompt, row, token] with the chosen ones replaced."""
+        assert self.index is not None
+        heads = self.attention.config.num_attention_heads
+        rows = _rows(positions.shape[1], self.attention.config.num_key_value_heads, heads, self.heads, self.least)
+        if positions.dtype in (torch.float16, torch.bfloat16):
+            positions = positions.float()
+        positions = expand_heads(positions, rows).expand(len(self.index), -1, -1)
+        firsts = [row * (heads // rows) for row in range(rows)]
+        selected = [row for row, first in enumerate(firsts) if first in self.heads]
+        here = Here(self.attention.layer_idx, tuple(firsts[row] for row in selected), self.index, self.start, self._chosen())
+        new = changed_rows(positions[:, selected], self.change, here)
+        if len(selected) == rows:
+            return new
+        parts = dict(zip(selected, new.unbind(1), strict=True))
+        return torch.stack([parts.get(row, own) for row, own in enumerate(positions.unbind(1))], dim=1)
+
+    def _chosen(self) -> Bool[Tensor, "prompt token"] | None:
+        if self.tokens is None:
+            return None
+        assert self.index is not None
+        prompts, longest = self.tokens.shape
+        if prompts not in (1, len(self.index)):
+            raise InputError(f"tokens of {prompts} prompts were named, but {len(self.index)} prompts came; name those of each")
+        table = self.tokens.to(self.index.device).expand(len(self.index), -1)
+        return table.gather(1, self.index.clamp(0, longest - 1)) & (self.index < longest)
+
+
+def _rows(present: int, kv_heads: int, heads: int, chosen: frozenset[int], least: int) -> int:
+    """The fewest rows that keep the chosen heads apart from the others, and are at least those present and `least`."""
+    for rows in sorted({present, kv_heads, heads}):
+        group = heads // rows
+        together = [len(chosen.intersection(range(row * group, (row + 1) * group))) for row in range(rows)]
+        if rows >= max(present, least) and all(count in (0, group) for count in together):
+            return rows
+    raise InputError(f"a change needs {least} rows of positions, but this model has {heads} heads; give it fewer")
+
+
+def _rotates(attention: RepositionedAttention) -> bool:
+    return attention.assigner is not None and attention.frequencies is not None
+
+
+def _chosen_heads(model: nn.Module, heads: Heads, layer: Layers) -> dict[int, frozenset[int]]:
+    """The heads of every layer in question."""
+    count = next(attentions(model)).config.num_attention_heads
+    if heads is not None and layer is not None:
+        raise InputError("heads as (layer, head) pairs or a layer were wanted, not both; leave one out")
+    if heads is None and layer is None:
+        layers = [attention.layer_idx for attention in attentions(model) if _rotates(attention)]
+        if not layers:
+            schemes = dict.fromkeys(attention.scheme for attention in attentions(model))
+            raise InputError(f"no layer of this model ({', '.join(schemes)}) rotates anything by positions, so none can be set")
+        return dict.fromkeys(layers, frozenset(range(count)))
+    chosen: dict[int, frozenset[int]] = {}
+    if heads is None:
+        layers = [layer] if isinstance(layer, int) else list(layer or ())
+        chosen = dict.fromkeys(layers, frozenset(range(count)))
+    else:
+        for each in _pairs(heads):
+            if not 0 <= each[1] < count:
+                raise InputError(f"head {each[1]} was asked for; the model's are 0 to {count - 1}")
+            chosen[each[0]] = chosen.get(each[0], frozenset()) | {each[1]}
+    if not chosen:
+        raise InputError("no head was named; name (layer, head) pairs, or leave them out for all")
+    for attention in attentions_of(model, chosen):
+        if not _rotates(attention):
+            raise InputError(
+                f"layer {attention.layer_idx} ({attention.scheme}) rotates nothing by positions, so none can be set; "
+                "choose another layer"
+            )
+    return chosen
+
+
+def _pairs(heads: Any) -> list[tuple[int, int]]:
+    pairs = [heads] if isinstance(heads, tuple) and len(heads) == 2 and not hasattr(heads[0], "__len__") else list(heads)
+    if not all(hasattr(pair, "__len__") and len(pair) == 2 for pair in pairs):
+        raise InputError(f"heads are (layer, head) pairs, such as [(2, 0), (2, 3)]; got {heads!r}")
+    return [(int(layer), int(head)) for layer, head in pairs]
+
+
+def token_table(tokens: Any) -> Bool[Tensor, "prompt token"]:
+    """Which tokens are named: one row for all prompts, or one for each, as long as the last named token needs it."""
+    named = [each.tolist() if isinstance(each, Tensor) else each for each in tokens]
+    by_prompt: list[list[Any]] = (
+        [list(each) for each in named] if named and all(hasattr(each, "__len__") for each in named) else [named]
+    )
+    indices: list[Any] = [token for each in by_prompt for token in each]
+    if not indices or not all(hasattr(token, "__index__") for token in indices) or min(indices) < 0:
+        raise InputError(f"tokens are indices from 0, for all prompts or a sequence for each; got {tokens!r}")
+    table = torch.zeros(len(by_prompt), max(indices) + 1, dtype=torch.bool)
+    for row, each in enumerate(by_prompt):
+        table[row, [int(token) for token in each]] = True
+    return table

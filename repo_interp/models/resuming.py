@@ -1,0 +1,68 @@
+"""A forward pass whose residual stream is kept at the input of every layer, and passes that start from there.
+
+    residuals[l] = hidden states [prompt, token, d_model] that enter layer l
+    resumed(l)   = layers l, l+1, ... applied to residuals[l]: what a whole pass gives while nothing below l differs
+
+What an intervention in layer l changes lies in the layers from l on, so those below need not run again: of L layers L - l do.
+The layers that are left out hand their input on; masks and rotation tables are the decoder's own, so every family is served. Whole
+prompts, padded on the right, without a cache. Knows nothing about what is changed.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from repo_interp.models.reposition import decoder_of
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One forward pass of `tokens`."""
+
+    tokens: Int[Tensor, "prompt token"]
+    residuals: tuple[Float[Tensor, "prompt token d_model"], ...]
+    """What entered each layer."""
+    last_hidden: Float[Tensor, "prompt token d_model"]
+    """After the final norm."""
+
+
+@torch.no_grad()
+def recorded(model: nn.Module, tokens: Int[Tensor, "prompt token"]) -> Recording:
+    """A forward pass of a model or bridge with what enters every layer: L times [prompt, token, d_model] numbers."""
+    decoder, residuals = decoder_of(model), []
+
+    def keep(layer: nn.Module, arguments: tuple, keywords: dict[str, Any]) -> None:
+        residuals.append(arguments[0] if arguments else keywords["hidden_states"])
+
+    with ExitStack() as hooks:
+        for layer in decoder.layers:
+            hooks.callback(layer.register_forward_pre_hook(keep, with_kwargs=True).remove)
+        last_hidden = decoder(input_ids=tokens, use_cache=False).last_hidden_state
+    return Recording(tokens, tuple(residuals), last_hidden)
+
+
+@torch.no_grad()
+def resumed(model: nn.Module, recording: Recording, first_layer: int) -> Float[Tensor, "prompt token d_model"]:
+    """The decoder's last hidden states when layers from `first_layer` on run on what entered it in `recording`."""
+    decoder = decoder_of(model)
+
+    def enter(layer: nn.Module, arguments: tuple, keywords: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        keywords.pop("hidden_states", None)
+        return (recording.residuals[first_layer], *arguments[1:]), keywords
+
+    with ExitStack() as undo:
+        for layer in decoder.layers[:first_layer]:
+            object.__setattr__(layer, "forward", _hand_on)  # a bridge's own __setattr__ would give it to the layer inside
+            undo.callback(object.__delattr__, layer, "forward")
+        undo.callback(decoder.layers[first_layer].register_forward_pre_hook(enter, with_kwargs=True, prepend=True).remove)
+        return decoder(input_ids=recording.tokens, use_cache=False).last_hidden_state
+
+
+def _hand_on(hidden_states: Tensor, *arguments: Any, **keywords: Any) -> Tensor:
+    return hidden_states

@@ -1,0 +1,284 @@
+"""Which positions an answer hangs on: the prompt's text, token by token in the colour of one head's derivatives, and every head's size.
+
+    shaded text    d log p(answer) / d z of each token, or its integrated gradient; both signs diverge from white     underlined: the answer
+
+Of a long prompt the surroundings of the largest values are shown; what lies between is counted. Draws the group `saliency`. Knows
+nothing about how derivatives were taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import matplotlib as mpl
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
+
+from repo_interp.errors import InputError
+from repo_interp.plots.marks.arrays import over_prompts, ranked_heads
+from repo_interp.plots.marks.drawing import contiguous, counted, legend_below, number, token_label
+from repo_interp.plots.marks.head_charts import HeadCurves
+from repo_interp.plots.marks.heads import HeadMap, head_grid_figure
+from repo_interp.plots.marks.reading import PromptTokens, group, pick, prompt_tokens, schemes
+from repo_interp.plots.marks.table import Table, cells
+from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_name, style
+from repo_interp.plots.view import View
+
+VALUES = {"saliency": "Saliency", "integrated_gradients": "Integrated gradients"}
+HEADS = 3
+"""Heads whose text is drawn."""
+ROWS = 24
+"""Heads in the table."""
+MOST_TOKENS, AROUND = 320, 8
+"""Tokens of a text at most, and how many are shown on each side of a large value of a longer prompt."""
+LETTERS = 112
+"""Letters of a line of text."""
+LINE = 0.165
+"""Inches from one line of text to the next."""
+SIZE = 5.6
+"""Points."""
+FONTS = ["DejaVu Sans Mono", "DejaVu Sans", "monospace"]
+COLOURS = "PuOr_r"
+
+
+@style()
+def saliency_text(run: xr.DataTree, layer: int, head: int, prompt: int = 0, value: str = "saliency") -> PaperFigure:
+    """The text of a prompt, each token in the colour of `value`, "saliency" or "integrated_gradients", in one head.
+
+    Raises InputError when the run has no saliency, for another value, and for a head, layer or prompt without values.
+    """
+    dataset = group(run, "saliency")
+    if value not in VALUES:
+        raise InputError(f"values of saliency are {', '.join(VALUES)}, not {value!r}")
+    tokens = prompt_tokens(dataset, prompt)
+    values = pick(dataset[value], prompt=prompt, layer=layer, head=head).values[: tokens.count].astype(float)
+    if not np.isfinite(values).all():
+        raise InputError(f"layer {layer} has no {value} in prompt {prompt}: it rotates by no positions, or no path was asked for")
+    answer = np.flatnonzero(dataset["answer"].sel(prompt=prompt).values[: tokens.count] == 1)
+    lines = text_lines(tokens, shown_tokens(values, answer))
+    figure = paper_figure(PAGE_WIDTH, 0.75 + LINE * len(lines))
+    ax = figure.subplots()
+    reach = float(np.abs(values).max()) or 1.0
+    norm = Normalize(-reach, reach)
+    draw_text(ax, lines, values, set(answer.tolist()), norm)
+    named = f"layer {layer}, head {head} ({scheme_name(schemes(dataset)[layer])}), prompt {prompt}"
+    ax.set_title(
+        f"{VALUES[value]} of {named}; log p of the answer {number(float(dataset['log_probability'].sel(prompt=prompt)))}"
+    )
+    bar = figure.colorbar(ScalarMappable(norm, COLOURS), ax=ax, pad=0.01, fraction=0.012, aspect=max(6, 2.2 * len(lines)))
+    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+    bar.set_ticks([-reach, 0, reach], labels=[number(-reach), "0", number(reach)])
+    bar.set_label(str(dataset[value].attrs["units"]))
+    legend_below(
+        figure, [Line2D([], [], color="black", linewidth=1.2, label="underlined: the answer, whose log-probability is taken")]
+    )
+    return figure
+
+
+def shown_tokens(values: np.ndarray, answer: np.ndarray) -> np.ndarray:
+    """Indices of the tokens that a text shows: all, or of a long prompt the last of the answer and the surroundings of large values."""
+    if values.size <= MOST_TOKENS:
+        return np.arange(values.size)
+    shown = np.zeros(values.size, dtype=bool)
+    shown[answer[-MOST_TOKENS // 4 :]] = True
+    for token in np.argsort(-np.abs(values), kind="stable"):
+        around = slice(max(0, token - AROUND), token + AROUND + 1)
+        if shown.sum() + (~shown[around]).sum() > MOST_TOKENS:
+            break
+        shown[around] = True
+    return np.flatnonzero(shown)
+
+
+def text_lines(tokens: PromptTokens, shown: np.ndarray) -> list[list[tuple[int | None, str]]]:
+    """Lines of (token, label); a gap between shown tokens is a label without a token. A line ends behind a line break."""
+    lines: list[list[tuple[int | None, str]]] = [[]]
+    width, last = 0, -1
+    for first, end in contiguous(shown.tolist()):
+        gap = [(None, f"… {counted(first - last - 1, 'token')} …")] if first > last + 1 else []
+        for token, label in [*gap, *((token, token_label(tokens.text(token))) for token in range(first, end + 1))]:
+            if lines[-1] and width + len(label) + 1 > LETTERS:
+                lines.append([])
+                width = 0
+            lines[-1].append((token, label))
+            width += len(label) + 1
+            if token is not None and "\n" in tokens.text(token):
+                lines.append([])
+                width = 0
+        last = end
+    if last + 1 < tokens.count:
+        lines[-1].append((None, f"… {counted(tokens.count - last - 1, 'token')} …"))
+    return [line for line in lines if line]
+
+
+def draw_text(
+    ax: Axes, lines: Sequence[Sequence[tuple[int | None, str]]], values: np.ndarray, answer: set[int], norm: Normalize
+) -> Axes:
+    """Draw `lines` of tokens on `ax`, each on a field in the colour of its value, those of the `answer` underlined."""
+    colours = mpl.colormaps[COLOURS]
+    for row, line in enumerate(lines):
+        x = 0.0
+        for token, label in line:
+            width = len(label) + 0.6
+            ink = "#777777"
+            if token is not None:
+                shade = colours(norm(values[token]))
+                ax.add_patch(Rectangle((x, row - 0.42), width, 0.84, facecolor=shade, linewidth=0, gid=f"token {token}"))
+                ink = "black" if np.dot(shade[:3], (0.3, 0.59, 0.11)) > 0.5 else "white"
+            if token in answer:
+                ax.plot(
+                    [x, x + width], [row + 0.44] * 2, color="black", linewidth=1.0, solid_capstyle="butt", gid=f"answer {token}"
+                )
+            text = ax.text(x + width / 2, row, label, ha="center", va="center", fontsize=SIZE, color=ink, family=FONTS)
+            text.set_parse_math(False)
+            x += width + 0.4
+    ax.set(xlim=(-0.3, LETTERS + 0.3), ylim=(len(lines) - 0.4, -0.6), xticks=[], yticks=[])
+    ax.spines[:].set_visible(False)
+    return ax
+
+
+def saliency_heads(run: xr.DataTree, value: str = "saliency") -> PaperFigure:
+    """The size of `value` by layer and head, the mean over prompts. Raises InputError when the run has no saliency, or no such value."""
+    if value not in VALUES:
+        raise InputError(f"values of saliency are {', '.join(VALUES)}, not {value!r}")
+    return head_grid_figure(_sizes(run)[value])
+
+
+def heads_by_saliency(run: xr.DataTree) -> list[tuple[int, int]]:
+    """Heads (layer, head) by the size of their integrated gradients, where a path was followed, else of their saliencies."""
+    sizes = _sizes(run)
+    return ranked_heads(sizes["integrated_gradients" if _has_path(run) else "saliency"])
+
+
+def saliency_table(run: xr.DataTree) -> Table:
+    """One row per head, the largest first: sizes of both values, their sum, and the token of the first prompt with the largest of them."""
+    dataset, sizes = group(run, "saliency"), _sizes(run)
+    value = "integrated_gradients" if _has_path(run) else "saliency"
+    net = over_prompts(dataset["integrated_gradients"].sum("token", min_count=1))
+    first = int(dataset["prompt"].values[0])
+    tokens = prompt_tokens(dataset, first)
+    rows = []
+    for layer, head in heads_by_saliency(run)[:ROWS]:
+        own = {"layer": layer, "head": head}
+        largest = int(np.abs(dataset[value].sel(prompt=first, **own).values[: tokens.count]).argmax())
+        numbers = cells([sizes["saliency"].sel(own), sizes["integrated_gradients"].sel(own), net.sel(own)])
+        rows.append(
+            (layer, head, scheme_name(schemes(dataset)[layer]), *numbers, f"{largest}: {token_label(tokens.text(largest))}")
+        )
+    columns = (
+        "layer",
+        "head",
+        "scheme",
+        "|saliency| (nat/position)",
+        "Σ|integrated| (nat)",
+        "Σ integrated (nat)",
+        "largest token",
+    )
+    left = dataset.sizes["layer"] * dataset.sizes["head"] - len(rows)
+    note = (
+        f"Means over {counted(dataset.sizes['prompt'], 'prompt')}; the token is that of prompt {first} with the largest value. "
+        + (f"{counted(left, 'head')} with less, or without positions, left out." if left else "")
+    )
+    return Table("saliency", "Heads by what the answer owes to their positions", columns, tuple(rows), note.strip())
+
+
+def completeness_table(run: xr.DataTree) -> Table:
+    """One row per prompt: the answer's log-probability, that with all positions at the baseline, and what integrated gradients miss."""
+    dataset = group(run, "saliency")
+    rows = []
+    for prompt in dataset["prompt"].values if _has_path(run) else ():
+        own = dataset.sel(prompt=prompt)
+        start, end = float(own["baseline_log_probability"]), float(own["log_probability"])
+        rows.append((int(prompt), *cells([end, start, end - start, float(own["completeness_error"])])))
+    columns = ("prompt", "log p", "log p at the baseline", "difference", "completeness error")
+    note = (
+        f"Nats. Baseline: {dataset.attrs.get('baseline')} positions; {dataset.attrs.get('steps')} steps. The error is what the sum of all "
+        "integrated gradients misses of the difference: where it is not small beside it, more steps are needed."
+    )
+    return Table("completeness", "What all positions add to the answer", columns, tuple(rows), note)
+
+
+def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
+    dataset = group(run, "saliency")
+    first = int(dataset["prompt"].values[0])
+    values = [value for value in VALUES if value == "saliency" or _has_path(run)]
+    for layer, head in heads_by_saliency(run)[:HEADS]:
+        for value in values:
+            yield f"{value}_layer{layer}_head{head}", saliency_text(run, layer, head, first, value)
+    for value in values:
+        yield f"{value}_of_all_heads", saliency_heads(run, value)
+
+
+def _has_path(run: xr.DataTree) -> bool:
+    return bool(np.isfinite(group(run, "saliency")["integrated_size"]).any())
+
+
+def _sizes(run: xr.DataTree) -> dict[str, xr.DataArray]:
+    """Sizes [layer, head] of both values, means over prompts."""
+    dataset = group(run, "saliency")
+    return {
+        "saliency": over_prompts(dataset["saliency_size"]).assign_attrs(
+            long_name="mean |saliency| of a token", units="nat/position"
+        ),
+        "integrated_gradients": over_prompts(dataset["integrated_size"]).assign_attrs(
+            long_name="sum of |integrated gradients|", units="nat"
+        ),
+    }
+
+
+def _head_charts(run: xr.DataTree) -> Sequence[HeadCurves]:
+    dataset = group(run, "saliency")
+    first = int(dataset["prompt"].values[0])
+    count = int(dataset["token_count"].sel(prompt=first))
+    return [
+        HeadCurves(
+            f"{VALUES[value]} of each token of prompt {first}",
+            "token index",
+            str(dataset[value].attrs["units"]),
+            np.arange(count),
+            {value.replace("_", " "): dataset[value].sel(prompt=first).isel(token=slice(count))},
+        )
+        for value in VALUES
+        if value == "saliency" or _has_path(run)
+    ]
+
+
+def _head_maps(run: xr.DataTree) -> Sequence[HeadMap]:
+    sizes = _sizes(run)
+    return [HeadMap(sizes[value]) for value in VALUES if value == "saliency" or _has_path(run)]
+
+
+def _lead(run: xr.DataTree) -> str:
+    dataset = group(run, "saliency")
+    begin = (
+        "How the answer's log-probability changes when one token's position in one head is moved a little (saliency). Where the model is "
+        "certain of its answer nearly nothing changes it a little, and saliencies are near 0."
+    )
+    if not _has_path(run):
+        return begin
+    start, end = dataset["baseline_log_probability"], dataset["log_probability"]
+    differences, errors = np.abs(end - start), np.abs(dataset["completeness_error"])
+    missed = float(errors.sum() / max(float(differences.sum()), 1e-12))
+    where = "the mean of their head" if dataset.attrs.get("baseline") == "constant" else "the token index"
+    return (
+        f"{begin} Integrated gradients share out what all positions add on the straight way from {where}: log p goes from "
+        f"{number(float(start.mean()))} to {number(float(end.mean()))} nats. With {dataset.attrs.get('steps')} steps they miss "
+        f"{number(100 * missed)} % of it{'; more steps are needed before they are believed' if missed > 0.05 else ''}."
+    )
+
+
+VIEW = View(
+    "saliency",
+    "Positions that the answer hangs on",
+    _lead,
+    _figures,
+    tables=lambda run: (saliency_table(run), completeness_table(run)) if _has_path(run) else (saliency_table(run),),
+    head_maps=_head_maps,
+    head_charts=_head_charts,
+    compared=("saliency_size", "integrated_size"),
+    not_averaged=("saliency", "integrated_gradients"),
+)
