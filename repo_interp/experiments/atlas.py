@@ -73,7 +73,7 @@ def atlas(
 ) -> xr.Dataset:
     """The group `atlas` of a run: every score over [layer, head] as `head_scores.SCORES` describes it, `name`, and
 
-    `named [label, layer, head]`, `null [label, twin]`, `threshold [label]`; names without a score in this run have no threshold (NaN).
+    `named [label, layer, head]`, `null [label, twin]`, `threshold [label]`, NaN for names whose rule no head of this run can meet.
     `progress` is called with models measured and in all; `grid` keeps each of them for when it is called again.
     """
     grid = ResumableGrid() if grid is None else grid
@@ -106,7 +106,9 @@ def atlas(
         for rule, of_rule in zip(RULES, nulls, strict=True)
     }
     named = name_heads(scores, schemes, limits)
-    thresholds = [np.fmax(rule.at_least, limits[rule.name]) if rule.score in scores else np.nan for rule in RULES]
+    thresholds = [
+        np.fmax(rule.at_least, limits[rule.name]) if np.isfinite(rule.largest(scores, schemes)) else np.nan for rule in RULES
+    ]
     variables = {
         name: (("layer", "head"), values, {"long_name": SCORES[name][0], "units": SCORES[name][1]})
         for name, values in scores.items()

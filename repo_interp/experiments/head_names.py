@@ -66,12 +66,12 @@ LITTLE = 0.5
 """Attention to the first token up to which a head does something else in the main."""
 RULES = (
     Rule("mirror", "mirror", 0.5, schemes=LEARNED),
-    Rule("needle", "source_mass", 0.1),
     Rule("retrieval", "retrieval", 0.1),
     Rule("answer", "contribution", 0.5),
     Rule("induction", "induction", 0.15),
     Rule("previous token", "previous_token", 0.3),
     Rule("duplicate token", "duplicate_token", 0.15),
+    Rule("needle", "source_mass", 0.1),
     Rule("sink", "sink", 0.5),
     Rule("positional U", "place_u", 0.5),
     Rule("constant", "departure", ATTENDS, {"constant": (0.95, 1.0)}, LEARNED),
