@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: env analyze test lint types format bench figures docs notebooks zoo clean
+.PHONY: env analyze test lint types format bench fuzz trust figures docs notebooks zoo clean
 .DEFAULT_GOAL := analyze
 
 env: $(VENV)/.installed
@@ -23,12 +23,12 @@ test: env
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 lint: env
-	$(BIN)/ruff format --check repo_interp tests benchmarks docs
-	$(BIN)/ruff check repo_interp tests benchmarks docs
+	$(BIN)/ruff format --check repo_interp tests benchmarks trust docs noxfile.py
+	$(BIN)/ruff check repo_interp tests benchmarks trust docs noxfile.py
 
 format: env
-	$(BIN)/ruff format repo_interp tests benchmarks docs
-	$(BIN)/ruff check --fix repo_interp tests benchmarks docs
+	$(BIN)/ruff format repo_interp tests benchmarks trust docs noxfile.py
+	$(BIN)/ruff check --fix repo_interp tests benchmarks trust docs noxfile.py
 
 types: env
 	$(BIN)/pyright
@@ -54,6 +54,16 @@ zoo: env
 
 bench: env
 	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks.announced
+
+# Minutes of fuzzing; the suite has seconds of the same. What it finds is printed, and kept in .hypothesis/ for the next time.
+fuzz: env
+	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest tests/test_fuzz.py
+
+# What was tried to break it, as a table: hours, most of them mutants. `python -m trust PART ...` runs some parts, mutants in parts.
+trust: env
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[trust]'
+	$(BIN)/python -m trust
 
 clean:
-	rm -rf $(VENV) runs build dist .pytest_cache .ruff_cache
+	rm -rf $(VENV) runs build dist mutants .nox .hypothesis .pytest_cache .ruff_cache

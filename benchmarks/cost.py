@@ -29,10 +29,10 @@ def cost(call: Callable[[], object], repeats: int = 1) -> Cost:
     """The least CPU seconds of `repeats` calls after one to warm up (none where `repeats` is 1), and the peak of the first."""
     if repeats > 1:
         call()
-    _forget()
-    before = _resident("VmRSS")
+    forget()
+    before = resident("VmRSS")
     seconds = [_seconds(call)]
-    peak = _resident("VmHWM")
+    peak = resident("VmHWM")
     seconds += [_seconds(call) for _ in range(repeats - 1)]
     return Cost(min(seconds), peak - before)
 
@@ -43,7 +43,7 @@ def _seconds(call: Callable[[], object]) -> float:
     return time.process_time() - start
 
 
-def _forget() -> None:
+def forget() -> None:
     """Give freed memory back, and let the high-water mark start from here."""
     gc.collect()
     if _CLEAR.exists():
@@ -51,7 +51,8 @@ def _forget() -> None:
         _CLEAR.write_text("5")
 
 
-def _resident(field: str) -> float:
+def resident(field: str) -> float:
+    """Megabytes that this process holds (VmRSS), or held at most since `forget` (VmHWM); NaN where the system does not tell."""
     if not _STATUS.exists():
         return math.nan
     lines = _STATUS.read_text().splitlines()

@@ -23,6 +23,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "patterns": "repo_interp.measures.patterns:Patterns",
         "attention_mass": "repo_interp.measures.attention_mass:AttentionMass",
         "attention_rows": "repo_interp.measures.attention_rows:AttentionRows",
+        "predictions": "repo_interp.measures.predictions:NextTokens",
         "components": "repo_interp.measures.components:Components",
         "three_axis": "repo_interp.measures.three_axis:ThreeAxis",
         "fake_distance": "repo_interp.measures.fake_distance:FakeDistance",
@@ -34,8 +35,9 @@ OWN: Mapping[str, Mapping[str, str]] = {
     },
     VIEWS: {
         "positions": "repo_interp.plots.views.positions:VIEW",
-        "attention_mass": "repo_interp.plots.views.attention_mass:VIEW",
         "attention_rows": "repo_interp.plots.views.attention_rows:VIEW",
+        "predictions": "repo_interp.plots.views.predictions:VIEW",
+        "attention_mass": "repo_interp.plots.views.attention_mass:VIEW",
         "patterns": "repo_interp.plots.views.patterns:VIEW",
         "components": "repo_interp.plots.views.components:VIEW",
         "three_axis": "repo_interp.plots.views.three_axis:VIEW",

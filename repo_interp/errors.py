@@ -1,8 +1,38 @@
-"""The one error a user can mend: what was wanted, what came, what to do."""
+"""Errors that a user can mend: what was wanted, what came, what to do. Each is one line; the command line prints it and exits 2.
+
+    InputError        bad input from outside: a checkpoint, a prompts file, an option
+      Taken             a directory that belongs to other results, to other files or to another process
+      NotFinite         numbers that became NaN or infinite on the way: which, in which layer, head and prompt
+
+Whatever else is raised is a mistake of ours, or of another package.
+"""
+
+from __future__ import annotations
+
+_LONGEST = 1000
+"""Characters of a line."""
 
 
 class InputError(ValueError):
-    """Bad input from outside - a checkpoint, a prompts file, an option. The command line prints it and exits 2.
+    """Bad input from outside. The message is one printable line, whatever the text that it quotes holds."""
 
-    The message is one line: it names what was wanted, what came instead, and what to do about it.
+    def __init__(self, message: str) -> None:
+        super().__init__(one_line(message, _LONGEST))
+
+
+class Taken(InputError):
+    """The directory belongs to other results, to other files or to another process."""
+
+
+class NotFinite(InputError):
+    """Numbers that are NaN or infinite, where finite ones were to be measured."""
+
+
+def one_line(text: object, longest: int = 300) -> str:
+    """What `text` says - an error, a name, a path - on one line that a terminal can show: no line breaks, no control characters.
+
+    The middle of a longer one is left out; an error that says nothing is called by its type.
     """
+    words = " ".join(str(text).split()) or (type(text).__name__ if isinstance(text, BaseException) else "")
+    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in words)
+    return line if len(line) <= longest else f"{line[: longest - 103]}...{line[-100:]}"

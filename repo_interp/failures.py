@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
+from repo_interp.errors import one_line
+
 Item = TypeVar("Item")
-_LONGEST = 300
-"""Characters of a reason."""
 
 
 def until_failure(make: Callable[[], Iterable[Item]], what: str, failures: list[str] | None) -> Iterator[Item]:
@@ -48,5 +48,12 @@ def noted(failures: list[str] | None, what: str) -> Iterator[None]:
         failures.append(_line(what, error))
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether `error` says that memory was lacking: Python's, numpy's, or that of torch on any device."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in ("DefaultCPUAllocator", "not enough memory"))
+
+
 def _line(what: str, error: BaseException) -> str:
-    return f"{what}: {' '.join(f'{type(error).__name__}: {error}'.split())[:_LONGEST]}"
+    return f"{what}: {one_line(f'{type(error).__name__}: {error}')}"

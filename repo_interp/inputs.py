@@ -1,4 +1,4 @@
-"""`AttentionInputs`: what one attention layer computes with, the record that capture hands to measures.
+"""`AttentionInputs`: what one attention layer computes with, the record that capture hands to measures; `Predictions`: what comes out.
 
 The logit of query i and key j of a head is
 
@@ -24,8 +24,31 @@ from repo_interp.positions.rotary import expand_heads, rotate
 Spans = Mapping[str, Bool[Tensor, "prompt token"]]
 """Named sets of tokens: for every span a mask over the tokens of each prompt of the batch."""
 
+TENSORS = ("positions", "queries", "keys", "gate_features")
+"""Tensors of a layer that must be finite, in the order in which they are looked at."""
+_LARGEST = 1e18
+"""Of a logit: its square is a finite float32."""
+
 PositionLogits = Callable[[Int[Tensor, "row"]], Float[Tensor, "prompt head row key"]]
 """The position part that a scheme adds to the logits, for the asked query rows only - never the whole map."""
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What a model expects after the tokens of a batch of prompts: made for the rows that are asked for, never for all at once."""
+
+    tokens: Int[Tensor, "prompt token"]
+    valid: Bool[Tensor, "prompt token"]
+    prompts: Int[Tensor, "prompt"]
+    """Number of each prompt of the batch within the whole analysis."""
+    vocabulary: int
+    logits: Callable[[int, Int[Tensor, "row"]], Float[Tensor, "row token_id"]]
+    """Next-token logits after the tokens `row` of one prompt of the batch, given by its place in it, float32."""
+
+    @property
+    def row_of_first_prompt(self) -> int | None:
+        """Row of the analysis' prompt number 0 in this batch; None where another batch has it."""
+        return _row_of_first(self.prompts)
 
 
 @dataclass(frozen=True)
@@ -70,8 +93,7 @@ class AttentionInputs:
     @property
     def row_of_first_prompt(self) -> int | None:
         """Row of the analysis' prompt number 0 in this batch; None where another batch has it."""
-        rows = (self.prompts == 0).nonzero()[:, 0].tolist()
-        return rows[0] if rows else None
+        return _row_of_first(self.prompts)
 
     @property
     def head_positions(self) -> Float[Tensor, "prompt head token"] | None:
@@ -89,6 +111,38 @@ class AttentionInputs:
         if self.positions is not None and self.positions.shape[1] > self.kv_heads:
             return self._rotated(expand_heads(self.keys, self.heads))
         return self._rotated(self.keys)
+
+    @cached_property
+    def faults(self) -> dict[str, str]:
+        """By tensor (of `TENSORS`), the layer, head and prompt where it is first NaN or infinite, or too large; empty where all is well.
+
+        Padding does not count. |q| |k| bounds the logits: beyond `_LARGEST`, what is computed of them is no number any more. One norm per
+        tensor, finite where every number is, is all that this costs then.
+        """
+        given = {name: tensor for name in TENSORS if (tensor := getattr(self, name)) is not None}
+        norms = {name: torch.linalg.vector_norm(tensor, dtype=_wide(tensor)) for name, tensor in given.items()}
+        largest = norms["queries"] * norms["keys"] * abs(self.logit_scale)
+        if bool(torch.isfinite(sum(norms.values())) & (largest < _LARGEST)):  # pyright: ignore[reportArgumentType, reportCallIssue]
+            return {}
+        found = {name: self._first_fault(tensor) for name, tensor in given.items() if not bool(torch.isfinite(norms[name]))}
+        faults = {
+            name: f"{name} of layer {self.layer}{place} are NaN or infinite" for name, place in found.items() if place is not None
+        }
+        if not found and not bool(largest < _LARGEST):
+            faults = dict.fromkeys(
+                ("queries", "keys"), f"queries and keys of layer {self.layer} are too large for logits to be numbers"
+            )
+        return faults
+
+    def _first_fault(self, tensor: Tensor) -> str | None:
+        """Head and prompt of the first number that is not finite and no padding."""
+        wrong = ~torch.isfinite(tensor)
+        wrong = (wrong.any(-1) if wrong.dim() == 4 else wrong) & self.valid[:, None]  # [prompt, head, token]
+        if not bool(wrong.any()):
+            return None
+        row, head, _ = wrong.nonzero()[0].tolist()
+        of_head = f", head {head}" if wrong.shape[1] == self.heads else f", key-value head {head}" if wrong.shape[1] > 1 else ""
+        return f"{of_head} in prompt {int(self.prompts[row])}"
 
     def _logits_of_heads(self, rows: Tensor, key: Tensor, first: int, heads: int) -> Tensor:
         """Scaled products of `heads` query heads from `first` on with the one key that they share: one key is rotated at a time."""
@@ -134,6 +188,11 @@ class AttentionInputs:
         return logits.masked_fill(~self.visible(rows)[:, None], float("-inf"))
 
 
+def _wide(tensor: Tensor) -> torch.dtype | None:
+    """The precision in which numbers are summed: whole numbers are no numbers to torch's norms."""
+    return None if tensor.is_floating_point() else torch.float64
+
+
 def select_prompts(inputs: AttentionInputs, chosen: slice) -> AttentionInputs:
     """The same layer for some prompts of the batch."""
     position_logits = inputs.position_logits
@@ -148,6 +207,11 @@ def select_prompts(inputs: AttentionInputs, chosen: slice) -> AttentionInputs:
         position_logits=None if position_logits is None else lambda rows: position_logits(rows)[chosen],
         gate_features=None if inputs.gate_features is None else inputs.gate_features[chosen],
     )
+
+
+def _row_of_first(prompts: Int[Tensor, "prompt"]) -> int | None:
+    rows = (prompts == 0).nonzero()[:, 0].tolist()
+    return rows[0] if rows else None
 
 
 def select_heads(inputs: AttentionInputs, heads: Sequence[int]) -> AttentionInputs:

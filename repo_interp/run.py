@@ -10,6 +10,7 @@ Knows nothing about models or measures.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import re
@@ -18,6 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import xarray as xr
 
@@ -27,6 +29,7 @@ from repo_interp.files import replaced
 _ENGINE = "h5netcdf"
 _ESCAPED = "escaped"
 """Attribute of a variable whose texts are escaped."""
+_SEAL = b"\nsha256 of what stands before this line: "
 _VERSIONED = ("numpy", "torch", "transformer-lens", "transformers", "xarray", "repo-interp")
 
 
@@ -56,7 +59,8 @@ def versions() -> dict[str, str]:
 def write_run(run: xr.DataTree, path: str | os.PathLike[str]) -> None:
     """Write `run` to `path` as netCDF, whole or not at all. Raises OSError where the disk refuses.
 
-    The file is made in memory: after a write to the disk that fails, HDF5 ends the interpreter with a segmentation fault.
+    The file is made in memory: after a write to the disk that fails, HDF5 ends the interpreter with a segmentation fault. Its last line,
+    which HDF5 does not look at, is the SHA-256 of what stands before it.
     """
     storable = _each(run, _escaped)
     encoding = {
@@ -66,7 +70,7 @@ def write_run(run: xr.DataTree, path: str | os.PathLike[str]) -> None:
     }
     image = storable.to_netcdf(engine=_ENGINE, encoding=encoding)
     with replaced(path) as unfinished:
-        unfinished.write_bytes(image)
+        unfinished.write_bytes(bytes(image) + _seal(image))
 
 
 def read_run(path: str | os.PathLike[str]) -> xr.DataTree:
@@ -75,11 +79,29 @@ def read_run(path: str | os.PathLike[str]) -> xr.DataTree:
     file = path / "run.nc" if path.is_dir() else path
     if not file.is_file():
         raise InputError(f"there is no run at {path}; wanted a run.nc, or the directory that `repo-interp analyze --out` wrote")
+    _require_whole(file)
     try:
+        with h5py.File(file) as stored:  # h5netcdf leaves a file open, and complains later, when it fails at this
+            stored.attrs.get("_nc3_strict")
         with xr.open_datatree(file, engine=_ENGINE) as stored:
             return _each(stored.load(), _unescaped)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # of a broken file HDF5 and its readers raise whatever they stumble over
         raise InputError(f"{file} is not a run file: {' '.join(str(error).split())[:200]}") from None
+
+
+def _seal(content: bytes | memoryview) -> bytes:
+    return _SEAL + hashlib.sha256(content).hexdigest().encode()
+
+
+def _require_whole(file: Path) -> None:
+    """Raise InputError where the file is not what its last line says: of wrong bytes HDF5 can read for ever, or crash."""
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise InputError(f"{file} cannot be read: {error.strerror}") from None
+    length = len(content) - len(_seal(b""))
+    if content[max(0, length) :].startswith(_SEAL) and content[length:] != _seal(memoryview(content)[:length]):
+        raise InputError(f"{file} is damaged: its bytes are not those that were written; take another copy, or make it again")
 
 
 def _each(run: xr.DataTree, change: Callable[[xr.Dataset], xr.Dataset]) -> xr.DataTree:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from repo_interp.inputs import AttentionInputs
+from repo_interp.positions.contextual import ContextualPositions, InterpolatedEmbedding
 
 OFFICIAL = Path(__file__).parent / "official"
 
@@ -77,3 +79,22 @@ def random_inputs(
         window=window,
         tokens=torch.randint(3, 12, (prompts, tokens), generator=generator),
     )
+
+
+def cope_inputs(p_max=9, weight=None, queries=None, gate_features=None, **shape):
+    """Random inputs of a CoPE layer with gates of its keys, or of `gate_features`."""
+    shape = {"kv_heads": 2, **shape}
+    inputs = random_inputs(scheme="nope", **shape)
+    inputs = replace(inputs, scheme="cope", queries=inputs.queries if queries is None else queries)
+    table = InterpolatedEmbedding(p_max, inputs.queries.shape[-1]).double()
+    generator = torch.Generator().manual_seed(5)
+    table.weight.data = torch.randn(table.weight.shape, generator=generator).double() if weight is None else weight
+    scheme = ContextualPositions(table, "values")
+    features = inputs.keys if gate_features is None else gate_features
+    index, visible = torch.arange(inputs.valid.shape[1])[None], inputs.visible
+
+    @torch.no_grad()
+    def position_logits(rows):
+        return scheme(inputs.queries[:, :, rows], inputs.keys, index, index, visible(rows)[:, None], inputs.logit_scale, features)
+
+    return replace(inputs, gate_features=features, largest_position=table.maximum, position_logits=position_logits)

@@ -21,7 +21,8 @@ def test_weights_are_the_largest_of_the_dense_softmax(case, cells, monkeypatch):
     inputs = random_inputs(**CASES[case])
     prompt = select_prompts(inputs, slice(1, 2))
     rows = prompt.valid[0].nonzero()[:, 0]
-    weights, keys = strongest_keys(prompt, rows, 5)
+    weights, keys, totals = strongest_keys(prompt, rows, 5)
+    assert_close(totals, torch.logsumexp(prompt.logits(rows)[0].double(), dim=-1))
     dense = torch.softmax(prompt.logits(rows)[0], dim=-1)
     expected = dense.topk(5, dim=-1).values
     seen = keys >= 0
@@ -40,10 +41,12 @@ def test_a_run_holds_the_rows_of_its_first_prompt_alone():
     assert {5, 6} <= set(group["query"].values.tolist()) and group["layer"].values.tolist() == [3]
     assert group["key"].sel(query=group["query"].values[0]).min() == -1
     assert not measure.observe(random_inputs(first_prompt=1), spans).first_prompt
+    kept = AttentionRows(rows=48, keys=4)  # room for 48 x 4 weights of a head: 8 keys for each of 24 rows
+    assert kept.conclude(kept.observe(inputs, spans)).sizes == {"layer": 1, "head": inputs.heads, "query": 24, "rank": 8}
     everything = AttentionRows(keys=99)
     assert everything.conclude(everything.observe(inputs, spans))["weight"].sum("rank").values == pytest.approx(1)
 
 
 def test_no_rows_are_no_measure():
-    with pytest.raises(InputError, match="at least 1, not 0 and 16"):
+    with pytest.raises(InputError, match="rows is 0; wanted a whole number from 1"):
         AttentionRows(rows=0)

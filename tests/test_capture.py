@@ -149,7 +149,9 @@ def test_values_that_are_not_finite_are_named_where_they_first_appear():
         model.model.layers[1].self_attn.assigner.final_map.weight[0, 0] = float("inf")
         model.model.embed_tokens.weight[63] = 0.1
     tokens = TOKENS.clone()
-    with pytest.raises(ri.InputError, match="positions of layer 1 are not finite in prompt 0, the first place"):
+    with pytest.raises(
+        ri.InputError, match="positions of layer 1, key-value head 0 in prompt 0 are NaN or infinite, the first place"
+    ):
         seen(model, tokens)
 
 

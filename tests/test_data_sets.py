@@ -349,7 +349,7 @@ WRONG = {
         ([UNTRACED, UNTRACED | {"table_id": "Roads_0"}], r"field 'table_id': there is no table 'Roads_0'"),
         ([TRACED | {"answer-node": [["x"]]}], r"row 1, field 'answer-node', item 1: wanted \[cell"),
         ([INSIDE | {"table": INSIDE["table"] | {"header": ["a", "b", "c"]}}], r"field 'data': wanted rows of 3 cells"),
-        (["text"], r"row 1: wanted an object with fields"),
+        (["text"], r"row 1: wanted an object, got"),
     ],
     "longbench": [
         ([long_row(), long_row(context="")], r"row 2, field 'context': the text is empty"),
@@ -386,7 +386,7 @@ def test_a_wrong_file_is_refused_in_one_line_that_names_row_and_field(data, tmp_
 
 
 def test_files_that_are_none_are_refused(tmp_path):
-    for content, said in (("{", "row 1: wanted a JSON object per line"), ("", "there are no rows")):
+    for content, said in (("{", "row 1: broken JSON"), ("", "there are no rows")):
         (tmp_path / "a.jsonl").write_text(content)
         with pytest.raises(InputError, match=said):
             data_set_prompts("longbench", tmp_path / "a.jsonl", BPE)

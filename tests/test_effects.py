@@ -314,7 +314,7 @@ def test_the_run_has_figures_tables_and_a_section(results):
     figures = {path.name for path in (results / "figures").iterdir()}
     assert {f"effects_{name}.svg" for name in ("by_head", "of_sets", "screening")} <= figures
     page = (results / "report.html").read_text(encoding="utf-8")
-    assert '<section id="effects"' in page and "most harmful 4 heads" in page
+    assert '<section id="effects"' in page and "most needed 4 heads" in page
     run = ri.read_run(results)
     summary, heads = effect_tables(run)
     assert [row[0] for row in summary.rows] == ["token index", "all the same", "in random order"]

@@ -12,7 +12,6 @@ from attention_inputs import OFFICIAL, official_inputs, random_inputs
 from numpy.testing import assert_allclose
 
 from repo_interp.errors import InputError
-from repo_interp.inputs import select_prompts
 from repo_interp.measures.fake_distance import FakeDistance
 from repo_interp.measures.kernels.fake_logits import Grid
 from repo_interp.measures.statistics import merge
@@ -214,17 +213,6 @@ def test_phase_sums(frequency):
     assert_allclose(found[1], np.conj(found[0].item()), atol=1e-9)
 
 
-def test_merging_batches_equals_the_whole():
-    inputs = random_inputs(prompts=3)
-    measure = FakeDistance(queries=2)
-    whole = measure.conclude(measure.observe(inputs, {}))
-    parts = [measure.observe(select_prompts(inputs, some), {}) for some in (slice(1, 3), slice(0, 1))]
-    group = measure.conclude(merge(parts))
-    for name in ("r", *AXES):
-        assert group[name].dims == whole[name].dims
-        assert_allclose(group[name], whole[name], atol=1e-12)
-
-
 def test_names_dimensions_units_and_parameters():
     group = measured(random_inputs(layer=2))
     assert {name: array.dims for name, array in group.data_vars.items()} == {
@@ -241,10 +229,10 @@ def test_names_dimensions_units_and_parameters():
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"sign": "literal"}, "sign is one of causal, printed, not 'literal'"),
-        ({"distances": "cells"}, "distances is one of tokens, positions, not 'cells'"),
-        ({"axes": "every"}, "axes is one of none, first_prompt, not 'every'"),
-        ({"queries": 0}, "at least one query"),
+        ({"sign": "literal"}, "sign is 'literal'; wanted one of causal, printed"),
+        ({"distances": "cells"}, "distances is 'cells'; wanted one of tokens, positions"),
+        ({"axes": "every"}, "axes is 'every'; wanted one of none, first_prompt"),
+        ({"queries": 0}, "queries is 0; wanted a whole number from 1"),
     ],
 )
 def test_bad_parameters_are_named(parameters, message):

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from attention_inputs import random_inputs
+from attention_inputs import cope_inputs, random_inputs
 from families import tiny
 from numpy.testing import assert_allclose, assert_array_equal
 from torch.testing import assert_close
@@ -26,35 +26,14 @@ from repo_interp.measures.kernels.gate_sums import (
     last_segment_sums,
     position_map,
 )
-from repo_interp.measures.statistics import merge
 from repo_interp.models.capture import capture
 from repo_interp.models.reposition import attentions
-from repo_interp.positions.contextual import ContextualPositions, InterpolatedEmbedding
 from repo_interp.run import read_run, write_run
 from repo_interp.tasks.prompt import Prompt
 from repo_interp.tasks.prompt.structure import KINDS
 
 OFFICIAL = Path(__file__).parent / "official" / "cope"
 ROWS = torch.arange(24)
-
-
-def cope_inputs(p_max=9, weight=None, queries=None, gate_features=None, **shape):
-    """Random inputs of a CoPE layer with gates of its keys, or of `gate_features`."""
-    shape = {"kv_heads": 2, **shape}
-    inputs = random_inputs(scheme="nope", **shape)
-    inputs = replace(inputs, scheme="cope", queries=inputs.queries if queries is None else queries)
-    table = InterpolatedEmbedding(p_max, inputs.queries.shape[-1]).double()
-    generator = torch.Generator().manual_seed(5)
-    table.weight.data = torch.randn(table.weight.shape, generator=generator).double() if weight is None else weight
-    scheme = ContextualPositions(table, "values")
-    features = inputs.keys if gate_features is None else gate_features
-    index, visible = torch.arange(inputs.valid.shape[1])[None], inputs.visible
-
-    @torch.no_grad()
-    def position_logits(rows):
-        return scheme(inputs.queries[:, :, rows], inputs.keys, index, index, visible(rows)[:, None], inputs.logit_scale, features)
-
-    return replace(inputs, gate_features=features, largest_position=table.maximum, position_logits=position_logits)
 
 
 def marked(inputs, kind="lines", starts=(), separators=()):
@@ -314,7 +293,7 @@ def test_a_layer_that_counts_nothing_has_no_gate_features():
 def test_values_that_are_not_finite_are_named():
     model = awake("cope", {"gates": "values"})
     next(attentions(model)).v_proj.weight.data[0, 0] = math.nan
-    with pytest.raises(InputError, match="gate_features of layer 0 are not finite"):
+    with pytest.raises(InputError, match="gate_features of layer 0, key-value head 0 in prompt 0 are NaN or infinite"):
         capture(model, TOKENS, torch.ones(2, 20).bool(), torch.arange(2), lambda inputs: None)
 
 
@@ -386,28 +365,16 @@ def test_chosen_prompts_and_heads_keep_their_gates():
     assert_close(position_map(select_prompts(inputs, slice(1, 2))), position_map(inputs)[1:], equal_nan=True)
 
 
-def test_parts_merge_into_the_whole():
-    inputs, asked = cope_inputs(), Gates(kinds=("lines",), maps=1)
-    spans = marked(inputs, starts=(6, 15), separators=(5, 14))
-    parts = [
-        asked.observe(select_prompts(inputs, slice(row, row + 1)), {name: mask[row : row + 1] for name, mask in spans.items()})
-        for row in (1, 0)
-    ]
-    whole, merged = asked.conclude(asked.observe(inputs, spans)), asked.conclude(merge(parts))
-    for name in whole.data_vars:
-        assert_allclose(merged[name], whole[name], rtol=1e-9, err_msg=str(name))
-
-
 def test_what_cannot_be_done_is_said():
     with pytest.raises(InputError, match="prompt 0 has 30 tokens"):
         analysed(Gates(maps=1, map_tokens=20))
     with pytest.raises(InputError, match="no kind of segment 'verses'; there are examples"):
         analysed(Gates(kinds=("verses",)))
-    with pytest.raises(InputError, match="at least one draw"):
+    with pytest.raises(InputError, match="draws is 0; wanted a whole number from 1"):
         Gates(draws=0)
-    with pytest.raises(InputError, match="no kind of segment was asked for"):
+    with pytest.raises(InputError, match="at least one"):
         Gates(kinds=())
-    with pytest.raises(InputError, match="maps and map_tokens"):
+    with pytest.raises(InputError, match="maps is -1; wanted a whole number from 0"):
         Gates(maps=-1)
 
 

@@ -10,8 +10,12 @@ import numpy as np
 import pytest
 import xarray as xr
 from chromium import Browser, executable
+from families import tiny
 from run_fixture import large_run, small_run
 
+import repo_interp as ri
+from repo_interp.comparison.page import comparison_page
+from repo_interp.measures.attention_rows import AttentionRows
 from repo_interp.plots import report_page
 from repo_interp.plots.marks.head_charts import NOTHING, HeadImage
 
@@ -41,6 +45,26 @@ def word_run() -> xr.DataTree:
     return xr.DataTree.from_dict({"/positions": positions, "/maps": maps})
 
 
+SEEN = ri.tasks.Prompt(
+    tokens=tuple(range(3, 3 + len(WORDS))), spans={"needle": (3, 4), "query": (9,)}, generated=(11,), token_text=tuple(WORDS)
+)
+
+
+def measured(layout: str, measures: tuple) -> xr.DataTree:
+    """A run of a tiny model of random weights over the twelve words."""
+    run = ri.analyze(ri.bridge(ri.reposition(tiny("llama"), layout)), SEEN, measures)
+    run.attrs["checkpoint"] = f"tiny/{layout}"
+    return run
+
+
+TOKENS = ("attention_rows", "predictions")
+
+
+@pytest.fixture(scope="module")
+def rope() -> xr.DataTree:
+    return measured("rope", ("attention_mass", *TOKENS))
+
+
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory) -> Iterator[Browser]:
     assert CHROMIUM is not None
@@ -50,11 +74,15 @@ def browser(tmp_path_factory) -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory) -> Path:
+def pages(tmp_path_factory, rope) -> Path:
     directory = tmp_path_factory.mktemp("pages")
     report_page(small_run(), directory / "small.html")
     report_page(word_run(), directory / "words.html")
     report_page(large_run(prompts=1, layers=3, heads=4, tokens=4096), directory / "long.html", megabytes=0.2)
+    report_page(rope, directory / "rope.html")
+    report_page(measured("repo", ("positions", AttentionRows(rows=4, keys=3), "predictions")), directory / "few.html")
+    sides = {layout: measured(layout, ("positions", *TOKENS)) for layout in ("repo", "repo@1")}
+    comparison_page(ri.compare(sides), directory / "compared.html")
     return directory
 
 
@@ -225,6 +253,68 @@ def test_a_narrow_page_is_as_wide_as_its_window(opened, dark):
     assert browser.run("document.documentElement.scrollWidth") <= 420
     paper = browser.run("document.querySelector('#explorer-panels .plot').layout.paper_bgcolor")
     assert paper == ("#1e2023" if dark else "#ffffff")
+
+
+def test_a_run_without_positions_opens_on_its_heads_and_shows_where_they_look(opened, rope):
+    browser = opened("rope.html")
+    rows, expected = rope["attention_rows"].to_dataset(), rope["predictions"].to_dataset()
+    assert len(tiles(browser)) == rows.sizes["layer"] * rows.sizes["head"]
+    assert not browser.run("document.querySelector('#explorer-panels .plot').data.some((trace) => trace.type === 'bar')")
+    browser.run("document.querySelector('.tile[data-head=\"1/2\"]').click()")
+    browser.run("document.querySelector('#explorer-text [data-token=\"9\"]').click()")
+    bars = "document.querySelector('.chosen-panel .plot').data.find((trace) => trace.type === 'bar')"
+    own = rows.sel(layer=1, head=2, query=9)
+    keys, weights = browser.run(f"[{bars}.x, {bars}.y]")
+    assert keys == own["key"].values[:10].tolist() and weights == pytest.approx(
+        (100 * own["weight"].values[:10]).tolist(), rel=1e-3
+    )
+    after = expected.sel(token=9)
+    said = text_of(browser, "#explorer-facts")
+    assert f"Expected next: {after['next_text'].values[0] or '∅'} {100 * float(after['probability'][0]):.3g} %" in said
+    assert f"what does follow has {100 * float(after['probability_of_next']):.3g} %" in said
+    browser.run("document.querySelector('#attention_rows .head-charts').scrollIntoView()")
+    browser.wait("document.querySelectorAll('#attention_rows .head-charts .js-plotly-plot').length === 2")
+    distances, logits = browser.run(
+        "(() => { const [one] = document.querySelectorAll('#attention_rows .head-charts .plot')[1].data; return [one.x, one.y]; })()"
+    )
+    there = np.log(own["weight"].values[:10]) + float(own["log_total"])
+    assert sorted(distances) == list(range(10))
+    assert sorted(logits) == pytest.approx(sorted(there.tolist()), abs=2e-3)
+
+
+def test_a_token_without_a_row_names_the_nearest_one_that_has(opened):
+    browser = opened("few.html")
+    browser.run("document.querySelector('#explorer-text [data-token=\"8\"]').click()")
+    assert "The run keeps the rows of 4 tokens" in text_of(browser, "#explorer-looks")
+    browser.run("document.querySelector('#explorer-looks button').click()")
+    assert browser.run("document.querySelector('#explorer-token').value") == "9"
+    assert "looks from token 9 at tokens" in text_of(browser, "#explorer-looks")
+    assert "Expected next" in text_of(browser, "#explorer-facts")
+
+
+def test_what_is_chosen_on_one_side_of_a_comparison_is_chosen_on_the_other(opened):
+    browser = opened("compared.html")
+    assert browser.run(
+        "new Set([...document.querySelectorAll('[id]')].map((one) => one.id)).size === document.querySelectorAll('[id]').length"
+    )
+    sides = "[...document.querySelectorAll('.sides > section')]"
+    chosen = f"{sides}.map((side) => side.querySelector('.tile[aria-pressed=true]').dataset.head)"
+    tokens = f"{sides}.map((side) => side.querySelector('[id$=explorer-token]').value)"
+    assert len(set(browser.run(chosen))) == 1
+    browser.run("document.querySelector('#side-0 .tile[data-head=\"1/3\"]').click()")
+    assert browser.run(chosen) == ["1/3", "1/3"]
+    browser.run("document.querySelector('#side-1-explorer-text [data-token=\"7\"]').click()")
+    assert browser.run(tokens) == ["7", "7"]
+    looks = browser.run(f"{sides}.map((side) => side.querySelector('[id$=explorer-looks]').textContent)")
+    assert all(text.startswith("L1 H3 looks from token 7") for text in looks) and looks[0] != looks[1]
+    browser.run("document.querySelector('#side-1 .plot').focus()")
+    browser.press("ArrowRight")
+    assert browser.run(tokens) == ["8", "8"]
+    assert browser.run("[...document.querySelectorAll('.switch input:checked')].map((one) => one.value)") == ["own", "own"]
+    address = browser.run("location.hash")
+    browser = opened("compared.html", address, width=420, dark=True)
+    assert browser.run(tokens) == ["8", "8"] and browser.run(chosen) == ["1/3", "1/3"]
+    assert browser.run("document.documentElement.scrollWidth") <= 420
 
 
 def test_images_of_heads_are_coarsened_until_they_fit():

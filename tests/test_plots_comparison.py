@@ -72,7 +72,7 @@ def measured(scheme, seed):
     layers = [random_inputs(scheme=scheme, layer=layer, seed=seed + layer) for layer in range(2)]
     groups = {}
     for name in measure_names():
-        if name in ("gates", "segments"):
+        if name in ("gates", "segments", "predictions"):  # the last is no measure of attention
             continue
         measure = measure_named(name)
         for parameter, value in ASKED.get(name, {}).items():
@@ -97,7 +97,7 @@ def every_measure():
 
 def test_every_measure_of_the_catalogue_has_a_figure_and_a_table(every_measure):
     drawn = list(comparison_figures(every_measure))
-    one_prompt = {"attention_rows"}  # the strongest keys of single rows: nothing that runs could be averaged over
+    one_prompt = {"attention_rows", "predictions"}  # of single tokens: nothing that runs could be averaged over
     assert {one.measure for one in drawn} == set(measure_names()) - one_prompt
     assert len({one.name for one in drawn}) == len(drawn)
     assert all(one.caption.endswith(".") for one in drawn)

@@ -15,7 +15,7 @@ from repo_interp.plots import report_page
 from repo_interp.plots.catalogue import figures_of
 from repo_interp.plots.marks.heads import MISSING, HeadMap
 from repo_interp.plots.marks.outliers import focused_range
-from repo_interp.plots.pages.report import json_script
+from repo_interp.plots.pages.frame import json_script
 from repo_interp.plots.view import PageOptions
 from repo_interp.plots.views.attention_mass import mass_table
 from repo_interp.plots.views.explorer import embed, unpack_layer

@@ -197,10 +197,10 @@ def test_taking_learned_positions_away_again_leaves_nothing():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"gates": "queries"}, "gates 'queries' is unknown; wanted one of keys, separate_keys, values"),
+        ({"gates": "queries"}, "gates is 'queries'; wanted one of keys, separate_keys, values"),
         ({"p_max": -1}, "p_max is -1; wanted a whole number"),
         ({"slope": 1}, "no option 'slope'; they have assignment, gates"),
-        ({"assignment": "token"}, "assignment 'token' is unknown"),
+        ({"assignment": "token"}, "assignment is 'token'; wanted one of kv_head"),
     ],
 )
 def test_options_that_do_not_exist_are_refused(options, message):

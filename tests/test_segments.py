@@ -14,7 +14,6 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import repo_interp as ri
 from repo_interp.errors import InputError
-from repo_interp.inputs import select_prompts
 from repo_interp.measures import segments
 from repo_interp.measures.kernels import segmentation
 from repo_interp.measures.kernels.segmentation import (
@@ -27,7 +26,6 @@ from repo_interp.measures.kernels.segmentation import (
     variance_between,
 )
 from repo_interp.measures.segments import Segments
-from repo_interp.measures.statistics import merge
 from repo_interp.run import read_run, write_run
 from repo_interp.tasks.few_shot import FewShot
 from repo_interp.tasks.prompt import Prompt, structure
@@ -326,18 +324,6 @@ def test_nothing_to_say_is_nan():
     assert (flat["boundary_f1"] < 0.6).all(), "jumps of no size are no jumps at edges"
 
 
-def test_parts_merge_into_the_whole():
-    inputs, asked = random_inputs(tokens=48), Segments(kinds=("lines", "blocks"))
-    spans = lines(inputs, STARTS)
-    parts = [
-        asked.observe(select_prompts(inputs, slice(row, row + 1)), {name: mask[row : row + 1] for name, mask in spans.items()})
-        for row in (1, 0)
-    ]
-    whole, merged = asked.conclude(asked.observe(inputs, spans)), asked.conclude(merge(parts))
-    for name in whole.data_vars:
-        assert_array_equal(merged[name], whole[name], err_msg=str(name))
-
-
 # through analyze ------------------------------------------------------------------------------------------------------------------
 
 
@@ -383,6 +369,6 @@ def test_text_of_the_prompt_gives_the_segments():
 
 
 def test_what_cannot_be_done_is_said():
-    for options, said in (({"draws": 0}, "at least one draw"), ({"kinds": ()}, "no kind"), ({"tolerance": -1}, "tolerance")):
+    for options, said in (({"draws": 0}, "draws is 0"), ({"kinds": ()}, "at least one"), ({"tolerance": -1}, "tolerance is -1")):
         with pytest.raises(InputError, match=said):
             Segments(**options)

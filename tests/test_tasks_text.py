@@ -104,7 +104,7 @@ def test_following_counts_any_label_of_the_set():
         (b"sentence\tlabel\na\t1\nb\n", "line 3: wanted 2 cells, got 1"),
         (b"sentence\tlabel\na\t1\nb\t\n", "line 3: a text or the label is empty"),
         (b"sentence\tlabel\na\t1\nb\t1\n", "rows of at least two labels"),
-        (b"sentence\tlabel\ncaf\xe9\t1\n", "it is not UTF-8"),
+        (b"sentence\tlabel\ncaf\xe9\t1\n", "byte 18 is not UTF-8"),
     ],
 )
 def test_broken_tables(content, message, tmp_path):
@@ -116,7 +116,7 @@ def test_broken_tables(content, message, tmp_path):
 def test_few_shot_text_that_cannot_be_made(tmp_path):
     (tmp_path / "rows.tsv").write_text(GLUE["sst2.tsv"])
     for arguments, message in (
-        ({"rows": tmp_path / "absent.tsv"}, "No such file"),
+        ({"rows": tmp_path / "absent.tsv"}, "there is no file"),
         ({"rows": tmp_path / "rows.tsv", "shots": 3}, "wanted more rows than the 3 shots, got 3"),
         ({"length": 40}, "5 examples take at least"),
         ({"count": 0}, "at least one prompt"),

@@ -68,12 +68,16 @@ def test_neighbouring_layers_with_the_same_numbers_share_a_row():
     assert re.search(r"│ layers 0-3 +│ RoPE", text) and re.search(r"│ layer 4 +│ RePo", text)
 
 
+TOKENS = ("attention_rows", "predictions")
+"""What is measured of the first prompt whatever the checkpoint."""
+
+
 @pytest.mark.parametrize(
     ("layout", "groups"),
     [
-        ("rope", {"components", "three_axis", "fake_distance", "rotation", "attention_mass"}),
-        ("nope", {"components", "three_axis", "attention_mass"}),
-        ("repo@1", {"positions", "patterns", "attention_mass"}),
+        ("rope", {"components", "three_axis", "fake_distance", "rotation", "attention_mass", *TOKENS}),
+        ("nope", {"components", "three_axis", "attention_mass", *TOKENS}),
+        ("repo@1", {"positions", "patterns", "attention_mass", *TOKENS}),
     ],
 )
 def test_default_measures_follow_the_checkpoint(layout, groups, tmp_path):

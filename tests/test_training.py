@@ -259,7 +259,7 @@ def test_configuration_survives_toml_and_refuses_what_cannot_be():
         ({"steps": 2.5}, "a whole number"),
         ({"steps": True}, "a whole number"),
         ({"learning_rate": float("nan")}, "is nan; wanted a number"),
-        ({"curriculum": 1.5}, "share between 0 and 1"),
+        ({"curriculum": 1.5}, "wanted a number from 0 to 1"),
         ({"heads": 3}, "multiple of the 3 heads"),
         ({"heads": 16}, "even width"),
         ({"kv_heads": 3}, "divisor"),

@@ -5,12 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Optional
+from typing import Annotated, Any, Literal, Optional
 
+import numpy as np
 import pytest
+from annotated_types import MinLen
 
 from repo_interp.errors import InputError
-from repo_interp.values import checked, duration, in_words, json_number, value_of, with_field
+from repo_interp.values import (
+    Count,
+    Positive,
+    Seed,
+    Share,
+    check_fields,
+    checked,
+    duration,
+    in_words,
+    json_number,
+    shortened,
+    value_of,
+    with_field,
+)
 
 READ = [
     ("3", int, 3),
@@ -64,8 +79,7 @@ REFUSED = [
 def test_what_is_no_value_of_the_type_is_refused_in_one_line(text, kind, wanted):
     with pytest.raises(InputError) as refusal:
         value_of(text, kind, "measure.option")
-    message = str(refusal.value)
-    assert message.startswith(f"measure.option={text}: wanted {wanted} (") and "\n" not in message
+    assert str(refusal.value) == f"measure.option={shortened(text)}: wanted {wanted}"
 
 
 def test_a_type_without_a_plain_name_is_said_as_it_is_written():
@@ -92,6 +106,11 @@ def test_a_whole_number_is_taken_for_a_float():
         (3.0, int, "a whole number"),
         (True, int, "a whole number"),
         (math.nan, float, "a number"),
+        (0, Count, "a whole number from 1 to 1,000,000"),
+        (1.5, Share, "a number from 0 to 1"),
+        (0, Positive, "a number above 0 and of at most 1,000,000,000"),
+        (-1, Seed, "a whole number of at least 0 and below 2^63"),
+        ((), Annotated[tuple[int, ...], MinLen(1)], "whole numbers with commas between them, at least one"),
         (math.inf, float, "a number"),
         (1, bool, "true or false"),
         (3, str, "a word"),
@@ -102,6 +121,34 @@ def test_a_value_of_another_type_is_not_converted(value, kind, wanted):
     with pytest.raises(InputError) as refusal:
         checked(value, kind, "longest")
     assert str(refusal.value) == f"longest is {value!r}; wanted {wanted}"
+
+
+@dataclass(frozen=True)
+class Ranged:
+    share: Share = 0.5
+    counts: tuple[Count, ...] = (1,)
+
+    def __post_init__(self) -> None:
+        check_fields(self, "ranged")
+
+
+def test_python_and_text_are_held_to_the_same_range():
+    assert Ranged(share=1, counts=[np.int64(3), 4]) == Ranged(share=1.0, counts=(3, 4))
+    assert type(Ranged(share=1).share) is float
+    for name, value, text in (
+        ("share", math.nan, "nan"),
+        ("share", math.inf, "inf"),
+        ("share", -0.1, "-0.1"),
+        ("share", True, "yes"),
+        ("counts", (0,), "0"),
+        ("counts", (10**9,), "1000000000"),
+        ("counts", (1.5,), "1.5"),
+    ):
+        with pytest.raises(InputError, match=f"^ranged.{name} is .*; wanted .*number") as in_python:
+            Ranged(**{name: value})
+        with pytest.raises(InputError, match=f"^ranged.{name}={text}: wanted .*number") as as_text:
+            with_field(Ranged(), name, text, "ranged")
+        assert str(in_python.value).partition("wanted")[2] == str(as_text.value).partition("wanted")[2]
 
 
 @dataclass(frozen=True)

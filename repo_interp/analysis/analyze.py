@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,10 +25,12 @@ import xarray as xr
 from torch import nn
 
 from repo_interp.analysis.atlas import GROUP, joined
-from repo_interp.analysis.batches import BatchStore, describe_prompts, make_batches, structure_for
+from repo_interp.analysis.batches import BatchStore, describe_predictions, describe_prompts, make_batches, structure_for
 from repo_interp.analysis.coercion import Prompts, as_prompts
+from repo_interp.analysis.finite import Faults
+from repo_interp.analysis.notes import RoundedPositions, notes_on, rounded_positions
 from repo_interp.analysis.observing import MergedStatistics, group_of, measures_for, observe_batch
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, NotFinite
 from repo_interp.experiments.catalogue import Experiment, Plan, planned
 from repo_interp.experiments.resumable_grid import ResumableGrid
 from repo_interp.measures.catalogue import measure_named
@@ -38,7 +41,7 @@ from repo_interp.models.bridge import tokenizer_of
 from repo_interp.models.provenance import identity
 from repo_interp.models.reposition import attentions, layout
 from repo_interp.run import make_run, versions
-from repo_interp.tasks.prompt import Prompt
+from repo_interp.tasks.prompt import Prompt, main_span
 from repo_interp.tasks.prompt import digest as prompts_digest
 from repo_interp.tasks.task import Task
 
@@ -67,66 +70,89 @@ def analyze(
     """A run of `prompts` on a repositioned model or bridge, with one node per measure, and those of each experiment.
 
     `prompts`: Prompts, texts or tokens, one or many (see `analysis.coercion`). `measures` are names of the catalogue or objects like a
-    `Measure`; None: positions, patterns and, where every prompt marks generated tokens, attention_mass. `experiments`: names
-    ("perturbation", "extrapolation", "effects", "saliency", "atlas"), objects that follow `Experiment`, or what `planned` made of them.
-    `layers` and `heads` (numbers; None: all) restrict what is measured.
+    `Measure`; None: `default_measures`. `experiments`: names ("perturbation", "extrapolation", "effects", "saliency", "atlas"), objects
+    that follow `Experiment`, or what `planned` made of them. `layers` and `heads` (numbers; None: all) restrict what is measured.
     `task`: what experiments score `prompts` by; None: their generated tokens where all have some, else the log perplexity of every
     token. `store`, a directory, keeps finished batches so that a repeated call goes on after an interruption; it is emptied at the
     end. Batches are written there together, once `store_every` seconds have passed since the last ones were (0: each at once), and
-    whenever the analysis ends early. Raises InputError where prompts, layers or heads do not fit the model, the measures or the
-    experiments.
+    whenever the analysis ends early. What meets NaN or infinity stops alone, and the run's attribute `stopped` says where; `notes` has
+    lines about the whole. Raises InputError where prompts, layers or heads do not fit the model, the measures or the experiments, and
+    NotFinite where everything stopped.
     """
     prompts = as_prompts(prompts, bridge)
-    chosen = measures_for(bridge, measures_named(default_measures(prompts) if measures is None else measures))
     schemes = layout(bridge)
+    chosen = measures_for(bridge, measures_named(default_measures(prompts, (), layers) if measures is None else measures))
     layers, heads = require_measurable(bridge, prompts, chosen, layers, heads)
     plans = planned(bridge, prompts, experiments, task)
     structure = structure_for(prompts, chosen, tokenizer_of(bridge))
     batches = make_batches(prompts, batch_size, next(bridge.parameters()).device, structure) if chosen else []
     finished = BatchStore(store, _fingerprint(bridge, prompts, chosen, layers, heads, batch_size, structure, plans, task))
     merged = {measure.name: MergedStatistics() for measure in chosen}
+    faults, notes = Faults(), notes_on(bridge, prompts, chosen)
+    if (rounded := rounded_positions(bridge)) is not None:
+        warnings.warn(rounded, RoundedPositions, stacklevel=2)
     with _kept(finished, store_every) as keep:
         for number, batch in enumerate(batches):
             observed = finished.read(number)
             if observed is None:
                 observed = observe_batch(
-                    bridge, batch, chosen, layers, heads, _advance(progress, number, len(batches), len(layers))
+                    bridge, batch, chosen, layers, heads, _advance(progress, number, len(batches), len(layers)), faults
                 )
-                keep(number, observed)
+                faults.require_some([] if plans else merged)
+                if len(observed) == len(chosen):  # one that something stopped in is observed again, to say why
+                    keep(number, observed)
             for name, statistics in observed.items():
                 merged[name].add(statistics)
             if progress is not None:
                 progress((number + 1) * len(layers), len(batches) * len(layers))
-        groups = {measure.name: group_of(measure, merged[measure.name].total(), schemes) for measure in chosen}
-        if "positions" in groups:
-            groups["positions"] = groups["positions"].merge(describe_prompts(prompts, tokenizer_of(bridge)))
+        finite = [measure for measure in chosen if measure.name not in faults.stopped]
+        groups = {measure.name: group_of(measure, merged[measure.name].total(), schemes) for measure in finite}
+        for name, described in (("positions", prompts), ("attention_rows", prompts[:1])):
+            if name in groups:
+                groups[name] = groups[name].merge(describe_prompts(described, tokenizer_of(bridge)))
+        if "predictions" in groups:
+            groups["predictions"] = describe_predictions(groups["predictions"], prompts[0], tokenizer_of(bridge))
         for plan in plans:
             name = plan.experiment.name
             grid = ResumableGrid(None if store is None else Path(store) / name)
             parameters = parameter_attributes(plan.experiment.parameters)
-            for group_name, group in plan.run(batch_size, grid, _of_experiment(experiment_progress, name)).items():
+            try:
+                made = plan.run(batch_size, grid, _of_experiment(experiment_progress, name))
+            except NotFinite as error:
+                faults.stop(name, str(error))
+                continue
+            for group_name, group in made.items():
                 groups[group_name] = group.assign_attrs(parameters | group.attrs)
+        faults.require_some([*merged, *(plan.experiment.name for plan in plans)])
     if GROUP in groups:
         groups[GROUP] = joined(groups)
     finished.clear()
-    return make_run(groups, _provenance(bridge, prompts))
+    said = {"notes": "\n".join((*notes, *faults.outputs))} if notes or faults.outputs else {}
+    return make_run(groups, _provenance(bridge, prompts) | said | faults.attributes)
 
 
-def default_measures(prompts: Sequence[Prompt], schemes: Sequence[str] = ()) -> tuple[str, ...]:
-    """What is measured on `prompts` when no measure is named.
+def default_measures(
+    prompts: Sequence[Prompt], schemes: Sequence[str] = (), layers: Sequence[int] | None = None
+) -> tuple[str, ...]:
+    """What is measured on `prompts` when no measure is named: what the positions say, where tokens look, and what the model expects next.
 
     `schemes`: those of a checkpoint's layers, where the measures are to follow them: positions that are the token index in every layer,
-    or are not there, say nothing.
+    or are not there, say nothing. `layers`: those that are measured; where these are some, predictions would need the others too.
     """
     mass = ("attention_mass",) if all(prompt.generated for prompt in prompts) else ()
+    tokens = ("attention_rows", *(("predictions",) if layers is None else ()))
     if not schemes or not set(schemes) <= {"rope", "nope"}:
-        return ("positions", "patterns", *mass)
-    return ("components", "three_axis", *(("fake_distance", "rotation") if "rope" in schemes else ()), *mass)
+        return ("positions", "patterns", *mass, *tokens)
+    return ("components", "three_axis", *(("fake_distance", "rotation") if "rope" in schemes else ()), *mass, *tokens)
 
 
 def measures_named(measures: Sequence[str | Measure]) -> list[Measure]:
     """`measures` as objects. Beside `maps`, a `three_axis` that is only named keeps the axes that its figure shows."""
     objects = [measure_named(measure) if isinstance(measure, str) else measure for measure in measures]
+    names = [measure.name for measure in objects]
+    twice = [name for place, name in enumerate(names) if name in names[:place]]
+    if twice:
+        raise InputError(f"the measure {twice[0]!r} was asked for twice; name it once")
     beside_maps = any(measure.name == "maps" for measure in objects)
     return [
         ThreeAxis(axes="first_prompt") if beside_maps and asked == "three_axis" else made
@@ -215,6 +241,11 @@ def _require_prompts(prompts: Sequence[Prompt], measures: Sequence[Measure], voc
         if max(prompt.tokens) >= vocabulary:
             raise InputError(f"prompt {number} has token {max(prompt.tokens)}; the model's tokens are 0 to {vocabulary - 1}")
         for measure in measures:
+            if len(prompt.tokens) < measure.fewest_tokens:
+                raise InputError(
+                    f"prompt {number} has {len(prompt.tokens)} tokens, and {measure.name} with these parameters needs "
+                    f"{measure.fewest_tokens}; give longer prompts, or other parameters"
+                )
             absent = [name for name in measure.required_spans if not prompt.all_spans().get(name)]
             if absent:
                 raise InputError(
@@ -232,6 +263,7 @@ def _provenance(bridge: nn.Module, prompts: Sequence[Prompt]) -> dict[str, Any]:
         **identity(bridge),
         "prompts": len(prompts),
         "prompts_digest": prompts_digest(prompts),
+        "main_span": main_span(prompts) or "",
         **{f"version_{name}": number for name, number in versions().items()},
     }
 

@@ -131,6 +131,17 @@ def describe_prompts(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBa
     return xr.Dataset(described_arrays)
 
 
+def describe_predictions(group: xr.Dataset, prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None = None) -> xr.Dataset:
+    """`group` of the measure `predictions` with the texts of next tokens: the tokenizer's, or those that tokens have in `prompt`."""
+    known = dict(zip(prompt.tokens, prompt.token_text, strict=True)) if prompt.token_text is not None else {}
+    if tokenizer is None and not known:
+        return group
+    ids = group["next_token"]
+    named = {token: known.get(token) or ("" if tokenizer is None else str(tokenizer.decode([token]))) for token in np.unique(ids)}
+    texts = np.array([named[token] for token in ids.values.flat], dtype=object).reshape(ids.shape)
+    return group.assign(next_text=described(ids.copy(data=texts), "text of the next token", "1"))
+
+
 def _texts(prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None) -> Sequence[str]:
     if prompt.token_text is not None:
         return prompt.token_text

@@ -3,7 +3,8 @@
     operations of a layer (n) = 2 P n + 2 H d n^2         P parameters per layer, n tokens, H heads of d dimensions
     seconds = passes + measures + merging
     passes    operations of all layers and prompts / speed, the speed from a timed pass through the first layers
-    measures  the time of each on the first layer of every scheme; beyond the probe's length it grows as between half of it and all
+    measures  the time of each on the first layer of every scheme; beyond the probe's length it grows as between half of it and all, by
+              at most the power that the measure declares; once where all that it keeps is of the first prompt
     merging   per batch, from the probe's statistics
     bytes     the larger of the peak so far (loading) and what is held now + activations + statistics of all prompts + drawing
 
@@ -24,11 +25,12 @@ import torch
 from torch import nn
 
 from repo_interp.analysis.batches import make_batches, structure_for
+from repo_interp.analysis.finite import Faults
 from repo_interp.analysis.observing import MergedStatistics, group_of, measures_for, observe_batch
 from repo_interp.inputs import AttentionInputs, Spans
 from repo_interp.measures.statistics import Measure, Statistics
 from repo_interp.models.bridge import tokenizer_of
-from repo_interp.models.capture import decode
+from repo_interp.models.capture import decode, predictions_of
 from repo_interp.models.reposition import attentions, decoder_of, layout
 from repo_interp.tasks.prompt import Prompt
 from repo_interp.values import duration
@@ -88,14 +90,16 @@ def estimate(
             first, full = full, probe(length)
     speed = (probed[-1] + 1) * operations(full.tokens) / max(full.passing, 1e-6)
     depth = layers[-1] + 1 if chosen else 0
-    alike = [sum(schemes[layer] == schemes[place] for layer in layers) for place in probed]
-    seconds = 0.0
-    for prompt in prompts:
-        length = len(prompt.tokens)
-        seconds += depth * operations(length) / speed
+    if any(measure.reads_predictions for measure in chosen):
+        depth = len(schemes)
+    alike = [sum(schemes[layer] == schemes[place] for layer in layers) for place in probed] + [1]
+    seconds = sum(depth * operations(len(prompt.tokens)) / speed for prompt in prompts)
+    for measure, before, after in zip(chosen, first.measuring, full.measuring, strict=True):
+        lengths = [len(prompt.tokens) for prompt in (prompts[:1] if measure.name in full.once else prompts)]
         seconds += sum(
-            count * _at_length(length, (first.tokens, before), (full.tokens, after))
-            for count, before, after in zip(alike, first.measuring, full.measuring, strict=True)
+            count * _at_length(length, (first.tokens, short), (full.tokens, long), measure.growth)
+            for length in lengths
+            for count, short, long in zip(alike, before, after, strict=True)
         )
     batches = math.ceil(len(prompts) / batch_size)
     seconds += batches * (full.labelling * len(layers) / len(probed) + full.merging)
@@ -113,18 +117,22 @@ class _Probe:
     tokens: int
     passing: float
     """The forward pass alone."""
-    measuring: tuple[float, ...]
-    """All measures, for every layer that is measured."""
+    measuring: tuple[tuple[float, ...], ...]
+    """Of every measure, for every layer that is probed; and last what it takes for predictions."""
     labelling: float
     """Statistics of layers and measures put together."""
     merging: float
     """Statistics of one batch merged with those before it, and groups concluded from them."""
     bytes: float
-    """Of the statistics."""
+    """Of the statistics that grow with prompts and tokens."""
+    bounded: float = 0.0
+    """Bytes of the statistics of the first prompt alone, which have a largest size."""
+    once: frozenset[str] = frozenset()
+    """Names of the measures that keep something of the first prompt alone."""
 
     @property
     def seconds(self) -> float:
-        return 2 * self.passing + sum(self.measuring) + self.labelling + self.merging
+        return 2 * self.passing + sum(map(sum, self.measuring)) + self.labelling + self.merging
 
 
 def _probe(
@@ -133,13 +141,24 @@ def _probe(
     device = next(bridge.parameters()).device
     structure = structure_for([prompt], measures, tokenizer_of(bridge))
     (batch,) = make_batches([prompt], 1, device, structure)
-    passing = min(_timed(lambda: decode(bridge, batch.tokens, batch.valid, layers[-1]), device)[0] for _ in range(2))
+    passed = [_timed(lambda: decode(bridge, batch.tokens, batch.valid, layers[-1]), device) for _ in range(2)]
+    passing = min(seconds for seconds, _ in passed)
     if not measures:
-        return _Probe(len(prompt.tokens), passing, (0.0,) * len(layers), 0.0, 0.0, 0.0)
+        return _Probe(len(prompt.tokens), passing, (), 0.0, 0.0, 0.0)
     timed = [_Timed(measure, [0.0] * len(layers), layers) for measure in measures]
-    whole, observed = _timed(lambda: observe_batch(bridge, batch, cast(Sequence[Measure], timed), layers, heads), device)
-    measuring = tuple(map(sum, zip(*(measure.seconds for measure in timed), strict=True)))
+    whole, observed = _timed(
+        lambda: observe_batch(bridge, batch, cast(Sequence[Measure], timed), layers, heads, None, Faults()), device
+    )
+    measuring = [list(measure.seconds) for measure in timed]
+    labelling = max(0.0, whole - passing - sum(map(sum, measuring)))
+    predictions = predictions_of(bridge, passed[0][1], batch.tokens, batch.valid, torch.as_tensor(batch.numbers))
+    for measure, seconds in zip(measures, measuring, strict=True):
+        predicting, seen = _timed(lambda measure=measure: measure.observe_predictions(predictions, batch.spans), device)
+        seconds.append(predicting)
+        if measure.reads_predictions:
+            observed[measure.name] = seen
 
+    measures = [measure for measure in measures if measure.name in observed]  # what stops takes no time
     batches = {measure.name: MergedStatistics() for measure in measures}
 
     def add() -> None:
@@ -154,9 +173,12 @@ def _probe(
 
     add()  # sums of the second batch are merged with those of the first
     merging = _timed(add, device)[0] + _timed(conclude, device)[0]
-    size = sum(part.nbytes for each in observed.values() for part in (each.per_prompt, each.sums, each.first_prompt))
-    labelling = max(0.0, whole - passing - sum(measuring))
-    return _Probe(len(prompt.tokens), passing, measuring, labelling, merging, float(size))
+    once = frozenset(name for name, each in observed.items() if not each.per_prompt.data_vars and not each.sums.data_vars)
+    size, bounded = (
+        float(sum(part.nbytes for name in names for part in vars(observed[name]).values()))
+        for names in (set(observed) - once, once)
+    )
+    return _Probe(len(prompt.tokens), passing, tuple(map(tuple, measuring)), labelling, merging, size, bounded, once)
 
 
 @dataclass(frozen=True)
@@ -166,6 +188,8 @@ class _Timed:
     measure: Measure
     seconds: list[float]
     layers: Sequence[int]
+    reads_predictions: bool = False
+    """What the model expects is timed apart, without the layers that are not probed."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.measure, name)
@@ -217,13 +241,15 @@ def _operations(bridge: nn.Module) -> Callable[[int], float]:
     return lambda tokens: 2.0 * max(parameters, config.hidden_size) * tokens + 2.0 * width * tokens**2
 
 
-def _at_length(length: int, first: tuple[int, float], second: tuple[int, float]) -> float:
-    """Seconds at `length` tokens, from (tokens, seconds) of two probes: a power between 0 and 2, beyond them as between them."""
+def _at_length(length: int, first: tuple[int, float], second: tuple[int, float], most: float = 2.0) -> float:
+    """Seconds at `length` tokens, from (tokens, seconds) of two probes: a power between 0 and `most`, beyond them as between them."""
     (shorter, before), (longer, after) = first, second
     if shorter == longer:
         return after * (length / longer)
+    if length <= longer:
+        most = 2.0  # what is bounded beyond the probes need not be between them
     power = math.log(max(after, 1e-9) / max(before, 1e-9)) / math.log(longer / shorter)
-    return after * (length / longer) ** min(max(power, 0.0), 2.0)
+    return after * (length / longer) ** min(max(power, 0.0), most)
 
 
 def _bytes(
@@ -233,7 +259,7 @@ def _bytes(
     config, parameters = next(attentions(bridge)).config, list(bridge.parameters())
     longest, elements = max(len(prompt.tokens) for prompt in prompts), parameters[0].element_size()
     activations = float(elements) * batch_size * longest * (8 * config.hidden_size + 3 * config.intermediate_size)
-    statistics = probe.bytes * layers * sum(len(prompt.tokens) for prompt in prompts) / probe.tokens
+    statistics = layers * (probe.bytes * sum(len(prompt.tokens) for prompt in prompts) / probe.tokens + probe.bounded)
     logits = 20.0 * config.vocab_size * max(passes, default=0) * batch_size
     running = max(activations, logits) + statistics
     if parameters[0].device.type != "cpu":

@@ -20,11 +20,12 @@ import xarray as xr
 from torch import nn
 
 from repo_interp.analysis.batches import Batch, make_batches
+from repo_interp.analysis.finite import Faults, fault_in, fault_of_outputs
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, select_heads
 from repo_interp.measures.labels import parameter_attributes
 from repo_interp.measures.statistics import Measure, Statistics, as_measure, merge
-from repo_interp.models.capture import capture
+from repo_interp.models.capture import decode, observing, predictions_of
 from repo_interp.models.provenance import length_trained
 from repo_interp.models.reposition import layout
 from repo_interp.run import with_schemes
@@ -54,6 +55,7 @@ def measures_for(bridge: nn.Module, measures: Sequence[Measure]) -> list[Measure
     return [as_measure(measure).for_training_length(length_trained(bridge)) for measure in measures]
 
 
+@torch.no_grad()
 def observe_batch(
     bridge: nn.Module,
     batch: Batch,
@@ -61,21 +63,53 @@ def observe_batch(
     layers: Sequence[int],
     heads: Sequence[int] | None = None,
     advance: Callable[[int], None] | None = None,
+    faults: Faults | None = None,
 ) -> dict[str, Statistics]:
-    """Statistics of one batch by measure, from one forward pass. `advance` is called with the number of layers observed."""
+    """Statistics of one batch by measure, from one forward pass. `advance` is called with the number of layers observed.
+
+    A measure that meets numbers that are not finite stops, and is told to `faults`; None: NotFinite is raised.
+    """
     parts: dict[str, list[Statistics]] = {measure.name: [] for measure in measures}
+    found, observed = Faults() if faults is None else faults, 0
 
     def receive(inputs: AttentionInputs) -> None:
+        nonlocal observed
+        broken, inputs = inputs.faults, replace(inputs, tokens=batch.tokens)
         if heads is not None:
             inputs = select_heads(inputs, heads)
+            broken = broken if inputs.faults else {}  # of heads that nobody asked for
         for measure in measures:
-            spans = {**batch.spans, **batch.structure} if measure.segment_kinds else batch.spans
-            parts[measure.name].append(_with_head_numbers(measure.observe(inputs, spans), heads))
+            if measure.name in found.stopped:
+                continue
+            fault = next((broken[name] for name in measure.reads if name in broken), None)
+            if fault is None:
+                spans = {**batch.spans, **batch.structure} if measure.segment_kinds else batch.spans
+                statistics = _with_head_numbers(measure.observe(inputs, spans), heads)
+                fault = fault_in(statistics, measure, inputs)
+                parts[measure.name].append(statistics)
+            if fault is not None:
+                found.stop(measure.name, fault)
+        observed += 1
         if advance is not None:
-            advance(len(parts[measures[0].name]))
+            advance(observed)
 
-    capture(bridge, batch.tokens, batch.valid, torch.as_tensor(batch.numbers), receive, layers)
-    return {name: merge(statistics) for name, statistics in parts.items()}
+    numbers = torch.as_tensor(batch.numbers)
+    reading = [measure for measure in measures if measure.reads_predictions]
+    with torch.no_grad():
+        with observing(bridge, batch.valid, numbers, receive, layers):
+            hidden = decode(bridge, batch.tokens, batch.valid, None if reading else max(layers, default=None))
+        fault = fault_of_outputs(hidden, batch.valid, batch.numbers)
+        if fault is not None and not found.stopped:
+            found.outputs.append(fault)
+        for measure in reading:
+            if fault is not None:
+                found.stop(measure.name, fault)
+                continue
+            predictions = predictions_of(bridge, hidden, batch.tokens, batch.valid, numbers)
+            parts[measure.name].append(measure.observe_predictions(predictions, batch.spans))
+    if faults is None:
+        found.require_none()
+    return {name: merge(statistics) for name, statistics in parts.items() if name not in found.stopped}
 
 
 def group_of(measure: Measure, statistics: Statistics, schemes: Sequence[str]) -> xr.Dataset:

@@ -17,6 +17,7 @@ from typing import Any
 import xarray as xr
 from torch import nn
 
+from repo_interp.analysis.notes import notes_on, require_memory_for_pass
 from repo_interp.errors import InputError
 from repo_interp.experiments.generated_scores import needle_scores, question_scores
 from repo_interp.experiments.task_scores import task_scores
@@ -54,6 +55,9 @@ def score(
         raise InputError(
             f"the task {chosen.name} has {wanted} tokens, the checkpoint {present}; wanted a checkpoint trained on it"
         )
+    for name in test_sets or ():
+        longest = max(len(prompt.tokens) for prompt in chosen.prompts(1, seed, name))
+        require_memory_for_pass(bridge, longest, min(count, batch_size))
     return _run(bridge, task_scores(model_of(bridge), chosen, test_sets, count, seed, answers, batch_size, progress))
 
 
@@ -131,6 +135,7 @@ def _tokenizer(bridge: Any) -> Any:
 
 
 def _run(bridge: nn.Module, scores: xr.Dataset) -> xr.DataTree:
+    notes = {"notes": "\n".join(said)} if (said := notes_on(bridge)) else {}
     return make_run(
-        {"scores": scores}, {**identity(bridge), **{f"version_{name}": number for name, number in versions().items()}}
+        {"scores": scores}, {**identity(bridge), **{f"version_{name}": number for name, number in versions().items()}, **notes}
     )

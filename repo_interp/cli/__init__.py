@@ -11,11 +11,13 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
 from repo_interp import __version__
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, one_line
+from repo_interp.failures import is_out_of_memory
 
 COMMANDS = ("analyze", "inspect", "fetch", "train", "train steps", "score", "zoo", "figures", "compare")
 """Commands; of those with two words, the second names the module."""
@@ -24,28 +26,65 @@ COMMANDS = ("analyze", "inspect", "fetch", "train", "train steps", "score", "zoo
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     given = _joined(list(sys.argv[1:] if arguments is None else arguments))
-    parsed = _parser(given).parse_args(given)
+    try:
+        parsed = _parser(given).parse_args(given)
+    except _WrongUsage as error:
+        return _said(error.command, str(error), 2)
     # Libraries must neither look for a network nor talk over our progress bars; a hub id still goes to the hub.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TQDM_DISABLE", "1")
+    command = f"repo-interp {parsed.command}"
     try:
-        return _module(parsed.command).run(parsed)
+        code = _module(parsed.command).run(parsed)
+        sys.stdout.flush()
+        return code
     except InputError as error:
-        sys.stderr.write(f"repo-interp {parsed.command}: {error}\n")
-        return 2
+        return _said(command, str(error), 2)
     except KeyboardInterrupt as interruption:
-        reason = f": {interruption}" if str(interruption) else ""
-        sys.stderr.write(f"repo-interp {parsed.command}: interrupted{reason}\n")
-        return 130
+        return _said(command, f"interrupted: {interruption}" if str(interruption) else "interrupted", 130)
     except SystemExit as end:  # ours return a code
-        sys.stderr.write(
-            f"repo-interp {parsed.command}: code of another package called sys.exit({end.code!r}); nothing was finished\n"
-        )
-        return 1
+        return _said(command, f"code of another package called sys.exit({end.code!r}); nothing was finished", 1)
     except BrokenPipeError:
-        sys.stderr.close()
+        _close(sys.stdout)
         return 141
+    except OSError as error:
+        if error.filename is None:
+            _close(sys.stdout)  # else Python itself complains when it cannot be flushed at the end
+        what = "the output" if error.filename is None else one_line(error.filename)
+        return _said(command, f"{what} cannot be read or written ({error.strerror or error})", 2)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return _said(
+            command, "not enough memory; give shorter prompts, fewer of them at a time (--batch-size), or a smaller model", 2
+        )
+
+
+class _WrongUsage(InputError):
+    def __init__(self, command: str, message: str) -> None:
+        super().__init__(f"{message} (see {command} --help)")
+        self.command = command
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that refuses in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise _WrongUsage(self.prog, message)
+
+
+def _said(command: str, line: str, code: int) -> int:
+    """`code`, after one line on standard error, where there is somebody to read it."""
+    with suppress(OSError, ValueError):
+        sys.stderr.write(f"{command}: {line}\n")
+    return code
+
+
+def _close(stream: Any) -> None:
+    """Close a stream whose reader is gone, or whose disk is full; what it holds still goes nowhere."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _joined(given: list[str]) -> list[str]:
@@ -60,7 +99,7 @@ def _module(command: str) -> Any:
 
 
 def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="repo-interp",
         description="A microscope for token positions in attention: RePo, RoPE, NoPE and their relatives.",
     )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import warnings
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from repo_interp.cli.options import add_device, add_settings, name_list, number_list, positive, positive_or_zero
+from repo_interp.cli.options import add_device, add_settings, count, name_list, number_list, seed, tokens
 
 SUMMARY = "Measure what the heads of a checkpoint do with positions: a run file, figures and a report page."
 
@@ -48,7 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=None,
         metavar="A,B",
         help="measures to take (default: components,three_axis,fake_distance,rotation where every layer rotates by the token index "
-        "or has no positions, else positions,patterns; and attention_mass where prompts mark generated tokens)",
+        "or has no positions, else positions,patterns; attention_mass where prompts mark generated tokens; and of the first prompt "
+        "attention_rows and, where all --layers are measured, predictions)",
     )
     parser.add_argument(
         "--experiments",
@@ -78,31 +80,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     generated.add_argument("--variant", choices=_VARIANTS, default="multikey_1", help="of ruler (default: multikey_1)")
     generated.add_argument(
         "--length",
-        type=positive,
+        type=tokens,
         metavar="N",
         help="tokens of a ruler prompt (default: the training length, at most 4096), or the test set of a synthetic task",
     )
-    generated.add_argument("--count", type=positive, default=20, metavar="N", help="how many prompts (default: 20)")
-    generated.add_argument("--seed", type=positive_or_zero, default=0, help="seed of the prompts (default: 0)")
+    generated.add_argument("--count", type=count, default=20, metavar="N", help="how many prompts (default: 20)")
+    generated.add_argument("--seed", type=seed, default=0, help="seed of the prompts (default: 0)")
     add_device(parser)
-    parser.add_argument("--batch-size", type=positive, default=1, metavar="N", help="prompts in one forward pass (default: 1)")
+    parser.add_argument("--batch-size", type=count, default=1, metavar="N", help="prompts in one forward pass (default: 1)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Analyse, write and print; return the exit code."""
-    from rich.console import Console
-
     from repo_interp.analysis.analyze import analyze, default_measures, measures_named, require_measurable
     from repo_interp.analysis.cost import estimate
+    from repo_interp.analysis.notes import RoundedPositions, notes_on, require_memory
     from repo_interp.analysis.observing import measures_for
     from repo_interp.analysis.publication import claimed
     from repo_interp.cli.checkpoint import DEFAULT, find, stem
+    from repo_interp.cli.console import Console, plain
     from repo_interp.cli.drawing import drawing_seconds
     from repo_interp.cli.progress import steps
     from repo_interp.cli.results import print_results
     from repo_interp.cli.tables import print_tables
     from repo_interp.errors import InputError
     from repo_interp.experiments.catalogue import experiment_named, planned
+    from repo_interp.failures import is_out_of_memory
     from repo_interp.measures.catalogue import measure_named
     from repo_interp.models.load import load
     from repo_interp.models.reposition import layout
@@ -118,14 +121,14 @@ def run(arguments: argparse.Namespace) -> int:
     for measure in arguments.measures or ():
         view_of(measure)  # and so is a view of another package that cannot be imported
     path = find(name)
-    bridge = load(path, device=_device(arguments.device), dtype=arguments.dtype)
-    if arguments.dtype != "float32" and arguments.dtype != "float64":
-        console.print(f"[yellow]positions are rounded in {arguments.dtype}; measure them in float32[/yellow]")
+    bridge = load(path, device=arguments.device, dtype=arguments.dtype)
     if arguments.prompts is not None:
         prompts, task = read_prompts(arguments.prompts, tokenizer=bridge.tokenizer, vocab_size=bridge.cfg.d_vocab), None
     else:
-        prompts, task = _make_prompts(arguments, bridge, path)
-    measures = measures_named(arguments.measures or default_measures(prompts, layout(bridge)))
+        with steps(console) as step:
+            step("making prompts")
+            prompts, task = _make_prompts(arguments, bridge, path)
+    measures = measures_named(arguments.measures or default_measures(prompts, layout(bridge), arguments.layers))
     measures, experiments = _with_parameters(measures, experiments, arguments.parameters)
     layers, heads = require_measurable(
         bridge, prompts, measures_for(bridge, measures), arguments.layers, arguments.heads
@@ -136,14 +139,18 @@ def run(arguments: argparse.Namespace) -> int:
         cost = estimate(bridge, prompts, measures, arguments.batch_size, layers, heads, passes)
         names = [part.name for part in (*measures, *experiments)]
         cost = replace(cost, seconds=cost.seconds + drawing_seconds(names))
+        require_memory(cost.bytes if arguments.device == "cpu" else 0, "this analysis")
         added = f", experiments {', '.join(arguments.experiments)} ({len(passes):,} more prompts)" if experiments else ""
         longest = max(len(prompt.tokens) for prompt in prompts)
+        for note in notes_on(bridge, prompts, measures):
+            console.print(note, style="yellow", highlight=False, markup=False)
         console.print(
-            f"[bold]{name}[/bold]: {len(prompts)} prompt{'s' if len(prompts) > 1 else ''} of up to {longest} tokens, "
+            f"[bold]{plain(name)}[/bold]: {len(prompts)} prompt{'s' if len(prompts) > 1 else ''} of up to {longest} tokens, "
             f"measures {', '.join(measure.name for measure in measures)}{added}; {cost}",
             highlight=False,
         )
-        with steps(console) as step:
+        with steps(console) as step, warnings.catch_warnings():
+            warnings.simplefilter("ignore", RoundedPositions)  # it was said above
             try:
                 measured = analyze(
                     bridge,
@@ -163,12 +170,14 @@ def run(arguments: argparse.Namespace) -> int:
                 kept = "finished batches are kept; the same command goes on from there" if results.has_batches else ""
                 raise KeyboardInterrupt(kept) from None
             except BaseException as error:
-                if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+                if is_out_of_memory(error):
                     raise InputError(f"not enough memory ({cost}); give shorter prompts or a smaller --batch-size") from None
                 raise
             published = _published(results, measured, write_report, step)
     print_tables(console, measured)
-    return print_results(console, results, published)
+    for line in measured.attrs.get("stopped", "").splitlines():
+        console.print(f"not measured: {line}", style="yellow", highlight=False, markup=False)
+    return print_results(console, results, published) or int("stopped" in measured.attrs)
 
 
 def _published(results, measured, write_report, step):
@@ -206,6 +215,7 @@ def _with_parameters(measures, experiments, parameters):
 def _make_prompts(arguments: argparse.Namespace, bridge, path: str):
     """Prompts and their task; None for those of ruler, which are judged by the tokens that they mark as generated."""
     from repo_interp import tasks
+    from repo_interp.analysis.notes import require_room_for_prompts
     from repo_interp.errors import InputError
     from repo_interp.models.provenance import loaded_from
     from repo_interp.training.trained import trained_task
@@ -218,6 +228,7 @@ def _make_prompts(arguments: argparse.Namespace, bridge, path: str):
         if bridge.tokenizer is None:
             raise InputError("this checkpoint has no tokenizer, so no prompts can be made for it; give --prompts with token ids")
         count, seed = arguments.count, arguments.seed
+        require_room_for_prompts(count, length)
         return tasks.niah(bridge.tokenizer, variant=arguments.variant, length=length, count=count, seed=seed), None
     task = trained if trained is not None and trained.name == name else tasks.make_task(name)
     if bridge.cfg.d_vocab < task.vocabulary_size:
@@ -225,19 +236,6 @@ def _make_prompts(arguments: argparse.Namespace, bridge, path: str):
             f"the task {name} has {task.vocabulary_size} tokens, the checkpoint {bridge.cfg.d_vocab}; "
             "wanted a checkpoint trained on it, or --prompts"
         )
+    require_room_for_prompts(arguments.count, arguments.length or task.training_length)
     test_set = None if arguments.length is None else str(arguments.length)
     return task.prompts(arguments.count, seed=arguments.seed, test_set=test_set), task
-
-
-def _device(name: str) -> str:
-    import torch
-
-    from repo_interp.errors import InputError
-
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(
-            f"device {name!r} is not to be had here ({str(error).splitlines()[0][:120]}); --device cpu always is"
-        ) from None
-    return name

@@ -26,9 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Compare, write and print; return the exit code."""
-    from rich.console import Console
-
     from repo_interp.analysis.publication import COMPARISON, claimed
+    from repo_interp.cli.console import Console
     from repo_interp.cli.progress import steps
     from repo_interp.cli.results import print_results
     from repo_interp.cli.tables import print_table

@@ -21,6 +21,8 @@ _SAMPLES = {
     "gates": 4.0,
     "segments": 2.0,
     "maps": 3.0,
+    "attention_rows": 0.0,
+    "predictions": 0.7,
     "effects": 2.6,
     "perturbation": 2.0,
     "extrapolation": 2.5,

@@ -6,7 +6,7 @@ import argparse
 import shlex
 from pathlib import Path
 
-from repo_interp.cli.options import add_settings, positive_or_zero
+from repo_interp.cli.options import add_settings, seed
 from repo_interp.papers.catalogue import ALL, PAPERS
 
 SUMMARY = (
@@ -52,15 +52,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_settings(
         parser, "options", "how much is measured, such as sequences=5000 for every paper that has it, or hope.controls=2 for one"
     )
-    parser.add_argument("--seed", type=positive_or_zero, default=0, help="seed of what is random (default: 0)")
+    parser.add_argument("--seed", type=seed, default=0, help="seed of what is random (default: 0)")
     parser.add_argument("--device", default="cpu", help="where the models run: cpu, cuda, cuda:1, mps (default: cpu)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Say what it will cost; measure, draw, write; print the verdicts."""
-    from rich.console import Console
-
+    from repo_interp.cli.console import Console, plain
     from repo_interp.cli.progress import steps
+    from repo_interp.files import require_directory
     from repo_interp.papers.catalogue import named
     from repo_interp.papers.kit.build import Durations
     from repo_interp.papers.kit.gallery import write_gallery
@@ -68,16 +68,19 @@ def run(arguments: argparse.Namespace) -> int:
     console = Console()
     out = Path(arguments.out)
     cache = Path(arguments.cache) if arguments.cache else out / ".cache"
+    require_directory(cache)
     durations = Durations(cache)
     papers = list(named(()).values())
     builds = _builds(arguments, out)
     with steps(console) as step:
         announced = _announced(builds, durations, step)
     for line in announced:
-        console.print(line, highlight=False, soft_wrap=True)
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
     for build in builds:
         if build.is_up_to_date and not arguments.overwrite:
-            console.print(f"[bold]{build.directory}[/bold]  stands already, made from the same", highlight=False, soft_wrap=True)
+            console.print(
+                f"[bold]{plain(build.directory)}[/bold]  stands already, made from the same", highlight=False, soft_wrap=True
+            )
             continue
         try:
             with steps(console) as step:
@@ -87,12 +90,14 @@ def run(arguments: argparse.Namespace) -> int:
             raise KeyboardInterrupt(f"what was measured is kept in {cache}; the same command goes on") from None
         _print(console, build.paper.title, verdicts)
         console.print(
-            f"[bold]{build.directory / 'README.md'}[/bold]  verdicts and figures; {len(files)} files",
+            f"[bold]{plain(build.directory / 'README.md')}[/bold]  verdicts and figures; {len(files)} files",
             highlight=False,
             soft_wrap=True,
         )
         write_gallery(out, papers)
-    console.print(f"[bold]{write_gallery(out, papers)}[/bold]  every claim and every figure", highlight=False, soft_wrap=True)
+    console.print(
+        f"[bold]{plain(write_gallery(out, papers))}[/bold]  every claim and every figure", highlight=False, soft_wrap=True
+    )
     return 0
 
 

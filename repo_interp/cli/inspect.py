@@ -15,10 +15,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table, from config.json and the headers of the weights: what does not fit the layout is refused here too."""
-    from rich.console import Console
     from rich.table import Table
 
     from repo_interp.cli.checkpoint import find
+    from repo_interp.cli.console import Console, plain
     from repo_interp.cli.tables import span_of
     from repo_interp.models.checkpoints import skeleton
     from repo_interp.models.configuration import identify
@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     config, console = checkpoint.config, Console()
     total, added = sum(parameter.numel() for parameter in model.parameters()), added_parameters(model)
     console.print(
-        f"[bold]{arguments.checkpoint}[/bold]  {checkpoint.format} format, {config.model_type}",
+        f"[bold]{plain(arguments.checkpoint)}[/bold]  {checkpoint.format} format, {config.model_type}",
         highlight=False,
     )
     console.print(

@@ -3,44 +3,62 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 from typing import Any
+
+from repo_interp.values import Count, Seed, Tokens
+
+_LARGEST = 65_535
+"""Largest number in a list of numbers: of layers, of heads, of seeds."""
 
 
 def number_list(text: str) -> tuple[int, ...]:
     """The numbers in "0,3", "5-15" or "0-2,7", each once and in the order given."""
     numbers: list[int] = []
     for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
-            raise argparse.ArgumentTypeError(f"wanted numbers or ranges such as 0,3 or 5-15, not {text!r}")
-        end = int(last) if dash else int(first)
-        if end < int(first):
+        found = re.fullmatch(r"\s*([0-9]{1,18})\s*(?:-\s*([0-9]{1,18})\s*)?", part)
+        if found is None:
+            raise argparse.ArgumentTypeError(f"wanted numbers or ranges such as 0,3 or 5-15, not {text[:80]!r}")
+        first, last = int(found[1]), int(found[2] or found[1])
+        if last < first:
             raise argparse.ArgumentTypeError(f"the range {part.strip()} runs backwards")
-        numbers.extend(range(int(first), end + 1))
+        if last > _LARGEST:
+            raise argparse.ArgumentTypeError(f"wanted numbers up to {_LARGEST:,}, not {last}")
+        numbers.extend(range(first, last + 1))
     return tuple(dict.fromkeys(numbers))
 
 
 def name_list(text: str) -> tuple[str, ...]:
-    """The names in a text with commas between them."""
+    """The names in a text with commas between them, each once."""
     names = tuple(part.strip() for part in text.split(",") if part.strip())
     if not names:
         raise argparse.ArgumentTypeError("wanted names with commas between them")
+    twice = [name for place, name in enumerate(names) if name in names[:place]]
+    if twice:
+        raise argparse.ArgumentTypeError(f"{twice[0]!r} stands twice; name it once")
     return names
 
 
-def positive(text: str) -> int:
-    """The whole number above zero in `text`."""
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"wanted a whole number above zero, not {text!r}")
-    return int(text)
+def _reader(kind: Any) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        from repo_interp.errors import InputError
+        from repo_interp.values import in_words, shortened, value_of
+
+        try:
+            return value_of(text, kind, "")
+        except InputError:
+            raise argparse.ArgumentTypeError(f"wanted {in_words(kind)}, not {shortened(repr(text))}") from None
+
+    return read
 
 
-def positive_or_zero(text: str) -> int:
-    """The whole number, zero or above, in `text`."""
-    if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"wanted a whole number, zero or above, not {text!r}")
-    return int(text)
+count = _reader(Count)
+"""The number of something in a text: of prompts, of sequences of a pass, of processes."""
+tokens = _reader(Tokens)
+"""The number of tokens in a text."""
+seed = _reader(Seed)
+"""The seed in a text."""
 
 
 SETTING = "[OWNER.]NAME=VALUE"

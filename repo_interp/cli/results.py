@@ -5,20 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from repo_interp.analysis.publication import Published, Results
+    from repo_interp.cli.console import Console
 
 
 def print_results(console: Console, results: Results, published: Published) -> int:
     """Print the paths of the page, the numbers and the figures, and one line per failure; return the exit code, 1 after a failure."""
-    from rich.markup import escape
+    from repo_interp.cli.console import plain
 
     if results.page in published.files:
-        console.print(f"[bold]{escape(str(results.page))}[/bold]  the page to look at", highlight=False)
+        console.print(f"[bold]{plain(results.page)}[/bold]  the page to look at", highlight=False)
     drawn = f"{published.figures} figure{'' if published.figures == 1 else 's'} in {published.formats} formats"
     console.print(
-        f"{escape(str(results.data_file))}  the numbers; {escape(str(results.figures))}  {drawn}",
+        f"{plain(results.data_file)}  the numbers; {plain(results.figures)}  {drawn}",
         highlight=False,
     )
     if published.tables:

@@ -6,16 +6,20 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from annotated_types import Interval
 
 from repo_interp.cli.checkpoint import stem
-from repo_interp.cli.options import add_device, add_settings, name_list, of_owner, positive, positive_or_zero, typed
+from repo_interp.cli.options import add_device, add_settings, count, name_list, of_owner, seed, tokens, typed
 
 if TYPE_CHECKING:
     import xarray as xr
 
 _DATA_SETS = ("hybridqa", "longbench", "qasper", "glue", "mmlu_pro")
 RULER = "ruler"
+_SCALING = Annotated[float, Interval(ge=1, le=1024)]
+"""How many times longer than in training prompts may become."""
 _RULER_OPTIONS = ("variant", "dialect", "essay", "depth")
 SUMMARY = "Score a checkpoint on a task, by test set and over the task's axes: a table, figures, a page and a run file."
 
@@ -35,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--length",
-        type=positive,
+        type=tokens,
         metavar="N",
         help="with --data: tokens of a prompt with its answer; longer ones lose their middle (default: the training length, scaled)",
     )
@@ -46,8 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--overwrite", action="store_true", help="replace the run that stands in --out")
     parser.add_argument("--test-sets", type=name_list, metavar="A,B", help="which test sets, such as lengths (default: all)")
-    parser.add_argument("--count", type=positive, default=200, metavar="N", help="prompts of each test set (default: 200)")
-    parser.add_argument("--seed", type=positive_or_zero, default=0, help="seed of the prompts (default: 0)")
+    parser.add_argument("--count", type=count, default=200, metavar="N", help="prompts of each test set (default: 200)")
+    parser.add_argument("--seed", type=seed, default=0, help="seed of the prompts (default: 0)")
     parser.add_argument(
         "--answers",
         choices=("forced", "generated"),
@@ -62,15 +66,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--task-size", metavar="NAME", help="size of the task (default: as it was trained, else small)")
     add_settings(parser, "task_options", f"an option of the task; of {RULER}, such as variant=multivalue or ruler.dialect=repo")
     add_device(parser)
-    parser.add_argument("--batch-size", type=positive, default=32, metavar="N", help="prompts in one forward pass (default: 32)")
+    parser.add_argument("--batch-size", type=count, default=32, metavar="N", help="prompts in one forward pass (default: 32)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Score, write and print; return the exit code."""
-    from rich.console import Console
-
+    from repo_interp.analysis.notes import notes_on
     from repo_interp.analysis.publication import claimed
     from repo_interp.cli.checkpoint import find
+    from repo_interp.cli.console import Console
     from repo_interp.cli.progress import steps
     from repo_interp.cli.results import print_results
     from repo_interp.cli.tables import print_tables
@@ -84,7 +88,10 @@ def run(arguments: argparse.Namespace) -> int:
     path = find(arguments.checkpoint)
     scaling = _scaling(arguments.scaling, training_length(identify(path).config))
     factor = 1.0 if scaling is None else float(scaling["factor"])
-    scored = _asked(arguments, load(path, arguments.device, arguments.dtype, scaling), factor)
+    bridge = load(path, arguments.device, arguments.dtype, scaling)
+    for note in notes_on(bridge):
+        console.print(note, style="yellow", highlight=False, markup=False)
+    scored = _asked(arguments, bridge, factor)
     with claimed(arguments.out, f"score-{stem(arguments.checkpoint)}", arguments.overwrite) as results, steps(console) as step:
         step("scoring")
         scores = scored(lambda done, total: step("scoring test sets", done, total))
@@ -157,13 +164,12 @@ def _scaling(text: str | None, trained: int) -> dict[str, str | float | int] | N
 
     if text is None:
         return None
+    from repo_interp.values import value_of
+
     kind, colon, factor = text.partition(":")
-    try:
-        value = float(factor)
-    except ValueError:
-        value = 0.0
-    if kind not in ("yarn", "linear") or not colon or value < 1.0:
-        raise InputError(f"scaling {text!r} is unknown; wanted yarn:FACTOR or linear:FACTOR with a factor of 1 or more")
+    if kind not in ("yarn", "linear") or not colon:
+        raise InputError(f"scaling {text!r} is unknown; wanted yarn:FACTOR or linear:FACTOR")
+    value = value_of(factor, _SCALING, f"--scaling {kind}:FACTOR")
     return {"rope_type": kind, "factor": value} | ({"original_max_position_embeddings": trained} if kind == "yarn" else {})
 
 

@@ -14,10 +14,11 @@ from itertools import groupby
 
 import numpy as np
 import xarray as xr
-from rich.console import Console
 from rich.table import Table as Drawn
 from rich.text import Text
 
+from repo_interp.cli.console import Console
+from repo_interp.errors import one_line
 from repo_interp.failures import until_failure
 from repo_interp.plots import Table
 from repo_interp.plots.catalogue import views_of
@@ -65,7 +66,7 @@ def print_table(console: Console, table: Table) -> None:
     for column, numeric in zip(table.columns, table.numeric, strict=True):
         drawn.add_column(column, justify="right" if numeric else "left")
     for row in table.formatted():
-        drawn.add_row(*(Text(cell) for cell in row))
+        drawn.add_row(*(Text(one_line(cell)) for cell in row))
     console.print(drawn)
 
 
@@ -144,7 +145,7 @@ def _print_summary(console: Console, run: xr.DataTree, views: Sequence[View]) ->
         return
     drawn = Drawn("what stands out most", "head", "there", "median head", box=None, padding=(0, 2, 0, 0), show_edge=False)
     for row in rows:
-        drawn.add_row(*(Text(cell) for cell in row))
+        drawn.add_row(*(Text(one_line(cell)) for cell in row))
     console.print(drawn)
     layer, head = rows[0][1][1:].split(" H")
     console.print(f"L{layer} H{head} is layer {layer}, head {head}; choose it in report.html.", highlight=False)

@@ -8,11 +8,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from repo_interp.cli.options import add_settings, number_list, of_owner, positive, setting, typed
+from repo_interp.cli.options import add_settings, count, number_list, of_owner, setting, typed
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
+    from repo_interp.cli.console import Console, plain
     from repo_interp.training.configuration import TrainingConfiguration
     from repo_interp.training.folder import TrainingFolder
 
@@ -43,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--overwrite", action="store_true", help="replace the training run that stands in --out")
     parser.add_argument("--seeds", type=number_list, metavar="0-2", help="one run per seed, in --out/seed-N")
-    parser.add_argument("--jobs", type=positive, default=1, metavar="N", help="runs side by side, with --seeds (default: 1)")
+    parser.add_argument("--jobs", type=count, default=1, metavar="N", help="runs side by side, with --seeds (default: 1)")
     add_settings(
         parser, "task_options", "an option of the task, such as longest=20, or of the position scheme, such as scheme.p_max=64"
     )
@@ -73,23 +72,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train, with a bar, and print what came of it."""
-    from rich.console import Console
+    from safetensors import SafetensorError
 
+    from repo_interp.cli.console import Console
     from repo_interp.cli.training_display import print_scores
+    from repo_interp.errors import InputError
 
     console = Console()
     runs = _runs(arguments)
     pending = [(configuration, folder) for configuration, folder in runs if not folder.is_finished]
     for _, folder in runs:
         if folder.is_finished and not arguments.overwrite:
-            console.print(f"{folder.directory} is finished", highlight=False)
+            console.print(f"{plain(folder.directory)} is finished", highlight=False)
     if arguments.overwrite:
         pending = runs
     if pending:
-        if arguments.seeds is None:
-            done = _train_here(console, *pending[0], arguments)
-        else:
-            done = _train_several(console, pending, arguments)
+        try:
+            if arguments.seeds is None:
+                done = _train_here(console, *pending[0], arguments)
+            else:
+                done = _train_several(console, pending, arguments)
+        except BrokenPipeError:
+            raise
+        except (OSError, SafetensorError) as error:  # the latter is how a full disk is told while weights are written
+            reason = " ".join(str(getattr(error, "strerror", None) or error).split())
+            place = _out(arguments, runs)
+            raise InputError(f"{place} cannot be written ({reason}); make room, then go on by --resume --out {place}") from None
         if not done:
             raise KeyboardInterrupt(
                 f"the state is saved; go on with: repo-interp train --resume --out {_out(arguments, runs)}{_seeds(arguments)}"

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+
+from repo_interp.cli.console import Console, plain
 
 if TYPE_CHECKING:
     from repo_interp.training.folder import TrainingFolder
@@ -25,7 +26,7 @@ def announce(console: Console, prepared: Prepared, seeds: Sequence[int], jobs: i
     several = f"seeds {', '.join(map(str, seeds))}, {jobs} at a time" if len(seeds) > 1 else f"seed {configuration.seed}"
     console.print(
         f"[bold]{configuration.task}[/bold], scheme {configuration.scheme}"
-        + (f", going on from {configuration.continue_from}" if configuration.continue_from else "")
+        + (f", going on from {plain(configuration.continue_from)}" if configuration.continue_from else "")
         + f": {configuration.steps} steps of {configuration.batch * configuration.accumulation} sequences, {several}",
         highlight=False,
     )
@@ -70,7 +71,8 @@ def print_scores(console: Console, folders: Sequence[TrainingFolder]) -> None:
     console.print(table)
     for folder in folders:
         console.print(
-            f"[bold]{folder.directory}[/bold]  the checkpoint, with training.toml, log.jsonl and scores.json", highlight=False
+            f"[bold]{plain(folder.directory)}[/bold]  the checkpoint, with training.toml, log.jsonl and scores.json",
+            highlight=False,
         )
 
 

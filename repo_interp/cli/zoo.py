@@ -6,11 +6,10 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from repo_interp.cli.options import positive
+from repo_interp.cli.options import count
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
+    from repo_interp.cli.console import Console, plain
     from repo_interp.training.plan import PlannedRun
 
 SUMMARY = "List the checkpoints that come with the package, or train all of them again."
@@ -20,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("action", nargs="?", choices=("list", "train"), default="list", help="what to do (default: list)")
     parser.add_argument("names", nargs="*", metavar="NAME", help="a task or TASK/NAME (default: all); may be repeated")
-    parser.add_argument("--jobs", type=positive, default=1, metavar="N", help="train: runs side by side (default: 1)")
+    parser.add_argument("--jobs", type=count, default=1, metavar="N", help="train: runs side by side (default: 1)")
     parser.add_argument(
         "--into",
         metavar="DIR",
@@ -30,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the checkpoints, or train them. Returns the exit code."""
-    from rich.console import Console
+    from repo_interp.cli.console import Console
 
     console = Console()
     if arguments.action == "train":
@@ -104,7 +103,7 @@ def _train(console: Console, arguments: argparse.Namespace) -> int:
     for planned in runs:
         _keep_steps(console, planned)
         place = install(planned, Path(arguments.into)) if arguments.into else planned.directory
-        console.print(f"[bold]{place}[/bold]", highlight=False)
+        console.print(f"[bold]{plain(place)}[/bold]", highlight=False)
     if arguments.into and not arguments.names:
         write_text(Path(arguments.into) / "README.md", zoo_page(PLAN, Path(arguments.into)))
     return 0

@@ -1,6 +1,8 @@
 """Runs of several checkpoints, or of several steps of one training, as one tree with an axis `run`.
 
-    comparison[measure][variable] [run, ...] = the variable of every run, at the labels that any run has; NaN where a run lacks one
+    comparison[measure][variable] [run, ...] = the variable of every run, at the labels that any run has
+
+Where a run lacks one there is NaN, or -1 for whole numbers.
 
 Layers, heads, tokens, distances and spans are aligned by their labels, never by their places. Runs of one checkpoint that measure
 different things - an analysis and its scores - are one run. The attribute `notes` has one line for everything that cannot be compared or
@@ -58,11 +60,12 @@ def compare_named(runs: Sequence[tuple[str | None, Run]]) -> xr.DataTree:
     lines = [*_prompt_notes(by_name), *_root_notes(by_name)]
     shapes: list[str] = []
     measures: dict[str, xr.Dataset] = {}
+    single: dict[str, list[str]] = {}
     for measure in dict.fromkeys(name for run in by_name.values() for name in run.children):
         groups = {name: run[measure].to_dataset() for name, run in by_name.items() if measure in run.children}
         missing = [name for name in by_name if name not in groups]
         if len(groups) < 2:
-            lines.append(f"{measure}: only {next(iter(groups))} has it; not compared")
+            single.setdefault(next(iter(groups)), []).append(measure)
             continue
         if missing:
             lines.append(f"{measure}: {', '.join(missing)} {'have' if len(missing) > 1 else 'has'} none")
@@ -71,6 +74,10 @@ def compare_named(runs: Sequence[tuple[str | None, Run]]) -> xr.DataTree:
         if joined.data_vars:
             measures[measure] = joined
             shapes += _shape_notes(groups, joined)
+    lines += [
+        f"{', '.join(alone)}: only {name} has {'it' if len(alone) == 1 else 'them'}; not compared"
+        for name, alone in single.items()
+    ]
     if not measures:
         has = "; ".join(f"{name} has {', '.join(run.children) or 'none'}" for name, run in by_name.items())
         raise InputError(f"these runs have no measure in common ({has}); analyse them with the same --measures")
@@ -78,6 +85,9 @@ def compare_named(runs: Sequence[tuple[str | None, Run]]) -> xr.DataTree:
     tree.attrs = {
         "runs": "steps of one training" if steps is not None else "checkpoints",
         "same_prompts": "no" if len(_runs_by(by_name, "prompts_digest")) > 1 else "yes",
+        "main_span": next(iter(spans))
+        if len(spans := {str(run.attrs.get("main_span", "")) for run in by_name.values()}) == 1
+        else "",
         "notes": "\n".join([*lines, *dict.fromkeys(shapes)]),
         **{f"version_{name}": number for name, number in versions().items()},
     }
@@ -94,7 +104,7 @@ def _opened(run: Run) -> list[tuple[str, xr.DataTree]]:
     if isinstance(run, xr.DataTree):
         return [(run.name or "", run)]
     path = Path(run)
-    directory = path.resolve().parent.name if path.is_file() else path.resolve().name
+    directory = path.absolute().parent.name if path.is_file() else Path(os.path.abspath(path)).name
     beside = sorted(path.glob("score*/run.nc")) if path.is_dir() else []
     return [(directory, read_run(file)) for file in (path, *beside)]
 
@@ -219,13 +229,10 @@ def _along_run(arrays: Mapping[str, xr.DataArray], names: Sequence[str]) -> xr.D
     dims = next(iter(arrays.values())).dims
     plain = [_plain(array).transpose(*dims) for array in arrays.values()]
     labels = {dim: _labels([array[dim].values for array in plain]) for dim in dims}
-    same = len(plain) == len(names) and all(array.sizes[dim] == len(labels[dim]) for array in plain for dim in dims)
     text = any(array.dtype.kind in "OUS" for array in plain)
     if text:
         plain = [array.astype(object) for array in plain]
-    elif not same:
-        plain = [array if array.dtype.kind == "f" else array.astype(np.float64) for array in plain]
-    empty: Any = "" if text else np.nan
+    empty: Any = "" if text else -1 if all(array.dtype.kind in "iu" for array in plain) else np.nan
     shaped = [array.reindex(labels, fill_value=empty) for array in plain]
     joined = xr.concat(shaped, dim="run", coords="minimal", compat="override", join="override")
     joined = joined.assign_coords(run=list(arrays))

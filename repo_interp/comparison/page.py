@@ -1,4 +1,4 @@
-"""The page of a comparison: self-contained, offline, without scripts; one section per measure with its figures and its tables.
+"""The page of a comparison: self-contained, offline; two runs side by side over one prompt, then per measure its figures and its table.
 
 Knows how the page is put together; knows nothing about what is compared.
 """
@@ -14,6 +14,7 @@ import xarray as xr
 
 from repo_interp.comparison.align import notes
 from repo_interp.comparison.figures import Drawn, comparison_figures
+from repo_interp.comparison.linked import linked_section
 from repo_interp.comparison.looks import group_title, runs_of
 from repo_interp.comparison.variable_tables import comparison_tables
 from repo_interp.failures import noted
@@ -41,13 +42,14 @@ def draw_comparison(comparison: xr.DataTree, page: Path, directory: Path) -> lis
             svg = (directory / f"{drawn.name}.svg").read_bytes()
             pictures.append((drawn.measure, picture_html(drawn.figure, _caption(drawn), svg)))
     with noted(failures, "the page"):
-        page.write_text(_page(comparison, pictures), encoding="utf-8", newline="\n")
+        page.write_text(_page(comparison, pictures, failures), encoding="utf-8", newline="\n")
     return failures
 
 
-def _page(comparison: xr.DataTree, pictures: Sequence[tuple[str, str]]) -> str:
+def _page(comparison: xr.DataTree, pictures: Sequence[tuple[str, str]], failures: list[str] | None = None) -> str:
     """The HTML of the page with `pictures`: the measure and the HTML of each."""
     runs = runs_of(comparison)
+    linked, scripts = linked_section(comparison, runs, failures)
     tables: dict[str, list[Table]] = {}
     for table in comparison_tables(comparison):
         tables.setdefault(table.name, []).append(table)
@@ -55,9 +57,10 @@ def _page(comparison: xr.DataTree, pictures: Sequence[tuple[str, str]]) -> str:
     return framed(
         title=f"Compared: {', '.join(runs.title(name) for name in runs.names)}",
         facts="\n".join(f'<p class="left-out">{escape(line)}</p>' for line in notes(comparison)),
-        navigation={name: group_title(name) for name in measures},
-        sections=["\n".join(_section(name, tables.get(name, ()), pictures)) for name in measures],
+        navigation={**({"linked": "Side by side"} if linked else {}), **{name: group_title(name) for name in measures}},
+        sections=[linked, *("\n".join(_section(name, tables.get(name, ()), pictures)) for name in measures)],
         provenance=table_html(_runs_table(comparison)),
+        scripts=scripts,
     )
 
 

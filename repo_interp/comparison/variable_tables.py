@@ -1,6 +1,6 @@
 """The numbers of a comparison as tables: one table per measure, one row per variable (and name), one column per run.
 
-    cell        mean over everything that a run has of the variable
+    cell        mean over everything that a run has of the variable; what is the same in every run, value by value, is named alone
     difference  second run - first, for two runs;  +-  its standard error over prompts, paired, where both saw the same ones
 
 `View.not_averaged` says whose mean over everything says nothing. Knows no terminal and no page.
@@ -43,21 +43,28 @@ def measure_table(comparison: xr.DataTree, measure: str, runs: Runs) -> Table:
     pair = len(runs.names) == PAIR
     paired = pair and comparison.attrs.get("same_prompts") == "yes"
     rows: list[tuple[Cell, ...]] = []
-    for variable, array in dataset.data_vars.items():
-        if array.dtype.kind != "f" or variable in not_averaged or not np.isfinite(array.values).any():
+    numbers = {
+        str(variable): array
+        for variable, array in dataset.data_vars.items()
+        if array.dtype.kind == "f" and variable not in not_averaged and np.isfinite(array.values).any()
+    }
+    same = [variable for variable, array in numbers.items() if _is_the_same(array)]
+    same = same if len(same) < len(numbers) else []
+    for variable, array in numbers.items():
+        if variable in same:
             continue
         axis = _names_axis(array)
         for label in [None] if axis is None else _ordered(array, axis):
             values = array if axis is None or label is None else array.sel({axis: label})
             means = [float(nanmean(values.sel(run=name).values)) for name in shown]
             if np.isfinite(means).any():
-                name, of = unit_label(str(variable).replace("_", " "), array), "" if label is None else str(label)
+                name, of = unit_label(variable.replace("_", " "), array), "" if label is None else str(label)
                 rows.append((name, of, *map(_cell, means), *(_difference(values, runs, paired) if pair else ())))
     named = any(row[1] for row in rows)
     rows = rows if named else [(row[0], *row[2:]) for row in rows]
     columns = ("variable", *(("of",) if named else ()), *(runs.title(name) for name in shown))
     columns += ("difference", "±") if pair else ()
-    return Table(measure, group_title(measure), columns, tuple(rows), _note(dataset, runs, shown, pair, paired))
+    return Table(measure, group_title(measure), columns, tuple(rows), _note(dataset, runs, shown, pair, paired, same))
 
 
 def _not_averaged(measure: str) -> tuple[str, ...]:
@@ -66,6 +73,12 @@ def _not_averaged(measure: str) -> tuple[str, ...]:
     except InputError:  # of another package, broken: that costs its figures, which say so
         return ()
     return () if view is None else view.not_averaged
+
+
+def _is_the_same(array: xr.DataArray) -> bool:
+    """Whether every run has the values of the first."""
+    first, *others = array.transpose("run", ...).values
+    return all(np.array_equal(first, other, equal_nan=True) for other in others)
 
 
 def _difference(array: xr.DataArray, runs: Runs, paired: bool) -> tuple[Cell, Cell]:
@@ -92,12 +105,13 @@ def _ordered(array: xr.DataArray, axis: str) -> list[str]:
     return ordered_spans(names) if axis == "span" else names
 
 
-def _note(dataset: xr.Dataset, runs: Runs, shown: list[str], pair: bool, paired: bool) -> str:
+def _note(dataset: xr.Dataset, runs: Runs, shown: list[str], pair: bool, paired: bool, same: list[str]) -> str:
     counts = [f"{dataset.sizes[axis]} {axis}s" for axis in ("prompt", "layer", "head") if axis in dataset.sizes]
     note = f"Means over all that a run has of {', '.join(counts)}." if counts else "Means over all that a run has."
     if pair:
         note += f" Difference: {runs.title(runs.names[1])} minus {runs.title(runs.names[0])}, over what both have"
         note += "; ±: its standard error over prompts, paired." if paired else "."
+    note += f" The same in every run: {', '.join(same).replace('_', ' ')}." if same else ""
     return note + (f" {len(shown)} of {len(runs.names)} runs; compare.nc has all." if len(shown) < len(runs.names) else "")
 
 

@@ -15,26 +15,28 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import xarray as xr
+from annotated_types import Interval, MinLen
 from torch import nn
 from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
 from repo_interp.experiments.atlas import SHORTEST_HALF, Asked, atlas, default_twins, repeated_half
 from repo_interp.experiments.effects import effects, require_effects, whole_passes
-from repo_interp.experiments.extrapolation import GLOBAL_TOKENS, METHODS, allowed_methods, extrapolation, output_traces
-from repo_interp.experiments.perturbation import GAMMAS, L_MAX, PAPER_KINDS, perturbation, require_grid
-from repo_interp.experiments.position_changes import Strength, default_kinds
+from repo_interp.experiments.extrapolation import GLOBAL_TOKENS, METHODS, Method, allowed_methods, extrapolation, output_traces
+from repo_interp.experiments.perturbation import GAMMAS, L_MAX, PAPER_KINDS, Kind, OffsetUnit, perturbation, require_grid
+from repo_interp.experiments.position_changes import PositionChange, Strength, default_kinds
 from repo_interp.experiments.prompt_sets import LEAST, prompts_by_length, scoring_of
 from repo_interp.experiments.resumable_grid import ResumableGrid
-from repo_interp.experiments.saliency import require_positions, saliency
+from repo_interp.experiments.saliency import Baseline, require_positions, saliency
 from repo_interp.models.bridge import model_of
 from repo_interp.models.provenance import length_trained
 from repo_interp.models.reposition import attentions, longest_prompt
 from repo_interp.tasks import Prompt, Task
 from repo_interp.tasks.task import Scoring
+from repo_interp.values import Count, CountOrNone, Finite, Positive, Seed, Share, Tokens, TokensOrNone, check_fields
 
 TOKENS = 2048
 """Tokens that are run side by side, at least."""
@@ -63,6 +65,10 @@ class Experiment(ABC):
     name: ClassVar[str]
     """Its name, and that of its main group."""
 
+    def __post_init__(self) -> None:
+        """Raises InputError for a field that is not of the type and range that it states."""
+        check_fields(self, self.name)  # pyright: ignore[reportArgumentType]
+
     @property
     def parameters(self) -> Mapping[str, Any]:
         """Values of the fields by name, as the attributes of its groups record them."""
@@ -77,15 +83,15 @@ class Experiment(ABC):
 class Perturbation(Experiment):
     """The experiment `perturbation` (Position Generalization sec. 4.1)."""
 
-    kinds: tuple[str, ...] = PAPER_KINDS
-    gammas: tuple[float, ...] = GAMMAS
+    kinds: Annotated[tuple[Kind, ...], MinLen(1)] = PAPER_KINDS
+    gammas: Annotated[tuple[Share, ...], MinLen(1)] = GAMMAS
     """Shares of tokens that are moved; none is always among them."""
-    l_maxes: tuple[int, ...] = L_MAX
+    l_maxes: Annotated[tuple[Tokens, ...], MinLen(1)] = L_MAX
     """Farthest moves, in tokens."""
-    layers: tuple[int, ...] = ()
+    layers: tuple[CountOrNone, ...] = ()
     """Where features and positions are disturbed; empty: everywhere."""
-    offset_unit: str = "positions"
-    seed: int = 0
+    offset_unit: OffsetUnit = "positions"
+    seed: Seed = 0
     name: ClassVar[str] = "perturbation"
 
     def plan(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], training_length: int) -> Plan:
@@ -108,27 +114,21 @@ class Perturbation(Experiment):
 class Extrapolation(Experiment):
     """The experiment `extrapolation` (Position Generalization sec. 4.2)."""
 
-    methods: tuple[str, ...] = ()
+    methods: tuple[Method, ...] = ()
     """Empty: all that the model's positions allow."""
-    lengths: tuple[int, ...] = ()
+    lengths: tuple[Tokens, ...] = ()
     """In tokens; empty: the training length and its doublings up to four times it, or test sets of the task."""
-    sequences: int = 32
+    sequences: Annotated[int, Interval(ge=LEAST, le=1_000_000)] = 32
     """Prompts of each length; half of those of the training length are the reference."""
-    judged: int = 0
+    judged: TokensOrNone = 0
     """Last tokens of a prompt that are judged; 0: a quarter of the training length."""
-    global_tokens: int = GLOBAL_TOKENS
+    global_tokens: Tokens = GLOBAL_TOKENS
     """First tokens that LM-Infinite always shows."""
-    traced_layer: int = -1
+    traced_layer: Annotated[int, Interval(ge=-1, le=1_000_000)] = -1
     """Whose outputs are traced over sliding windows; -1: the middle one."""
-    traced_queries: int = 4
-    seed: int = 0
+    traced_queries: Count = 4
+    seed: Seed = 0
     name: ClassVar[str] = "extrapolation"
-
-    def __post_init__(self) -> None:
-        if self.sequences < LEAST:
-            raise InputError(f"extrapolation needs at least {LEAST} sequences, not {self.sequences}")
-        if self.judged < 0 or self.traced_queries < 1:
-            raise InputError("extrapolation: judged is 0 or a number of tokens, traced_queries at least 1")
 
     def plan(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], training_length: int) -> Plan:
         """Every method at every length. Raises InputError for methods and lengths that the model or the task lacks."""
@@ -177,22 +177,22 @@ class Extrapolation(Experiment):
 class Effects(Experiment):
     """The experiment `effects`: what the positions of heads cause."""
 
-    kinds: tuple[str, ...] = ()
+    kinds: tuple[PositionChange, ...] = ()
     """Changes of positions (`position_changes`); empty: linearised where positions are learned, frozen, permuted."""
-    top: int = 0
+    top: CountOrNone = 0
     """Heads that are measured exactly, with as many others; 0: all where there are few."""
-    set_size: int = 0
-    """Most harmful heads that are changed together; 0: as many as a layer has."""
-    draws: int = 8
+    set_size: CountOrNone = 0
+    """Most needed heads that are changed together; 0: as many as a layer has."""
+    draws: Count = 8
     """Controls: sets of as many other heads."""
-    scale: float = 0.5
-    step: float = 1.0
+    scale: Finite = 0.5
+    step: Positive = 1.0
     """What positions are rounded to multiples of."""
-    shift: float = 0.5
+    shift: Finite = 0.5
     """How far a span is shifted, in ranges of the head's positions."""
     span: str = ""
     """Whose tokens are shifted; empty: the needle, else the first span."""
-    seed: int = 0
+    seed: Seed = 0
     name: ClassVar[str] = "effects"
 
     def plan(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], training_length: int) -> Plan:
@@ -203,7 +203,7 @@ class Effects(Experiment):
         lengths = tuple(len(prompt.tokens) for prompt in prompts)
 
         def run(batch_size: int, grid: ResumableGrid, progress: Progress | None) -> dict[str, xr.Dataset]:
-            size = _side_by_side(batch_size, max(lengths))
+            size = max(batch_size, PATH_TOKENS // max(lengths))
             options = (kinds, strength, self.top, self.set_size, self.draws)
             return {self.name: effects(model, scoring, prompts, *options, batch_size=size, progress=progress, grid=grid)}
 
@@ -214,9 +214,9 @@ class Effects(Experiment):
 class Saliency(Experiment):
     """The experiment `saliency` (ours; integrated gradients: Sundararajan, Taly and Yan 2017)."""
 
-    baseline: str = "constant"
+    baseline: Baseline = "constant"
     """Where the path of integrated gradients begins: `constant`, the mean of a head's positions over the prompt, or `index`."""
-    steps: int = 64
+    steps: CountOrNone = 64
     """Points of the path; 0: derivatives at the model's own positions alone."""
     name: ClassVar[str] = "saliency"
 
@@ -236,24 +236,20 @@ class Saliency(Experiment):
 class Atlas(Experiment):
     """The experiment `atlas`: what every head does, in numbers and by name (ours)."""
 
-    prompts: int = 16
+    prompts: Count = 16
     """Most prompts of the analysis that are taken, its first ones."""
-    sequences: int = 8
+    sequences: Count = 8
     """Sequences of random tokens, repeated once."""
-    rows: int = 512
+    rows: Count = 512
     """Most rows of attention of a prompt, evenly spread."""
-    top: int = 1
+    top: Count = 1
     """Strongest keys of a row that count for retrieval."""
-    twins: int = 0
+    twins: CountOrNone = 0
     """Models with random weights that set the thresholds of names; 0: 10, or 3 where a model has more than 30 million parameters."""
-    quantile: float = 0.95
+    quantile: Share = 0.95
     """Of the twins' largest scores, below which no head has a name."""
-    seed: int = 0
+    seed: Seed = 0
     name: ClassVar[str] = "atlas"
-
-    def __post_init__(self) -> None:
-        if min(self.prompts, self.sequences, self.rows, self.top) < 1 or self.twins < 0 or not 0 <= self.quantile <= 1:
-            raise InputError("atlas: prompts, sequences, rows and top are at least 1, twins 0 or more, the quantile from 0 to 1")
 
     def plan(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], training_length: int) -> Plan:
         """The scores of the model and its twins. Raises InputError where two repeated tokens do not fit into the training length."""

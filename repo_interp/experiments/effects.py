@@ -2,7 +2,7 @@
 
     effect [kind, layer, head]    mean over prompts of  log p(answer | that head's positions changed) - log p(answer)        in nats
     interaction [kind, layer]     effect of all heads of a layer together - the sum of each head's
-    control [kind, draw]          the heads with the most harmful effects together, against as many others drawn at random
+    control [kind, draw]          the heads with the most needed effects together, against as many others drawn at random
 
 Of every prompt three numbers are taken (`readings`): the log-probability of the answer; its logit difference, the answer's logit less
 that of the strongest other candidate - the values of other needles where the prompt marks a `distractor`, else all other tokens -;
@@ -58,7 +58,7 @@ def effects(
     """The group `effects` of a run: changes of log-probability, logit difference and score, per head, layer and set of heads.
 
     `kinds` of `position_changes`, made by `strength`. `top`: heads measured exactly, with as many others (0: all up to `ALL`, else `TOP`).
-    `set_size`: heads of the most harmful set and of each of its `draws` controls (0: as many as a layer has). `grid` keeps finished
+    `set_size`: heads of the most needed set and of each of its `draws` controls (0: as many as a layer has). `grid` keeps finished
     points for when it is called again. Raises InputError for kinds, prompts and numbers that cannot be measured.
     """
     strength = Strength() if strength is None else strength
@@ -175,7 +175,7 @@ def _labelled(
     in_set: np.ndarray,
     estimates: Float[np.ndarray, "kind screening layer head prompt"],
 ) -> xr.Dataset:
-    """Everything with its axes, units and long name; of `by_set` the first set is the most harmful heads, the others are controls."""
+    """Everything with its axes, units and long name; of `by_set` the first set is the most needed heads, the others are controls."""
     variables: dict[str, tuple] = {}
     texts = {
         "log_probability": ("log-probability of the answer, mean over its tokens", "nat"),
@@ -194,7 +194,7 @@ def _labelled(
         variables[f"clean_{name}"] = (("prompt",), clean[place], {"long_name": f"{text}, undisturbed", "units": units})
         put("", heads, by_head, "positions of one head changed")
         put("layer_", layers, by_layer, "positions of all heads of a layer changed")
-        put("set_", ("kind",), by_set[:, 0], "positions of the most harmful heads changed together")
+        put("set_", ("kind",), by_set[:, 0], "positions of the most needed heads changed together")
         put("control_", ("kind", "draw"), by_set[:, 1:], "positions of as many other heads, drawn at random, changed together")
     nats = {"units": "nat"}
     effect, of_layer = by_head[..., 0, :].mean(-1), by_layer[..., 0, :].mean(-1)
@@ -207,9 +207,9 @@ def _labelled(
         "effect_spread": (heads, spread, {"long_name": "standard deviation of the change over prompts", **nats}),
         "layer_effect": (layers, of_layer, {"long_name": f"{change}, all heads of a layer", **nats}),
         "interaction": (layers, of_layer - effect.sum(-1), {"long_name": "effect of a layer less the sum of its heads'", **nats}),
-        "set_effect": (("kind",), of_set[:, 0], {"long_name": f"{change}, the most harmful heads together", **nats}),
+        "set_effect": (("kind",), of_set[:, 0], {"long_name": f"{change}, the most needed heads together", **nats}),
         "control_effect": (("kind", "draw"), of_set[:, 1:], {"long_name": f"{change}, as many other heads together", **nats}),
-        "in_set": (heads, in_set, {"long_name": "1 for the most harmful heads, which are changed together", "units": "1"}),
+        "in_set": (heads, in_set, {"long_name": "1 for the most needed heads, which are changed together", "units": "1"}),
         "screened_effect": (
             ("kind", "screening", "layer", "head"),
             screened,

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial, reduce
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -46,7 +46,8 @@ from repo_interp.tasks import Prompt
 from repo_interp.tasks.task import Scoring
 from repo_interp.training.responses import forced_responses
 
-METHODS = ("plain", "lm_infinite", "interpolation", "yarn")
+Method = Literal["plain", "lm_infinite", "interpolation", "yarn"]
+METHODS: tuple[Method, ...] = get_args(Method)
 GLOBAL_TOKENS = 10
 """First tokens that LM-Infinite always shows, by default."""
 REFERENCE_POINTS = 2000

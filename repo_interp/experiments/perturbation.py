@@ -30,6 +30,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -46,9 +47,11 @@ from repo_interp.tasks import Prompt, Response
 from repo_interp.tasks.task import Scoring
 from repo_interp.training.responses import forced_responses
 
-KINDS = ("text_order", "feature_order", "position_offset", "feature_placement")
-PAPER_KINDS = KINDS[:3]
-OFFSET_UNITS = ("positions", "range")
+Kind = Literal["text_order", "feature_order", "position_offset", "feature_placement"]
+OffsetUnit = Literal["positions", "range"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+PAPER_KINDS: tuple[Kind, ...] = KINDS[:3]
+OFFSET_UNITS: tuple[OffsetUnit, ...] = get_args(OffsetUnit)
 GAMMAS = (0.0, 0.001, 0.01, 0.05, 0.1, 0.5)
 """The shares of table 1, and none."""
 L_MAX = (1, 5, 10, 100)

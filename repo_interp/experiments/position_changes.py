@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -30,7 +31,8 @@ from repo_interp.models.reposition import attentions
 from repo_interp.positions.assigners import TokenIndex
 from repo_interp.tasks import Prompt
 
-KINDS = ("linearised", "frozen", "permuted", "swapped", "scaled", "rounded", "clipped", "shifted", "transplanted")
+PositionChange = Literal["linearised", "frozen", "permuted", "swapped", "scaled", "rounded", "clipped", "shifted", "transplanted"]
+KINDS: tuple[PositionChange, ...] = get_args(PositionChange)
 _ONLY_LEARNED = ("linearised", "transplanted")
 """What changes nothing where positions are the token index."""
 

@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -46,7 +46,8 @@ from repo_interp.tasks import Batch, Prompt
 from repo_interp.tasks.task import Scoring
 from repo_interp.training.responses import target_logits, to_question
 
-BASELINES = ("constant", "index")
+Baseline = Literal["constant", "index"]
+BASELINES: tuple[Baseline, ...] = get_args(Baseline)
 
 _BY_TOKEN = {
     "saliency": ("derivative of the answer's log-probability by the position of each token", "nat/position"),
@@ -113,8 +114,8 @@ def _labelled(by_token: Mapping[str, np.ndarray], by_prompt: Mapping[str, np.nda
         },
         {axis: np.arange(size) for axis, size in sizes.items()},
     )
-    values["saliency_size"] = np.abs(values["saliency"]).mean("token")
-    values["integrated_size"] = np.abs(values["integrated_gradients"]).sum("token", min_count=1)
+    values["saliency_size"] = abs(values["saliency"]).mean("token")
+    values["integrated_size"] = abs(values["integrated_gradients"]).sum("token", min_count=1)
     labels = {**_BY_TOKEN, **_BY_HEAD, **{name: (text, "nat") for name, text in _BY_PROMPT.items()}}
     return values.assign({name: described(values[name], *label) for name, label in labels.items()})
 

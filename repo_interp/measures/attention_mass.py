@@ -14,6 +14,7 @@ Knows nothing about what the spans mean.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -26,8 +27,6 @@ from repo_interp.inputs import AttentionInputs, Spans, select_prompts
 from repo_interp.measures.labels import described, of_layer
 from repo_interp.measures.statistics import Measure, Statistics
 
-ROWS = ("generated", "producing")
-
 
 def span_mass(inputs: AttentionInputs, rows: Int[Tensor, "row"], spans: Bool[Tensor, "span token"]) -> Float[Tensor, "head span"]:
     """Mean over `rows` of the attention weight on each span, for a batch of one prompt. float64; sums to 1 over a partition."""
@@ -35,22 +34,27 @@ def span_mass(inputs: AttentionInputs, rows: Int[Tensor, "row"], spans: Bool[Ten
     return (weights.double() @ spans.double().T).mean(-2)
 
 
+Rows = Literal["generated", "producing"]
+ROWS: tuple[Rows, ...] = get_args(Rows)
+
+
 @dataclass(frozen=True)
 class AttentionMass(Measure):
     """The measure `attention_mass`."""
 
-    rows: str = "producing"
+    rows: Rows = "producing"
     """ "producing", or "generated": see the module."""
     name: str = "attention_mass"
-
-    def __post_init__(self) -> None:
-        if self.rows not in ROWS:
-            raise InputError(f"rows is one of {', '.join(ROWS)}, not {self.rows!r}")
 
     @property
     def required_spans(self) -> tuple[str, ...]:
         """The rows are those of generated tokens, so these must be marked."""
         return ("generated",)
+
+    @property
+    def may_be_nan(self) -> tuple[str, ...]:
+        """What not every prompt, layer and head has, or what is a share or a correlation of nothing."""
+        return ("mass", "chance")
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Mass [prompt, layer, head, span], chance and tokens [prompt, layer, span]; mass is NaN for a span that the prompt lacks."""

@@ -1,9 +1,12 @@
 """Where tokens look: the strongest keys of rows of attention, of every head over the first prompt.
 
-    A_ij = softmax_j W_ij        of row i the `keys` largest A_ij are kept, and the j that they stand at; the rest holds 1 - their sum
+    A_ij = softmax_j W_ij        of row i the largest A_ij are kept, and the j that they stand at; the rest holds 1 - their sum
+    W_ij = ln A_ij + L_i         L_i = ln sum_j exp W_ij, the row's `log_total`, so that logits can be had from weights
 
-Rows are all tokens of the prompt where these are no more than `rows`; else the tokens of its spans, as many as there is room for, and
-others evenly spread between them. Computed in parts of rows: no n x n map is kept, at most `_CELLS` cells exist at a time.
+A head has room for `rows` x `keys` weights. Rows are all tokens of the prompt where these are no more than `rows`, each with as many keys
+as there is then room for, so that the rows of a short prompt are whole; else the tokens of its spans, as many as there is room for, and
+others evenly spread between them, each with `keys`. Computed in parts of rows: no n x n map is kept of a long prompt, at most `_CELLS`
+cells exist at a time.
 
 Knows nothing about what the spans mean.
 """
@@ -11,18 +14,19 @@ Knows nothing about what the spans mean.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 import xarray as xr
+from annotated_types import Interval
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans, select_prompts
 from repo_interp.measures.labels import described, of_layer
 from repo_interp.measures.statistics import Measure, Statistics
 
-_CELLS = 2**24
+_CELLS = 2**22
 """Logits that exist at a time."""
 _NOT_MARKED = ("rest", "separator")
 """Spans, beside segments, that say nothing about which rows are of interest."""
@@ -30,11 +34,14 @@ _NOT_MARKED = ("rest", "separator")
 
 def strongest_keys(
     inputs: AttentionInputs, rows: Int[Tensor, "row"], count: int
-) -> tuple[Float[Tensor, "head row rank"], Int[Tensor, "head row rank"]]:
-    """The `count` largest attention weights of every row, for a batch of one prompt, and their keys; NaN and -1 where fewer are visible."""
+) -> tuple[Float[Tensor, "head row rank"], Int[Tensor, "head row rank"], Float[Tensor, "head row"]]:
+    """The `count` largest attention weights of every row, for a batch of one prompt, and their keys; NaN and -1 where fewer are visible.
+
+    And of every row the logarithm of the sum of exponentials of its logits.
+    """
     count = min(count, inputs.valid.shape[1])
     step = max(1, _CELLS // (inputs.heads * inputs.valid.shape[1]))
-    weights, keys = [], []
+    weights, keys, totals = [], [], []
     for part in rows.split(step):
         logits = inputs.logits(part)[0]
         largest, places = logits.topk(count, dim=-1)
@@ -42,38 +49,51 @@ def strongest_keys(
         total = torch.logsumexp(logits.double(), dim=-1, keepdim=True)
         weights.append(torch.exp(largest.double() - total).masked_fill(~seen, float("nan")))
         keys.append(places.masked_fill(~seen, -1))
-    return torch.cat(weights, dim=1), torch.cat(keys, dim=1)
+        totals.append(total[..., 0])
+    return torch.cat(weights, dim=1), torch.cat(keys, dim=1), torch.cat(totals, dim=1)
+
+
+def rows_of_interest(valid: Bool[Tensor, "token"], spans: Spans, prompt: int, most: int) -> Int[Tensor, "row"]:
+    """Up to `most` of the valid tokens of row `prompt` of a batch, in order: all, or those of its spans first and others between them."""
+    names = [name for name in spans if name not in _NOT_MARKED and not name.startswith("segments.")]
+    return _rows(valid, [spans[name][prompt] for name in names], most)
 
 
 @dataclass(frozen=True)
 class AttentionRows(Measure):
     """The measure `attention_rows`."""
 
-    rows: int = 512
+    rows: Annotated[int, Interval(ge=1, le=65_536)] = 512
     """Most rows."""
-    keys: int = 16
-    """Strongest keys of every row."""
+    keys: Annotated[int, Interval(ge=1, le=4096)] = 16
+    """Strongest keys of a row; of fewer rows more, `rows` x `keys` in all."""
     name: str = "attention_rows"
 
-    def __post_init__(self) -> None:
-        if min(self.rows, self.keys) < 1:
-            raise InputError(f"rows and keys are at least 1, not {self.rows} and {self.keys}")
+    @property
+    def may_be_nan(self) -> tuple[str, ...]:
+        """What not every prompt, layer and head has, or what is a share or a correlation of nothing."""
+        return ("weight",)
+
+    @property
+    def growth(self) -> float:
+        """Beyond `rows` tokens, by their keys alone."""
+        return 1.0
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
-        """Weights and keys [layer, head, query, rank] of the first prompt."""
+        """Weights and keys [layer, head, query, rank], and totals of rows, of the first prompt."""
         first = inputs.row_of_first_prompt
         if first is None:
             return Statistics()
-        names = [name for name in spans if name not in _NOT_MARKED and not name.startswith("segments.")]
-        marked = [spans[name][first] for name in names]
         prompt = select_prompts(inputs, slice(first, first + 1))
-        rows = _rows(prompt.valid[0], marked, self.rows)
-        weights, keys = strongest_keys(prompt, rows, self.keys)
+        rows = rows_of_interest(prompt.valid[0], spans, first, self.rows)
+        weights, keys, totals = strongest_keys(prompt, rows, max(self.keys, self.rows * self.keys // len(rows)))
         axes = ("layer", "head", "query", "rank")
         labels = {"query": rows.tolist(), "rank": range(weights.shape[-1])}
         # float32, and doubles that hold whole numbers exactly: so the compressed run file is smaller, and parts of it merge.
         kept = {"weight": weights.float(), "key": keys.double()}
-        return Statistics(first_prompt=xr.Dataset({name: of_layer(inputs, axes, part, **labels) for name, part in kept.items()}))
+        of_rows = {name: of_layer(inputs, axes, part, **labels) for name, part in kept.items()}
+        of_rows["log_total"] = of_layer(inputs, axes[:-1], totals.float(), query=labels["query"])
+        return Statistics(first_prompt=xr.Dataset(of_rows))
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `attention_rows` of a run."""
@@ -82,6 +102,9 @@ class AttentionRows(Measure):
             {
                 "weight": described(measured["weight"], "largest attention weights of a row of the first prompt", "1"),
                 "key": described(measured["key"].fillna(-1).astype("int32"), "token that the weight is on; -1: none", "tokens"),
+                "log_total": described(
+                    measured["log_total"], "logarithm of the sum of exponentials of the row's logits", "logits"
+                ),
             }
         )
         return group.assign_coords({axis: group[axis].astype("int64") for axis in ("query", "rank")})

@@ -18,11 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 import xarray as xr
+from annotated_types import Interval
 from jaxtyping import Float
 from torch import Tensor
 
@@ -34,9 +35,7 @@ from repo_interp.measures.kernels.rotation_angles import EDGES, PER_SIDE, Rotati
 from repo_interp.measures.labels import described
 from repo_interp.measures.statistics import Measure, Statistics
 from repo_interp.positions.rotary import expand_heads
-
-CURVES = ("mean", "head")
-PROMPTS = ("each", "mean")
+from repo_interp.values import Tokens, TokensOrNone
 
 STILL = 0.1
 """Radians within which a component counts as unrotated."""
@@ -74,28 +73,30 @@ _SUMMARIES = {
 class Components(Measure):
     """The measure `components`."""
 
-    training_length: int | None = None
+    training_length: Tokens | None = None
     """L in tokens, for the caller to take from the checkpoint: nothing is measured without it."""
-    first_token: int = 0
+    first_token: TokensOrNone = 0
     """Tokens left out at the start of each prompt: 1 drops the beginning of the sequence."""
-    last_token: int | None = None
+    last_token: Tokens | None = None
     """Tokens of a prompt from this number on are left out."""
-    curves: str = "mean"
+    curves: Literal["mean", "head"] = "mean"
     """Components by distance: their "mean" over heads, or also each "head"."""
-    prompts: str = "each"
+    prompts: Literal["each", "mean"] = "each"
     """VAF of "each" prompt, or "mean" and deviation over prompts: then memory does not grow with their number."""
-    sampled_per_side: int = PER_SIDE
+    sampled_per_side: Annotated[int, Interval(ge=1, le=65_536)] = PER_SIDE
     """Queries and distances looked at for the histogram of rotation angles, where a prompt has more."""
     name: str = "components"
 
     def __post_init__(self) -> None:
-        for field, known in (("curves", CURVES), ("prompts", PROMPTS)):
-            if getattr(self, field) not in known:
-                raise InputError(f"{field} is one of {', '.join(known)}, not {getattr(self, field)!r}")
-        if self.training_length is not None and self.training_length < 1:
-            raise InputError(f"the training length is a number of tokens from 1 on, not {self.training_length}")
-        if self.first_token < 0 or (self.last_token is not None and self.last_token <= self.first_token):
-            raise InputError(f"tokens {self.first_token} to {self.last_token} are none; wanted 0 <= first_token < last_token")
+        """Raises InputError too where no token is left."""
+        super().__post_init__()
+        if self.last_token is not None and self.last_token <= self.first_token:
+            raise InputError(f"tokens {self.first_token} to {self.last_token} are none; wanted first_token < last_token")
+
+    @property
+    def fewest_tokens(self) -> int:
+        """One of those that are measured."""
+        return self.first_token + 1
 
     @property
     def parameters(self) -> Mapping[str, Any]:
@@ -106,6 +107,11 @@ class Components(Measure):
     def for_training_length(self, tokens: int) -> Components:
         """The measure with bands for this training length, unless one was given."""
         return replace(self, training_length=tokens) if self.training_length is None else self
+
+    @property
+    def may_be_nan(self) -> tuple[str, ...]:
+        """What not every prompt, layer and head has, or what is a share or a correlation of nothing."""
+        return tuple(_BY_PROMPT)
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Sums of profiles over prompts and pairs, and each prompt's VAF. InputError without a training length."""

@@ -21,6 +21,7 @@ Knows nothing about what a prompt says.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -28,15 +29,13 @@ import xarray as xr
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans
 from repo_interp.measures.kernels.fake_logits import Grid, KeyMoments, fake_axes, fake_correlation, key_moments
 from repo_interp.measures.labels import described, of_layer
 from repo_interp.measures.statistics import Measure, Statistics
+from repo_interp.values import Count, PositiveOrZero
 
 SIGNS = {"causal": 1.0, "printed": -1.0}
-DISTANCES = ("tokens", "positions")
-AXES = ("none", "first_prompt")
 _DESCRIBED = {
     "r": ("correlation of fake-distance logits and the sum of their two axes", "1"),
     "position_axis": ("position axis of the last query of the first prompt", "logits"),
@@ -48,26 +47,20 @@ _DESCRIBED = {
 class FakeDistance(Measure):
     """The measure `fake_distance`."""
 
-    queries: int = 1
+    queries: Count = 1
     """How many queries, from the last one back."""
-    sign: str = "causal"
-    distances: str = "tokens"
-    axes: str = "first_prompt"
+    sign: Literal["causal", "printed"] = "causal"
+    distances: Literal["tokens", "positions"] = "tokens"
+    axes: Literal["none", "first_prompt"] = "first_prompt"
     """Whose axes are kept: "none", or those of the "first_prompt" of the analysis, prompt number 0."""
-    nope_base: float = 0.0
+    nope_base: PositiveOrZero = 0.0
     """0: NoPE layers as they are. Otherwise the RoPE base by which they are asked to rotate."""
     name: str = "fake_distance"
 
-    def __post_init__(self) -> None:
-        for option, value, known in (
-            ("sign", self.sign, tuple(SIGNS)),
-            ("distances", self.distances, DISTANCES),
-            ("axes", self.axes, AXES),
-        ):
-            if value not in known:
-                raise InputError(f"{option} is one of {', '.join(known)}, not {value!r}")
-        if self.queries < 1 or self.nope_base < 0:
-            raise InputError("fake_distance wants at least one query and a nope_base of at least 0")
+    @property
+    def may_be_nan(self) -> tuple[str, ...]:
+        """What not every prompt, layer and head has, or what is a share or a correlation of nothing."""
+        return ("r",)
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """r [prompt, layer, head]; on request the axes of the first prompt."""

@@ -34,9 +34,11 @@ from torch import Tensor
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans, select_prompts
 from repo_interp.measures.kernels.gate_sums import GateSums, gate_sums, last_segment_sums, position_map
-from repo_interp.measures.kernels.segmentation import chance, check_draws, generator, segment_edges, shuffled_edges
+from repo_interp.measures.kernels.segmentation import Draws, Kinds, chance, generator, segment_edges, shuffled_edges
 from repo_interp.measures.labels import described, masked_to_nan, of_layer
 from repo_interp.measures.statistics import Measure, Statistics
+from repo_interp.positions.layouts import CONTEXTUAL
+from repo_interp.values import CountOrNone, Seed, Tokens
 
 SEPARATOR = "separator"
 KINDS = ("sections", "paragraphs", "lines", "sentences", "blocks")
@@ -63,21 +65,21 @@ _MASS = {
 class Gates(Measure):
     """The measure `gates`."""
 
-    kinds: tuple[str, ...] = KINDS
+    kinds: Kinds = KINDS
     """Kinds of segments that attention may stay within."""
-    maps: int = 0
+    maps: CountOrNone = 0
     """Prompts, from the first on, of which the map of attention from position alone, [query, key] per head, is kept."""
-    map_tokens: int = 1024
+    map_tokens: Tokens = 1024
     """Longest prompt of which a map is kept."""
-    draws: int = 20
+    draws: Draws = 20
     """Random choices of separators, and shuffled layouts of segments, of the controls."""
-    seed: int = 0
+    seed: Seed = 0
     name: str = "gates"
 
-    def __post_init__(self) -> None:
-        check_draws(self.kinds, self.draws)
-        if self.maps < 0 or self.map_tokens < 1:
-            raise InputError(f"maps and map_tokens are whole numbers from 0 and 1 on, not {self.maps} and {self.map_tokens}")
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        """Those whose gates count tokens."""
+        return CONTEXTUAL
 
     @property
     def segment_kinds(self) -> tuple[str, ...]:
@@ -88,6 +90,19 @@ class Gates(Measure):
     def parameters(self) -> Mapping[str, Any]:
         """The fields, with the kinds as one text."""
         return {**super().parameters, "kinds": ",".join(self.kinds)}
+
+    @property
+    def may_be_nan(self) -> tuple[str, ...]:
+        """What not every prompt, layer and head has, or what is a share or a correlation of nothing."""
+        return (
+            *_TOKENS,
+            *_SEPARATORS,
+            *_MASS,
+            "separator_share_even",
+            "last_segment_even",
+            "largest_position",
+            "position_attention",
+        )
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """All quantities of one layer, prompt by prompt. Raises InputError where a map of too long a prompt is asked for."""
@@ -129,7 +144,8 @@ class Gates(Measure):
         group = {
             **{name: described(measured[name], long_name, units) for name, (_, long_name, units) in _TOKENS.items()},
             **{name: described(measured[name], long_name, "1") for name, long_name in (_SEPARATORS | _MASS).items()},
-            "separator_share_even": described(first["separator_share_even"], "share of equal gates on separators", "1"),
+            # Per layer: a layer with a window sees other pairs.
+            "separator_share_even": described(measured["separator_share_even"], "share of equal gates on separators", "1"),
             "last_segment_even": described(
                 measured["last_segment_even"], "even attention on the query's own segment, mean over queries", "1"
             ),

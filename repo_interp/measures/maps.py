@@ -9,12 +9,13 @@ Knows nothing about what a prompt says.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 import xarray as xr
+from annotated_types import Interval
 from torch import Tensor
 
-from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans, select_prompts
 from repo_interp.measures.fake_distance import bias_by_distance, last_queries
 from repo_interp.measures.kernels.block_means import block_size, fake_block_means, logit_block_means
@@ -32,13 +33,14 @@ _AXES = {"logit_map": ("query_block", "key_block"), "fake_map": ("distance_block
 class Maps(Measure):
     """The measure `maps`."""
 
-    side: int = 192
+    side: Annotated[int, Interval(ge=1, le=4096)] = 192
     """Most blocks per side. Coordinates of blocks are the first token, or distance, of each."""
     name: str = "maps"
 
-    def __post_init__(self) -> None:
-        if self.side < 1:
-            raise InputError(f"a map has at least one block per side, not {self.side}")
+    @property
+    def may_be_nan(self) -> tuple[str, ...]:
+        """What not every prompt, layer and head has, or what is a share or a correlation of nothing."""
+        return tuple(_AXES)
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Both maps [layer, head, ...] of the first prompt."""

@@ -16,10 +16,12 @@ Knows nothing about what the positions mean.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 import xarray as xr
+from annotated_types import Interval
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -27,6 +29,7 @@ from repo_interp.inputs import AttentionInputs, Spans
 from repo_interp.measures.labels import described, of_layer
 from repo_interp.measures.statistics import Measure, Statistics
 from repo_interp.positions.layouts import LEARNED
+from repo_interp.values import PositiveOrZero
 
 PATTERNS = ("constant", "mono", "hybrid")
 CHUNK_SIZES = (8, 16, 32, 64)
@@ -74,10 +77,15 @@ def _from_first_valid(positions: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]
 class Patterns(Measure):
     """The measure `patterns`."""
 
-    chunk_size: int = 16
-    epsilon: float = 0.2
-    last_chunk: str = "drop"
+    chunk_size: Annotated[int, Interval(ge=2, le=65_536)] = 16
+    epsilon: PositiveOrZero = 0.2
+    last_chunk: Literal["drop", "keep"] = "drop"
     name: str = "patterns"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Positions alone."""
+        return ("positions",)
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Chunk patterns, and how many chunks of each pattern a grid of chunk sizes and tolerances finds where positions are learned."""

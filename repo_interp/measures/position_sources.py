@@ -25,11 +25,12 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 import xarray as xr
+from annotated_types import Interval
 from jaxtyping import Bool, Float, Int
 from scipy import sparse
 from torch import Tensor
@@ -37,11 +38,12 @@ from torch import Tensor
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans
 from repo_interp.measures.kernels.gate_sums import gate_sums
-from repo_interp.measures.kernels.segmentation import INSIDE, STARTS
+from repo_interp.measures.kernels.segmentation import INSIDE, STARTS, Kinds
 from repo_interp.measures.kernels.variance_shares import Explained, Predictors, explained
 from repo_interp.measures.labels import described, of_layer
 from repo_interp.measures.segments import KINDS
 from repo_interp.measures.statistics import Measure, Statistics
+from repo_interp.values import Positive
 
 SOURCES = ("token", "index", "segment", "previous")
 REST = "rest"
@@ -57,21 +59,20 @@ _UNNAMED = ("rest", "separator")
 class PositionSources(Measure):
     """The measure `position_sources`."""
 
-    kinds: tuple[str, ...] = KINDS
+    kinds: Kinds = KINDS
     """Kinds of segments beside the prompts' named spans."""
-    folds: int = 5
+    folds: Annotated[int, Interval(ge=LEAST, le=1000)] = 5
     """Parts of the prompts, each held out once; fewer where there are fewer prompts."""
-    shrinkage: float = 1.0
+    shrinkage: Positive = 1.0
     """Of the effects: tokens without an effect that weigh as much."""
-    tokens: int = 1024
+    tokens: Annotated[int, Interval(ge=LEAST, le=65_536)] = 1024
     """Most tokens of a prompt."""
     name: str = "position_sources"
 
-    def __post_init__(self) -> None:
-        if self.folds < LEAST:
-            raise InputError(f"folds are parts of the prompts, at least {LEAST}, not {self.folds}")
-        if self.shrinkage <= 0 or self.tokens < LEAST:
-            raise InputError("position_sources: shrinkage is above 0, tokens at least 2")
+    @property
+    def may_be_nan(self) -> tuple[str, ...]:
+        """Samples that a prompt is too short for."""
+        return ("value",)
 
     @property
     def segment_kinds(self) -> tuple[str, ...]:
@@ -252,8 +253,9 @@ def _predictors(beside: xr.Dataset, present: Bool[np.ndarray, "prompt sample"]) 
             inside = sparse.csr_array((number >= 0).astype(float)[:, None])
             parts += [("segment", column, True) for column in (inside, _piecewise(number), _piecewise(place))]
     columns = sparse.csr_array(sparse.hstack([part for _, part, _ in parts], format="csr"))
-    groups = np.concatenate([np.full(part.shape[1], SOURCES.index(source)) for source, part, _ in parts])
-    return Predictors(columns, groups, np.concatenate([np.full(part.shape[1], dense) for _, part, dense in parts]))
+    widths = [part.shape[1] for _, part, _ in parts]  # pyright: ignore[reportOptionalSubscript]
+    groups = np.repeat([SOURCES.index(source) for source, _, _ in parts], widths)
+    return Predictors(columns, groups, np.repeat([dense for _, _, dense in parts], widths))
 
 
 def _categories(ids: Int[np.ndarray, " sample"]) -> sparse.csr_array:

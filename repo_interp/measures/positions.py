@@ -34,6 +34,16 @@ class Positions(Measure):
 
     name: str = "positions"
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Positions alone."""
+        return ("positions",)
+
+    @property
+    def may_be_nan(self) -> tuple[str, ...]:
+        """What not every prompt, layer and head has, or what is a share or a correlation of nothing."""
+        return ("position", "position_range")
+
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Positions [prompt, layer, head, token] and their ranges [prompt, layer, head]; NaN where a layer has no positions."""
         positions = inputs.head_positions

@@ -22,22 +22,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 import torch
 import xarray as xr
+from annotated_types import Interval
 from jaxtyping import Bool, Complex, Float
 from torch import Tensor
 
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans
-from repo_interp.measures.kernels.closed_form import SEMANTIC, closed_form_correlation
+from repo_interp.measures.kernels.closed_form import Semantic, closed_form_correlation
 from repo_interp.measures.kernels.heads import MEMORY
 from repo_interp.measures.kernels.rotation_angles import largest_difference
 from repo_interp.measures.labels import described, of_layer
 from repo_interp.measures.statistics import Measure, Statistics
 from repo_interp.positions.layouts import LEARNED
 from repo_interp.positions.rotary import expand_heads
+from repo_interp.values import PositiveOrZero, Tokens
 
 _MEANS = {
     "query_norm": ("mean norm of the query's pair", "1"),
@@ -73,29 +76,26 @@ class PairStatistics:
 class Rotation(Measure):
     """The measure `rotation`."""
 
-    training_length: int | None = None
+    training_length: Tokens | None = None
     """Tokens that the model was trained on: layers with index positions are not measured without it."""
-    prominence: float = 2.0
-    stability: float = 0.5
-    slow: float = 2 * math.pi
+    prominence: PositiveOrZero = 2.0
+    stability: PositiveOrZero = 0.5
+    slow: PositiveOrZero = 2 * math.pi
     """Radians: at most one whole rotation."""
-    still: float = math.pi / 4
-    near_pi: float = math.pi / 4
-    semantic: str = "signed"
+    still: PositiveOrZero = math.pi / 4
+    near_pi: Annotated[float, Interval(ge=0, le=math.pi)] = math.pi / 4
+    semantic: Semantic = "signed"
     """The g of the closed form: "signed" or "printed"."""
     name: str = "rotation"
-
-    def __post_init__(self) -> None:
-        if self.semantic not in SEMANTIC:
-            raise InputError(f"semantic is one of {', '.join(SEMANTIC)}, not {self.semantic!r}")
-        if min(self.prominence, self.stability, self.slow, self.still, self.near_pi) < 0:
-            raise InputError("the thresholds of rotation must not be negative")
-        if self.training_length is not None and self.training_length < 1:
-            raise InputError(f"the training length is a number of tokens from 1 on, not {self.training_length}")
 
     def for_training_length(self, tokens: int) -> Rotation:
         """The measure with rotations over this training length, unless one was given."""
         return replace(self, training_length=tokens) if self.training_length is None else self
+
+    @property
+    def may_be_nan(self) -> tuple[str, ...]:
+        """What not every prompt, layer and head has, or what is a share or a correlation of nothing."""
+        return ("closed_form_r", "max_rotation")
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Sums over tokens of each component; rotations and closed-form correlations of each prompt."""

@@ -26,11 +26,11 @@ import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans
 from repo_interp.measures.kernels.segmentation import (
+    Draws,
+    Kinds,
     chance,
-    check_draws,
     generator,
     has_ties,
     largest_jumps,
@@ -42,6 +42,7 @@ from repo_interp.measures.kernels.segmentation import (
 from repo_interp.measures.labels import described, of_layer
 from repo_interp.measures.statistics import Measure, Statistics
 from repo_interp.positions.rotary import expand_heads
+from repo_interp.values import Seed, TokensOrNone
 
 KINDS = ("examples", "sections", "paragraphs", "lines", "sentences", "blocks")
 _SCORES = {
@@ -62,18 +63,13 @@ _INDEX = {
 class Segments(Measure):
     """The measure `segments`."""
 
-    kinds: tuple[str, ...] = KINDS
-    tolerance: int = 1
+    kinds: Kinds = KINDS
+    tolerance: TokensOrNone = 1
     """Tokens that a jump may be off an edge."""
-    draws: int = 40
+    draws: Draws = 40
     """Shuffled layouts of the control, and orders of equal jumps."""
-    seed: int = 0
+    seed: Seed = 0
     name: str = "segments"
-
-    def __post_init__(self) -> None:
-        check_draws(self.kinds, self.draws)
-        if self.tolerance < 0:
-            raise InputError(f"tolerance is a number of tokens from 0 on, not {self.tolerance}")
 
     @property
     def segment_kinds(self) -> tuple[str, ...]:
@@ -84,6 +80,11 @@ class Segments(Measure):
     def parameters(self) -> Mapping[str, Any]:
         """The fields, with the kinds as one text."""
         return {**super().parameters, "kinds": ",".join(self.kinds)}
+
+    @property
+    def may_be_nan(self) -> tuple[str, ...]:
+        """What not every prompt, layer and head has, or what is a share or a correlation of nothing."""
+        return (*_SCORES, "variance_between_index", "boundary_f1_index")
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Scores [prompt, layer, head, kind], those of the index [prompt, layer, kind], and the segments themselves."""

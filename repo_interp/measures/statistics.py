@@ -20,12 +20,13 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from repo_interp.inputs import AttentionInputs, Spans
+from repo_interp.inputs import TENSORS, AttentionInputs, Predictions, Spans
+from repo_interp.values import check_fields
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """Labelled arrays of some layers and prompts. Every variable has the axis `layer` with its coordinate."""
+    """Labelled arrays of some layers and prompts. Every variable has the axis `layer` with its coordinate; or, of predictions, none has."""
 
     per_prompt: xr.Dataset = field(default_factory=xr.Dataset)
     """Variables with the axis `prompt` (and its coordinate): one entry per prompt, never added."""
@@ -38,12 +39,17 @@ class Statistics:
 class Measure(ABC):
     """One way of reducing attention inputs to small labelled arrays: a frozen dataclass whose fields are its parameters.
 
+    A field states its type and range (`Annotated[float, Interval(gt=0)]`, see `values`); an object with another value is refused.
     What a measure needs beside the attention inputs it declares: spans, kinds of segments, the training length. An object of another
     package need not inherit from this class: `as_measure` takes `name`, `required_spans`, `parameters`, `observe` and `conclude`.
     """
 
     name: str
     """The group of the run file; a field too, so that two of one class stand side by side."""
+
+    def __post_init__(self) -> None:
+        """Raises InputError for a field that is not of the type and range that it states."""
+        check_fields(self, self.name)  # pyright: ignore[reportArgumentType]
 
     @property
     def required_spans(self) -> tuple[str, ...]:
@@ -64,13 +70,50 @@ class Measure(ABC):
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "name"}  # pyright: ignore[reportArgumentType]
         return {name: "not given" if value is None else value for name, value in values.items()}
 
+    @property
+    def fewest_tokens(self) -> int:
+        """Tokens that a prompt needs; asked for before the first forward pass."""
+        return 1
+
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        """Schemes of layers that it says something about; empty: any."""
+        return ()
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Which tensors of the attention inputs are measured: where one of them is not finite, this measure stops."""
+        return TENSORS
+
+    @property
+    def may_be_nan(self) -> tuple[str, ...]:
+        """Statistics per prompt in which NaN stands for what is not there, or not defined.
+
+        Others may be NaN at padding, and in layers without positions or rotation; where they are elsewhere, the measure stops.
+        """
+        return ()
+
     def for_training_length(self, tokens: int) -> Measure:
         """The measure for a checkpoint that was trained on prompts of `tokens` tokens; itself where that changes nothing."""
         return self
 
+    @property
+    def reads_predictions(self) -> bool:
+        """Whether `observe_predictions` is to be called; the forward pass then goes through all layers."""
+        return False
+
+    @property
+    def growth(self) -> float:
+        """The power of a prompt's tokens that its time grows by at most, once a prompt is long; for the estimate of costs."""
+        return 2.0
+
     @abstractmethod
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Statistics of one layer and one batch."""
+
+    def observe_predictions(self, predictions: Predictions, spans: Spans) -> Statistics:
+        """Statistics, without the axis `layer`, of what the model expects after the tokens of one batch."""
+        return Statistics()
 
     @abstractmethod
     def conclude(self, statistics: Statistics) -> xr.Dataset:
@@ -121,6 +164,8 @@ def merge(parts: Sequence[Statistics]) -> Statistics:
 
 
 def _by_layer(datasets: Sequence[xr.Dataset], combine) -> xr.Dataset:
+    if datasets and not any("layer" in dataset.dims for dataset in datasets):
+        return combine(list(datasets))
     layers: dict[int, list[xr.Dataset]] = {}
     for dataset in datasets:
         for layer in dataset.layer.values:

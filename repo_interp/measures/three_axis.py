@@ -32,15 +32,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 import xarray as xr
+from annotated_types import Interval
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans
 from repo_interp.measures.kernels.axis_fit import (
     AdditivePairs,
@@ -56,9 +56,9 @@ from repo_interp.measures.kernels.solvers import Axes
 from repo_interp.measures.labels import described, of_layer
 from repo_interp.measures.statistics import Measure, Statistics
 from repo_interp.positions.layouts import LEARNED
+from repo_interp.values import Count, Positive, Seed
 
-AXES = ("none", "first_prompt")
-EXTRAS = ("attention", "position", "shuffled", "held_out")
+Extra = Literal["attention", "position", "shuffled", "held_out"]
 _PER_PROMPT = {
     "r": ("correlation of logits and their three-axis fit", "1"),
     "r_attention": ("correlation of attention weights and their three-axis fit", "1"),
@@ -77,35 +77,29 @@ _AXES = {
 class ThreeAxis(Measure):
     """The measure `three_axis`."""
 
-    axes: str = "none"
+    axes: Literal["none", "first_prompt"] = "none"
     """Whose axes are kept: "none", or those of the "first_prompt" of the analysis, prompt number 0."""
-    extras: tuple[str, ...] = ("position",)
+    extras: tuple[Extra, ...] = ("position",)
     """What else is measured, of "attention", "position", "shuffled", "held_out"."""
-    ridge: float = 1e-6
-    position_width: float = 1.0
+    ridge: Positive = 1e-6
+    position_width: Positive = 1.0
     """Width of a cell of learned positions, in positions."""
-    most_cells: int = 4096
+    most_cells: Count = 4096
     """`r_position` is NaN for a head whose positions reach over more cells than this in a prompt."""
-    held_out_share: float = 0.5
-    seed: int = 0
+    held_out_share: Annotated[float, Interval(gt=0, lt=1)] = 0.5
+    seed: Seed = 0
     """Of the shuffled distances and the held-out rows."""
     name: str = "three_axis"
-
-    def __post_init__(self) -> None:
-        if self.axes not in AXES:
-            raise InputError(f"axes is one of {', '.join(AXES)}, not {self.axes!r}")
-        unknown = [extra for extra in self.extras if extra not in EXTRAS]
-        if unknown:
-            raise InputError(f"extras are of {', '.join(EXTRAS)}, not {unknown[0]!r}")
-        if not (self.ridge > 0 and self.position_width > 0 and self.most_cells > 0):
-            raise InputError("ridge, position_width and most_cells of three_axis must be positive")
-        if not 0 < self.held_out_share < 1:
-            raise InputError(f"held_out_share is a share between 0 and 1, not {self.held_out_share}")
 
     @property
     def parameters(self) -> Mapping[str, Any]:
         """The fields, with the extras as one text."""
         return {**super().parameters, "extras": ", ".join(self.extras)}
+
+    @property
+    def may_be_nan(self) -> tuple[str, ...]:
+        """What not every prompt, layer and head has, or what is a share or a correlation of nothing."""
+        return tuple(_PER_PROMPT)
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Correlations [prompt, layer, head]; on request the axes of the first prompt."""

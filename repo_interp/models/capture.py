@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from repo_interp.errors import InputError
-from repo_interp.inputs import AttentionInputs
+from repo_interp.errors import NotFinite
+from repo_interp.inputs import AttentionInputs, Predictions
 from repo_interp.models.attention import LogitsOfRows, RepositionedAttention
 from repo_interp.models.reposition import attentions, decoder_of
 from repo_interp.positions.contextual import ContextualPositions
@@ -37,7 +38,12 @@ def capture(
     `valid` marks tokens that are not padding, which may stand on either side. `prompts` numbers the prompts. Queries, keys and
     positions arrive in float32 or wider. Raises InputError naming layer and prompt where a value is not finite.
     """
-    with observing(model, valid, prompts, lambda inputs: receive(replace(inputs, tokens=tokens)), layers):
+
+    def receive_finite(inputs: AttentionInputs) -> None:
+        require_finite(inputs)
+        receive(replace(inputs, tokens=tokens))
+
+    with observing(model, valid, prompts, receive_finite, layers):
         decode(model, tokens, valid, None if layers is None else max(layers, default=None))
 
 
@@ -76,6 +82,26 @@ def decode(
     raise AssertionError(f"the pass did not reach layer {last_layer + 1}")
 
 
+def next_token_logits(model: nn.Module, hidden: Float[Tensor, "row width"]) -> Float[Tensor, "row token_id"]:
+    """Logits of the next token, float32, from last hidden states that `decode` gave."""
+    owner: Any = getattr(model, "original_model", model)  # of a bridge
+    logits = owner.lm_head(hidden).float()
+    softcap = getattr(owner.config, "final_logit_softcapping", None)
+    return logits if softcap is None else torch.tanh(logits / softcap) * softcap
+
+
+def predictions_of(
+    model: nn.Module,
+    hidden: Float[Tensor, "prompt token width"],
+    tokens: Int[Tensor, "prompt token"],
+    valid: Bool[Tensor, "prompt token"],
+    prompts: Int[Tensor, "prompt"],
+) -> Predictions:
+    """What the model expects after `tokens`, of which `hidden` are the last hidden states; arguments as those of `capture`."""
+    vocabulary = int(next(attentions(model)).config.vocab_size)
+    return Predictions(tokens, valid, prompts, vocabulary, lambda row, rows: next_token_logits(model, hidden[row, rows]))
+
+
 @contextmanager
 def observing(
     model: nn.Module,
@@ -84,7 +110,7 @@ def observing(
     receive: Callable[[AttentionInputs], None],
     layers: Collection[int] | None = None,
 ) -> Iterator[None]:
-    """While the context lasts, every forward pass hands its attention inputs to `receive`."""
+    """While the context lasts, every forward pass hands its attention inputs to `receive`, finite or not."""
 
     def observe(
         attention: RepositionedAttention,
@@ -114,7 +140,6 @@ def observing(
             if isinstance(scheme, ContextualPositions):
                 features = scheme.counted_by(content.keys, content.values, content.gate_keys)
                 inputs = replace(inputs, gate_features=_wide(features), largest_position=scheme.position_map.maximum)
-        _require_finite(inputs)
         receive(inputs)
 
     watched = [attention for attention in attentions(model) if layers is None or attention.layer_idx in layers]
@@ -131,20 +156,9 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
-def _require_finite(inputs: AttentionInputs) -> None:
-    for name in ("positions", "queries", "keys", "gate_features"):
-        tensor = getattr(inputs, name)
-        if tensor is None:
-            continue
-        seen = tensor.transpose(1, 2)[inputs.valid]
-        if torch.isfinite(seen.sum()) or torch.isfinite(seen).all():
-            continue
-        prompt = next(
-            number
-            for number, of_prompt, mask in zip(inputs.prompts.tolist(), tensor.transpose(1, 2), inputs.valid, strict=True)
-            if not torch.isfinite(of_prompt[mask]).all()
-        )
-        raise InputError(
-            f"{name} of layer {inputs.layer} are not finite in prompt {prompt}, the first place where that happens; "
-            "if the checkpoint was loaded in float16, load it in float32"
+def require_finite(inputs: AttentionInputs) -> None:
+    """Raise NotFinite naming tensor, layer, head and prompt where what one layer computes with is NaN or infinite."""
+    for fault in inputs.faults.values():
+        raise NotFinite(
+            f"{fault}, the first place where that happens; if the checkpoint was loaded in float16, load it in float32"
         )

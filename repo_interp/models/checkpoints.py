@@ -30,31 +30,25 @@ from transformers import (
 )
 from transformers.initialization import no_init_weights
 
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, one_line
 from repo_interp.files import replaced, write_text
 from repo_interp.models.configuration import (
     OURS,
     Checkpoint,
     RepositionedConfig,
     identify,
-    one_line,
+    json_object,
     own_layout_of,
     plain,
-    read_json,
     repositioned_class,
     scaled_configuration,
 )
 from repo_interp.models.families import FAMILIES
+from repo_interp.models.fields import DTYPES, SpecialTokens
 from repo_interp.models.reposition import layout, reposition
 from repo_interp.models.weights import StoredWeight, file_key, fitting_weights, read_weights, tied_parameters
 from repo_interp.positions.layouts import format_layout
-
-_DTYPES = {
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+from repo_interp.records import modelled
 
 
 def skeleton(checkpoint: Checkpoint) -> PreTrainedModel:
@@ -76,24 +70,40 @@ def load_model(
     """
     if not isinstance(checkpoint, Checkpoint):
         checkpoint = identify(checkpoint)
-    if dtype not in _DTYPES:
-        raise InputError(f"dtype {dtype!r} is unknown; wanted one of {', '.join(_DTYPES)}")
+    if dtype not in DTYPES:
+        raise InputError(f"dtype {dtype!r} is unknown; wanted one of {', '.join(DTYPES)}")
+    place, precision = device_named(device), getattr(torch, dtype)
     config = checkpoint.config
     if rope_scaling is not None:
         config = scaled_configuration(config, rope_scaling)
     model, stored = _skeleton(checkpoint, config)
-    values = read_weights(stored, torch.device(device), _DTYPES[dtype])
+    values = read_weights(stored, place, precision)
     _tie(model, values)
     model.load_state_dict(values, strict=False, assign=True)
     model.tie_weights()
-    model.config.dtype = _DTYPES[dtype]
+    model.config.dtype = precision
     generation = checkpoint.directory / "generation_config.json"
     if generation.is_file() and model.generation_config is not None:
-        for name, value in read_json(generation).items():
-            if name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-                setattr(model.generation_config, name, value)
-    model = model.to(torch.device(device))  # pyright: ignore[reportArgumentType]
+        stated = json_object(generation)
+        modelled(stated, SpecialTokens, str(generation))
+        for name in SpecialTokens.model_fields.keys() & stated.keys():
+            setattr(model.generation_config, name, stated[name])
+    model = model.to(place)  # pyright: ignore[reportArgumentType]
     return model.eval()
+
+
+def device_named(name: str) -> torch.device:
+    """The device that a user calls `name`: "cpu", "cuda:1". Raises InputError where it is not there, or holds no numbers."""
+    try:
+        device = torch.device(name)
+        if device.type == "meta":
+            raise RuntimeError("it holds no numbers")
+        torch.empty(0, device=device)
+        return device
+    except (RuntimeError, AssertionError) as error:
+        reason = one_line(str(error).partition("\n")[0])
+        reason = reason if len(reason) < 80 else "no such kind of device"
+        raise InputError(f"device {name!r} is not to be had here ({reason}); cpu always is") from None
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase | None:

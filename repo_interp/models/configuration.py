@@ -10,8 +10,6 @@ A model that `reposition` changed has a configuration that is written in our for
 from __future__ import annotations
 
 import copy
-import json
-import math
 import os
 import re
 from collections.abc import Mapping
@@ -23,19 +21,17 @@ from typing import Any
 from transformers import AutoConfig, PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, one_line
 from repo_interp.models.families import FAMILIES, native_layout, require_family
 from repo_interp.models.fetched import fetched_directory
+from repo_interp.models.fields import Fields
 from repo_interp.models.gguf import SUFFIX, converted
 from repo_interp.models.schemes import scheme_options
 from repo_interp.positions.layouts import scheme_names
+from repo_interp.records import modelled, read_json, shown
 from repo_interp.shipped import means_zoo, zoo_path
 
 OURS = "repo_interp"
-_POSITIVE = (
-    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
-    "max_position_embeddings", "sliding_window",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -58,35 +54,23 @@ def identify(path: str | os.PathLike[str], **hub: Any) -> Checkpoint:
     Raises InputError when it is none that can be read. A name of the zoo is never looked for on the hub.
     """
     directory = _directory(path, hub)
-    raw = read_json(directory / "config.json")
+    raw = json_object(directory / "config.json")
+    modelled(raw, Fields, str(directory / "config.json"))
     config = _configuration(raw, directory)
     require_family(config)
     layers = config.num_hidden_layers
-    if "pe_config" in raw:
-        if not isinstance(raw["pe_config"], Mapping):
-            raise InputError(f"{directory / 'config.json'}: pe_config is {raw['pe_config']!r}; wanted an object")
+    if raw.get("pe_config") is not None:
         return Checkpoint(directory, "released", config, released_layout(raw["pe_config"], layers))
     if "position_layout" in raw or raw.get("model_type") == OURS:
         return Checkpoint(directory, OURS, config, *own_layout(raw, layers, str(directory / "config.json")))
     return Checkpoint(directory, "hugging face", config, native_layout(config))
 
 
-def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises InputError when there is none."""
-    try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(
-            f"{file.parent} has no {file.name}; wanted a checkpoint directory as save_pretrained writes it"
-        ) from None
-    except OSError as error:
-        raise InputError(f"{file} cannot be read: {error.strerror}") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InputError(f"{file} is not JSON: {one_line(error)}") from None
-    except (RecursionError, ValueError) as error:
-        raise InputError(f"{file} is no configuration: {one_line(error)}") from None
+def json_object(file: Path) -> dict[str, Any]:
+    """The object in a JSON file of a checkpoint. Raises InputError when there is none."""
+    raw = read_json(file, "a checkpoint directory as save_pretrained writes it")
     if not isinstance(raw, dict):
-        raise InputError(f"{file} holds {type(raw).__name__}; wanted an object")
+        raise InputError(f"{file} holds {shown(raw)}; wanted an object")
     return raw
 
 
@@ -101,11 +85,6 @@ def scaled_configuration(config: PretrainedConfig, rope_scaling: Mapping[str, An
         parameters["rope_type"] = parameters.pop("type")
     raw["rope_parameters"] = parameters
     return configured(raw, "rope_scaling")
-
-
-def one_line(error: Exception) -> str:
-    """What an error says, without line breaks."""
-    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 class RepositionedConfig(PretrainedConfig):
@@ -223,31 +202,27 @@ def _configuration(raw: Mapping[str, Any], directory: Path) -> PretrainedConfig:
 
 def configured(raw: Mapping[str, Any], source: str) -> PretrainedConfig:
     """The Hugging Face configuration of `raw`. Raises InputError, naming `source`, where it describes no decoder."""
+    modelled(raw, Fields, source)
     try:
         raw = dict(raw)
+        layers = raw.get("num_hidden_layers")
+        for name in ("layer_types", "no_rope_layers"):
+            if layers is not None and raw.get(name) is not None and len(raw[name]) != layers:
+                raise ValueError(f"{name} names {len(raw[name])} layers; the model has {layers}")
         config = AutoConfig.for_model(raw.pop("model_type"), **raw)
-        _require_sizes(config)
-        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        modelled({name: value for name, value in config.to_dict().items() if name in Fields.model_fields}, Fields, source)
+        heads, kv_heads, width = config.num_attention_heads, config.num_key_value_heads, config.hidden_size
         if heads % kv_heads:
             raise ValueError(f"{heads} heads cannot share {kv_heads} key-value heads")
-        if config.hidden_size % heads and not raw.get("head_dim"):
-            raise ValueError(f"a width of {config.hidden_size} does not split into {heads} heads")
+        if not raw.get("head_dim") and (width % heads or width // heads % 2):
+            raise ValueError(f"a width of {width} does not split into {heads} heads of even width")
+        if config.pad_token_id is not None and config.pad_token_id >= config.vocab_size:
+            raise ValueError(f"pad_token_id {config.pad_token_id} is beyond the vocabulary of {config.vocab_size}")
         return config
+    except InputError:
+        raise
     except Exception as error:
         raise InputError(f"{source} describes no decoder: {one_line(error)}") from None
-
-
-def _require_sizes(config: PretrainedConfig) -> None:
-    for name in _POSITIVE:
-        size = getattr(config, name, None)
-        if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
-            raise ValueError(f"{name} is {size!r}; wanted a whole number of at least 1")
-    parameters = getattr(config, "rope_parameters", None) or {}
-    for part in (parameters, *(value for value in parameters.values() if isinstance(value, Mapping))):
-        for name in ("rope_theta", "factor"):
-            value = part.get(name)
-            if value is not None and not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
-                raise ValueError(f"{name} is {value!r}; wanted a number above 0")
 
 
 def own_layout(raw: Mapping[str, Any], layers: int, source: str) -> tuple[tuple[str, ...], dict[str, Any]]:

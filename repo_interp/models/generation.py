@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from repo_interp.errors import NotFinite
+
 
 @torch.inference_mode()
 def continue_greedily(
@@ -28,15 +30,15 @@ def continue_greedily(
     for start in range(0, len(order), batch_size):
         chosen = order[start : start + batch_size]
         wanted = [counts[number] for number in chosen]
-        made = _continue_batch(model, [prompts[number] for number in chosen], max(wanted))
+        made = _continue_batch(model, [prompts[number] for number in chosen], max(wanted), chosen)
         continuations.update(
             (number, tuple(row[:count])) for number, row, count in zip(chosen, made.tolist(), wanted, strict=True)
         )
     return [continuations[number] for number in range(len(prompts))]
 
 
-def _continue_batch(model: PreTrainedModel, prompts: Sequence[Sequence[int]], count: int) -> Tensor:
-    """[prompt, count] tokens."""
+def _continue_batch(model: PreTrainedModel, prompts: Sequence[Sequence[int]], count: int, numbers: Sequence[int]) -> Tensor:
+    """[prompt, count] tokens; `numbers` of the prompts, for what is said of them."""
     device = next(model.parameters()).device
     tokens, valid = pad_left(prompts, device)
     continued = torch.empty(len(prompts), count, dtype=torch.long, device=device)
@@ -52,7 +54,11 @@ def _continue_batch(model: PreTrainedModel, prompts: Sequence[Sequence[int]], co
             use_cache=True,
             logits_to_keep=1,
         )
-        tokens = output.logits[:, -1].argmax(-1, keepdim=True)
+        logits = output.logits[:, -1]
+        if not bool(torch.isfinite(logits.sum())) and not bool(torch.isfinite(logits).all()):
+            row = int((~torch.isfinite(logits).all(-1)).nonzero()[0])
+            raise NotFinite(f"the model's predictions for prompt {numbers[row]} are NaN or infinite")
+        tokens = logits.argmax(-1, keepdim=True)
         continued[:, step] = tokens[:, 0]
         valid = torch.cat((valid, torch.ones_like(valid[:, :1])), dim=1)
         index = index[:, -1:] + 1

@@ -45,7 +45,7 @@ def load(
     model = load_model(checkpoint, device, dtype, rope_scaling)
     require_parity(model)
     wrapped = bridge(model, load_tokenizer(checkpoint))
-    source = origin(checkpoint, path)
+    source = origin(checkpoint, path, rope_scaling)
     mark(wrapped, source)
     wrapped.cfg.model_name = source.name
     return wrapped

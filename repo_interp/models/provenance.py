@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -33,10 +35,12 @@ class Origin:
     """Longest prompts it was trained on, in tokens."""
     directory: Path
     """Where its files are on this machine."""
+    scaling: str = ""
+    """How its rotation was scaled when it was loaded, otherwise than its configuration says; empty where it was not."""
 
 
-def origin(checkpoint: Checkpoint, asked_for: str | os.PathLike[str]) -> Origin:
-    """The origin of what is loaded from `checkpoint`, which the user called `asked_for`."""
+def origin(checkpoint: Checkpoint, asked_for: str | os.PathLike[str], rope_scaling: Mapping[str, Any] | None = None) -> Origin:
+    """The origin of what is loaded from `checkpoint`, which the user called `asked_for`, with its rotation scaled by `rope_scaling`."""
     directory = Path(asked_for).resolve()
     if not directory.exists():
         name = os.fspath(asked_for)
@@ -44,7 +48,11 @@ def origin(checkpoint: Checkpoint, asked_for: str | os.PathLike[str]) -> Origin:
         name = f"{directory.parent.name}/{directory.name}"
     else:
         name = directory.name
-    return Origin(name, checkpoint_digest(checkpoint.directory), training_length(checkpoint.config), checkpoint.directory)
+    scaling = (
+        " ".join(str(rope_scaling[key]) for key in ("rope_type", "type", "factor") if key in rope_scaling) if rope_scaling else ""
+    )
+    digest, trained = checkpoint_digest(checkpoint.directory), training_length(checkpoint.config)
+    return Origin(name, digest, trained, checkpoint.directory, scaling)
 
 
 def mark(model: nn.Module, source: Origin) -> None:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -47,35 +47,28 @@ from repo_interp.positions.contextual import (
 )
 from repo_interp.positions.layouts import SCHEMES
 from repo_interp.positions.logits import PositionLogits
+from repo_interp.values import TokensOrNone, check_fields
 
-ASSIGNMENTS = ("kv_head", "head", "layer")
+Assignment = Literal["kv_head", "head", "layer"]
 """What has a row of learned positions of its own: each key-value head, each head, or the layer as a whole."""
-GATES = get_args(GateSource)
-"""What CoPE's gates are made from."""
-MAPS = ("layer", "model")
-"""What has a map from CoPE's positions of its own: each layer, or the model as a whole."""
 
 
 @dataclass(frozen=True)
 class SchemeOptions:
     """Choices within schemes, the same for all layers of a model; part of its configuration."""
 
-    assignment: str = "kv_head"
+    assignment: Assignment = "kv_head"
     gates: GateSource = "keys"
-    map: str = "layer"
-    p_max: int = 0
+    """What CoPE's gates are made from."""
+    map: Literal["layer", "model"] = "layer"
+    """What has a map from CoPE's positions of its own: each layer, or the model as a whole."""
+    p_max: TokensOrNone = 0
     """Whole positions of CoPE's map; 0: the training length."""
-    training_length: int = 0
+    training_length: TokensOrNone = 0
     """L of HoPE, of FIRE's threshold and of the learned table, in tokens; 0: the configuration's."""
 
     def __post_init__(self) -> None:
-        for name, known in (("assignment", ASSIGNMENTS), ("gates", GATES), ("map", MAPS)):
-            if getattr(self, name) not in known:
-                raise InputError(f"{name} {getattr(self, name)!r} is unknown; wanted one of {', '.join(known)}")
-        for name in ("p_max", "training_length"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise InputError(f"{name} is {value!r}; wanted a whole number, zero for the training length")
+        check_fields(self)
 
 
 def scheme_options(stated: Mapping[str, Any]) -> SchemeOptions:

@@ -9,23 +9,39 @@ memory as the model, and one chunk. Knows nothing about layouts and configuratio
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import torch
+from pydantic import AfterValidator, BaseModel, ConfigDict
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from repo_interp.errors import InputError
+from repo_interp.records import modelled, read_json
+from repo_interp.values import shortened
 
 _CHUNK = 4 << 20
 _STORED = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _REMADE = ".rotary_emb.inv_freq"
 """End of the name of a weight that older checkpoints store; its values follow from the configuration, and Hugging Face skips it too."""
+
+
+def _beside(name: str) -> str:
+    if os.path.basename(name) != name or not name.endswith(".safetensors") or len(name) > 255 or not name.isprintable():
+        raise ValueError(f"{shortened(repr(name))} is no safetensors file that stands beside it")
+    return name
+
+
+class _Index(BaseModel):
+    """model.safetensors.index.json."""
+
+    model_config = ConfigDict(strict=True)
+    weight_map: dict[str, Annotated[str, AfterValidator(_beside)]]
 
 
 @dataclass(frozen=True)
@@ -97,15 +113,8 @@ def read_weights(stored: Mapping[str, StoredWeight], device: torch.device, dtype
 
 
 def _files_of_index(index: Path) -> list[Path]:
-    try:
-        named = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        names = set(named.values())
-    except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError):
-        raise InputError(f"{index} has no weight_map; wanted the index that save_pretrained writes") from None
-    for name in names:
-        if not isinstance(name, str) or os.path.basename(name) != name or not name.endswith(".safetensors") or len(name) > 255:
-            raise InputError(f"{index} names {str(name)[:80]!r}; wanted safetensors files that stand beside it")
-    return sorted(index.parent / name for name in names)
+    named = modelled(read_json(index, "the index that save_pretrained writes"), _Index, str(index)).weight_map
+    return sorted(index.parent / name for name in set(named.values()))
 
 
 def _stored_weights(directory: Path) -> Iterator[StoredWeight]:

@@ -43,6 +43,9 @@ SCHEMES: dict[str, str] = {
 LEARNED = ("repo", "continuous", "multihead_continuous")
 """Schemes that learn positions from the hidden state."""
 
+CONTEXTUAL = ("cope", "cope_alibi", "cope_mlp", "cope_rope")
+"""Schemes whose positions are counts of gates."""
+
 _PERIODS = {"r2n1": ("rope", "rope", "nope"), "n2r1": ("nope", "nope", "rope")}
 
 
@@ -63,7 +66,7 @@ def parse_layout(text: str, layers: int) -> tuple[str, ...]:
     if "," in text:
         schemes = tuple(part.strip() for part in text.split(","))
         if len(schemes) != layers:
-            raise ValueError(f"layout {text!r} names {len(schemes)} layers; the model has {layers}")
+            raise ValueError(f"layout {text!r:.80} names {len(schemes)} layers; the model has {layers}")
         for scheme in schemes:
             _known(scheme)
         _whole(schemes, text)
@@ -95,7 +98,7 @@ def format_layout(schemes: tuple[str, ...]) -> str:
 
 def _known(scheme: str) -> None:
     if scheme not in SCHEMES and scheme not in scheme_names():
-        raise ValueError(f"unknown position scheme {scheme!r}; known are {', '.join((*scheme_names(), *_PERIODS))}")
+        raise ValueError(f"unknown position scheme {scheme!r:.80}; known are {', '.join((*scheme_names(), *_PERIODS))}")
 
 
 def _whole(schemes: tuple[str, ...], layout: str) -> None:
@@ -106,8 +109,8 @@ def _whole(schemes: tuple[str, ...], layout: str) -> None:
 
 
 def _start(text: str, layers: int, layout: str) -> int:
-    if not re.fullmatch(r"\d+(/\d+)?", text) or text.endswith("/0"):
-        raise ValueError(f"layout {layout!r}: after @ stands a layer (5) or a share of the layers (1/3), not {text!r}")
+    if not re.fullmatch(r"[0-9]{1,9}(/0*[1-9][0-9]{0,8})?", text):
+        raise ValueError(f"layout {layout!r:.80}: after @ stands a layer (5) or a share of the layers (1/3), not {text!r:.80}")
     start = math.floor(Fraction(text) * layers) if "/" in text else int(text)
     if start >= layers:
         raise ValueError(f"layout {layout!r} starts at layer {start}; the model's layers are 0 to {layers - 1}")

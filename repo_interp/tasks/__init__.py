@@ -78,12 +78,12 @@ def make_task(name: str, size: str = "small", **options: Any) -> Task:
     if size not in sizes:
         raise InputError(f"task {name}: wanted a size, one of {', '.join(sizes)}; got {size!r}")
     task = sizes[size]
-    known, kinds = task.options(), get_type_hints(type(task))
+    known, kinds = task.options(), get_type_hints(type(task), include_extras=True)
     for option in options:
         if option not in known:
             raise InputError(f"task {name} has no option {option!r}; it has {', '.join(known)}")
     return dataclasses.replace(
-        task, **{option: checked(value, kinds[option], f"task {name}: {option}") for option, value in options.items()}
+        task, **{option: checked(value, kinds[option], f"task {name}.{option}") for option, value in options.items()}
     )
 
 

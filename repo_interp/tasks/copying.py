@@ -20,14 +20,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
+from annotated_types import Interval
 from jaxtyping import Bool, Int
 
 from repo_interp.errors import InputError
 from repo_interp.tasks.prompt import Prompt
-from repo_interp.tasks.task import Batch, WordTask, whole_number
+from repo_interp.tasks.task import Batch, Number, WordTask, whole_number
 from repo_interp.tasks.vocabulary import BOS, PAD
 
 if TYPE_CHECKING:
@@ -45,19 +46,19 @@ class Copying(WordTask):
     axes: ClassVar[tuple[str, ...]] = ("sequences",)
     test_sets_count: ClassVar[str] = "sequences"
 
-    symbols: int = 256
-    sequences: int = 20
+    symbols: Annotated[int, Interval(ge=2, le=1_000_000)] = 256
+    sequences: Number = 20
     """Most sequences of a training context."""
-    first_sequences: int = 4
+    first_sequences: Number = 4
     """The same where the curriculum begins."""
-    questions: int = 4
+    questions: Number = 4
     """Sequences asked for in training."""
-    test_from: int = 10
-    test_to: int = 40
-    test_step: int = 5
+    test_from: Number = 10
+    test_to: Number = 40
+    test_step: Number = 5
 
     def __post_init__(self) -> None:
-        self._require(self.symbols >= 2, f"wanted at least 2 symbols, got {self.symbols}")
+        super().__post_init__()
         self._require(
             1 <= self.questions <= self.first_sequences <= self.sequences,
             "wanted 1 <= questions <= first_sequences <= sequences, got "

@@ -17,13 +17,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
+from annotated_types import Interval
 
 from repo_interp.tasks.prompt import Prompt
-from repo_interp.tasks.task import Batch, WordTask
+from repo_interp.tasks.task import Batch, Number, WordTask
 from repo_interp.tasks.vocabulary import BOS, PAD
+from repo_interp.values import Positive
 
 END, SET, ZERO, INCREMENT, PASS, PRINT = ";", "=", "0", "++", "pass", "print"
 LARGEST = 10
@@ -35,26 +37,24 @@ class Counting(WordTask):
 
     name: ClassVar[str] = "counting"
 
-    variables: int = 1
-    operations: int = 64
-    fewest: int = 8
-    first_operations: int = 16
+    variables: Annotated[int, Interval(ge=1, le=26)] = 1
+    operations: Number = 64
+    fewest: Number = 8
+    first_operations: Number = 16
     """Largest number of operations where the curriculum begins."""
-    set_weight: float = 1.0
-    increment_weight: float = 7.0
-    pass_weight: float = 50.0
-    longer_pass_weight: float = 100.0
-    shorter_pass_weight: float = 10.0
+    set_weight: Positive = 1.0
+    increment_weight: Positive = 7.0
+    pass_weight: Positive = 50.0
+    longer_pass_weight: Positive = 100.0
+    shorter_pass_weight: Positive = 10.0
 
     def __post_init__(self) -> None:
-        self._require(1 <= self.variables <= 26, f"wanted 1 to 26 variables, got {self.variables}")
+        super().__post_init__()
         self._require(
             self.variables <= self.fewest <= self.first_operations <= self.operations,
             "wanted variables <= fewest <= first_operations <= operations, got "
             f"{self.variables}, {self.fewest}, {self.first_operations}, {self.operations}",
         )
-        for name in ("set_weight", "increment_weight", "pass_weight", "longer_pass_weight", "shorter_pass_weight"):
-            self._require(getattr(self, name) > 0, f"wanted {name} above 0, got {getattr(self, name)}")
 
     def task_words(self) -> tuple[str, ...]:
         """Signs, variables, values."""

@@ -17,14 +17,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
+from annotated_types import Interval
 from jaxtyping import Float, Int
 
 from repo_interp.errors import InputError
 from repo_interp.tasks.prompt import Prompt
-from repo_interp.tasks.task import Batch, Response, WordTask, doublings, whole_number
+from repo_interp.tasks.task import Batch, Number, Response, Words, WordTask, doublings, whole_number
 from repo_interp.tasks.vocabulary import BOS
 
 ARROW, END = "->", ";"
@@ -43,22 +44,19 @@ class FewShot(WordTask):
     metric: ClassVar[str] = "following"
     axes: ClassVar[tuple[str, ...]] = ("length",)
 
-    shots: int = 5
-    length: int = 128
-    first_length: int = 64
-    longest_test: int = 512
-    questions: int = 4
+    shots: Annotated[int, Interval(ge=2, le=65_536)] = 5
+    length: Number = 128
+    first_length: Number = 64
+    longest_test: Number = 512
+    questions: Number = 4
     """Questions of a training sequence."""
-    labels: int = 16
-    items: int = 16
+    labels: Annotated[int, Interval(ge=2, le=1_000_000)] = 16
+    items: Words = 16
     """Words of each of the two kinds."""
-    fillers: int = 64
+    fillers: Words = 64
 
     def __post_init__(self) -> None:
-        self._require(self.shots >= 2, f"wanted at least 2 shots, one per label; got {self.shots}")
-        self._require(self.labels >= 2, f"wanted at least 2 labels, got {self.labels}")
-        self._require(self.questions >= 1, f"wanted at least one question, got {self.questions}")
-        self._require(self.items >= 1 and self.fillers >= 1, "wanted at least one item and one filler word")
+        super().__post_init__()
         least = self._shortest(self.questions)
         self._require(
             least <= self.first_length <= self.length <= self.longest_test,

@@ -22,8 +22,9 @@ import numpy as np
 from jaxtyping import Float
 
 from repo_interp.tasks.prompt import Prompt
-from repo_interp.tasks.task import Batch, Response, WordTask
+from repo_interp.tasks.task import Batch, Number, Response, WordTask
 from repo_interp.tasks.vocabulary import BOS
+from repo_interp.values import Share
 
 WRITE, IGNORE, READ = "w", "i", "r"
 SETS: tuple[str, ...] = ("in_distribution", "sparse", "dense")
@@ -36,24 +37,23 @@ class FlipFlop(WordTask):
     name: ClassVar[str] = "flip_flop"
     metric: ClassVar[str] = "accuracy of reads"
 
-    length: int = 128
-    first_length: int = 128
+    length: Number = 128
+    first_length: Number = 128
     """Length where the curriculum begins; like `length`: there is none."""
-    longest_test: int = 512
-    ignore: float = 0.8
+    longest_test: Number = 512
+    ignore: Share = 0.8
     """p in training."""
-    sparse: float = 0.98
-    dense: float = 0.1
+    sparse: Share = 0.98
+    dense: Share = 0.1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._require(
             4 <= self.first_length <= self.length <= self.longest_test,
             f"wanted 4 <= first_length <= length <= longest_test, got {self.first_length}, {self.length}, {self.longest_test}",
         )
         for name in ("length", "first_length", "longest_test"):
             self._require(getattr(self, name) % 2 == 0, f"wanted an even {name}, pairs of tokens; got {getattr(self, name)}")
-        for name in ("ignore", "sparse", "dense"):
-            self._require(0 <= getattr(self, name) <= 1, f"wanted {name} between 0 and 1, got {getattr(self, name)}")
 
     def task_words(self) -> tuple[str, ...]:
         """Instructions and bits."""

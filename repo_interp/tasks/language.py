@@ -16,15 +16,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
+from annotated_types import Interval
 from jaxtyping import Float
 
 from repo_interp.errors import InputError
 from repo_interp.tasks.corpus import Corpus, corpus
 from repo_interp.tasks.prompt import Prompt
-from repo_interp.tasks.task import Batch, Response, Task, doublings, log_perplexity, whole_number
+from repo_interp.tasks.task import Batch, Number, Response, Task, doublings, log_perplexity, whole_number
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -42,15 +43,15 @@ class Language(Task):
 
     corpus: str = ""
     """A UTF-8 text file, or a folder of them (.txt, .md, .py); empty: the standard library's sources without its tests."""
-    tokens: int = 2048
+    tokens: Annotated[int, Interval(ge=258, le=1_000_000)] = 2048
     """Size of the vocabulary."""
     tokenizer_file: str = ""
     """A tokenizer.json in place of one trained on the corpus."""
-    length: int = 256
-    longest_test: int = 1024
+    length: Number = 256
+    longest_test: Number = 1024
 
     def __post_init__(self) -> None:
-        self._require(self.tokens >= 258, f"wanted at least 258 tokens, the bytes and two special ones; got {self.tokens}")
+        super().__post_init__()
         self._require(
             2 <= self.length <= self.longest_test, f"wanted 2 <= length <= longest_test, got {self.length}, {self.longest_test}"
         )

@@ -29,7 +29,7 @@ from jaxtyping import Int
 
 from repo_interp.errors import InputError
 from repo_interp.tasks.prompt import Prompt
-from repo_interp.tasks.task import Batch, WordTask, doublings, whole_number
+from repo_interp.tasks.task import Batch, Number, Words, WordTask, doublings, whole_number
 from repo_interp.tasks.vocabulary import BOS
 
 MARKER, QUESTION = "M", "Q"
@@ -46,22 +46,22 @@ class SmallNiah(WordTask):
     name: ClassVar[str] = "niah"
     axes: ClassVar[tuple[str, ...]] = ("depth", "length")
 
-    length: int = 256
-    first_length: int = 64
+    length: Number = 256
+    first_length: Number = 64
     """Length where the curriculum begins."""
-    longest_test: int = 1024
+    longest_test: Number = 1024
     """Test sets are length, 2 x length, ... up to this."""
-    needles: int = 8
-    questions: int = 8
+    needles: Number = 8
+    questions: Number = 8
     """Needles asked for in a training sequence."""
-    classes: int = 16
-    values_per_class: int = 8
-    fillers: int = 64
+    classes: Words = 16
+    values_per_class: Words = 8
+    fillers: Words = 64
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._require(1 <= self.needles <= self.classes, f"wanted 1 to {self.classes} needles, got {self.needles}")
         self._require(1 <= self.questions <= self.needles, f"wanted 1 to {self.needles} questions, got {self.questions}")
-        self._require(self.values_per_class >= 1 and self.fillers >= 1, "wanted at least one value and filler")
         self._require(
             self._shortest(self.questions) <= self.first_length <= self.length <= self.longest_test,
             f"wanted {self._shortest(self.questions)} <= first_length <= length <= longest_test, got "

@@ -11,15 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
+from annotated_types import Interval
 from jaxtyping import Float
 
 from repo_interp.errors import InputError
 from repo_interp.tasks.copying import beginning, ordinary_tokens
 from repo_interp.tasks.prompt import Prompt
-from repo_interp.tasks.task import Batch, Response, WordTask, log_perplexity, whole_number
+from repo_interp.tasks.task import Batch, Response, Words, WordTask, log_perplexity, whole_number
 from repo_interp.tasks.vocabulary import BOS
 
 if TYPE_CHECKING:
@@ -36,12 +37,8 @@ class RandomTokens(WordTask):
     higher_is_better: ClassVar[bool] = False
     axes: ClassVar[tuple[str, ...]] = ("length",)
 
-    symbols: int = 256
-    length: int = 256
-
-    def __post_init__(self) -> None:
-        self._require(self.symbols >= 1, f"wanted at least one symbol, got {self.symbols}")
-        self._require(self.length >= 2, f"wanted a length of at least 2, got {self.length}")
+    symbols: Words = 256
+    length: Annotated[int, Interval(ge=2, le=65_536)] = 256
 
     def task_words(self) -> tuple[str, ...]:
         """The symbols."""

@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Int
 
 from repo_interp.tasks.prompt import Prompt
-from repo_interp.tasks.task import Batch, WordTask, whole_number
+from repo_interp.tasks.task import Batch, Number, Words, WordTask, whole_number
 from repo_interp.tasks.vocabulary import BOS, NOUNS, PAD
 
 INSTRUCTION = ("Reverse", "the", "following", "words:")
@@ -35,16 +35,17 @@ class Reversal(WordTask):
     axes: ClassVar[tuple[str, ...]] = ("length",)
     test_sets_count: ClassVar[str] = "words"
 
-    words: int = 32
+    words: Words = 32
     """Size of the list that words are drawn from."""
-    shortest: int = 2
-    longest: int = 20
+    shortest: Number = 2
+    longest: Number = 20
     """Longest text to train on."""
-    first_longest: int = 6
+    first_longest: Number = 6
     """Longest text where the curriculum begins."""
-    longest_test: int = 30
+    longest_test: Number = 30
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._require(2 <= self.words <= len(NOUNS), f"wanted 2 to {len(NOUNS)} words, got {self.words}")
         self._require(
             1 <= self.shortest <= self.first_longest <= self.longest <= self.longest_test,
@@ -108,8 +109,8 @@ class Reversal(WordTask):
         return Prompt(
             tokens=tuple(tokens),
             spans={
-                "instruction": tuple(range(1, first)),
                 "words": tuple(words),
+                "instruction": tuple(range(1, first)),
                 "separator": (separator,),
             },
             generated=tuple(generated),

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
+from annotated_types import Interval
 
 from repo_interp.tasks.prompt import Prompt
-from repo_interp.tasks.task import Batch, WordTask
+from repo_interp.tasks.task import Batch, Number, WordTask
 from repo_interp.tasks.vocabulary import BOS
 
 BLANK, SEPARATOR = "_", "="
@@ -30,19 +31,18 @@ class SelectiveCopy(WordTask):
 
     name: ClassVar[str] = "selective_copy"
 
-    symbols: int = 16
+    symbols: Annotated[int, Interval(ge=2, le=26)] = 16
     """Size of the alphabet, without the blank."""
-    copied: int = 32
-    first_copied: int = 4
+    copied: Number = 32
+    first_copied: Number = 4
     """Symbols to copy where the curriculum begins; blanks in proportion."""
-    blanks: int = 32
+    blanks: Annotated[int, Interval(ge=2, le=65_536)] = 32
 
     def __post_init__(self) -> None:
-        self._require(2 <= self.symbols <= 26, f"wanted 2 to 26 symbols, got {self.symbols}")
+        super().__post_init__()
         self._require(
             1 <= self.first_copied <= self.copied, f"wanted 1 <= first_copied <= copied, got {self.first_copied}, {self.copied}"
         )
-        self._require(self.blanks >= 2, f"wanted at least 2 blanks, got {self.blanks}")
 
     def task_words(self) -> tuple[str, ...]:
         """Blank, separator, letters."""

@@ -19,17 +19,25 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
+from annotated_types import Interval
 from jaxtyping import Bool, Float, Int
 
 from repo_interp.errors import InputError
 from repo_interp.tasks.prompt import Prompt
 from repo_interp.tasks.vocabulary import Vocabulary
+from repo_interp.values import check_fields
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+
+Number = Annotated[int, Interval(ge=1, le=65_536)]
+"""Of tokens, or of parts, of a sequence."""
+Words = Annotated[int, Interval(ge=1, le=1_000_000)]
+"""Of a vocabulary."""
 
 
 class Batch(NamedTuple):
@@ -91,6 +99,10 @@ class Task(Scoring, ABC):
     """Attributes of prompts to tabulate scores by, such as ("length",) or ("depth", "length")."""
     test_sets_count: ClassVar[str] = "tokens"
     """What test sets count whose names are numbers."""
+
+    def __post_init__(self) -> None:
+        """Raises InputError for an option that is not of the type and range that it states."""
+        check_fields(self, f"task {self.name}")
 
     @property
     @abstractmethod

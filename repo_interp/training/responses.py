@@ -18,7 +18,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, NotFinite
+from repo_interp.models.capture import next_token_logits
 from repo_interp.models.generation import continue_greedily
 from repo_interp.tasks import Batch, Prompt, Response, Task
 from repo_interp.tasks.task import Scoring
@@ -53,9 +54,7 @@ def logits_at(
     model: PreTrainedModel, hidden: Float[Tensor, "sequence token d_model"], question: Question
 ) -> Float[Tensor, "target token_id"]:
     """What the decoder's last hidden states predict at every target, float32."""
-    logits = model.lm_head(hidden[question.rows, question.columns]).float()
-    softcap = getattr(model.config, "final_logit_softcapping", None)
-    return logits if softcap is None else torch.tanh(logits / softcap) * softcap
+    return next_token_logits(model, hidden[question.rows, question.columns])
 
 
 @torch.inference_mode()
@@ -66,7 +65,9 @@ def forced_responses(model: PreTrainedModel, task: Scoring, prompts: Sequence[Pr
     for start in range(0, len(order), batch_size):
         chosen = order[start : start + batch_size]
         question = to_question(padded([prompts[number] for number in chosen], task), next(model.parameters()).device)
-        log_probabilities = target_logits(model, question).double().log_softmax(-1)
+        logits = target_logits(model, question)
+        _require_finite(logits, [chosen[row] for row in question.rows.tolist()])
+        log_probabilities = logits.double().log_softmax(-1)
         reference = log_probabilities.gather(-1, question.targets[:, None])[:, 0].tolist()
         likeliest = log_probabilities.argmax(-1).tolist()
         end = 0
@@ -74,6 +75,15 @@ def forced_responses(model: PreTrainedModel, task: Scoring, prompts: Sequence[Pr
             begin, end = end, end + len(task.targets(prompts[number]))
             responses[number] = Response(tuple(likeliest[begin:end]), tuple(reference[begin:end]))
     return [responses[number] for number in range(len(prompts))]
+
+
+def _require_finite(logits: Float[Tensor, "target token_id"], numbers: Sequence[int]) -> None:
+    """Raise NotFinite where the logits of a target are NaN or infinite; `numbers`: the prompt of each."""
+    if bool(torch.isfinite(logits.sum())):
+        return
+    for number, is_finite in zip(numbers, torch.isfinite(logits).all(-1).tolist(), strict=True):
+        if not is_finite:
+            raise NotFinite(f"the model's predictions for prompt {number} are NaN or infinite")
 
 
 def generated_responses(model: PreTrainedModel, task: Scoring, prompts: Sequence[Prompt], batch_size: int = 32) -> list[Response]:

@@ -16,6 +16,7 @@ per head. Knows nothing about how components are chosen.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Complex, Float
@@ -28,7 +29,7 @@ from repo_interp.measures.kernels.heads import ILL_CONDITIONED, MEMORY, over_hea
 from repo_interp.measures.kernels.logit_sums import is_bilinear, row_blocks
 from repo_interp.positions.rotary import rotate
 
-SEMANTIC = ("signed", "printed")
+Semantic = Literal["signed", "printed"]
 
 
 @dataclass(frozen=True)

@@ -18,16 +18,20 @@ Knows nothing about positions or attention.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Annotated
 
 import numpy as np
 import torch
+from annotated_types import Interval, MinLen
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from repo_interp.errors import InputError
 from repo_interp.inputs import Spans
 
+Kinds = Annotated[tuple[str, ...], MinLen(1)]
+"""Kinds of segments, at least one."""
+Draws = Annotated[int, Interval(ge=1, le=10_000)]
+"""Shuffled layouts to compare with."""
 INSIDE, STARTS = "segments.", ".starts"
 """Spans `segments.K` and `segments.K.starts` of a kind K of segments."""
 
@@ -61,14 +65,6 @@ def chance(drawn: Tensor, observed: Tensor) -> Tensor:
     """Share of draws at least as high as `observed`, (1 + such draws) / (1 + draws), over axis 0 of `drawn`; NaN where `observed` is."""
     at_least = (drawn >= observed - 1e-12).sum(0).double()
     return ((1 + at_least) / (1 + drawn.shape[0])).masked_fill(observed.isnan(), torch.nan)
-
-
-def check_draws(kinds: Sequence[str], draws: int) -> None:
-    """Raise InputError where there is no kind or no draw."""
-    if not kinds:
-        raise InputError("no kind of segment was asked for; name at least one, such as lines")
-    if draws < 1:
-        raise InputError(f"the control needs at least one draw, not {draws}")
 
 
 def variance_between(values: Float[Tensor, "row token"], edges: Int[Tensor, "draw edge"]) -> Float[Tensor, "draw row"]:

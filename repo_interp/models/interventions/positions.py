@@ -30,6 +30,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from transformer_lens import ActivationCache
 
 from repo_interp.errors import InputError
 from repo_interp.models.capture import decode
@@ -143,7 +144,7 @@ def shifted(
 
 def transplanted(
     model: nn.Module,
-    recorded: Mapping[Any, Tensor],
+    recorded: Mapping[Any, Tensor] | ActivationCache,
     heads: Heads = None,
     *,
     layer: Layers = None,
@@ -156,7 +157,7 @@ def transplanted(
     keep theirs. `from_head`: the (layer, head) that all chosen heads get theirs from. Raises InputError, inside, where `recorded` lacks the
     layer, has another number of heads or prompts, or a longer prompt.
     """
-    by_layer = {layer: positions for layer, positions in _by_layer(model, recorded).items() if positions is not None}
+    by_layer = _by_layer(model, recorded)
     least = 1 if from_head is not None else max((positions.shape[1] for positions in by_layer.values()), default=1)
     heads_here = next(attentions(model)).config.num_attention_heads
     if any(heads_here % positions.shape[1] for positions in by_layer.values()):
@@ -307,12 +308,11 @@ def from_recorded(recorded: Mapping[int, Tensor], heads: int, from_head: tuple[i
     return change
 
 
-def _by_layer(model: nn.Module, recorded: Mapping[Any, Tensor]) -> dict[int, Tensor | None]:
-    found = {}
-    for attention in attentions(model):
-        layer = attention.layer_idx
-        found[layer] = next((recorded[name] for name in (layer, HOOK.format(layer)) if name in recorded), None)
-    return found
+def _by_layer(model: nn.Module, recorded: Mapping[Any, Tensor] | ActivationCache) -> dict[int, Tensor]:
+    """Recorded positions by the number of their layer, from either form."""
+    given: dict[Any, Tensor] = dict(recorded.items())
+    layers = [attention.layer_idx for attention in attentions(model)]
+    return {layer: given[name] for layer in layers for name in (layer, HOOK.format(layer)) if name in given}
 
 
 def _listed(names: Iterable[object]) -> str:

@@ -36,6 +36,7 @@ from repo_interp.papers.kit.scores import ScoreOptions, of_tasks, task_digest
 from repo_interp.papers.kit.subjects import Subject
 from repo_interp.plots.marks.drawing import legend_below
 from repo_interp.plots.style import COLUMN_WIDTH, SCHEME_COLOURS, PaperFigure, darker, paper_figure, style
+from repo_interp.values import Count
 
 RATIO = (
     "in the head that stands out on half of the texts, on the other half, the separators' share of the gates' sum over that of as many "
@@ -72,9 +73,9 @@ C6_ATTENTION = Claim(
 class Options(ScoreOptions):
     """How much is measured of CoPE's claims: prompts to score, and texts whose gates are measured."""
 
-    gate_texts: int = 32
+    gate_texts: Count = 32
     """Texts whose gates are measured."""
-    draws: int = 40
+    draws: Count = 40
     """Random choices of separators, and shuffled segments, of each text."""
 
     def __post_init__(self) -> None:

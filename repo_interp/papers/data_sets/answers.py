@@ -38,6 +38,7 @@ from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
 from repo_interp.positions.layouts import LEARNED
 from repo_interp.tasks import Prompt, digest
 from repo_interp.tasks.data_sets import NAMES, data_set_prompts, require_name
+from repo_interp.values import Count, CountOrNone, Seed
 
 PLAIN, REORDERED = "plain", "reordered"
 MOVED, WITHIN = 0.05, 5
@@ -54,14 +55,14 @@ REPO, HOPE, POSITION_GENERALIZATION = (
 class Options:
     """How much is asked, and of which files. Raises InputError for what allows no error, or cannot be asked."""
 
-    questions: int = 100
+    questions: Count = 100
     """Per part of a data set; all, where it has fewer."""
-    length: int = 0
+    length: CountOrNone = 0
     """Tokens of a prompt with its answer; 0: the training length of each checkpoint."""
     extension: str = "yarn"
     """How the rotation is extended where `length` is longer: yarn, interpolation, plain."""
-    batch_size: int = 8
-    seed: int = 0
+    batch_size: Count = 8
+    seed: Seed = 0
     device: str = "cpu"
     data: tuple[tuple[str, str], ...] = ()
     """Names of data sets and where they are."""

@@ -31,6 +31,7 @@ from repo_interp.papers.kit.scores import of_tasks
 from repo_interp.papers.kit.subjects import Subject
 from repo_interp.tasks.prompt import Prompt
 from repo_interp.tasks.random_tokens import random_token_prompts
+from repo_interp.values import Count, CountOrNone, Seed
 
 OVER_REPLICATES = "lots of sequences"
 """What the spread of a verdict is taken over, as tables have always called replicates."""
@@ -45,18 +46,18 @@ _EQUAL: Any = {"data_vars": "all", "coords": "minimal", "compat": "override", "j
 class Sampling:
     """How much is measured."""
 
-    sequences: int = 64
+    sequences: Count = 64
     """Sequences of each length, in all replicates together."""
-    repeats: int = 4
+    repeats: Count = 4
     """Independent replicates."""
-    controls: int = 2
+    controls: Count = 2
     """Twins with random weights."""
-    step_sequences: int = 32
+    step_sequences: Count = 32
     """Sequences at each saved step of training, in all replicates together."""
-    length: int = 0
+    length: CountOrNone = 0
     """Most tokens that are taken as L, for a quick look at a model trained on long sequences; 0: the training length."""
-    batch_size: int = 8
-    seed: int = 0
+    batch_size: Count = 8
+    seed: Seed = 0
     device: str = "cpu"
 
     def __post_init__(self) -> None:

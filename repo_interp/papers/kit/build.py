@@ -108,7 +108,7 @@ def stated_options(
     Raises InputError for what no paper has, for a value of another type, and for values that options refuse together.
     """
     values = {name: dict(fields.get(name, {})) for name in papers}
-    types = {name: get_type_hints(paper.options) for name, paper in papers.items()}
+    types = {name: get_type_hints(paper.options, include_extras=True) for name, paper in papers.items()}
     known = {name: [field.name for field in dataclasses.fields(paper.options)] for name, paper in papers.items()}
     for key, text in stated:
         named, dot, option = key.rpartition(".")

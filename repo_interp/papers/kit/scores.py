@@ -30,6 +30,7 @@ from repo_interp.papers.kit.subjects import Subject
 from repo_interp.tasks import Task
 from repo_interp.training.configuration import TrainingConfiguration
 from repo_interp.training.trained import configured_task
+from repo_interp.values import Count, Seed
 
 PLAIN = "plain"
 SHARES = ("exact match", "accuracy of reads")
@@ -40,12 +41,12 @@ SHARES = ("exact match", "accuracy of reads")
 class ScoreOptions:
     """How much is scored."""
 
-    count: int = 200
+    count: Count = 200
     """Prompts of every test set."""
-    language_count: int = 64
+    language_count: Count = 64
     """The same in language modelling."""
-    batch_size: int = 32
-    seed: int = 0
+    batch_size: Count = 32
+    seed: Seed = 0
     device: str = "cpu"
 
     def __post_init__(self) -> None:

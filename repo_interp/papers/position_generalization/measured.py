@@ -32,6 +32,7 @@ from repo_interp.papers.kit.scale import Scale
 from repo_interp.papers.kit.subjects import Subject
 from repo_interp.tasks import Prompt, Task, digest, make_task
 from repo_interp.training.responses import forced_responses
+from repo_interp.values import Count, CountOrNone, Seed
 
 SOURCE = "Position Generalization"
 TIMED = 512
@@ -46,27 +47,27 @@ TEXT_MODELS = ("language/rope", "language/rope_continued", "language/repo", "lan
 class Options:
     """How much is measured."""
 
-    sequences: int = 8
+    sequences: Count = 8
     """Of text, for the fits and the perturbations."""
-    length: int = 0
+    length: CountOrNone = 0
     """Tokens of a sequence, at most the training length; 0: the training length."""
-    prompts: int = 100
+    prompts: Count = 100
     """Of other tasks, for the perturbations."""
-    controls: int = 2
+    controls: Count = 2
     """Twins with random weights."""
-    draws: int = 3
+    draws: Count = 3
     """Seeds of the judged perturbations: they give the spread."""
     gammas: tuple[float, ...] = (0.001, 0.01, 0.05, 0.1, 0.5)
     """Shares of the perturbations that are drawn."""
     l_maxes: tuple[int, ...] = (1, 5, 10, 100)
-    longer: int = 64
+    longer: Count = 64
     """Sequences for the extrapolation; half of them are the reference."""
-    reach: int = 4
+    reach: Count = 4
     """Longest length, in training lengths: a power of 2."""
     corpus: str = ""
     """A text file or folder; empty: what the checkpoint was trained on, else the standard library's sources."""
-    batch_size: int = 8
-    seed: int = 0
+    batch_size: Count = 8
+    seed: Seed = 0
     device: str = "cpu"
 
     def __post_init__(self) -> None:

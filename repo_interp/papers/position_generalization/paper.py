@@ -19,8 +19,8 @@ PAPER = Paper(
     (FITS, ROTATION, TOLERANCE, EXTRAPOLATION),
     Options,
     {
-        "sequences": 6,
-        "length": 512,
+        "sequences": 4,
+        "length": 256,
         "prompts": 50,
         "controls": 1,
         "gammas": (0.05, 0.1, 0.5),

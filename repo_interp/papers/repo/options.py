@@ -5,31 +5,32 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from repo_interp.errors import InputError
+from repo_interp.values import Count, Seed
 
 
 @dataclass(frozen=True)
 class Options:
     """How much is measured. Raises InputError for what allows no spread, or no comparison with random weights."""
 
-    prompts: int = 64
+    prompts: Count = 64
     """Per length, for positions and attention."""
-    score_prompts: int = 100
+    score_prompts: Count = 100
     """Per test set that is scored."""
-    controls: int = 10
+    controls: Count = 10
     """Twins with random weights: 95 % of ten are exceeded by what is above all of them."""
-    example_words: int = 11
+    example_words: Count = 11
     """Length of the text whose positions are drawn (fig. 6)."""
-    efficiency_layers: int = 8
-    efficiency_width: int = 512
-    efficiency_heads: int = 8
-    efficiency_context: int = 256
+    efficiency_layers: Count = 8
+    efficiency_width: Count = 512
+    efficiency_heads: Count = 8
+    efficiency_context: Count = 256
     """Tokens of the prompt before the first timed one."""
-    efficiency_tokens: int = 32
+    efficiency_tokens: Count = 32
     """Tokens generated in each timed round."""
-    efficiency_rounds: int = 15
+    efficiency_rounds: Count = 15
     """Rounds of both schemes, in turns."""
-    batch_size: int = 16
-    seed: int = 0
+    batch_size: Count = 16
+    seed: Seed = 0
     device: str = "cpu"
 
     def __post_init__(self) -> None:

@@ -23,6 +23,10 @@ MOST_POINTS = 256
 """Points of a curve in the page."""
 MOST_IMAGE = 6_000_000
 """Bytes of all the images of a chart in the page."""
+FEWEST_RANKS = 4
+"""Strongest keys of a row of attention in the page, at least."""
+LEAST_LOGARITHM = -32.0
+"""The natural logarithm of the smallest attention weight that the page tells from nothing."""
 NOTHING = 65535
 """Stands for a cell of an image without a value."""
 
@@ -138,31 +142,75 @@ class HeadNumber:
 
 @dataclass(frozen=True)
 class HeadRows:
-    """The largest attention `weights` [layer, head, query, rank] of tokens of prompt `prompt`, and the `keys` that they are on."""
+    """The largest attention `weights` [layer, head, query, rank] of tokens of prompt `prompt`, and the `keys` that they are on.
+
+    `totals` [layer, head, query]: the logarithm of the sum of exponentials of each row's logits, so that logit = ln weight + total.
+    """
 
     title: str
     weights: xr.DataArray
     keys: xr.DataArray
+    totals: xr.DataArray
     prompt: int
 
     def data(self) -> dict[str, Any]:
-        """The rows as JSON, 16 bits per weight, 32 per key; as many ranks as fit into `MOST_IMAGE` bytes, one at least."""
-        weights, keys = (part.transpose("layer", "head", "query", "rank").values for part in (self.weights, self.keys))
-        ranks = max(1, min(weights.shape[-1], MOST_IMAGE // (6 * weights[..., 0].size)))
-        levels = np.round(np.nan_to_num(weights[..., :ranks]) * NOTHING).astype("<u2")
+        """The rows as JSON: of every weight its logarithm in 16 bits between `LEAST_LOGARITHM` and 0, 32 bits per key and total.
+
+        As many ranks as fit into `MOST_IMAGE` bytes, `FEWEST_RANKS` at least; where these do not fit, fewer rows, evenly spread.
+        """
+        per_rank = 6 * self.weights.isel(rank=0).size
+        ranks = min(self.weights.sizes["rank"], max(FEWEST_RANKS, MOST_IMAGE // per_rank))
+        rows = min(self.weights.sizes["query"], max(1, self.weights.sizes["query"] * MOST_IMAGE // (per_rank * ranks)))
+        shown = np.unique(np.linspace(0, self.weights.sizes["query"] - 1, rows).round().astype(int))
+        weights, keys = (
+            part.transpose("layer", "head", "query", "rank").values[:, :, shown, :ranks] for part in (self.weights, self.keys)
+        )
+        with np.errstate(divide="ignore", invalid="ignore"):
+            logarithms = np.clip(np.log(weights), LEAST_LOGARITHM, 0)
+            levels = np.where(keys < 0, NOTHING, np.round((1 - logarithms / LEAST_LOGARITHM) * (NOTHING - 1))).astype("<u2")
+        totals = self.totals.transpose("layer", "head", "query").values[..., shown]
         return {
             "kind": "rows",
             "title": self.title,
             "prompt": self.prompt,
-            "queries": [int(query) for query in self.weights["query"].values],
+            "queries": [int(query) for query in self.weights["query"].values[shown]],
             "ranks": ranks,
+            "least": LEAST_LOGARITHM,
             "weights": _base64(levels),
-            "keys": _base64(np.ascontiguousarray(keys[..., :ranks], dtype="<i4")),
+            "keys": _base64(np.ascontiguousarray(keys, dtype="<i4")),
+            "totals": _base64(np.ascontiguousarray(totals, dtype="<f4")),
             **_heads(self.weights),
         }
 
 
-HeadChart = HeadCurves | HeadImage | HeadRows | HeadArrows | HeadNumber
+@dataclass(frozen=True)
+class NextTokens:
+    """Probabilities [token, rank] of the likeliest next tokens of prompt `prompt`, what they are called, and of those that do follow."""
+
+    title: str
+    probabilities: xr.DataArray
+    texts: np.ndarray
+    """[token, rank]"""
+    following: xr.DataArray
+    """[token]: the probability of the token that does follow."""
+    prompt: int
+
+    def data(self) -> dict[str, Any]:
+        """The predictions as JSON, numbers with six significant digits."""
+        return {
+            "kind": "next",
+            "title": self.title,
+            "prompt": self.prompt,
+            "tokens": [int(token) for token in self.probabilities["token"].values],
+            "probabilities": [six_digits(row) for row in self.probabilities.transpose("token", "rank").values],
+            "texts": [[str(text) for text in row] for row in self.texts],
+            "following": six_digits(self.following.values),
+            "layers": [],
+            "heads": [],
+        }
+
+
+HeadChart = HeadCurves | HeadImage | HeadRows | HeadArrows | HeadNumber | NextTokens
 
 
 def _heads(values: xr.DataArray) -> dict[str, Any]:

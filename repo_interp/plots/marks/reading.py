@@ -74,8 +74,14 @@ def pick(array: xr.DataArray, **labels: int | str) -> xr.DataArray:
     return array.sel(labels)
 
 
+def described_prompts(run: xr.DataTree) -> xr.Dataset | None:
+    """The group of `run` that says what its prompts are - `positions` all, `attention_rows` the first; None where neither is there."""
+    named = (group(run, name) for name in ("positions", "attention_rows") if name in run.children)
+    return next((dataset for dataset in named if "token_count" in dataset), None)
+
+
 def prompt_tokens(positions: xr.Dataset, prompt: int) -> PromptTokens:
-    """Tokens and spans of `prompt`, from the group `positions`."""
+    """Tokens and spans of `prompt`, from the group `positions`, or another that says what prompts are."""
     count = int(pick(positions["token_count"], prompt=prompt))
     texts, texts_are, spans = None, "text", {}
     if "token_text" in positions:
@@ -115,11 +121,17 @@ def ordered_spans(names: Iterable[str]) -> list[str]:
 
 
 def main_span(run: xr.DataTree) -> str | None:
-    """The span that heads are ranked by: the needle, else the first one that is neither the rest nor generated. None without one."""
+    """The span that heads are ranked by: the one that the prompts are about, as the run says. None where nothing was measured of it.
+
+    Of a run that does not say, the needle, else the first one that is neither the rest nor generated.
+    """
     if not has_groups(run, ["attention_mass"]):
         return None
     dataset = group(run, "attention_mass")
-    for name in ordered_spans(map(str, dataset["span"].values)):
+    declared = run.attrs.get("main_span")
+    for name in [declared] if declared else ordered_spans(map(str, dataset["span"].values)):
+        if name not in dataset["span"]:
+            continue
         if name not in (BACKGROUND, "generated") and np.isfinite(dataset["table"].sel(span=name)):
             return name
     return None

@@ -7,16 +7,19 @@ bytes - thousands of points - as a PNG. Knows nothing about runs and what a page
 
 from __future__ import annotations
 
+import json
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from string import Template
+from typing import Any
 
 from matplotlib.figure import Figure
 
 from repo_interp.plots.marks.table import Table
 from repo_interp.plots.style import rendered
+from repo_interp.plots.view import Interactive
 
 MOST_SVG = 300_000
 """Bytes of an SVG above which a page embeds a PNG instead."""
@@ -84,6 +87,32 @@ def table_html(table: Table) -> str:
         f'<div class="scroll"><table><caption>{escape(table.title)}</caption><thead><tr>{header}{"<td></td>" * linked}</tr></thead>'
         f'<tbody>{"".join(rows)}</tbody></table></div><p class="note">{escape(table.note)}</p>'
     )
+
+
+def page_scripts(interactives: Sequence[Interactive], further: Sequence[str]) -> list[str]:
+    """Scripts in the order in which they run: plotly, those of `interactives`, the files `further` of `page/`, and the page's own last.
+
+    None where there is nothing to bring to life.
+    """
+    if not interactives and not further:
+        return []
+    files_of = dict.fromkeys(part for one in interactives for part in (*one.parts, one.script))
+    own = [*(part.read_text(encoding="utf-8") for part in files_of), *map(packaged, further), packaged("page.js")]
+    return [*([_plotly()] if interactives or "head_charts.js" in further else []), "\n".join(own)]
+
+
+def _plotly() -> str:
+    from plotly.offline import get_plotlyjs
+
+    return get_plotlyjs()
+
+
+def json_script(data: Any) -> str:
+    """`data` as JSON that may stand inside a script element whatever texts it holds. Raises ValueError for NaN."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return "".join(f"\\u{ord(c):04x}" if 0xD800 <= ord(c) < 0xE000 else c for c in text)
 
 
 def packaged(name: str) -> str:

@@ -26,7 +26,7 @@ from repo_interp.failures import noted
 from repo_interp.plots.catalogue import figures_of, views_of
 from repo_interp.plots.marks.reading import checkpoint_name
 from repo_interp.plots.marks.table import Table, format_cell
-from repo_interp.plots.pages.frame import framed, packaged, picture_html, table_html
+from repo_interp.plots.pages.frame import framed, json_script, page_scripts, picture_html, table_html
 from repo_interp.plots.style import save_figure
 from repo_interp.plots.view import Interactive, PageOptions, View
 
@@ -87,14 +87,6 @@ def write_report(run: xr.DataTree, path: Path, directory: Path, drawn: Callable[
     return failures
 
 
-def json_script(data: Any) -> str:
-    """`data` as JSON that may stand inside a script element whatever texts it holds. Raises ValueError for NaN."""
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return "".join(f"\\u{ord(c):04x}" if 0xD800 <= ord(c) < 0xE000 else c for c in text)
-
-
 def _page(run: xr.DataTree, options: PageOptions, pictures: Sequence[tuple[str, str]], failures: list[str] | None) -> str:
     """The HTML of the page with `pictures`: the group and the HTML of each."""
     if not run.children:
@@ -107,7 +99,7 @@ def _page(run: xr.DataTree, options: PageOptions, pictures: Sequence[tuple[str, 
     scripts = _scripts(sections)
     return framed(
         title=_title(run, sections),
-        facts=f'<dl class="facts">{_summary(run, sections)}</dl>',
+        facts=f'<dl class="facts">{_summary(run, sections)}</dl>{_warnings(run)}',
         navigation={section.view.group: section.view.title for section in sections},
         sections=[_NO_SCRIPT if scripts else "", *(section.html for section in sections)],
         provenance=f"<p>What this page was made from, as recorded in the run file.</p>\n{_provenance(run)}",
@@ -115,10 +107,19 @@ def _page(run: xr.DataTree, options: PageOptions, pictures: Sequence[tuple[str, 
     )
 
 
+def _warnings(run: xr.DataTree) -> str:
+    """What the run says beside its numbers, and what it could not measure."""
+    lines = [*str(run.attrs.get("notes", "")).splitlines()]
+    lines += [f"not measured: {line}" for line in str(run.attrs.get("stopped", "")).splitlines()]
+    return "".join(f'<p class="left-out">{escape(line)}</p>' for line in lines)
+
+
 def _title(run: xr.DataTree, sections: Sequence[Section]) -> str:
-    """What the page is about: positions, or of a run without them its first section."""
+    """What the page is about: positions, attention, or of a run without them its first section."""
     if "positions" in run.children or not sections:
         return f"Positions in {checkpoint_name(run)}"
+    if "attention_rows" in run.children:
+        return f"Attention in {checkpoint_name(run)}"
     return f"{sections[0].view.title} of {_subject(run)}"
 
 
@@ -173,22 +174,9 @@ def _folded(table: Table) -> str:
 
 
 def _scripts(sections: Sequence[Section]) -> list[str]:
-    """Scripts in the order in which they run: plotly where an interactive part may use it, and the page's own last."""
-    parts = [
-        part for section in sections if section.interactive for part in (*section.interactive.parts, section.interactive.script)
-    ]
-    interactive = [part.read_text(encoding="utf-8") for part in parts]
-    maps = [packaged("heads.js")] if any(section.has_head_maps for section in sections) else []
-    charts = [packaged("head_charts.js")] if any(section.has_head_charts for section in sections) else []
-    if not interactive and not maps and not charts:
-        return []
-    return [*([_plotly()] if interactive or charts else []), "\n".join([*interactive, *maps, *charts, packaged("page.js")])]
-
-
-def _plotly() -> str:
-    from plotly.offline import get_plotlyjs
-
-    return get_plotlyjs()
+    maps = ["heads.js"] if any(section.has_head_maps for section in sections) else []
+    charts = ["head_charts.js"] if any(section.has_head_charts for section in sections) else []
+    return page_scripts([section.interactive for section in sections if section.interactive], [*maps, *charts])
 
 
 def _summary(run: xr.DataTree, sections: Sequence[Section]) -> str:

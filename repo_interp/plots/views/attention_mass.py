@@ -324,4 +324,5 @@ VIEW = View(
     tables=_tables,
     head_maps=_head_maps,
     compared=("mass_per_token", "mass"),
+    not_averaged=("table",),  # its mean over prompts and heads is taken already: that of mass_per_token
 )

@@ -1,31 +1,43 @@
 """Where tokens look: the strongest keys of the chosen head and token; group `attention_rows` of a run.
 
-A row is shown in the page, over the prompt's text and as bars. Knows nothing about how rows are measured.
+A row is shown in the page, over the prompt's text, as bars, and as logits by distance. Where the run has no positions, as one of a RoPE
+model, the text and the heads to choose stand here. Knows nothing about how rows are measured.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import xarray as xr
 
 from repo_interp.plots.marks.head_charts import HeadChart, HeadRows
 from repo_interp.plots.marks.reading import group, has_groups
-from repo_interp.plots.view import View
+from repo_interp.plots.view import Interactive, PageOptions, View
+from repo_interp.plots.views.explorer import EXPLORER
 
 
 def _head_charts(run: xr.DataTree) -> Sequence[HeadChart]:
     """The rows of every head over the first prompt."""
     rows = group(run, "attention_rows")
     prompt = int(group(run, "positions")["prompt"].values[0]) if has_groups(run, ["positions"]) else 0
-    return [HeadRows("Attention of the chosen token", rows["weight"], rows["key"], prompt)]
+    return [HeadRows("Attention of the chosen token", rows["weight"], rows["key"], rows["log_total"], prompt)]
+
+
+def _embed(run: xr.DataTree, options: PageOptions) -> tuple[Any, Sequence[str]]:
+    """Data for the explorer where no section of positions has it."""
+    if has_groups(run, ["positions"]) or "token_count" not in group(run, "attention_rows"):
+        return None, ()
+    return EXPLORER.data(run, options)
 
 
 VIEW = View(
     "attention_rows",
     "Where a token looks",
-    "Attention weights, after the softmax, from a token of the first prompt to the keys it looks at most: choose head and token above.",
+    "Attention after the softmax from a token of the first prompt to the keys that it looks at most, and the logits by their distance: "
+    "choose a head and a token.",
     head_charts=_head_charts,
+    interactive=Interactive(EXPLORER.markup, EXPLORER.script, _embed, EXPLORER.parts),
     compared=(),
-    not_averaged=("weight", "key"),
+    not_averaged=("weight", "key", "log_total"),
 )

@@ -1,7 +1,7 @@
-"""What the positions of heads cause: a map of heads per kind of change, the most harmful heads beside controls, screening beside exact.
+"""What the positions of heads cause: a map of heads per kind of change, the most needed heads beside controls, screening beside exact.
 
     map       mean change of log p(answer) when the positions of one head are changed
-    dot       the same of the most harmful heads together, with its standard deviation over prompts     grey dots   as many other heads
+    dot       the same of the most needed heads together, with its standard deviation over prompts     grey dots   as many other heads
     scatter   the change of the logit difference as one backward pass estimates it, over the exact one, a dot per head
 
 Draws the group `effects`. Knows nothing about how positions were changed.
@@ -43,8 +43,8 @@ LISTED = 8
 """Heads of a kind that the table lists."""
 LINEAR = 0.01
 """Nats that the colours of a map reach at least; logit difference below which the axes of the screening are linear."""
-HARMFUL = "#D55E00"
-"""Colour of the most harmful heads."""
+NEEDED = "#D55E00"
+"""Colour of the most needed heads."""
 
 
 @style()
@@ -60,7 +60,10 @@ def effect_maps(run: xr.DataTree) -> PaperFigure:
     reach = max(float(np.nanmax(np.abs(shown))), LINEAR)
     for ax, kind in zip(panels, kinds, strict=False):
         head_grid(shown.sel(kind=kind), ax, (-reach, reach))
-        ax.set_title(f"positions {KIND_NAMES.get(kind, kind)}")
+        drawn = effects["control_effect"].sel(kind=kind).values
+        ends = " to ".join(dict.fromkeys(f"{end + 0.0:.3g}" for end in (drawn.min().round(4), drawn.max().round(4))))
+        others = f"{int(effects.attrs['set_heads'])} others together: {ends}"
+        ax.set_title(f"positions {KIND_NAMES.get(kind, kind)}\n{others if np.isfinite(drawn).all() else ''}".rstrip())
     for ax in panels[len(kinds) :]:
         ax.set_axis_off()
     figure.suptitle("change of log p(answer), nats, by the head whose positions are changed", x=0.01, ha="left", fontsize=7.5)
@@ -70,7 +73,7 @@ def effect_maps(run: xr.DataTree) -> PaperFigure:
 
 @style()
 def effects_of_sets(run: xr.DataTree) -> PaperFigure:
-    """The most harmful heads changed together, beside as many others drawn at random, for every kind: log p(answer) and score."""
+    """The most needed heads changed together, beside as many others drawn at random, for every kind: log p(answer) and score."""
     effects = group(run, "effects")
     figure = paper_figure(PAGE_WIDTH, 2.3)
     left, right = figure.subplots(1, 2)
@@ -82,7 +85,7 @@ def effects_of_sets(run: xr.DataTree) -> PaperFigure:
     legend_below(
         figure,
         [
-            Line2D([], [], marker="o", linestyle="none", markersize=4, color=HARMFUL, label=f"most harmful {heads}"),
+            Line2D([], [], marker="o", linestyle="none", markersize=4, color=NEEDED, label=f"most needed {heads}"),
             Line2D([], [], marker="o", linestyle="none", markersize=2.6, color=CONTROL, label="as many others, each draw"),
             Line2D([], [], color="#222222", linewidth=0.8, label="standard deviation over prompts"),
         ],
@@ -122,7 +125,7 @@ def screening_fit(run: xr.DataTree) -> PaperFigure:
 
 
 def effect_tables(run: xr.DataTree) -> tuple[Table, ...]:
-    """One row per kind - the most harmful heads, controls, layers, screening -, and one per head of those that do most."""
+    """One row per kind - the most needed heads, controls, layers, screening -, and one per head of those that do most."""
     effects = group(run, "effects")
     rows: list[tuple[Cell, ...]] = []
     heads: list[tuple[Cell, ...]] = []
@@ -131,8 +134,8 @@ def effect_tables(run: xr.DataTree) -> tuple[Table, ...]:
         control, layers = own["control_effect"].values, own["layer_effect"].values
         known = control[np.isfinite(control)]
         ends = (known.min(), known.max()) if known.size else (np.nan, np.nan)
-        harmful = int(np.nanargmin(layers)) if np.isfinite(layers).any() else 0
-        interaction = own["interaction"].values[harmful]
+        needed = int(np.nanargmin(layers)) if np.isfinite(layers).any() else 0
+        interaction = own["interaction"].values[needed]
         named = KIND_NAMES.get(kind, kind)
         scores = own["set_score_change"].mean(), own["control_score_change"].mean()
         fits = own["rank_correlation"].values
@@ -140,8 +143,8 @@ def effect_tables(run: xr.DataTree) -> tuple[Table, ...]:
             (
                 named,
                 *cells((own["set_effect"], *ends, *scores)),
-                int(own["layer"].values[harmful]),
-                *cells((layers[harmful], interaction, *fits)),
+                int(own["layer"].values[needed]),
+                *cells((layers[needed], interaction, *fits)),
             )
         )
         for layer, head in ranked_heads(-own["effect"])[:LISTED]:
@@ -154,7 +157,7 @@ def effect_tables(run: xr.DataTree) -> tuple[Table, ...]:
     return (
         Table(
             "effects",
-            f"The most harmful {size} changed together, beside as many others at random",
+            f"The most needed {size} changed together, beside as many others at random",
             (
                 "positions become",
                 "log p (nats)",
@@ -162,7 +165,7 @@ def effect_tables(run: xr.DataTree) -> tuple[Table, ...]:
                 "others, highest",
                 "score",
                 "others' score",
-                "most harmful layer",
+                "most needed layer",
                 "log p of that layer",
                 "less the sum of its heads",
                 "rank r: gradient x positions",
@@ -188,12 +191,12 @@ def _draw_sets(ax: Axes, changes: xr.DataArray, controls: xr.DataArray) -> None:
         values, drawn = changes.sel(kind=kind).values, controls.sel(kind=kind).mean("prompt").values
         mean, spread = values.mean(), values.std(ddof=1) if values.size > 1 else 0.0
         ax.vlines(place - 0.12, mean - spread, mean + spread, color="#222222", linewidth=0.8)
-        ax.plot(place - 0.12, mean, "o", color=HARMFUL, markersize=4, markeredgewidth=0, gid=f"set {kind}")
+        ax.plot(place - 0.12, mean, "o", color=NEEDED, markersize=4, markeredgewidth=0, gid=f"set {kind}")
         ax.plot(
             np.full(len(drawn), place + 0.12), drawn, "o", color=CONTROL, markersize=2.6, markeredgewidth=0, gid=f"control {kind}"
         )
     ax.axhline(0, color="#8A8A8A", linewidth=0.6, zorder=0)
-    ax.set_xticks(range(len(kinds)), [KIND_NAMES.get(kind, kind) for kind in kinds], rotation=20 if len(kinds) > 4 else 0)
+    ax.set_xticks(range(len(kinds)), [KIND_NAMES.get(kind, str(kind)) for kind in kinds], rotation=20 if len(kinds) > 4 else 0)
     ax.set_xlim(-0.6, len(kinds) - 0.4)
     ax.grid(axis="y")
 

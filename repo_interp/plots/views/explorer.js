@@ -1,5 +1,6 @@
 // The explorer: the map of heads, positions of chosen heads over one prompt side by side, the prompt's text, and a chosen token: where it
-// sits, and where it looks as far as the run holds it. The address after # restores the view.
+// sits, where it looks and what is expected after it, as far as the run holds it. Of a run without positions the heads show where the
+// chosen token looks. The address after # restores the view.
 "use strict";
 
 window.reportSections = window.reportSections || {};
@@ -12,7 +13,9 @@ window.reportSections.positions = function (section, data, page) {
   const COLUMNS = 240; // columns of a running median
   const TICK_WIDTH = 13; // pixels of a token as a tick label
   const NONE = "#5a5a5a";
-  const find = (name) => section.querySelector("#explorer-" + name);
+  const prefix = section.dataset.side === undefined ? "#" : "#" + section.dataset.side + "-"; // ids are unique in the page
+  const find = (name) => section.querySelector(prefix + "explorer-" + name);
+  const ranges = [...section.querySelectorAll(".switch input")];
   const state = { prompt: data.prompts[0], scale: "own", token: null, match: null, span: null, chosen: null };
   const panels = [];
   const config = Object.assign({}, page.config, {
@@ -68,6 +71,7 @@ window.reportSections.positions = function (section, data, page) {
   }
 
   const hasText = () => state.prompt.texts !== null;
+  page.written = (text) => escaped(shorter(visible(text), 24));
   const label = (token) => (hasText() ? visible(state.prompt.texts[token]) : String(token));
   const escaped = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
   const shorter = (text, most) => (text.length > most ? text.slice(0, most - 1) + "…" : text);
@@ -148,7 +152,7 @@ window.reportSections.positions = function (section, data, page) {
     tellToken();
     tellLooks();
     drawOverview();
-    document.dispatchEvent(new CustomEvent("head-chosen", { detail: page.chosen() }));
+    page.events.dispatchEvent(new CustomEvent("head-chosen", { detail: page.chosen() }));
     changed();
   }
 
@@ -171,10 +175,11 @@ window.reportSections.positions = function (section, data, page) {
     const row = rowOf(panel.layer, panel.head);
     panel.row = row;
     const title = "Layer " + panel.layer + ", head " + panel.head + " (" + layer.name + ")";
-    panel.plot.setAttribute("aria-label", "Positions of " + title + " over prompt " + state.prompt.prompt);
+    panel.plot.setAttribute("aria-label", (data.bare ? "Attention of " : "Positions of ") + title + " over prompt " + state.prompt.prompt);
     panel.element.querySelector(".remove").setAttribute("aria-label", "Remove " + title);
     const colour = page.ink(layer.colour);
-    const lines = row ? traces(row.values, colour) : [];
+    const looks = data.bare && state.token !== null ? page.attention(Object.assign(page.chosen(), { layer: panel.layer, head: panel.head })) : null;
+    const lines = looks ? bars(looks, colour) : row ? traces(row.values, colour) : [];
     const chosen = {
       type: "scatter", mode: "markers", x: [], y: [], hoverinfo: "skip", showlegend: false,
       marker: { size: 12, color: "rgba(0,0,0,0)", line: { color: page.colour("--ink"), width: 2 } },
@@ -185,9 +190,9 @@ window.reportSections.positions = function (section, data, page) {
       dragmode: "zoom",
       shapes: shapes(),
       xaxis: Object.assign({ title: { text: "token", standoff: 4 }, range: state.span || whole() }, ticks(panel, state.span || whole())),
-      yaxis: Object.assign({ title: { text: "position" } }, panel.vertical ? { range: panel.vertical, autorange: false } : vertical(row)),
-      annotations: row && row.global ? [] : [{
-        text: row ? "no positions in this layer" : "left out of this page", showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5, font: { color: NONE, size: 14 },
+      yaxis: Object.assign({ title: { text: data.bare ? "attention (%)" : "position" } }, panel.vertical ? { range: panel.vertical, autorange: false } : looks ? { rangemode: "tozero" } : vertical(row)),
+      annotations: looks || (row && row.global) ? [] : [{
+        text: data.bare ? (state.token === null ? "choose a token to see where this head looks from it" : "not kept for this token") : row ? "no positions in this layer" : "left out of this page", showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5, font: { color: NONE, size: 14 },
       }],
     });
     Plotly.react(panel.plot, [chosen, ...lines], layout, config);
@@ -199,6 +204,16 @@ window.reportSections.positions = function (section, data, page) {
     }
     ring(panel);
     note(panel);
+  }
+
+  // Attention of the chosen token, key by key.
+  function bars(looks, colour) {
+    const width = looks.size > 1 ? looks.size : Math.max(1, state.prompt.count / 300);
+    return [{
+      type: "bar", x: looks.blocks.map((block) => (block.first + block.last) / 2), y: looks.blocks.map((block) => 100 * block.share), width,
+      customdata: looks.blocks.map((block) => escaped(shorter(label(block.first), 60)) + ", token " + block.first), marker: { color: colour },
+      hovertemplate: "<b>%{customdata}</b>: %{y:.3g} %<extra></extra>", showlegend: false,
+    }];
   }
 
   // Tokens in view one by one; of many, the running median between the smallest and the largest of as many columns.
@@ -328,6 +343,7 @@ window.reportSections.positions = function (section, data, page) {
     state.span = range;
     panels.forEach(draw);
     drawOverview();
+    page.events.dispatchEvent(new CustomEvent("view-chosen", { detail: page.chosen() }));
     changed();
   }
 
@@ -341,7 +357,7 @@ window.reportSections.positions = function (section, data, page) {
     const around = Math.max(AROUND, Math.round(0.3 * (last - first)));
     const width = state.span ? state.span[1] - state.span[0] : Infinity;
     const inside = state.span && first >= state.span[0] && last <= state.span[1];
-    if (state.prompt.count <= 2 * AROUND || (inside && width <= 2 * around + last - first + 1)) return;
+    if (data.bare || state.prompt.count <= 2 * AROUND || (inside && width <= 2 * around + last - first + 1)) return;
     for (const panel of panels) panel.vertical = null;
     zoom([Math.max(-1, first - around), Math.min(state.prompt.count, last + around)]);
   }
@@ -392,14 +408,15 @@ window.reportSections.positions = function (section, data, page) {
       zoom([state.token - half, state.token + half]);
     }
     const drawn = shapes();
-    for (const panel of panels) {
+    if (data.bare) panels.forEach(draw);
+    else for (const panel of panels) {
       ring(panel);
       Plotly.relayout(panel.plot, { shapes: drawn });
     }
     tellToken();
     tellText();
     tellLooks();
-    document.dispatchEvent(new CustomEvent("token-chosen", { detail: page.chosen() }));
+    page.events.dispatchEvent(new CustomEvent("token-chosen", { detail: page.chosen() }));
     changed();
   }
 
@@ -413,12 +430,30 @@ window.reportSections.positions = function (section, data, page) {
     const code = document.createElement("span");
     code.className = "token";
     code.textContent = label(state.token);
-    line.append("Token " + state.token + " ", ...(hasText() ? [code, " "] : []), "in " + (spansOf(state.token).join(", ") || "no span") + "; position ");
-    line.append(panels.map((panel) => {
+    line.append("Token " + state.token + " ", ...(hasText() ? [code, " "] : []), "in " + (spansOf(state.token).join(", ") || "no span") + (data.bare ? "" : "; position "));
+    if (!data.bare) line.append(panels.map((panel) => {
       const value = panel.row ? panel.row.values[state.token] : null;
       return number(value) + " (L" + panel.layer + " H" + panel.head + ")";
     }).join(", "));
-    facts.replaceChildren(line);
+    facts.replaceChildren(line, ...expected());
+  }
+
+  const share = (value) => (value < 1e-4 ? "< 0.01 %" : number(Number((100 * value).toPrecision(3))) + " %");
+
+  // What the model expects after the chosen token, as far as the run holds it.
+  function expected() {
+    const found = page.predictions(page.chosen());
+    if (!found) return [];
+    const line = document.createElement("div");
+    line.append("Expected next: ");
+    found.next.slice(0, 3).forEach((one, rank) => {
+      const code = document.createElement("span");
+      code.className = "token";
+      code.textContent = shorter(visible(one.text), 24);
+      line.append(rank ? ", " : "", code, " " + share(one.share));
+    });
+    if (found.following !== null) line.append("; what does follow has " + share(found.following));
+    return [line];
   }
 
   let shownText = null; // the stretch of the prompt that stands in the page
@@ -482,13 +517,23 @@ window.reportSections.positions = function (section, data, page) {
     const looks = find("looks");
     const row = state.token === null || !state.chosen ? null : page.attention(page.chosen());
     if (state.token === null) looks.textContent = "";
-    else if (!row) looks.textContent = page.attentionMissing(page.chosen());
+    else if (!row) {
+      looks.textContent = page.attentionMissing(page.chosen()) + " ";
+      const near = page.nearestRow(page.chosen());
+      if (near !== null) {
+        const go = document.createElement("button");
+        go.type = "button";
+        go.textContent = "Choose token " + near;
+        go.addEventListener("click", () => choose(near));
+        looks.append(go);
+      }
+    }
     else {
       const blocks = row.blocks.slice().sort((a, b) => b.share - a.share).slice(0, 6);
       const said = blocks.map((block) => {
         const last = Math.min(block.last, block.first + 3);
         const words = hasText() ? " “" + Array.from({ length: last - block.first + 1 }, (_, place) => label(block.first + place)).join(state.prompt.joint) + (last < block.last ? "…" : "") + "”" : "";
-        return (block.first === block.last ? block.first : block.first + "–" + block.last) + words + " " + number(Number((100 * block.share).toPrecision(3))) + " %";
+        return (block.first === block.last ? block.first : block.first + "–" + block.last) + words + " " + share(block.share);
       });
       looks.textContent = nameOf(state.chosen) + " looks from " + row.from + " at tokens " + said.join(", ") + (row.size > 1 ? "; estimated from mean logits of blocks of " + row.size + " × " + row.size + " pairs." : ".");
       const most = blocks[0].share;
@@ -557,7 +602,7 @@ window.reportSections.positions = function (section, data, page) {
   let restoring = false;
 
   function changed() {
-    if (restoring || !state.chosen) return;
+    if (restoring || !state.chosen || !page.addressed) return;
     const parts = new URLSearchParams();
     parts.set("prompt", state.prompt.prompt);
     parts.set("heads", panels.map((panel) => panel.layer + "." + panel.head).join(","));
@@ -569,22 +614,31 @@ window.reportSections.positions = function (section, data, page) {
     history.replaceState(null, "", "#explore?" + parts);
   }
 
+  // What the address says; null where it says nothing.
+  const addressed = () => (page.addressed && location.hash.startsWith("#explore?") ? new URLSearchParams(location.hash.slice("#explore?".length)) : null);
+
+  // The heads [layer, head] that the address asks for, each once, as far as this page has them.
+  function addressedHeads() {
+    const parts = addressed();
+    const asked = parts ? new Set((parts.get("heads") || "").split(",")) : [];
+    return [...asked].map((one) => one.split(".").map(Number)).filter(([layer, head]) => data.layers.some((one) => one.layer === layer) && data.heads.includes(head));
+  }
+
   // Show what the address says, as far as this page has it; true where it says anything.
   function restore() {
-    if (!location.hash.startsWith("#explore?")) return false;
-    const parts = new URLSearchParams(location.hash.slice("#explore?".length));
+    const parts = addressed();
+    if (!parts) return false;
     restoring = true;
     const prompt = data.prompts.findIndex((one) => String(one.prompt) === parts.get("prompt"));
     if (prompt >= 0) state.prompt = data.prompts[prompt];
     find("prompt").value = data.prompts.indexOf(state.prompt);
-    const heads = (parts.get("heads") || "").split(",").map((one) => one.split(".").map(Number));
-    const known = heads.filter(([layer, head]) => data.layers.some((one) => one.layer === layer) && data.heads.includes(head));
-    if (known.length) {
+    const known = addressedHeads();
+    if (known.length && String(known) !== String(panels.map((panel) => [panel.layer, panel.head]))) {
       while (panels.length) { Plotly.purge(panels[0].plot); panels.shift().element.remove(); }
       for (const [layer, head] of known) if (!shows(layer, head)) addPanel(layer, head);
     }
     state.scale = ["global", "focused"].includes(parts.get("scale")) ? parts.get("scale") : "own";
-    section.querySelector('input[name=explorer-range][value="' + state.scale + '"]').checked = true;
+    for (const radio of ranges) radio.checked = radio.value === state.scale;
     state.chosen = panels[Number(parts.get("chosen"))] || panels[0];
     showPrompt();
     gallery.restore(parts);
@@ -631,7 +685,7 @@ window.reportSections.positions = function (section, data, page) {
   });
 
   page.gallery = section;
-  page.chosen = () => ({ layer: state.chosen.layer, head: state.chosen.head, prompt: state.prompt.prompt, token: state.token, count: state.prompt.count });
+  page.chosen = () => ({ layer: state.chosen.layer, head: state.chosen.head, prompt: state.prompt.prompt, token: state.token, count: state.prompt.count, view: state.span });
 
   page.showHead = function (layer, head) {
     const present = shows(layer, head);
@@ -643,11 +697,35 @@ window.reportSections.positions = function (section, data, page) {
     panel.plot.focus({ preventScroll: true });
   };
 
+  // Show what was chosen beside this explorer, as far as this run has it.
+  page.follow = function (chosen) {
+    const prompt = data.prompts.find((one) => one.prompt === chosen.prompt);
+    if (prompt && prompt !== state.prompt) {
+      state.prompt = prompt;
+      find("prompt").value = data.prompts.indexOf(prompt);
+      showPrompt();
+    }
+    const known = data.layers.some((one) => one.layer === chosen.layer) && data.heads.includes(chosen.head);
+    const same = state.chosen.layer === chosen.layer && state.chosen.head === chosen.head;
+    if (known && !same) {
+      const present = shows(chosen.layer, chosen.head);
+      if (present) chooseHead(present);
+      else change(state.chosen, chosen.layer, chosen.head);
+    }
+    if (chosen.token !== state.token) choose(chosen.token);
+    if (String(chosen.view) !== String(state.span)) {
+      for (const panel of panels) panel.vertical = null;
+      zoom(chosen.view);
+    }
+  };
+
   page.onTheme.push(() => { panels.forEach(draw); gallery.recolour(); });
 
   options(find("prompt"), data.prompts.map((one, place) => [place, one.prompt + " (" + one.count + " tokens)"]));
   find("prompt").addEventListener("change", (event) => { state.prompt = data.prompts[event.target.value]; showPrompt(); });
-  for (const radio of section.querySelectorAll("input[name=explorer-range]")) {
+  for (const radio of ranges) {
+    radio.name = prefix.slice(1) + radio.name;
+    radio.checked = radio.value === state.scale;
     radio.addEventListener("change", () => {
       state.scale = radio.value;
       for (const panel of panels) panel.vertical = null;
@@ -675,9 +753,11 @@ window.reportSections.positions = function (section, data, page) {
   find("overview").addEventListener("pointerdown", (event) => { find("overview").setPointerCapture(event.pointerId); moveView(event); });
   find("overview").addEventListener("pointermove", (event) => { if (event.buttons) moveView(event); });
 
+  section.classList.toggle("bare", Boolean(data.bare));
   find("live").hidden = false;
   restoring = true;
-  const start = data.start.length ? data.start : [[data.layers[data.layers.length - 1].layer, data.heads[0]]];
+  const asked = addressedHeads(); // drawn at once: a drawing that is not finished cannot be taken away
+  const start = asked.length ? asked : data.start.length ? data.start : [[data.layers[data.layers.length - 1].layer, data.heads[0]]];
   start.forEach(([layer, head]) => addPanel(layer, head));
   state.chosen = panels[0];
   showPrompt();
@@ -688,3 +768,5 @@ window.reportSections.positions = function (section, data, page) {
   });
   window.addEventListener("hashchange", restore);
 };
+// Of a run without positions the explorer stands where its rows of attention are shown.
+window.reportSections.attention_rows = window.reportSections.positions;

@@ -5,8 +5,9 @@
 
 RoPE layers and grouped heads share rows, so they cost one. Texts and spans travel beside as plain JSON. Prompts that do not
 fit into the budget are left out whole; of a first prompt that is too long by itself, layers are, and the map of heads then shows their
-outlines: the smallest and largest position of `OUTLINE` stretches. What is left out is named. Knows nothing about pages; `explorer.html`,
-`explorer.js` and `gallery.js` beside this file are the other half.
+outlines: the smallest and largest position of `OUTLINE` stretches. What is left out is named. Of a run without positions, as one of a
+RoPE model, the text of its first prompt and its heads are packed alone. Knows nothing about pages; `explorer.html`, `explorer.js` and
+`gallery.js` beside this file are the other half.
 """
 
 from __future__ import annotations
@@ -18,9 +19,19 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from repo_interp.plots.marks.arrays import over_prompts, ranked_heads
 from repo_interp.plots.marks.drawing import contiguous
 from repo_interp.plots.marks.outliers import focused_range, global_range
-from repo_interp.plots.marks.reading import PromptTokens, group, heads_to_show, ordered_spans, pick, prompt_tokens, schemes
+from repo_interp.plots.marks.reading import (
+    PromptTokens,
+    group,
+    heads_to_show,
+    main_span,
+    ordered_spans,
+    pick,
+    prompt_tokens,
+    schemes,
+)
 from repo_interp.plots.style import darker, scheme_colour, scheme_name, span_colours
 from repo_interp.plots.view import Interactive, PageOptions
 
@@ -35,6 +46,8 @@ def embed(run: xr.DataTree, options: PageOptions) -> tuple[dict[str, Any], tuple
 
     Raises InputError when the run lacks one of the prompts of `options`.
     """
+    if "positions" not in run.children:
+        return _without_positions(run), ()
     positions, budget = group(run, "positions"), options.budget
     asked = [int(prompt) for prompt in (positions["prompt"].values if options.prompts is None else options.prompts)]
     named = schemes(positions)
@@ -55,20 +68,36 @@ def embed(run: xr.DataTree, options: PageOptions) -> tuple[dict[str, Any], tuple
         spent += cost
         embedded.append({**_described(prompt_tokens(positions, prompt)), "layers": blocks, "outlines": outlines})
         outlines = {}
-    spans = ordered_spans(map(str, positions["span"].values)) if "span" in positions.coords else []
+    data = _data(positions, embedded, _order(run, embedded))
+    return data, _left_out(asked, left, embedded, list(named), positions.sizes["prompt"], spent)
+
+
+def _data(described: xr.Dataset, embedded: list[dict[str, Any]], order: list[list[int]]) -> dict[str, Any]:
+    """What the script reads: prompts, and the layers, heads and spans of the group that describes them."""
+    spans = ordered_spans(map(str, described["span"].values)) if "span" in described.coords else []
     colours = span_colours(spans)
-    order = _order(run, embedded)
-    data = {
+    return {
         "prompts": embedded,
         "layers": [
-            {"layer": layer, "name": scheme_name(scheme), "colour": scheme_colour(scheme)} for layer, scheme in named.items()
+            {"layer": layer, "name": scheme_name(scheme), "colour": scheme_colour(scheme)}
+            for layer, scheme in schemes(described).items()
         ],
-        "heads": [int(head) for head in positions["head"].values],
+        "heads": [int(head) for head in described["head"].values],
         "spans": {name: {"colour": colours[name], "ink": darker(colours[name], 0.6)} for name in spans},
         "start": order[:2],
         "order": order,
     }
-    return data, _left_out(asked, left, embedded, list(named), positions.sizes["prompt"], spent)
+
+
+def _without_positions(run: xr.DataTree) -> dict[str, Any]:
+    """The first prompt without positions; heads as they send most to the span that the prompts are about, where that was measured."""
+    rows, span = group(run, "attention_rows"), main_span(run)
+    heads = [int(head) for head in rows["head"].values]
+    nothing = {"values": "", "row": [0] * len(heads), "global": [None], "focused": [None]}
+    layers = dict.fromkeys(schemes(rows), nothing)
+    prompt = {**_described(prompt_tokens(rows, int(rows["prompt"].values[0]))), "layers": layers, "outlines": {}}
+    order = [] if span is None else ranked_heads(over_prompts(group(run, "attention_mass")["mass"].sel(span=span)))
+    return {**_data(rows, [prompt], [list(head) for head in order][:NEXT]), "bare": True}
 
 
 def pack_layer(positions: xr.Dataset, prompt: int, layer: int) -> dict[str, Any]:

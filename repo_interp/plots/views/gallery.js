@@ -5,7 +5,8 @@
 // `explorer`: layers, heads, prompt(), row(layer, head) -> values or null, alike(layer), open(layer, head), page.
 window.headGallery = function (section, explorer) {
   const BINS = 60; // columns of a drawing of a long prompt
-  const find = (name) => section.querySelector("#gallery-" + name);
+  const prefix = section.dataset.side === undefined ? "#" : "#" + section.dataset.side + "-";
+  const find = (name) => section.querySelector(prefix + "gallery-" + name);
   const maps = explorer.page.headMaps;
   const tiles = new Map();
   const digits = (value) => (value === null || value === undefined ? "–" : String(Number(value.toPrecision(3))));

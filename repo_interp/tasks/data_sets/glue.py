@@ -20,7 +20,6 @@ attributes: length, labels.
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import random
 from collections.abc import Sequence
@@ -32,6 +31,7 @@ import numpy as np
 from jaxtyping import Float
 
 from repo_interp.errors import InputError
+from repo_interp.records import read_text
 from repo_interp.tasks.haystacks import NOISE
 from repo_interp.tasks.prompt import GENERATED, Prompt
 from repo_interp.tasks.prompt.text import MarkedText, count_tokens, encode, largest_size, prompt_from_text
@@ -58,12 +58,8 @@ class Row:
 def read_rows(path: str | Path) -> list[Row]:
     """Rows of a table with tabs and a header that has `label`. Raises InputError, with the line, for anything else."""
     path = Path(path)
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            table = list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise InputError(f"{path}: wanted a table of labelled rows, but {reason}; name a .tsv file like GLUE's") from error
+    lines = read_text(path, "a table of labelled rows, a .tsv file like GLUE's").split("\n")
+    table = [line.split("\t") for line in lines if line.strip()]
     header = [name.strip() for name in table[0]] if table else []
     columns = [name for name in header if name not in ("label", "index", "idx")]
     if "label" not in header or not columns:

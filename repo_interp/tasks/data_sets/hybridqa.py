@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from repo_interp.errors import InputError
+from repo_interp.records import read_json, typed
 from repo_interp.tasks.data_sets.question import Question, add_marked
-from repo_interp.tasks.data_sets.rows import Row, files_of, read_json, read_rows
+from repo_interp.tasks.data_sets.rows import Row, files_of, read_rows
 from repo_interp.tasks.prompt.text import MarkedText
 
 NEW_TOKENS = 32
@@ -140,10 +141,7 @@ def _write(
 
 
 def _object(file: Path) -> Row:
-    value = read_json(file)
-    if not isinstance(value, dict):
-        raise InputError(f"{file}: wanted an object, got {value!r:.40}; get the tables of {TABLES}")
-    return Row(value, str(file))
+    return Row(typed(read_json(file, f"a table of {TABLES}"), dict, str(file)), str(file))
 
 
 def _cell(cell: Any, row: Row, field: str) -> tuple[str, list[str]]:

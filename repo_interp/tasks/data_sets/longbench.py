@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from repo_interp.errors import InputError
+from repo_interp.records import read_json
 from repo_interp.tasks.data_sets.question import Question, add_marked
-from repo_interp.tasks.data_sets.rows import Row, files_of, read_json, read_rows
+from repo_interp.tasks.data_sets.rows import WANTED, Row, files_of, read_rows
 from repo_interp.tasks.prompt.text import MarkedText
 
 PROMPTS = "dataset2prompt.json"
@@ -123,7 +124,7 @@ def _own_wordings(file: Path) -> dict[str, str]:
     known = next((place for place in places if place.is_file()), None)
     if known is None:
         return {}
-    row = Row(read_json(known), str(known))
+    row = Row(read_json(known, WANTED), str(known))
     wordings = {name: row.text(name) for name in row.values if name in PARTS}
     for name, wording in wordings.items():
         try:

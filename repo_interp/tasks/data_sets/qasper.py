@@ -10,12 +10,12 @@ in the text is the `needle`; evidence in tables and figures ("FLOAT SELECTED: ..
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from repo_interp.errors import InputError
+from repo_interp.records import read_json, typed
 from repo_interp.tasks.data_sets.question import Question, add_marked
-from repo_interp.tasks.data_sets.rows import Row, files_of, read_json
+from repo_interp.tasks.data_sets.rows import WANTED, Row, files_of
 from repo_interp.tasks.prompt.text import MarkedText
 
 NEW_TOKENS = 128
@@ -29,12 +29,11 @@ def questions(path: str | Path) -> list[Question]:
     """Every question of the file. Raises InputError, naming paper, question and field, for anything that is not Qasper's."""
     asked = []
     for file in files_of(path):
-        papers = read_json(file)
-        if not isinstance(papers, Mapping) or not papers:
+        papers = read_json(file, WANTED)
+        if not isinstance(papers, dict) or not papers:
             raise InputError(f"{file}: wanted an object of papers by their id, as Qasper is released; name its json")
-        for name, paper in papers.items():
-            if not isinstance(paper, Mapping):
-                raise InputError(f"{file}, row {name!r}: wanted a paper with full_text and qas, got {paper!r:.40}")
+        for name, value in papers.items():
+            paper = typed(value, dict, f"{file}, row {name!r}")
             asked += _of_paper(Row(paper, f"{file}, row {name!r}"))
     return asked
 

@@ -8,16 +8,16 @@ Knows nothing about what the rows mean.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from repo_interp.errors import InputError
+from repo_interp.records import parsed, read_json, read_text, typed
 
 SUFFIXES = (".json", ".jsonl", ".parquet")
-_KINDS = {str: "text", int: "a whole number", list: "a list", dict: "an object"}
+WANTED = "the data set's own file"
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,7 @@ class Row:
 
     def texts(self, field: str) -> list[str]:
         """A field that is a list of texts. Raises InputError naming row and field."""
-        items = self.items(field)
-        for number, item in enumerate(items, start=1):
-            if not isinstance(item, str):
-                raise InputError(f"{self.place}, field {field!r}, item {number}: wanted text, got {_shown(item)}; mend the row")
-        return list(items)
+        return self._typed(field, list[str])
 
     def object(self, field: str) -> Row:
         """A field that is an object. Raises InputError naming row and field."""
@@ -64,22 +60,16 @@ class Row:
 
     def objects(self, field: str) -> list[Row]:
         """A field that is a list of objects. Raises InputError naming row and field."""
-        rows = [Row(item, f"{self.place}, field {field!r}, item {number}") for number, item in enumerate(self.items(field), 1)]
-        for row in rows:
-            if not isinstance(row.values, Mapping):
-                raise InputError(f"{row.place}: wanted an object, got {_shown(row.values)}; mend the row")
-        return rows
+        objects = enumerate(self._typed(field, list[dict]), start=1)
+        return [Row(value, f"{self.place}, field {field!r}, item {number}") for number, value in objects]
 
-    def _typed(self, field: str, kind: type) -> Any:
+    def _typed(self, field: str, kind: Any) -> Any:
         if field not in self.values:
             known = ", ".join(list(self.values)[:8]) or "none"
             raise InputError(
                 f"{self.place}: there is no field {field!r}, only {known}; name a file of this data set's own format"
             )
-        value = self.values[field]
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise InputError(f"{self.place}, field {field!r}: wanted {_KINDS[kind]}, got {_shown(value)}; mend the row")
-        return value
+        return typed(self.values[field], kind, f"{self.place}, field {field!r}")
 
 
 def files_of(path: str | Path) -> list[Path]:
@@ -98,41 +88,15 @@ def files_of(path: str | Path) -> list[Path]:
 def read_rows(file: Path) -> Iterator[Row]:
     """Every row of one file, in order, numbered from 1. Raises InputError where it cannot be read."""
     if file.suffix == ".parquet":
-        values: Iterator[tuple[int, Any]] = enumerate(_parquet(file), start=1)
+        values: Iterable[tuple[int, Any]] = enumerate(_parquet(file), start=1)
     elif file.suffix == ".jsonl":
-        values = _lines(file)
+        lines = enumerate(read_text(file, WANTED).split("\n"), start=1)
+        values = ((number, parsed(line, f"{file}, row {number}")) for number, line in lines if line.strip())
     else:
-        whole = read_json(file)
+        whole = read_json(file, WANTED)
         values = enumerate(whole if isinstance(whole, list) else [whole], start=1)
     for number, value in values:
-        if not isinstance(value, Mapping):
-            raise InputError(f"{file}, row {number}: wanted an object with fields, got {_shown(value)}; mend the file")
-        yield Row(value, f"{file}, row {number}")
-
-
-def read_json(file: Path) -> Any:
-    """The JSON of a file. Raises InputError where it cannot be read."""
-    try:
-        return json.loads(_text(file))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{file}: wanted JSON, but {error}; name the data set's own file") from None
-
-
-def _lines(file: Path) -> Iterator[tuple[int, Any]]:
-    for number, line in enumerate(_text(file).split("\n"), start=1):
-        if line.strip():
-            try:
-                yield number, json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise InputError(f"{file}, row {number}: wanted a JSON object per line, but {error}; mend the line") from None
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise InputError(f"{file}: wanted a text file, but {reason}; name the data set's own file") from None
+        yield Row(typed(value, dict, f"{file}, row {number}"), f"{file}, row {number}")
 
 
 def _parquet(file: Path) -> list[Any]:
@@ -144,8 +108,3 @@ def _parquet(file: Path) -> list[Any]:
         return pyarrow.parquet.read_table(file).to_pylist()
     except (OSError, ValueError) as error:  # pyarrow's own errors are among these
         raise InputError(f"{file}: this is no parquet file that can be read ({str(error).splitlines()[0]})") from None
-
-
-def _shown(value: Any) -> str:
-    shown = json.dumps(value, ensure_ascii=True, default=str)
-    return shown if len(shown) <= 40 else f"{shown[:37]}..."

@@ -41,7 +41,8 @@ class Prompt:
 
     tokens: tuple[int, ...]
     spans: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Token indices by name; top-level spans are disjoint, a dotted name is a part of its parent."""
+    """Token indices by name; top-level spans are disjoint, a dotted name is a part of its parent. The first that is named is what the
+    prompt is about, unless there is a needle: heads are ranked by what they send there."""
     generated: tuple[int, ...] = ()
     """Indices of generated tokens: for teacher-forced prompts those of the reference answer."""
     token_text: tuple[str, ...] | None = None
@@ -76,6 +77,12 @@ class Prompt:
         return {name: places for name, places in spans.items() if places}
 
 
+def main_span(prompts: Sequence[Prompt]) -> str | None:
+    """The span that `prompts` are about: the needle where one has it, else the first that any of them names. None without one."""
+    named = [name for prompt in prompts for name in prompt.spans if "." not in name and name not in (REST, GENERATED)]
+    return "needle" if "needle" in named else next(iter(named), None)
+
+
 def _written(pieces: Sequence[str]) -> str:
     """The texts of tokens as one text, words apart, without the special tokens that stand before it."""
     first = 0
@@ -101,6 +108,8 @@ def check_spans(spans: Mapping[str, Places], generated: Places, length: int, uni
     `spans` maps names to places (0-based, in `unit`: "token" or "character") of a prompt of `length` places. Raises InputError:
     empty, doubled or out-of-range places, top-level spans that overlap, a part that leaves its parent.
     """
+    for name in spans:
+        _check_name(name)
     owner = np.full(length, -1)
     names = [name for name in spans if "." not in name]
     for label, (name, places) in enumerate([*((name, spans[name]) for name in names), (GENERATED, generated)]):
@@ -118,7 +127,6 @@ def check_spans(spans: Mapping[str, Places], generated: Places, length: int, uni
             raise InputError(f'the spans "{other}" and "{name}" share {unit} {taken[0]}; {advice}')
         owner[indices] = label
     for name in spans:
-        _check_name(name)
         if "." in name:
             _check_part(name, spans, length, unit)
 
@@ -139,8 +147,8 @@ def _places(name: str, places: Places, length: int, unit: str) -> Int[np.ndarray
 
 
 def _check_name(name: str) -> None:
-    if not name or not all(name.split(".")):
-        raise InputError(f'"{name}" is no name for a span: wanted a word, or words joined by dots like needle.1.key')
+    if not all(name.split(".")) or not name.isprintable():
+        raise InputError(f'"{name[:80]}" is no name for a span: wanted a word, or words joined by dots like needle.1.key')
     if name.split(".")[0] == GENERATED:
         raise InputError(f'"{name}" is no name for a span: generated places have a field of their own, "generated"')
 

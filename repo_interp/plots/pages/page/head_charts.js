@@ -1,5 +1,6 @@
-// Charts of the chosen head: curves, images of block means, arrows, rows of attention, and numbers of the chosen prompt. They follow the explorer; where the page
-// has none, a click in a map of heads. An image of causal logits also gives the attention of a token, and draws its row.
+// Charts of the chosen head: curves, images of block means, arrows, rows of attention, numbers of the chosen prompt; and the next tokens
+// after the chosen one. They follow the explorer; where the page has none, a click in a map of heads. An image of causal logits also gives
+// the attention of a token, and draws its row.
 "use strict";
 
 window.drawHeadCharts = function (place, charts, page) {
@@ -133,17 +134,26 @@ window.drawHeadCharts = function (place, charts, page) {
     for (let rank = 0; rank < chart.ranks; rank++) {
       const cell = (own.place * chart.queries.length + query) * chart.ranks + rank;
       const key = keys.getInt32(4 * cell, true);
-      if (key >= 0) blocks.push({ first: key, last: key, share: weights.getUint16(2 * cell, true) / 65535 });
+      if (key < 0) continue;
+      const logarithm = chart.least * (1 - weights.getUint16(2 * cell, true) / 65534);
+      blocks.push({ first: key, last: key, share: Math.exp(logarithm), logarithm });
     }
-    return { blocks, size: 1, from: "token " + chosen.token };
+    return { blocks, size: 1, from: "token " + chosen.token, total: totalOf(chart, own, query) };
   }
+
+  function totalOf(chart, own, query) {
+    const totals = chart.decodedTotals || (chart.decodedTotals = new DataView(bytes(chart.totals)));
+    return totals.getFloat32(4 * (own.place * chart.queries.length + query), true);
+  }
+
+  const nearest = (tokens, token) => tokens.reduce((best, one) => (Math.abs(one - token) < Math.abs(best - token) ? one : best));
+  const elsewhere = (chart, chosen) => chosen.prompt !== null && chosen.prompt !== chart.prompt;
 
   function missingRow(chart, chosen) {
     if (chosen.token === null) return "Click a token in the explorer to see its row.";
     if (chosen.prompt !== null && chosen.prompt !== chart.prompt) return "Where tokens look is kept for prompt " + chart.prompt + " alone.";
     if (!headOf(chart, chosen)) return "Where tokens look was not measured for this head.";
-    const near = chart.queries.reduce((best, query) => (Math.abs(query - chosen.token) < Math.abs(best - chosen.token) ? query : best));
-    return "The run keeps the rows of " + chart.queries.length + " tokens; the nearest is token " + near + ".";
+    return "The run keeps the rows of " + chart.queries.length + " tokens; the nearest is token " + nearest(chart.queries, chosen.token) + ".";
   }
 
   function bars(chart, chosen) {
@@ -157,6 +167,48 @@ window.drawHeadCharts = function (place, charts, page) {
     };
   }
 
+  function byDistance(chart, chosen) {
+    const looks = strongest(chart, chosen);
+    if (!looks) return { message: missingRow(chart, chosen) };
+    const keys = looks.blocks.slice().sort((a, b) => b.first - a.first);
+    const whole = keys.length === chosen.token + 1;
+    return {
+      message: whole ? "every key that it sees" : "the " + keys.length + " strongest keys",
+      traces: [{
+        type: "scatter", mode: whole ? "lines+markers" : "markers", x: keys.map((key) => chosen.token - key.first), y: keys.map((key) => looks.total + key.logarithm),
+        customdata: keys.map((key) => key.first), line: { width: 1, color: headOf(chart, chosen).colour }, marker: { size: 5, color: headOf(chart, chosen).colour },
+        hovertemplate: "token %{customdata}, distance %{x}: %{y:.4g}<extra></extra>",
+      }],
+      layout: { hovermode: "closest", xaxis: { title: { text: "distance (tokens)" } }, yaxis: { title: { text: "logit" } } },
+    };
+  }
+
+  // ---- next tokens ----------------------------------------------------------------------------------------------------
+
+  function expected(chart, chosen) {
+    const row = elsewhere(chart, chosen) ? -1 : chart.tokens.indexOf(chosen.token);
+    if (row < 0) return null;
+    const next = chart.texts[row].map((text, rank) => ({ text, share: chart.probabilities[row][rank] }));
+    return { next, following: chart.following[row] };
+  }
+
+  function nextTokens(chart, chosen) {
+    if (chosen.token === null) return { message: "Click a token in the explorer to see what is expected after it." };
+    const found = expected(chart, chosen);
+    if (!found) {
+      return { message: elsewhere(chart, chosen) ? "Next tokens are kept for prompt " + chart.prompt + " alone." : "Next tokens are kept after " + chart.tokens.length + " tokens; the nearest is token " + nearest(chart.tokens, chosen.token) + "." };
+    }
+    const shown = found.next.slice().reverse(), places = shown.map((_, place) => place);
+    return {
+      message: found.following === null ? "the prompt ends here" : "the token that does follow has " + digits(100 * found.following) + " %",
+      traces: [{ type: "bar", orientation: "h", y: places, x: shown.map((one) => 100 * one.share), marker: { color: page.colour("--mark") }, hovertemplate: "%{x:.4g} %<extra></extra>" }],
+      layout: {
+        hovermode: "closest", margin: { l: 110, r: 10, t: 28, b: 40 }, xaxis: { title: { text: "probability (%)" }, rangemode: "tozero" },
+        yaxis: { tickmode: "array", tickvals: places, ticktext: shown.map((one) => page.written(one.text)), automargin: true },
+      },
+    };
+  }
+
   // ---- the whole ------------------------------------------------------------------------------------------------------
 
   function panel(label, describe, className) {
@@ -167,11 +219,12 @@ window.drawHeadCharts = function (place, charts, page) {
       const described = describe(chosen) || { message: "This layer has no such thing." };
       message.textContent = described.message || "";
       chart.hidden = !described.traces;
-      if (described.traces) Plotly.react(chart, described.traces, page.layout(Object.assign({ margin: { l: 64, r: 10, t: 8, b: 40 } }, described.layout)), page.config);
+      if (described.traces) Plotly.react(chart, described.traces, page.layout(Object.assign({ margin: { l: 64, r: 10, t: 28, b: 40 } }, described.layout)), page.config);
     });
   }
 
   function draw(chosen) {
+    title.hidden = charts.every((chart) => chart.kind === "next");
     title.textContent = "Layer " + chosen.layer + ", head " + chosen.head;
     const told = charts.filter((chart) => chart.kind === "number").map((chart) => {
       const own = headOf(chart, chosen), prompt = chosen.prompt === null ? 0 : chart.prompts.indexOf(chosen.prompt);
@@ -192,8 +245,14 @@ window.drawHeadCharts = function (place, charts, page) {
       const before = page.attention;
       page.attention = (chosen) => strongest(chart, chosen) || before(chosen);
       page.attentionMissing = (chosen) => missingRow(chart, chosen);
+      page.nearestRow = (chosen) => (chosen.token === null || elsewhere(chart, chosen) || !headOf(chart, chosen) ? null : nearest(chart.queries, chosen.token));
       page.rowsAreMeasured = true;
       panel(chart.title, (chosen) => bars(chart, chosen));
+      panel("Logits of the chosen token by distance", (chosen) => byDistance(chart, chosen));
+    }
+    if (chart.kind === "next") {
+      page.predictions = (chosen) => expected(chart, chosen);
+      panel(chart.title, (chosen) => nextTokens(chart, chosen));
     }
     if (chart.kind !== "image") continue;
     const blocks = chart.size > 1 ? ", a pixel is the mean over " + chart.size + " × " + chart.size + " pairs" : "";
@@ -203,14 +262,14 @@ window.drawHeadCharts = function (place, charts, page) {
     page.attention = (chosen) => before(chosen) || attention(chart, chosen);
     if (!page.rowsAreMeasured) page.attentionMissing = () => "Where it looks is kept for prompt " + chart.prompt + " alone, and for the heads of the logit maps.";
     panel("Attention of the chosen token" + (chart.size > 1 ? ", estimated from block means" : ""), (chosen) => headOf(chart, chosen) && row(chart, chosen, "attention"));
-    panel("Logits of the chosen token by distance", (chosen) => headOf(chart, chosen) && row(chart, chosen, "logits"));
+    panel("Logits of the chosen token by distance" + (chart.size > 1 ? ", means over blocks" : ""), (chosen) => headOf(chart, chosen) && row(chart, chosen, "logits"));
   }
 
   let waiting = null, seen = false;
   const follow = () => { if (waiting && seen) { const chosen = waiting; waiting = null; draw(chosen); } };
   // Charts are drawn when they come into view, since every key press chooses another token.
   new IntersectionObserver((entries) => { seen = entries[entries.length - 1].isIntersecting; follow(); }, { rootMargin: "300px" }).observe(place);
-  for (const name of ["head-chosen", "token-chosen"]) document.addEventListener(name, (event) => { waiting = event.detail; follow(); });
+  for (const name of ["head-chosen", "token-chosen"]) page.events.addEventListener(name, (event) => { waiting = event.detail; follow(); });
   page.onTheme.push(() => { waiting = page.chosen(); follow(); });
   page.onPrint.push(() => { if (waiting) { const chosen = waiting; waiting = null; draw(chosen); } });
 };

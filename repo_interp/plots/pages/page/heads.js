@@ -70,7 +70,7 @@ window.drawHeadMaps = function (place, maps, page) {
     }
   }
 
-  document.addEventListener("head-chosen", (event) => { chosen = event.detail.layer + "/" + event.detail.head; mark(); });
+  page.events.addEventListener("head-chosen", (event) => { chosen = event.detail.layer + "/" + event.detail.head; mark(); });
 
   choice.addEventListener("change", () => draw(maps[Number(choice.value)]));
   place.append(made("div", { className: "controls" }, label, scale, told), grid);

@@ -1,5 +1,6 @@
 // Brings every section to life with the data beside it: its interactive part by its own script, then its charts of the chosen head and its
-// map of heads. Knows the colours of the page, light and dark.
+// map of heads. Sections that stand side by side, one per run, each have a page object of their own; what is chosen in one is chosen in
+// the others. Knows the colours of the page, light and dark.
 "use strict";
 
 (function () {
@@ -7,7 +8,7 @@
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const family = getComputedStyle(document.body).fontFamily;
 
-  const page = {
+  const shared = {
     // No button that would send anything anywhere.
     config: {
       displaylogo: false, responsive: true, typesetMath: false, showTips: false,
@@ -35,42 +36,78 @@
       const parts = [1, 3, 5].map((place) => parseInt(hex.slice(place, place + 2), 16));
       return "#" + parts.map((part) => Math.round(part + 0.4 * (255 - part)).toString(16).padStart(2, "0")).join("");
     },
-    // Maps of heads of all sections, and the section that draws every head, which needs no map of its own.
-    headMaps: [],
-    gallery: null,
     // What is called when colours change, before printing, and when all sections stand.
     onTheme: [],
     onPrint: [],
     onReady: [],
-    // Set by the explorer, where the run has positions.
-    showHead: null,
-    chosen: null,
-    // Set by the charts that hold rows of attention, or logits of pairs.
-    attention: () => null,
-    attentionMissing: () => "This run does not hold where it looks: analyse again with the measure attention_rows.",
-    rowsAreMeasured: false,
   };
 
-  const sections = [...document.querySelectorAll("script.section-data")].map((script) => ({ section: script.closest("section"), content: JSON.parse(script.textContent) }));
-  for (const { content } of sections) page.headMaps.push(...content.maps);
-  for (const { section, content } of sections) {
-    const draw = (window.reportSections || {})[section.id];
-    if (draw && content.data !== null) draw(section, content.data, page);
-  }
-  if (!page.showHead) followWithoutExplorer();
-  for (const { section, content } of sections) {
-    if (content.charts.length) window.drawHeadCharts(section.querySelector(".head-charts"), content.charts, page);
-    if (content.maps.length && section !== page.gallery) window.drawHeadMaps(section.querySelector(".head-maps"), content.maps, page);
-  }
-  page.onReady.forEach((ready) => ready());
+  // What the sections of one run share.
+  const pageOfRun = (addressed) => Object.assign(Object.create(shared), {
+    // Tells "head-chosen", "token-chosen" and "view-chosen", each with all that is chosen.
+    events: new EventTarget(),
+    // Whether the address of the page says what is chosen here.
+    addressed,
+    // Maps of heads of all sections, and the section that draws every head, which needs no map of its own.
+    headMaps: [],
+    gallery: null,
+    // Set by the explorer, where the run says what its prompts are.
+    showHead: null,
+    chosen: null,
+    follow: null,
+    // Set by the charts that hold rows of attention, or logits of pairs, and next tokens.
+    attention: () => null,
+    attentionMissing: () => "This run does not hold where it looks: analyse again with the measure attention_rows.",
+    nearestRow: () => null,
+    rowsAreMeasured: false,
+    predictions: () => null,
+  });
 
-  // A run without positions: a click in a map of heads chooses the head that charts follow.
-  function followWithoutExplorer() {
-    const chart = sections.flatMap(({ content }) => content.charts)[0];
+  const all = [...document.querySelectorAll("script.section-data")].map((script) => ({
+    name: script.dataset.section, section: script.closest("section"), content: JSON.parse(script.textContent),
+  }));
+  const sides = all.filter(({ section }) => section.dataset.side !== undefined);
+  const page = bringToLife(all.filter(({ section }) => section.dataset.side === undefined), pageOfRun(true));
+  const pages = sides.map((side, place) => bringToLife([side], pageOfRun(place === 0)));
+  link(pages.filter((one) => one.follow));
+  shared.onReady.forEach((ready) => ready());
+
+  function bringToLife(sections, page) {
+    for (const { content } of sections) page.headMaps.push(...content.maps);
+    for (const { name, section, content } of sections) {
+      const draw = (window.reportSections || {})[name];
+      if (draw && content.data !== null) draw(section, content.data, page);
+    }
+    if (!page.showHead) followWithoutExplorer(sections, page);
+    for (const { section, content } of sections) {
+      if (content.charts.length) window.drawHeadCharts(section.querySelector(".head-charts"), content.charts, page);
+      if (content.maps.length && section !== page.gallery) window.drawHeadMaps(section.querySelector(".head-maps"), content.maps, page);
+    }
+    return page;
+  }
+
+  // What is chosen on one side is chosen on the others.
+  function link(linked) {
+    let telling = false;
+    for (const one of linked) {
+      for (const name of ["head-chosen", "token-chosen", "view-chosen"]) {
+        one.events.addEventListener(name, (event) => {
+          if (telling) return;
+          telling = true;
+          for (const other of linked) if (other !== one) other.follow(event.detail);
+          telling = false;
+        });
+      }
+    }
+  }
+
+  // A run without prompts to look at: a click in a map of heads chooses the head that charts follow.
+  function followWithoutExplorer(sections, page) {
+    const chart = sections.flatMap(({ content }) => content.charts).find((one) => one.layers.length);
     if (!chart) return;
     let head = { layer: chart.layers[0].layer, head: chart.heads[0] };
     page.chosen = () => ({ ...head, prompt: null, token: null });
-    const tell = () => document.dispatchEvent(new CustomEvent("head-chosen", { detail: page.chosen() }));
+    const tell = () => page.events.dispatchEvent(new CustomEvent("head-chosen", { detail: page.chosen() }));
     page.showHead = (layer, number) => { head = { layer, head: number }; tell(); };
     page.onReady.push(tell);
   }
@@ -79,13 +116,13 @@
     button.hidden = !page.showHead;
     button.addEventListener("click", () => page.showHead(Number(button.dataset.layer), Number(button.dataset.head)));
   }
-  document.addEventListener("head-chosen", (event) => {
+  page.events.addEventListener("head-chosen", (event) => {
     const where = "L" + event.detail.layer + " H" + event.detail.head;
     for (const button of document.querySelectorAll("button.open")) button.title = "in place of " + where;
   });
-  dark.addEventListener("change", () => page.onTheme.forEach((change) => change()));
+  dark.addEventListener("change", () => shared.onTheme.forEach((change) => change()));
   window.addEventListener("beforeprint", () => {
     for (const details of document.querySelectorAll("details")) details.open = true;
-    page.onPrint.forEach((print) => print());
+    shared.onPrint.forEach((print) => print());
   });
 })();

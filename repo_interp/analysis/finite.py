@@ -1,0 +1,99 @@
+"""What became NaN or infinite, where, and which measures that stops.
+
+    tensors of a layer      `AttentionInputs.faults`: every measure that reads the one that is not finite stops
+    statistics              infinite, or NaN where a measure does not say that NaN stands for what is not there: that measure stops
+    outputs of a pass       named; what was measured before stays
+
+A measure that stopped gives no group; the run says why (`stopped`). One norm per tensor is all that this costs where all is well: it is
+finite where every number is. Knows nothing about models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from repo_interp.errors import NotFinite
+from repo_interp.inputs import AttentionInputs
+from repo_interp.measures.statistics import Measure, Statistics
+
+
+@dataclass
+class Faults:
+    """What was not finite in an analysis."""
+
+    stopped: dict[str, str] = field(default_factory=dict)
+    """By measure or experiment, the first place that was not finite."""
+    outputs: list[str] = field(default_factory=list)
+    """Passes that ended in numbers that are not finite."""
+
+    def stop(self, name: str, why: str) -> None:
+        """Remember that `name` stopped, unless it has before."""
+        self.stopped.setdefault(name, why)
+
+    def require_none(self) -> None:
+        """Raise NotFinite, naming the first, where a measure stopped or a pass did not end in numbers."""
+        self.require_some(list(self.stopped)[:1])
+        for fault in self.outputs:
+            raise NotFinite(fault)
+
+    def require_some(self, names: Iterable[str]) -> None:
+        """Raise NotFinite, naming the first, where all of `names` stopped."""
+        names = list(names)
+        if names and self.stopped.keys() >= set(names):
+            first, why = next(iter(self.stopped.items()))
+            others = f", as {len(names) - 1} more" if len(names) > 1 else ""
+            raise NotFinite(f"{first} stopped{others}: {why}; if the checkpoint runs in float16, load it in float32")
+
+    @property
+    def attributes(self) -> dict[str, str]:
+        """What a run says of it: nothing, or lines of text."""
+        return {"stopped": "\n".join(f"{name}: {why}" for name, why in self.stopped.items())} if self.stopped else {}
+
+
+def fault_in(statistics: Statistics, measure: Measure, inputs: AttentionInputs) -> str | None:
+    """Where the statistics of one layer and batch are not finite; None where they are, or where NaN stands for what is not there."""
+    without = inputs.positions is None or inputs.frequencies is None
+    padded = not bool(inputs.valid.all())
+    for part in fields(statistics):
+        for name, values in getattr(statistics, part.name).data_vars.items():
+            if values.dtype.kind != "f" or np.isfinite(values.values.sum()):
+                continue
+            allowed = without or (part.name != "sums" and (padded or name in measure.may_be_nan))
+            wrong = np.isinf(values.values) if allowed else ~np.isfinite(values.values)
+            if wrong.any():
+                return f"{name}{_place(values, wrong)} is NaN or infinite"
+    return None
+
+
+def fault_of_outputs(
+    hidden: Float[Tensor, "prompt token width"], valid: Bool[Tensor, "prompt token"], numbers: Iterable[int]
+) -> str | None:
+    """Which prompt of a pass ended in hidden states that are not finite; None where none did."""
+    if bool(torch.isfinite(torch.linalg.vector_norm(hidden, dtype=torch.promote_types(hidden.dtype, torch.float32)))):
+        return None
+    wrong = (~torch.isfinite(hidden).all(-1) & valid).any(-1).tolist()
+    return next(
+        (
+            f"the pass of prompt {number} ended in NaN or infinity"
+            for number, is_wrong in zip(numbers, wrong, strict=True)
+            if is_wrong
+        ),
+        None,
+    )
+
+
+def _place(values: xr.DataArray, wrong: np.ndarray) -> str:
+    """Layer, head and prompt of the first wrong number."""
+    first = dict(zip(values.dims, np.argwhere(wrong)[0].tolist(), strict=True))
+    at: Mapping[str, int] = {
+        str(axis): int(values[axis].values[place]) for axis, place in first.items() if axis in ("layer", "head", "prompt")
+    }
+    parts = [f"{axis} {at[axis]}" for axis in ("layer", "head") if axis in at]
+    return (f" of {', '.join(parts)}" if parts else "") + (f" in prompt {at['prompt']}" if "prompt" in at else "")

@@ -1,0 +1,104 @@
+"""What the model expects next: the likeliest next tokens after tokens of the first prompt, and the token that does follow.
+
+    p(v | x_0 ... x_i) = softmax_v logits_i        of row i the `candidates` largest, their tokens v, and p(x_{i+1})
+
+Rows are those of `attention_rows`: all tokens of the prompt where these are no more than `rows`, else those of its spans first. From the
+hidden states of the forward pass that everything else is measured in, in parts of at most `_CELLS` logits. Knows no tokenizer: texts of
+tokens are added by who does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+import xarray as xr
+from annotated_types import Interval
+
+from repo_interp.inputs import AttentionInputs, Predictions, Spans
+from repo_interp.measures.attention_rows import rows_of_interest
+from repo_interp.measures.labels import described
+from repo_interp.measures.statistics import Measure, Statistics
+
+_CELLS = 2**22
+"""Logits that exist at a time."""
+
+
+@dataclass(frozen=True)
+class NextTokens(Measure):
+    """The measure `predictions`."""
+
+    rows: Annotated[int, Interval(ge=1, le=65_536)] = 512
+    """Most tokens after which predictions are kept."""
+    candidates: Annotated[int, Interval(ge=1, le=4096)] = 8
+    """Likeliest next tokens after each."""
+    name: str = "predictions"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """No tensor of a layer: the outputs of the pass."""
+        return ()
+
+    @property
+    def reads_predictions(self) -> bool:
+        """Yes, and nothing else."""
+        return True
+
+    @property
+    def growth(self) -> float:
+        """Not at all, beyond `rows` tokens."""
+        return 0.0
+
+    def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
+        """Nothing: what single layers compute does not matter."""
+        return Statistics()
+
+    def observe_predictions(self, predictions: Predictions, spans: Spans) -> Statistics:
+        """Tokens and probabilities [token, rank] of the first prompt, and those of the token that follows [token]."""
+        first = predictions.row_of_first_prompt
+        if first is None:
+            return Statistics()
+        tokens, valid = predictions.tokens[first], predictions.valid[first]
+        rows = rows_of_interest(valid, spans, first, self.rows)
+        following = torch.where(rows + 1 < int(valid.nonzero()[-1]) + 1, tokens[(rows + 1).clamp_max(len(tokens) - 1)], -1)
+        count, step = min(self.candidates, predictions.vocabulary), max(1, _CELLS // predictions.vocabulary)
+        parts = [
+            _of_rows(predictions.logits(first, some), after, count)
+            for some, after in zip(rows.split(step), following.split(step), strict=True)
+        ]
+        probability, token, actual, place = (torch.cat(part).cpu() for part in zip(*parts, strict=True))
+        coords = {"token": rows.cpu().numpy(), "rank": range(count)}
+        both, one = ("token", "rank"), ("token",)
+        return Statistics(
+            first_prompt=xr.Dataset(
+                {
+                    "probability": (both, probability.float().numpy()),
+                    "next_token": (both, token.int().numpy()),
+                    "probability_of_next": (one, actual.float().numpy()),
+                    "rank_of_next": (one, place.int().numpy()),
+                },
+                coords=coords,
+            )
+        )
+
+    def conclude(self, statistics: Statistics) -> xr.Dataset:
+        """The group `predictions` of a run."""
+        measured = statistics.first_prompt
+        described_as = {
+            "probability": ("largest probabilities of the next token, after a token of the first prompt", "1"),
+            "next_token": ("token id that the probability is of", "1"),
+            "probability_of_next": ("probability of the token that does follow; NaN after the last", "1"),
+            "rank_of_next": ("tokens that are likelier than the one that does follow; -1 after the last", "tokens"),
+        }
+        return measured.assign({name: described(measured[name], *text) for name, text in described_as.items()})
+
+
+def _of_rows(logits: torch.Tensor, following: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
+    """Of some rows: the largest probabilities and their tokens, and the probability and rank of the tokens that follow."""
+    logarithms = torch.log_softmax(logits.double(), dim=-1)
+    largest, tokens = logarithms.topk(count, dim=-1)
+    known = following >= 0
+    actual = logarithms.gather(-1, following.clamp_min(0)[:, None])
+    place = (logarithms > actual).sum(-1).masked_fill(~known, -1)
+    return largest.exp(), tokens, actual[:, 0].exp().masked_fill(~known, float("nan")), place

@@ -1,0 +1,108 @@
+"""What config.json and generation_config.json may say, with types and ranges: pydantic models of the keys that are read.
+
+Other keys are the decoder's own business. Upper ends are those beyond which memory is asked for that no machine has.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from annotated_types import Interval, MultipleOf
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
+from transformers.activations import ACT2FN
+
+DTYPES = ("float32", "float64", "bfloat16", "float16")
+"""Precisions that weights are stored and loaded in."""
+
+
+def _activation(name: str) -> str:
+    if name not in ACT2FN:
+        raise ValueError(f"there is no activation {name!r}; wanted one of transformers', such as silu")
+    return name
+
+
+Activation = Annotated[str, AfterValidator(_activation)]
+Size = Annotated[int, Interval(ge=1, le=1 << 24)]
+Length = Annotated[int, Interval(ge=1, le=1 << 31)]
+Factor = Annotated[float, Interval(gt=0, le=1e9)]
+OneToken = Annotated[int, Interval(ge=-1, le=1 << 24)]
+
+
+class _Stated(BaseModel):
+    """Keys of a JSON object that are read, with their types and ranges; others are the decoder's own business."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+
+class Rope(_Stated):
+    """How a decoder rotates: `rope_parameters`, or the older `rope_scaling`."""
+
+    rope_type: str | None = None
+    rope_theta: Annotated[float, Interval(gt=0, le=1e15)] | None = None
+    factor: Factor | None = None
+    original_max_position_embeddings: Length | None = None
+    attention_factor: Factor | None = None
+    beta_fast: Factor | None = None
+    beta_slow: Factor | None = None
+    low_freq_factor: Factor | None = None
+    high_freq_factor: Factor | None = None
+    partial_rotary_factor: Annotated[float, Interval(gt=0, le=1)] | None = None
+
+
+class Released(_Stated):
+    """What the RePo authors' checkpoints say of their positions, beside which layers (`configuration.released_layout`)."""
+
+    dynamic_pe_mode: str = "none"
+
+
+def _several(tokens: Any) -> Any:
+    """One token as a list of one."""
+    return tokens if tokens is None or isinstance(tokens, list) else [tokens]
+
+
+def _by_layer_type(parameters: Any) -> Any:
+    """Parameters of all layers as those of one type of layers."""
+    if not isinstance(parameters, dict) or any(isinstance(value, dict) for value in parameters.values()):
+        return parameters
+    return {"all layers": parameters}
+
+
+class SpecialTokens(_Stated):
+    """Tokens with which texts begin and end, in config.json and generation_config.json."""
+
+    bos_token_id: OneToken | None = None
+    eos_token_id: Annotated[list[OneToken] | None, BeforeValidator(_several)] = None
+    pad_token_id: OneToken | None = None
+
+
+class Fields(SpecialTokens):
+    """What config.json says of a decoder, as far as we read it or make memory of it."""
+
+    vocab_size: Size = 1
+    hidden_size: Size = 1
+    intermediate_size: Size = 1
+    num_hidden_layers: Annotated[int, Interval(ge=1, le=1000)] = 1
+    num_attention_heads: Annotated[int, Interval(ge=1, le=65_536)] = 1
+    num_key_value_heads: Annotated[int, Interval(ge=1, le=65_536)] | None = None
+    head_dim: Annotated[int, Interval(ge=2, le=65_536), MultipleOf(2)] | None = None
+    max_position_embeddings: Length = 1
+    sliding_window: Length | None = None
+    max_window_layers: Annotated[int, Interval(ge=0, le=1000)] | None = None
+    hidden_act: Activation | None = None
+    hidden_activation: Activation | None = None
+    dtype: Literal[DTYPES] | None = None  # pyright: ignore[reportInvalidTypeForm]
+    torch_dtype: Literal[DTYPES] | None = None  # pyright: ignore[reportInvalidTypeForm]
+    attn_implementation: Literal["eager", "sdpa"] | None = None
+    tie_word_embeddings: bool | None = None
+    attention_bias: bool | None = None
+    rms_norm_eps: Annotated[float, Interval(ge=0, le=1)] | None = None
+    initializer_range: Annotated[float, Interval(ge=0, le=1e3)] | None = None
+    query_pre_attn_scalar: Factor | None = None
+    attn_logit_softcapping: Factor | None = None
+    final_logit_softcapping: Factor | None = None
+    rope_theta: Annotated[float, Interval(gt=0, le=1e15)] | None = None
+    rope_scaling: Rope | None = None
+    rope_parameters: Annotated[dict[str, Rope | None] | None, BeforeValidator(_by_layer_type)] = None
+    layer_types: list[Literal["full_attention", "sliding_attention"]] | None = None
+    no_rope_layers: list[Annotated[int, Interval(ge=0, le=1)]] | None = None
+    pe_config: Released | None = None

@@ -1,0 +1,94 @@
+"""What the model expects next: the probability of every token of the first prompt, and the likeliest next tokens; group `predictions`.
+
+    p(x_{i+1} | x_0 ... x_i) against i + 1        the token that follows token i, where the run kept what the model expects after i
+
+In the page the next tokens after the chosen one. Knows nothing about how predictions are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import xarray as xr
+
+from repo_interp.plots.marks.drawing import legend_below, shade_spans, span_handles
+from repo_interp.plots.marks.head_charts import HeadChart, NextTokens
+from repo_interp.plots.marks.reading import PromptTokens, described_prompts, group, ordered_spans, prompt_tokens
+from repo_interp.plots.marks.table import Cell, Table
+from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
+from repo_interp.plots.view import View
+
+
+def _first_prompt(run: xr.DataTree) -> PromptTokens | None:
+    """The prompt that predictions are of; None where the run does not say what it is."""
+    described = described_prompts(run)
+    return None if described is None else prompt_tokens(described, int(described["prompt"].values[0]))
+
+
+@style()
+def prediction_line(run: xr.DataTree) -> PaperFigure:
+    """Probability of every token of the first prompt given those before it: spans shaded. Raises InputError without predictions."""
+    predictions, prompt = group(run, "predictions"), _first_prompt(run)
+    places = predictions["token"].values + 1
+    figure = paper_figure(PAGE_WIDTH, 2.0)
+    ax = figure.subplots()
+    ax.plot(places, predictions["probability_of_next"].values, color="#333333", linewidth=0.5, marker="o", markersize=2.2)
+    ax.set(xlabel="token index", ylabel="probability", ylim=(-0.03, 1.03), xlim=(places.min() - 1.5, places.max() + 0.5))
+    ax.set_title("Probability of each token of the first prompt, given those before it")
+    ax.grid(axis="y")
+    if prompt is not None:
+        names = ordered_spans(prompt.spans)
+        shade_spans(ax, prompt.top_spans, names)
+        legend_below(figure, span_handles(prompt.top_spans, names))
+    return figure
+
+
+def prediction_table(run: xr.DataTree) -> Table:
+    """One row per span of the first prompt: how often its tokens were the likeliest next ones, and their mean probability."""
+    predictions, prompt = group(run, "predictions"), _first_prompt(run)
+    following = predictions["token"].values + 1
+    probability, rank = predictions["probability_of_next"].values, predictions["rank_of_next"].values
+    spans = {} if prompt is None else {name: tokens for name, tokens in prompt.spans.items() if "." not in name}
+    rows: list[tuple[Cell, ...]] = []
+    for name, tokens in [*((name, spans[name]) for name in ordered_spans(spans)), ("all", following)]:
+        known = np.isin(following, tokens) & (rank >= 0)
+        if known.any():
+            rows.append((name, int(known.sum()), float(100 * (rank[known] == 0).mean()), float(100 * probability[known].mean())))
+    return Table(
+        "predictions",
+        "What the model expects: tokens of the first prompt, given those before them",
+        ("span", "tokens", "likeliest (%)", "mean probability (%)"),
+        tuple(rows),
+        "likeliest: tokens of the span that the model held to be the likeliest next ones.",
+    )
+
+
+def _head_charts(run: xr.DataTree) -> Sequence[HeadChart]:
+    predictions, prompt = group(run, "predictions"), _first_prompt(run)
+    ids = predictions["next_token"]
+    numbered = np.array([f"⟨{token}⟩" for token in ids.values.ravel()], dtype=object).reshape(ids.shape)
+    texts = predictions["next_text"].values if "next_text" in predictions else numbered
+    number = 0 if prompt is None else prompt.prompt
+    return [
+        NextTokens(
+            "Next tokens after the chosen one", predictions["probability"], texts, predictions["probability_of_next"], number
+        )
+    ]
+
+
+def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
+    yield "predictions", prediction_line(run)
+
+
+VIEW = View(
+    "predictions",
+    "What the model expects next",
+    "The probability that the model gives to each token of the first prompt, and the likeliest next tokens after the chosen one. What is "
+    "expected follows from all heads together: no head can be read off here.",
+    _figures,
+    tables=lambda run: (prediction_table(run),),
+    head_charts=_head_charts,
+    compared=(),
+    not_averaged=("probability",),
+)

@@ -1,0 +1,169 @@
+"""JSON from outside, held to a pydantic model: config.json, an index of weights, prompts.jsonl, rows of data sets.
+
+    modelled(read_json(file, "an index"), Index, str(file))
+
+A model says every type and range; what pydantic finds wrong becomes one line here, `complaint`. Knows nothing about what the files mean.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+from repo_interp.errors import InputError
+from repo_interp.values import adapter, shortened
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel, ValidationError
+
+Model = TypeVar("Model", bound="BaseModel")
+_DEEPEST = 64
+"""Levels of lists and objects in each other that JSON may have."""
+
+
+def parsed(text: str, source: str = "") -> Any:
+    """What a JSON text holds. Raises InputError that begins with `source` for what is no JSON, an object with a key that stands twice, NaN
+    and infinities, half a character, and for lists and objects nested deeper than a machine wants to follow.
+    """
+
+    before = f"{source}: " if source else ""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        named = dict(pairs)
+        if len(named) < len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise InputError(f'{before}the key "{shortened(twice)}" stands twice in one object; keep one')
+        return named
+
+    def constant(name: str) -> NoReturn:
+        raise InputError(f"{before}{name} is no JSON; give a finite number")
+
+    try:
+        value = json.loads(text, object_pairs_hook=once, parse_constant=constant)
+    except InputError:
+        raise
+    except RecursionError:
+        value = _TOO_DEEP
+    except ValueError as error:
+        where = f" at line {error.lineno}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error).partition(";")[0]
+        raise InputError(f"{before}broken JSON ({reason}{where}); mend it") from None
+    if "\\ud" in text.lower():
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise InputError(f"{before}half of a surrogate pair stands in a text; write whole characters") from None
+        except RecursionError:
+            value = _TOO_DEEP
+    level, depth = [value], 0
+    while level and depth <= _DEEPEST:
+        level = [part for parent in level for part in _parts(parent)]
+        depth += 1
+    if value is _TOO_DEEP or level:
+        raise InputError(f"{before}lists and objects stand more than {_DEEPEST} levels deep in each other; wanted fewer")
+    return value
+
+
+def read_json(file: Path, wanted: str) -> Any:
+    """What a file of JSON holds. Raises InputError that names the file and says what was `wanted`."""
+    return parsed(read_text(file, wanted), str(file))
+
+
+def read_text(file: Path, wanted: str) -> str:
+    """The text of a file in UTF-8. Raises InputError that names the file and says what was `wanted`."""
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise InputError(f"there is no file {file}; wanted {wanted}") from None
+    except OSError as error:
+        raise InputError(f"{file} cannot be read: {error.strerror}; wanted {wanted}") from None
+    except ValueError as error:
+        reason = f"byte {error.start} is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+        raise InputError(f"{file} is no text: {reason}; wanted {wanted}") from None
+
+
+def modelled(value: Any, model: type[Model], source: str = "") -> Model:
+    """`value`, as JSON gives it, as the pydantic `model`. Raises InputError that begins with `source` and names the first wrong place."""
+    from pydantic import ValidationError
+
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise InputError(f"{source}: {complaint(error)}" if source else complaint(error)) from None
+
+
+def typed(value: Any, kind: Any, source: str) -> Any:
+    """`value`, as JSON gives it, where it is of the type `kind`. Raises InputError that begins with `source`."""
+    from pydantic import ValidationError
+
+    try:
+        return adapter(kind, strict=True).validate_python(value)
+    except ValidationError as error:
+        said = complaint(error)
+        raise InputError(f"{source}{', ' if said.startswith('item ') else ': '}{said}") from None
+
+
+def complaint(error: ValidationError) -> str:
+    """The first thing that pydantic's ValidationError complains of, as a part of a line: where, what was wanted, what came."""
+    first = min(error.errors(include_url=False), key=lambda each: each["type"] not in ("extra_forbidden", "missing"))
+    named = first["loc"]
+    place = "".join(f", item {part + 1}" if isinstance(part, int) else f" {json.dumps(part)}" for part in named).lstrip(", ")
+    context, came = first.get("ctx", {}), shown(first["input"])
+    if first["type"] == "extra_forbidden":
+        return f"unknown key {shortened(place)}; leave it out"
+    if first["type"] == "missing":
+        return f"there is no {place}; add it"
+    if first["type"] in ("value_error", "assertion_error"):
+        return f"{place}: {context['error']}" if place else str(context["error"])
+    wanted = _WANTED.get(first["type"], "")
+    if first["type"] in ("too_short", "too_long"):
+        fewest = context.get("min_length")
+        wanted = f"at least {fewest} items" if fewest is not None else f"at most {context['max_length']} items"
+    elif not wanted:
+        wanted = first["msg"].removeprefix("Input should be ").removeprefix("a valid ")
+    elif wanted in _LIMITS:
+        (limit,) = context.values()
+        wanted = f"a number {wanted} {limit:,}" if isinstance(limit, int) else f"a number {wanted} {limit:g}"
+    return f"{shortened(place)}: wanted {wanted}, got {came}" if place else f"wanted {wanted}, got {came}"
+
+
+def shown(value: Any) -> str:
+    """A value of JSON as a short text."""
+    try:
+        return shortened(json.dumps(value, ensure_ascii=True, default=str), 40)
+    except (TypeError, ValueError, RecursionError):
+        return f"a {type(value).__name__}"
+
+
+_TOO_DEEP = object()
+_LIMITS = ("of at least", "above", "of at most", "below")
+_WANTED = dict(
+    zip(("greater_than_equal", "greater_than", "less_than_equal", "less_than"), _LIMITS, strict=True),
+) | {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "int_parsing_size": "a whole number of fewer digits",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "string_unicode": "whole characters, no half of a surrogate pair",
+    "string_too_short": "text that is not empty",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "mapping_type": "an object",
+}  # fmt: skip
+"""What pydantic's types of errors want, in our words."""
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """The lists and objects directly inside `value`."""
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return (part for part in inside if isinstance(part, list | dict))

@@ -1,0 +1,356 @@
+"""What every measure must keep to, whoever wrote it: parametrised over all measures that are known by name.
+
+A measure of which nothing is said here must have every property in every variable. `DIFFERS` says what else is right, with the reason;
+`OPTIONS` asks a measure for all that it can measure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import xarray as xr
+from attention_inputs import cope_inputs, random_inputs
+from numpy.testing import assert_allclose
+
+from repo_interp import entry_points
+from repo_interp.entry_points import OWN
+from repo_interp.inputs import AttentionInputs, select_heads, select_prompts
+from repo_interp.measures.catalogue import measure_named, measure_names
+from repo_interp.measures.statistics import as_measure, merge
+
+MEASURES = measure_names()
+DOCS = Path(__file__).parents[1] / "docs" / "measures.md"
+TOKENS, LENGTHS, TRAINED_ON = 36, (36, 29, 33), 24
+"""Three prompts, two of them padded on the right, of a model that was trained on shorter ones."""
+SHIFT, SCALE = 17.0, 4.0
+"""A power of two, so that scaled floating-point numbers are exactly scaled."""
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "patterns": {"chunk_size": 8},
+    "attention_rows": {"keys": 5},
+    "components": {"curves": "head"},
+    "three_axis": {"axes": "first_prompt", "extras": ("attention", "position", "shuffled", "held_out")},
+    "fake_distance": {"queries": 2},
+    "rotation": {"prominence": 0.0, "stability": 100.0, "slow": 1e9, "still": 1e9},  # every component dominates, slowly
+    "gates": {"maps": 1, "draws": 8},
+    "segments": {"draws": 8},
+}
+SCALED_OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "patterns": ({"epsilon": 0.2}, {"epsilon": 0.2 * SCALE}),  # is in positions
+    "three_axis": ({"position_width": 1.0}, {"position_width": SCALE}),  # is in positions
+    "components": ({"training_length": TRAINED_ON}, {"training_length": SCALE * TRAINED_ON}),  # stands for the positions of RoPE
+    "rotation": ({"training_length": TRAINED_ON}, {"training_length": SCALE * TRAINED_ON}),
+    "fake_distance": ({"distances": "positions"}, {"distances": "positions"}),  # in tokens they have no scale that could change
+}
+"""Parameters that are in positions, before and after positions are scaled."""
+
+DRAWN = "controls are drawn by the seed and the prompt's number"
+BY_NUMBER = {
+    "gates": ("separator_share_shuffled", "separator_share_chance", "last_segment_shuffled", "last_segment_chance"),
+    "segments": (
+        *(f"{score}_{kind}" for score in ("variance_between", "boundary_f1") for kind in ("shuffled", "chance")),
+        *(
+            "boundary_f1",
+            "boundary_f1_index",
+        ),  # jumps of one size, of which the index has no others, come in an order that is drawn
+    ),
+}
+
+Expected = Callable[[xr.DataArray], xr.DataArray] | None
+DIFFERS: dict[str, dict[str, dict[str, tuple[Expected, str]]]] = {
+    "shift": {"positions": {"position": (lambda z: z + SHIFT, "it is what was shifted")}},
+    "scale": {
+        "positions": {name: (lambda z: z * SCALE, "it is what was scaled") for name in ("position", "position_range")},
+        "patterns": {
+            "sensitivity": (lambda grid: grid.shift(epsilon=2), "its grid of tolerances is in positions: 4 times is two on")
+        },
+        "components": {
+            "position_reach": (lambda reach: reach * SCALE, "it is a difference of positions"),
+            "frequency": (lambda theta: theta / SCALE, "it is in rad per position"),
+        },
+        "maps": {"fake_map": (None, "its distances are in tokens, whatever positions are learned")},
+    },
+    "duplication": {
+        "components": {"distance_pairs": (lambda pairs: 2 * pairs, "it is a count")},
+        **{name: dict.fromkeys(variables, (None, DRAWN)) for name, variables in BY_NUMBER.items()},
+    },
+    "relabelling": {name: dict.fromkeys(variables, (None, DRAWN)) for name, variables in BY_NUMBER.items()},
+    "layers": {
+        "patterns": dict.fromkeys(("pattern_share_all", "sensitivity"), (None, "it is over all layers")),
+        "attention_mass": {"table": (None, "it is over all layers")},
+        "components": {"distance_pairs": (None, "it is of the layer that sees most")},
+    },
+}
+"""By property, measure and variable: what is expected of it instead (None: nothing), and why."""
+
+
+def layers(dtype: torch.dtype = torch.float64) -> list[AttentionInputs]:
+    """A RoPE layer, one that learns positions and attends within a window, one that counts: all that a measure may meet."""
+    valid = torch.arange(TOKENS) < torch.tensor(LENGTHS)[:, None]
+    shape: dict[str, Any] = {"prompts": len(LENGTHS), "tokens": TOKENS, "kv_heads": 2, "valid": valid}
+    rope = random_inputs(scheme="rope", position_rows=1, **shape)
+    index = torch.arange(TOKENS, dtype=torch.float64).expand(rope.positions.shape)
+    steps = random_inputs(layer=1, seed=1, window=11, **shape)
+    learned = replace(steps, positions=(0.02 * steps.positions).cumsum(-1))  # 0.2 a step: constant, mono and hybrid chunks
+    made = [replace(rope, positions=index), learned, replace(cope_inputs(seed=2, **shape), layer=2)]
+    return [cast(inputs, dtype) for inputs in made]
+
+
+def cast(inputs: AttentionInputs, dtype: torch.dtype) -> AttentionInputs:
+    names = ("queries", "keys", "positions", "frequencies", "gate_features")
+    logits = inputs.position_logits
+    return replace(
+        inputs,
+        **{name: None if getattr(inputs, name) is None else getattr(inputs, name).to(dtype) for name in names},
+        position_logits=None if logits is None else lambda rows: logits(rows).to(dtype),
+    )
+
+
+def spans_of(kinds: Sequence[str]) -> dict[str, torch.Tensor]:
+    """Marks of every kind, at other places in every prompt, none on padding."""
+    spans = {name: torch.zeros(len(LENGTHS), TOKENS, dtype=torch.bool) for name in ("needle", "query", "generated", "separator")}
+    for kind in kinds:
+        spans |= {f"segments.{kind}{part}": torch.zeros(len(LENGTHS), TOKENS, dtype=torch.bool) for part in ("", ".starts")}
+    for prompt, length in enumerate(LENGTHS):
+        spans["needle"][prompt, 3 + prompt : 7] = True
+        spans["query"][prompt, length - 9 : length - 5] = True
+        spans["generated"][prompt, length - 3 : length] = True
+        spans["separator"][prompt, [8, 15 + prompt]] = True
+        for number, kind in enumerate(kinds):
+            spans[f"segments.{kind}"][prompt, number : length - 2] = True
+            spans[f"segments.{kind}.starts"][prompt, [number, 9 + number, 16 + prompt, 23]] = True
+    spans["rest"] = (torch.arange(TOKENS) < torch.tensor(LENGTHS)[:, None]) & ~torch.stack([*spans.values()][:3]).any(0)
+    return spans
+
+
+def made(name: str, **options):
+    measure = as_measure(measure_named(name)).for_training_length(TRAINED_ON)
+    return replace(measure, **(OPTIONS.get(name, {}) | options)) if OPTIONS.get(name) or options else measure
+
+
+def concluded(measure, given: Sequence[AttentionInputs], spans=None) -> xr.Dataset:
+    spans = spans_of(measure.segment_kinds) if spans is None else spans
+    return measure.conclude(merge([measure.observe(inputs, spans) for inputs in given]))
+
+
+def assert_same(group: xr.Dataset, expected: xr.Dataset, differs=None, rtol=1e-5, atol=1e-6) -> None:
+    """The same variables with the same axes, labels and values, or those that `differs` says."""
+    assert set(group.data_vars) == set(expected.data_vars)
+    compared = 0
+    for name, values in expected.data_vars.items():
+        change, _ = (differs or {}).get(name, (lambda same: same, ""))
+        if change is None:
+            continue
+        wanted = change(values).transpose(*group[name].dims)
+        known = (
+            wanted.notnull() if change(values) is not values and wanted.dtype.kind == "f" and "epsilon" in wanted.dims else True
+        )
+        for axis, labels in wanted.coords.items():
+            assert group[name][axis].values.tolist() == labels.values.tolist(), f"{name}: labels of {axis}"
+        assert group[name].dtype == wanted.dtype, name
+        got = group[name].where(known) if known is not True else group[name]
+        if wanted.dtype.kind in "fiub":
+            assert_allclose(got.values, wanted.values, rtol=rtol, atol=atol, err_msg=str(name))
+            compared += 1
+    assert compared, "no variable was compared"
+
+
+@pytest.fixture(params=MEASURES)
+def name(request):
+    return request.param
+
+
+@cache
+def group_of(name: str) -> xr.Dataset:
+    return concluded(made(name), layers())
+
+
+@pytest.fixture
+def whole(name):
+    """The group of the run, as the other tests expect it."""
+    return group_of(name).copy()
+
+
+def test_something_is_measured(whole):
+    """Else the tests below compare NaN with NaN."""
+    for name, values in whole.data_vars.items():
+        assert values.size and bool(values.notnull().any()), name
+
+
+def test_shift_of_positions(name, whole):
+    """Attention sees differences of positions alone."""
+    shifted = [inputs if inputs.positions is None else replace(inputs, positions=inputs.positions + SHIFT) for inputs in layers()]
+    assert_same(concluded(made(name), shifted), whole, DIFFERS["shift"].get(name))
+
+
+def test_scale_of_positions(name):
+    """Positions in another unit, with frequencies per that unit, are the same attention."""
+    before, after = SCALED_OPTIONS.get(name, ({}, {}))
+    scaled = [
+        inputs
+        if inputs.positions is None
+        else replace(inputs, positions=inputs.positions * SCALE, frequencies=inputs.frequencies / SCALE)
+        for inputs in layers()
+    ]
+    group, expected = concluded(made(name, **after), scaled), concluded(made(name, **before), layers())
+    assert_same(group, expected, DIFFERS["scale"].get(name))
+
+
+def test_permutation_of_heads(name, whole):
+    """Heads have no order, and sharing a key is the same as having a copy of it."""
+    order = [2, 0, 3, 1]
+    group = concluded(made(name), [select_heads(inputs, order) for inputs in layers()])
+    permuted = {
+        key: values.isel(head=order).assign_coords(head=values["head"].values) if "head" in values.dims else values
+        for key, values in whole.data_vars.items()
+    }
+    assert_same(group, xr.Dataset(permuted))
+
+
+def prompts_of(inputs: AttentionInputs, rows: Sequence[int], numbers: Sequence[int]) -> AttentionInputs:
+    return replace(select_prompts(inputs, list(rows)), prompts=torch.tensor(numbers))
+
+
+def with_spans(measure, rows: Sequence[int]):
+    return {name: mask[list(rows)] for name, mask in spans_of(measure.segment_kinds).items()}
+
+
+def test_order_of_prompts_within_a_batch(name, whole):
+    rows, measure = (1, 2, 0), made(name)
+    assert_same(concluded(measure, [prompts_of(inputs, rows, rows) for inputs in layers()], with_spans(measure, rows)), whole)
+
+
+def test_numbers_of_prompts(name, whole):
+    """What is measured of a prompt does not depend on which one it is; the first one stays the first."""
+    measure = made(name)
+    group = concluded(measure, [prompts_of(inputs, (0, 1, 2), (0, 2, 1)) for inputs in layers()])
+    moved = {
+        key: values.sel(prompt=[0, 2, 1]).assign_coords(prompt=values.prompt.values) if "prompt" in values.dims else values
+        for key, values in whole.data_vars.items()
+    }
+    assert_same(group, xr.Dataset(moved), DIFFERS["relabelling"].get(name))
+
+
+def test_duplication_of_prompts(name, whole):
+    """Means do not change, and a copy has what the original has."""
+    rows, measure = (0, 1, 2, 0, 1, 2), made(name)
+    spans = with_spans(measure, rows)
+    group = concluded(measure, [prompts_of(inputs, rows, range(6)) for inputs in layers()], spans)
+    differs = DIFFERS["duplication"].get(name, {})
+    for prompts in ([0, 1, 2], [3, 4, 5]):
+        halves = {
+            key: values.sel(prompt=prompts).assign_coords(prompt=[0, 1, 2]) if "prompt" in values.dims else values
+            for key, values in group.data_vars.items()
+        }
+        expected = whole
+        if prompts[0] and "position_attention" in whole:  # the map of the first prompt alone
+            halves, expected = (
+                {k: v for k, v in halves.items() if k != "position_attention"},
+                whole.drop_vars("position_attention"),
+            )
+        assert_same(xr.Dataset(halves), expected, differs)
+
+
+@pytest.mark.parametrize("batches", [((2,), (0, 1)), ((1,), (0,), (2,))], ids=["two batches", "one by one"])
+def test_batches_merge_in_any_order_without_their_padding(name, whole, batches):
+    """Batch size, order of merging, and a batch as wide as its longest prompt."""
+    measure, parts = made(name), []
+    for inputs in reversed(layers()):
+        for rows in batches:
+            width = max(LENGTHS[row] for row in rows)
+            spans = {key: mask[:, :width] for key, mask in with_spans(measure, rows).items()}
+            parts.append(measure.observe(trimmed(prompts_of(inputs, rows, rows), width), spans))
+    assert_same(measure.conclude(merge(parts)), whole)
+
+
+def trimmed(inputs: AttentionInputs, width: int) -> AttentionInputs:
+    logits = inputs.position_logits
+    return replace(
+        inputs,
+        queries=inputs.queries[:, :, :width],
+        keys=inputs.keys[:, :, :width],
+        positions=None if inputs.positions is None else inputs.positions[..., :width],
+        valid=inputs.valid[:, :width],
+        gate_features=None if inputs.gate_features is None else inputs.gate_features[:, :, :width],
+        position_logits=None if logits is None else lambda rows: logits(rows)[..., :width],
+    )
+
+
+def padded(inputs: AttentionInputs, left: int, right: int) -> AttentionInputs:
+    """Padding on both sides, with NaN where nothing may look."""
+    pad, nan, logits = torch.nn.functional.pad, torch.nan, inputs.position_logits
+
+    def wide_logits(rows):
+        inner = (rows - left).clamp(0, TOKENS - 1)
+        return pad(logits(inner), (left, right))
+
+    return replace(
+        inputs,
+        queries=pad(inputs.queries, (0, 0, left, right), value=nan),
+        keys=pad(inputs.keys, (0, 0, left, right), value=nan),
+        positions=None if inputs.positions is None else pad(inputs.positions, (left, right), value=nan),
+        valid=pad(inputs.valid, (left, right)),
+        gate_features=None if inputs.gate_features is None else pad(inputs.gate_features, (0, 0, left, right), value=nan),
+        position_logits=None if logits is None else wide_logits,
+    )
+
+
+OF_TOKENS = ("token", "query", "key", "query_block", "key_block")
+OF_LENGTHS = ("distance", "chunk", "distance_block")
+
+
+@pytest.mark.parametrize(("left", "right"), [(5, 0), (3, 4)], ids=["left", "both sides"])
+def test_padding(name, whole, left, right):
+    """Padding is as if it were not there: axes of tokens begin `left` later, axes of distances stay where they are."""
+    measure = made(name)
+    spans = {key: torch.nn.functional.pad(mask, (left, right)) for key, mask in spans_of(measure.segment_kinds).items()}
+    wide = concluded(measure, [padded(inputs, left, right) for inputs in layers()], spans)
+    narrow = {}
+    for key, values in wide.data_vars.items():
+        for axis in set(values.dims) & set(OF_TOKENS):
+            values = values.assign_coords({axis: values[axis] - left}).sel({axis: whole[key][axis].values})
+        for axis in set(values.dims) & set(OF_LENGTHS):
+            values = values.sel({axis: whole[key][axis].values})
+        narrow[key] = values
+    if name == "attention_rows":  # its keys are numbers of tokens
+        narrow["key"] = narrow["key"].where(narrow["key"] < 0, narrow["key"] - left).astype("int32")
+    assert_same(xr.Dataset(narrow), whole)
+
+
+def test_float32_against_float64(name, whole):
+    group = concluded(made(name), layers(torch.float32))
+    assert_same(group, whole, rtol=2e-3, atol=2e-4)
+
+
+def test_layers_that_were_asked_for(name, whole):
+    """A layer has the same values whichever other layers are measured."""
+    differs = DIFFERS["layers"].get(name)
+    for layer in range(3):
+        group = concluded(made(name), [layers()[layer]])
+        assert_same(group, whole.sel(layer=[layer]), differs)
+
+
+def documented(name: str) -> dict[str, tuple[str, ...]]:
+    """Axes, unit and long name of the variables of a measure of ours, as the tables of docs/measures.md have them."""
+    page = DOCS.read_text(encoding="utf-8")
+    _, begin, rest = page.partition(f"<!-- made: variables {name} -->")
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) \| (.*) \|$", rest.partition("<!-- end -->")[0], re.MULTILINE)
+    assert rows or not begin
+    return {variable: tuple(cells) for variable, *cells in rows}
+
+
+def test_every_variable_is_named_and_as_documented(name, whole):
+    table = documented(name)
+    for variable, values in whole.data_vars.items():
+        unit, text = values.attrs["units"], values.attrs["long_name"]
+        assert unit and text, variable
+        if variable in table:
+            assert (", ".join(values.dims) or "-", unit, text.replace("|", "\\|")) == table[variable], variable
+    assert name not in OWN[entry_points.MEASURES] or len(set(table) & set(whole.data_vars)) > 1
