@@ -21,7 +21,7 @@ from repo_interp.comparison.page import draw_comparison
 from repo_interp.comparison.variable_tables import comparison_tables
 from repo_interp.errors import InputError
 from repo_interp.experiments.catalogue import Atlas, planned
-from repo_interp.experiments.head_names import RULES, Rule, name_heads
+from repo_interp.experiments.head_names import RULES, Rule, name_heads, null_of
 from repo_interp.models.load import fresh_twin
 from repo_interp.models.reposition import attentions
 from repo_interp.plots.views.atlas import VIEW, clustered, embed, standardised
@@ -87,6 +87,7 @@ def test_a_name_needs_its_score_beyond_twins_and_large_and_the_others_within_lim
     assert not learned.holds(scores, ["rope"], np.nan).any() and np.isnan(learned.largest(scores, ["rope"]))
     assert not Rule("c", "missing", 0.0).holds(scores, ["rope"], np.nan).any()
     assert list(name_heads(scores, ["rope"], {"a": 0.5, "b": 0.0}, (rule, learned))) == ["a", "b"]
+    assert null_of(np.array([0.1, 0.4, np.nan, 0.2]), 0.95) == pytest.approx(0.5) and np.isnan(null_of(np.array([np.nan]), 0.95))
     assert rule.words == "one above 0.2, other from 0.5 to 1"
 
 
