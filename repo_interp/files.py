@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from repo_interp.errors import InputError
+
 
 @contextmanager
 def replaced(path: str | os.PathLike[str]) -> Iterator[Path]:
@@ -49,6 +51,15 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write `text` to `path` as UTF-8 with plain line ends, whole or not at all."""
     with replaced(path) as unfinished:
         unfinished.write_text(text, encoding="utf-8", newline="\n")
+
+
+def require_directory(path: Path) -> None:
+    """Raise InputError where neither a directory stands at `path` nor one can be made there, since a file stands in its way."""
+    for place in (path, *path.parents):
+        if place.exists() or place.is_symlink():
+            if not place.is_dir():
+                raise InputError(f"{place} is a file; wanted a directory")
+            return
 
 
 def remove(path: Path) -> None:

@@ -7,7 +7,7 @@ A file is a kind of input. Its `command` is what is typed, unless a case has its
                                       { directory = true }
     prompt = '{"tokens": [1]}'        the last line of prompts.jsonl
     set = "patterns.epsilon=nan"      put behind the command, as `flags` are: whatever is typed beside it
-    line = "..."                      what is said, whole, behind "repo-interp "
+    line = "..."                      what is said, whole, but for the memory of the machine, N
 
 `python -m tests.bad_inputs` writes how many of each kind are refused as they should be, as JSON.
 """
@@ -18,6 +18,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -67,7 +68,7 @@ def _cases() -> Iterator[Case]:
 
 
 def said(case: Case, directory: Path) -> str:
-    """The one line that the command says in the empty `directory`, without "repo-interp ".
+    """The one line that the command says in the empty `directory`.
 
     Raises AssertionError where the exit code is not 2, where more than a line is said, or something is left.
     """
@@ -80,9 +81,9 @@ def said(case: Case, directory: Path) -> str:
         code = main(list(case.command))
     text = err.getvalue()
     assert (code, out.getvalue()) == (2, ""), (code, out.getvalue(), text)
-    assert text.startswith("repo-interp ") and text.endswith("\n") and text[:-1].isprintable(), text
+    assert text.startswith("repo-interp") and text.endswith("\n") and text[:-1].isprintable(), text
     assert _listing(directory) == before, f"left behind: {_listing(directory) ^ before}"
-    return text.removeprefix("repo-interp ").removesuffix("\n")
+    return re.sub(r"and there are [\d,]+; ask", "and there are N; ask", text[:-1])
 
 
 def tally() -> dict[str, dict[str, int]]:

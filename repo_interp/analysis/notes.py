@@ -72,6 +72,17 @@ def require_room_for_prompts(count: int, length: int) -> None:
     require_memory(_BYTES_PER_TOKEN * count * length, f"{count:,} prompts of {length:,} tokens")
 
 
+def require_memory_for_pass(bridge: nn.Module, tokens: int, prompts: int) -> None:
+    """Raise InputError where a forward pass of `prompts` prompts of `tokens` tokens side by side does not fit into memory.
+
+    What a layer holds at once: the residual stream, queries, keys, values and its feed-forward part.
+    """
+    config, weight = next(attentions(bridge)).config, next(bridge.parameters())
+    if weight.device.type == "cpu":
+        per_token = weight.dtype.itemsize * (8 * config.hidden_size + 4 * config.intermediate_size)
+        require_memory(tokens * prompts * per_token, f"a pass of {prompts} prompts of {tokens:,} tokens side by side")
+
+
 def _memory() -> float:
     """Bytes of memory of the machine, or of the container that this process may use."""
     try:

@@ -17,7 +17,7 @@ from typing import Any
 import xarray as xr
 from torch import nn
 
-from repo_interp.analysis.notes import notes_on
+from repo_interp.analysis.notes import notes_on, require_memory_for_pass
 from repo_interp.errors import InputError
 from repo_interp.experiments.generated_scores import needle_scores, question_scores
 from repo_interp.experiments.task_scores import task_scores
@@ -55,6 +55,9 @@ def score(
         raise InputError(
             f"the task {chosen.name} has {wanted} tokens, the checkpoint {present}; wanted a checkpoint trained on it"
         )
+    for name in test_sets or ():
+        longest = max(len(prompt.tokens) for prompt in chosen.prompts(1, seed, name))
+        require_memory_for_pass(bridge, longest, min(count, batch_size))
     return _run(bridge, task_scores(model_of(bridge), chosen, test_sets, count, seed, answers, batch_size, progress))
 
 

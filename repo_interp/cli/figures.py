@@ -60,6 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Say what it will cost; measure, draw, write; print the verdicts."""
     from repo_interp.cli.console import Console, plain
     from repo_interp.cli.progress import steps
+    from repo_interp.files import require_directory
     from repo_interp.papers.catalogue import named
     from repo_interp.papers.kit.build import Durations
     from repo_interp.papers.kit.gallery import write_gallery
@@ -67,6 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     console = Console()
     out = Path(arguments.out)
     cache = Path(arguments.cache) if arguments.cache else out / ".cache"
+    require_directory(cache)
     durations = Durations(cache)
     papers = list(named(()).values())
     builds = _builds(arguments, out)

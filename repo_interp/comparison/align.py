@@ -104,7 +104,7 @@ def _opened(run: Run) -> list[tuple[str, xr.DataTree]]:
     if isinstance(run, xr.DataTree):
         return [(run.name or "", run)]
     path = Path(run)
-    directory = path.resolve().parent.name if path.is_file() else path.resolve().name
+    directory = path.absolute().parent.name if path.is_file() else Path(os.path.abspath(path)).name
     beside = sorted(path.glob("score*/run.nc")) if path.is_dir() else []
     return [(directory, read_run(file)) for file in (path, *beside)]
 

@@ -101,7 +101,8 @@ def device_named(name: str) -> torch.device:
         torch.empty(0, device=device)
         return device
     except (RuntimeError, AssertionError) as error:
-        reason = one_line(str(error).partition("\n")[0], 120)
+        reason = one_line(str(error).partition("\n")[0])
+        reason = reason if len(reason) < 80 else "no such kind of device"
         raise InputError(f"device {name!r} is not to be had here ({reason}); cpu always is") from None
 
 

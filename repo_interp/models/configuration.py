@@ -205,6 +205,10 @@ def configured(raw: Mapping[str, Any], source: str) -> PretrainedConfig:
     modelled(raw, Fields, source)
     try:
         raw = dict(raw)
+        layers = raw.get("num_hidden_layers")
+        for name in ("layer_types", "no_rope_layers"):
+            if layers is not None and raw.get(name) is not None and len(raw[name]) != layers:
+                raise ValueError(f"{name} names {len(raw[name])} layers; the model has {layers}")
         config = AutoConfig.for_model(raw.pop("model_type"), **raw)
         modelled({name: value for name, value in config.to_dict().items() if name in Fields.model_fields}, Fields, source)
         heads, kv_heads, width = config.num_attention_heads, config.num_key_value_heads, config.hidden_size
@@ -214,10 +218,6 @@ def configured(raw: Mapping[str, Any], source: str) -> PretrainedConfig:
             raise ValueError(f"a width of {width} does not split into {heads} heads of even width")
         if config.pad_token_id is not None and config.pad_token_id >= config.vocab_size:
             raise ValueError(f"pad_token_id {config.pad_token_id} is beyond the vocabulary of {config.vocab_size}")
-        for name in ("layer_types", "no_rope_layers"):
-            stated = getattr(config, name, None)
-            if stated is not None and len(stated) != config.num_hidden_layers:
-                raise ValueError(f"{name} names {len(stated)} layers; the model has {config.num_hidden_layers}")
         return config
     except InputError:
         raise

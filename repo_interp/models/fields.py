@@ -78,14 +78,14 @@ class SpecialTokens(_Stated):
 class Fields(SpecialTokens):
     """What config.json says of a decoder, as far as we read it or make memory of it."""
 
-    vocab_size: Size | None = None
-    hidden_size: Size | None = None
-    intermediate_size: Size | None = None
-    num_hidden_layers: Annotated[int, Interval(ge=1, le=1000)] | None = None
-    num_attention_heads: Annotated[int, Interval(ge=1, le=65_536)] | None = None
+    vocab_size: Size = 1
+    hidden_size: Size = 1
+    intermediate_size: Size = 1
+    num_hidden_layers: Annotated[int, Interval(ge=1, le=1000)] = 1
+    num_attention_heads: Annotated[int, Interval(ge=1, le=65_536)] = 1
     num_key_value_heads: Annotated[int, Interval(ge=1, le=65_536)] | None = None
     head_dim: Annotated[int, Interval(ge=2, le=65_536), MultipleOf(2)] | None = None
-    max_position_embeddings: Length | None = None
+    max_position_embeddings: Length = 1
     sliding_window: Length | None = None
     max_window_layers: Annotated[int, Interval(ge=0, le=1000)] | None = None
     hidden_act: Activation | None = None

@@ -105,10 +105,15 @@ def read_toml(file: Path) -> dict[str, Any]:
     try:
         fields = tomllib.loads(file.read_text(encoding="utf-8"))
         fields.pop("made_with", None)
+        for name in TABLES:
+            if not isinstance(fields.get(name, {}), dict):
+                raise InputError(f"{file}: {name} is {fields[name]!r}; wanted a table of options")
         return fields
     except FileNotFoundError:
         raise InputError(f"there is no configuration file {file}") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except InputError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{file} is no TOML file: {error}") from None
 
 

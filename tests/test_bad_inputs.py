@@ -1,0 +1,42 @@
+"""Every bad input of the catalogue is refused: exit code 2, the whole line as it stands there, nothing else said, nothing left behind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+from bad_inputs import Case, cases, said
+
+CASES = cases()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_bad_input_is_refused_in_its_line(case: Case, tmp_path):
+    assert said(case, tmp_path) == case.line
+
+
+def test_every_case_is_an_input_of_its_own():
+    inputs = Counter(
+        repr((case.command, {name: value for name, value in case.given.items() if name != "line"})) for case in CASES
+    )
+    assert len(CASES) >= 300 and not [shown for shown, count in inputs.items() if count > 1]
+
+
+PROCESSES = [case for case in CASES if case.name in ("config-0", "paths-12", "flags-1", "train-6")]
+
+
+@pytest.mark.parametrize("case", PROCESSES, ids=lambda case: case.name)
+def test_a_process_of_its_own_says_the_same(case: Case, tmp_path):
+    said(case, tmp_path)  # writes its files
+    done = subprocess.run([sys.executable, "-m", "repo_interp", *case.command], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"{case.line}\n")
+
+
+def test_a_terminal_that_is_full_or_gone_is_no_traceback(tmp_path):
+    shown = [sys.executable, "-m", "repo_interp", "zoo", "list", "niah"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(shown, stdout=full, stderr=subprocess.PIPE, text=True)
+    line = "repo-interp zoo: the output cannot be read or written (No space left on device)\n"
+    assert (done.returncode, done.stderr) == (2, line)
