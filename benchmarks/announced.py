@@ -50,7 +50,7 @@ def main() -> None:
         return
     console = Console()
     with tempfile.TemporaryDirectory() as folder:
-        checkpoints = {name: name for name in asked.checkpoints}
+        checkpoints = {name: name for name in asked.checkpoints if _is_at_hand(name, console)}
         if ONE_BILLION in checkpoints:
             checkpoints[ONE_BILLION] = folder
             _child("make", folder, asked)
@@ -58,6 +58,19 @@ def main() -> None:
     console.print(
         "Announced to be within 25 % in time and 10 % in memory; inspect at most 1.5 imports; loading at most 1.15 weights."
     )
+
+
+def _is_at_hand(name: str, console: Console) -> bool:
+    """Whether a checkpoint can be loaded; a packaged model that was not fetched is said and left out."""
+    from repo_interp.errors import InputError
+    from repo_interp.models.fetched import fetched_directory
+
+    try:
+        fetched_directory(name)
+    except InputError as error:
+        console.print(f"left out: {error}", highlight=False)
+        return False
+    return True
 
 
 def _measured(checkpoint: str, asked: argparse.Namespace) -> dict[str, Any]:
@@ -182,7 +195,7 @@ def _make(asked: argparse.Namespace) -> dict[str, Any]:
     drawn = 0.02 * torch.randn(
         2**21, generator=torch.Generator().manual_seed(0)
     )  # the same few million again and again: quickly made
-    for _, parameter in model.named_parameters():
+    for parameter in model.parameters():
         count = parameter.numel()
         values = (
             drawn.repeat(-(-count // len(drawn)))[:count].view_as(parameter)

@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-_ALL = "positions,patterns,attention_mass,components,three_axis,fake_distance,rotation,maps,segments"
+_ALL = "positions,patterns,attention_mass,components,three_axis,fake_distance,rotation,maps,segments,position_sources"
 COMMANDS: dict[str, tuple[str, ...]] = {
     "niah_repo": (
-        *("analyze", "niah/repo", "--count", "4", "--measures", _ALL, "--experiments", "perturbation,extrapolation"),
+        *("analyze", "niah/repo", "--count", "4", "--measures", _ALL, "--experiments", "perturbation,extrapolation,saliency"),
         *("--set", "extrapolation.sequences=8", "--set", "perturbation.gammas=0.1", "--set", "perturbation.l_maxes=2,4"),
     ),
     "niah_rope": ("analyze", "niah/rope", "--count", "4", "--measures", _ALL),

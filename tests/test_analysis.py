@@ -257,7 +257,7 @@ def test_prompts_without_generated_tokens_leave_the_mass_out(tmp_path):
         str(tmp_path / "out"),
     ]
     assert main(command) == 0
-    assert set(ri.read_run(tmp_path / "out").children) == {"positions", "patterns"}
+    assert set(ri.read_run(tmp_path / "out").children) == {"positions", "patterns", "attention_rows", "predictions"}
 
 
 def test_a_mass_without_generated_tokens_is_refused(tmp_path, capsys):

@@ -32,7 +32,7 @@ from repo_interp.values import with_field
 
 _ALIKE = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 settings.register_profile("suite", max_examples=40, derandomize=True, database=None, **_ALIKE)
-settings.register_profile("fuzz", max_examples=20_000, **_ALIKE)
+settings.register_profile("fuzz", max_examples=int(os.environ.get("FUZZ_EXAMPLES", 5000)), **_ALIKE)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 
 LONGEST_LINE = 2000

@@ -39,7 +39,7 @@ def main() -> int:
         if part == "table":
             continue
         outcome = PARTS[part](given)
-        keep(part, outcome)
+        keep(part, outcome, given.only)
         broken += not outcome.holds
         for line in (*(f"{row.what}: {row.held} of {row.tried} ({row.note})" for row in outcome.rows), *outcome.details):
             sys.stdout.write(f"{part}: {line}\n")

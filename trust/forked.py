@@ -13,7 +13,9 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,9 +39,11 @@ def preload() -> None:
 
     torch.set_num_threads(1)
     import repo_interp as ri
+    from repo_interp.cli import COMMANDS, _module
     from repo_interp.papers import catalogue
     from repo_interp.plots import catalogue as views
 
+    assert all(_module(name) for name in COMMANDS)
     assert ri.load and ri.analyze and ri.score and ri.compare and ri.zoo and catalogue and views
 
 
@@ -47,7 +51,7 @@ def command(
     words: Sequence[str], directory: Path, kill_at: float | None = None, before: Callable[[], None] = lambda: None
 ) -> Done:
     """Run `repo-interp` with `words` in `directory`. `before` is called in the new process."""
-    errors = directory / ".stderr"
+    errors = os.memfd_create("stderr")  # the disk may be full
     child = os.fork()
     if child == 0:
         _become(words, directory, errors, before)
@@ -57,8 +61,9 @@ def command(
         if used is not None:
             os.kill(child, signal.SIGKILL)
     _, status, usage = os.wait4(child, 0)
-    said = errors.read_text(encoding="utf-8", errors="replace") if errors.exists() else ""
-    errors.unlink(missing_ok=True)
+    with os.fdopen(errors, "rb") as written:
+        written.seek(0)
+        said = written.read().decode(errors="replace")
     lines = [line for line in said.splitlines() if line.strip() and not line.startswith("\x1b")]
     return Done(os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime, "\n".join(lines))
 
@@ -69,24 +74,23 @@ def files(directory: Path, left_out: Callable[[Path], bool] = lambda path: False
     return {str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
-def _become(words: Sequence[str], directory: Path, errors: Path, before: Callable[[], None]) -> None:
+def _become(words: Sequence[str], directory: Path, errors: int, before: Callable[[], None]) -> None:
     code = 70
     try:
         os.chdir(directory)
-        for stream, place in ((1, os.devnull), (2, errors)):
-            os.dup2(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), stream)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        os.dup2(errors, 2)
         sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
         before()
         from repo_interp.cli import main
 
         code = main(list(words))
     except BaseException:
-        import traceback
-
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        with suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
         os._exit(code)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -38,9 +39,14 @@ class Outcome:
         return any(row.tried for row in self.rows) and all(row.held >= self.needed * row.tried for row in self.rows)
 
 
-def keep(part: str, outcome: Outcome) -> None:
-    """Write what came of `part`."""
+def keep(part: str, outcome: Outcome, only: Sequence[str] = ()) -> None:
+    """Write what came of `part`; where it ran `only` for some rows, the others stay as they were."""
     RESULTS.mkdir(exist_ok=True)
+    before = kept(part)
+    if only and before is not None:
+        rows = {row.what: row for row in (*before.rows, *outcome.rows)}
+        details = [line for line in before.details if not line.startswith(tuple(only))]
+        outcome = replace(outcome, rows=tuple(rows.values()), details=(*details, *outcome.details))
     text = json.dumps(asdict(outcome), indent=1, ensure_ascii=False)
     (RESULTS / f"{part}.json").write_text(text + "\n", encoding="utf-8")
 

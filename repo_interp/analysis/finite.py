@@ -76,7 +76,7 @@ def fault_of_outputs(
     hidden: Float[Tensor, "prompt token width"], valid: Bool[Tensor, "prompt token"], numbers: Iterable[int]
 ) -> str | None:
     """Which prompt of a pass ended in hidden states that are not finite; None where none did."""
-    if bool(torch.isfinite(torch.linalg.vector_norm(hidden, dtype=torch.float32))):
+    if bool(torch.isfinite(torch.linalg.vector_norm(hidden, dtype=torch.promote_types(hidden.dtype, torch.float32)))):
         return None
     wrong = (~torch.isfinite(hidden).all(-1) & valid).any(-1).tolist()
     return next(

@@ -72,8 +72,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train, with a bar, and print what came of it."""
+    from safetensors import SafetensorError
+
     from repo_interp.cli.console import Console
     from repo_interp.cli.training_display import print_scores
+    from repo_interp.errors import InputError
 
     console = Console()
     runs = _runs(arguments)
@@ -84,10 +87,17 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.overwrite:
         pending = runs
     if pending:
-        if arguments.seeds is None:
-            done = _train_here(console, *pending[0], arguments)
-        else:
-            done = _train_several(console, pending, arguments)
+        try:
+            if arguments.seeds is None:
+                done = _train_here(console, *pending[0], arguments)
+            else:
+                done = _train_several(console, pending, arguments)
+        except BrokenPipeError:
+            raise
+        except (OSError, SafetensorError) as error:  # the latter is how a full disk is told while weights are written
+            reason = " ".join(str(getattr(error, "strerror", None) or error).split())
+            place = _out(arguments, runs)
+            raise InputError(f"{place} cannot be written ({reason}); make room, then go on by --resume --out {place}") from None
         if not done:
             raise KeyboardInterrupt(
                 f"the state is saved; go on with: repo-interp train --resume --out {_out(arguments, runs)}{_seeds(arguments)}"

@@ -60,11 +60,12 @@ def compare_named(runs: Sequence[tuple[str | None, Run]]) -> xr.DataTree:
     lines = [*_prompt_notes(by_name), *_root_notes(by_name)]
     shapes: list[str] = []
     measures: dict[str, xr.Dataset] = {}
+    single: dict[str, list[str]] = {}
     for measure in dict.fromkeys(name for run in by_name.values() for name in run.children):
         groups = {name: run[measure].to_dataset() for name, run in by_name.items() if measure in run.children}
         missing = [name for name in by_name if name not in groups]
         if len(groups) < 2:
-            lines.append(f"{measure}: only {next(iter(groups))} has it; not compared")
+            single.setdefault(next(iter(groups)), []).append(measure)
             continue
         if missing:
             lines.append(f"{measure}: {', '.join(missing)} {'have' if len(missing) > 1 else 'has'} none")
@@ -73,6 +74,10 @@ def compare_named(runs: Sequence[tuple[str | None, Run]]) -> xr.DataTree:
         if joined.data_vars:
             measures[measure] = joined
             shapes += _shape_notes(groups, joined)
+    lines += [
+        f"{', '.join(alone)}: only {name} has {'it' if len(alone) == 1 else 'them'}; not compared"
+        for name, alone in single.items()
+    ]
     if not measures:
         has = "; ".join(f"{name} has {', '.join(run.children) or 'none'}" for name, run in by_name.items())
         raise InputError(f"these runs have no measure in common ({has}); analyse them with the same --measures")

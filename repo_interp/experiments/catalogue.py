@@ -203,7 +203,7 @@ class Effects(Experiment):
         lengths = tuple(len(prompt.tokens) for prompt in prompts)
 
         def run(batch_size: int, grid: ResumableGrid, progress: Progress | None) -> dict[str, xr.Dataset]:
-            size = _side_by_side(batch_size, max(lengths))
+            size = max(batch_size, PATH_TOKENS // max(lengths))
             options = (kinds, strength, self.top, self.set_size, self.draws)
             return {self.name: effects(model, scoring, prompts, *options, batch_size=size, progress=progress, grid=grid)}
 

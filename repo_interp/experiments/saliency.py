@@ -114,8 +114,8 @@ def _labelled(by_token: Mapping[str, np.ndarray], by_prompt: Mapping[str, np.nda
         },
         {axis: np.arange(size) for axis, size in sizes.items()},
     )
-    values["saliency_size"] = np.abs(values["saliency"]).mean("token")
-    values["integrated_size"] = np.abs(values["integrated_gradients"]).sum("token", min_count=1)
+    values["saliency_size"] = abs(values["saliency"]).mean("token")
+    values["integrated_size"] = abs(values["integrated_gradients"]).sum("token", min_count=1)
     labels = {**_BY_TOKEN, **_BY_HEAD, **{name: (text, "nat") for name, text in _BY_PROMPT.items()}}
     return values.assign({name: described(values[name], *label) for name, label in labels.items()})
 

@@ -253,8 +253,9 @@ def _predictors(beside: xr.Dataset, present: Bool[np.ndarray, "prompt sample"]) 
             inside = sparse.csr_array((number >= 0).astype(float)[:, None])
             parts += [("segment", column, True) for column in (inside, _piecewise(number), _piecewise(place))]
     columns = sparse.csr_array(sparse.hstack([part for _, part, _ in parts], format="csr"))
-    groups = np.concatenate([np.full(part.shape[1], SOURCES.index(source)) for source, part, _ in parts])
-    return Predictors(columns, groups, np.concatenate([np.full(part.shape[1], dense) for _, part, dense in parts]))
+    widths = [part.shape[1] for _, part, _ in parts]  # pyright: ignore[reportOptionalSubscript]
+    groups = np.repeat([SOURCES.index(source) for source, _, _ in parts], widths)
+    return Predictors(columns, groups, np.repeat([dense for _, _, dense in parts], widths))
 
 
 def _categories(ids: Int[np.ndarray, " sample"]) -> sparse.csr_array:

@@ -111,7 +111,7 @@ def _whole(schemes: tuple[str, ...], layout: str) -> None:
 def _start(text: str, layers: int, layout: str) -> int:
     if not re.fullmatch(r"[0-9]{1,9}(/0*[1-9][0-9]{0,8})?", text):
         raise ValueError(f"layout {layout!r:.80}: after @ stands a layer (5) or a share of the layers (1/3), not {text!r:.80}")
-    start = math.floor(Fraction(text) * layers)
+    start = math.floor(Fraction(text) * layers) if "/" in text else int(text)
     if start >= layers:
         raise ValueError(f"layout {layout!r} starts at layer {start}; the model's layers are 0 to {layers - 1}")
     return start

@@ -11,6 +11,7 @@ sequences of a step are functions of its number (`step`), so the number is all t
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pickle
@@ -133,7 +134,7 @@ class Moment:
 
 
 def save_state(file: Path, model: nn.Module, optimizer: torch.optim.Optimizer, moment: Moment) -> None:
-    """Write the state, whole or not at all."""
+    """Write the state, whole or not at all. Raises OSError where the disk refuses, which torch.save does not on its own."""
     state = {
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
@@ -141,8 +142,10 @@ def save_state(file: Path, model: nn.Module, optimizer: torch.optim.Optimizer, m
         "random": torch.get_rng_state(),
         "random_cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
     }
+    content = io.BytesIO()
+    torch.save(state, content)
     with replaced(file) as unfinished:
-        torch.save(state, unfinished)
+        unfinished.write_bytes(content.getbuffer())
 
 
 def load_state(file: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Moment:

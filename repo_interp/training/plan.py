@@ -18,7 +18,7 @@ from repo_interp.errors import InputError
 from repo_interp.training.configuration import TABLES, TrainingConfiguration, replaced
 from repo_interp.training.recipes import recipe
 
-REVERSAL_SEEDS = (0, 1, 2, 3, 4)
+REVERSAL_SEEDS = (0, 1, 2, 3, 4, 5, 6)
 RUNS = Path("runs") / "zoo"
 """Where training runs of the zoo stand, from where the command is given."""
 

@@ -438,12 +438,13 @@ window.reportSections.positions = function (section, data, page) {
     facts.replaceChildren(line, ...expected());
   }
 
+  const share = (value) => (value < 1e-4 ? "< 0.01 %" : number(Number((100 * value).toPrecision(3))) + " %");
+
   // What the model expects after the chosen token, as far as the run holds it.
   function expected() {
     const found = page.predictions(page.chosen());
     if (!found) return [];
     const line = document.createElement("div");
-    const share = (value) => (value < 1e-4 ? "< 0.01 %" : number(Number((100 * value).toPrecision(3))) + " %");
     line.append("Expected next: ");
     found.next.slice(0, 3).forEach((one, rank) => {
       const code = document.createElement("span");
@@ -532,7 +533,7 @@ window.reportSections.positions = function (section, data, page) {
       const said = blocks.map((block) => {
         const last = Math.min(block.last, block.first + 3);
         const words = hasText() ? " “" + Array.from({ length: last - block.first + 1 }, (_, place) => label(block.first + place)).join(state.prompt.joint) + (last < block.last ? "…" : "") + "”" : "";
-        return (block.first === block.last ? block.first : block.first + "–" + block.last) + words + " " + number(Number((100 * block.share).toPrecision(3))) + " %";
+        return (block.first === block.last ? block.first : block.first + "–" + block.last) + words + " " + share(block.share);
       });
       looks.textContent = nameOf(state.chosen) + " looks from " + row.from + " at tokens " + said.join(", ") + (row.size > 1 ? "; estimated from mean logits of blocks of " + row.size + " × " + row.size + " pairs." : ".");
       const most = blocks[0].share;

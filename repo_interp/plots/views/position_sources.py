@@ -20,8 +20,8 @@ from repo_interp.errors import InputError
 from repo_interp.plots.marks.drawing import counted, legend_below, number, scheme_swatches, sparse_ticks
 from repo_interp.plots.marks.heads import HeadMap, head_grid_figure
 from repo_interp.plots.marks.reading import LEARNED_SCHEMES, group, schemes
-from repo_interp.plots.marks.table import Table, cells
-from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_name, style
+from repo_interp.plots.marks.table import Table
+from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
 from repo_interp.plots.view import View
 
 COLOURS = {"token": "#0072B2", "index": "#E69F00", "segment": "#009E73", "previous": "#CC79A7", "rest": "#D9D9D9"}
@@ -98,31 +98,27 @@ def _reads(scheme: str) -> bool:
 
 
 def source_table(run: xr.DataTree) -> Table:
-    """One row per head, or per heads of a layer with the same positions: shares, R^2 of all sources and of the token alone."""
+    """One row per head, of heads of a layer with the same numbers the first: shares and R^2 of the token alone, in whole per cent."""
     dataset = group(run, "position_sources")
     lines = []
     for layer, head in _known_heads(dataset):
         own = dataset.sel(layer=layer, head=head)
-        values = [
-            *own["share"].sel(source=list(COLOURS)).values,
-            own["r_squared"],
-            own["r_squared_error"],
-            own["alone"].sel(source="token"),
-        ]
+        values = [*own["share"].sel(source=list(COLOURS)).values, float(own["alone"].sel(source="token"))]
         says = {1: "yes", 0: "no", -1: "–"}[int(own["follows_from_token"])]
-        lines.append((layer, head, (scheme_name(schemes(dataset)[layer]), *cells(values), says)))
+        lines.append((layer, head, (*(round(100 * value) for value in values), says)))
     rows = []
     for (layer, rest), same in groupby(lines, key=lambda line: (line[0], line[2])):
-        heads = [head for _, head, _ in same]
-        rows.append((layer, str(heads[0]) if len(heads) == 1 else f"{heads[0]}-{heads[-1]}", *rest))
-    columns = ("layer", "head", "scheme", *COLOURS, "R²", "±", "R² token alone", "from the token alone")
+        _, head, _ = next(same)
+        rows.append((layer, head, *rest))
     tokens = counted(int(dataset["counted_tokens"]), "token")
     note = (
-        f"Shares of the variance of positions (CoPE: of gates) within prompts, on held-out prompts, over {tokens} "
-        f"({number(100 * float(dataset['counted_share']))} % of all: tokens that other prompts hold too). They sum to 1 with the rest; a "
-        "negative one misleads on prompts that were not fitted to. ±: standard error over folds. Heads that share positions share a row."
+        f"% of the variance of positions (CoPE: of gates) within prompts, held-out ones, over {tokens} "
+        f"({number(100 * float(dataset['counted_share']))} % of all: those that other prompts hold too). Token to rest sum to 100; a "
+        "negative share misleads on prompts that were not fitted to. Of heads whose numbers are the same the first is named. Last: whether "
+        "positions follow from the token alone."
     )
     left = f" {counted(len(rows) - ROWS, 'row')} left out." if len(rows) > ROWS else ""
+    columns = ("layer", "head", *COLOURS, "token alone", "follows")
     return Table("position_sources", "What positions read", columns, tuple(rows[:ROWS]), note + left)
 
 

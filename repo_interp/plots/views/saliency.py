@@ -164,23 +164,15 @@ def saliency_table(run: xr.DataTree) -> Table:
     rows = []
     for layer, head in heads_by_saliency(run)[:ROWS]:
         own = {"layer": layer, "head": head}
-        largest = int(np.abs(dataset[value].sel(prompt=first, **own).values[: tokens.count]).argmax())
+        largest = int(np.abs(dataset[value].sel(own | {"prompt": first}).values[: tokens.count]).argmax())
         numbers = cells([sizes["saliency"].sel(own), sizes["integrated_gradients"].sel(own), net.sel(own)])
-        rows.append(
-            (layer, head, scheme_name(schemes(dataset)[layer]), *numbers, f"{largest}: {token_label(tokens.text(largest))}")
-        )
-    columns = (
-        "layer",
-        "head",
-        "scheme",
-        "|saliency| (nat/position)",
-        "Σ|integrated| (nat)",
-        "Σ integrated (nat)",
-        "largest token",
-    )
+        scheme = scheme_name(schemes(dataset)[layer])
+        rows.append((head, layer, scheme, *numbers, f"{largest}: {token_label(tokens.text(largest))}"))
+    columns = ("head", "layer", "scheme", "saliency", "integrated", "net", "largest token")
     left = dataset.sizes["layer"] * dataset.sizes["head"] - len(rows)
     note = (
-        f"Means over {counted(dataset.sizes['prompt'], 'prompt')}; the token is that of prompt {first} with the largest value. "
+        f"Means over {counted(dataset.sizes['prompt'], 'prompt')}. Saliency: mean size over tokens, nats per position; integrated: sum of "
+        f"the sizes of integrated gradients, net: their sum, nats. Largest token: of prompt {first}. "
         + (f"{counted(left, 'head')} with less, or without positions, left out." if left else "")
     )
     return Table("saliency", "Heads by what the answer owes to their positions", columns, tuple(rows), note.strip())
@@ -194,10 +186,10 @@ def completeness_table(run: xr.DataTree) -> Table:
         own = dataset.sel(prompt=prompt)
         start, end = float(own["baseline_log_probability"]), float(own["log_probability"])
         rows.append((int(prompt), *cells([end, start, end - start, float(own["completeness_error"])])))
-    columns = ("prompt", "log p", "log p at the baseline", "difference", "completeness error")
+    columns = ("prompt", "log p", "at the baseline", "difference", "error")
     note = (
-        f"Nats. Baseline: {dataset.attrs.get('baseline')} positions; {dataset.attrs.get('steps')} steps. The error is what the sum of all "
-        "integrated gradients misses of the difference: where it is not small beside it, more steps are needed."
+        f"Nats. Baseline: {dataset.attrs.get('baseline')} positions; {dataset.attrs.get('steps')} steps. Error: what the sum of all "
+        "integrated gradients misses of the difference; where it is not small beside it, more steps are needed."
     )
     return Table("completeness", "What all positions add to the answer", columns, tuple(rows), note)
 
