@@ -27,7 +27,8 @@ def replaced(path: str | os.PathLike[str]) -> Iterator[Path]:
     """
     path = Path(path)
     unfinished, previous = (path.with_name(f".{path.name}.{os.getpid()}.{state}") for state in ("unfinished", "previous"))
-    remove(unfinished)
+    for left_behind in (unfinished, *_of_killed_processes(path)):
+        remove(left_behind)
     try:
         yield unfinished
         if not unfinished.exists():
@@ -68,6 +69,26 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def _of_killed_processes(path: Path) -> Iterator[Path]:
+    """What processes that were killed have left unfinished beside `path`."""
+    if not path.parent.is_dir():
+        return
+    for other in sorted(path.parent.iterdir()):
+        process = other.name.removeprefix(f".{path.name}.").removesuffix(".unfinished")
+        if process.isdecimal() and other.name == f".{path.name}.{process}.unfinished" and not _is_running(int(process)):
+            yield other
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
 
 
 def _flush(file: Path) -> None:

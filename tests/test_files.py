@@ -157,3 +157,14 @@ def test_a_file_never_replaces_a_directory(tmp_path):
         write_text(tmp_path / "kept", "instead")
     assert (tmp_path / "kept" / "file").read_text() == "here"
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+def test_what_a_killed_process_left_unfinished_goes_with_the_next_one(tmp_path):
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    mine, dead, alive = (tmp_path / f".value.txt.{number}.unfinished" for number in (os.getpid(), child.pid, os.getppid()))
+    for left in (dead, alive):
+        left.write_text("half")
+    write_text(tmp_path / "value.txt", "whole")
+    assert (tmp_path / "value.txt").read_text() == "whole" and alive.exists()
+    assert not dead.exists() and not mine.exists()

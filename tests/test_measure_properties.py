@@ -25,7 +25,8 @@ from repo_interp.inputs import AttentionInputs, select_heads, select_prompts
 from repo_interp.measures.catalogue import measure_named, measure_names
 from repo_interp.measures.statistics import as_measure, merge
 
-MEASURES = measure_names()
+MEASURES = tuple(name for name in measure_names() if not as_measure(measure_named(name)).reads_predictions)
+"""Of what layers compute; what reads the outputs of the pass alone has no positions and no heads."""
 DOCS = Path(__file__).parents[1] / "docs" / "measures.md"
 TOKENS, LENGTHS, TRAINED_ON = 36, (36, 29, 33), 24
 """Three prompts, two of them padded on the right, of a model that was trained on shorter ones."""
@@ -45,8 +46,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
 SCALED_OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "patterns": ({"epsilon": 0.2}, {"epsilon": 0.2 * SCALE}),  # is in positions
     "three_axis": ({"position_width": 1.0}, {"position_width": SCALE}),  # is in positions
-    "components": ({"training_length": TRAINED_ON}, {"training_length": SCALE * TRAINED_ON}),  # stands for the positions of RoPE
-    "rotation": ({"training_length": TRAINED_ON}, {"training_length": SCALE * TRAINED_ON}),
+    "components": (
+        {"training_length": TRAINED_ON},
+        {"training_length": int(SCALE) * TRAINED_ON},
+    ),  # stands for the positions of RoPE
+    "rotation": ({"training_length": TRAINED_ON}, {"training_length": int(SCALE) * TRAINED_ON}),
     "fake_distance": ({"distances": "positions"}, {"distances": "positions"}),  # in tokens they have no scale that could change
 }
 """Parameters that are in positions, before and after positions are scaled."""
@@ -79,6 +83,13 @@ DIFFERS: dict[str, dict[str, dict[str, tuple[Expected, str]]]] = {
     },
     "duplication": {
         "components": {"distance_pairs": (lambda pairs: 2 * pairs, "it is a count")},
+        "position_sources": {
+            "counted_tokens": (lambda tokens: 2 * tokens, "it is a count"),
+            **dict.fromkeys(
+                ("share", "alone", "unique", "r_squared", "r_squared_error", "follows_from_token"),
+                (None, "a ridge shrinks an effect less, the more tokens it was fitted to"),
+            ),
+        },
         **{name: dict.fromkeys(variables, (None, DRAWN)) for name, variables in BY_NUMBER.items()},
     },
     "relabelling": {name: dict.fromkeys(variables, (None, DRAWN)) for name, variables in BY_NUMBER.items()},
@@ -100,7 +111,8 @@ def layers(dtype: torch.dtype = torch.float64) -> list[AttentionInputs]:
     steps = random_inputs(layer=1, seed=1, window=11, **shape)
     learned = replace(steps, positions=(0.02 * steps.positions).cumsum(-1))  # 0.2 a step: constant, mono and hybrid chunks
     made = [replace(rope, positions=index), learned, replace(cope_inputs(seed=2, **shape), layer=2)]
-    return [cast(inputs, dtype) for inputs in made]
+    ids = torch.randint(0, 9, (len(LENGTHS), TOKENS), generator=torch.Generator().manual_seed(3))
+    return [cast(replace(inputs, tokens=ids), dtype) for inputs in made]
 
 
 def cast(inputs: AttentionInputs, dtype: torch.dtype) -> AttentionInputs:
@@ -278,6 +290,7 @@ def trimmed(inputs: AttentionInputs, width: int) -> AttentionInputs:
         keys=inputs.keys[:, :, :width],
         positions=None if inputs.positions is None else inputs.positions[..., :width],
         valid=inputs.valid[:, :width],
+        tokens=inputs.tokens[:, :width],
         gate_features=None if inputs.gate_features is None else inputs.gate_features[:, :, :width],
         position_logits=None if logits is None else lambda rows: logits(rows)[..., :width],
     )
@@ -297,13 +310,14 @@ def padded(inputs: AttentionInputs, left: int, right: int) -> AttentionInputs:
         keys=pad(inputs.keys, (0, 0, left, right), value=nan),
         positions=None if inputs.positions is None else pad(inputs.positions, (left, right), value=nan),
         valid=pad(inputs.valid, (left, right)),
+        tokens=pad(inputs.tokens, (left, right)),
         gate_features=None if inputs.gate_features is None else pad(inputs.gate_features, (0, 0, left, right), value=nan),
         position_logits=None if logits is None else wide_logits,
     )
 
 
 OF_TOKENS = ("token", "query", "key", "query_block", "key_block")
-OF_LENGTHS = ("distance", "chunk", "distance_block")
+OF_LENGTHS = ("distance", "chunk", "distance_block", "rank")
 
 
 @pytest.mark.parametrize(("left", "right"), [(5, 0), (3, 4)], ids=["left", "both sides"])

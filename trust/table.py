@@ -23,7 +23,7 @@ MEANING = {
     "disk": "2 MB, nearly full: one line, and what stood there stands",
     "mutants": "mutants of positions/ and measures/ that the tests notice; at least 85 %",
     "coverage": "lines and branches of positions/ and measures/ that these tests reach",
-    "versions": "the authors' checkpoints and Hugging Face's logits, with other versions of the libraries",
+    "versions": "the authors' checkpoints and Hugging Face's logits, with other versions of the libraries; of PyTorch the one build for processors that the index has",
 }
 """Every part, in the order of the table."""
 

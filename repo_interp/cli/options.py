@@ -69,7 +69,7 @@ def setting(text: str) -> tuple[str, str]:
     """NAME=VALUE or OWNER.NAME=VALUE: what stands on both sides, as text; what the option is for knows the value's type."""
     name, equals, value = text.partition("=")
     if not (name.strip(".") == name and name and equals and value):
-        raise argparse.ArgumentTypeError(f"wanted {SETTING}, such as longest=20 or patterns.epsilon=0.5, not {text!r}")
+        raise argparse.ArgumentTypeError(f"wanted {SETTING}, such as longest=20 or patterns.epsilon=0.5, not {text[:80]!r}")
     return name, value
 
 
