@@ -127,7 +127,10 @@ REFUSED = {
         ["--experiments", "extrapolation"],
         "needs at least 4 prompts longer than the training length, 256 tokens; 0",
     ),
-    "too few": (["--experiments", "extrapolation", "--set", "extrapolation.sequences=2"], "extrapolation.sequences=2: wanted a whole number from 4"),
+    "too few": (
+        ["--experiments", "extrapolation", "--set", "extrapolation.sequences=2"],
+        "extrapolation.sequences=2: wanted a whole number from 4",
+    ),
     "unknown method": (
         ["--experiments", "extrapolation", "--set", "extrapolation.methods=ntk"],
         "extrapolation.methods=ntk: wanted some of plain",
