@@ -313,6 +313,9 @@ def pictures() -> Iterator[tuple[str, Any]]:
     hanging = ri.analyze(ri.zoo("reversal/repo"), task.prompts(4), (), experiments=(Saliency(),), task=task)
     yield "saliency", ri.plots.saliency_text(hanging, *ri.plots.heads_by_saliency(hanging)[0], value="integrated_gradients")
 
+    heads = ri.analyze(ri.zoo("reversal/repo"), task.prompts(8), ("attention_mass", "three_axis"), experiments=("atlas",))
+    yield "atlas", ri.plots.atlas_overview(heads)
+
     niah = task_of("niah/repo").prompts(20)
     producing: Any = ("positions", "patterns", AttentionMass(rows="producing"))
     repo = ri.analyze(ri.zoo("niah/repo"), niah, producing)

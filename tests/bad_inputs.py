@@ -7,7 +7,8 @@ A file is a kind of input. Its `command` is what is typed, unless a case has its
                                       { directory = true }
     prompt = '{"tokens": [1]}'        the last line of prompts.jsonl
     set = "patterns.epsilon=nan"      put behind the command, as `flags` are: whatever is typed beside it
-    line = "..."                      what is said, whole, but for the memory of the machine, N
+    line = "..."                      what is said, whole; N is the memory of the machine, and <measures>
+                                      and <experiments> are the names there are
 
 `python -m tests.bad_inputs` writes how many of each kind are refused as they should be, as JSON.
 """
@@ -49,7 +50,11 @@ class Case:
     @property
     def line(self) -> str:
         """What is to be said."""
-        return self.given.get("line", "")
+        from repo_interp.experiments.catalogue import experiment_names
+        from repo_interp.measures.catalogue import measure_names
+
+        line = self.given.get("line", "").replace("<measures>", ", ".join(measure_names()))
+        return line.replace("<experiments>", ", ".join(experiment_names()))
 
 
 def cases() -> list[Case]:

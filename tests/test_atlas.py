@@ -21,7 +21,7 @@ from repo_interp.comparison.page import draw_comparison
 from repo_interp.comparison.variable_tables import comparison_tables
 from repo_interp.errors import InputError
 from repo_interp.experiments.catalogue import Atlas, planned
-from repo_interp.experiments.head_names import RULES, Rule, name_heads
+from repo_interp.experiments.head_names import RULES, Rule, name_heads, null_of
 from repo_interp.models.load import fresh_twin
 from repo_interp.models.reposition import attentions
 from repo_interp.plots.views.atlas import VIEW, clustered, embed, standardised
@@ -72,7 +72,7 @@ def test_heads_built_by_hand_get_their_names_and_no_others(by_hand):
 def test_a_model_with_random_weights_gets_no_name():
     for name, task in (("reversal/repo", TASK), ("niah/repo", make_task("niah"))):
         twin = ri.bridge(fresh_twin(ri.zoo(name), seed=1000))
-        run = ri.analyze(twin, task.prompts(2), (), experiments=[Atlas(twins=10, sequences=2)])
+        run = ri.analyze(twin, task.prompts(1), (), experiments=[Atlas(twins=10, sequences=1)])
         assert not any(of for row in names(run) for of in row)
         assert np.isfinite(run["atlas"]["null"]).any("label").all() and (run["atlas"]["threshold"] > 0)[5:].all()
 
@@ -87,6 +87,7 @@ def test_a_name_needs_its_score_beyond_twins_and_large_and_the_others_within_lim
     assert not learned.holds(scores, ["rope"], np.nan).any() and np.isnan(learned.largest(scores, ["rope"]))
     assert not Rule("c", "missing", 0.0).holds(scores, ["rope"], np.nan).any()
     assert list(name_heads(scores, ["rope"], {"a": 0.5, "b": 0.0}, (rule, learned))) == ["a", "b"]
+    assert null_of(np.array([0.1, 0.4, np.nan, 0.2]), 0.95) == pytest.approx(0.5) and np.isnan(null_of(np.array([np.nan]), 0.95))
     assert rule.words == "one above 0.2, other from 0.5 to 1"
 
 
@@ -288,6 +289,7 @@ def test_the_page_has_every_head_once_and_the_rules(run, tmp_path):
     assert left_out == () and len(data["heads"]) == 16 == len(data["schemes"])
     by_name = {column["name"]: column for column in data["columns"]}
     assert by_name["name"]["text"] and len(by_name["mass[words]"]["values"]) == 16
+    assert np.isfinite(run["atlas"]["threshold"]).all()
     (table,) = VIEW.tables(run)
     assert [row[0] for row in table.rows] == [rule.name for rule in RULES]
     mirror = next(row for row in table.rows if row[0] == "mirror")

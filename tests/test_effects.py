@@ -237,11 +237,11 @@ def test_what_is_asked_by_default_changes_something():
 
 
 REFUSED = {
-    "kinds of effects are linearised": {"kinds": ("melted",)},
+    "effects.kinds is": {"kinds": ("melted",)},
     "no other prompt has as many tokens as prompt 1": {"kinds": ("transplanted",), "prompts": [PROMPTS[0], PROMPTS[3]]},
     "prompt 0 has no span 'needle'": {"kinds": ("shifted",), "span": "needle"},
-    "a step above 0, not 0": {"kinds": ("rounded",), "step": 0.0},
-    "draws at least 1": {"draws": 0},
+    "effects.step is 0": {"kinds": ("rounded",), "step": 0.0},
+    "effects.draws is 0": {"draws": 0},
     "nothing to predict for reversal": {"prompts": [Prompt(tokens=(3, 4, 5))]},
     "no layer of this model (nope) rotates by positions": {"scheme": "nope"},
 }

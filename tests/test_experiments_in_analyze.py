@@ -127,10 +127,13 @@ REFUSED = {
         ["--experiments", "extrapolation"],
         "needs at least 4 prompts longer than the training length, 256 tokens; 0",
     ),
-    "too few": (["--experiments", "extrapolation", "--set", "extrapolation.sequences=2"], "at least 4 sequences, not 2"),
+    "too few": (
+        ["--experiments", "extrapolation", "--set", "extrapolation.sequences=2"],
+        "extrapolation.sequences=2: wanted a whole number from 4",
+    ),
     "unknown method": (
         ["--experiments", "extrapolation", "--set", "extrapolation.methods=ntk"],
-        "methods of extrapolation are plain",
+        "extrapolation.methods=ntk: wanted some of plain",
     ),
 }
 

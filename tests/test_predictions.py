@@ -49,7 +49,7 @@ def test_long_prompts_keep_the_tokens_of_their_spans_first(bridge):
     group = ri.analyze(bridge, prompts(), [NextTokens(rows=6, candidates=100)])["predictions"].to_dataset()
     assert {4, 5, 15} <= set(group["token"].values.tolist()) and group.sizes == {"token": 6, "rank": 64}
     assert group["probability"].sum("rank").values == pytest.approx(1)
-    with pytest.raises(InputError, match="at least 1, not 6 and 0"):
+    with pytest.raises(InputError, match="candidates is 0; wanted a whole number from 1"):
         NextTokens(rows=6, candidates=0)
 
 

@@ -2,7 +2,7 @@
 
     scores [layer, head]                     `head_scores`
     null [label, twin]                       the largest score of any head of a twin that the name's rule is about
-    threshold [label]                        max(at_least, the `quantile` of its nulls)
+    threshold [label]                        max(at_least, 1.25 times the `quantile` of its nulls)
     named [label, layer, head], name         which heads have the name; all names of a head as text            `head_names`
 
 Random tokens are drawn once and given to the model and to every twin, whose weights are those of the seeds seed, seed + 1, ... Knows
@@ -18,7 +18,7 @@ import numpy as np
 import xarray as xr
 from transformers import PretrainedConfig, PreTrainedModel
 
-from repo_interp.experiments.head_names import RULES, joined, name_heads
+from repo_interp.experiments.head_names import RULES, joined, name_heads, null_of
 from repo_interp.experiments.head_scores import SCORES, head_scores, repeated_tokens
 from repo_interp.experiments.resumable_grid import ResumableGrid
 from repo_interp.models.load import fresh_twin
@@ -73,7 +73,7 @@ def atlas(
 ) -> xr.Dataset:
     """The group `atlas` of a run: every score over [layer, head] as `head_scores.SCORES` describes it, `name`, and
 
-    `named [label, layer, head]`, `null [label, twin]`, `threshold [label]`; names without a score in this run have no threshold (NaN).
+    `named [label, layer, head]`, `null [label, twin]`, `threshold [label]`, NaN for names whose rule no head of this run can meet.
     `progress` is called with models measured and in all; `grid` keeps each of them for when it is called again.
     """
     grid = ResumableGrid() if grid is None else grid
@@ -99,14 +99,11 @@ def atlas(
         nulls[:, twin] = [largest[rule.name] for rule in RULES]
     if progress is not None:
         progress(asked.twins + 1, asked.twins + 1)
-    limits = {
-        rule.name: float(np.quantile(of_rule[np.isfinite(of_rule)], asked.quantile, method="higher"))
-        if np.isfinite(of_rule).any()
-        else np.nan
-        for rule, of_rule in zip(RULES, nulls, strict=True)
-    }
+    limits = {rule.name: null_of(of_rule, asked.quantile) for rule, of_rule in zip(RULES, nulls, strict=True)}
     named = name_heads(scores, schemes, limits)
-    thresholds = [np.fmax(rule.at_least, limits[rule.name]) if rule.score in scores else np.nan for rule in RULES]
+    thresholds = [
+        np.fmax(rule.at_least, limits[rule.name]) if np.isfinite(rule.largest(scores, schemes)) else np.nan for rule in RULES
+    ]
     variables = {
         name: (("layer", "head"), values, {"long_name": SCORES[name][0], "units": SCORES[name][1]})
         for name, values in scores.items()

@@ -223,7 +223,7 @@ def atlas_table(run: xr.DataTree) -> Table:
     note = (
         f"{unnamed} of {len(layers) * len(heads)} heads have no name. {atlas.attrs.get('twins', 0)} twins with random weights, "
         f"{atlas.attrs.get('prompts', 0)} prompts, {atlas.attrs.get('sequences', 0)} sequences of {atlas.attrs.get('repeated_tokens', 0)} "
-        "random tokens, repeated. A dash: these prompts have nothing to measure it by."
+        "random tokens, repeated. A dash: this run has nothing to measure it by."
     )
     columns = ("name", "heads", "which", "threshold", "largest of twins", "rule")
     return Table("atlas", "Heads by name", columns, tuple(rows), note)
