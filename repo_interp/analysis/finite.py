@@ -63,7 +63,7 @@ def fault_in(statistics: Statistics, measure: Measure, inputs: AttentionInputs) 
     padded = not bool(inputs.valid.all())
     for part in fields(statistics):
         for name, values in getattr(statistics, part.name).data_vars.items():
-            if values.dtype.kind != "f" or np.isfinite(values.values.sum()):
+            if values.dtype.kind != "f" or name in measure.may_be_infinite or np.isfinite(values.values.sum()):
                 continue
             allowed = without or (part.name != "sums" and (padded or name in measure.may_be_nan))
             wrong = np.isinf(values.values) if allowed else ~np.isfinite(values.values)

@@ -25,7 +25,7 @@ from pathlib import Path
 import xarray as xr
 
 from repo_interp.analysis.atlas import FILES, GROUP, write_atlas
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, Taken
 from repo_interp.files import remove, replaced
 from repo_interp.run import write_run
 
@@ -69,10 +69,6 @@ class Published:
     @property
     def _pictures(self) -> list[Path]:
         return [file for file in self.files if file.parent.name == _FIGURES]
-
-
-class Taken(InputError):
-    """The directory belongs to other results, to other files or to another process."""
 
 
 class Results:

@@ -92,6 +92,11 @@ class Gates(Measure):
         return {**super().parameters, "kinds": ",".join(self.kinds)}
 
     @property
+    def may_be_infinite(self) -> tuple[str, ...]:
+        """The largest position, where a scheme (CoPE-ALiBi) has none."""
+        return ("largest_position",)
+
+    @property
     def may_be_nan(self) -> tuple[str, ...]:
         """What not every prompt, layer and head has, or what is a share or a correlation of nothing."""
         return (

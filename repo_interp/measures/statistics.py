@@ -93,6 +93,11 @@ class Measure(ABC):
         """
         return ()
 
+    @property
+    def may_be_infinite(self) -> tuple[str, ...]:
+        """Statistics in which infinity is a value like any other, such as a bound that a scheme does not set."""
+        return ()
+
     def for_training_length(self, tokens: int) -> Measure:
         """The measure for a checkpoint that was trained on prompts of `tokens` tokens; itself where that changes nothing."""
         return self
