@@ -114,7 +114,7 @@ def test_the_measure_keeps_the_first_prompt_whatever_the_batches():
     query = last_queries(both, 1)[0][0, :, 0]
     dense = dense_means(dense_fake(query, both.keys[0], both.frequencies, torch.zeros(4, 24))[None], 4)[0]
     np.testing.assert_allclose(together["fake_map"].values[0], dense, rtol=1e-5, atol=1e-5)
-    with pytest.raises(InputError, match="at least one block"):
+    with pytest.raises(InputError, match=r"maps\.side is 0; wanted a whole number from 1"):
         Maps(side=0)
 
 

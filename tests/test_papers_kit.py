@@ -231,12 +231,11 @@ def test_a_claim_without_evidence_says_why():
     first, rest = run(experiment, [], None, Cache(), told.append)
     assert told == ["shares"]
     assert [drawing.name for drawing in first.drawings] == ["shares"]
-    assert not first.verdicts
-    assert [(verdict.claim.label, verdict.verdict) for verdict in rest.verdicts] == [("X1", HOLDS), ("X1 (part)", UNMEASURED)]
-    assert rest.verdicts[1].note == "needs more"
+    assert [(verdict.claim.label, verdict.verdict) for verdict in first.verdicts] == [("X1", HOLDS)]
+    assert [(verdict.claim.label, verdict.note) for verdict in rest.verdicts] == [("X1 (part)", "needs more")]
     needs = dataclasses.replace(experiment.needs, otherwise_of={"X1 (part)": "needs another"})
     _, rest = run(dataclasses.replace(experiment, needs=needs), [], None, Cache(), told.append)
-    assert [verdict.note for verdict in rest.verdicts] == ["", "needs another"]
+    assert [verdict.note for verdict in rest.verdicts] == ["needs another"]
 
 
 # ---- the page over all papers ---------------------------------------------------------------------------------------

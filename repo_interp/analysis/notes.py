@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from repo_interp.errors import InputError
-from repo_interp.measures.statistics import Measure
+from repo_interp.measures.statistics import Measure, as_measure
 from repo_interp.models.provenance import length_trained, loaded_from
 from repo_interp.models.reposition import attentions, layout
 from repo_interp.positions.layouts import LEARNED, SCHEMES, format_layout
@@ -41,7 +41,7 @@ def notes_on(bridge: nn.Module, prompts: Sequence[Prompt] = (), measures: Sequen
         which = "the prompt is" if len(lengths) == 1 else f"{longer} of {len(lengths)} prompts are"
         notes.append(f"{which} longer (up to {max(lengths)} tokens) than the training length, {trained} tokens")
     for measure in measures:
-        wanted = measure.schemes
+        wanted = as_measure(measure).schemes
         if wanted and set(schemes) <= set(SCHEMES) and not set(schemes) & set(wanted):
             notes.append(
                 f"{measure.name} says nothing here: it is about {', '.join(wanted)}, and the layout is {format_layout(schemes)}"

@@ -21,9 +21,7 @@ def print_results(console: Console, results: Results, published: Published) -> i
         highlight=False,
     )
     if published.tables:
-        console.print(
-            f"{', '.join(escape(str(file)) for file in published.tables)}  the atlas of heads as a table", highlight=False
-        )
+        console.print(f"{', '.join(plain(file) for file in published.tables)}  the atlas of heads as a table", highlight=False)
     for note in published.notes:
         console.print(note, style="yellow", highlight=False, markup=False)
     for failure in published.failures:

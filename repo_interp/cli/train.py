@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from repo_interp.cli.options import add_settings, count, number_list, of_owner, setting, typed
 
 if TYPE_CHECKING:
-    from repo_interp.cli.console import Console, plain
+    from repo_interp.cli.console import Console
     from repo_interp.training.configuration import TrainingConfiguration
     from repo_interp.training.folder import TrainingFolder
 
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Train, with a bar, and print what came of it."""
     from safetensors import SafetensorError
 
-    from repo_interp.cli.console import Console
+    from repo_interp.cli.console import Console, plain
     from repo_interp.cli.training_display import print_scores
     from repo_interp.errors import InputError
 

@@ -50,7 +50,7 @@ class Sampling:
     """Sequences of each length, in all replicates together."""
     repeats: Count = 4
     """Independent replicates."""
-    controls: Count = 2
+    controls: CountOrNone = 2
     """Twins with random weights."""
     step_sequences: Count = 32
     """Sequences at each saved step of training, in all replicates together."""

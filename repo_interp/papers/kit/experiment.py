@@ -96,7 +96,7 @@ class Paper:
 
 @dataclass(frozen=True)
 class Result:
-    """What came of one experiment: the drawings of one group of checkpoints, or the verdicts on all of them."""
+    """What came of one experiment on one group of checkpoints."""
 
     experiment: Experiment
     drawings: tuple[Drawing, ...]
@@ -106,29 +106,30 @@ class Result:
 def run(
     experiment: Experiment, subjects: Sequence[Subject], options: Any, cache: Cache, progress: Callable[[str], None]
 ) -> Iterator[Result]:
-    """The drawings of `experiment` on every group of `subjects` that it is about, one after the other, and at the end its verdicts.
+    """The result of `experiment` on every group of `subjects` that it is about, once all are measured: rows of a claim are judged together.
 
-    Rows of one claim are judged together. Verdicts are "not measurable here" on the claims of which nothing was said. `progress` is told
-    what is being done.
+    At the end come verdicts "not measurable here" on the claims of which nothing was said. `progress` is told what is being done.
     """
-    evidence: list[Evidence] = []
+    drawings: list[tuple[Drawing, ...]] = []
+    evidence: list[list[Evidence]] = []
     for group in experiment.needs.groups(subjects):
         progress(f"{experiment.name}: {', '.join(subject.name for subject in group)}" if group else experiment.name)
         data = experiment.measure(group, options, cache)
         if data is None:
             continue
         reasons = {subject.name: experiment.needs.why_not(subject, options, cache) for subject in group}
-        for each in experiment.judge(data):
-            reason = each.unmeasurable or reasons.get(each.checkpoint, "")
-            evidence.append(replace(each, unmeasurable=reason))
-        yield Result(experiment, tuple(experiment.draw(data)), ())
-    judged, needs = {each.claim for each in evidence}, experiment.needs
-    missing = [
-        unmeasured(claim, needs.otherwise_of.get(claim.label, needs.otherwise), needs.checkpoint)
-        for claim in experiment.claims
-        if claim not in judged
-    ]
-    yield Result(experiment, (), (*judge_together(evidence), *missing))
+        evidence.append(
+            [replace(each, unmeasurable=each.unmeasurable or reasons.get(each.checkpoint, "")) for each in experiment.judge(data)]
+        )
+        drawings.append(tuple(experiment.draw(data)))
+    verdicts = iter(judge_together([each for of_group in evidence for each in of_group]))
+    for of_group, drawn in zip(evidence, drawings, strict=True):
+        yield Result(experiment, drawn, tuple(next(verdicts) for _ in of_group))
+    judged, needs = {each.claim for of_group in evidence for each in of_group}, experiment.needs
+    missing = [claim for claim in experiment.claims if claim not in judged]
+    if missing:
+        reasons = {claim: needs.otherwise_of.get(claim.label, needs.otherwise) for claim in missing}
+        yield Result(experiment, (), tuple(unmeasured(claim, reason, needs.checkpoint) for claim, reason in reasons.items()))
 
 
 def each(fits: Callable[[Subject], bool]) -> Callable[[Sequence[Subject]], Sequence[Sequence[Subject]]]:

@@ -18,6 +18,7 @@ import xarray as xr
 from jaxtyping import Float, Int
 
 from repo_interp.analysis.analyze import analyze
+from repo_interp.errors import InputError
 from repo_interp.measures.labels import described
 from repo_interp.models.load import load
 from repo_interp.papers.kit.cache import Cache
@@ -35,7 +36,10 @@ def why_not(subject: Subject, options: Any, cache: Cache) -> str:
     """Why nothing can be said about learned positions of `subject`; empty where something can, and where it learns none."""
     if not subject.learned:
         return ""
-    data = subject.measured(cache, _measure, options, positions_of=PROMPTS)
+    try:
+        data = subject.measured(cache, _measure, options, positions_of=PROMPTS)
+    except InputError:  # there are no prompts as long as those of training, so nothing speaks against it
+        return ""
     spans, shares = data["range"], data["from_token"]
     valid = (spans >= SMALLEST_RANGE) & (shares < FOLLOWS_FROM_TOKEN)
     if bool(valid.any()):

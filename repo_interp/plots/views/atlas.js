@@ -88,7 +88,7 @@ window.reportSections.atlas = function (section, data, page) {
     find("said").textContent = kept.length + " of " + rows.length + " heads";
   }
 
-  document.addEventListener("head-chosen", (event) => {
+  page.events.addEventListener("head-chosen", (event) => {
     if (chosen !== null) rows[chosen].removeAttribute("aria-current");
     const row = data.heads.findIndex(([layer, head]) => layer === event.detail.layer && head === event.detail.head);
     chosen = row < 0 ? null : row;
