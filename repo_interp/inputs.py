@@ -129,9 +129,8 @@ class AttentionInputs:
             name: f"{name} of layer {self.layer}{place} are NaN or infinite" for name, place in found.items() if place is not None
         }
         if not found and not bool(largest < _LARGEST):
-            faults = dict.fromkeys(
-                ("queries", "keys"), f"queries and keys of layer {self.layer} are too large for logits to be numbers"
-            )
+            too_large = f"queries and keys of layer {self.layer} are too large for logits to be numbers"
+            faults = {"queries": too_large, "keys": too_large}
         return faults
 
     def _first_fault(self, tensor: Tensor) -> str | None:

@@ -31,6 +31,7 @@ MEANING = {
 def write(parts: Sequence[str]) -> None:
     """Write the page from what is kept of `parts`."""
     lines, notes = [], []
+    versions = ""
     for part in parts:
         outcome = kept(part)
         if outcome is None:

@@ -97,9 +97,9 @@ def wilson(share: float, count: int, errors: float = 1.0) -> tuple[float, float]
 
 def share_difference(first: float, second: float, counts: tuple[int, int]) -> ShareDifference:
     """`first` minus `second`, shares of so many prompts."""
-    halves = [(high - low) / 2 for low, high in map(wilson, (first, second), counts)]
+    one, other = ((high - low) / 2 for low, high in map(wilson, (first, second), counts))
     over = f"{counts[0]} and {counts[1]} prompts"
-    return ShareDifference(first - second, float(np.hypot(*halves)), over, np.inf, (first, second), counts)
+    return ShareDifference(first - second, float(np.hypot(one, other)), over, np.inf, (first, second), counts)
 
 
 def difference(

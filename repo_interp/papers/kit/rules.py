@@ -34,7 +34,7 @@ class Observed(NamedTuple):
     """A number beside the same number where nothing was learned."""
 
     value: float
-    null: Sequence[float]
+    null: Sequence[float] | np.ndarray
     """Of twins with random weights, or of shuffles."""
 
 

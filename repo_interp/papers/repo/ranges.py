@@ -173,7 +173,7 @@ def judge(data: xr.Dataset) -> Iterator[Evidence]:
     )
     yield evidence
     twins = data["random_range"].transpose("weights", "judged", "prompt", "unit").values
-    spreads = [spreading(*both, short, long) for both in twins]
+    spreads = [spreading(at_short, at_long, short, long) for at_short, at_long in twins]
     growth = Observed(spread.growth.margin, [each.growth.margin for each in spreads])
     variation = Observed(spread.variation, [each.variation for each in spreads])
     values = {**evidence.values, **dict(zip(BESIDE_TWINS, (growth, variation), strict=True))}
