@@ -152,7 +152,10 @@ def number_rows(verdicts: Sequence[Mapping[str, str]], papers: Sequence[Paper]) 
 
 def _verdicts(directory: Path, papers: Sequence[Paper]) -> list[dict[str, str]]:
     files = {paper.name: directory / paper.name / VERDICTS for paper in papers}
-    return [{**row, "paper_name": name} for name, file in files.items() if file.is_file() for row in read_rows(file)]
+    written_before = dict.fromkeys(NUMBER_COLUMNS, "")  # by a version that lacked a column
+    return [
+        {**written_before, **row, "paper_name": name} for name, file in files.items() if file.is_file() for row in read_rows(file)
+    ]
 
 
 def _number(row: Mapping[str, str]) -> str:
