@@ -22,6 +22,8 @@ HERE = Path(__file__).parent
 NOTEBOOKS = tuple(sorted(HERE.glob("*.ipynb")))
 NEEDS = {"9_the_heads_of_a_real_model": "smollm2-135m"}
 """Notebooks that need a model which does not come with the package, by its name for `repo-interp fetch`."""
+LONG = ("8_breaking_and_fixing_heads", "9_the_heads_of_a_real_model")
+"""Notebooks that take most of a minute or more: the test suite runs them when it is asked for all."""
 COLOURS = 256
 """Of a picture's palette: figures are flat, and so a picture stays small."""
 SECONDS = 300

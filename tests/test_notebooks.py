@@ -88,8 +88,8 @@ def test_it_runs_from_a_clean_kernel_and_shows_what_is_kept(path, make):
     missing = make.missing(path)
     if missing is not None:
         pytest.skip(missing)
-    if path.stem in make.NEEDS and not os.environ.get(ALL):
-        pytest.skip(f"{path.stem} takes minutes; it runs with {ALL}=1")
+    if path.stem in make.LONG and not os.environ.get(ALL):
+        pytest.skip(f"{path.stem} takes long; it runs with {ALL}=1")
     kept = nbformat.read(path, as_version=4)
     made = make.executed(deepcopy(kept))
     for before, after in zip(code_cells(kept), code_cells(made), strict=True):

@@ -147,7 +147,6 @@ def _figure(data: xr.Dataset) -> PaperFigure:
         ax.plot(strength, score, "o", color=scheme_colour("repo"), markersize=4, markeredgewidth=0, gid="seeds")
         for seed, x, y in zip(data["seed"].values, strength, score, strict=True):
             ax.annotate(str(int(seed)), (x, y), xytext=(3.5, 2), textcoords="offset points", fontsize=6)
-        ax.set_xscale("log")
         ax.set(xlabel="strength of the mirror (numbers: seeds)", ylabel="exact match, longer texts", ylim=(-0.03, 1.03))
         ax.grid()
     return figure
