@@ -134,6 +134,21 @@ def test_fixed_slopes_are_those_of_alibi_and_prefer_what_is_near():
     assert printed[0, :, 0, 0].tolist() == [3.0, 3 / 4, 3 / 16, 3 / 64]
 
 
+def test_fixed_slopes_may_be_others():
+    torch.testing.assert_close(
+        FixedSlopes(3, first=1.0, ratio=0.25)(torch.zeros(1, 3, 1, 4), torch.ones(1, 1, 1, 2))[0, :, 0, 0],
+        torch.tensor([1.0, 0.25, 0.0625]),
+    )
+
+
+def test_the_smallest_embedding_has_two_vectors_and_a_network_the_paper_s_width():
+    assert InterpolatedEmbedding(2, 4).maximum == 1.0
+    with pytest.raises(ValueError, match="at least 2 whole positions"):
+        InterpolatedEmbedding(1, 4)
+    network = PositionMLP(4)
+    assert (network.hidden.out_features, network.unit) == (64, 64.0)
+
+
 def test_a_map_given_to_two_layers_is_learned_by_both():
     shared = InterpolatedEmbedding(8, 3)
     layers = torch.nn.ModuleList([ContextualPositions(shared), ContextualPositions(shared)])

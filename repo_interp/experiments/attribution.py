@@ -40,7 +40,7 @@ def attributed(
     rotating = {layer for layer, _ in heads_with_positions(model)}
     watched = {each.layer_idx: _Watched(each) for each in attentions(model) if each.layer_idx in rotating}
     count = len(list(attentions(model)))
-    with torch.enable_grad(), _without_parameters(model), ExitStack() as hooks:
+    with torch.enable_grad(), frozen_weights(model), ExitStack() as hooks:
         for each in watched.values():
             each.attach(hooks)
         total = objective().sum()
@@ -104,8 +104,8 @@ class _Watched:
 
 
 @contextmanager
-def _without_parameters(model: nn.Module) -> Iterator[None]:
-    """While it lasts no parameter takes a gradient, so that a pass keeps nothing for one."""
+def frozen_weights(model: nn.Module) -> Iterator[None]:
+    """While the context lasts no weight takes a gradient: a pass keeps nothing for one, and a backward pass half as much."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in trained:
         parameter.requires_grad_(False)

@@ -36,6 +36,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
+from repo_interp.experiments.attribution import frozen_weights
 from repo_interp.experiments.resumable_grid import ResumableGrid
 from repo_interp.measures.labels import described
 from repo_interp.models.attention import RepositionedAttention
@@ -141,7 +142,7 @@ def _of_prompt(
     model: PreTrainedModel, scoring: Scoring, prompt: Prompt, baseline: str, steps: int, tokens_at_once: int
 ) -> dict[str, Any]:
     """Values of one prompt as lists: `_BY_TOKEN` [rotating layer, head, token], `_BY_PROMPT` numbers."""
-    with _frozen(model):
+    with frozen_weights(model):
         positions, gradients, log_probability = position_gradients(model, scoring, prompt)
         values: dict[str, Any] = {
             "saliency": _lists(gradients),
@@ -240,19 +241,6 @@ def _positions_changed(layers: Sequence[RepositionedAttention], change: Callable
         for place, layer in enumerate(layers):
             hooks.callback(layer.sites.positions.register_forward_hook(hook(place)).remove)
         yield
-
-
-@contextmanager
-def _frozen(model: PreTrainedModel) -> Iterator[None]:
-    """While the context lasts, no weight asks for a gradient: a backward pass then keeps half as much."""
-    asking = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    for parameter in asking:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in asking:
-            parameter.requires_grad_(True)
 
 
 def _lists(by_layer: Sequence[Float[Tensor, "1 head token"]]) -> list:

@@ -88,12 +88,10 @@ def format_layout(schemes: tuple[str, ...]) -> str:
     for name in (*SCHEMES, *_PERIODS):
         if parse_layout(name, layers) == schemes:
             return name
-    start = next((layer for layer, scheme in enumerate(schemes) if scheme != "rope"), 0)
-    if start == 0 and len(set(schemes)) == 1:
-        return schemes[0]
-    if len(set(schemes[start:])) == 1:
-        return f"{schemes[-1]}@{start}"
-    return ",".join(schemes)
+    start = next(layer for layer, scheme in enumerate(schemes) if scheme != "rope")  # all rope has a name
+    if len(set(schemes[start:])) > 1:
+        return ",".join(schemes)
+    return f"{schemes[-1]}@{start}" if start else schemes[-1]
 
 
 def _known(scheme: str) -> None:

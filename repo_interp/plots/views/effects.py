@@ -63,7 +63,7 @@ def effect_maps(run: xr.DataTree) -> PaperFigure:
         drawn = effects["control_effect"].sel(kind=kind).values
         ends = " to ".join(dict.fromkeys(f"{end + 0.0:.3g}" for end in (drawn.min().round(4), drawn.max().round(4))))
         others = f"{int(effects.attrs['set_heads'])} others together: {ends}"
-        ax.set_title(f"positions {KIND_NAMES.get(kind, kind)}\n{others if np.isfinite(drawn).all() else ''}".rstrip())
+        ax.set_title(f"positions: {KIND_NAMES.get(kind, kind)}\n{others if np.isfinite(drawn).all() else ''}".rstrip())
     for ax in panels[len(kinds) :]:
         ax.set_axis_off()
     figure.suptitle("change of log p(answer), nats, by the head whose positions are changed", x=0.01, ha="left", fontsize=7.5)
