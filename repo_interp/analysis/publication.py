@@ -25,6 +25,7 @@ from pathlib import Path
 import xarray as xr
 
 from repo_interp.analysis.atlas import FILES, GROUP, write_atlas
+from repo_interp import processes
 from repo_interp.errors import InputError, Taken
 from repo_interp.files import remove, replaced
 from repo_interp.run import write_run
@@ -74,8 +75,9 @@ class Published:
 class Results:
     """A directory that this process alone writes results to; `claimed` gives it."""
 
-    def __init__(self, directory: Path, data_file: str, lock: int, made: Sequence[Path]) -> None:
-        """`lock`: the open lock file; `made`: directories that were made for it, the deepest first."""
+    def __init__(self, directory: Path, data_file: str, lock: int | None, made: Sequence[Path]) -> None:
+        """`lock`: the open lock file, None where another process of the command holds it; `made`: directories that were made for it,
+        the deepest first."""
         self.directory, self.data_file = directory, directory / data_file
         self.page, self.figures, self.store = directory / _PAGE, directory / _FIGURES, directory / _STORE
         self._lock, self._made = lock, made
@@ -116,10 +118,13 @@ class Results:
 
     def withdraw(self) -> None:
         """Remove the finished batches."""
-        remove(self.store)
+        if self._lock is not None:
+            remove(self.store)
 
     def release(self) -> None:
         """Let others write here; a directory in which nothing is left goes."""
+        if self._lock is None:
+            return
         (self.directory / _LOCK).unlink(missing_ok=True)
         os.close(self._lock)
         with suppress(OSError):  # not empty
@@ -135,9 +140,14 @@ def claimed(
     """The results in `directory`, made where it is not there; None: runs/`default`, with a number where that is taken.
 
     Raises InputError where it is a file, cannot be written, holds other things, holds results and not `overwrite`, or where another
-    process writes its results. Errors leave nothing behind but finished batches, if the same command can go on from them.
+    process writes its results. Errors leave nothing behind but finished batches, if the same command can go on from them. Of several
+    processes of one command the first claims it for all, and alone publishes.
     """
-    results = _free(Path("runs") / default, data_file) if directory is None else _claim(Path(directory), data_file, overwrite)
+    results = processes.from_first(
+        lambda: _free(Path("runs") / default, data_file) if directory is None else _claim(Path(directory), data_file, overwrite)
+    )
+    if not processes.is_first():
+        results = Results(results.directory, data_file, None, ())
     try:
         yield results
     except KeyboardInterrupt:
