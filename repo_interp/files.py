@@ -84,9 +84,9 @@ def _of_killed_processes(path: Path) -> Iterator[Path]:
     for other in sorted(path.parent.iterdir()):
         writer = other.name.removeprefix(f".{path.name}.").removesuffix(".unfinished")
         process, _, where = writer.partition("-")
-        if other.name == f".{path.name}.{writer}.unfinished" and process.isdecimal() and where in ("", machine()):
-            if not _is_running(int(process)):
-                yield other
+        is_of_here = process.isdecimal() and where in ("", machine())
+        if is_of_here and other.name == f".{path.name}.{writer}.unfinished" and not _is_running(int(process)):
+            yield other
 
 
 def _is_running(process: int) -> bool:

@@ -38,7 +38,7 @@ _alone = threading.local()
 
 
 class Deserted(KeyboardInterrupt):
-    """Another process of the same command has ended before its work was done: an interruption, after which the command can be given again."""
+    """Another process of the same command has ended before its work was done: an interruption, after which the same command goes on."""
 
 
 def launched() -> int:
@@ -102,7 +102,9 @@ def speaks() -> bool:
         return is_first()
 
 
-def spread(items: Sequence[Item], work: Callable[[Item], Result], progress: Callable[[int, int], None] | None = None) -> list[Result]:
+def spread(
+    items: Sequence[Item], work: Callable[[Item], Result], progress: Callable[[int, int], None] | None = None
+) -> list[Result]:
     """`work` of every item, in the order of `items`, in every process. `progress` is called with items done, by all, and in all."""
     if count() == 1:
         results = []

@@ -24,8 +24,8 @@ from pathlib import Path
 
 import xarray as xr
 
-from repo_interp.analysis.atlas import FILES, GROUP, write_atlas
 from repo_interp import processes
+from repo_interp.analysis.atlas import FILES, GROUP, write_atlas
 from repo_interp.errors import InputError, Taken
 from repo_interp.files import remove, replaced
 from repo_interp.run import write_run

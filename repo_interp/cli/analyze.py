@@ -11,6 +11,7 @@ from typing import Any
 from repo_interp.cli.options import add_device, add_settings, count, name_list, number_list, seed, tokens
 
 SUMMARY = "Measure what the heads of a checkpoint do with positions: a run file, figures and a report page."
+SHARED = True
 
 _VARIANTS = (
     "single_1",
@@ -92,6 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Analyse, write and print; return the exit code."""
+    from repo_interp import processes
     from repo_interp.analysis.analyze import analyze, default_measures, measures_named, require_measurable
     from repo_interp.analysis.cost import estimate
     from repo_interp.analysis.notes import RoundedPositions, notes_on, require_memory
@@ -136,17 +138,18 @@ def run(arguments: argparse.Namespace) -> int:
     plans = planned(bridge, prompts, experiments, task)
     passes = [length for plan in plans for length in plan.passes]
     with claimed(arguments.out, stem(name), arguments.overwrite) as results:
-        cost = estimate(bridge, prompts, measures, arguments.batch_size, layers, heads, passes)
+        cost = processes.from_first(lambda: estimate(bridge, prompts, measures, arguments.batch_size, layers, heads, passes))
         names = [part.name for part in (*measures, *experiments)]
-        cost = replace(cost, seconds=cost.seconds + drawing_seconds(names))
-        require_memory(cost.bytes if arguments.device == "cpu" else 0, "this analysis")
+        cost = replace(cost, seconds=cost.seconds / processes.count() + drawing_seconds(names))
+        require_memory(cost.bytes * processes.beside() if arguments.device == "cpu" else 0, "this analysis")
         added = f", experiments {', '.join(arguments.experiments)} ({len(passes):,} more prompts)" if experiments else ""
         longest = max(len(prompt.tokens) for prompt in prompts)
         for note in notes_on(bridge, prompts, measures):
             console.print(note, style="yellow", highlight=False, markup=False)
         console.print(
             f"[bold]{plain(name)}[/bold]: {len(prompts)} prompt{'s' if len(prompts) > 1 else ''} of up to {longest} tokens, "
-            f"measures {', '.join(measure.name for measure in measures)}{added}; {cost}",
+            f"measures {', '.join(measure.name for measure in measures)}{added}; {cost}"
+            + (f" in each of {processes.count()} processes" if processes.count() > 1 else ""),
             highlight=False,
         )
         with steps(console) as step, warnings.catch_warnings():
@@ -166,13 +169,15 @@ def run(arguments: argparse.Namespace) -> int:
                     experiment_progress=step,
                     store_every=_KEEP_EVERY,
                 )
-            except KeyboardInterrupt:
+            except KeyboardInterrupt as interruption:
                 kept = "finished batches are kept; the same command goes on from there" if results.has_batches else ""
-                raise KeyboardInterrupt(kept) from None
+                raise KeyboardInterrupt("; ".join(filter(None, (str(interruption), kept)))) from None
             except BaseException as error:
                 if is_out_of_memory(error):
                     raise InputError(f"not enough memory ({cost}); give shorter prompts or a smaller --batch-size") from None
                 raise
+            if not processes.is_first():
+                return 0
             published = _published(results, measured, write_report, step)
     print_tables(console, measured)
     for line in measured.attrs.get("stopped", "").splitlines():
