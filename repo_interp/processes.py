@@ -34,7 +34,7 @@ _PATIENCE = timedelta(days=30)
 """How long a process waits for the others: as long as the longest item takes, not the half hour of torch's default."""
 _sections = numbers()
 """Numbers of the calls of `spread`, the same in every process."""
-_alone = threading.local()
+_solitude = threading.local()
 
 
 class Deserted(KeyboardInterrupt):
@@ -58,7 +58,7 @@ def is_first() -> bool:
 
 def count() -> int:
     """How many processes work together here: 1 where none met, and within work that is spread already."""
-    if launched() == 1 or getattr(_alone, "depth", 0):
+    if launched() == 1 or getattr(_solitude, "depth", 0):
         return 1
     import torch.distributed
 
@@ -119,7 +119,7 @@ def spread(
     with _lost_ones():
         while not store.check([f"{section}/failed"]) and (place := store.add(f"{section}/taken", 1) - 1) < len(items):
             try:
-                with _work_alone():
+                with alone():
                     mine[place] = work(items[place])
             except Exception as error:
                 failure = (place, error)
@@ -143,7 +143,7 @@ def from_first(work: Callable[[], Result]) -> Result:
     result, failure = None, None
     if is_first():
         try:
-            with _work_alone():
+            with alone():
                 result = work()
         except Exception as error:
             failure = error
@@ -159,18 +159,19 @@ def from_first(work: Callable[[], Result]) -> Result:
     return result if is_first() else told[0][0]  # pyright: ignore[reportReturnType]
 
 
-def machine() -> str:
-    """A name of this machine that can stand in the name of a file."""
-    return "".join(letter if letter.isalnum() else "-" for letter in socket.gethostname())[:40]
-
-
 @contextmanager
-def _work_alone() -> Iterator[None]:
-    _alone.depth = getattr(_alone, "depth", 0) + 1
+def alone() -> Iterator[None]:
+    """While the context lasts, this process works for itself: nothing is spread, nothing is waited for."""
+    _solitude.depth = getattr(_solitude, "depth", 0) + 1
     try:
         yield
     finally:
-        _alone.depth -= 1
+        _solitude.depth -= 1
+
+
+def machine() -> str:
+    """A name of this machine that can stand in the name of a file."""
+    return "".join(letter if letter.isalnum() else "-" for letter in socket.gethostname())[:40]
 
 
 @contextmanager

@@ -18,7 +18,7 @@ import json
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import xarray as xr
 from torch import nn
@@ -30,6 +30,7 @@ from repo_interp.analysis.finite import Faults
 from repo_interp.analysis.notes import RoundedPositions, notes_on, rounded_positions
 from repo_interp.analysis.observed import ObservedBatches, Progress, kept
 from repo_interp.analysis.observing import MergedStatistics, group_of, measures_for
+from repo_interp.analysis.room import batch_limit
 from repo_interp.errors import InputError, NotFinite
 from repo_interp.experiments.catalogue import planned
 from repo_interp.experiments.experiment import Experiment, Plan
@@ -43,6 +44,7 @@ from repo_interp.models.provenance import identity
 from repo_interp.models.reposition import attentions, layout
 from repo_interp.processes import from_first
 from repo_interp.run import make_run, versions
+from repo_interp.side_by_side import BatchSize, SideBySide
 from repo_interp.tasks.prompt import Prompt, main_span
 from repo_interp.tasks.prompt import digest as prompts_digest
 from repo_interp.tasks.task import Task
@@ -57,25 +59,27 @@ def analyze(
     measures: Sequence[str | Measure] | None = None,
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
-    batch_size: int = 1,
+    batch_size: BatchSize | Literal["auto"] = 1,
     store: str | Path | None = None,
     progress: Progress | None = None,
     experiments: Sequence[str | Experiment | Plan] = (),
     task: Task | None = None,
     experiment_progress: ExperimentProgress | None = None,
     store_every: float = 0.0,
+    finished: Callable[[xr.DataTree], None] | None = None,
 ) -> xr.DataTree:
     """A run of `prompts` on a repositioned model or bridge, with one node per measure, and those of each experiment.
 
-    `prompts`: Prompts, texts or tokens, one or many (see `analysis.coercion`). `measures` are names of the catalogue or objects like a
-    `Measure`; None: `default_measures`. `experiments`: names ("perturbation", "extrapolation", "effects", "saliency", "atlas"), objects
-    that follow `Experiment`, or what `planned` made of them. `layers` and `heads` (numbers; None: all) restrict what is measured.
-    `task`: what experiments score `prompts` by; None: their generated tokens where all have some, else the log perplexity of every
-    token. `store`, a directory, keeps finished batches so that a repeated call goes on after an interruption; it is emptied at the
-    end. Batches are written there together, once `store_every` seconds have passed since the last ones were (0: each at once), and
-    whenever the analysis ends early. What meets NaN or infinity stops alone, and the run's attribute `stopped` says where; `notes` has
-    lines about the whole. Raises InputError where prompts, layers or heads do not fit the model, the measures or the experiments, and
-    NotFinite where everything stopped.
+    `prompts`: Prompts, texts or tokens, one or many (see `analysis.coercion`). `measures` are names of the catalogue or objects like
+    a `Measure`; None: `default_measures`. `experiments`: names ("perturbation", "extrapolation", "effects", "saliency", "atlas"),
+    objects that follow `Experiment`, or what `planned` made of them. `layers` and `heads` (numbers; None: all) restrict what is
+    measured. `task`: what experiments score `prompts` by; None: their generated tokens where all have some, else the log perplexity
+    of every token. `batch_size`: prompts of a forward pass, limits of it, or "auto": as much as is worthwhile and fits into memory.
+    `store`, a directory, keeps finished batches so that a repeated call goes on after an interruption; it is emptied at the end,
+    after `finished`, where it is given, has taken the run. Batches are written there together, once `store_every` seconds have passed
+    since the last ones were (0: each at once), and whenever the analysis ends early. What meets NaN or infinity stops alone, and the
+    run's attribute `stopped` says where; `notes` has lines about the whole. Raises InputError where prompts, layers or heads do not
+    fit the model, the measures or the experiments, and NotFinite where everything stopped.
     """
     prompts = as_prompts(prompts, bridge)
     schemes = layout(bridge)
@@ -83,13 +87,14 @@ def analyze(
     layers, heads = require_measurable(bridge, prompts, chosen, layers, heads)
     plans = planned(bridge, prompts, experiments, task)
     structure = structure_for(prompts, chosen, tokenizer_of(bridge))
-    batches = make_batches(prompts, batch_size, next(bridge.parameters()).device, structure) if chosen else []
-    finished = BatchStore(store, _fingerprint(bridge, prompts, chosen, layers, heads, batch_size, structure, plans, task))
-    notes = notes_on(bridge, prompts, chosen)
+    size = batch_limit(bridge, batch_size)
+    batches = make_batches(prompts, size, next(bridge.parameters()).device, structure) if chosen else []
+    batch_store = BatchStore(store, _fingerprint(bridge, prompts, chosen, layers, heads, size, structure, plans, task))
+    notes, side_by_side = notes_on(bridge, prompts, chosen), batch_size if isinstance(batch_size, int) else 1
     if (rounded := rounded_positions(bridge)) is not None:
         warnings.warn(rounded, RoundedPositions, stacklevel=2)
-    with kept(finished, store_every) as keep:
-        observed = ObservedBatches(bridge, batches, chosen, layers, heads, finished, keep, progress)
+    with kept(batch_store, store_every) as keep:
+        observed = ObservedBatches(bridge, batches, chosen, layers, heads, batch_store, keep, progress)
         groups, faults = from_first(lambda: _concluded(observed, chosen, schemes, nothing_else=not plans))
         for name, described in (("positions", prompts), ("attention_rows", prompts[:1])):
             if name in groups:
@@ -98,10 +103,10 @@ def analyze(
             groups["predictions"] = describe_predictions(groups["predictions"], prompts[0], tokenizer_of(bridge))
         for plan in plans:
             name = plan.experiment.name
-            grid = ResumableGrid(None if store is None else Path(store) / name)
+            grid = ResumableGrid(None if store is None else Path(store) / name, store_every)
             parameters = parameter_attributes(plan.experiment.parameters)
             try:
-                made = plan.run(batch_size, grid, _of_experiment(experiment_progress, name))
+                made = plan.run(side_by_side, grid, _of_experiment(experiment_progress, name))
             except NotFinite as error:
                 faults.stop(name, str(error))
                 continue
@@ -110,9 +115,12 @@ def analyze(
         faults.require_some([*(measure.name for measure in chosen), *(plan.experiment.name for plan in plans)])
     if GROUP in groups:
         groups[GROUP] = joined(groups)
-    finished.clear()
     said = {"notes": "\n".join((*notes, *faults.outputs))} if notes or faults.outputs else {}
-    return make_run(groups, _provenance(bridge, prompts) | said | faults.attributes)
+    run = make_run(groups, _provenance(bridge, prompts) | said | faults.attributes)
+    if finished is not None:
+        finished(run)
+    batch_store.clear()
+    return run
 
 
 def default_measures(
@@ -232,7 +240,7 @@ def _fingerprint(
     measures: Sequence[Measure],
     layers: Sequence[int],
     heads: Sequence[int] | None,
-    batch_size: int,
+    batch_size: SideBySide,
     structure: object,
     plans: Sequence[Plan],
     task: Task | None,
@@ -242,7 +250,7 @@ def _fingerprint(
         "measures": {measure.name: parameter_attributes(measure.parameters) for measure in measures},
         "layers": list(layers),
         "heads": None if heads is None else list(heads),
-        "batch_size": batch_size,
+        "batch_size": str(batch_size),
         "structure": structure,
         "experiments": {plan.experiment.name: dict(plan.experiment.parameters) for plan in plans},
         "task": None if task is None else {"name": task.name, **task.options()},

@@ -21,13 +21,13 @@ from jaxtyping import Bool
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from repo_interp import processes
-from repo_interp.errors import InputError
+from repo_interp import processes, side_by_side
 from repo_interp.experiments.resumable_grid import belonging_to
 from repo_interp.files import replaced
 from repo_interp.inputs import Spans
 from repo_interp.measures.labels import described
 from repo_interp.measures.statistics import Measure, Statistics
+from repo_interp.side_by_side import BatchSize
 from repo_interp.tasks.prompt import Prompt
 from repo_interp.tasks.prompt.structure import prompt_structure
 
@@ -48,21 +48,18 @@ class Batch:
 
 def make_batches(
     prompts: Sequence[Prompt],
-    batch_size: int,
+    batch_size: BatchSize,
     device: torch.device | str = "cpu",
     structure: Sequence[Mapping[str, Sequence[int]]] | None = None,
 ) -> list[Batch]:
-    """Batches of at most `batch_size` prompts, padded on the right, the longest first so that what does not fit fails at once.
+    """Batches of `batch_size`, padded on the right, the longest prompts first so that what does not fit fails at once.
 
     `structure`: for every prompt, named token indices that are no spans of it.
     """
-    if batch_size < 1:
-        raise InputError(f"a batch has at least one prompt, not {batch_size}")
     order = sorted(range(len(prompts)), key=lambda number: (-len(prompts[number].tokens), number))
     names = sorted({name for prompt in prompts for name in prompt.spans} | {"generated", "rest"})
     batches = []
-    for start in range(0, len(order), batch_size):
-        numbers = tuple(order[start : start + batch_size])
+    for numbers in side_by_side.batches(order, [len(prompt.tokens) for prompt in prompts], batch_size):
         longest = len(prompts[numbers[0]].tokens)
         tokens = torch.zeros(len(numbers), longest, dtype=torch.long)
         for row, number in enumerate(numbers):
@@ -73,7 +70,7 @@ def make_batches(
         valid = torch.arange(longest) < lengths[:, None]
         batches.append(
             Batch(
-                numbers,
+                tuple(numbers),
                 tokens.to(device),
                 valid.to(device),
                 _masks(names, [prompts[number].all_spans() for number in numbers], longest, device),

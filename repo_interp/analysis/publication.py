@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from typing import Literal
 
 import xarray as xr
 
@@ -88,16 +89,26 @@ class Results:
         return any(path.suffix in (".nc", ".json") for path in self.store.rglob("*"))
 
     def publish(self, run: xr.DataTree, draw: Draw) -> Published:
-        """Write `run`, then its page and figures, in the place of what stood there.
+        """Write `run`, then its page and figures, in the place of what stood there; `write` and `draw` in one."""
+        self.write(run)
+        return self.draw(run, draw)
 
-        Raises InputError where the run cannot be written; what stood there stands then. A failure of `draw` leaves the run.
+    def write(self, run: xr.DataTree) -> None:
+        """Write `run` in the place of what stood there. Of several processes the one that claimed the directory does.
+
+        Raises InputError where the run cannot be written; what stood there stands then.
         """
+        if self._lock is None:
+            return
         try:
             write_run(run, self.data_file)
         except OSError as error:
             raise InputError(f"{self.data_file} cannot be written ({error.strerror or error}); nothing was changed") from None
         for path in (self.page, self.figures, *(self.directory / name for name in FILES)):
             remove(path)
+
+    def draw(self, run: xr.DataTree, draw: Draw) -> Published:
+        """Draw the page and figures of `run`, which was written. A failure of `draw` leaves the run."""
         tables, notes = self._tables(run)
         try:
             with replaced(self.page) as page, replaced(self.figures) as figures:
@@ -131,6 +142,15 @@ class Results:
             self.directory.rmdir()
             for directory in self._made:
                 directory.rmdir()
+
+
+def stage(directory: Path, data_file: str = RUN) -> Literal["nothing", "begun", "measured", "finished"]:
+    """How far the work on the results in `directory` has come: `measured` lacks the page and the figures, which come last."""
+    if (directory / _STORE).is_dir():
+        return "begun"
+    if not (directory / data_file).is_file():
+        return "nothing"
+    return "finished" if (directory / _PAGE).is_file() else "measured"
 
 
 @contextmanager

@@ -61,6 +61,11 @@ seed = _reader(Seed)
 """The seed in a text."""
 
 
+def batch_size(text: str) -> Any:
+    """The number of prompts in a text, or "auto"."""
+    return text if text == "auto" else count(text)
+
+
 SETTING = "[OWNER.]NAME=VALUE"
 """How every `--set` is written: OWNER is what has the option - a measure, an experiment, a task, a paper - and may be left out."""
 
@@ -104,6 +109,23 @@ def typed(texts: Iterable[tuple[str, str]] | None, owner: Any, called: str) -> d
     from repo_interp.values import field_value
 
     return {name: field_value(owner, name, text, called) for name, text in texts or ()}
+
+
+def add_resume(parser: argparse.ArgumentParser) -> None:
+    """Declare `--overwrite` and `--resume`."""
+    parser.add_argument("--overwrite", action="store_true", help="replace the run that stands in --out")
+    parser.add_argument("--resume", action="store_true", help="go on with what was interrupted in --out; begin where nothing was")
+
+
+def add_batch_size(parser: argparse.ArgumentParser, default: int) -> None:
+    """Declare `--batch-size`."""
+    parser.add_argument(
+        "--batch-size",
+        type=batch_size,
+        default=default,
+        metavar="N",
+        help=f"prompts in one forward pass, or auto: as many of similar length as are worthwhile and fit into memory (default: {default})",
+    )
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:

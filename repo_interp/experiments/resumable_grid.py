@@ -12,7 +12,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +38,11 @@ def belonging_to(fingerprint: str, directory: Path) -> Path:
 class ResumableGrid:
     """Numbers by the name of a point."""
 
-    def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
-        self._directory = None if directory is None else Path(directory)
+    def __init__(self, directory: str | os.PathLike[str] | None = None, every: float = 0.0) -> None:
+        """Points are written to `directory` together, once `every` seconds have passed since the last were (0: each at once)."""
+        self._directory, self._every = None if directory is None else Path(directory), every
+        self._waiting: dict[str, str] = {}
+        self._written = time.monotonic()
 
     def get_or_compute(
         self, points: Mapping[str, Callable[[], Point]], progress: Callable[[int, int], None] | None = None
@@ -53,16 +58,32 @@ class ResumableGrid:
             point = points[name]()
             if self._directory is None:
                 return point
-            self._directory.mkdir(parents=True, exist_ok=True)
-            write_text(self._directory / f"{name}.json", json.dumps(point))
-            return self._read(name)
+            text = self._waiting[name] = json.dumps(point)
+            if time.monotonic() - self._written >= self._every:
+                self._write()
+            return json.loads(text)
 
         def tell(done: int, total: int) -> None:
             if progress is not None:
                 progress(len(kept) + done, len(points))
 
-        computed = dict(zip(waiting, processes.spread(waiting, compute, tell), strict=True))
+        try:
+            computed = dict(zip(waiting, processes.spread(waiting, compute, tell), strict=True))
+        except BaseException:
+            with suppress(OSError):  # the disk may be full: then that is what is raised
+                if self._directory is not None:
+                    self._write()
+            raise
         return {name: kept[name] if name in kept else computed[name] for name in points}
+
+    def _write(self) -> None:
+        assert self._directory is not None
+        self._directory.mkdir(parents=True, exist_ok=True)
+        while self._waiting:
+            name = next(iter(self._waiting))
+            write_text(self._directory / f"{name}.json", self._waiting[name])
+            del self._waiting[name]
+        self._written = time.monotonic()
 
     def _has(self, name: str) -> bool:
         return self._directory is not None and (self._directory / f"{name}.json").is_file()
