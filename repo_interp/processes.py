@@ -3,6 +3,7 @@
     with together(): ...                the processes that were launched meet; one alone where nobody launched several
     spread(items, work)                 [work(item) for item in items], every item done by one process, whichever is free
     from_first(work)                    what `work` gives in the first process, in every process
+    meet()                              wait until all are here
 
 Every process runs the same program on the same input, so all of them call these functions in the same order. Items are taken in their
 order: with the longest first, whoever is done with a short one takes the next, so that all end at about the same time, however fast each
@@ -167,6 +168,12 @@ def alone() -> Iterator[None]:
         yield
     finally:
         _solitude.depth -= 1
+
+
+def meet() -> None:
+    """Wait until every process is here: what the first writes from now on was not there when the others looked."""
+    if count() > 1:
+        _gathered(None)
 
 
 def machine() -> str:

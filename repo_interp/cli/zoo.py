@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from repo_interp.cli.options import count
 
 if TYPE_CHECKING:
-    from repo_interp.cli.console import Console, plain
+    from repo_interp.cli.console import Console
     from repo_interp.training.plan import PlannedRun
 
+SHARED = True
 SUMMARY = "List the checkpoints that come with the package, or train all of them again."
 
 
@@ -79,17 +80,20 @@ def _short(test_set: str) -> str:
 
 
 def _train(console: Console, arguments: argparse.Namespace) -> int:
+    from repo_interp import processes
     from repo_interp.cli.training_display import step_bars
-    from repo_interp.files import write_text
+    from repo_interp.errors import InputError
     from repo_interp.training.folder import TrainingFolder
     from repo_interp.training.plan import PLAN, chosen, planned_runs
-    from repo_interp.training.shipping import install, make, unfinished, zoo_page
+    from repo_interp.training.shipping import make, unfinished
 
+    if processes.count() > 1 and arguments.jobs > 1:
+        raise InputError("--jobs is for one process; several that were launched together train one run each: leave it out")
     runs = planned_runs(chosen(PLAN, arguments.names))
-    waiting = unfinished(runs)
+    waiting = processes.from_first(lambda: unfinished(runs))
     console.print(f"{len(runs)} training runs, {len(runs) - len(waiting)} of them finished", highlight=False)
     if waiting:
-        _announce(console, waiting, arguments.jobs)
+        processes.from_first(lambda: _announce(console, waiting, processes.launched() * arguments.jobs))
         with step_bars(console) as progress:
             bar = progress.add_task("steps", total=sum(run.configuration.steps for run in waiting))
 
@@ -99,7 +103,20 @@ def _train(console: Console, arguments: argparse.Namespace) -> int:
 
             ended = make(runs, arguments.jobs, watch)
         if not ended:
-            raise KeyboardInterrupt(f"the states are saved; go on with: repo-interp zoo train --jobs {arguments.jobs}")
+            raise KeyboardInterrupt("the states are saved; the same command goes on from there")
+    if not processes.is_first():
+        return 0
+    with processes.alone():
+        return _installed(console, runs, arguments)
+
+
+def _installed(console: Console, runs: list[PlannedRun], arguments: argparse.Namespace) -> int:
+    """Measure saved steps, put what ships into its place, and print where."""
+    from repo_interp.cli.console import plain
+    from repo_interp.files import write_text
+    from repo_interp.training.plan import PLAN
+    from repo_interp.training.shipping import install, zoo_page
+
     for planned in runs:
         _keep_steps(console, planned)
         place = install(planned, Path(arguments.into)) if arguments.into else planned.directory
