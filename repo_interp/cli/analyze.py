@@ -16,6 +16,7 @@ from repo_interp.cli.options import (
     count,
     name_list,
     number_list,
+    placed,
     seed,
     tokens,
 )
@@ -132,7 +133,7 @@ def run(arguments: argparse.Namespace) -> int:
     for measure in arguments.measures or ():
         view_of(measure)  # and so is a view of another package that cannot be imported
     path = find(name)
-    bridge = load(path, device=arguments.device, dtype=arguments.dtype)
+    bridge = load(path, **placed(arguments))
     if arguments.prompts is not None:
         prompts, task = read_prompts(arguments.prompts, tokenizer=bridge.tokenizer, vocab_size=bridge.cfg.d_vocab), None
     else:
