@@ -35,6 +35,8 @@ _PATIENCE = timedelta(days=30)
 """How long a process waits for the others: as long as the longest item takes, not the half hour of torch's default."""
 _sections = numbers()
 """Numbers of the calls of `spread`, the same in every process."""
+_commands = 0
+"""How many times the processes met; the same in every one too."""
 _solitude = threading.local()
 
 
@@ -72,11 +74,17 @@ def together() -> Iterator[None]:
 
     A request to terminate - of a launcher, a scheduler - is an interruption then, so that what was measured is kept.
     """
+    global _commands
+    _commands += 1
     if launched() == 1:
         yield
         return
     import torch
     from accelerate import PartialState
+
+    if torch.distributed.is_initialized():
+        yield
+        return
 
     def end(number: int, frame: object) -> None:
         raise Deserted("asked to terminate")
@@ -84,13 +92,15 @@ def together() -> Iterator[None]:
     state = PartialState(cpu=True, timeout=_PATIENCE)  # numbers and names are exchanged, by gloo; no tensor of a model is
     if torch.cuda.is_available():
         torch.cuda.set_device(state.local_process_index % torch.cuda.device_count())
-    before = signal.signal(signal.SIGTERM, end)
+    before = signal.signal(signal.SIGTERM, end) if threading.current_thread() is threading.main_thread() else None
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
         with suppress(Exception):
             state.destroy_process_group()
+            PartialState._reset_state()
 
 
 def speaks() -> bool:
@@ -98,7 +108,7 @@ def speaks() -> bool:
     if launched() == 1:
         return True
     try:
-        return _store().add("repo_interp/ended", 1) == 1
+        return _store().add(f"repo_interp/{_commands}/ended", 1) == 1
     except Exception:  # they have not met, or do no longer
         return is_first()
 
