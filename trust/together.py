@@ -115,7 +115,7 @@ def _gone_on(place: Path, expected: dict[str, str], cut: list[Done], count: int)
     )
 
 
-PROMPTS, STEPS = 12, 3
+PROMPTS, STEPS = 10, 1
 
 
 def _measured() -> int:
@@ -127,8 +127,8 @@ def _measured() -> int:
 
     with processes.together():
         bridge = ri.zoo("niah/repo")
-        prompts = task_of(bridge).prompts(PROMPTS, seed=1, test_set="256")
-        measures = ["positions", "patterns", "components", "attention_mass"]
+        prompts = task_of(bridge).prompts(PROMPTS, seed=1, test_set="96")
+        measures = ["positions", "patterns", "attention_mass"]
         run = ri.analyze(bridge, prompts, measures, store="store", store_every=KEPT_EVERY, experiments=[Saliency(steps=STEPS)])
         if processes.is_first():
             ri.write_run(run, "run.nc")
