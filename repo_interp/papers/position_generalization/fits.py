@@ -30,10 +30,13 @@ from repo_interp.papers.position_generalization.measured import (
     Options,
     fits,
     is_language_model,
+    seconds_of_fits,
 )
 from repo_interp.plots.views.fake_distance import fake_distance_fit
 from repo_interp.plots.views.rotation import rotating_heads
 from repo_interp.plots.views.three_axis import example_heads, fit_correlations, three_axis_fit
+
+GROUPS = ("three_axis", "fake_distance", "maps", "rotation")
 
 THREE_AXIS_R = "the mean r of the three-axis fit over heads and prompts"
 LOWEST_R = (
@@ -70,7 +73,13 @@ P3 = Claim(
 def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> Measured:
     """Both fits, their maps, and which heads rotate."""
     (subject,) = subjects
-    return fits(subject, options, cache, ("three_axis", "fake_distance", "maps", "rotation"))
+    return fits(subject, options, cache, GROUPS)
+
+
+def cost(subjects: Sequence[Subject], options: Options) -> float:
+    """Seconds that the fits of a checkpoint and its twins take, what the rotations are judged by among them."""
+    (subject,) = subjects
+    return seconds_of_fits(subject, options, GROUPS)
 
 
 def judge(measured: Measured) -> Iterator[Evidence]:
@@ -177,4 +186,5 @@ FITS = Experiment(
     judge,
     draw,
     MODEL,
+    cost,
 )
