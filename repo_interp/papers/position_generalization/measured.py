@@ -43,6 +43,8 @@ MODEL = Scale(28, 3072)
 """Llama-3.2-3B, the model of the paper."""
 TEXT_MODELS = ("language/rope", "language/rope_continued", "language/repo", "language/learned")
 """Language models of the zoo."""
+WIDER = 1.0
+"""Prominence, over the median of a head's components, from which on more components count as dominating than by the measure's 2."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,8 @@ class Options:
     """Tokens of a sequence, at most the training length; 0: the training length."""
     prompts: Count = 100
     """Of other tasks, for the perturbations."""
-    controls: Count = 2
-    """Twins with random weights."""
+    controls: Count = 10
+    """Twins with random weights: what a null is made of."""
     draws: Count = 3
     """Seeds of the judged perturbations: they give the spread."""
     gammas: tuple[float, ...] = (0.001, 0.01, 0.05, 0.1, 0.5)
@@ -155,7 +157,7 @@ def fits(subject: Subject, options: Options, cache: Cache, names: Sequence[str])
 
 
 def measure_fit(subject: Subject, options: Options, name: str, seed: int | None) -> xr.Dataset:
-    """The group `name` - three_axis, fake_distance, rotation or maps - on trained weights, or on those of a random `seed`."""
+    """The group `name`, one of those that `_fit` knows, on trained weights, or on those of a random `seed`."""
     bridge = load(subject.path, options.device) if seed is None else load_fresh(subject.path, seed, options.device)
     return analyze(bridge, prompts_of(subject, options), [_fit(name, subject, options)])[name].to_dataset()
 
@@ -165,6 +167,8 @@ def _fit(name: str, subject: Subject, options: Options) -> Measure:
         "three_axis": ThreeAxis(axes="first_prompt", extras=("position", "shuffled", "held_out")),
         "fake_distance": FakeDistance(),
         "rotation": Rotation(length_of(subject, options)),
+        "rotation_printed": Rotation(length_of(subject, options), semantic="printed", name="rotation_printed"),
+        "rotation_wider": Rotation(length_of(subject, options), prominence=WIDER, name="rotation_wider"),
         "maps": Maps(),
     }
     return measures[name]
