@@ -13,12 +13,18 @@ if TYPE_CHECKING:
     from repo_interp.training.plan import PlannedRun
 
 SHARED = True
-SUMMARY = "List the checkpoints that come with the package, or train all of them again."
+SUMMARY = "List the checkpoints that come with the package, show how far training them again is, or do it."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("action", nargs="?", choices=("list", "train"), default="list", help="what to do (default: list)")
+    parser.add_argument(
+        "action",
+        nargs="?",
+        choices=("list", "plan", "train"),
+        default="list",
+        help="list what ships, show how far training is, or train (default: list)",
+    )
     parser.add_argument("names", nargs="*", metavar="NAME", help="a task or TASK/NAME (default: all); may be repeated")
     parser.add_argument("--jobs", type=count, default=1, metavar="N", help="train: runs side by side (default: 1)")
     parser.add_argument(
@@ -35,8 +41,40 @@ def run(arguments: argparse.Namespace) -> int:
     console = Console()
     if arguments.action == "train":
         return _train(console, arguments)
-    _list(console, arguments.names)
+    (_plan if arguments.action == "plan" else _list)(console, arguments.names)
     return 0
+
+
+def _plan(console: Console, names: list[str]) -> None:
+    """Print how far each checkpoint of the plan is, what it took, and what is left at the pace of its own steps so far."""
+    from itertools import groupby
+
+    from rich.table import Table
+
+    from repo_interp.training.folder import TrainingFolder
+    from repo_interp.training.plan import PLAN, chosen, planned_runs
+    from repo_interp.values import duration
+
+    table = Table(box=None, padding=(0, 1, 0, 0), show_edge=False)
+    for column in ("name", "runs", "steps", "took", "left"):
+        table.add_column(column, justify="left" if column == "name" else "right", no_wrap=True)
+    runs = planned_runs(chosen(PLAN, names))
+    for name, group in groupby(runs, key=lambda run: run.planned.name):
+        folders = [(run.configuration.steps, TrainingFolder(run.directory)) for run in group]
+        last = [(folder.records() or [{"step": 0, "seconds": 0.0}])[-1] for _, folder in folders]
+        done, seconds = sum(record["step"] for record in last), sum(record["seconds"] for record in last)
+        steps = sum(count for count, _ in folders)
+        finished = sum(folder.is_finished for _, folder in folders)
+        left = duration(seconds / done * (steps - done)) if done else "?"
+        table.add_row(
+            name,
+            f"{finished}/{len(folders)}",
+            f"{done:,}/{steps:,}",
+            duration(seconds) if done else "-",
+            "-" if done == steps else left,
+        )
+    console.print(table)
+    console.print("?: not begun; repo-interp zoo train says what it will take, from rehearsed steps.", highlight=False)
 
 
 def _list(console: Console, names: list[str]) -> None:
