@@ -31,13 +31,14 @@ from repo_interp.errors import one_line
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-_PATIENCE = timedelta(days=30)
-"""How long a process waits for the others: as long as the longest item takes, not the half hour of torch's default."""
+_MEETING, _PATIENCE = timedelta(minutes=10), timedelta(days=30)
+"""How long a process waits for the others to come, and then for what they do: as long as the longest item takes."""
 _sections = numbers()
 """Numbers of the calls of `spread`, the same in every process."""
 _commands = 0
 """How many times the processes met; the same in every one too."""
 _solitude = threading.local()
+_groups: dict[Any, Any] = {}
 
 
 class Deserted(KeyboardInterrupt):
@@ -89,7 +90,8 @@ def together() -> Iterator[None]:
     def end(number: int, frame: object) -> None:
         raise Deserted("asked to terminate")
 
-    state = PartialState(cpu=True, timeout=_PATIENCE)  # numbers and names are exchanged, by gloo; no tensor of a model is
+    with _lost_ones():
+        state = PartialState(cpu=True, timeout=_MEETING)
     if torch.cuda.is_available():
         torch.cuda.set_device(state.local_process_index % torch.cuda.device_count())
     before = signal.signal(signal.SIGTERM, end) if threading.current_thread() is threading.main_thread() else None
@@ -98,6 +100,7 @@ def together() -> Iterator[None]:
     finally:
         if before is not None:
             signal.signal(signal.SIGTERM, before)
+        _groups.clear()
         with suppress(Exception):
             state.destroy_process_group()
             PartialState._reset_state()
@@ -162,7 +165,7 @@ def from_first(work: Callable[[], Result]) -> Result:
     import torch.distributed
 
     with _lost_ones():
-        torch.distributed.broadcast_object_list(told, src=0)
+        torch.distributed.broadcast_object_list(told, src=0, group=_group())
     if is_first() and failure is not None:
         raise failure
     if told[0][1] is not None:
@@ -205,8 +208,18 @@ def _gathered(mine: Any) -> list[Any]:
 
     everyones: list[Any] = [None] * torch.distributed.get_world_size()
     with _lost_ones():
-        torch.distributed.all_gather_object(everyones, mine)
+        torch.distributed.all_gather_object(everyones, mine, group=_group())
     return everyones
+
+
+def _group() -> Any:
+    """The processes, connected by gloo, whatever else connects them: numbers and names are exchanged, and no tensor of a model."""
+    import torch.distributed
+
+    whole = torch.distributed.group.WORLD
+    if whole not in _groups:
+        _groups[whole] = torch.distributed.new_group(backend="gloo", timeout=_PATIENCE)
+    return _groups[whole]
 
 
 def _portable(error: Exception) -> Exception:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Timer
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,16 @@ def team(count: int, work: Callable[[], int], directory: Path, kill: tuple[int, 
     children = [_forked(work, directory, lambda rank=rank: launched(rank)) for rank in range(count)]
     if kill is not None:
         _kill(children[kill[0]][0], kill[1])
-    return [_done(*child) for child in children]
+    done = []
+    for child, errors in children:
+        # One that does not notice that another is gone, as before they have met, is ended: so do launchers.
+        end = Timer(20.0, os.kill, (child, signal.SIGTERM))
+        if kill is not None:
+            end.start()
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+        end.cancel()
+        done.append(_done(child, errors))
+    return done
 
 
 def _main(words: Sequence[str]) -> int:

@@ -39,8 +39,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TQDM_DISABLE", "1")
     if not getattr(_module(parsed.command), "SHARED", False):
         return _run(parsed) if processes.is_first() else 0
-    with processes.together():
-        return _run(parsed)
+    try:
+        with processes.together():
+            return _run(parsed)
+    except processes.Deserted as deserted:  # before the work began
+        return _said(f"repo-interp {parsed.command}", f"interrupted: {deserted}", 130)
 
 
 def _run(parsed: argparse.Namespace) -> int:
