@@ -92,6 +92,7 @@ def together() -> Iterator[None]:
 
     with _lost_ones():
         state = PartialState(cpu=True, timeout=_MEETING)
+        _group()
     if torch.cuda.is_available():
         torch.cuda.set_device(state.local_process_index % torch.cuda.device_count())
     before = signal.signal(signal.SIGTERM, end) if threading.current_thread() is threading.main_thread() else None
@@ -215,10 +216,13 @@ def _gathered(mine: Any) -> list[Any]:
 def _group() -> Any:
     """The processes, connected by gloo, whatever else connects them: numbers and names are exchanged, and no tensor of a model."""
     import torch.distributed
+    from torch.distributed.distributed_c10d import _set_pg_timeout  # of gloo there is no public way to set it later
 
     whole = torch.distributed.group.WORLD
     if whole not in _groups:
-        _groups[whole] = torch.distributed.new_group(backend="gloo", timeout=_PATIENCE)
+        group = _groups[whole] = torch.distributed.new_group(backend="gloo", timeout=_MEETING)
+        torch.distributed.barrier(group)
+        _set_pg_timeout(_PATIENCE, group)
     return _groups[whole]
 
 

@@ -115,7 +115,7 @@ def _gone_on(place: Path, expected: dict[str, str], cut: list[Done], count: int)
     )
 
 
-PROMPTS, STEPS = 10, 1
+PROMPTS, STEPS = 8, 1
 
 
 def _measured() -> int:
