@@ -146,12 +146,9 @@ def _plan() -> Iterator[Planned]:
         yield Planned(f"language/{name}", layout, continue_from="language/rope")
     yield Planned("language/nope", "nope", continue_from="language/rope", weights=())
     for scheme in ("r2n1", "n2r1"):
-        # Shorter than the others: a step towards them, of which nothing is claimed.
-        yield Planned(f"language/{scheme}", scheme, continue_from="language/rope", fields=_BRIEF, weights=())
+        yield Planned(f"language/{scheme}", scheme, continue_from="language/rope", weights=())
 
 
-_BRIEF: Mapping[str, Any] = {"steps": 500, "scheme_deviation": 0.02}
-"""A third of the recipe."""
 # RePo with RoPE in the first layer: in all layers, flip-flop was not learned in a pilot of this budget.
 _CONTEXTUAL = (("learned", "learned"), ("rope", "rope"), ("cope", "cope"), ("repo", "repo@1/3"))
 """Name and layout of the schemes that CoPE's tasks compare, and RePo."""
