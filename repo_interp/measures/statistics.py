@@ -21,6 +21,7 @@ import numpy as np
 import xarray as xr
 
 from repo_interp.inputs import TENSORS, AttentionInputs, Predictions, Spans
+from repo_interp.measures.kernels.heads import Reduction
 from repo_interp.values import check_fields
 
 
@@ -111,6 +112,10 @@ class Measure(ABC):
     def growth(self) -> float:
         """The power of a prompt's tokens that its time grows by at most, once a prompt is long; for the estimate of costs."""
         return 2.0
+
+    def reductions(self, inputs: AttentionInputs) -> Sequence[Reduction]:
+        """What `observe` will ask of the heads of a layer (`heads.reduced`): made for all measures in one pass over the heads."""
+        return ()
 
     @abstractmethod
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:

@@ -50,7 +50,8 @@ from repo_interp.measures.kernels.axis_fit import (
     fit_pairs,
     inner_product,
 )
-from repo_interp.measures.kernels.logit_sums import MapSums, attention_sums, logit_sums
+from repo_interp.measures.kernels.heads import Reduction
+from repo_interp.measures.kernels.logit_sums import LogitSums, MapSums, attention_sums, is_bilinear, logit_sums
 from repo_interp.measures.kernels.position_cells import position_correlation
 from repo_interp.measures.kernels.solvers import Axes
 from repo_interp.measures.labels import described, of_layer
@@ -121,6 +122,10 @@ class ThreeAxis(Measure):
             values["r2_held_out"] = held_out_r2(sums, logit_sums(inputs, rows), rows, inputs.valid, inputs.window, self.ridge)
         labelled = {name: of_layer(inputs, ("prompt", "layer", "head"), value) for name, value in values.items()}
         return Statistics(per_prompt=xr.Dataset(labelled), first_prompt=self._first_axes(inputs, axes))
+
+    def reductions(self, inputs: AttentionInputs) -> tuple[Reduction, ...]:
+        """Sums of the logits, where these are a dot product."""
+        return (LogitSums(),) if is_bilinear(inputs) else ()
 
     def _by_position(self, inputs: AttentionInputs, sums: MapSums) -> Float[Tensor, "prompt head"]:
         if inputs.scheme not in LEARNED:
