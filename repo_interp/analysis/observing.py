@@ -23,6 +23,7 @@ from repo_interp.analysis.batches import Batch, make_batches
 from repo_interp.analysis.finite import Faults, fault_in, fault_of_outputs
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, select_heads
+from repo_interp.measures.kernels.heads import reduced
 from repo_interp.measures.labels import parameter_attributes
 from repo_interp.measures.statistics import Measure, Statistics, as_measure, merge
 from repo_interp.models.capture import decode, observing, predictions_of
@@ -78,6 +79,8 @@ def observe_batch(
         if heads is not None:
             inputs = select_heads(inputs, heads)
             broken = broken if inputs.faults else {}  # of heads that nobody asked for
+        sound = [measure for measure in measures if measure.name not in found.stopped and not broken.keys() & set(measure.reads)]
+        reduced(inputs, [reduction for measure in sound for reduction in measure.reductions(inputs, batch.spans)])
         for measure in measures:
             if measure.name in found.stopped:
                 continue

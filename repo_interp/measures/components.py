@@ -119,7 +119,7 @@ class Components(Measure):
         """Sums of profiles over prompts and pairs, and each prompt's VAF. InputError without a training length."""
         tokens = tokens_between(inputs.valid, self.first_token, self.last_token)
         frequencies = layer_frequencies(inputs)
-        (measured,) = reduced(inputs, self.reductions(inputs))
+        (measured,) = reduced(inputs, self.reductions(inputs, spans))
         angles, by_prompt = _angles(inputs, tokens, frequencies, self.sampled_per_side)
         sums = angles | {
             "prompts": ((), frequencies.new_full((), len(tokens))),
@@ -141,7 +141,7 @@ class Components(Measure):
         each = {name: (axes, values.float()) for name, (axes, values) in by_prompt.items()}
         return Statistics(per_prompt=_dataset(inputs, each), sums=_dataset(inputs, sums))
 
-    def reductions(self, inputs: AttentionInputs) -> tuple[Reduction, ...]:
+    def reductions(self, inputs: AttentionInputs, spans: Spans) -> tuple[Reduction, ...]:
         """Profiles and variance accounted for of every component. InputError without a training length."""
         if self.training_length is None:
             raise InputError("components are banded by the training length; give training_length in tokens")

@@ -130,7 +130,7 @@ class Rotation(Measure):
         }
         return Statistics(per_prompt=xr.Dataset(per_prompt), sums=xr.Dataset(sums))
 
-    def reductions(self, inputs: AttentionInputs) -> tuple[Reduction, ...]:
+    def reductions(self, inputs: AttentionInputs, spans: Spans) -> tuple[Reduction, ...]:
         """The closed form's correlation with the logits."""
         return (_PairsOf(self),) if _rotates(inputs) and is_bilinear(inputs) else ()
 

@@ -113,7 +113,7 @@ class Measure(ABC):
         """The power of a prompt's tokens that its time grows by at most, once a prompt is long; for the estimate of costs."""
         return 2.0
 
-    def reductions(self, inputs: AttentionInputs) -> Sequence[Reduction]:
+    def reductions(self, inputs: AttentionInputs, spans: Spans) -> Sequence[Reduction]:
         """What `observe` will ask of the heads of a layer (`heads.reduced`): made for all measures in one pass over the heads."""
         return ()
 

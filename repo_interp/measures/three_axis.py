@@ -123,7 +123,7 @@ class ThreeAxis(Measure):
         labelled = {name: of_layer(inputs, ("prompt", "layer", "head"), value) for name, value in values.items()}
         return Statistics(per_prompt=xr.Dataset(labelled), first_prompt=self._first_axes(inputs, axes))
 
-    def reductions(self, inputs: AttentionInputs) -> tuple[Reduction, ...]:
+    def reductions(self, inputs: AttentionInputs, spans: Spans) -> tuple[Reduction, ...]:
         """Sums of the logits, where these are a dot product."""
         return (LogitSums(),) if is_bilinear(inputs) else ()
 

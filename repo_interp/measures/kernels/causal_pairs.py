@@ -97,6 +97,10 @@ _LEAF = 16
 """Tokens within which the squares of single components are summed pair by pair."""
 
 
+_STRETCH = 2**18
+"""Bytes of the features, or logits, that are gone through at a time."""
+
+
 def in_chunks(features: Float[Tensor, "... token d_head"], size: int) -> Float[Tensor, "... chunk within d_head"]:
     """Cut the tokens into chunks of `size`; zeros fill the last one."""
     missing = -features.shape[-2] % size
@@ -191,10 +195,13 @@ class CausalPairs:
 
 @dataclass(frozen=True)
 class Chunks:
-    """Queries and keys in chunks of tokens, and sums over their causal pairs."""
+    """Queries and keys in chunks of tokens, and sums over their causal pairs.
+
+    What has the size of the features, or of `within`, is made for a few chunks at a time, which stay in the processor's caches.
+    """
 
     queries: Float[Tensor, "key member chunk within d_head"]
-    keys: Float[Tensor, "key 1 chunk within d_head"]
+    keys: Float[Tensor, "key any chunk within d_head"]
 
     @cached_property
     def within(self) -> Float[Tensor, "key member chunk query key"]:
@@ -214,68 +221,110 @@ class Chunks:
     @cached_property
     def by_query(self) -> Float[Tensor, "key member query"]:
         """Row sums, those of the last chunk's zeros included."""
-        sums = self.keys.sum(-2, dtype=torch.float64)
-        return _with_others(self.queries, sums.cumsum(-2) - sums, self.within.sum(-1))
+        sums = self._chunk_sums(self.keys)
+        before = sums.cumsum(-2) - sums
+        return self._lines(lambda some: _line(self.queries[some], before[some], self.within[some].sum(-1)))
 
     @cached_property
     def by_key(self) -> Float[Tensor, "key member key"]:
         """Column sums, those of the last chunk's zeros included."""
-        sums = self.queries.sum(-2, dtype=torch.float64)
-        until = sums.cumsum(-2)
-        return _with_others(self.keys, until[..., -1:, :] - until, self.within.sum(-2))
+        sums = self._chunk_sums(self.queries)
+        after = sums.sum(-2, keepdim=True) - sums.cumsum(-2)
+        return self._lines(lambda some: _line(self.keys[some], after[some], self.within[some].sum(-2)))
 
     @cached_property
     def squares(self) -> Float[Tensor, "key member 2"]:
         """sum y^2 within chunks and between them."""
-        return torch.stack([_sum_of_squares(self.within), self.products.sum((-1, -2))], -1)
+        within = self._added(lambda some: _sum_of_squares(self.within[some]))
+        return torch.stack([within, self.products.sum((-1, -2))], -1)
 
     @cached_property
     def with_logits(self) -> Float[Tensor, "key member component"]:
         """sum C_r y."""
-        within = (self.within @ self.keys).mul_(self.queries).sum(-2).sum(-2, dtype=torch.float64)
+        within = self._added(lambda some: _sum_of_products(self.within[some] @ self.keys[some], self.queries[some]))
         return (within + self.products.sum(-1)).unflatten(-1, (2, -1)).sum(-2)
 
     def squares_of(self, bands: Bool[Tensor, "band component"]) -> Float[Tensor, "key member band"]:
         """sum Y^2 of the sum Y of the components of every band."""
         of_dimension = bands.repeat(1, 2).to(self.products)
         between = torch.einsum("xa,kmab,xb->kmx", of_dimension, self.products, of_dimension)
-        parted, largest = bool((bands.sum(0) == 1).all()), int(bands.sum(-1).argmax())
-        within = between.new_zeros(between.shape)
-        rest = self.within.clone() if parted else None
-        for number, band in enumerate(bands):
-            if rest is not None and number == largest or not bool(band.any()):
-                continue
-            dimensions = band.repeat(2).nonzero()[:, 0]
-            logits = (self.queries[..., dimensions] @ self.keys[..., dimensions].mT).mul_(self._lower)
-            within[..., number] = _sum_of_squares(logits)
-            if rest is not None:
+        runs = [_runs(band.repeat(2)) for band in bands]
+        # Where every component is in one band, the largest band has what the others leave of the logits.
+        last = int(bands.sum(-1).argmax()) if bool((bands.sum(0) == 1).all()) else None
+
+        def within(some: tuple) -> Tensor:
+            queries, keys, rest = self.queries[some], self.keys[some], self.within[some].clone()
+            sums = torch.zeros_like(between)
+            for number, dimensions in enumerate(runs):
+                if number == last or not dimensions:
+                    continue
+                logits = sum(queries[..., run] @ keys[..., run].mT for run in dimensions) * self._lower
+                sums[..., number] = _sum_of_squares(logits)
                 rest -= logits
-        if rest is not None:  # where every component is in one band, the largest one has what the others leave of the logits
-            within[..., largest] = _sum_of_squares(rest)
-        return within + between
+            if last is not None:
+                sums[..., last] = _sum_of_squares(rest)
+            return sums
+
+        return self._added(within) + between
+
+    def _chunk_sums(self, features: Tensor) -> Float[Tensor, "key any chunk d_head"]:
+        return torch.cat([features[some].to(torch.float64).sum(-2) for some in self._stretches], -2)
+
+    def _added(self, of: Callable[[tuple], Tensor]) -> Tensor:
+        return torch.stack([of(some) for some in self._stretches]).sum(0)
+
+    def _lines(self, of: Callable[[tuple], Tensor]) -> Tensor:
+        return torch.cat([of(some) for some in self._stretches], -2).flatten(-2)
+
+    @cached_property
+    def _stretches(self) -> list[tuple]:
+        """Indices of a few chunks at a time."""
+        keys, members, chunks, size, width = self.queries.shape
+        at_once = max(1, _STRETCH // (keys * members * size * max(size, width) * self.queries.element_size()))
+        return [(slice(None), slice(None), slice(start, start + at_once)) for start in range(0, chunks, at_once)]
 
 
-def _with_others(features: Tensor, others: Tensor, within: Tensor) -> Tensor:
-    """`within` and the products of `features` with the sum of their chunk's `others`, [key, member, token], float64."""
-    return ((features.to(torch.float64) @ others[..., None])[..., 0] + within).flatten(-2)
+def _line(features: Tensor, others: Tensor, within: Tensor) -> Tensor:
+    """`within` and the products of `features` with the sum of their chunk's `others`, [key, member, chunk, within], float64."""
+    return (features.to(torch.float64) @ others[..., None])[..., 0] + within
 
 
 def _sum_of_squares(logits: Float[Tensor, "key member chunk query key"]) -> Float[Tensor, "key member"]:
     return logits.square().sum(-1).sum((-1, -2), dtype=torch.float64)
 
 
+def _sum_of_products(products: Tensor, queries: Tensor) -> Float[Tensor, "key member d_head"]:
+    return products.mul_(queries).sum(-2).sum(-2, dtype=torch.float64)
+
+
+def _runs(chosen: Bool[Tensor, "dimension"]) -> list[slice]:
+    """The chosen dimensions as slices."""
+    edges = torch.nn.functional.pad(chosen.to(torch.int8), (1, 1)).diff()
+    return [slice(start, stop) for start, stop in zip((edges == 1).nonzero()[:, 0].tolist(), (edges == -1).nonzero()[:, 0].tolist(), strict=True)]
+
+
 def _own_squares(queries: Tensor, keys: Tensor) -> Float[Tensor, "key member component"]:
     """sum C_r^2 = sum_i q_r^2 K_rr + 2 q_r q_r' K_rr' + q_r'^2 K_r'r', K the sums of k_r k_s up to i, over causal pairs."""
-    of_queries, of_keys = _squares(queries), _squares(keys)
-    of_queries[..., of_queries.shape[-1] // 3 * 2 :] *= 2
     lower = torch.ones(_LEAF, _LEAF, dtype=queries.dtype, device=queries.device).tril()
-    sums = of_keys.sum(-2, dtype=torch.float64)
-    between = ((sums.cumsum(-2) - sums) * of_queries.sum(-2)).sum(-2)
-    within = (lower @ of_keys * of_queries).sum(-2).sum(-2, dtype=torch.float64)
-    return (between + within).unflatten(-1, (3, -1)).sum(-2)
+    before = torch.zeros(*keys.shape[:2], 1, 3 * keys.shape[-1] // 2, dtype=torch.float64, device=keys.device)
+    sums = 0
+    step = _LEAF * max(1, _STRETCH // (queries.shape[:2].numel() * _LEAF * queries.shape[-1] * queries.element_size()))
+    for some_queries, some_keys in zip(queries.split(step, -2), keys.split(step, -2), strict=True):
+        of_queries, of_keys = _squares(some_queries), _squares(some_keys)
+        of_leaves = of_keys.sum(-2, dtype=torch.float64)
+        until = before + of_leaves.cumsum(-2)
+        within = (lower @ of_keys).mul_(of_queries).sum(-2).sum(-2, dtype=torch.float64)
+        sums = sums + within + ((until - of_leaves) * of_queries.sum(-2)).sum(-2)
+        before = until[..., -1:, :]
+    first, second, crossed = sums.chunk(3, -1)
+    return first + second + 2 * crossed
 
 
 def _squares(features: Tensor) -> Tensor:
     """x_r^2, x_r'^2 and x_r x_r' of every component, in leaves."""
-    first, second = in_chunks(features, _LEAF).chunk(2, -1)
-    return torch.cat((first * first, second * second, first * second), -1)
+    leaves = in_chunks(features, _LEAF)
+    half = leaves.shape[-1] // 2
+    squares = torch.empty(*leaves.shape[:-1], 3 * half, dtype=leaves.dtype, device=leaves.device)
+    torch.mul(leaves, leaves, out=squares[..., : 2 * half])
+    torch.mul(leaves[..., :half], leaves[..., half:], out=squares[..., 2 * half :])
+    return squares

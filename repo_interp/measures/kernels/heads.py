@@ -54,6 +54,19 @@ class Reduction(ABC):
         """A fold over the blocks of the layer, at its beginning."""
 
 
+class Same:
+    """A tensor that equals another one where every number does, so that reductions by equal ones are equal."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and torch.equal(self.tensor, other.tensor)
+
+    def __hash__(self) -> int:
+        return hash(self.tensor.shape)
+
+
 class Fold(ABC):
     """A reduction on its way through the blocks of a layer, each head once, in any order."""
 
@@ -85,6 +98,8 @@ class HeadBlock:
     """Tokens whose queries take part."""
     tokens: Bool[Tensor, "key 1 token"]
     """Tokens whose keys take part."""
+    counts: PairCounts
+    """Numbers of seen pairs, each [key, 1, ...]."""
     window: int | None
     wanted: frozenset[str] = frozenset()
 
@@ -92,11 +107,6 @@ class HeadBlock:
     def pairs(self) -> CausalPairs:
         """Sums over the seen pairs of queries and keys."""
         return CausalPairs(self.queries, self.keys, self.window, chunk_size(self.queries.shape[-1]))
-
-    @cached_property
-    def counts(self) -> PairCounts:
-        """Numbers of seen pairs, each [key, 1, ...]."""
-        return pair_counts(self.tokens, self.window, self.rows)
 
     @cached_property
     def profiles(self) -> Float[Tensor, "key member component distance"]:
@@ -126,6 +136,7 @@ class HeadBlock:
                 keys=self.keys.masked_fill(hidden, 0),
                 rows=self.rows & some,
                 tokens=some,
+                counts=pair_counts(some, self.window, self.rows & some),
             )
         return self.extras[first, last]
 
@@ -133,11 +144,13 @@ class HeadBlock:
         """The `chosen` heads alone, each with a key of its own, in `dtype`."""
         key, member = chosen.nonzero().unbind(-1)
         of_key = {name: getattr(self, name)[key] for name in ("prompt", "rows", "tokens")}
+        counts = PairCounts(self.counts.query[key], self.counts.key[key], self.counts.distance[key], self.counts.total[key])
         return replace(
             self,
             head=self.head[key, member, None],
             queries=self.queries[key, member, None].to(dtype),
             keys=self.keys[key].to(dtype),
+            counts=counts,
             **of_key,
         )
 
@@ -195,41 +208,72 @@ def head_blocks(
     exact = torch.float64 if inputs.queries.dtype == torch.float64 else torch.float32
     prompts, heads, length, width = inputs.queries.shape
     rotates = inputs.positions is not None and inputs.frequencies is not None
-    positions_of = inputs.positions.shape[1] if rotates and inputs.positions is not None else 1
-    shared = max(inputs.kv_heads, positions_of)
-    group, bytes_per_head = heads // shared, length * width * exact.itemsize
-    members = min(group, max(1, memory // (4 * bytes_per_head) - 1))
-    at_once = max(1, memory // (4 * bytes_per_head * (members + 1)))
-    for items in torch.arange(prompts * shared, device=inputs.queries.device).split(at_once):
-        prompt, key = items[:, None] // shared, items[:, None] % shared
-        tokens = inputs.valid[prompt]
-        taking_part = tokens if rows is None else tokens & rows[prompt]
-        tables = None
-        if rotates:
-            assert inputs.positions is not None and inputs.frequencies is not None
-            # One table for all heads that have the same positions: of index positions, one for the whole block.
-            row, place = (prompt * positions_of + key * positions_of // shared).unique(return_inverse=True)
-            made = rotation_tables(inputs.positions.flatten(0, 1)[row], inputs.frequencies, inputs.attention_scaling, exact)
-            tables = made if len(row) == 1 else tuple(table[place] for table in made)
-        keys = _features(inputs.keys[prompt, key * inputs.kv_heads // shared], tables, tokens, exact)
-        for some in torch.arange(group, device=items.device).split(members):
-            head = key * group + some
-            queries = _features(inputs.queries[prompt, head], tables, taking_part, exact)
-            yield HeadBlock(prompt, head, queries, keys, taking_part, tokens, inputs.window, wanted)
+    shared = max(inputs.kv_heads, inputs.positions.shape[1]) if rotates and inputs.positions is not None else inputs.kv_heads
+    group, at_once = heads // shared, max(1, memory // (4 * length * width * exact.itemsize))
+    members = min(group, max(1, at_once - 1))
+    keys_at_once = max(1, at_once // (members + 1))
+    taking_part = inputs.valid if rows is None else inputs.valid & rows
+    counts = pair_counts(inputs.valid, inputs.window, taking_part)
+    # Slices of the inputs, so that nothing is copied before it is rotated: some prompts whole, or some heads of one prompt.
+    for prompt in _slices(prompts, max(1, keys_at_once // shared)):
+        for key in _slices(shared, keys_at_once):
+            tables = _tables(inputs, prompt, key, shared, exact) if rotates else None
+            keys = _features(_each(inputs.keys, shared)[prompt, key], tables, inputs.valid[prompt], exact)
+            for member in _slices(group, members):
+                queries = inputs.queries[prompt].unflatten(1, (shared, group))[:, key, member]
+                every = torch.arange(prompts * heads, device=keys.device).view(prompts, shared, group)[prompt, key, member]
+                row = torch.div(every.flatten(0, 1)[:, :1], heads, rounding_mode="floor")
+                yield HeadBlock(
+                    prompt=row,
+                    head=every.flatten(0, 1) % heads,
+                    queries=_features(queries, tables, taking_part[prompt], exact),
+                    keys=keys,
+                    rows=taking_part[row],
+                    tokens=inputs.valid[row],
+                    counts=PairCounts(counts.query[row], counts.key[row], counts.distance[row], counts.total[row]),
+                    window=inputs.window,
+                    wanted=wanted,
+                )
 
 
-def _features(features: Tensor, tables: tuple[Tensor, ...] | None, tokens: Tensor, exact: torch.dtype) -> Tensor:
-    """`features` [key, member, token, d_head] rotated, 0 where a token takes no part; they are overwritten."""
-    features = features.to(exact)
-    if tables is not None:
+def _slices(count: int, at_once: int) -> list[slice]:
+    return [slice(start, min(start + at_once, count)) for start in range(0, count, at_once)]
+
+
+def _each(features: Tensor, shared: int) -> Float[Tensor, "prompt key 1 token d_head"]:
+    """Keys, or positions, with one entry for each that is told apart: a view."""
+    present = features.shape[1]
+    return features[:, :, None].expand(-1, -1, shared // present, *features.shape[2:]).flatten(1, 2)[:, :, None]
+
+
+def _tables(
+    inputs: AttentionInputs, prompt: slice, key: slice, shared: int, exact: torch.dtype
+) -> tuple[Float[Tensor, "prompt any 1 token component"], Float[Tensor, "prompt any 1 token component"]]:
+    """Cosines and sines by which some keys and their queries are rotated: of index positions, one for all."""
+    assert inputs.positions is not None and inputs.frequencies is not None
+    positions = inputs.positions[prompt]
+    positions = positions[:, :, None] if positions.shape[1] == 1 else _each(positions, shared)[:, key]
+    return rotation_tables(positions, inputs.frequencies, inputs.attention_scaling, exact)
+
+
+def _features(
+    features: Float[Tensor, "prompt key any token d_head"],
+    tables: tuple[Tensor, Tensor] | None,
+    tokens: Bool[Tensor, "prompt token"],
+    exact: torch.dtype,
+) -> Float[Tensor, "key any token d_head"]:
+    """`features` rotated, 0 where a token takes no part, with the keys of all prompts on one axis: a copy."""
+    ready = torch.empty(features.shape, dtype=exact, device=features.device)
+    if tables is None:
+        ready.copy_(features)
+    else:
         cosines, sines = tables
-        first, second = features.chunk(2, -1)
-        turned = torch.empty_like(features)
-        real, imaginary = turned.chunk(2, -1)
+        (first, second), (real, imaginary) = features.to(exact).chunk(2, -1), ready.chunk(2, -1)
         torch.mul(first, cosines, out=real).addcmul_(second, sines, value=-1)
         torch.mul(second, cosines, out=imaginary).addcmul_(first, sines)
-        features = turned
-    return features if bool(tokens.all()) else features.masked_fill_(~tokens[..., None], 0)
+    if not bool(tokens.all()):
+        ready.masked_fill_(~tokens[:, None, None, :, None], 0)
+    return ready.flatten(0, 1)
 
 
 def over_heads(
