@@ -173,9 +173,9 @@ def _probe(
 
     add()  # sums of the second batch are merged with those of the first
     merging = _timed(add, device)[0] + _timed(conclude, device)[0]
-    once = frozenset(name for name, each in observed.items() if not each.per_prompt.data_vars and not each.sums.data_vars)
+    once = frozenset(name for name, each in observed.items() if not each.arrays["per_prompt"].values and not each.arrays["sums"].values)
     size, bounded = (
-        float(sum(part.nbytes for name in names for part in vars(observed[name]).values()))
+        float(sum(observed[name].nbytes for name in names))
         for names in (set(observed) - once, once)
     )
     return _Probe(len(prompt.tokens), passing, tuple(map(tuple, measuring)), labelling, merging, size, bounded, once)

@@ -26,12 +26,17 @@ from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans, select_prompts
 from repo_interp.measures.kernels.heads import Fold, HeadBlock, Reduction, Same, reduced
 from repo_interp.measures.kernels.logit_sums import is_bilinear
-from repo_interp.measures.labels import described, of_layer
+from repo_interp.measures.labels import arrays, described
 from repo_interp.measures.statistics import Measure, Statistics
 
 
 Rows = Literal["generated", "producing"]
 ROWS: tuple[Rows, ...] = get_args(Rows)
+
+
+def span_mass(inputs: AttentionInputs, rows: Int[Tensor, "row"], spans: Bool[Tensor, "span token"]) -> Float[Tensor, "head span"]:
+    """Mean over `rows` of the attention weight on each span, for a batch of one prompt. float64; sums to 1 over a partition."""
+    return _mean_mass(inputs.logits(rows)[0], spans)
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ class SpanMass(Reduction):
         """The same for any logits, the rows of one prompt at a time."""
         prompts = (select_prompts(inputs, slice(number, number + 1)) for number in range(len(self.rows)))
         parts = zip(prompts, self.rows, self.masks.tensor, strict=True)
-        return torch.stack([_mean_mass(prompt.logits(rows.tensor)[0], mask) for prompt, rows, mask in parts])
+        return torch.stack([span_mass(prompt, rows.tensor, mask) for prompt, rows, mask in parts])
 
 
 @dataclass
@@ -73,7 +78,6 @@ class _SpanMass(Fold):
 
 
 def _mean_mass(logits: Float[Tensor, "head row key"], spans: Bool[Tensor, "span key"]) -> Float[Tensor, "head span"]:
-    """Mean over rows of the attention weight on each span, float64; sums to 1 over a partition."""
     weights = torch.softmax(logits, dim=-1).sum(-2, dtype=torch.float64)
     return weights @ spans.to(torch.float64).T / logits.shape[-2]
 
@@ -110,12 +114,14 @@ class AttentionMass(Measure):
         chance = torch.stack(chances).masked_fill(absent, float("nan"))
         mass = mass.masked_fill(absent[:, None], float("nan"))
         return Statistics(
-            per_prompt=xr.Dataset(
+            per_prompt=arrays(
+                inputs,
                 {
-                    "mass": of_layer(inputs, ("prompt", "layer", "head", "span"), mass, span=names),
-                    "chance": of_layer(inputs, ("prompt", "layer", "span"), chance, span=names),
-                    "tokens": of_layer(inputs, ("prompt", "layer", "span"), tokens.double(), span=names),
-                }
+                    "mass": (("prompt", "layer", "head", "span"), mass),
+                    "chance": (("prompt", "layer", "span"), chance),
+                    "tokens": (("prompt", "layer", "span"), tokens.double()),
+                },
+                span=names,
             )
         )
 

@@ -34,7 +34,7 @@ from repo_interp.measures.kernels.gate_sums import position_bias_sums
 from repo_interp.measures.kernels.heads import Reduction, reduced, tokens_between
 from repo_interp.measures.kernels.rotary_components import BANDS, ComponentSums, frequency_bands, layer_frequencies
 from repo_interp.measures.kernels.rotation_angles import EDGES, PER_SIDE, RotationAngles, largest_difference, rotation_angles
-from repo_interp.measures.labels import described
+from repo_interp.measures.labels import Arrays, arrays, described
 from repo_interp.measures.statistics import Measure, Statistics
 from repo_interp.positions.rotary import expand_heads
 from repo_interp.values import Tokens, TokensOrNone
@@ -137,9 +137,9 @@ class Components(Measure):
         for name, values in explained.items():
             by_prompt[name] = ("prompt", "head", "band" if name == "vaf_band" else "component"), values
         if self.prompts == "mean":
-            return Statistics(sums=_dataset(inputs, sums | _summed(by_prompt)))
+            return Statistics(sums=_labelled(inputs, sums | _summed(by_prompt)))
         each = {name: (axes, values.float()) for name, (axes, values) in by_prompt.items()}
-        return Statistics(per_prompt=_dataset(inputs, each), sums=_dataset(inputs, sums))
+        return Statistics(per_prompt=_labelled(inputs, each), sums=_labelled(inputs, sums))
 
     def reductions(self, inputs: AttentionInputs, spans: Spans) -> tuple[Reduction, ...]:
         """Profiles and variance accounted for of every component. InputError without a training length."""
@@ -175,23 +175,14 @@ class Components(Measure):
         return xr.Dataset(named | _averaged(sums))
 
 
-def _dataset(inputs: AttentionInputs, record: Record) -> xr.Dataset:
-    """Tensors of one layer as variables with labels, `layer` before `head`, or else first."""
-    labels = {
-        "prompt": inputs.prompts.tolist(),
-        "layer": [inputs.layer],
-        "head": np.arange(inputs.heads),
-        "component": np.arange(inputs.queries.shape[-1] // 2),
-        "distance": np.arange(inputs.valid.shape[1]),
-        "band": list(BANDS),
-        "turn": list(EDGES),
-    }
-    variables = {}
+def _labelled(inputs: AttentionInputs, record: Record) -> Arrays:
+    """Tensors of one layer with labels, `layer` before `head`, or else first."""
+    placed = {}
     for name, (axes, values) in record.items():
         place = 1 if axes[:1] == ("prompt",) else 0
-        variables[name] = (*axes[:place], "layer", *axes[place:]), np.expand_dims(values.cpu().numpy(), place)
-    used = {axis for axes, _ in variables.values() for axis in axes}
-    return xr.Dataset(variables, coords={axis: label for axis, label in labels.items() if axis in used})
+        placed[name] = (*axes[:place], "layer", *axes[place:]), values
+    components, distances = inputs.queries.shape[-1] // 2, inputs.valid.shape[1]
+    return arrays(inputs, placed, component=range(components), distance=range(distances), band=BANDS, turn=EDGES)
 
 
 def _angles(inputs: AttentionInputs, tokens: Tensor, frequencies: Tensor, per_side: int) -> tuple[Record, Record]:

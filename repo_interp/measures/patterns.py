@@ -26,7 +26,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, Spans
-from repo_interp.measures.labels import described, of_layer
+from repo_interp.measures.labels import arrays, described
 from repo_interp.measures.statistics import Measure, Statistics
 from repo_interp.positions.layouts import LEARNED
 from repo_interp.values import PositiveOrZero
@@ -114,28 +114,20 @@ class Patterns(Measure):
                     patterns = _patterns(*of_size, epsilon)
                     counts[row, column] = [int((patterns == pattern).sum()) for pattern in range(len(PATTERNS))]
         return Statistics(
-            per_prompt=xr.Dataset(
-                {
-                    "chunk_pattern": of_layer(
-                        inputs,
-                        ("prompt", "layer", "head", "chunk"),
-                        chunks.to(torch.int8),
-                        chunk=np.arange(chunks.shape[-1]),
-                    )
-                }
+            per_prompt=arrays(
+                inputs,
+                {"chunk_pattern": (("prompt", "layer", "head", "chunk"), chunks.to(torch.int8))},
+                chunk=range(chunks.shape[-1]),
             ),
-            sums=xr.Dataset(
+            sums=arrays(
+                inputs,
                 {
-                    "sensitivity_chunks": of_layer(
-                        inputs,
-                        ("layer", "chunk_size", "epsilon", "pattern"),
-                        counts,
-                        chunk_size=list(CHUNK_SIZES),
-                        epsilon=list(EPSILONS),
-                        pattern=list(PATTERNS),
-                    ),
-                    "learned": of_layer(inputs, ("layer",), np.array(float(inputs.scheme in LEARNED))),
-                }
+                    "sensitivity_chunks": (("layer", "chunk_size", "epsilon", "pattern"), counts),
+                    "learned": (("layer",), np.array(float(inputs.scheme in LEARNED))),
+                },
+                chunk_size=CHUNK_SIZES,
+                epsilon=EPSILONS,
+                pattern=PATTERNS,
             ),
         )
 

@@ -37,7 +37,7 @@ from repo_interp.measures.kernels.closed_form import ClosedForm, Semantic, close
 from repo_interp.measures.kernels.heads import MEMORY, Fold, HeadBlock, Reduction, reduced
 from repo_interp.measures.kernels.logit_sums import is_bilinear
 from repo_interp.measures.kernels.rotation_angles import largest_difference
-from repo_interp.measures.labels import described, of_layer
+from repo_interp.measures.labels import arrays, described
 from repo_interp.measures.statistics import Measure, Statistics
 from repo_interp.positions.layouts import LEARNED
 from repo_interp.positions.rotary import expand_heads
@@ -120,15 +120,15 @@ class Rotation(Measure):
         }
         of_component = ("layer", "head", "component")
         components = range(rotation.shape[-1])
-        sums = {
-            name: of_layer(inputs, of_component, (weight * mean).sum(0), component=components) for name, mean in means.items()
-        }
-        sums["tokens"] = of_layer(inputs, ("layer",), tokens.sum())
+        sums = {name: (of_component, (weight * mean).sum(0)) for name, mean in means.items()}
         per_prompt = {
-            "max_rotation": of_layer(inputs, ("prompt", *of_component), rotation, component=components),
-            "closed_form_r": of_layer(inputs, ("prompt", "layer", "head"), correlation),
+            "max_rotation": (("prompt", *of_component), rotation),
+            "closed_form_r": (("prompt", "layer", "head"), correlation),
         }
-        return Statistics(per_prompt=xr.Dataset(per_prompt), sums=xr.Dataset(sums))
+        return Statistics(
+            per_prompt=arrays(inputs, per_prompt, component=components),
+            sums=arrays(inputs, sums | {"tokens": (("layer",), tokens.sum())}, component=components),
+        )
 
     def reductions(self, inputs: AttentionInputs, spans: Spans) -> tuple[Reduction, ...]:
         """The closed form's correlation with the logits."""

@@ -313,7 +313,7 @@ def _own_squares(queries: Tensor, keys: Tensor) -> Float[Tensor, "key member com
         of_queries, of_keys = _squares(some_queries), _squares(some_keys)
         of_leaves = of_keys.sum(-2, dtype=torch.float64)
         until = before + of_leaves.cumsum(-2)
-        within = (lower @ of_keys).mul_(of_queries).sum(-2).sum(-2, dtype=torch.float64)
+        within = (lower @ of_keys * of_queries).sum(-2).sum(-2, dtype=torch.float64)
         sums = sums + within + ((until - of_leaves) * of_queries.sum(-2)).sum(-2)
         before = until[..., -1:, :]
     first, second, crossed = sums.chunk(3, -1)

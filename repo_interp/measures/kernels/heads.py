@@ -204,11 +204,16 @@ def head_blocks(
     memory: int = MEMORY,
     wanted: frozenset[str] = frozenset(),
 ) -> Iterator[HeadBlock]:
-    """All heads of all prompts, each once; `memory` bounds the bytes of the features of a block, as long as one head fits."""
+    """All heads of all prompts, each once; `memory` bounds the bytes of the features of a block, as long as one head fits.
+
+    Raises ValueError where heads cannot share keys evenly.
+    """
     exact = torch.float64 if inputs.queries.dtype == torch.float64 else torch.float32
     prompts, heads, length, width = inputs.queries.shape
     rotates = inputs.positions is not None and inputs.frequencies is not None
     shared = max(inputs.kv_heads, inputs.positions.shape[1]) if rotates and inputs.positions is not None else inputs.kv_heads
+    if heads % shared:
+        raise ValueError(f"{heads} heads do not pair with {shared} keys: wanted a multiple")
     group, at_once = heads // shared, max(1, memory // (4 * length * width * exact.itemsize))
     members = min(group, max(1, at_once - 1))
     keys_at_once = max(1, at_once // (members + 1))
