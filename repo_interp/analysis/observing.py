@@ -24,9 +24,8 @@ from repo_interp.analysis.batches import Batch, make_batches
 from repo_interp.analysis.finite import Faults, fault_in, fault_of_outputs
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, select_heads
-from repo_interp.measures.kernels.heads import reduced
 from repo_interp.measures.labels import Arrays, parameter_attributes
-from repo_interp.measures.statistics import Measure, Statistics, as_measure, merge
+from repo_interp.measures.statistics import Measure, Statistics, as_measure, merge, share
 from repo_interp.models.capture import decode, observing, predictions_of
 from repo_interp.models.provenance import length_trained
 from repo_interp.models.reposition import layout
@@ -82,7 +81,7 @@ def observe_batch(
             inputs = select_heads(inputs, heads)
             broken = broken if inputs.faults else {}  # of heads that nobody asked for
         sound = [measure for measure in measures if measure.name not in found.stopped and not broken.keys() & set(measure.reads)]
-        reduced(inputs, [reduction for measure in sound for reduction in measure.reductions(inputs, batch.spans)])
+        share(sound, inputs, batch.spans)
         for measure in measures:
             if measure.name in found.stopped:
                 continue
@@ -140,9 +139,7 @@ def stream(
         batch = replace(batch, numbers=tuple(begun + number for number in batch.numbers))
         for name, statistics in observe_batch(bridge, batch, measures, range(len(schemes))).items():
             if kept := statistics.arrays["per_prompt"].values:
-                raise InputError(
-                    f"{name} keeps {', '.join(kept)} of every prompt: use analyze, or sums"
-                )
+                raise InputError(f"{name} keeps {', '.join(kept)} of every prompt: use analyze, or sums")
             merged[name].add(statistics)
         begun += len(some)
     if not begun:

@@ -29,7 +29,6 @@ from repo_interp.measures.kernels.logit_sums import is_bilinear
 from repo_interp.measures.labels import arrays, described
 from repo_interp.measures.statistics import Measure, Statistics
 
-
 Rows = Literal["generated", "producing"]
 ROWS: tuple[Rows, ...] = get_args(Rows)
 

@@ -24,7 +24,6 @@ import numpy as np
 import torch
 import xarray as xr
 from annotated_types import Interval
-from jaxtyping import Float
 from torch import Tensor
 
 from repo_interp.errors import InputError

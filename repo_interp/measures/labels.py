@@ -19,7 +19,6 @@ from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs
 
-
 Record = Mapping[str, tuple[Sequence[str], Tensor | np.ndarray]]
 """Axes and values by name."""
 
@@ -56,7 +55,9 @@ class Arrays:
         order = np.argsort(self.labels[axis], kind="stable")
         if (order == np.arange(len(order))).all():
             return self
-        values = {name: (axes, np.take(v, order, axes.index(axis)) if axis in axes else v) for name, (axes, v) in self.values.items()}
+        values = {
+            name: (axes, np.take(v, order, axes.index(axis)) if axis in axes else v) for name, (axes, v) in self.values.items()
+        }
         return Arrays(values, {**self.labels, axis: self.labels[axis][order]})
 
 
@@ -69,7 +70,9 @@ def joined(parts: Sequence[Arrays], axis: str) -> Arrays:
     ends = np.cumsum([0, *(len(part.labels[axis]) for part in parts)])
     for number, place in enumerate(places):
         place[axis] = np.arange(ends[number], ends[number + 1])
-    return Arrays(_put_together(parts, labels, places, _absent, lambda whole, place, values: whole.__setitem__(place, values)), labels)
+    return Arrays(
+        _put_together(parts, labels, places, _absent, lambda whole, place, values: whole.__setitem__(place, values)), labels
+    )
 
 
 def added(parts: Sequence[Arrays]) -> Arrays:

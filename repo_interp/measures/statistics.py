@@ -13,7 +13,7 @@ Knows nothing about what is measured.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import cached_property
 from typing import Any
@@ -22,10 +22,9 @@ import numpy as np
 import xarray as xr
 
 from repo_interp.inputs import TENSORS, AttentionInputs, Predictions, Spans
-from repo_interp.measures.kernels.heads import Reduction
+from repo_interp.measures.kernels.heads import Reduction, reduced
 from repo_interp.measures.labels import Arrays, added, joined
 from repo_interp.values import check_fields
-
 
 STATISTICS = ("per_prompt", "sums", "first_prompt")
 """The parts of `Statistics`."""
@@ -158,6 +157,11 @@ class Measure(ABC):
     @abstractmethod
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group of the run file, with `units` and `long_name` on every variable, from the merged statistics."""
+
+
+def share(measures: Iterable[Measure], inputs: AttentionInputs, spans: Spans) -> None:
+    """Make what `measures` will ask of the heads of a layer in one pass over them; `inputs` keep it for them."""
+    reduced(inputs, [reduction for measure in measures for reduction in measure.reductions(inputs, spans)])
 
 
 PARTS = ("name", "required_spans", "parameters", "observe", "conclude")

@@ -190,7 +190,9 @@ class CausalPairs:
         return (self.square - self.by_query.sum(-1) ** 2 / pairs.clamp(min=1)).clamp(min=0)
 
     def _sum(self, of: Callable[[Chunks], Tensor]) -> Tensor:
-        return torch.stack([sign * of(chunks) for sign, _, chunks in self.parts]).sum(0) if self.parts[1:] else of(self.parts[0][2])
+        return (
+            torch.stack([sign * of(chunks) for sign, _, chunks in self.parts]).sum(0) if self.parts[1:] else of(self.parts[0][2])
+        )
 
 
 @dataclass(frozen=True)
@@ -300,7 +302,10 @@ def _sum_of_products(products: Tensor, queries: Tensor) -> Float[Tensor, "key me
 def _runs(chosen: Bool[Tensor, "dimension"]) -> list[slice]:
     """The chosen dimensions as slices."""
     edges = torch.nn.functional.pad(chosen.to(torch.int8), (1, 1)).diff()
-    return [slice(start, stop) for start, stop in zip((edges == 1).nonzero()[:, 0].tolist(), (edges == -1).nonzero()[:, 0].tolist(), strict=True)]
+    return [
+        slice(start, stop)
+        for start, stop in zip((edges == 1).nonzero()[:, 0].tolist(), (edges == -1).nonzero()[:, 0].tolist(), strict=True)
+    ]
 
 
 def _own_squares(queries: Tensor, keys: Tensor) -> Float[Tensor, "key member component"]:

@@ -56,7 +56,9 @@ class ClosedForm(Reduction):
 
     def start(self, inputs: AttentionInputs) -> Fold:
         """Correlations of no head yet."""
-        return _ClosedForm(inputs, self, torch.full(self.chosen.shape[:2], torch.nan, dtype=torch.float64, device=self.chosen.device))
+        return _ClosedForm(
+            inputs, self, torch.full(self.chosen.shape[:2], torch.nan, dtype=torch.float64, device=self.chosen.device)
+        )
 
 
 @dataclass(eq=False)

@@ -165,7 +165,10 @@ def tokens_between(valid: Bool[Tensor, "... token"], first: int, last: int | Non
 
 
 def reduced(
-    inputs: AttentionInputs, reductions: Sequence[Reduction], rows: Bool[Tensor, "prompt token"] | None = None, memory: int = MEMORY
+    inputs: AttentionInputs,
+    reductions: Sequence[Reduction],
+    rows: Bool[Tensor, "prompt token"] | None = None,
+    memory: int = MEMORY,
 ) -> list[Any]:
     """Results of `reductions`, in their order: those that are not known of `inputs` are made in one pass over the heads.
 
@@ -281,8 +284,6 @@ def _features(
     return ready.flatten(0, 1)
 
 
-def over_heads(
-    parts: Float[Tensor, "prompt head *axes"], block: HeadBlock, values: Float[Tensor, "key member *axes"]
-) -> None:
+def over_heads(parts: Float[Tensor, "prompt head *axes"], block: HeadBlock, values: Float[Tensor, "key member *axes"]) -> None:
     """Put what was made of the heads of a block in their places of a result of all heads."""
     parts[block.prompt, block.head] = values
