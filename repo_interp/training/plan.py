@@ -144,7 +144,8 @@ def _plan() -> Iterator[Planned]:
     yield Planned("language/cope_16", "cope", fields={"scheme_options": {"p_max": 16}})
     for name, layout in (("rope_continued", "rope"), ("repo", "repo@1/3")):
         yield Planned(f"language/{name}", layout, continue_from="language/rope")
-    for scheme in ("nope", "r2n1", "n2r1"):
+    yield Planned("language/nope", "nope", continue_from="language/rope", weights=())
+    for scheme in ("r2n1", "n2r1"):
         yield Planned(f"language/{scheme}", scheme, continue_from="language/rope", weights=())
 
 
