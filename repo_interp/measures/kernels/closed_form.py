@@ -124,10 +124,9 @@ def _features(
     component = some.to(torch.int8).argsort(dim=-1, descending=True, stable=True)[..., :most]
     weight = some.gather(-1, component).to(exact)[..., None, :].repeat_interleave(2, -2).flatten(-2)[..., None, :]
     index = torch.cat([component, component + asked.chosen.shape[-1]], -1)
-    every = torch.arange(inputs.queries.shape[2], device=index.device)[:, None]
-    place = (prompt[..., None, None], head[..., None, None], every, index[..., None, :])
-    queries = inputs.queries[place].to(exact)
-    keys = inputs.keys[place[0], place[1] // (inputs.heads // inputs.kv_heads), *place[2:]].to(exact)
+    place, group = (prompt[..., None], head[..., None]), inputs.heads // inputs.kv_heads
+    queries = inputs.queries.mT[*place, index].mT.to(exact)
+    keys = inputs.keys.mT[place[0], place[1] // group, index].mT.to(exact)
     mean = asked.key_mean[prompt, head].gather(-1, component)
     mean = torch.cat([mean.real, mean.imag], -1)[..., None, :].to(exact)
     deviation = keys - mean

@@ -226,7 +226,7 @@ def head_blocks(
     for prompt in _slices(prompts, max(1, keys_at_once // shared)):
         for key in _slices(shared, keys_at_once):
             tables = _tables(inputs, prompt, key, shared, exact) if rotates else None
-            keys = _features(_each(inputs.keys, shared)[prompt, key], tables, inputs.valid[prompt], exact)
+            keys = _features(_some(inputs.keys[prompt], key, shared), tables, inputs.valid[prompt], exact)
             for member in _slices(group, members):
                 queries = inputs.queries[prompt].unflatten(1, (shared, group))[:, key, member]
                 every = torch.arange(prompts * heads, device=keys.device).view(prompts, shared, group)[prompt, key, member]
@@ -248,10 +248,11 @@ def _slices(count: int, at_once: int) -> list[slice]:
     return [slice(start, min(start + at_once, count)) for start in range(0, count, at_once)]
 
 
-def _each(features: Tensor, shared: int) -> Float[Tensor, "prompt key 1 token d_head"]:
-    """Keys, or positions, with one entry for each that is told apart: a view."""
-    present = features.shape[1]
-    return features[:, :, None].expand(-1, -1, shared // present, *features.shape[2:]).flatten(1, 2)[:, :, None]
+def _some(features: Float[Tensor, "prompt any *axes"], key: slice, shared: int) -> Float[Tensor, "prompt key 1 *axes"]:
+    """Keys, or positions, of the numbers `key` of `shared` that are told apart; fewer than these stand for several each."""
+    repeated = shared // features.shape[1]
+    some = features[:, key] if repeated == 1 else features[:, torch.arange(key.start, key.stop, device=features.device) // repeated]
+    return some[:, :, None]
 
 
 def _tables(
@@ -260,7 +261,7 @@ def _tables(
     """Cosines and sines by which some keys and their queries are rotated: of index positions, one for all."""
     assert inputs.positions is not None and inputs.frequencies is not None
     positions = inputs.positions[prompt]
-    positions = positions[:, :, None] if positions.shape[1] == 1 else _each(positions, shared)[:, key]
+    positions = positions[:, :, None] if positions.shape[1] == 1 else _some(positions, key, shared)
     return rotation_tables(positions, inputs.frequencies, inputs.attention_scaling, exact)
 
 
