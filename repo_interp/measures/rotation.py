@@ -34,7 +34,7 @@ from torch import Tensor
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans
 from repo_interp.measures.kernels.closed_form import ClosedForm, Semantic, closed_form_correlation
-from repo_interp.measures.kernels.heads import MEMORY, Fold, HeadBlock, Reduction, reduced
+from repo_interp.measures.kernels.heads import Fold, HeadBlock, Reduction, reduced
 from repo_interp.measures.kernels.logit_sums import is_bilinear
 from repo_interp.measures.kernels.rotation_angles import largest_difference
 from repo_interp.measures.labels import arrays, described
@@ -42,6 +42,9 @@ from repo_interp.measures.statistics import Measure, Statistics
 from repo_interp.positions.layouts import LEARNED
 from repo_interp.positions.rotary import expand_heads
 from repo_interp.values import PositiveOrZero, Tokens
+
+_STRETCH = 2**20
+"""Bytes of features that are gone through at a time: they stay in the processor's caches."""
 
 _MEANS = {
     "query_norm": ("mean norm of the query's pair", "1"),
@@ -247,20 +250,28 @@ def _moments(
     Float[Tensor, "prompt head component"],
 ]:
     """Mean norm, mean, and mean distance from the mean, of each pair over the valid tokens."""
+    prompts, heads, tokens, width = features.shape
+    exact = torch.float64 if features.dtype == torch.float64 else torch.float32
     count = valid.sum(-1, dtype=torch.float64)[:, None, None]
+    at_once = max(1, _STRETCH // (prompts * heads * width * exact.itemsize))
+    stretches = [slice(start, start + at_once) for start in range(0, tokens, at_once)]
     hidden = None if bool(valid.all()) else ~valid[:, None, :, None]
-    at_once = max(1, MEMORY // (features[:, 0].numel() * 16))
-    parts = []
-    for some in features.split(at_once, dim=1):
-        exact = some if some.dtype == torch.float64 else some.float()
-        exact = exact if hidden is None else exact.masked_fill(hidden, 0)
-        norm = _pair_norm(exact).sum(-2, dtype=torch.float64) / count
-        mean = exact.sum(-2, dtype=torch.float64) / count
-        distance = _pair_norm(exact - mean[..., None, :].to(exact))
-        distance = distance if hidden is None else distance.masked_fill_(hidden, 0)
-        parts.append((norm, torch.complex(*mean.chunk(2, -1)), distance.sum(-2, dtype=torch.float64) / count))
-    norm, mean, deviation = (torch.cat(part, 1) for part in zip(*parts, strict=True))
-    return norm, mean, deviation
+
+    def known(of: Tensor, some: slice) -> Tensor:
+        return of if hidden is None else of.masked_fill(hidden[:, :, some], 0)
+
+    norm, mean, deviation = 0.0, 0.0, 0.0
+    for some in stretches:
+        part = known(features[:, :, some].to(exact), some)
+        norm = norm + _pair_norm(part).sum(-2).to(torch.float64) / count
+        mean = mean + part.sum(-2).to(torch.float64) / count
+    assert isinstance(mean, Tensor)
+    level = mean[..., None, :].to(exact)
+    for some in stretches:
+        distance = known(_pair_norm(features[:, :, some].to(exact) - level), some)
+        deviation = deviation + distance.sum(-2).to(torch.float64) / count
+    assert isinstance(norm, Tensor) and isinstance(deviation, Tensor)
+    return norm, torch.complex(*mean.chunk(2, -1)), deviation
 
 
 def _pair_norm(features: Float[Tensor, "... d_head"]) -> Float[Tensor, "... component"]:

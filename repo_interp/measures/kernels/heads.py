@@ -251,7 +251,9 @@ def _slices(count: int, at_once: int) -> list[slice]:
 def _some(features: Float[Tensor, "prompt any *axes"], key: slice, shared: int) -> Float[Tensor, "prompt key 1 *axes"]:
     """Keys, or positions, of the numbers `key` of `shared` that are told apart; fewer than these stand for several each."""
     repeated = shared // features.shape[1]
-    some = features[:, key] if repeated == 1 else features[:, torch.arange(key.start, key.stop, device=features.device) // repeated]
+    some = (
+        features[:, key] if repeated == 1 else features[:, torch.arange(key.start, key.stop, device=features.device) // repeated]
+    )
     return some[:, :, None]
 
 
