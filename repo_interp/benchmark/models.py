@@ -1,0 +1,176 @@
+"""Whole decoders with random weights in the shape of released ones: their forward pass, their analysis, TransformerLens on the same weights.
+
+Llama type for SmolLM2-135M (HuggingFaceTB/SmolLM2-135M), OLMo-2 type with RePo from layer 5 on for OLMo-2-1B (allenai/OLMo-2-0425-1B). Costs
+do not depend on what the weights are; only what they are good for does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM, Olmo2Config, Olmo2ForCausalLM, PreTrainedModel
+from transformers.initialization import no_init_weights
+
+from repo_interp.analysis.analyze import analyze, default_measures
+from repo_interp.benchmark.cost import Cost, cost, forget, resident
+from repo_interp.benchmark.layer import MEASURES
+from repo_interp.benchmark.parts import ALL, FORWARD, OLMO2, PROCESS, WITH_ALL, Line, Part, Shape, shape_of
+from repo_interp.measures.attention_mass import AttentionMass
+from repo_interp.measures.attention_rows import AttentionRows
+from repo_interp.models.bridge import bridge
+from repo_interp.models.capture import decode
+from repo_interp.models.reposition import layout, reposition
+from repo_interp.tasks.prompt import Prompt
+
+DEFAULT, STOCK = "measures by default", "forward pass of the stock model"
+_LONGEST = 32_768
+
+
+def model_of_shape(shape: Shape, name: str, dtype: str = "float32") -> PreTrainedModel:
+    """A stock decoder of `shape` with random weights on the CPU. OLMo-2's type where `name` is its, else Llama's with tied embeddings."""
+    sizes: dict[str, Any] = {
+        "vocab_size": shape.vocabulary,
+        "hidden_size": shape.width,
+        "intermediate_size": shape.intermediate,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "max_position_embeddings": _LONGEST,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+    }
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, dtype))
+    try:
+        with no_init_weights():
+            if name == OLMO2:
+                model: Any = Olmo2ForCausalLM(Olmo2Config(**sizes, tie_word_embeddings=False))
+            else:
+                model = LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=True))
+        draw_weights(model)
+    finally:
+        torch.set_default_dtype(before)
+    return model.eval()
+
+
+@torch.no_grad()
+def draw_weights(model: nn.Module) -> None:
+    """Give every matrix of `model` small random numbers, the same few million again and again, which is quick; norms are 1."""
+    drawn = 0.02 * torch.randn(2**21, generator=torch.Generator().manual_seed(0))
+    for parameter in model.parameters():
+        if parameter.dim() < 2:
+            parameter.fill_(1.0)
+            continue
+        flat = parameter.view(-1)
+        for start in range(0, len(flat), len(drawn)):
+            flat[start : start + len(drawn)] = drawn[: len(flat) - start]
+
+
+def prompt_of(tokens: int, vocabulary: int, number: int = 0) -> Prompt:
+    """Random tokens with a needle of 32, a query of 32, and 64 generated at the end, fewer in short prompts."""
+    drawn = np.random.default_rng([number, tokens]).integers(3, vocabulary, tokens)
+    size = min(32, tokens // 8)
+    end = tokens - 2 * size
+    spans = {"needle": tuple(range(tokens // 3, tokens // 3 + size)), "query": tuple(range(end - size, end))}
+    return Prompt(tokens=tuple(drawn.tolist()), spans=spans, generated=tuple(range(end, tokens)))
+
+
+def lines(part: Part, folder: Path) -> list[Line]:
+    """The model's own forward pass; the analysis by the measures that `analyze` takes by itself, and by all."""
+    shape, device = shape_of(part.subject), part.device
+    stock = model_of_shape(shape, part.subject, part.dtype).to(device)  # pyright: ignore[reportArgumentType]
+    tokens = torch.tensor([prompt_of(part.tokens, shape.vocabulary).tokens], device=device)
+    repeats = 2 if part.tokens <= 1024 and part.subject != OLMO2 else 1
+    measured: list[Line] = []
+
+    @torch.inference_mode()
+    def stock_pass() -> Tensor:
+        return stock.model(input_ids=tokens, use_cache=False).last_hidden_state
+
+    stock_pass() if repeats > 1 else stock.model(input_ids=tokens[:, :64], use_cache=False)
+    if part.subject != OLMO2:
+        operations = shape.layers * shape.layer_operations(part.tokens)
+        measured.append(Line(STOCK, cost(stock_pass, repeats, device), operations=operations))
+    made, own_pass = _bridged(stock, shape, tokens)
+    beside = STOCK if measured else ""
+    measured.append(Line(FORWARD, cost(own_pass, repeats, device), beside, shape.layers * shape.layer_operations(part.tokens)))
+    prompt = prompt_of(part.tokens, shape.vocabulary)
+    by_default = default_measures([prompt], layout(made))
+    for what, measures in ((DEFAULT, by_default), (ALL, list(MEASURES.values()))):
+        if what == DEFAULT and part.subject == OLMO2:
+            continue  # a minute more
+        spent = cost(lambda measures=measures: analyze(made, [prompt], measures), repeats, device)
+        measured.append(Line(f"{FORWARD} and {what}", spent, FORWARD))
+    return measured
+
+
+def pattern_lines(part: Part, folder: Path) -> list[Line]:
+    """TransformerLens' cache of all patterns, and an analysis of where tokens look, on the same weights."""
+    from transformer_lens.model_bridge.sources import build_bridge_from_module
+
+    shape = shape_of(part.subject)
+    prompt = prompt_of(part.tokens, shape.vocabulary)
+    tokens, repeats = torch.tensor([prompt.tokens]), 2 if part.tokens <= 1024 else 1
+    made, own_pass = _bridged(model_of_shape(shape, part.subject), shape, tokens)
+    measures = [AttentionMass(), AttentionRows()]
+    own_pass()
+    ours = cost(lambda: analyze(made, [prompt], measures), repeats)
+    passing = cost(own_pass, repeats)
+    stock = model_of_shape(shape, part.subject)
+    theirs = build_bridge_from_module(stock, "LlamaForCausalLM", hf_config=stock.config, model_name=part.subject)
+
+    @torch.inference_mode()
+    def patterns() -> object:
+        return theirs.run_with_cache(tokens, names_filter=lambda name: name.endswith("hook_pattern"))[1]
+
+    theirs(tokens[:, :64])
+    operations = shape.layers * shape.layer_operations(part.tokens)
+    return [
+        Line(FORWARD, passing, operations=operations, note="SDPA, without the unembedding"),
+        Line("analyze: attention_mass, attention_rows", ours, FORWARD),
+        Line(
+            "TransformerLens run_with_cache of patterns",
+            cost(patterns, repeats),
+            "analyze: attention_mass, attention_rows",
+            note="with the unembedding, which it does not leave out",
+        ),
+    ]
+
+
+def long_lines(part: Part, folder: Path) -> list[Line]:
+    """An analysis of one long prompt by all measures, and the most that its process held."""
+    shape = shape_of(part.subject)
+    forget()
+    prompt = prompt_of(part.tokens, shape.vocabulary)
+    made, own_pass = _bridged(model_of_shape(shape, part.subject, part.dtype), shape, torch.tensor([prompt.tokens]))
+    held = resident("VmRSS")
+    passing = cost(own_pass)
+    before = resident("VmHWM")
+    analysis = cost(lambda: analyze(made, [prompt], list(MEASURES.values())))
+    whole = Cost(megabytes=max(before, resident("VmHWM")))
+    operations = shape.layers * shape.layer_operations(part.tokens)
+    return [
+        Line("model and libraries", Cost(megabytes=held)),
+        Line(FORWARD, passing, operations=operations),
+        Line(WITH_ALL, analysis, FORWARD, note="memory is beyond the model"),
+        Line(PROCESS, whole, note="the most that it ever held"),
+    ]
+
+
+def _bridged(stock: PreTrainedModel, shape: Shape, tokens: Tensor) -> tuple[nn.Module, Callable[[], Tensor]]:
+    """`stock` repositioned and bridged, and its forward pass as a call."""
+    repositioned = reposition(stock, shape.layout)
+    made = bridge(repositioned)
+    valid = torch.ones_like(tokens, dtype=torch.bool)
+
+    @torch.inference_mode()
+    def own_pass() -> Tensor:
+        return decode(made, tokens, valid)
+
+    return made, own_pass

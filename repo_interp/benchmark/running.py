@@ -1,0 +1,106 @@
+"""Parts one after the other, each in a process of its own, and what they will cost.
+
+    seconds of a part    what it took the last time, where it stands in the table; else operations / speed + what a process needs to begin,
+                         the speed from a matrix product timed here and now
+
+A part whose process fails or is killed - for lack of memory, say - costs the others nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from repo_interp.benchmark.cost import Cost
+from repo_interp.benchmark.parts import TEXTBOOK_UP_TO, Line, Part, shape_of
+from repo_interp.benchmark.store import Circumstances, Measured
+from repo_interp.errors import one_line
+
+_EVERY = 0.2
+"""Seconds between looks at a part's process."""
+_PASSES = {"layer": 5.0, "model": 5.5, "patterns": 14.0, "long": 4.0}
+"""Forward passes that measuring a part is worth, in operations."""
+_BEGINNING = {"layer": 8.0, "model": 10.0, "patterns": 12.0, "loading": 15.0, "inspect": 25.0, "analysis": 60.0, "long": 15.0}
+"""Seconds that do not grow with prompts, imports among them."""
+
+
+class Failed(Exception):
+    """A part that could not be measured, and why, in one line."""
+
+
+def measured(part: Part, folder: Path, now: Circumstances, watch: Callable[[], None]) -> Measured:
+    """`part` as its process measured it; `watch` is called while it runs. Raises Failed; an interruption ends the process too."""
+    threads = str(part.threads)
+    environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1"}
+    with tempfile.TemporaryDirectory() as place:
+        result, said = Path(place) / "result.json", Path(place) / "said"
+        command = [sys.executable, "-m", f"{__package__}.child", json.dumps(asdict(part)), str(folder), str(result)]
+        with said.open("wb") as stream:
+            process = subprocess.Popen(command, env=environment, stdout=stream, stderr=stream)
+            try:
+                while process.poll() is None:
+                    watch()
+                    time.sleep(_EVERY)
+            finally:
+                process.kill()
+                process.wait()
+        if not result.is_file():
+            raise Failed(_reason(process.returncode, said.read_text(encoding="utf-8", errors="replace")))
+        made = json.loads(result.read_text(encoding="utf-8"))
+    lines = tuple(Line(**{**line, "cost": Cost(**line["cost"])}) for line in made["lines"])
+    return Measured(part, lines, Cost(**made["whole"]), now)
+
+
+def expected_seconds(part: Part, before: Sequence[Measured], speed: float) -> float:
+    """Seconds that measuring `part` takes, from `before`, or at `speed` operations a second."""
+    last = next((one.whole.wall_seconds for one in before if one.part == part), None)
+    if last is not None:
+        return last
+    shape, seconds = shape_of(part.subject), _BEGINNING.get(part.row, 10.0)
+    if part.tokens and part.row in _PASSES:
+        layers = 1 if part.row == "layer" else shape.layers
+        operations = _PASSES[part.row] * layers * shape.layer_operations(part.tokens)
+        if part.row == "layer" and part.tokens <= TEXTBOOK_UP_TO:
+            operations += 2 * (2 / 3) * (3 * part.tokens) ** 3  # a dense solve in float64
+        seconds += operations / speed / part.threads
+    return seconds
+
+
+def operations_per_second() -> float:
+    """Floating point operations that one thread of this machine does in a second, in float32, of a large matrix product."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        matrix = torch.randn(1024, 1024)
+        times = []
+        for _ in range(3):
+            begun = time.perf_counter()
+            matrix @ matrix
+            times.append(time.perf_counter() - begun)
+    finally:
+        torch.set_num_threads(threads)
+    return 2 * 1024**3 / min(times)
+
+
+def accelerator() -> str | None:
+    """The device that an accelerator is called by; None where there is none."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else None
+
+
+def _reason(code: int, said: str) -> str:
+    if code == -signal.SIGKILL:
+        return "its process was killed; there may not be enough memory"
+    lines = said.strip().splitlines()
+    return one_line(lines[-1], 200) if lines else f"its process ended with {code}"

@@ -1,0 +1,111 @@
+"""`repo-interp bench`: what measures, models and commands cost on this machine, as a table, a page and a figure."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from repo_interp.cli.options import count, name_list, tokens
+
+SUMMARY = "Measure what it costs: every measure beside the textbook way and the model's own forward pass, whole models, loading, commands."
+_ROWS = ("layer", "model", "patterns", "loading", "inspect", "analysis", "long")
+_LONG = ("long",)
+"""Rows that are measured only when they are asked for."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    usual = [name for name in _ROWS if name not in _LONG]
+    parser.add_argument(
+        "--rows",
+        type=name_list,
+        default=tuple(usual),
+        metavar="A,B",
+        help=f"kinds of rows: {', '.join(_ROWS)} (default: all but {', '.join(_LONG)}, which takes an hour)",
+    )
+    parser.add_argument(
+        "--lengths",
+        type=_lengths,
+        default=(),
+        metavar="512,1024",
+        help="tokens of the prompts, in place of those that each kind of row has by itself",
+    )
+    parser.add_argument("--subjects", type=name_list, default=(), metavar="A,B", help="only these models, such as smollm2-135m")
+    parser.add_argument(
+        "--threads", type=count, default=1, metavar="N", help="of every process; 1 (the default) wastes no CPU time on waiting"
+    )
+    parser.add_argument(
+        "--again", action="store_true", help="measure anew what stands in the table from the same code and machine"
+    )
+    parser.add_argument(
+        "--out", default="figures/bench", metavar="DIR", help="where table, page and figure go (default: figures/bench)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Say what it will cost; measure part after part, each kept when it is done; print bars and paths."""
+    import tempfile
+
+    from repo_interp.benchmark.page import table_of_bars, table_of_part, write_page
+    from repo_interp.benchmark.running import Failed, accelerator, expected_seconds, measured, operations_per_second
+    from repo_interp.benchmark.store import here_and_now, read, standing, with_part, write
+    from repo_interp.cli.console import Console, plain
+    from repo_interp.cli.progress import steps
+    from repo_interp.cli.tables import print_table
+    from repo_interp.files import require_directory
+    from repo_interp.values import duration
+
+    console, out = Console(), Path(arguments.out)
+    require_directory(out)
+    chosen, now, before = _parts(arguments, accelerator()), here_and_now(), read(out)
+    waiting = [part for part in chosen if arguments.again or standing(before, part, now) is None]
+    speed = operations_per_second()
+    expected = {part: expected_seconds(part, before, speed) for part in waiting}
+    kept = f", {len(chosen) - len(waiting)} more stand already" if len(waiting) < len(chosen) else ""
+    console.print(
+        f"{len(waiting)} parts{kept}; {duration(sum(expected.values()))} on a machine that does nothing else", highlight=False
+    )
+    failures: list[str] = []
+    with tempfile.TemporaryDirectory() as folder, steps(console) as step:
+        for number, part in enumerate(waiting):
+            try:
+                one = measured(part, Path(folder), now, lambda part=part, number=number: step(part.name, number, len(waiting)))
+            except Failed as failure:
+                failures.append(f"{part.name}: {failure}")
+                continue
+            except KeyboardInterrupt:
+                write_page(out, before)
+                raise KeyboardInterrupt(f"what was measured is kept in {out}; the same command goes on") from None
+            before = with_part(before, one, chosen)
+            write(out, before)
+            print_table(console, table_of_part(one))
+    bars = table_of_bars(before)
+    if bars.rows:
+        print_table(console, bars)
+    for failure in failures:
+        console.print(f"not measured: {failure}", style="yellow", highlight=False, markup=False)
+    if before:
+        console.print(
+            f"[bold]{plain(write_page(out, before))}[/bold]  tables and figure; the numbers are beside it", highlight=False
+        )
+    return 1 if failures else 0
+
+
+def _parts(arguments: argparse.Namespace, device: str | None):
+    """The parts that were asked for. Raises InputError for rows and models that are none."""
+    from repo_interp.benchmark.parts import ROWS, parts
+    from repo_interp.errors import InputError
+
+    for name in arguments.rows:
+        if name not in ROWS:
+            raise InputError(f"there are no rows {name!r}; there are {', '.join(ROWS)}")
+    found = list(parts(arguments.rows, arguments.lengths, device, arguments.threads))
+    known = dict.fromkeys(part.subject for part in found)
+    for name in arguments.subjects:
+        if name not in known:
+            raise InputError(f"there is no model {name!r} in these rows; there are {', '.join(known)}")
+    return [part for part in found if not arguments.subjects or part.subject in arguments.subjects]
+
+
+def _lengths(text: str) -> tuple[int, ...]:
+    return tuple(tokens(each) for each in name_list(text))
