@@ -1,7 +1,7 @@
-"""Whole decoders with random weights in the shape of released ones: their forward pass, their analysis, TransformerLens on the same weights.
+"""Whole decoders with random weights in the shape of released ones: their forward pass, their analysis, TransformerLens on them.
 
-Llama type for SmolLM2-135M (HuggingFaceTB/SmolLM2-135M), OLMo-2 type with RePo from layer 5 on for OLMo-2-1B (allenai/OLMo-2-0425-1B). Costs
-do not depend on what the weights are; only what they are good for does.
+Llama type for SmolLM2-135M (HuggingFaceTB/SmolLM2-135M), OLMo-2 type with RePo from layer 5 on for OLMo-2-1B
+(allenai/OLMo-2-0425-1B). Costs do not depend on what the weights are; only what the model says does.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ bench.png, .svg, .pdf    CPU seconds by tokens, both axes logarithmic: one layer
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -38,14 +38,14 @@ def write_page(directory: Path, measured: Sequence[Measured]) -> Path:
 # ---- tables ---------------------------------------------------------------------------------------------------------
 
 
-def table_of_bars(measured: Sequence[Measured], rows: Sequence[str] = tuple(ROWS)) -> Table:
-    """What is to be kept of the kinds `rows`, and whether it is."""
+def table_of_bars(measured: Sequence[Measured], kinds: Collection[str] = tuple(ROWS)) -> Table:
+    """What is to be kept of the `kinds` of rows, and whether it is."""
     rows = [
-        (bar.what, f"{'at least' if bar.at_least else 'at most'} {bar.limit:,g} {bar.unit}", _cell(value), bar.verdict(value))
+        (f"{bar.row}: {bar.subject}", bar.what, f"{bar.relation} {bar.limit:,g} {bar.unit}", _cell(value), bar.verdict(value))
         for bar, value in judged(measured)
-        if bar.row in rows
+        if bar.row in kinds
     ]
-    return Table("bars", "Bars", ("bar", "limit", "measured", "verdict"), tuple(rows))
+    return Table("bars", "Bars", ("rows", "bar", "limit", "measured", "verdict"), tuple(rows))
 
 
 def table_of_part(one: Measured) -> Table:
@@ -104,9 +104,9 @@ def _cell(value: float) -> float | None:
 def _page(measured: Sequence[Measured]) -> Iterator[str]:
     yield from ("# What it costs", "")
     yield (
-        f"Made by `{_COMMAND}`; the numbers are in [{TABLE}]({TABLE}), one row per line, with what each was measured with. CPU seconds are user "
-        "and system time of all threads, wall seconds those of a clock, MB are 2^20 bytes at the peak. `time ×` and `memory ×` are over the "
-        "line named in `beside`, measured in the same process."
+        f"Made by `{_COMMAND}`; the numbers are in [{TABLE}]({TABLE}), one row per line, with what each was measured with. CPU seconds "
+        "are user and system time of all threads, wall seconds those of a clock, MB are 2^20 bytes at the peak. `time ×` and "
+        "`memory ×` are over the line named in `beside`, measured in the same process."
     )
     yield from ("", "## Bars", "", *_markdown(table_of_bars(measured)), "", "![CPU seconds by tokens](bench.png)")
     for name, row in ROWS.items():

@@ -108,8 +108,6 @@ class Row:
     """Tokens by subject; none where prompts play no part."""
     accelerated: bool = False
     """Whether it is measured on an accelerator too."""
-    asked_for: bool = False
-    """Whether it is measured only when it is asked for by name: it takes long."""
     dtypes: dict[str, str] = field(default_factory=dict)
     """Precision on the CPU by subject, where it is not float32."""
 
@@ -129,8 +127,8 @@ ROWS: dict[str, Row] = {
     ),
     "model": Row(
         "Whole models",
-        "`analyze` of one prompt - forward pass, measures, labels, run - beside the model's own forward pass without its unembedding. Random "
-        "weights in these shapes. Memory is beyond the model.",
+        "`analyze` of one prompt - forward pass, measures, labels, run - beside the model's own forward pass without its unembedding. "
+        "Random weights in these shapes. Memory is beyond the model.",
         "models:lines",
         (SMOLLM2, OLMO2),
         {SMOLLM2: (512, 1024, 2048, 4096), OLMO2: (2048,)},
@@ -138,8 +136,8 @@ ROWS: dict[str, Row] = {
     ),
     "patterns": Row(
         "Beside TransformerLens",
-        "TransformerLens' `run_with_cache` of all attention patterns, and `analyze` with the measures that patterns are looked at for, where "
-        "tokens look and how much of it falls on spans. The same random weights in both.",
+        "TransformerLens' `run_with_cache` of all attention patterns, and `analyze` with the measures that patterns are looked at for: "
+        "where tokens look, and how much of it falls on spans. The same random weights in both.",
         "models:pattern_lines",
         (SMOLLM2,),
         {SMOLLM2: (512, 1024, 2048)},
@@ -159,8 +157,8 @@ ROWS: dict[str, Row] = {
     ),
     "analysis": Row(
         "`repo-interp analyze`",
-        "An analysis of four prompts with the measures that it takes by itself, figures and page, beside what it was announced to cost; and of "
-        "the first quarter of the layers (`--layers`). Memory is all that the process ever held, loading included.",
+        "An analysis of four prompts with the measures that it takes by itself, figures and page, beside what it was announced to cost; "
+        "and of the first quarter of the layers (`--layers`). Memory is all that the process ever held, loading included.",
         "commands:analysis_lines",
         (NIAH, SMOLLM2),
         {NIAH: (256,), SMOLLM2: (512,)},
@@ -171,14 +169,16 @@ ROWS: dict[str, Row] = {
         "models:long_lines",
         (SMOLLM2, OLMO2),
         {SMOLLM2: (16384,), OLMO2: (4096, 16384)},
-        asked_for=True,
         dtypes={OLMO2: "bfloat16"},
     ),
 }
 
 
 def parts(rows: Sequence[str], lengths: Sequence[int] = (), accelerator: str | None = None, threads: int = 1) -> Iterator[Part]:
-    """The parts of `rows`; `lengths` in place of each row's own, where prompts play a part, and those of an accelerator where there is one."""
+    """The parts of `rows`, and those on an accelerator where there is one.
+
+    `lengths`: tokens in place of each row's own, where prompts play a part.
+    """
     for name in rows:
         row = ROWS[name]
         for subject in row.subjects:

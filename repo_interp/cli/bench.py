@@ -79,9 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
             before = with_part(before, one, chosen)
             write(out, before)
             print_table(console, table_of_part(one))
-    bars = table_of_bars(before)
-    if bars.rows:
-        print_table(console, bars)
+    print_table(console, table_of_bars(before, arguments.rows))
     for failure in failures:
         console.print(f"not measured: {failure}", style="yellow", highlight=False, markup=False)
     if before:
