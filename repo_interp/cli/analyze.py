@@ -121,7 +121,7 @@ def run(arguments: argparse.Namespace) -> int:
     for measure in arguments.measures or ():
         view_of(measure)  # and so is a view of another package that cannot be imported
     path = find(name)
-    bridge = load(path, device=arguments.device, dtype=arguments.dtype)
+    bridge = load(path, device=arguments.device, dtype=arguments.dtype, positions_dtype=arguments.positions_dtype)
     if arguments.prompts is not None:
         prompts, task = read_prompts(arguments.prompts, tokenizer=bridge.tokenizer, vocab_size=bridge.cfg.d_vocab), None
     else:

@@ -107,11 +107,17 @@ def typed(texts: Iterable[tuple[str, str]] | None, owner: Any, called: str) -> d
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
-    """Declare `--device` and `--dtype`."""
+    """Declare `--device`, `--dtype` and `--positions-dtype`."""
     parser.add_argument("--device", default="cpu", help="where the model runs: cpu, cuda, cuda:1, mps (default: cpu)")
     parser.add_argument(
         "--dtype",
         default="float32",
         choices=("float32", "float64", "bfloat16", "float16"),
-        help="precision of the model; below float32 positions themselves are rounded (default: float32)",
+        help="precision of the model; below float32 learned positions are rounded, too, unless --positions-dtype is wider (default: "
+        "float32)",
+    )
+    parser.add_argument(
+        "--positions-dtype",
+        choices=("float32",),
+        help="precision of learned positions and of the maps that they come from (default: that of the model)",
     )

@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
     path = find(arguments.checkpoint)
     scaling = _scaling(arguments.scaling, training_length(identify(path).config))
     factor = 1.0 if scaling is None else float(scaling["factor"])
-    bridge = load(path, arguments.device, arguments.dtype, scaling)
+    bridge = load(path, arguments.device, arguments.dtype, scaling, arguments.positions_dtype)
     for note in notes_on(bridge):
         console.print(note, style="yellow", highlight=False, markup=False)
     scored = _asked(arguments, bridge, factor)

@@ -45,7 +45,7 @@ from repo_interp.models.configuration import (
 )
 from repo_interp.models.families import FAMILIES
 from repo_interp.models.fields import DTYPES, SpecialTokens
-from repo_interp.models.reposition import layout, reposition
+from repo_interp.models.reposition import assigner_parameters, layout, reposition
 from repo_interp.models.weights import StoredWeight, file_key, fitting_weights, read_weights, tied_parameters
 from repo_interp.positions.layouts import format_layout
 from repo_interp.records import modelled
@@ -61,23 +61,26 @@ def load_model(
     device: str = "cpu",
     dtype: str = "float32",
     rope_scaling: Mapping[str, Any] | None = None,
+    positions_dtype: str | None = None,
 ) -> PreTrainedModel:
     """The repositioned Hugging Face model of a checkpoint, to train or to run, every layer checked, in evaluation mode.
 
     `checkpoint` is a directory, a name of the zoo or a hub id. Needs as much memory as the model. `rope_scaling` exchanges how frequencies
     are scaled, e.g. {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 4096}; it reaches every layer that rotates,
-    learned positions included. Raises InputError for what does not fit.
+    learned positions included. `positions_dtype`: of the maps that learned positions come from, and of these positions; None: `dtype`.
+    Raises InputError for what does not fit.
     """
     if not isinstance(checkpoint, Checkpoint):
         checkpoint = identify(checkpoint)
-    if dtype not in DTYPES:
-        raise InputError(f"dtype {dtype!r} is unknown; wanted one of {', '.join(DTYPES)}")
-    place, precision = device_named(device), getattr(torch, dtype)
+    precision, of_positions = (_dtype_named(name) for name in (dtype, positions_dtype or dtype))
+    place = device_named(device)
     config = checkpoint.config
     if rope_scaling is not None:
         config = scaled_configuration(config, rope_scaling)
     model, stored = _skeleton(checkpoint, config)
-    values = read_weights(stored, place, precision)
+    exact = assigner_parameters(model)
+    values = read_weights({name: stored[name] for name in stored if name not in exact}, place, precision)
+    values |= read_weights({name: stored[name] for name in stored if name in exact}, place, of_positions)
     _tie(model, values)
     model.load_state_dict(values, strict=False, assign=True)
     model.tie_weights()
@@ -90,6 +93,12 @@ def load_model(
             setattr(model.generation_config, name, stated[name])
     model = model.to(place)  # pyright: ignore[reportArgumentType]
     return model.eval()
+
+
+def _dtype_named(name: str) -> torch.dtype:
+    if name not in DTYPES:
+        raise InputError(f"dtype {name!r} is unknown; wanted one of {', '.join(DTYPES)}")
+    return getattr(torch, name)
 
 
 def device_named(name: str) -> torch.device:
