@@ -35,7 +35,9 @@ def notes_on(bridge: nn.Module, prompts: Sequence[Prompt] = (), measures: Sequen
     of_model, of_positions = next(bridge.parameters()).dtype, positions_dtype(bridge)
     if of_positions != of_model:
         named = [str(dtype).removeprefix("torch.") for dtype in (of_model, of_positions)]
-        notes.append(f"computed in {named[0]}, learned positions in {named[1]}: what they are computed from is rounded, they are not")
+        notes.append(
+            f"computed in {named[0]}, learned positions in {named[1]}: what they are computed from is rounded, they are not"
+        )
     origin = loaded_from(bridge)
     if origin is not None and origin.scaling and all(attention.frequencies is None for attention in attentions(bridge)):
         notes.append(f"scaling ({origin.scaling}) changes nothing: no layer of the layout {format_layout(schemes)} rotates")

@@ -77,8 +77,6 @@ def inspect_lines(part: Part, folder: Path) -> list[Line]:
 def analysis_lines(part: Part, folder: Path) -> list[Line]:
     """As `repo-interp analyze` does it: the announcement, the run, figures and page, in CPU seconds; and memory."""
     directory, whence = checkpoint_of(part, folder)
-    clock = time.perf_counter
-    time.perf_counter = time.process_time  # the estimate's clock: this machine may do other things too
     from repo_interp.analysis.analyze import analyze, default_measures, measures_named
     from repo_interp.analysis.cost import estimate
     from repo_interp.models.load import load
@@ -87,16 +85,17 @@ def analysis_lines(part: Part, folder: Path) -> list[Line]:
     from repo_interp.plots.pages.report import write_report
 
     bridge = load(directory, dtype=part.dtype)
-    loading = resident("VmHWM")
     prompts = _prompts(bridge, part.tokens)
     names = default_measures(prompts, layout(bridge))
     measures = measures_named(names)
+    clock, time.perf_counter = time.perf_counter, time.process_time  # for the estimate: this machine may do other things too
     announced = estimate(bridge, prompts, measures)
     announced = replace(announced, seconds=announced.seconds + drawing_seconds(names))
     time.perf_counter = clock
     runs: list[Any] = []
+    reached = resident("VmHWM")
     measuring = cost(lambda: runs.append(analyze(bridge, prompts, measures)))
-    reached = max(loading, resident("VmHWM"))
+    reached = max(reached, resident("VmHWM"))
     with tempfile.TemporaryDirectory() as place:
         drawing = cost(lambda: write_report(runs[0], Path(place) / "report.html", Path(place) / "figures"))
     reached = max(reached, resident("VmHWM"))

@@ -1,8 +1,7 @@
 """One decoder layer with random weights: its own forward pass, its attention inputs, and what every measure of them costs.
 
 RMSNorm, QK-norm, SDPA as in OLMo-2 (width 2048, 16 heads of 128, MLP 8192). Positions are learned ones, one row per head: drifting and
-jumping. The hidden states have a mean as large as their spread, as real ones do. Spans are those of a needle prompt with 64 generated
-tokens.
+jumping. The hidden states have a mean as large as their spread, as real ones do.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from transformers.models.olmo2.modeling_olmo2 import Olmo2DecoderLayer, Olmo2Rot
 from repo_interp.benchmark import textbook
 from repo_interp.benchmark.cost import Cost, cost
 from repo_interp.benchmark.parts import ALL, FORWARD, TEXTBOOK_UP_TO, Line, Part, Shape, shape_of, textbook_of
+from repo_interp.benchmark.prompt import prompt_of
 from repo_interp.benchmark.textbook import Sample
 from repo_interp.inputs import AttentionInputs, Spans
 from repo_interp.measures.attention_mass import AttentionMass
@@ -100,13 +100,12 @@ class Layer:
         )
 
     def spans(self) -> Spans:
-        """A needle of 32 tokens, a query of 32, 64 generated tokens - of short prompts as many as there is room for - and the rest."""
-        tokens, device = self._hidden.shape[1], self._hidden.device
-        spans = {name: torch.zeros(1, tokens, dtype=torch.bool, device=device) for name in ("needle", "query", "generated")}
-        spans["needle"][:, tokens // 3 : tokens // 3 + 32] = True
-        spans["query"][:, -96:-64] = True
-        spans["generated"][:, -64:] = True
-        return spans | {"rest": ~(spans["needle"] | spans["query"] | spans["generated"])}
+        """Those of the benchmark's prompt: needle, query, generated tokens and the rest."""
+        tokens = self._hidden.shape[1]
+        masks = {name: torch.zeros(1, tokens, dtype=torch.bool) for name in ("needle", "query", "generated", "rest")}
+        for name, places in prompt_of(tokens, 4).all_spans().items():
+            masks[name][:, list(places)] = True
+        return {name: mask.to(self._hidden.device) for name, mask in masks.items()}
 
 
 @torch.inference_mode()

@@ -10,22 +10,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, Olmo2Config, Olmo2ForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from repo_interp.analysis.analyze import analyze, default_measures
-from repo_interp.benchmark.cost import Cost, cost, forget, resident
+from repo_interp.benchmark.cost import Cost, cost, resident
 from repo_interp.benchmark.layer import MEASURES
 from repo_interp.benchmark.parts import ALL, FORWARD, OLMO2, PROCESS, WITH_ALL, Line, Part, Shape, shape_of
+from repo_interp.benchmark.prompt import prompt_of
 from repo_interp.measures.attention_mass import AttentionMass
 from repo_interp.measures.attention_rows import AttentionRows
 from repo_interp.models.bridge import bridge
 from repo_interp.models.capture import decode
 from repo_interp.models.reposition import layout, reposition
-from repo_interp.tasks.prompt import Prompt
 
 DEFAULT, STOCK = "measures by default", "forward pass of the stock model"
 _LONGEST = 32_768
@@ -70,15 +69,6 @@ def draw_weights(model: nn.Module) -> None:
         flat = parameter.view(-1)
         for start in range(0, len(flat), len(drawn)):
             flat[start : start + len(drawn)] = drawn[: len(flat) - start]
-
-
-def prompt_of(tokens: int, vocabulary: int, number: int = 0) -> Prompt:
-    """Random tokens with a needle of 32, a query of 32, and 64 generated at the end, fewer in short prompts."""
-    drawn = np.random.default_rng([number, tokens]).integers(3, vocabulary, tokens)
-    size = min(32, tokens // 8)
-    end = tokens - 2 * size
-    spans = {"needle": tuple(range(tokens // 3, tokens // 3 + size)), "query": tuple(range(end - size, end))}
-    return Prompt(tokens=tuple(drawn.tolist()), spans=spans, generated=tuple(range(end, tokens)))
 
 
 def lines(part: Part, folder: Path) -> list[Line]:
@@ -146,20 +136,16 @@ def pattern_lines(part: Part, folder: Path) -> list[Line]:
 def long_lines(part: Part, folder: Path) -> list[Line]:
     """An analysis of one long prompt by all measures, and the most that its process held."""
     shape = shape_of(part.subject)
-    forget()
     prompt = prompt_of(part.tokens, shape.vocabulary)
-    made, own_pass = _bridged(model_of_shape(shape, part.subject, part.dtype), shape, torch.tensor([prompt.tokens]))
-    held = resident("VmRSS")
-    passing = cost(own_pass)
-    before = resident("VmHWM")
+    made, _ = _bridged(model_of_shape(shape, part.subject, part.dtype), shape, torch.tensor([prompt.tokens]))
+    before, held = resident("VmHWM"), resident("VmRSS")
     analysis = cost(lambda: analyze(made, [prompt], list(MEASURES.values())))
-    whole = Cost(megabytes=max(before, resident("VmHWM")))
     operations = shape.layers * shape.layer_operations(part.tokens)
     return [
-        Line("model and libraries", Cost(megabytes=held)),
-        Line(FORWARD, passing, operations=operations),
-        Line(WITH_ALL, analysis, FORWARD, note="memory is beyond the model"),
-        Line(PROCESS, whole, note="the most that it ever held"),
+        Line(
+            WITH_ALL, analysis, operations=operations, note="operations are those of the forward pass; memory is beyond the model"
+        ),
+        Line(PROCESS, Cost(megabytes=max(before, resident("VmHWM"))), note=f"with {held:,.0f} MB of model and libraries"),
     ]
 
 

@@ -59,7 +59,7 @@ SHAPES = {
     SMOLLM2: Shape(30, 576, 9, 3, 1536, 49_152, "rope"),
     OLMO2: Shape(16, 2048, 16, 16, 8192, 100_352, "repo@5"),
 }
-TINY = Shape(3, 32, 2, 1, 64, 128, "repo@1")
+TINY = Shape(2, 32, 2, 2, 64, 128, "repo@1")
 """For tests: seconds, not minutes."""
 
 

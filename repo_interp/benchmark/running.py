@@ -26,7 +26,7 @@ from repo_interp.errors import one_line
 
 _EVERY = 0.2
 """Seconds between looks at a part's process."""
-_PASSES = {"layer": 5.0, "model": 5.5, "patterns": 14.0, "long": 4.0}
+_PASSES = {"layer": 5.0, "model": 5.5, "patterns": 14.0, "long": 2.5}
 """Forward passes that measuring a part is worth, in operations."""
 _BEGINNING = {"layer": 8.0, "model": 10.0, "patterns": 12.0, "loading": 15.0, "inspect": 25.0, "analysis": 60.0, "long": 15.0}
 """Seconds that do not grow with prompts, imports among them."""

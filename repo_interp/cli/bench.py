@@ -53,7 +53,6 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.cli.progress import steps
     from repo_interp.cli.tables import print_table
     from repo_interp.files import require_directory
-    from repo_interp.values import duration
 
     console, out = Console(), Path(arguments.out)
     require_directory(out)
@@ -61,10 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     waiting = [part for part in chosen if arguments.again or standing(before, part, now) is None]
     speed = operations_per_second()
     expected = {part: expected_seconds(part, before, speed) for part in waiting}
-    kept = f", {len(chosen) - len(waiting)} more stand already" if len(waiting) < len(chosen) else ""
-    console.print(
-        f"{len(waiting)} parts{kept}; {duration(sum(expected.values()))} on a machine that does nothing else", highlight=False
-    )
+    _announce(console, len(waiting), len(chosen) - len(waiting), sum(expected.values()))
     failures: list[str] = []
     with tempfile.TemporaryDirectory() as folder, steps(console) as step:
         for number, part in enumerate(waiting):
@@ -87,6 +83,16 @@ def run(arguments: argparse.Namespace) -> int:
             f"[bold]{plain(write_page(out, before))}[/bold]  tables and figure; the numbers are beside it", highlight=False
         )
     return 1 if failures else 0
+
+
+def _announce(console, waiting: int, standing: int, seconds: float) -> None:
+    """Say how many parts are measured, how many stand already, and what it costs."""
+    from repo_interp.values import duration
+
+    parts = [f"{waiting} part{'s' * (waiting > 1)}" if waiting else "nothing to measure"]
+    parts += [f"{standing} more stand{'s' * (standing == 1)} already, from the same code and machine"] if standing else []
+    cost = f"; {duration(seconds)} where nothing else runs" if waiting else ""
+    console.print(f"{', '.join(parts)}{cost}", highlight=False, soft_wrap=True)
 
 
 def _parts(arguments: argparse.Namespace, device: str | None):

@@ -38,9 +38,9 @@ def load(
 ) -> TransformerBridge:
     """The checkpoint at `path` - a directory, a name of the zoo, a hub id; released, ours or stock - as a TransformerBridge.
 
-    Positions are analysed in float32 for good reason: in bfloat16 a position near 100 is rounded to steps of 0.5. Of a model in bfloat16,
-    `positions_dtype` "float32" keeps learned positions unrounded. `rope_scaling` exchanges how frequencies are scaled (see `load_model`). Raises InputError, naming what is wrong, for anything that would not
-    run exactly as it was trained.
+    Positions are analysed in float32 for good reason: in bfloat16 a position near 100 is rounded to steps of 0.5. Of a model in
+    bfloat16, `positions_dtype` "float32" keeps learned positions unrounded. `rope_scaling` exchanges how frequencies are scaled (see
+    `load_model`). Raises InputError, naming what is wrong, for anything that would not run exactly as it was trained.
     """
     checkpoint = identify(path)
     tokenizer = load_tokenizer(checkpoint)  # before the weights: what reading it needs and gives back is theirs then
