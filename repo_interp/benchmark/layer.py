@@ -7,6 +7,7 @@ jumping. The hidden states have a mean as large as their spread, as real ones do
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -117,7 +118,7 @@ def lines(part: Part, folder: Path) -> list[Line]:
     measured = [Line(FORWARD, cost(layer.forward(), repeats, device), operations=operations)]
     inputs, spans = layer.inputs(), layer.spans()
     for name, measure in MEASURES.items():
-        measured.append(Line(name, cost(lambda measure=measure: measure.observe(inputs, spans), repeats, device), FORWARD))
+        measured.append(Line(name, cost(lambda measure=measure: measure.observe(replace(inputs), spans), repeats, device), FORWARD))
     measured.append(Line(ALL, cost(lambda: observed_together(inputs, spans), repeats, device), FORWARD))
     if part.tokens > TEXTBOOK_UP_TO:
         return measured
@@ -132,6 +133,7 @@ def lines(part: Part, folder: Path) -> list[Line]:
 
 def observed_together(inputs: AttentionInputs, spans: Spans) -> object:
     """The statistics of all measures of a layer, as an analysis has them observed."""
+    inputs = replace(inputs)  # without what was made of it before
     return [measure.observe(inputs, spans) for measure in MEASURES.values()]
 
 

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from repo_interp.benchmark.bars import judged
 from repo_interp.benchmark.cost import Cost
 from repo_interp.benchmark.parts import ALL, FORWARD, OLMO2, ROWS, SMOLLM2, WITH_ALL, Line, Part, textbook_of
-from repo_interp.benchmark.store import TABLE, Measured
+from repo_interp.benchmark.store import TABLE, Measured, read
 from repo_interp.files import replaced, write_text
 from repo_interp.plots.marks.drawing import plain_decades
 from repo_interp.plots.marks.table import Cell, Table
@@ -26,8 +26,9 @@ _COMMAND = "repo-interp bench"
 _ACCELERATED = ("float32", "bfloat16")
 
 
-def write_page(directory: Path, measured: Sequence[Measured]) -> Path:
-    """Write page and figure of `measured` into `directory`; return the page. The same table gives the same bytes."""
+def write_page(directory: Path) -> Path:
+    """Write page and figure of the table in `directory` beside it; return the page. The same table gives the same bytes."""
+    measured = read(directory)
     for suffix, content in rendered(figure(measured)).items():
         with replaced(directory / f"bench.{suffix}") as unfinished:
             unfinished.write_bytes(content)

@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
                 failures.append(f"{part.name}: {failure}")
                 continue
             except KeyboardInterrupt:
-                write_page(out, before)
+                write_page(out)
                 raise KeyboardInterrupt(f"what was measured is kept in {out}; the same command goes on") from None
             before = with_part(before, one, chosen)
             write(out, before)
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
         console.print(f"not measured: {failure}", style="yellow", highlight=False, markup=False)
     if before:
         console.print(
-            f"[bold]{plain(write_page(out, before))}[/bold]  tables and figure; the numbers are beside it", highlight=False
+            f"[bold]{plain(write_page(out))}[/bold]  tables and figure; the numbers are beside it", highlight=False
         )
     return 1 if failures else 0
 
