@@ -118,7 +118,9 @@ def lines(part: Part, folder: Path) -> list[Line]:
     measured = [Line(FORWARD, cost(layer.forward(), repeats, device), operations=operations)]
     inputs, spans = layer.inputs(), layer.spans()
     for name, measure in MEASURES.items():
-        measured.append(Line(name, cost(lambda measure=measure: measure.observe(replace(inputs), spans), repeats, device), FORWARD))
+        measured.append(
+            Line(name, cost(lambda measure=measure: measure.observe(replace(inputs), spans), repeats, device), FORWARD)
+        )
     measured.append(Line(ALL, cost(lambda: observed_together(inputs, spans), repeats, device), FORWARD))
     if part.tokens > TEXTBOOK_UP_TO:
         return measured

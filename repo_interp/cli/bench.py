@@ -79,9 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     for failure in failures:
         console.print(f"not measured: {failure}", style="yellow", highlight=False, markup=False)
     if before:
-        console.print(
-            f"[bold]{plain(write_page(out))}[/bold]  tables and figure; the numbers are beside it", highlight=False
-        )
+        console.print(f"[bold]{plain(write_page(out))}[/bold]  tables and figure; the numbers are beside it", highlight=False)
     return 1 if failures else 0
 
 
