@@ -24,6 +24,7 @@ from repo_interp.measures.attention_mass import AttentionMass
 from repo_interp.measures.attention_rows import AttentionRows
 from repo_interp.models.bridge import bridge
 from repo_interp.models.capture import decode
+from repo_interp.models.provenance import Origin, mark
 from repo_interp.models.reposition import layout, reposition
 
 DEFAULT, STOCK = "measures by default", "forward pass of the stock model"
@@ -153,6 +154,9 @@ def _bridged(stock: PreTrainedModel, shape: Shape, tokens: Tensor) -> tuple[nn.M
     """`stock` repositioned and bridged, and its forward pass as a call."""
     repositioned = reposition(stock, shape.layout)
     made = bridge(repositioned)
+    mark(
+        made, Origin("random weights", "", tokens.shape[1], Path())
+    )  # else they would be digested, which is no part of an analysis
     valid = torch.ones_like(tokens, dtype=torch.bool)
 
     @torch.inference_mode()
