@@ -18,7 +18,7 @@ from transformers.initialization import no_init_weights
 from repo_interp.analysis.analyze import analyze, default_measures
 from repo_interp.benchmark.cost import Cost, cost, resident
 from repo_interp.benchmark.layer import MEASURES
-from repo_interp.benchmark.parts import ALL, FORWARD, OLMO2, PROCESS, WITH_ALL, Line, Part, Shape, shape_of
+from repo_interp.benchmark.parts import FORWARD, OLMO2, PROCESS, STOCK, WITH_ALL, WITH_DEFAULT, Line, Part, Shape, shape_of
 from repo_interp.benchmark.prompt import prompt_of
 from repo_interp.measures.attention_mass import AttentionMass
 from repo_interp.measures.attention_rows import AttentionRows
@@ -27,7 +27,6 @@ from repo_interp.models.capture import decode
 from repo_interp.models.provenance import Origin, mark
 from repo_interp.models.reposition import layout, reposition
 
-DEFAULT, STOCK = "measures by default", "forward pass of the stock model"
 _LONGEST = 32_768
 
 
@@ -93,11 +92,11 @@ def lines(part: Part, folder: Path) -> list[Line]:
     measured.append(Line(FORWARD, cost(own_pass, repeats, device), beside, shape.layers * shape.layer_operations(part.tokens)))
     prompt = prompt_of(part.tokens, shape.vocabulary)
     by_default = default_measures([prompt], layout(made))
-    for what, measures in ((DEFAULT, by_default), (ALL, list(MEASURES.values()))):
-        if what == DEFAULT and part.subject == OLMO2:
+    for what, measures in ((WITH_DEFAULT, by_default), (WITH_ALL, list(MEASURES.values()))):
+        if what == WITH_DEFAULT and part.subject == OLMO2:
             continue  # a minute more
         spent = cost(lambda measures=measures: analyze(made, [prompt], measures), repeats, device)
-        measured.append(Line(f"{FORWARD} and {what}", spent, FORWARD))
+        measured.append(Line(what, spent, FORWARD))
     return measured
 
 

@@ -7,14 +7,15 @@ bench.png, .svg, .pdf    CPU seconds by tokens, both axes logarithmic: one layer
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
 from repo_interp.benchmark.bars import judged
 from repo_interp.benchmark.cost import Cost
-from repo_interp.benchmark.parts import ALL, FORWARD, OLMO2, ROWS, SMOLLM2, WITH_ALL, Line, Part, textbook_of
+from repo_interp.benchmark.parts import ALL, FORWARD, OLMO2, ROWS, SMOLLM2, STOCK, WITH_ALL, WITH_DEFAULT, Line, textbook_of
 from repo_interp.benchmark.store import TABLE, Measured, read
 from repo_interp.files import replaced, write_text
 from repo_interp.plots.marks.drawing import plain_decades
@@ -145,58 +146,62 @@ def _notes(measured: Sequence[Measured]) -> Iterator[str]:
 
 _COLOURS = {
     FORWARD: "#222222",
+    STOCK: "#8A8A8A",
     WITH_ALL: "#D55E00",
+    WITH_DEFAULT: "#0072B2",
     ALL: "#D55E00",
     "components": "#0072B2",
     "three_axis": "#009E73",
     "fake_distance": "#CC79A7",
     "rotation": "#E69F00",
     "attention_mass": "#56B4E9",
+    "patterns": "#804020",
+    "positions": "#8468D8",
 }
 _OTHER = "#8A8A8A"
-_TITLES = {("layer", OLMO2): "one layer of OLMo-2-1B's shape", ("model", SMOLLM2): "SmolLM2-135M's shape"}
+_TITLES = {("layer", OLMO2): "one layer of OLMo-2-1B's shape", ("model", SMOLLM2): "SmolLM2-135M's shape, whole"}
+_THICK = (FORWARD, ALL, WITH_ALL)
+_DASHED = (0, (3, 1.5))
 
 
 @style()
 def figure(measured: Sequence[Measured]) -> PaperFigure:
     """CPU seconds by tokens, both axes logarithmic: one layer with every measure and the textbook way, and a whole model."""
-    made = paper_figure(PAGE_WIDTH, 3.2)
-    panels = made.subplots(1, len(_TITLES), squeeze=False)[0]
+    made = paper_figure(PAGE_WIDTH, 3.6)
+    panels = made.subplots(1, len(_TITLES), sharey=True, squeeze=False)[0]
     for ax, ((row, subject), title) in zip(panels, _TITLES.items(), strict=True):
         parts = [one for one in measured if (one.part.row, one.part.subject, one.part.device) == (row, subject, "cpu")]
         _curves(ax, parts)
-        ax.set(title=f"{title}{'' if parts else f': {NOT_MEASURED}'}", xlabel="prompt (tokens)", ylabel="CPU time (s)")
+        ax.set(title=f"{title}{'' if parts else f': {NOT_MEASURED}'}", xlabel="prompt (tokens; 1K: 1,024)")
+    panels[0].set_ylabel("CPU time (s)")
     return made
 
 
 def _curves(ax: Axes, parts: Sequence[Measured]) -> None:
-    curves: dict[str, list[tuple[Part, float]]] = {}
+    curves: dict[str, dict[int, float]] = {}
     for one in sorted(parts, key=lambda one: one.part.tokens):
         for line in one.lines:
-            curves.setdefault(line.what, []).append((one.part, line.cost.cpu_seconds))
-    for what, points in curves.items():
+            curves.setdefault(line.what, {})[one.part.tokens] = line.cost.cpu_seconds
+    for what, seconds in curves.items():
         name = what.removesuffix(textbook_of(""))
-        is_textbook = name != what
-        tokens, seconds = [part.tokens for part, _ in points], [value for _, value in points]
         ax.plot(
-            tokens,
-            seconds,
+            list(seconds),
+            list(seconds.values()),
             color=_COLOURS.get(name, _OTHER),
-            linewidth=1.4 if name in (FORWARD, ALL, WITH_ALL) else 0.9,
-            linestyle=(0, (3, 1.5)) if is_textbook else "-",
+            linewidth=1.5 if name in _THICK else 0.9,
+            linestyle="-" if name == what else _DASHED,
             marker="o",
-            label=what,
+            label=what if name == what else None,
         )
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
-    lengths = _ticks(part.tokens for points in curves.values() for part, _ in points)
-    ax.set_xticks(lengths, [f"{length:,}" for length in lengths])
+    lengths = sorted({tokens for seconds in curves.values() for tokens in seconds})
+    ax.set_xticks(lengths, [str(length) if length % 1024 else f"{length // 1024}K" for length in lengths])
     ax.minorticks_off()
     plain_decades(ax.yaxis)
     ax.grid(axis="y")
-    if curves:
-        ax.legend(fontsize=5.5, loc="upper left", bbox_to_anchor=(1.0, 1.02))
-
-
-def _ticks(tokens: Iterable[int]) -> list[int]:
-    return sorted(set(tokens))
+    handles = ax.get_legend_handles_labels()[0]
+    if any(what.endswith(textbook_of("")) for what in curves):
+        handles.append(Line2D([], [], color="#222222", linewidth=0.9, linestyle=_DASHED, label="textbook way"))
+    if handles:
+        ax.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2 if len(handles) > 4 else 1)

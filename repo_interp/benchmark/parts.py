@@ -18,7 +18,8 @@ from repo_interp.benchmark.cost import Cost
 
 SMOLLM2, OLMO2, NIAH = "smollm2-135m", "olmo-2-1b", "niah/repo"
 FORWARD, ALL = "forward pass", "all measures"
-WITH_ALL = f"{FORWARD} and {ALL}"
+STOCK = "forward pass of the stock model"
+WITH_ALL, WITH_DEFAULT = f"{FORWARD} and {ALL}", f"{FORWARD} and measures by default"
 WEIGHTS, LOAD = "weights", "load"
 IMPORT, INSPECT = "import torch, transformers and model classes", "repo-interp inspect"
 ANALYSIS, ANNOUNCED = "analysis, figures and page", "announced"
