@@ -95,6 +95,9 @@ def test_longer_prompts_are_expected_to_take_longer_and_what_was_measured_is_bel
     seconds = [running.expected_seconds(Part("layer", OLMO2, tokens), [], 1e11) for tokens in (512, 2048, 16384)]
     assert seconds == sorted(seconds) and seconds[0] > 0
     assert running.expected_seconds(LAYERS[0].part, LAYERS, 1e11) == 9.0
+    others = [Part("loading", name) for name in (SMOLLM2, OLMO2)]
+    one, two = (running.expected_in_all([LAYERS[0].part, *others], LAYERS, 1e11, jobs) for jobs in (1, 2))
+    assert one == 9.0 + 2 * (two - 9.0), "parts of the row layer have the machine for themselves"
 
 
 @pytest.mark.parametrize("row", ["layer", "model", "patterns", "long"])

@@ -28,6 +28,8 @@ from repo_interp.models.provenance import Origin, mark
 from repo_interp.models.reposition import layout, reposition
 
 _LONGEST = 32_768
+_LONG = 2048
+"""Tokens beyond which the stock model, and the measures by default, are left out."""
 
 
 def model_of_shape(shape: Shape, name: str, dtype: str = "float32") -> PreTrainedModel:
@@ -84,7 +86,7 @@ def lines(part: Part, folder: Path) -> list[Line]:
         return stock.model(input_ids=tokens, use_cache=False).last_hidden_state
 
     stock_pass() if repeats > 1 else stock.model(input_ids=tokens[:, :64], use_cache=False)
-    if part.subject != OLMO2:
+    if part.subject != OLMO2 and part.tokens <= _LONG:
         operations = shape.layers * shape.layer_operations(part.tokens)
         measured.append(Line(STOCK, cost(stock_pass, repeats, device), operations=operations))
     made, own_pass = _bridged(stock, shape, tokens)
@@ -93,8 +95,8 @@ def lines(part: Part, folder: Path) -> list[Line]:
     prompt = prompt_of(part.tokens, shape.vocabulary)
     by_default = default_measures([prompt], layout(made))
     for what, measures in ((WITH_DEFAULT, by_default), (WITH_ALL, list(MEASURES.values()))):
-        if what == WITH_DEFAULT and part.subject == OLMO2:
-            continue  # a minute more
+        if what == WITH_DEFAULT and (part.subject == OLMO2 or part.tokens > _LONG):
+            continue  # minutes more
         spent = cost(lambda measures=measures: analyze(made, [prompt], measures), repeats, device)
         measured.append(Line(what, spent, FORWARD))
     return measured
@@ -106,7 +108,7 @@ def pattern_lines(part: Part, folder: Path) -> list[Line]:
 
     shape = shape_of(part.subject)
     prompt = prompt_of(part.tokens, shape.vocabulary)
-    tokens, repeats = torch.tensor([prompt.tokens]), 2 if part.tokens <= 1024 else 1
+    tokens, repeats = torch.tensor([prompt.tokens]), 2 if part.tokens < 1024 else 1
     made, own_pass = _bridged(model_of_shape(shape, part.subject), shape, tokens)
     measures = [AttentionMass(), AttentionRows()]
     own_pass()

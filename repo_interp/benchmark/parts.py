@@ -111,6 +111,8 @@ class Row:
     """Whether it is measured on an accelerator too."""
     dtypes: dict[str, str] = field(default_factory=dict)
     """Precision on the CPU by subject, where it is not float32."""
+    alone: bool = False
+    """Whether nothing else is measured beside it: it is about tenths of a second."""
 
 
 TEXTBOOK_UP_TO = 4096
@@ -125,6 +127,7 @@ ROWS: dict[str, Row] = {
         (OLMO2,),
         {OLMO2: (512, 1024, 2048, 4096, 8192, 16384)},
         accelerated=True,
+        alone=True,
     ),
     "model": Row(
         "Whole models",
@@ -141,7 +144,7 @@ ROWS: dict[str, Row] = {
         "where tokens look, and how much of it falls on spans. The same random weights in both.",
         "models:pattern_lines",
         (SMOLLM2,),
-        {SMOLLM2: (512, 1024, 2048)},
+        {SMOLLM2: (512, 2048)},
     ),
     "loading": Row(
         "Loading",

@@ -1,4 +1,4 @@
-"""Parts one after the other, each in a process of its own, and what they will cost.
+"""Parts, each in a process of its own, and what they will cost.
 
     seconds of a part    what it took the last time, where it stands in the table; else operations / speed + what a process needs to begin,
                          the speed from a matrix product timed here and now
@@ -15,19 +15,23 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
+from threading import Event
 
 from repo_interp.benchmark.cost import Cost
-from repo_interp.benchmark.parts import TEXTBOOK_UP_TO, Line, Part, shape_of
+from repo_interp.benchmark.parts import OLMO2, ROWS, TEXTBOOK_UP_TO, Line, Part, shape_of
 from repo_interp.benchmark.store import Circumstances, Measured
 from repo_interp.errors import one_line
 
 _EVERY = 0.2
 """Seconds between looks at a part's process."""
-_PASSES = {"layer": 5.0, "model": 5.5, "patterns": 14.0, "long": 2.5}
+_PASSES = {"layer": 4.0, "model": 5.0, "patterns": 10.0, "long": 2.0}
 """Forward passes that measuring a part is worth, in operations."""
+_ONCE = 4096
+"""Tokens beyond which every call is made once."""
 _BEGINNING = {"layer": 8.0, "model": 10.0, "patterns": 12.0, "loading": 15.0, "inspect": 25.0, "analysis": 60.0, "long": 15.0}
 """Seconds that do not grow with prompts, imports among them."""
 
@@ -59,6 +63,36 @@ def measured(part: Part, folder: Path, now: Circumstances, watch: Callable[[], N
     return Measured(part, lines, Cost(**made["whole"]), now)
 
 
+def all_measured(parts: Sequence[Part], folder: Path, now: Circumstances, jobs: int) -> Iterator[tuple[Part, Measured | Failed]]:
+    """Every part with what came of it, as it comes: those of rows that are measured alone one by one, then others `jobs` at a time.
+
+    Where the iteration ends early, by an interruption say, the processes end too.
+    """
+    ended = Event()
+
+    def watch() -> None:
+        if ended.is_set():
+            raise Failed("interrupted")
+
+    def one(part: Part) -> Measured | Failed:
+        try:
+            return measured(part, folder, now, watch)
+        except Failed as failure:
+            return failure
+
+    alone = [part for part in parts if ROWS[part.row].alone]
+    for some, workers in ((alone, 1), ([part for part in parts if part not in alone], jobs)):
+        with ThreadPoolExecutor(workers) as pool:
+            try:
+                futures = {pool.submit(one, part): part for part in some}
+                for future in as_completed(futures):
+                    yield futures[future], future.result()
+            except BaseException:
+                ended.set()
+                pool.shutdown(cancel_futures=True)
+                raise
+
+
 def expected_seconds(part: Part, before: Sequence[Measured], speed: float) -> float:
     """Seconds that measuring `part` takes, from `before`, or at `speed` operations a second."""
     last = next((one.whole.wall_seconds for one in before if one.part == part), None)
@@ -67,11 +101,19 @@ def expected_seconds(part: Part, before: Sequence[Measured], speed: float) -> fl
     shape, seconds = shape_of(part.subject), _BEGINNING.get(part.row, 10.0)
     if part.tokens and part.row in _PASSES:
         layers = 1 if part.row == "layer" else shape.layers
-        operations = _PASSES[part.row] * layers * shape.layer_operations(part.tokens)
+        passes = _PASSES[part.row] / (2 if part.tokens > _ONCE or (part.subject == OLMO2 and part.row == "model") else 1)
+        operations = passes * layers * shape.layer_operations(part.tokens)
         if part.row == "layer" and part.tokens <= TEXTBOOK_UP_TO:
             operations += 2 * (2 / 3) * (3 * part.tokens) ** 3  # a dense solve in float64
         seconds += operations / speed / part.threads
     return seconds
+
+
+def expected_in_all(parts: Sequence[Part], before: Sequence[Measured], speed: float, jobs: int) -> float:
+    """Seconds that `all_measured` takes, on a machine that does nothing else."""
+    seconds = {part: expected_seconds(part, before, speed) for part in parts}
+    others = [taken for part, taken in seconds.items() if not ROWS[part.row].alone]
+    return sum(seconds.values()) - sum(others) + max(sum(others) / jobs, max(others, default=0.0))
 
 
 def operations_per_second() -> float:

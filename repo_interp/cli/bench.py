@@ -38,6 +38,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--again", action="store_true", help="measure anew what stands in the table from the same code and machine"
     )
     parser.add_argument(
+        "--jobs",
+        type=count,
+        default=2,
+        metavar="N",
+        help="parts at a time, but for those of layer, which are measured alone (default: 2); 1 where seconds by the clock matter",
+    )
+    parser.add_argument(
         "--out", default="figures/bench", metavar="DIR", help="where table, page and figure go (default: figures/bench)"
     )
 
@@ -47,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     import tempfile
 
     from repo_interp.benchmark.page import table_of_bars, table_of_part, write_page
-    from repo_interp.benchmark.running import Failed, accelerator, expected_seconds, measured, operations_per_second
+    from repo_interp.benchmark.running import Failed, accelerator, all_measured, expected_in_all, operations_per_second
     from repo_interp.benchmark.store import here_and_now, read, standing, with_part, write
     from repo_interp.cli.console import Console, plain
     from repo_interp.cli.progress import steps
@@ -58,23 +65,26 @@ def run(arguments: argparse.Namespace) -> int:
     require_directory(out)
     chosen, now, before = _parts(arguments, accelerator()), here_and_now(), read(out)
     waiting = [part for part in chosen if arguments.again or standing(before, part, now) is None]
-    speed = operations_per_second()
-    expected = {part: expected_seconds(part, before, speed) for part in waiting}
-    _announce(console, len(waiting), len(chosen) - len(waiting), sum(expected.values()))
+    expected = expected_in_all(waiting, before, operations_per_second(), arguments.jobs)
+    _announce(console, len(waiting), len(chosen) - len(waiting), expected)
     failures: list[str] = []
     with tempfile.TemporaryDirectory() as folder, steps(console) as step:
-        for number, part in enumerate(waiting):
-            try:
-                one = measured(part, Path(folder), now, lambda part=part, number=number: step(part.name, number, len(waiting)))
-            except Failed as failure:
-                failures.append(f"{part.name}: {failure}")
-                continue
-            except KeyboardInterrupt:
+        step("measuring", 0, len(waiting))
+        made = all_measured(waiting, Path(folder), now, arguments.jobs)
+        try:
+            for number, (part, one) in enumerate(made, 1):
+                step("measuring", number, len(waiting))
+                if isinstance(one, Failed):
+                    failures.append(f"{part.name}: {one}")
+                    continue
+                before = with_part(before, one, chosen)
+                write(out, before)
+                print_table(console, table_of_part(one))
+        except KeyboardInterrupt:
+            made.close()
+            if before:
                 write_page(out)
-                raise KeyboardInterrupt(f"what was measured is kept in {out}; the same command goes on") from None
-            before = with_part(before, one, chosen)
-            write(out, before)
-            print_table(console, table_of_part(one))
+            raise KeyboardInterrupt(f"what was measured is kept in {out}; the same command goes on") from None
     print_table(console, table_of_bars(before, arguments.rows))
     for failure in failures:
         console.print(f"not measured: {failure}", style="yellow", highlight=False, markup=False)
