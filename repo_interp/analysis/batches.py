@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,7 @@ from repo_interp.errors import InputError
 from repo_interp.files import replaced, write_text
 from repo_interp.inputs import Spans
 from repo_interp.measures.labels import described
-from repo_interp.measures.statistics import Measure, Statistics
+from repo_interp.measures.statistics import STATISTICS, Measure, Statistics
 from repo_interp.tasks.prompt import Prompt
 from repo_interp.tasks.prompt.structure import prompt_structure
 
@@ -180,7 +180,7 @@ class BatchStore:
             return
         groups = {"/": xr.Dataset()}
         for name, parts in statistics.items():
-            groups |= {f"/{name}/{part.name}": getattr(parts, part.name) for part in fields(parts)}
+            groups |= {f"/{name}/{part}": getattr(parts, part) for part in STATISTICS}
         with replaced(self._file(number)) as unfinished:
             xr.DataTree.from_dict(groups).to_netcdf(unfinished, engine=_ENGINE)
 

@@ -27,7 +27,7 @@ from repo_interp.measures.fake_distance import FakeDistance
 from repo_interp.measures.patterns import Patterns
 from repo_interp.measures.positions import Positions
 from repo_interp.measures.rotation import Rotation
-from repo_interp.measures.statistics import Measure
+from repo_interp.measures.statistics import Measure, share
 from repo_interp.measures.three_axis import ThreeAxis
 
 MEASURES: Mapping[str, Measure] = {
@@ -134,9 +134,10 @@ def lines(part: Part, folder: Path) -> list[Line]:
 
 
 def observed_together(inputs: AttentionInputs, spans: Spans) -> object:
-    """The statistics of all measures of a layer, as an analysis has them observed."""
-    inputs = replace(inputs)  # without what was made of it before
-    return [measure.observe(inputs, spans) for measure in MEASURES.values()]
+    """The statistics of all measures of a layer, as an analysis has them observed: what they share is made once."""
+    afresh, measures = replace(inputs), list(MEASURES.values())  # a copy remembers nothing of what was made before
+    share(measures, afresh, spans)
+    return [measure.observe(afresh, spans) for measure in measures]
 
 
 def _sum(costs: list[Cost]) -> Cost:
