@@ -19,20 +19,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 import xarray as xr
 from torch import nn
 
+from repo_interp import side_by_side
 from repo_interp.analysis.batches import make_batches, structure_for
 from repo_interp.analysis.finite import Faults
 from repo_interp.analysis.observing import MergedStatistics, group_of, measures_for, observe_batch
+from repo_interp.analysis.room import batch_limit
 from repo_interp.inputs import AttentionInputs, Spans
 from repo_interp.measures.statistics import Measure, Statistics, share
 from repo_interp.models.bridge import tokenizer_of
 from repo_interp.models.capture import decode, predictions_of
 from repo_interp.models.reposition import attentions, decoder_of, layout
+from repo_interp.side_by_side import BatchSize, SideBySide
 from repo_interp.tasks.prompt import Prompt
 from repo_interp.values import duration
 
@@ -65,7 +68,7 @@ def estimate(
     bridge: nn.Module,
     prompts: Sequence[Prompt],
     measures: Sequence[Measure],
-    batch_size: int = 1,
+    batch_size: BatchSize | Literal["auto"] = 1,
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
     passes: Sequence[int] = (),
@@ -103,13 +106,14 @@ def estimate(
             for length in lengths
             for count, short, long in zip(alike, before, after, strict=True)
         )
-    batches = math.ceil(len(prompts) / batch_size)
+    size, lengths = batch_limit(bridge, batch_size), sorted((len(prompt.tokens) for prompt in prompts), reverse=True)
+    batches = len(side_by_side.batches(range(len(lengths)), lengths, size))
     seconds += batches * (full.labelling * len(layers) / len(probed) + full.merging)
     config = next(attentions(bridge)).config
     unembedding = 2.0 * config.vocab_size * config.hidden_size
     seconds += sum((len(schemes) * operations(length) + unembedding * length) / speed for length in passes)
     seconds += _PASS_BOOKKEEPING * len(schemes) * len(passes)
-    return Cost(seconds, _bytes(bridge, prompts, batch_size, passes, full, len(layers) / len(probed)))
+    return Cost(seconds, _bytes(bridge, prompts, size, passes, full, len(layers) / len(probed)))
 
 
 @dataclass(frozen=True)
@@ -288,11 +292,12 @@ def _at_length(length: int, first: tuple[int, float], second: tuple[int, float],
 
 
 def _bytes(
-    bridge: nn.Module, prompts: Sequence[Prompt], batch_size: int, passes: Sequence[int], probe: _Probe, layers: float
+    bridge: nn.Module, prompts: Sequence[Prompt], size: SideBySide, passes: Sequence[int], probe: _Probe, layers: float
 ) -> float:
     """The peak so far, or that of running. `layers`: how many times more layers are measured than were probed."""
     config, parameters = next(attentions(bridge)).config, list(bridge.parameters())
     longest, elements = max(len(prompt.tokens) for prompt in prompts), parameters[0].element_size()
+    batch_size = min(len(prompts), size.of_length(longest))
     activations = float(elements) * batch_size * longest * (8 * config.hidden_size + 3 * config.intermediate_size)
     statistics = layers * (probe.bytes * sum(len(prompt.tokens) for prompt in prompts) / probe.tokens + probe.bounded)
     logits = 20.0 * config.vocab_size * max(passes, default=0) * batch_size

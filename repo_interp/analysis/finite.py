@@ -36,6 +36,13 @@ class Faults:
         """Remember that `name` stopped, unless it has before."""
         self.stopped.setdefault(name, why)
 
+    def add(self, later: Faults) -> None:
+        """Remember those of a later pass, observed apart, as if it had been observed after this."""
+        if not self.stopped:
+            self.outputs += later.outputs
+        for name, why in later.stopped.items():
+            self.stop(name, why)
+
     def require_none(self) -> None:
         """Raise NotFinite, naming the first, where a measure stopped or a pass did not end in numbers."""
         self.require_some(list(self.stopped)[:1])

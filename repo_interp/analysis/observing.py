@@ -76,7 +76,8 @@ def observe_batch(
 
     def receive(inputs: AttentionInputs) -> None:
         nonlocal observed
-        broken, inputs = inputs.faults, replace(inputs, tokens=batch.tokens)
+        here = inputs.queries.device
+        broken, inputs = inputs.faults, replace(inputs, tokens=batch.tokens.to(here))
         if heads is not None:
             inputs = select_heads(inputs, heads)
             broken = broken if inputs.faults else {}  # of heads that nobody asked for
@@ -87,7 +88,8 @@ def observe_batch(
                 continue
             fault = next((broken[name] for name in measure.reads if name in broken), None)
             if fault is None:
-                spans = {**batch.spans, **batch.structure} if measure.segment_kinds else batch.spans
+                named = {**batch.spans, **batch.structure} if measure.segment_kinds else batch.spans
+                spans = {name: mask.to(here) for name, mask in named.items()}
                 statistics = _with_head_numbers(measure.observe(inputs, spans), heads)
                 fault = fault_in(statistics, measure, inputs)
                 parts[measure.name].append(statistics)

@@ -43,6 +43,7 @@ from repo_interp.models.configuration import (
     repositioned_class,
     scaled_configuration,
 )
+from repo_interp.models.dispatch import DeviceMap, MostMemory, device_of_weights, dispatched, is_dispatched, weights_in_place
 from repo_interp.models.families import FAMILIES
 from repo_interp.models.fields import DTYPES, SpecialTokens
 from repo_interp.models.reposition import assigner_parameters, layout, reposition
@@ -61,14 +62,17 @@ def load_model(
     device: str = "cpu",
     dtype: str = "float32",
     rope_scaling: Mapping[str, Any] | None = None,
+    device_map: DeviceMap | None = None,
+    most_memory: MostMemory | None = None,
     positions_dtype: str | None = None,
 ) -> PreTrainedModel:
     """The repositioned Hugging Face model of a checkpoint, to train or to run, every layer checked, in evaluation mode.
 
     `checkpoint` is a directory, a name of the zoo or a hub id. Needs as much memory as the model. `rope_scaling` exchanges how frequencies
     are scaled, e.g. {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 4096}; it reaches every layer that rotates,
-    learned positions included. `positions_dtype`: of the maps that learned positions come from, and of these positions; None: `dtype`.
-    Raises InputError for what does not fit.
+    learned positions included. `device_map`, in the place of `device`: "auto" or a device for every module, for a model that is larger than
+    one of them (`models.dispatch`), with `most_memory` by device. `positions_dtype`: of the maps that learned positions come from, and of
+    these positions; None: `dtype`. Raises InputError for what does not fit.
     """
     if not isinstance(checkpoint, Checkpoint):
         checkpoint = identify(checkpoint)
@@ -78,9 +82,11 @@ def load_model(
     if rope_scaling is not None:
         config = scaled_configuration(config, rope_scaling)
     model, stored = _skeleton(checkpoint, config)
-    exact = assigner_parameters(model)
-    values = read_weights({name: stored[name] for name in stored if name not in exact}, place, precision)
-    values |= read_weights({name: stored[name] for name in stored if name in exact}, place, of_positions)
+    placed = None if device_map is None else device_of_weights(model, device_map, most_memory, precision)
+    exact, values = assigner_parameters(model), {}
+    for names, wanted in ((stored.keys() - exact.keys(), precision), (stored.keys() & exact.keys(), of_positions)):
+        some = {name: stored[name] for name in stored if name in names}
+        values |= read_weights(some, place, wanted) if placed is None else weights_in_place(some, placed, wanted)
     _tie(model, values)
     model.load_state_dict(values, strict=False, assign=True)
     model.tie_weights()
@@ -91,7 +97,7 @@ def load_model(
         modelled(stated, SpecialTokens, str(generation))
         for name in SpecialTokens.model_fields.keys() & stated.keys():
             setattr(model.generation_config, name, stated[name])
-    model = model.to(place)  # pyright: ignore[reportArgumentType]
+    model = model.to(place) if placed is None else dispatched(model, stored, placed, precision)  # pyright: ignore[reportArgumentType]
     return model.eval()
 
 
@@ -143,6 +149,8 @@ def save(
         )
     tokenizer = tokenizer if tokenizer is not None else getattr(model, "tokenizer", None)
     decoder: Any = getattr(model, "original_model", model)
+    if is_dispatched(decoder):
+        raise InputError("weights of this model are offloaded; load it without a device map to save it")
     layout(decoder)  # refuses a model that was never repositioned
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
@@ -223,17 +231,18 @@ class RepositionedForCausalLM:
 
         Raises InputError for options of Hugging Face that are not offered, such as quantisation.
         """
+        most_memory = options.pop("max_memory", None)
         hub = {name: options.pop(name, None) for name in _HUB_OPTIONS}
         refused = [name for name, value in options.items() if name not in _IDLE_OPTIONS and value not in (None, False, "")]
-        if refused or not isinstance(device_map, str | torch.device | None) or device_map == "auto":
-            raise InputError(
-                f"repositioned checkpoints take no {refused[0] if refused else f'device_map={device_map!r}'}; leave it out"
-            )
+        if refused:
+            raise InputError(f"repositioned checkpoints take no {refused[0]}; leave it out")
+        several = device_map if device_map == "auto" or isinstance(device_map, Mapping) else None
         known = identify(path, **{name: value for name, value in hub.items() if value is not None})
         checkpoint = Checkpoint(known.directory, OURS, plain(config), *own_layout_of(config))
         wanted = config.dtype if dtype in (None, "auto") else dtype
         name = "float32" if wanted is None else str(wanted).removeprefix("torch.")
-        model = load_model(checkpoint, "cpu" if device_map is None else str(device_map), name)
+        one = "cpu" if device_map is None or several is not None else str(device_map)
+        model = load_model(checkpoint, one, name, device_map=several, most_memory=most_memory)
         if attn_implementation is not None:
             model.set_attn_implementation(attn_implementation)
         return model
