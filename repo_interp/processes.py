@@ -221,8 +221,8 @@ def _group() -> Any:
     whole = torch.distributed.group.WORLD
     if whole not in _groups:
         group = _groups[whole] = torch.distributed.new_group(backend="gloo", timeout=_MEETING)
-        torch.distributed.barrier(group)
-        _set_pg_timeout(_PATIENCE, group)
+        torch.distributed.barrier(group)  # pyright: ignore[reportArgumentType]
+        _set_pg_timeout(_PATIENCE, group)  # pyright: ignore[reportArgumentType]
     return _groups[whole]
 
 

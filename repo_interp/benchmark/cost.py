@@ -47,7 +47,8 @@ def cost(call: Callable[[], object], repeats: int = 1, device: str = "cpu") -> C
     timed = [_seconds(call, device)]
     peak = _peak(device)
     timed += [_seconds(call, device) for _ in range(repeats - 1)]
-    return Cost(*(min(each) for each in zip(*timed, strict=True)), peak - before)
+    of_cpu, of_wall = (min(each) for each in zip(*timed, strict=True))
+    return Cost(of_cpu, of_wall, peak - before)
 
 
 def forget() -> None:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
@@ -63,7 +63,7 @@ def measured(part: Part, folder: Path, now: Circumstances, watch: Callable[[], N
     return Measured(part, lines, Cost(**made["whole"]), now)
 
 
-def all_measured(parts: Sequence[Part], folder: Path, now: Circumstances, jobs: int) -> Iterator[tuple[Part, Measured | Failed]]:
+def all_measured(parts: Sequence[Part], folder: Path, now: Circumstances, jobs: int) -> Generator[tuple[Part, Measured | Failed]]:
     """Every part with what came of it, as it comes: those of rows that are measured alone one by one, then others `jobs` at a time.
 
     Where the iteration ends early, by an interruption say, the processes end too.
@@ -127,7 +127,7 @@ def operations_per_second() -> float:
         times = []
         for _ in range(3):
             begun = time.perf_counter()
-            matrix @ matrix
+            torch.mm(matrix, matrix)
             times.append(time.perf_counter() - begun)
     finally:
         torch.set_num_threads(threads)

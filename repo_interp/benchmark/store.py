@@ -16,6 +16,7 @@ import platform
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from repo_interp.benchmark.cost import Cost
 from repo_interp.benchmark.parts import Line, Part
@@ -80,7 +81,8 @@ def read(directory: Path) -> list[Measured]:
     parts: dict[tuple[Part, Circumstances], list[dict[str, str]]] = {}
     try:
         for row in rows:
-            part = Part(**{each.name: _typed(row[each.name], each.default) for each in fields(Part)})
+            stated: dict[str, Any] = {each.name: _typed(row[each.name], each.default) for each in fields(Part)}
+            part = Part(**stated)
             of_row = Circumstances(**{each.name: row[each.name] for each in fields(Circumstances)})
             parts.setdefault((part, of_row), []).append(row)
         return [_measured(part, of_row, lines) for (part, of_row), lines in parts.items()]

@@ -36,7 +36,7 @@ class Arrays:
         if isinstance(given, Arrays):
             return given
         values = {str(name): (tuple(map(str, array.dims)), array.values) for name, array in given.data_vars.items()}
-        return cls(values, {str(axis): given[axis].values for axis in given.indexes})
+        return cls(values, {str(axis): np.asarray(given[axis].values) for axis in given.indexes})
 
     def dataset(self) -> xr.Dataset:
         """The same as a Dataset."""

@@ -39,8 +39,9 @@ def device_of_weights(
         raise InputError(f"device map {device_map!r} is unknown; wanted auto, or in Python a device for every module")
     if device_map == "auto":
         classes = model._no_split_modules or []
-        room = get_max_memory(None if most_memory is None else _sizes(most_memory))
+        room = get_max_memory(None if most_memory is None else _sizes(most_memory))  # pyright: ignore[reportArgumentType]
         device_map = infer_auto_device_map(model, room, no_split_module_classes=list(classes), dtype=dtype)  # pyright: ignore
+    assert not isinstance(device_map, str)
     main = _main_device(device_map)
     resident = _resident(model)
     placed = {}
@@ -86,8 +87,12 @@ def dispatched(
     before, level.disabled = level.disabled, True  # it warns of what was asked for
     try:
         modules = {name.rpartition(".")[0]: device for name, device in placed.items()}
-        return dispatch_model(
-            model, modules, main_device=_main_device(modules), offload_index=index or None, offload_dir="" if index else None
+        return dispatch_model(  # pyright: ignore[reportReturnType]
+            model,
+            modules,  # pyright: ignore[reportArgumentType]
+            main_device=_main_device(modules),
+            offload_index=index or None,  # pyright: ignore[reportArgumentType]
+            offload_dir="" if index else None,
         )
     finally:
         level.disabled = before

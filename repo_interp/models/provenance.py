@@ -108,7 +108,7 @@ def weights_digest(model: nn.Module) -> str:
     running = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
         running.update(name.encode())
-        running.update(parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy())
+        running.update(parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
     return running.hexdigest()
 
 

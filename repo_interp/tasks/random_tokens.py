@@ -84,7 +84,7 @@ class RandomTokens(WordTask):
         return log_perplexity(self, responses, prompts)
 
 
-def drawn(ids: Sequence[int], length: int, seed: Sequence[int], kind: Kind) -> list[int]:
+def drawn(ids: Sequence[int] | np.ndarray, length: int, seed: Sequence[int], kind: Kind) -> list[int]:
     """`length` of `ids`, as `kind` says."""
     choice = np.random.default_rng(list(seed)).choice(ids, 1 if kind == "repeated" else length).tolist()
     return choice * length if kind == "repeated" else choice

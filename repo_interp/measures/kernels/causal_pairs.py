@@ -312,7 +312,7 @@ def _own_squares(queries: Tensor, keys: Tensor) -> Float[Tensor, "key member com
     """sum C_r^2 = sum_i q_r^2 K_rr + 2 q_r q_r' K_rr' + q_r'^2 K_r'r', K the sums of k_r k_s up to i, over causal pairs."""
     lower = torch.ones(_LEAF, _LEAF, dtype=queries.dtype, device=queries.device).tril()
     before = torch.zeros(*keys.shape[:2], 1, 3 * keys.shape[-1] // 2, dtype=torch.float64, device=keys.device)
-    sums = 0
+    sums = torch.zeros((), dtype=torch.float64, device=keys.device)
     step = _LEAF * max(1, _STRETCH // (queries.shape[:2].numel() * _LEAF * queries.shape[-1] * queries.element_size()))
     for some_queries, some_keys in zip(queries.split(step, -2), keys.split(step, -2), strict=True):
         of_queries, of_keys = _squares(some_queries), _squares(some_keys)

@@ -90,7 +90,8 @@ def measure_shape(subject: Subject, options: Options, shape: Shape) -> xr.Datase
         max_position_embeddings=TOKENS,
     )
     models = (drawn(config, ("rope",) * shape.layers, {}, seed) for seed in range(options.controls))
-    found = [float(analyze(bridge(model.eval()), prompts, [ThreeAxis()])["three_axis"]["r"].mean()) for model in models]
+    groups = (analyze(bridge(model.eval()), prompts, [ThreeAxis()])["three_axis"].to_dataset() for model in models)
+    found = [float(group["r"].mean()) for group in groups]
     return xr.Dataset({"r": described(xr.DataArray(found, dims="draw"), "mean r of the three-axis fit", "1")})
 
 
