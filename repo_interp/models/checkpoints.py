@@ -32,6 +32,7 @@ from transformers.initialization import no_init_weights
 
 from repo_interp.errors import InputError, one_line
 from repo_interp.files import replaced, write_text
+from repo_interp.models.adapters import adapted, base_of, fitting_changes
 from repo_interp.models.configuration import (
     OURS,
     Checkpoint,
@@ -42,6 +43,8 @@ from repo_interp.models.configuration import (
     plain,
     repositioned_class,
     scaled_configuration,
+    stated,
+    tokens_of,
 )
 from repo_interp.models.families import FAMILIES
 from repo_interp.models.fields import DTYPES, SpecialTokens
@@ -53,6 +56,10 @@ from repo_interp.records import modelled
 
 def skeleton(checkpoint: Checkpoint) -> PreTrainedModel:
     """The repositioned model of a checkpoint without weights (on the meta device), after its headers were found to fit it."""
+    if checkpoint.base is not None:
+        model = _empty_model(checkpoint.config, checkpoint.layout, checkpoint.options)
+        fitting_changes(model, checkpoint.directory)
+        return model
     return _skeleton(checkpoint, checkpoint.config)[0]
 
 
@@ -72,6 +79,8 @@ def load_model(
         checkpoint = identify(checkpoint)
     if dtype not in DTYPES:
         raise InputError(f"dtype {dtype!r} is unknown; wanted one of {', '.join(DTYPES)}")
+    if checkpoint.base is not None:
+        return adapted(load_model(base_of(checkpoint), device, dtype, rope_scaling), checkpoint)
     place, precision = device_named(device), getattr(torch, dtype)
     config = checkpoint.config
     if rope_scaling is not None:
@@ -107,8 +116,8 @@ def device_named(name: str) -> torch.device:
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase | None:
-    """The tokenizer that stands beside the weights; None where there is none."""
-    directory = checkpoint.directory
+    """The tokenizer that stands beside the weights, of an adapter beside those of its base; None where there is none."""
+    directory = tokens_of(checkpoint.directory)
     if not any((directory / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")):
         return None
     try:
@@ -137,14 +146,9 @@ def save(
     layout(decoder)  # refuses a model that was never repositioned
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    config = decoder.config.to_dict() | {
-        "dtype": str(decoder.dtype).removeprefix("torch."),
-        "architectures": [FAMILIES[decoder.config.model_type]],
-    }
-    config.pop("_name_or_path", None)
     with replaced(directory / "model.safetensors") as unfinished:
         save_file(_stored_form(decoder), unfinished, metadata={"format": "pt"})
-    write_text(directory / "config.json", json.dumps(config, indent=1, sort_keys=True) + "\n")
+    write_text(directory / "config.json", json.dumps(stated(decoder), indent=1, sort_keys=True) + "\n")
     if decoder.generation_config is not None:
         decoder.generation_config.save_pretrained(directory)
     if tokenizer is not None:

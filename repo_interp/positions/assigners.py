@@ -19,6 +19,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from repo_interp.positions.logits import full_precision
+
 
 class TokenIndex(nn.Module):
     """The token's index, the same for all heads: P = 1."""
@@ -42,8 +44,9 @@ class MixedAssigner(nn.Module):
     def forward(
         self, hidden_states: Float[Tensor, "batch token d_model"], index: Int[Tensor, "batch token"]
     ) -> Float[Tensor, "batch any token"]:
-        """Positions in the dtype of the hidden states."""
-        positions = self.assign(hidden_states).transpose(1, 2)
+        """Positions in the dtype of the hidden states, under autocast too: bfloat16 would round them."""
+        with full_precision(hidden_states):
+            positions = self.assign(hidden_states).transpose(1, 2)
         if self.index_share == 0.0:
             return positions
         return (1.0 - self.index_share) * positions + self.index_share * index[:, None].to(positions.dtype)
