@@ -68,16 +68,20 @@ class Changes:
     """alpha / r."""
 
 
-def attach(model: PreTrainedModel, rank: int) -> None:
-    """Freeze a repositioned `model`, in place, but for its schemes, and for matrices of `rank` dimensions that are added to attention's.
+def attach(model: PreTrainedModel, rank: int, first_layer: int = 0) -> None:
+    """Freeze a repositioned `model`, in place, but for its schemes, and for matrices of `rank` dimensions added to those of attention.
 
-    Raises InputError where peft is not installed.
+    `first_layer`: attention below it stays as it is. Raises InputError where peft is not installed, and for a layer that the model lacks.
     """
+    layers = model.config.num_hidden_layers
+    if first_layer >= layers:
+        raise InputError(f"the adapter is to begin at layer {first_layer}; the model's are 0 to {layers - 1}")
     if find_spec("peft") is None:
         raise InputError("an adapter is trained with the package peft; install it: pip install 'repo-interp[adapter]'")
     from peft import LoraConfig, inject_adapter_in_model
 
-    inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=list(PROJECTIONS)), model)
+    changed = {"target_modules": list(PROJECTIONS), "layers_to_transform": list(range(first_layer, layers))}
+    inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=2 * rank, **changed), model)
     for module in scheme_modules(model):
         module.requires_grad_(True)
 
@@ -120,7 +124,9 @@ def save_adapter(model: PreTrainedModel, directory: Path, base: Base) -> None:
     rank = next(value.shape[0] for name, value in trained.items() if ".lora_A." in name)
     learned = [name for name in _LEARNED if any(f".{name}." in key for key in trained)]
     lora = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": 2 * rank, "lora_dropout": 0.0, "bias": "none"}
-    lora |= {"base_model_name_or_path": base.name, "target_modules": list(PROJECTIONS), "modules_to_save": learned or None}
+    layers = sorted({int(name.split(".")[2]) for name in trained if ".lora_A." in name})
+    lora |= {"target_modules": list(PROJECTIONS), "layers_to_transform": layers, "modules_to_save": learned or None}
+    lora |= {"base_model_name_or_path": base.name}
     directory.mkdir(parents=True, exist_ok=True)
     values = {_PREFIX + name: value.detach().to("cpu", STORED).contiguous() for name, value in trained.items()}
     with replaced(directory / ADAPTER) as unfinished:

@@ -99,7 +99,7 @@ def corpus(path: str, vocabulary: int, tokenizer_file: str) -> Corpus:
     return Corpus(documents, _read_tokenizer(Path(tokenizer_file)) if tokenizer_file else _wrapped(_train(documents, vocabulary)))
 
 
-def _documents(path: str) -> list[str]:
+def _documents(path: str) -> Sequence[str]:
     if path == INSTALLED:
         return installed_texts()
     if not path:

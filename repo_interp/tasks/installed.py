@@ -11,6 +11,8 @@ is cut off is sampled everywhere. Paragraphs of a text that stood in an earlier 
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import re
 import sysconfig
 import zlib
@@ -28,14 +30,26 @@ _SHORTEST, _LONGEST = 400, 200_000
 _LICENCE = re.compile(r"licen[cs]e|copying|notice|authors|entry_points|top_level|requires|sources|record", re.IGNORECASE)
 
 
-def installed_texts() -> list[str]:
-    """The documents: the standard library's, then the packages' in the order of their names."""
+@functools.cache
+def installed_texts() -> tuple[str, ...]:
+    """The documents: the standard library's, then the packages' in the order of their names; read once per process."""
     root = Path(sysconfig.get_paths()["stdlib"])
     texts = [*_of_modules(list(standard_library_sources(root)), root, 1 << 62, 1 << 62)]
     packages = {(one.name or "").lower(): one for one in distributions()}
     for name in sorted(packages):
         texts += _of_package(packages[name])
-    return list(_without_repeats(texts))
+    return tuple(_without_repeats(texts))
+
+
+def text_record() -> dict[str, str]:
+    """How many documents and characters there are, what share of them repeats, and the SHA-256 of all, in hexadecimal."""
+    texts = installed_texts()
+    return {
+        "corpus_documents": str(len(texts)),
+        "corpus_characters": str(sum(map(len, texts))),
+        "corpus_repeated": f"{repeated(texts):.4f}",
+        "corpus_sha256": hashlib.sha256("\0".join(texts).encode()).hexdigest(),
+    }
 
 
 def repeated(documents: Iterable[str]) -> float:

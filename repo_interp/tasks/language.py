@@ -23,7 +23,8 @@ from annotated_types import Interval
 from jaxtyping import Float
 
 from repo_interp.errors import InputError
-from repo_interp.tasks.corpus import Corpus, corpus
+from repo_interp.tasks.corpus import INSTALLED, Corpus, corpus
+from repo_interp.tasks.installed import text_record
 from repo_interp.tasks.prompt import Prompt
 from repo_interp.tasks.task import Batch, Number, Response, Task, doublings, log_perplexity, whole_number
 from repo_interp.values import TokensOrNone
@@ -89,6 +90,10 @@ class Language(Task):
     def tokenizer(self) -> PreTrainedTokenizerFast:
         """Byte-level BPE."""
         return self.data.tokenizer
+
+    def sources(self) -> dict[str, str]:
+        """How much text is installed, its share of repeats, and its digest: other versions of packages have other texts."""
+        return text_record() if self.corpus == INSTALLED else {}
 
     def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
         """Windows of the training documents, twice as long at each of equal parts of the progress, and as many fewer; at least one."""

@@ -52,6 +52,9 @@ class TrainingConfiguration:
     adapter: CountOrNone = _option(
         0, "rank of an adapter: what the schemes learn, and LoRA on attention, change; the checkpoint stays as it is", alone=16
     )
+    adapter_from: Annotated[int, Interval(ge=0, le=999)] = _option(
+        0, "first layer whose attention an adapter changes; those below stay the checkpoint's, and cost no backward pass"
+    )
 
     layers: Layers = _option(4, "layers of a fresh model")
     width: Width = _option(64, "width of a fresh model's residual stream")

@@ -18,6 +18,7 @@ def made_with(configuration: TrainingConfiguration, command: str) -> dict[str, s
     """The table `made_with` of training.toml: the command, versions, and the digest of the checkpoint that the run went on from."""
     origin = {"command": command, "python": platform.python_version()}
     origin |= {name: version(name) for name in ("torch", "transformers", "numpy")}
+    origin |= configured_task(configuration).sources()
     if configuration.adapter:
         origin["peft"] = version("peft")
     if configuration.continue_from:
