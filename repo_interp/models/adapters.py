@@ -3,9 +3,9 @@
     W <- W + (alpha / r) B A      every projection of attention: LoRA (Hu et al. 2021), A [r, in], B [out, r], alpha = 2 r
     phi                           what the position schemes learn (f_phi), in full
 
-A directory of peft's format - adapter_config.json, adapter_model.safetensors in float16 - beside our config.json, which says the layout, and
-the base by name and by the SHA-256 of its weights. B starts at zero, so a fresh adapter changes nothing but positions. Loading merges: the
-sums are made in float64, the model that results is a whole one, and peft is needed for training alone. Knows nothing about how it is trained.
+A directory of peft's format - adapter_config.json, adapter_model.safetensors in float16 - beside our config.json, which says the layout,
+and the base by name and by the SHA-256 of its weights. B starts at zero, so a fresh adapter changes nothing but positions. Loading merges:
+the sums are made in float64, the model that results is a whole one, and peft is needed for training alone. Knows nothing about training.
 """
 
 from __future__ import annotations
@@ -132,7 +132,9 @@ def save_adapter(model: PreTrainedModel, directory: Path, base: Base) -> None:
     with replaced(directory / ADAPTER) as unfinished:
         save_file(values, unfinished, metadata={"format": "pt"})
     write_text(directory / _CONFIGURATION, json.dumps(lora | {"inference_mode": True}, indent=1, sort_keys=True) + "\n")
-    write_text(directory / "config.json", json.dumps(stated(model) | {"adapter": base.model_dump()}, indent=1, sort_keys=True) + "\n")
+    write_text(
+        directory / "config.json", json.dumps(stated(model) | {"adapter": base.model_dump()}, indent=1, sort_keys=True) + "\n"
+    )
 
 
 def adapted(model: PreTrainedModel, checkpoint: Checkpoint) -> PreTrainedModel:

@@ -71,7 +71,7 @@ def identify(path: str | os.PathLike[str], **hub: Any) -> Checkpoint:
 
 
 def tokens_of(directory: Path) -> Path:
-    """The directory with the tokenizer of the checkpoint in `directory`: of an adapter that of its base. Raises InputError as `identify`."""
+    """The directory with the tokenizer of the checkpoint in `directory`: that of its base for an adapter. Raises InputError for no base."""
     file = directory / "config.json"
     base = modelled(json_object(file), Fields, str(file)).adapter if file.is_file() else None
     return directory if base is None else identify(base.name).directory

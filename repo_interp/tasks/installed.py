@@ -4,8 +4,8 @@
     another one                       the prose of its docstrings, less than PROSE characters per package
     a package's own README            as its metadata has it, with its other texts (.md, .rst, .txt) but licences
 
-So no text stands there twice as code and as prose. Modules are numbered, and taken, in the order of a checksum of their paths: a package that
-is cut off is sampled everywhere. Paragraphs of a text that stood in an earlier one are left out; what still repeats is counted by lines
+So no text stands there twice as code and as prose. A module's number is a checksum of its path, and they are taken in that order: a package
+that is cut off is sampled everywhere. Paragraphs that stood in an earlier document are left out; what still repeats is counted by lines
 (`repeated`). The text depends on what is installed, in which versions. Knows nothing about tokens.
 """
 

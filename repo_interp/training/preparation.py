@@ -82,7 +82,9 @@ def prepare(configuration: TrainingConfiguration) -> Prepared:
         base = as_base(identify(configuration.continue_from), configuration.continue_from)
         attach(model, configuration.adapter, configuration.adapter_from)
     if configuration.precision == "bfloat16" and configuration.device == "cpu":
-        model.set_attn_implementation("eager")  # products in bfloat16: 43 ms forward and backward at 512 tokens, the fused kernel 68
+        model.set_attn_implementation(
+            "eager"
+        )  # products in bfloat16: 43 ms forward and backward at 512 tokens, the fused kernel 68
     model.train()
     return Prepared(configuration, task, model, tokenizer, make_optimizer(model, configuration), base)
 
