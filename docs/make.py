@@ -160,7 +160,7 @@ def maker_of_tables() -> Callable[[str, str], str]:
 def tiny_run() -> dict[str, Any]:
     """Every group that a run can have, with all that is on request, from a model that is tiny and random."""
     from repo_interp.analysis.analyze import analyze
-    from repo_interp.experiments.catalogue import Atlas
+    from repo_interp.experiments import Atlas
     from repo_interp.experiments.effects import effects
     from repo_interp.experiments.extrapolation import extrapolation, output_traces
     from repo_interp.experiments.perturbation import perturbation
@@ -287,7 +287,7 @@ def pictures() -> Iterator[tuple[str, Any]]:
     import numpy as np
 
     import repo_interp as ri
-    from repo_interp.experiments.catalogue import Effects, Extrapolation, Perturbation, Saliency
+    from repo_interp.experiments import Effects, Extrapolation, Perturbation, Saliency
     from repo_interp.measures.attention_mass import AttentionMass
     from repo_interp.measures.maps import Maps
     from repo_interp.plots.catalogue import view_of

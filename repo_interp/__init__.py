@@ -45,6 +45,7 @@ _WHERE = {
     "zoo": "repo_interp.training.zoo",
 }
 _MODULES = {
+    "experiments": "repo_interp.experiments",
     "interventions": "repo_interp.models.interventions",
     "measures": "repo_interp.measures",
     "plots": "repo_interp.plots",
@@ -59,6 +60,7 @@ __all__ = [
     "atlas",
     "bridge",
     "compare",
+    "experiments",
     "head_table",
     "interventions",
     "layout",
@@ -83,7 +85,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from repo_interp import measures, plots, tasks
+    from repo_interp import experiments, measures, plots, tasks
     from repo_interp.analysis.analyze import analyze
     from repo_interp.analysis.atlas import atlas
     from repo_interp.analysis.coercion import prompt, tokens

@@ -1,4 +1,4 @@
-"""Everything that is chosen by name: measures, views, schemes and tasks, as entry points - ours in this file, others' in their metadata.
+"""What is chosen by name - measures, experiments, views, schemes, tasks - as entry points: ours in this file, others' in their metadata.
 
     [project.entry-points."repo_interp.measures"]     name = "package.module:object"
 
@@ -15,7 +15,8 @@ from typing import Any
 
 from repo_interp.errors import InputError
 
-MEASURES, VIEWS, SCHEMES, TASKS = "repo_interp.measures", "repo_interp.plots", "repo_interp.schemes", "repo_interp.tasks"
+MEASURES, EXPERIMENTS, VIEWS = "repo_interp.measures", "repo_interp.experiments", "repo_interp.plots"
+SCHEMES, TASKS = "repo_interp.schemes", "repo_interp.tasks"
 
 OWN: Mapping[str, Mapping[str, str]] = {
     MEASURES: {
@@ -32,6 +33,13 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "gates": "repo_interp.measures.gates:Gates",
         "segments": "repo_interp.measures.segments:Segments",
         "position_sources": "repo_interp.measures.position_sources:PositionSources",
+    },
+    EXPERIMENTS: {
+        "perturbation": "repo_interp.experiments.perturbation:Perturbation",
+        "extrapolation": "repo_interp.experiments.extrapolation:Extrapolation",
+        "effects": "repo_interp.experiments.effects:Effects",
+        "saliency": "repo_interp.experiments.saliency:Saliency",
+        "atlas": "repo_interp.experiments.atlas:Atlas",
     },
     VIEWS: {
         "positions": "repo_interp.plots.views.positions:VIEW",

@@ -20,7 +20,8 @@ from repo_interp.cli import main
 from repo_interp.comparison.page import draw_comparison
 from repo_interp.comparison.variable_tables import comparison_tables
 from repo_interp.errors import InputError
-from repo_interp.experiments.catalogue import Atlas, planned
+from repo_interp.experiments import Atlas
+from repo_interp.experiments.catalogue import planned
 from repo_interp.experiments.head_names import RULES, Rule, name_heads, null_of
 from repo_interp.models.load import fresh_twin
 from repo_interp.models.reposition import attentions

@@ -17,7 +17,8 @@ import repo_interp as ri
 from repo_interp import interventions as iv
 from repo_interp.cli import main
 from repo_interp.errors import InputError
-from repo_interp.experiments.catalogue import Effects, planned
+from repo_interp.experiments import Effects
+from repo_interp.experiments.catalogue import planned
 from repo_interp.experiments.effects import effects, sets_of_heads, to_confirm
 from repo_interp.experiments.position_changes import KINDS, Strength, default_kinds, partner, placed
 from repo_interp.experiments.readings import Batch

@@ -16,7 +16,8 @@ import repo_interp as ri
 from repo_interp.analysis.cost import estimate
 from repo_interp.cli import main
 from repo_interp.errors import InputError
-from repo_interp.experiments.catalogue import Extrapolation, Perturbation, experiment_named, experiment_names, planned
+from repo_interp.experiments import Extrapolation, Perturbation
+from repo_interp.experiments.catalogue import experiment_named, experiment_names, planned
 from repo_interp.experiments.perturbation import perturbation
 from repo_interp.experiments.prompt_sets import prompts_by_length, scoring_of
 from repo_interp.experiments.resumable_grid import ResumableGrid

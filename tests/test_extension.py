@@ -1,4 +1,4 @@
-"""A package outside ours adds a measure with a figure, a scheme and a task: the files of docs/extend.md, as they stand there."""
+"""A package outside ours adds a measure and an experiment with figures, a scheme and a task: the files of docs/extend.md as they are."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import pytest
 import repo_interp as ri
 from repo_interp.cli import main
 from repo_interp.entry_points import OWN, TASKS
+from repo_interp.experiments.catalogue import experiment_named
 from repo_interp.measures.catalogue import measure_named, measure_names
 from repo_interp.models import schemes
 from repo_interp.plots.catalogue import view_of
@@ -53,13 +54,17 @@ def worked(tmp_path_factory) -> Path:
     """The folder in which a fresh interpreter, with the package of the page on its path, has run the commands of the page - made small."""
     folder = tmp_path_factory.mktemp("extension")
     files = dict(FILE.findall(PAGE.read_text(encoding="utf-8")))
-    assert set(files) == {"pyproject.toml", *(f"position_extras/{part}.py" for part in ("measure", "scheme", "task"))}
+    assert set(files) == {
+        "pyproject.toml",
+        *(f"position_extras/{part}.py" for part in ("measure", "experiment", "scheme", "task")),
+    }
     install(folder / "site", files)
     commands = [
         f"train sorting --scheme t5 {TINY} --out trained",
         "score trained --count 3 --test-sets 3,4 --answers generated --out scored",
         "analyze trained --measures positions,attention_mass,backwards --count 3 --out analysed",
         "analyze reversal/repo --measures positions,backwards --length 8 --count 2 --set backwards.margin=0.5 --out mirror",
+        "analyze reversal/repo --experiments stretch --length 8 --count 2 --set stretch.factors=0.5,1,2 --out stretched",
         "inspect trained",
     ]
     program = "import sys; from repo_interp.cli import main; sys.exit(max(main(command.split()) for command in sys.argv[1:]))"
@@ -72,6 +77,16 @@ def worked(tmp_path_factory) -> Path:
     assert done.returncode == 0, done.stderr
     (folder / "said").write_text(done.stdout)
     return folder
+
+
+def test_the_experiment_is_in_the_run_file_and_on_the_page(worked):
+    group = ri.read_run(worked / "stretched")["stretch"]
+    assert group["factor"].values.tolist() == [0.5, 1.0, 2.0]
+    log_probability = dict(zip(group["factor"].values.tolist(), group["log_probability"].values.tolist(), strict=True))
+    assert log_probability[1.0] > max(log_probability[0.5], log_probability[2.0])  # trained on its own positions
+    assert log_probability[1.0] > -0.1
+    assert (worked / "stretched" / "figures" / "stretch_by_factor.png").stat().st_size > 1000
+    assert '<section id="stretch"' in (worked / "stretched" / "report.html").read_text(encoding="utf-8")
 
 
 def test_the_scheme_and_the_task_train_and_are_scored(worked):
@@ -137,6 +152,8 @@ version = "1.0"
 absent = "broken_extras:Absent"
 nameless = "broken_extras:Nameless"
 positions = "broken_extras:Absent"
+[project.entry-points."repo_interp.experiments"]
+wrong_experiment = "broken_extras:Nameless"
 [project.entry-points."repo_interp.plots"]
 absent = "broken_extras.nowhere:figures"
 [project.entry-points."repo_interp.schemes"]
@@ -169,6 +186,7 @@ def tiny():
     [
         (lambda: measure_named("absent"), r"the measure 'absent' of the package broken-extras \(broken_extras:Absent\) cannot be imported"),
         (lambda: measure_named("nameless"), "the measure 'nameless' is .*; wanted an object of that name with required_spans"),
+        (lambda: experiment_named("wrong_experiment"), "wanted a repo_interp.experiments.Experiment of that name"),
         (lambda: view_of("absent"), "the plot 'absent' of the package broken-extras .* ModuleNotFoundError"),
         (lambda: ri.reposition(tiny(), "absent_scheme"), "the scheme 'absent_scheme' of the package broken-extras"),
         (lambda: ri.reposition(tiny(), "wrong_scheme@1"), "the scheme 'wrong_scheme' of another package gave int; wanted SchemeParts"),

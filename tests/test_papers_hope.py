@@ -26,14 +26,17 @@ from repo_interp.models.checkpoints import save
 from repo_interp.models.load import load, load_fresh
 from repo_interp.models.reposition import layout, reposition
 from repo_interp.papers.hope import over_training, replicates
-from repo_interp.papers.hope.beyond import H4_WORDING, OUTSIDE, outside, upper
-from repo_interp.papers.hope.components import relative_swing
-from repo_interp.papers.hope.logit_by_distance import H1, UShape, u_shape
-from repo_interp.papers.hope.over_training import FILE, H3, fall, read_steps, write_steps
+from repo_interp.papers.hope.beyond import BEYOND, OUTSIDE, outside, upper
+from repo_interp.papers.hope.beyond import CLAIMS as H4_CLAIMS
+from repo_interp.papers.hope.components import COMPONENTS, relative_swing
+from repo_interp.papers.hope.logit_by_distance import CLAIMS as H1_CLAIMS
+from repo_interp.papers.hope.logit_by_distance import LOGIT_BY_DISTANCE, UShape, u_shape
+from repo_interp.papers.hope.over_training import FILE, H3, OVER_TRAINING, fall, read_steps, write_steps
 from repo_interp.papers.hope.paper import PAPER, Options
+from repo_interp.papers.hope.random_phases import DRAWS, random_phases
 from repo_interp.papers.hope.replicates import Sampling, curve_vaf, random_prompts
 from repo_interp.papers.hope.rotary_pairs import components_of_pair
-from repo_interp.papers.hope.vaf import outstanding
+from repo_interp.papers.hope.vaf import VAF, outstanding
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import FAILS, HOLDS, UNMEASURED, Evidence, Verdict, judge, markdown_table, verdict_rows
 from repo_interp.papers.kit.experiment import Drawing, Result, run
@@ -42,7 +45,18 @@ from repo_interp.papers.kit.scores import ScoreOptions
 from repo_interp.papers.kit.subjects import Subject, subject
 
 L = 16
-SIZES: dict[str, Any] = {"sequences": 4, "repeats": 2, "controls": 1, "step_sequences": 2, "batch_size": 2}
+H1, H1_NO_DECAY = H1_CLAIMS["independent"]
+H4_WORDING = H4_CLAIMS["independent"][1]
+OF_ROPE = {claim.label for experiment in (VAF, OVER_TRAINING, BEYOND, COMPONENTS) for claim in experiment.claims}
+OF_ALL = {claim.label for claim in LOGIT_BY_DISTANCE.claims}
+SIZES: dict[str, Any] = {
+    "sequences": 4,
+    "repeated_sequences": 2,
+    "repeats": 2,
+    "controls": 1,
+    "step_sequences": 2,
+    "batch_size": 2,
+}
 SMALL = Sampling(**SIZES)
 
 
@@ -131,6 +145,33 @@ def test_leaving_a_range_and_the_upper_half():
     assert outside(line, line + 26)[OUTSIDE] > 0.9
     constant = np.cos(40 * math.pi / 256 * t)
     assert not H4_WORDING.rule.holds(upper(constant, constant))
+
+
+def test_a_curve_that_rises_again_does_not_decay_even_where_it_is_no_u():
+    falls = np.linspace(5, 0, 100)
+    shallow = u_shape(np.concatenate([falls, np.linspace(0, 0.6, 28)]))
+    assert not H1.rule.holds(shallow.values(0.01))
+    assert H1_NO_DECAY.rule.holds(shallow.values(0.01))
+    assert not H1_NO_DECAY.rule.holds(u_shape(falls).values(0.01))
+
+
+def test_random_phases_have_equal_strength_and_turn_with_their_frequency():
+    frequencies = np.array([1.0, 0.1, 0.0])
+    strengths = random_phases(frequencies, 64, lambda curves: float((curves**2).mean(-1)[0]))
+    assert len(strengths) == DRAWS
+    assert abs(strengths.mean() - 1) < 4 * strengths.std() / math.sqrt(DRAWS)
+    assert random_phases(frequencies, 64, lambda curves: float(np.ptp(curves[2]))).max() < 1e-12
+    # C(t + 2) = 2 cos(theta) C(t + 1) - C(t), whatever the phase.
+    recurrence = random_phases(
+        frequencies, 8, lambda curves: float(np.abs(curves[1, 2:] - 2 * math.cos(0.1) * curves[1, 1:-1] + curves[1, :-2]).max())
+    )
+    assert recurrence.max() < 1e-12
+
+
+def test_one_token_is_repeated_after_the_beginning(checkpoints):
+    prompts = list(random_prompts(load(checkpoints / "rope"), 12, 5, 0, "repeated"))
+    assert all(len(set(prompt.tokens)) == 1 and len(prompt.tokens) == 12 for prompt in prompts)
+    assert len({prompt.tokens[0] for prompt in prompts}) > 1
 
 
 def test_swing_is_relative_to_the_activated_components():
@@ -259,8 +300,10 @@ def test_replicates_are_measured_once_for_all_claims(checkpoints, tmp_path, monk
     for file in (checkpoints / "rope").glob("*.*"):
         shutil.copy(file, tmp_path / "rope")
     results = results_on({"rope": tmp_path / "rope"}, Options(**SIZES), Cache(tmp_path / "kept"))
-    assert len([verdict for verdict in verdicts_of(results) if verdict.verdict in (HOLDS, FAILS)]) == 5
-    assert lengths == [L, L, 2 * L, 2 * L]
+    assert len([verdict for verdict in verdicts_of(results) if verdict.verdict in (HOLDS, FAILS)]) == len(
+        OF_ALL | OF_ROPE - {"H3"}
+    )
+    assert lengths == [L, L, 2 * L, 2 * L] * 2  # of independent tokens, and of a repeated one
 
 
 def test_a_small_file_stands_in_for_the_saved_steps(checkpoints, tmp_path):
@@ -303,7 +346,7 @@ def test_figures_on_tiny_models_end_to_end(checkpoints, tmp_path):
     with (out / "verdicts.csv").open() as stream_of_rows:
         rows = list(csv.DictReader(stream_of_rows))
     verdicts = {(row["claim"], row["checkpoint"]): row["verdict"] for row in rows}
-    judged = {("H1", "rope"), ("H1", "learned"), *((claim, "rope") for claim in ("H2", "H3", "H4", "H4 (wording)", "H5"))}
+    judged = {*((claim, name) for claim in OF_ALL for name in ("rope", "learned")), *((claim, "rope") for claim in OF_ROPE)}
     assert {key for key, verdict in verdicts.items() if verdict in (HOLDS, FAILS)} == judged
     assert verdicts["H1", "kerple"] == UNMEASURED
     assert {claim.label for claim in PAPER.claims} == {claim for claim, _ in verdicts}
@@ -320,7 +363,10 @@ def test_figures_on_tiny_models_end_to_end(checkpoints, tmp_path):
 def test_a_claim_without_a_checkpoint_is_not_measurable(checkpoints):
     verdicts = verdicts_of(results_on({"learned": checkpoints / "learned"}, Options(**SIZES)))
     missing = {(each.claim.label, each.checkpoint) for each in verdicts if each.verdict == UNMEASURED and each.claim.id < "H6"}
-    assert missing == {("H1", "rope"), ("H1", "kerple"), *((name, "rope") for name in ("H2", "H3", "H4", "H4 (wording)", "H5"))}
+    assert missing == {
+        *((claim, name) for claim in OF_ALL for name in ("rope", "kerple")),
+        *((claim, "rope") for claim in OF_ROPE),
+    }
     assert all(verdict.note for verdict in verdicts if verdict.verdict == UNMEASURED)
 
 
@@ -330,7 +376,7 @@ def test_a_capped_length_is_drawn_and_not_judged(tmp_path):
     save(model, tmp_path / "long")
     results = results_on({"long": tmp_path / "long"}, Options(**SIZES, length=L))
     verdicts = {each.claim.label: each for each in verdicts_of(results) if each.checkpoint == "long"}
-    assert set(verdicts) == {"H1", "H2", "H4", "H4 (wording)", "H5"}
+    assert set(verdicts) == OF_ALL | OF_ROPE - {"H3"}
     assert all(each.verdict == UNMEASURED and "length=0" in each.note for each in verdicts.values())
     drawings = [drawing for result in results for drawing in result.drawings]
     assert drawings[0].data.sizes["distance"] == 2 * L
@@ -356,6 +402,7 @@ def test_checkpoints_that_copy_are_not_looked_at(tmp_path, checkpoints):
     [
         ({"repeats": 1}, "two replicates"),
         ({"sequences": 2, "repeats": 4}, "one per replicate"),
+        ({"repeated_sequences": 2, "repeats": 4}, "one per replicate"),
         ({"length": 3}, "16 tokens"),
         ({"count": 1}, "2 prompts"),
     ],

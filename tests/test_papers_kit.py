@@ -136,6 +136,7 @@ CLEAR, UNCLEAR, REVERSED = (Difference(margin, 0.1, "prompts") for margin in (0.
         (Above("x", ("a", "b"), required=("a",)), [{"x": {"a": CLEAR}}], [{"x": {"b": CLEAR}}, {"x": {}}]),
         (NotBelow("x", ("a",)), [{"x": {"a": CLEAR}}, {"x": {"a": UNCLEAR}}], [{"x": {"a": REVERSED}}, {"x": {}}]),
         (BeyondNull("x"), [{"x": Observed(2, [1, 1.5])}, {"x": Observed(2, [])}], [{"x": Observed(1.5, [1, 1.5])}]),
+        (BeyondNull("x", 0.95, relation="below"), [{"x": Observed(0.5, [1, 1.5])}], [{"x": Observed(1.2, [1, 1.5])}]),
         (BeyondNull("x", 0.5), [{"x": Observed(1.4, [1, 1.5])}], [{"x": Observed(1.2, [1, 1.5])}]),
         (Custom(lambda values: values["x"] > values["y"], "x is above y"), [{"x": 2, "y": 1}], [{"x": 1, "y": 1}]),
         (All(AtLeast("x", 0), AtMost("x", 1)), [{"x": 0.5}], [{"x": 2}, {"x": -1}]),

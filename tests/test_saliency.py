@@ -13,7 +13,8 @@ from test_perturbation import hooks_of
 
 import repo_interp as ri
 from repo_interp.errors import InputError
-from repo_interp.experiments.catalogue import Saliency, planned
+from repo_interp.experiments import Saliency
+from repo_interp.experiments.catalogue import planned
 from repo_interp.experiments.saliency import saliency
 from repo_interp.models.bridge import model_of
 from repo_interp.plots.views import saliency as view

@@ -31,7 +31,8 @@ from repo_interp.analysis.finite import Faults
 from repo_interp.analysis.notes import RoundedPositions, notes_on, rounded_positions
 from repo_interp.analysis.observing import MergedStatistics, group_of, measures_for, observe_batch
 from repo_interp.errors import InputError, NotFinite
-from repo_interp.experiments.catalogue import Experiment, Plan, planned
+from repo_interp.experiments.catalogue import planned
+from repo_interp.experiments.experiment import Experiment, Plan
 from repo_interp.experiments.resumable_grid import ResumableGrid
 from repo_interp.measures.catalogue import measure_named
 from repo_interp.measures.labels import parameter_attributes

@@ -13,17 +13,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import xarray as xr
 from transformers import PretrainedConfig, PreTrainedModel
 
+from repo_interp.errors import InputError
+from repo_interp.experiments.experiment import Experiment, Plan, Progress
 from repo_interp.experiments.head_names import RULES, joined, name_heads, null_of
 from repo_interp.experiments.head_scores import SCORES, head_scores, repeated_tokens
 from repo_interp.experiments.resumable_grid import ResumableGrid
 from repo_interp.models.load import fresh_twin
 from repo_interp.models.reposition import layout, longest_prompt
 from repo_interp.tasks.prompt import Prompt
+from repo_interp.tasks.task import Scoring
+from repo_interp.values import Count, CountOrNone, Seed, Share
 
 HALF = 128
 """Random tokens that are repeated, at most."""
@@ -135,3 +140,37 @@ def _special(config: PretrainedConfig) -> list[int]:
     """The tokens that begin, end and pad texts, as far as the configuration names them."""
     named = [getattr(config, f"{name}_token_id", None) for name in ("bos", "eos", "pad")]
     return [token for some in named if some is not None for token in (some if isinstance(some, list) else [some])]
+
+
+@dataclass(frozen=True)
+class Atlas(Experiment):
+    """The experiment `atlas`: what every head does, in numbers and by name (ours)."""
+
+    prompts: Count = 16
+    """Most prompts of the analysis that are taken, its first ones."""
+    sequences: Count = 8
+    """Sequences of random tokens, repeated once."""
+    rows: Count = 512
+    """Most rows of attention of a prompt, evenly spread."""
+    top: Count = 1
+    """Strongest keys of a row that count for retrieval."""
+    twins: CountOrNone = 0
+    """Models with random weights that set the thresholds of names; 0: 10, or 3 where a model has more than 30 million parameters."""
+    quantile: Share = 0.95
+    """Of the twins' largest scores, below which no head has a name."""
+    seed: Seed = 0
+    name: ClassVar[str] = "atlas"
+
+    def plan(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], training_length: int) -> Plan:
+        """The scores of the model and its twins. Raises InputError where two repeated tokens do not fit into the training length."""
+        half, twins = repeated_half(model, training_length), self.twins or default_twins(model)
+        if half < SHORTEST_HALF:
+            raise InputError(f"atlas repeats random tokens, which a training length of {training_length} tokens has no room for")
+        chosen = list(prompts[: self.prompts])
+        asked = Asked(chosen, self.sequences, half, self.rows, self.top, twins, self.quantile, self.seed)
+        lengths = (*(len(prompt.tokens) for prompt in chosen), *[1 + 2 * half] * self.sequences)
+
+        def run(batch_size: int, grid: ResumableGrid, progress: Progress | None) -> dict[str, xr.Dataset]:
+            return {self.name: atlas(model, asked, progress, grid)}
+
+        return Plan(self, lengths * (1 + twins), run)

@@ -18,6 +18,8 @@ log-probability is flat where a model is sure. What is NaN was not measured, or 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import xarray as xr
@@ -27,7 +29,8 @@ from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
 from repo_interp.experiments.attribution import SCREENINGS
-from repo_interp.experiments.position_changes import Strength, require_kinds
+from repo_interp.experiments.experiment import PATH_TOKENS, Experiment, Plan, Progress
+from repo_interp.experiments.position_changes import PositionChange, Strength, default_kinds, require_kinds
 from repo_interp.experiments.readings import READINGS, Heads, Measurement
 from repo_interp.experiments.resumable_grid import ResumableGrid
 from repo_interp.models.interventions.replacing import heads_with_positions
@@ -35,6 +38,7 @@ from repo_interp.models.reposition import attentions, layout
 from repo_interp.run import with_schemes
 from repo_interp.tasks import Prompt
 from repo_interp.tasks.task import Scoring
+from repo_interp.values import Count, CountOrNone, Finite, Positive, Seed
 
 ALL = 64
 """Heads up to which every one is measured exactly unless `top` says otherwise."""
@@ -240,3 +244,40 @@ def _rank_correlations(screened: np.ndarray, exact: np.ndarray) -> np.ndarray:
         if min(len(np.unique(values)) for values in pair) > 1:
             result[kind, screening] = spearmanr(*pair)[0]  # pyright: ignore[reportArgumentType]
     return result
+
+
+@dataclass(frozen=True)
+class Effects(Experiment):
+    """The experiment `effects`: what the positions of heads cause."""
+
+    kinds: tuple[PositionChange, ...] = ()
+    """Changes of positions (`position_changes`); empty: linearised where positions are learned, frozen, permuted."""
+    top: CountOrNone = 0
+    """Heads that are measured exactly, with as many others; 0: all where there are few."""
+    set_size: CountOrNone = 0
+    """Most needed heads that are changed together; 0: as many as a layer has."""
+    draws: Count = 8
+    """Controls: sets of as many other heads."""
+    scale: Finite = 0.5
+    step: Positive = 1.0
+    """What positions are rounded to multiples of."""
+    shift: Finite = 0.5
+    """How far a span is shifted, in ranges of the head's positions."""
+    span: str = ""
+    """Whose tokens are shifted; empty: the needle, else the first span."""
+    seed: Seed = 0
+    name: ClassVar[str] = "effects"
+
+    def plan(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], training_length: int) -> Plan:
+        """All kinds on `prompts`. Raises InputError for kinds, numbers, prompts and models that cannot be measured."""
+        kinds = tuple(dict.fromkeys(self.kinds or default_kinds(model)))
+        strength = Strength(self.scale, self.step, self.shift, self.span, self.seed)
+        require_effects(model, scoring, prompts, kinds, strength, self.top, self.set_size, self.draws)
+        lengths = tuple(len(prompt.tokens) for prompt in prompts)
+
+        def run(batch_size: int, grid: ResumableGrid, progress: Progress | None) -> dict[str, xr.Dataset]:
+            size = max(batch_size, PATH_TOKENS // max(lengths))
+            options = (kinds, strength, self.top, self.set_size, self.draws)
+            return {self.name: effects(model, scoring, prompts, *options, batch_size=size, progress=progress, grid=grid)}
+
+        return Plan(self, lengths * whole_passes(model, len(kinds), self.top, self.draws), run)

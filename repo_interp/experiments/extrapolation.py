@@ -24,27 +24,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import cache, partial, reduce
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
 import torch
 import xarray as xr
+from annotated_types import Interval
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
+from repo_interp.experiments.experiment import Experiment, Plan, Progress, side_by_side
 from repo_interp.experiments.gaussians import VectorSums, gaussian_divergence, principal_plane, vector_sums
+from repo_interp.experiments.prompt_sets import LEAST, prompts_by_length
 from repo_interp.experiments.resumable_grid import ResumableGrid
 from repo_interp.models.capture import decode
 from repo_interp.models.interventions import interpolated, lm_infinite, yarn
 from repo_interp.models.outputs import attention_outputs, layer_tensors, outputs_over_windows
-from repo_interp.models.reposition import attentions, layout
+from repo_interp.models.reposition import attentions, layout, longest_prompt
 from repo_interp.positions.biases import PositionBias
 from repo_interp.run import with_schemes
 from repo_interp.tasks import Prompt
 from repo_interp.tasks.task import Scoring
 from repo_interp.training.responses import forced_responses
+from repo_interp.values import Count, Seed, Tokens, TokensOrNone
 
 Method = Literal["plain", "lm_infinite", "interpolation", "yarn"]
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -285,3 +290,66 @@ def _distances(vectors: Tensor, sums: VectorSums) -> Tensor:
     covariance = covariance + 1e-4 * covariance.trace() / len(covariance) * torch.eye(len(covariance), dtype=torch.float64)
     factor = torch.linalg.cholesky(covariance)
     return torch.linalg.solve_triangular(factor, (vectors - sums.mean).mT, upper=False).norm(dim=0)
+
+
+@dataclass(frozen=True)
+class Extrapolation(Experiment):
+    """The experiment `extrapolation` (Position Generalization sec. 4.2)."""
+
+    methods: tuple[Method, ...] = ()
+    """Empty: all that the model's positions allow."""
+    lengths: tuple[Tokens, ...] = ()
+    """In tokens; empty: the training length and its doublings up to four times it, or test sets of the task."""
+    sequences: Annotated[int, Interval(ge=LEAST, le=1_000_000)] = 32
+    """Prompts of each length; half of those of the training length are the reference."""
+    judged: TokensOrNone = 0
+    """Last tokens of a prompt that are judged; 0: a quarter of the training length."""
+    global_tokens: Tokens = GLOBAL_TOKENS
+    """First tokens that LM-Infinite always shows."""
+    traced_layer: Annotated[int, Interval(ge=-1, le=1_000_000)] = -1
+    """Whose outputs are traced over sliding windows; -1: the middle one."""
+    traced_queries: Count = 4
+    seed: Seed = 0
+    name: ClassVar[str] = "extrapolation"
+
+    def plan(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], training_length: int) -> Plan:
+        """Every method at every length. Raises InputError for methods and lengths that the model or the task lacks."""
+        table, allowed = longest_prompt(model), allowed_methods(model)
+        if table is not None and table <= training_length:
+            raise InputError(
+                f"extrapolation needs longer prompts than the {table} tokens of this model's learned table; leave it out"
+            )
+        wrong = [method for method in self.methods if method not in allowed]
+        if wrong:
+            raise InputError(
+                f"extrapolation by {wrong[0]!r}: this model's positions allow {', '.join(allowed)}"
+                if wrong[0] in METHODS
+                else f"methods of extrapolation are {', '.join(METHODS)}, not {wrong[0]!r}"
+            )
+        methods, layers = self.methods or allowed, len(list(attentions(model)))
+        if not -1 <= self.traced_layer < layers:
+            raise InputError(f"layer {self.traced_layer} was asked for; the model's are 0 to {layers - 1}")
+        judge, by_length = prompts_by_length(scoring, prompts, training_length, self.lengths, self.sequences, self.seed)
+        first, last = min(by_length), max(by_length)
+        half = [len(prompt.tokens) for some in by_length.values() for prompt in some[1::2]]
+        reference = [len(prompt.tokens) for prompt in by_length[first]]
+        traced = "lm_infinite" in allowed
+
+        def run(batch_size: int, grid: ResumableGrid, progress: Progress | None) -> dict[str, xr.Dataset]:
+            size = side_by_side(batch_size, last)
+            divergences = extrapolation(
+                model, judge, by_length, first, methods, self.judged or None, self.global_tokens, size, progress, grid
+            )
+            groups = {self.name: divergences}
+            if traced:
+                layer = layers // 2 if self.traced_layer < 0 else self.traced_layer
+                longer = max(by_length[last], key=lambda prompt: len(prompt.tokens))
+                step = max(1, first // 8)
+                shorter = [prompt for prompt in by_length[first] if len(prompt.tokens) == first]
+                traces = output_traces(
+                    model, shorter, longer, first, layer, self.traced_queries, step, "lm_infinite", self.global_tokens
+                )
+                groups["output_traces"] = traces
+            return groups
+
+        return Plan(self, (*reference[::2], *half * len(methods), *(reference if traced else ()), last), run)

@@ -30,22 +30,25 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import Literal, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
 import numpy as np
 import torch
 import xarray as xr
+from annotated_types import MinLen
 from jaxtyping import Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
+from repo_interp.experiments.experiment import Experiment, Plan, Progress, require_targets, side_by_side
 from repo_interp.experiments.resumable_grid import ResumableGrid
 from repo_interp.models.interventions import Shift, exchanged_keys, moved_keys
 from repo_interp.models.reposition import attentions
 from repo_interp.tasks import Prompt, Response
 from repo_interp.tasks.task import Scoring
 from repo_interp.training.responses import forced_responses
+from repo_interp.values import CountOrNone, Seed, Share, Tokens
 
 Kind = Literal["text_order", "feature_order", "position_offset", "feature_placement"]
 OffsetUnit = Literal["positions", "range"]
@@ -312,3 +315,34 @@ def offset(
     moves = np.zeros(count, dtype=np.int64)
     moves[chosen] = (sizes * signs)[: len(chosen)]
     return moves
+
+
+@dataclass(frozen=True)
+class Perturbation(Experiment):
+    """The experiment `perturbation` (Position Generalization sec. 4.1)."""
+
+    kinds: Annotated[tuple[Kind, ...], MinLen(1)] = PAPER_KINDS
+    gammas: Annotated[tuple[Share, ...], MinLen(1)] = GAMMAS
+    """Shares of tokens that are moved; none is always among them."""
+    l_maxes: Annotated[tuple[Tokens, ...], MinLen(1)] = L_MAX
+    """Farthest moves, in tokens."""
+    layers: tuple[CountOrNone, ...] = ()
+    """Where features and positions are disturbed; empty: everywhere."""
+    offset_unit: OffsetUnit = "positions"
+    seed: Seed = 0
+    name: ClassVar[str] = "perturbation"
+
+    def plan(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], training_length: int) -> Plan:
+        """The grid over `prompts`. Raises InputError for a grid that is none, and prompts without anything to predict."""
+        layers = self.layers or None
+        require_grid(model, prompts, self.kinds, self.gammas, self.l_maxes, layers, self.offset_unit)
+        require_targets(self.name, scoring, prompts)
+        points = len(self.kinds) * len(set(self.gammas) - {0.0}) * len(self.l_maxes)
+        lengths = tuple(len(prompt.tokens) for prompt in prompts)
+
+        def run(batch_size: int, grid: ResumableGrid, progress: Progress | None) -> dict[str, xr.Dataset]:
+            size = side_by_side(batch_size, max(lengths))
+            options = (self.kinds, self.gammas, self.l_maxes, layers, self.offset_unit, self.seed)
+            return {self.name: perturbation(model, scoring, prompts, *options, batch_size=size, progress=progress, grid=grid)}
+
+        return Plan(self, lengths * (1 + points), run)

@@ -25,8 +25,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import torch
@@ -37,6 +38,7 @@ from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
 from repo_interp.experiments.attribution import frozen_weights
+from repo_interp.experiments.experiment import PATH_TOKENS, Experiment, Plan, Progress, require_targets
 from repo_interp.experiments.resumable_grid import ResumableGrid
 from repo_interp.measures.labels import described
 from repo_interp.models.attention import RepositionedAttention
@@ -46,7 +48,10 @@ from repo_interp.run import with_schemes
 from repo_interp.tasks import Batch, Prompt
 from repo_interp.tasks.task import Scoring
 from repo_interp.training.responses import target_logits, to_question
+from repo_interp.values import CountOrNone
 
+BACKWARD = 3
+"""Forward passes that a pass forward and back takes as long as."""
 Baseline = Literal["constant", "index"]
 BASELINES: tuple[Baseline, ...] = get_args(Baseline)
 
@@ -268,3 +273,25 @@ def _described_tokens(prompts: Sequence[Prompt], scoring: Scoring) -> xr.Dataset
     if all(prompt.token_text is not None for prompt in prompts):
         described_arrays["token_text"] = described(xr.DataArray(texts, dims=axes), "text of each token", "1")
     return xr.Dataset(described_arrays)
+
+
+@dataclass(frozen=True)
+class Saliency(Experiment):
+    """The experiment `saliency` (ours; integrated gradients: Sundararajan, Taly and Yan 2017)."""
+
+    baseline: Baseline = "constant"
+    """Where the path of integrated gradients begins: `constant`, the mean of a head's positions over the prompt, or `index`."""
+    steps: CountOrNone = 64
+    """Points of the path; 0: derivatives at the model's own positions alone."""
+    name: ClassVar[str] = "saliency"
+
+    def plan(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], training_length: int) -> Plan:
+        """Every step of every prompt, forward and back. Raises InputError where no layer rotates, or nothing is to be predicted."""
+        require_positions(model, self.baseline, self.steps)
+        require_targets(self.name, scoring, prompts)
+
+        def run(batch_size: int, grid: ResumableGrid, progress: Progress | None) -> dict[str, xr.Dataset]:
+            at_once = max(PATH_TOKENS, batch_size * max(len(prompt.tokens) for prompt in prompts))
+            return {self.name: saliency(model, scoring, prompts, self.baseline, self.steps, at_once, progress, grid)}
+
+        return Plan(self, tuple(len(prompt.tokens) for prompt in prompts) * (BACKWARD * (1 + self.steps)), run)

@@ -76,7 +76,7 @@ def load_fresh(path: str | os.PathLike[str], seed: int = 0, device: str = "cpu")
     The state of torch's random numbers is left as it was. Raises InputError where there is no checkpoint to read.
     """
     checkpoint = identify(path)
-    model = _drawn(checkpoint.config, checkpoint.layout, checkpoint.options, seed)
+    model = drawn(checkpoint.config, checkpoint.layout, checkpoint.options, seed)
     return bridge(model.to(torch.device(device)).eval(), load_tokenizer(checkpoint))  # pyright: ignore[reportArgumentType]
 
 
@@ -86,11 +86,12 @@ def fresh_twin(model: nn.Module, seed: int = 0) -> PreTrainedModel:
     The state of torch's random numbers is left as it was.
     """
     config = model_of(model).config
-    twin = _drawn(plain(config), layout(model), own_layout_of(config)[1], seed)
+    twin = drawn(plain(config), layout(model), own_layout_of(config)[1], seed)
     return twin.to(next(model.parameters()).device).eval()  # pyright: ignore[reportArgumentType]
 
 
-def _drawn(config: PretrainedConfig, schemes: Sequence[str], options: Mapping[str, Any], seed: int) -> PreTrainedModel:
+def drawn(config: PretrainedConfig, schemes: Sequence[str], options: Mapping[str, Any], seed: int) -> PreTrainedModel:
+    """A repositioned model of that configuration with freshly drawn weights, in float32; torch's random numbers are left as they were."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
 from annotated_types import Interval
@@ -25,6 +25,9 @@ from repo_interp.tasks.vocabulary import BOS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+Kind = Literal["independent", "repeated"]
+"""Whether every token of a sequence is drawn, or one that stands at all its places."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,15 @@ class RandomTokens(WordTask):
         return log_perplexity(self, responses, prompts)
 
 
-def random_token_prompts(tokenizer: PreTrainedTokenizerBase, length: int = 512, count: int = 20, seed: int = 0) -> list[Prompt]:
+def drawn(ids: Sequence[int], length: int, seed: Sequence[int], kind: Kind) -> list[int]:
+    """`length` of `ids`, as `kind` says."""
+    choice = np.random.default_rng(list(seed)).choice(ids, 1 if kind == "repeated" else length).tolist()
+    return choice * length if kind == "repeated" else choice
+
+
+def random_token_prompts(
+    tokenizer: PreTrainedTokenizerBase, length: int = 512, count: int = 20, seed: int = 0, kind: Kind = "independent"
+) -> list[Prompt]:
     """Random ordinary tokens of a pre-trained model's vocabulary, `length` of them with its BOS, if it has one, in front.
 
     Raises InputError for a length or count below 1, and a vocabulary without ordinary tokens.
@@ -92,7 +103,7 @@ def random_token_prompts(tokenizer: PreTrainedTokenizerBase, length: int = 512, 
     ids = ordinary_tokens(tokenizer)
     prompts = []
     for index in range(count):
-        tokens = np.random.default_rng([seed, index, length]).choice(ids, length).tolist()
+        tokens = drawn(ids, length, [seed, index, length], kind)
         tokens = [*beginning(tokenizer), *tokens][:length]
         text = tuple(str(tokenizer.decode([token])) for token in tokens)
         attributes = {"task": "random_tokens", "length": length, "seed": seed, "index": index}

@@ -4,7 +4,7 @@
 
 As the paper words it, they are in their upper half-cycle there: above the middle of their range. A cosine that passes its lowest point
 within L, as theta L > pi makes it, has seen most of its values there: of a lone component without phase the wording can hold, and the range
-of values cannot be left. So both are judged.
+of values cannot be left. So both are judged, on sequences of independent tokens and of one repeated token.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from repo_interp.papers.kit.experiment import Drawing, Experiment
 from repo_interp.papers.kit.rules import All, AtLeast
 from repo_interp.papers.kit.subjects import Subject
 from repo_interp.plots.views.component_curves import beyond_training_length
+from repo_interp.tasks.random_tokens import Kind
 
 TOLERANCE = 0.05
 """Share of the range within L by which a value has to be outside of it."""
@@ -31,23 +32,19 @@ OUTSIDE = f"the share of the distances in [L, 2L) where their value is outside t
 UPPER = "the share of the distances in [L, 2L) where they are above the middle of their range within L"
 UPPER_MORE = "this share minus that in the second half of [0, L)"
 
-H4 = Claim(
-    "H4",
-    "beyond L the activated components leave their training range in the first layer",
-    "HoPE fig. 3c",
-    "figure",
-    AtLeast(OUTSIDE, 0.25),
-    written=SEEN,
-)
-H4_WORDING = Claim(
-    "H4",
-    "beyond L the activated components are in the upper half-cycle in the first layer",
-    "HoPE sec. 3.3.2 (2)",
-    "figure",
-    All(AtLeast(UPPER, 0.5), AtLeast(UPPER_MORE, 0.25)),
-    "wording",
-    SEEN,
-)
+
+def _range(kind: Kind) -> Claim:
+    statement = "beyond L the activated components leave their training range in the first layer"
+    return Claim("H4", statement, "HoPE fig. 3c", "figure", AtLeast(OUTSIDE, 0.25), replicates.labelled(kind), SEEN)
+
+
+def _wording(kind: Kind) -> Claim:
+    statement = "beyond L the activated components are in the upper half-cycle in the first layer"
+    rule = All(AtLeast(UPPER, 0.5), AtLeast(UPPER_MORE, 0.25))
+    return Claim("H4", statement, "HoPE sec. 3.3.2 (2)", "figure", rule, replicates.labelled(kind, "wording"), SEEN)
+
+
+CLAIMS = {kind: (_range(kind), _wording(kind)) for kind in replicates.KINDS}
 Curve = Float[np.ndarray, " distance"]
 
 
@@ -68,15 +65,28 @@ def upper(within: Curve, beyond: Curve) -> dict[str, float]:
 
 def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> xr.DataTree | None:
     """Replicates of the checkpoint "within" and "beyond" L; None where it has no activated component."""
-    within = replicates.within(subjects[0], options, cache)
+    (subject,) = subjects
+    within = replicates.within(subject, options, cache)
     if not replicates.bands(within)["activated"].any():
         return None
-    return xr.DataTree.from_dict({"within": within, "beyond": replicates.beyond(subjects[0], options, cache)})
+    repeated = replicates.within(subject, options, cache, "repeated"), replicates.beyond(subject, options, cache, "repeated")
+    return xr.DataTree.from_dict(
+        {
+            "within": within,
+            "beyond": replicates.beyond(subject, options, cache),
+            "repeated/within": repeated[0],
+            "repeated/beyond": repeated[1],
+        }
+    )
 
 
 def judge(tree: xr.DataTree) -> Iterable[Evidence]:
-    """Evidence on the checkpoint, on the claim and on how it is worded."""
-    within, beyond = tree["within"].to_dataset(), tree["beyond"].to_dataset()
+    """Evidence on the checkpoint, on the claim and on how it is worded, for both kinds of sequences."""
+    for kind, node in zip(replicates.KINDS, (tree, tree["repeated"]), strict=True):
+        yield from _evidence(node["within"].to_dataset(), node["beyond"].to_dataset(), kind)
+
+
+def _evidence(within: xr.Dataset, beyond: xr.Dataset, kind: Kind) -> Iterator[Evidence]:
     near = within["component_by_distance"].isel(layer=0)
     far = beyond["component_by_distance"].isel(layer=0).sel(distance=slice(within.attrs["length"], None))
     activated = np.flatnonzero(replicates.bands(within)["activated"].values)
@@ -88,10 +98,8 @@ def judge(tree: xr.DataTree) -> Iterable[Evidence]:
         each = [shares(*(part.isel(component=r).values for part in curves)) for r in activated]
         return {quantity: float(np.mean([values[quantity] for values in each])) for quantity in each[0]}
 
-    for claim, quantity, shares, where in (
-        (H4, OUTSIDE, outside, "outside"),
-        (H4_WORDING, UPPER, upper, "in the upper half of"),
-    ):
+    criteria = ((OUTSIDE, outside, "outside"), (UPPER, upper, "in the upper half of"))
+    for claim, (quantity, shares, where) in zip(CLAIMS[kind], criteria, strict=True):
         by_weights = {str(weights): averaged(shares, weights=weights) for weights in near["weights"].values}
         of_replicates = [averaged(shares, weights="trained", repeat=repeat)[quantity] for repeat in near["repeat"].values]
         ours = by_weights["trained"]
@@ -105,7 +113,9 @@ def judge(tree: xr.DataTree) -> Iterable[Evidence]:
             replicates.OVER_REPLICATES,
             within.attrs["sequences"],
             replicates.random_weights({weights: values[quantity] for weights, values in by_weights.items()}),
-            f"in the second half of [0, L): {ours[UPPER] - ours[UPPER_MORE]:.2f}" if shares is upper else "",
+            f"in the second half of [0, L): {ours[UPPER] - ours[UPPER_MORE]:.2f}"
+            if shares is upper
+            else "a cosine without phase passes its lowest value within L and cannot leave its range: only phases can",
             replicates.capped(within),
         )
 
@@ -126,7 +136,9 @@ def draw(tree: xr.DataTree) -> Iterator[Drawing]:
     yield Drawing(f"beyond_training_length_{name}", beyond_training_length(drawn, length), caption, drawn)
 
 
-BEYOND = Experiment("beyond", (H4, H4_WORDING), replicates.NEEDS_ROPE, measure, judge, draw)
+BEYOND = Experiment(
+    "beyond", tuple(claim for claims in CLAIMS.values() for claim in claims), replicates.NEEDS_ROPE, measure, judge, draw
+)
 
 
 def _both_smoothed(within: Curve, beyond: Curve) -> tuple[Curve, Curve]:

@@ -6,6 +6,7 @@ swing of a component   peak to peak of its mean curve C_r(t), smoothed over L/16
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import xarray as xr
@@ -13,11 +14,12 @@ from jaxtyping import Bool, Float
 
 from repo_interp.measures.labels import described
 from repo_interp.papers.hope import replicates
+from repo_interp.papers.hope.random_phases import NAME, random_phases
 from repo_interp.papers.hope.replicates import Sampling
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import SEEN, Claim, Evidence
 from repo_interp.papers.kit.experiment import Drawing, Experiment
-from repo_interp.papers.kit.rules import AtMost
+from repo_interp.papers.kit.rules import All, AtMost, BeyondNull, Observed, beside_null
 from repo_interp.papers.kit.subjects import Subject
 from repo_interp.plots.views.component_curves import component_curves
 
@@ -32,6 +34,20 @@ H5 = Claim(
     "figure",
     AtMost(SWING, 0.1),
     written=SEEN,
+)
+SWING_BESIDE_TWINS, SWING_BESIDE_PHASES = "this number", "and"
+H5_NULLS = Claim(
+    "H5",
+    "components of lower frequency are more constant than random weights and geometry make them",
+    H5.source,
+    "none",
+    All(
+        H5.rule,
+        BeyondNull(SWING_BESIDE_TWINS, 0.95, relation="below"),
+        BeyondNull(SWING_BESIDE_PHASES, 0.95, NAME, "below"),
+    ),
+    "beyond random weights and phases",
+    SEEN,
 )
 
 
@@ -67,7 +83,17 @@ def judge(data: xr.Dataset) -> Iterable[Evidence]:
     of_replicates = [swing(curves.sel(weights="trained", repeat=repeat)) for repeat in curves["repeat"].values]
     ours, spread = swings["trained"], float(np.std(of_replicates, ddof=1))
     numbers = (ours, spread, replicates.OVER_REPLICATES, data.attrs["sequences"], replicates.random_weights(swings))
-    yield Evidence(H5, name, measured, {SWING: ours}, *numbers, unmeasurable=replicates.capped(data))
+    evidence = Evidence(H5, name, measured, {SWING: ours}, *numbers, unmeasurable=replicates.capped(data))
+    yield evidence
+    twins = Observed(ours, [value for weights, value in swings.items() if weights != "trained"])
+    of_phases = random_phases(
+        band["frequency"].values, data.attrs["length"], lambda curves: float(np.median(relative_swing(curves, *masks)))
+    )
+    phases = Observed(ours, of_phases)
+    values = {SWING: ours, SWING_BESIDE_TWINS: twins, SWING_BESIDE_PHASES: phases}
+    note = f"random phases: {beside_null(phases, share=0.05)}"
+    note = f"random weights: {beside_null(twins, share=0.05)}; {note}" if len(twins.null) else note
+    yield replace(evidence, claim=H5_NULLS, values=values, note=note)
 
 
 def draw(data: xr.Dataset) -> Iterator[Drawing]:
@@ -82,4 +108,4 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
     yield Drawing(f"components_{name}", component_curves(drawn, name), caption, drawn)
 
 
-COMPONENTS = Experiment("components", (H5,), replicates.NEEDS_ROPE, measure, judge, draw)
+COMPONENTS = Experiment("components", (H5, H5_NULLS), replicates.NEEDS_ROPE, measure, judge, draw)

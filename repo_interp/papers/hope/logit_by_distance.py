@@ -1,14 +1,16 @@
-"""H1: the mean logit by distance is U-shaped, within the training length and over all layers and heads (HoPE fig. 2, 6, 8).
+"""H1: the mean logit by distance is U-shaped and rises again, within L and over all layers and heads (HoPE fig. 2, 6, 8).
 
 m(t)   mean logit at distance t; smoothed over L/16 distances, without distance 0, which is a token with itself
 
 fall = m(left end) - min m      rise = m(right end) - min m
+
+That it rises again contradicts a global decay; a U asks for more. Both are judged, on sequences of independent tokens and of one token.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,31 +21,41 @@ from repo_interp.measures.labels import described
 from repo_interp.papers.hope import replicates
 from repo_interp.papers.hope.replicates import Sampling
 from repo_interp.papers.kit.cache import Cache
-from repo_interp.papers.kit.claims import Claim, Evidence
+from repo_interp.papers.kit.claims import BLIND, SEEN, Claim, Evidence
 from repo_interp.papers.kit.differences import Difference
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, together
 from repo_interp.papers.kit.rules import All, AtLeast, Custom, Significant
 from repo_interp.papers.kit.subjects import Subject
 from repo_interp.plots.views.component_curves import FEW_PAIRS, logit_by_distance
 from repo_interp.positions.layouts import format_layout
+from repo_interp.tasks.random_tokens import Kind
 
 U_SHAPED = ("learned", "rope", "kerple")
 """The schemes that H1 is about."""
 FALL, RISE, RATIO = "the fall on the left", "the rise on the right", "the rise over the fall"
 INSIDE = "the minimum lies strictly inside"
 
-H1 = Claim(
-    "H1",
-    "mean logit by distance is U-shaped for learned APE, RoPE and KERPLE, no global decay",
-    "HoPE fig. 2",
-    "figure",
-    All(
-        Custom(lambda values: values[INSIDE], f"smoothed over L/16 distances, {INSIDE}"),
-        AtLeast(RATIO, 0.25),
-        Significant(FALL, 3),
-        Significant(RISE, 3),
-    ),
+_U = All(
+    Custom(lambda values: values[INSIDE], f"smoothed over L/16 distances, {INSIDE}"),
+    AtLeast(RATIO, 0.25),
+    Significant(FALL, 3),
+    Significant(RISE, 3),
 )
+_RISES = All(Custom(lambda values: values[INSIDE], f"smoothed over L/16 distances, {INSIDE}"), Significant(RISE, 3))
+
+
+def _claim(kind: Kind) -> Claim:
+    statement = "mean logit by distance is U-shaped for learned APE, RoPE and KERPLE, no global decay"
+    written = BLIND if kind == "independent" else SEEN
+    return Claim("H1", statement, "HoPE fig. 2", "figure", _U, replicates.labelled(kind), written)
+
+
+def _no_decay(kind: Kind) -> Claim:
+    statement = "mean logit by distance rises again for learned APE, RoPE and KERPLE"
+    return Claim("H1", statement, "HoPE fig. 2", "figure", _RISES, replicates.labelled(kind, "no decay"), SEEN)
+
+
+CLAIMS = {kind: (_claim(kind), _no_decay(kind)) for kind in replicates.KINDS}
 
 
 @dataclass(frozen=True)
@@ -88,9 +100,15 @@ def u_shape(curve: Float[np.ndarray, " distance"]) -> UShape:
 
 
 def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> list[xr.DataTree]:
-    """Of every checkpoint, what was measured "within" and "beyond" L; the latter is missing for positions that end at L."""
+    """Of every checkpoint, what was measured "within" and "beyond" L - the latter is missing for positions that end at L - and, of those
+    that are judged, within L on one "repeated" token.
+    """
     both = [
-        {"within": replicates.within(subject, options, cache), "beyond": replicates.beyond(subject, options, cache)}
+        {
+            "within": replicates.within(subject, options, cache),
+            "beyond": replicates.beyond(subject, options, cache),
+            "repeated": replicates.within(subject, options, cache, "repeated") if _judged(subject.schemes) else None,
+        }
         for subject in subjects
     ]
     return [xr.DataTree.from_dict({name: data for name, data in each.items() if data is not None}) for each in both]
@@ -98,18 +116,19 @@ def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> lis
 
 def judge(measured: Sequence[xr.DataTree]) -> Iterable[Evidence]:
     """Evidence on every checkpoint with one of the schemes that the claim is about; why there is none for a scheme without any."""
-    data = [tree["within"].to_dataset() for tree in measured]
     for scheme in U_SHAPED:
-        if scheme not in [_scheme(each) for each in data]:
-            yield Evidence(H1, scheme, "", unmeasurable=f"no checkpoint of scheme {scheme} was given")
-    for each in data:
-        if _scheme(each) in U_SHAPED and len(set(each["scheme"].values)) == 1:
-            yield _evidence(each)
+        if scheme not in [_scheme(tree["within"].to_dataset()) for tree in measured]:
+            for claim in (claim for claims in CLAIMS.values() for claim in claims):
+                yield Evidence(claim, scheme, "", unmeasurable=f"no checkpoint of scheme {scheme} was given")
+    for name, kind in zip(("within", "repeated"), replicates.KINDS, strict=True):
+        for tree in measured:
+            if "repeated" in tree:
+                yield from _evidence(tree[name].to_dataset(), kind)
 
 
 def draw(measured: Sequence[xr.DataTree]) -> Iterator[Drawing]:
     """Fig. 2, 6 and 8: the mean logit by distance of every checkpoint, within and beyond L."""
-    data = [[node.to_dataset() for node in tree.children.values()] for tree in measured]
+    data = [[tree[name].to_dataset() for name in ("within", "beyond") if name in tree] for tree in measured]
     logit = xr.concat([_by_length(lengths) for lengths in data], dim="checkpoint", join="outer", **_JOINED)
     logit = described(logit, "mean logit of the pairs at a distance", "q·k")
     caps = "".join(dict.fromkeys(replicates.capped_caption(lengths[0]) for lengths in data))
@@ -124,7 +143,7 @@ def draw(measured: Sequence[xr.DataTree]) -> Iterator[Drawing]:
 
 LOGIT_BY_DISTANCE = Experiment(
     "logit_by_distance",
-    (H1,),
+    tuple(claim for claims in CLAIMS.values() for claim in claims),
     Needs(
         together(replicates.is_analysed),
         "no checkpoint of a scheme that the claim is about was given",
@@ -143,6 +162,11 @@ def _scheme(data: xr.Dataset) -> str:
     return str(data["scheme"].values[-1])
 
 
+def _judged(schemes: Sequence[str]) -> bool:
+    """Whether a checkpoint has, in every layer, one of the schemes that the claim is about."""
+    return len(set(schemes)) == 1 and schemes[-1] in U_SHAPED
+
+
 def _by_length(lengths: Sequence[xr.Dataset]) -> xr.DataArray:
     first, length = lengths[0], lengths[0].attrs["length"]
     axis = xr.IndexVariable("length", [length * (1 + place) for place in range(len(lengths))], {"units": "tokens"})
@@ -156,7 +180,7 @@ def _by_length(lengths: Sequence[xr.Dataset]) -> xr.DataArray:
     return logits.expand_dims(checkpoint=[first.attrs["checkpoint"]]).assign_coords(named)
 
 
-def _evidence(data: xr.Dataset) -> Evidence:
+def _evidence(data: xr.Dataset, kind: Kind) -> Iterator[Evidence]:
     name, length = data.attrs["checkpoint"], data.attrs["length"]
     curves = data["logit"].mean("layer")
     of_replicates = curves.sel(weights="trained").values
@@ -167,8 +191,8 @@ def _evidence(data: xr.Dataset) -> Evidence:
     rises = {
         str(weights): u_shape(curves.sel(weights=weights).mean("repeat").values).rise for weights in curves["weights"].values
     }
-    return Evidence(
-        H1,
+    evidence = Evidence(
+        CLAIMS[kind][0],
         name,
         "rise on the right over the fall on the left",
         shape.values(error),
@@ -181,3 +205,4 @@ def _evidence(data: xr.Dataset) -> Evidence:
         f"{length}; without the first token rise over fall is {without_first.ratio:.3g}",
         replicates.capped(data),
     )
+    yield from (replace(evidence, claim=claim) for claim in CLAIMS[kind])

@@ -85,7 +85,7 @@ def write_steps(directory: str | os.PathLike[str], sampling: Sampling) -> Path:
         raise InputError(f"{directory} rotates by the token index in some layers only ({layouts})")
     data = measure_steps(directory, training_length(checkpoint.config), sampling)
     integers = {name: array.astype("int8") for name, array in data.items() if array.dtype == bool}
-    unstated = ("sequences", "controls", "length")
+    unstated = ("sequences", "repeated_sequences", "controls", "length")
     stated = {field.name: getattr(sampling, field.name) for field in fields(sampling) if field.name not in unstated}
     stated = {"made_with": "repo-interp steps", **stated}
     file = Path(directory) / FILE

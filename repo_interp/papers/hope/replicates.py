@@ -1,6 +1,7 @@
 """Rotary components of a checkpoint on random tokens, in independent replicates (HoPE sec. 3.1): what claims H1, H2, H4 and H5 rest on.
 
     replicate      mean logit m(t) and components C_r(t) at distance t over sequences of random tokens after BOS; replicates give the spread
+    kind           the paper assigns "a random token to all positions": every token "independent", or one token "repeated" - both are taken
     weights        the trained checkpoint, and twins of it with random weights, which are the control
     within, beyond sequences of L and of 2 L tokens; L is the training length, or `length` where that is shorter
 
@@ -10,7 +11,7 @@ The paper takes 5,000 sequences; a few hundred give the same curves but for nois
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,9 +31,10 @@ from repo_interp.papers.kit.scale import scale_of
 from repo_interp.papers.kit.scores import of_tasks
 from repo_interp.papers.kit.subjects import Subject
 from repo_interp.tasks.prompt import Prompt
-from repo_interp.tasks.random_tokens import random_token_prompts
+from repo_interp.tasks.random_tokens import Kind, drawn, random_token_prompts
 from repo_interp.values import Count, CountOrNone, Seed
 
+KINDS: tuple[Kind, ...] = ("independent", "repeated")
 OVER_REPLICATES = "lots of sequences"
 """What the spread of a verdict is taken over, as tables have always called replicates."""
 TIMED_TOKENS = 512
@@ -52,6 +54,8 @@ class Sampling:
     """Independent replicates."""
     controls: CountOrNone = 2
     """Twins with random weights."""
+    repeated_sequences: Count = 16
+    """Sequences of one repeated token of each length, in all replicates together."""
     step_sequences: Count = 32
     """Sequences at each saved step of training, in all replicates together."""
     length: CountOrNone = 0
@@ -63,11 +67,15 @@ class Sampling:
     def __post_init__(self) -> None:
         if self.repeats < 2:
             raise InputError(f"repeats is {self.repeats}; wanted at least two replicates, for a spread")
-        for name in ("sequences", "step_sequences"):
+        for name in ("sequences", "repeated_sequences", "step_sequences"):
             if getattr(self, name) < self.repeats:
                 raise InputError(f"{name} is {getattr(self, name)}; wanted at least {self.repeats}, one per replicate")
         if self.length and self.length < 16:
             raise InputError(f"length is {self.length}; wanted at least 16 tokens, or 0 for the training length")
+
+    def count_of(self, kind: Kind) -> int:
+        """Sequences of a kind, in all replicates together."""
+        return self.repeated_sequences if kind == "repeated" else self.sequences
 
     def tokens_of(self, training_length: int) -> int:
         """L: the tokens of a sequence within the training length."""
@@ -93,58 +101,59 @@ NEEDS_ROPE = Needs(each(has_rope_alone), "no checkpoint with RoPE in every layer
 # ---- measuring ------------------------------------------------------------------------------------------------------
 
 
-def within(subject: Subject, options: Sampling, cache: Cache) -> xr.Dataset:
+def within(subject: Subject, options: Sampling, cache: Cache, kind: Kind = "independent") -> xr.Dataset:
     """Replicates [weights, repeat, layer, ...] of `subject` on sequences of L tokens, and as attributes what captions say of them."""
-    return _of_length(subject, options, cache, 1)
+    return _of_length(subject, options, cache, 1, kind)
 
 
-def beyond(subject: Subject, options: Sampling, cache: Cache) -> xr.Dataset | None:
+def beyond(subject: Subject, options: Sampling, cache: Cache, kind: Kind = "independent") -> xr.Dataset | None:
     """The same on sequences of 2 L tokens; None for positions that end at L."""
-    return None if "learned" in subject.schemes else _of_length(subject, options, cache, 2)
+    return None if "learned" in subject.schemes else _of_length(subject, options, cache, 2, kind)
 
 
-def of_model(bridge: Any, tokens: int, length: int, sequences: int, sampling: Sampling) -> xr.Dataset:
+def of_model(bridge: Any, tokens: int, length: int, sequences: int, sampling: Sampling, kind: Kind = "independent") -> xr.Dataset:
     """Components [repeat, layer, ...] of replicates with `sequences` of `tokens` tokens in all; `length` is the L of their bands."""
     counts = [sequences // sampling.repeats + (repeat < sequences % sampling.repeats) for repeat in range(sampling.repeats)]
     seeds = [sampling.seed * sampling.repeats + repeat for repeat in range(sampling.repeats)]
     datasets = [
-        _replicate(bridge, tokens, length, count, seed, sampling.batch_size) for count, seed in zip(counts, seeds, strict=True)
+        _replicate(bridge, random_prompts(bridge, tokens, count, seed, kind), length, sampling.batch_size)
+        for count, seed in zip(counts, seeds, strict=True)
     ]
     return xr.concat(datasets, dim=xr.IndexVariable("repeat", range(sampling.repeats)), **_EQUAL)
 
 
-def random_prompts(bridge: Any, tokens: int, count: int, seed: int) -> Iterator[Prompt]:
+def random_prompts(bridge: Any, tokens: int, count: int, seed: int, kind: Kind = "independent") -> Iterator[Prompt]:
     """Prompts of random tokens after the tokenizer's BOS, if it has one; without a tokenizer, of the whole vocabulary."""
     if getattr(bridge, "tokenizer", None) is not None:
-        yield from random_token_prompts(bridge.tokenizer, tokens, count, seed)
+        yield from random_token_prompts(bridge.tokenizer, tokens, count, seed, kind)
         return
-    vocabulary = int(next(attentions(bridge)).config.vocab_size)
+    vocabulary = range(int(next(attentions(bridge)).config.vocab_size))
     for index in range(count):
-        yield Prompt(tokens=tuple(np.random.default_rng([seed, index, tokens]).integers(0, vocabulary, tokens).tolist()))
+        yield Prompt(tokens=tuple(drawn(vocabulary, tokens, [seed, index, tokens], kind)))
 
 
-def _of_length(subject: Subject, options: Sampling, cache: Cache, multiple: int) -> xr.Dataset:
-    length = options.tokens_of(subject.training_length)
-    depends = {"sequences": options.sequences, "repeats": options.repeats, "controls": options.controls}
+def _of_length(subject: Subject, options: Sampling, cache: Cache, multiple: int, kind: Kind) -> xr.Dataset:
+    length, count = options.tokens_of(subject.training_length), options.count_of(kind)
+    depends = {"sequences": count, "repeats": options.repeats, "controls": options.controls}
     lengths = {"tokens": multiple * length, "length": length}
-    data = subject.measured(cache, _measure, options, multiple * length, length, **depends, **lengths)
-    stated = {"length": length, "training_length": subject.training_length, "sequences": options.sequences}
+    data = subject.measured(cache, _measure, options, multiple * length, length, kind, **depends, **lengths, kind=kind)
+    stated = {"length": length, "training_length": subject.training_length, "sequences": count, "kind": kind}
     return data.assign_attrs(checkpoint=subject.name, **stated)
 
 
-def _measure(subject: Subject, options: Sampling, tokens: int, length: int) -> xr.Dataset:
+def _measure(subject: Subject, options: Sampling, tokens: int, length: int, kind: Kind) -> xr.Dataset:
     bridges = {"trained": load(subject.path, options.device)}
     bridges |= {f"random {seed}": load_fresh(subject.path, seed, options.device) for seed in range(options.controls)}
-    datasets = [of_model(bridge, tokens, length, options.sequences, options) for bridge in bridges.values()]
+    datasets = [of_model(bridge, tokens, length, options.count_of(kind), options, kind) for bridge in bridges.values()]
     return xr.concat(datasets, dim=xr.IndexVariable("weights", list(bridges)), **_EQUAL)
 
 
-def _replicate(bridge: Any, tokens: int, length: int, count: int, seed: int, batch_size: int) -> xr.Dataset:
+def _replicate(bridge: Any, prompts: Iterable[Prompt], length: int, batch_size: int) -> xr.Dataset:
     measures: tuple[Measure, ...] = (  # pyright: ignore[reportAssignmentType]
         Components(length, prompts="mean"),
         Components(length, prompts="mean", first_token=1, name="without_first"),
     )
-    groups = stream(bridge, random_prompts(bridge, tokens, count, seed), measures, batch_size)
+    groups = stream(bridge, prompts, measures, batch_size)
     components = groups["components"]
     data = components[list(_MEASURED)]
     data["logit"] = components["logit_by_distance"].mean("head", keep_attrs=True)
@@ -159,7 +168,7 @@ def _replicate(bridge: Any, tokens: int, length: int, count: int, seed: int, bat
 def seconds(subjects: Sequence[Subject], options: Sampling) -> float:
     """Seconds that the replicates of all `subjects` take at least, from timing a few short sequences of one checkpoint per size.
 
-    One model:   2 loads + 2 repeats x fixed time per replicate + sequences x (s(L) + s(2 L)),   s(n) = a n + b n^2
+    One model:   4 loads + 4 repeats x fixed time per replicate + sequences of both kinds x (s(L) + s(2 L)),   s(n) = a n + b n^2
 
     since linear maps cost operations by the number of tokens, and logits by its square; a and b are those of at most 512 tokens.
     """
@@ -179,7 +188,7 @@ def _of_one_model(subject: Subject, options: Sampling) -> float:
 
     def timed(sequences: int, tokens: int) -> float:
         start = time.monotonic()
-        _replicate(bridge, tokens, length, sequences, options.seed, options.batch_size)
+        _replicate(bridge, random_prompts(bridge, tokens, sequences, options.seed), length, options.batch_size)
         return time.monotonic() - start
 
     timed(1, tokens // 2)  # the first of a process is slower
@@ -190,7 +199,7 @@ def _of_one_model(subject: Subject, options: Sampling) -> float:
     square = max(whole - 2 * half, 0.0) * 2 / tokens**2
     linear = max(whole - square * tokens**2, 0.0) / tokens
     both = 3 * linear * length + 5 * square * length**2  # of L and of 2 L tokens
-    return 2 * loading + 2 * options.repeats * fixed + options.sequences * both
+    return 4 * loading + 4 * options.repeats * fixed + (options.sequences + options.repeated_sequences) * both
 
 
 # ---- what judging and drawing have in common ------------------------------------------------------------------------
@@ -226,6 +235,11 @@ def capped_caption(data: xr.Dataset) -> str:
     """What a caption adds where L was capped."""
     length, trained = data.attrs["length"], data.attrs["training_length"]
     return f" Here L is capped at {length} of the {trained} tokens of training." if length < trained else ""
+
+
+def labelled(kind: Kind, part: str = "") -> str:
+    """The part of a claim that is about sequences of a kind; independent tokens are not named."""
+    return ", ".join(filter(None, (part, "one token repeated" if kind == "repeated" else "")))
 
 
 def random_weights(values: Mapping[str, float]) -> str:

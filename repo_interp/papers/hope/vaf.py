@@ -6,6 +6,7 @@ VAF_r = 100 (1 - var(m - C_r) / var(m)) of the mean curves      height = (mean V
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import xarray as xr
@@ -13,11 +14,12 @@ from jaxtyping import Bool, Float
 
 from repo_interp.measures.labels import described
 from repo_interp.papers.hope import replicates
+from repo_interp.papers.hope.random_phases import NAME, random_phases
 from repo_interp.papers.hope.replicates import Sampling
 from repo_interp.papers.kit.cache import Cache
-from repo_interp.papers.kit.claims import Claim, Evidence
+from repo_interp.papers.kit.claims import SEEN, Claim, Evidence
 from repo_interp.papers.kit.experiment import Drawing, Experiment
-from repo_interp.papers.kit.rules import All, AtLeast, BeyondNull, Observed
+from repo_interp.papers.kit.rules import All, AtLeast, BeyondNull, Observed, beside_null
 from repo_interp.papers.kit.subjects import Subject
 from repo_interp.plots.views.component_shares import vaf_by_component
 
@@ -30,6 +32,16 @@ H2 = Claim(
     "HoPE fig. 3b, 7",
     "figure",
     All(AtLeast(HEIGHT, 2), BeyondNull(SAME)),
+)
+BESIDE_PHASES = "this number"
+H2_PHASES = Claim(
+    "H2",
+    "the VAF of components with theta in (pi/L, 2 pi/L) is more outstanding than geometry makes it",
+    H2.source,
+    "none",
+    All(H2.rule, BeyondNull(BESIDE_PHASES, 0.95, NAME)),
+    "beyond random phases",
+    SEEN,
 )
 
 
@@ -58,7 +70,7 @@ def judge(data: xr.Dataset) -> Iterable[Evidence]:
     ours = heights["trained"]
     twins = [height for weights, height in heights.items() if weights != "trained"]
     of_pairs = data["vaf"].sel(weights="trained").mean(("repeat", "layer", "head")).values[activated]
-    yield Evidence(
+    evidence = Evidence(
         H2,
         name,
         "activated above other components, in their standard deviations",
@@ -72,6 +84,12 @@ def judge(data: xr.Dataset) -> Iterable[Evidence]:
         f"over heads, of all pairs' logits: {_percent(of_pairs)}",
         replicates.capped(data),
     )
+    yield evidence
+    frequencies = replicates.bands(data)["frequency"].values
+    null = random_phases(frequencies, data.attrs["length"], lambda curves: outstanding(replicates.curve_vaf(curves), activated))
+    observed = Observed(ours, null)
+    values = {**evidence.values, BESIDE_PHASES: observed}
+    yield replace(evidence, claim=H2_PHASES, values=values, note=beside_null(observed))
 
 
 def draw(data: xr.Dataset) -> Iterator[Drawing]:
@@ -91,7 +109,7 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
     yield Drawing(f"vaf_{name}", vaf_by_component(drawn, f"{name}: share of the mean curve's variance"), caption, drawn)
 
 
-VAF = Experiment("vaf", (H2,), replicates.NEEDS_ROPE, measure, judge, draw)
+VAF = Experiment("vaf", (H2, H2_PHASES), replicates.NEEDS_ROPE, measure, judge, draw)
 
 
 def _percent(values: np.ndarray) -> str:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -180,17 +180,23 @@ class BeyondNull:
     quantity: str
     share: float = 1.0
     null: str = "twins with random weights"
+    relation: Literal["above", "below"] = "above"
 
     @property
     def words(self) -> str:
         """The rule in words."""
         count = "every one" if self.share == 1 else f"{100 * self.share:g} %"
-        return f"{self.quantity} is above that of {count} of the {self.null}"
+        return f"{self.quantity} is {self.relation} that of {count} of the {self.null}"
 
     def holds(self, values: Values) -> bool:
-        """Whether the number is above that quantile of the null; True without a null, which the evidence then says."""
+        """Whether the number is beyond that quantile of the null; True without a null, which the evidence then says."""
         observed: Observed = values[self.quantity]
-        return not len(observed.null) or bool(observed.value > np.quantile(np.asarray(observed.null, dtype=float), self.share))
+        null = np.asarray(observed.null, dtype=float)
+        if not len(null):
+            return True
+        if self.relation == "below":
+            return bool(observed.value < np.quantile(null, 1 - self.share))
+        return bool(observed.value > np.quantile(null, self.share))
 
 
 @dataclass(frozen=True)
@@ -243,14 +249,16 @@ class Where:
         return self.rule.holds(values)
 
 
-def beside_null(observed: Observed, digits: str = ".3g") -> str:
-    """The null in words, with the effect size: how far the number is above the null's mean, in its standard deviations."""
+def beside_null(observed: Observed, digits: str = ".3g", share: float = 0.95) -> str:
+    """The null in words, with its quantile of `share` and the effect size: how far the number is above the null's mean, in its standard
+    deviations.
+    """
     null = np.asarray(observed.null, dtype=float)
     deviation = null.std(ddof=1) if len(null) > 1 else np.nan
     effect = f"; {(observed.value - null.mean()) / deviation:+.2g} standard deviations from its mean" if deviation > 0 else ""
     return (
         f"{observed.value:{digits}} beside {len(null)} of the null: mean {null.mean():{digits}}, "
-        f"95 % {np.quantile(null, 0.95):{digits}}{effect}"
+        f"{100 * share:.0f} % {np.quantile(null, share):{digits}}{effect}"
     )
 
 

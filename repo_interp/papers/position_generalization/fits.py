@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import xarray as xr
 
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import SEEN, Claim, Evidence
+from repo_interp.papers.kit.differences import paired_difference
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, each
 from repo_interp.papers.kit.learned_positions import why_not
-from repo_interp.papers.kit.rules import All, AtLeast, AtMost
+from repo_interp.papers.kit.rules import All, AtLeast, AtMost, BeyondNull, Observed, Significant, beside_null
 from repo_interp.papers.kit.subjects import Subject
 from repo_interp.papers.position_generalization.measured import (
     MODEL,
@@ -30,10 +32,13 @@ from repo_interp.papers.position_generalization.measured import (
     Options,
     fits,
     is_language_model,
+    seconds_of_fits,
 )
 from repo_interp.plots.views.fake_distance import fake_distance_fit
 from repo_interp.plots.views.rotation import rotating_heads
 from repo_interp.plots.views.three_axis import example_heads, fit_correlations, three_axis_fit
+
+GROUPS = ("three_axis", "fake_distance", "maps", "rotation")
 
 THREE_AXIS_R = "the mean r of the three-axis fit over heads and prompts"
 LOWEST_R = (
@@ -58,6 +63,25 @@ P2 = Claim(
     AtLeast(LOWEST_R, 0.9),
     written=SEEN,
 )
+R_BESIDE_TWINS, R_ABOVE_SHUFFLED = "this r", "this r minus that with the distances shuffled, prompt by prompt,"
+P1_NULL = Claim(
+    "P1",
+    "the distance axis takes part: r is above that of random weights, and of shuffled distances",
+    P1.source,
+    "none",
+    All(P1.rule, BeyondNull(R_BESIDE_TWINS, 0.95), Significant(R_ABOVE_SHUFFLED)),
+    "beyond nulls",
+    SEEN,
+)
+P2_NULL = Claim(
+    "P2",
+    "fake-distance logits are more of a sum of two axes than with random weights",
+    P2.source,
+    "none",
+    All(P2.rule, BeyondNull(R_BESIDE_TWINS, 0.95)),
+    "beyond random weights",
+    SEEN,
+)
 P3 = Claim(
     "P3",
     "... and near 0 for random weights: learned, not built in",
@@ -70,7 +94,13 @@ P3 = Claim(
 def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> Measured:
     """Both fits, their maps, and which heads rotate."""
     (subject,) = subjects
-    return fits(subject, options, cache, ("three_axis", "fake_distance", "maps", "rotation"))
+    return fits(subject, options, cache, GROUPS)
+
+
+def cost(subjects: Sequence[Subject], options: Options) -> float:
+    """Seconds that the fits of a checkpoint and its twins take, what the rotations are judged by among them."""
+    (subject,) = subjects
+    return seconds_of_fits(subject, options, GROUPS)
 
 
 def judge(measured: Measured) -> Iterator[Evidence]:
@@ -79,7 +109,7 @@ def judge(measured: Measured) -> Iterator[Evidence]:
     by_prompt = three["r"].mean(("layer", "head")).values
     r = float(by_prompt.mean())
     random = np.array([_mean(twin["r"]) for twin in measured.of_twins("three_axis")])
-    yield Evidence(
+    evidence = Evidence(
         P1,
         measured.name,
         "mean r of the three-axis fit",
@@ -91,6 +121,12 @@ def judge(measured: Measured) -> Iterator[Evidence]:
         f"random weights {random.mean():.3g}; distances shuffled {_mean(three['r_shuffled']):.3g}",
         f"R² on held-out rows {_mean(three['r2_held_out']):.3g}; heads {float(three['r'].min()):.3g} to {float(three['r'].max()):.3g}",
     )
+    yield evidence
+    shuffled = three["r_shuffled"].mean(("layer", "head")).values
+    observed, above = Observed(r, random), paired_difference(by_prompt, shuffled)
+    values = {**evidence.values, R_BESIDE_TWINS: observed, R_ABOVE_SHUFFLED: above}
+    note = f"{beside_null(observed)}; above shuffled distances by {above.margin:.3g} ± {above.standard_error:.2g}"
+    yield replace(evidence, claim=P1_NULL, values=values, note=note)
     yield Evidence(
         P3,
         measured.name,
@@ -107,8 +143,8 @@ def judge(measured: Measured) -> Iterator[Evidence]:
     if rotating:
         layers = fake["r"].mean(("prompt", "head")).sel(layer=rotating).values
         prompts = fake["r"].sel(layer=rotating).mean(("layer", "head")).values
-        control = np.mean([_mean(twin["r"].sel(layer=rotating)) for twin in measured.of_twins("fake_distance")])
-        yield Evidence(
+        twins = [_mean(twin["r"].sel(layer=rotating)) for twin in measured.of_twins("fake_distance")]
+        evidence = Evidence(
             P2,
             measured.name,
             "mean r of the fake-distance fit",
@@ -117,9 +153,12 @@ def judge(measured: Measured) -> Iterator[Evidence]:
             float(prompts.std(ddof=1)),
             "sequences",
             len(prompts),
-            f"random weights {control:.3g}",
+            f"random weights {np.mean(twins):.3g}",
             f"layers {layers.min():.3g} to {layers.max():.3g}",
         )
+        yield evidence
+        observed = Observed(float(layers.mean()), twins)
+        yield replace(evidence, claim=P2_NULL, values={**evidence.values, R_BESIDE_TWINS: observed}, note=beside_null(observed))
 
 
 def draw(measured: Measured) -> Iterator[Drawing]:
@@ -165,16 +204,17 @@ def _mean(values: xr.DataArray) -> float:
 
 FITS = Experiment(
     "fits",
-    (P1, P2, P3),
+    (P1, P1_NULL, P2, P2_NULL, P3),
     Needs(
         each(is_language_model),
         "needs a language model, such as language/rope",
         TEXT_MODELS,
-        otherwise_of={P2.label: "needs a language model that rotates, such as language/rope"},
+        otherwise_of=dict.fromkeys((P2.label, P2_NULL.label), "needs a language model that rotates, such as language/rope"),
         why_not=why_not,
     ),
     measure,
     judge,
     draw,
     MODEL,
+    cost,
 )

@@ -20,10 +20,12 @@ import numpy as np
 import xarray as xr
 
 from repo_interp.analysis.analyze import analyze
+from repo_interp.analysis.cost import estimate
 from repo_interp.errors import InputError
 from repo_interp.measures.fake_distance import FakeDistance
 from repo_interp.measures.maps import Maps
 from repo_interp.measures.rotation import Rotation
+from repo_interp.measures.statistics import Measure
 from repo_interp.measures.three_axis import ThreeAxis
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.load import load, load_fresh
@@ -41,6 +43,8 @@ MODEL = Scale(28, 3072)
 """Llama-3.2-3B, the model of the paper."""
 TEXT_MODELS = ("language/rope", "language/rope_continued", "language/repo", "language/learned")
 """Language models of the zoo."""
+WIDER = 1.0
+"""Prominence, over the median of a head's components, from which on more components count as dominating than by the measure's 2."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +57,8 @@ class Options:
     """Tokens of a sequence, at most the training length; 0: the training length."""
     prompts: Count = 100
     """Of other tasks, for the perturbations."""
-    controls: Count = 2
-    """Twins with random weights."""
+    controls: Count = 10
+    """Twins with random weights: what a null is made of."""
     draws: Count = 3
     """Seeds of the judged perturbations: they give the spread."""
     gammas: tuple[float, ...] = (0.001, 0.01, 0.05, 0.1, 0.5)
@@ -153,15 +157,30 @@ def fits(subject: Subject, options: Options, cache: Cache, names: Sequence[str])
 
 
 def measure_fit(subject: Subject, options: Options, name: str, seed: int | None) -> xr.Dataset:
-    """The group `name` - three_axis, fake_distance, rotation or maps - on trained weights, or on those of a random `seed`."""
+    """The group `name`, one of those that `_fit` knows, on trained weights, or on those of a random `seed`."""
+    bridge = load(subject.path, options.device) if seed is None else load_fresh(subject.path, seed, options.device)
+    return analyze(bridge, prompts_of(subject, options), [_fit(name, subject, options)])[name].to_dataset()
+
+
+def _fit(name: str, subject: Subject, options: Options) -> Measure:
     measures = {
         "three_axis": ThreeAxis(axes="first_prompt", extras=("position", "shuffled", "held_out")),
         "fake_distance": FakeDistance(),
         "rotation": Rotation(length_of(subject, options)),
+        "rotation_printed": Rotation(length_of(subject, options), semantic="printed", name="rotation_printed"),
+        "rotation_wider": Rotation(length_of(subject, options), prominence=WIDER, name="rotation_wider"),
         "maps": Maps(),
     }
-    bridge = load(subject.path, options.device) if seed is None else load_fresh(subject.path, seed, options.device)
-    return analyze(bridge, prompts_of(subject, options), [measures[name]])[name].to_dataset()
+    return measures[name]
+
+
+def seconds_of_fits(subject: Subject, options: Options, names: Sequence[str]) -> float:
+    """Seconds that `fits` takes when nothing is kept: every measure loads its model anew, and is announced as an analysis is."""
+    start = time.monotonic()
+    bridge, prompts = load(subject.path, options.device), prompts_of(subject, options)
+    loading = time.monotonic() - start
+    once = {name: loading + estimate(bridge, prompts, [_fit(name, subject, options)]).seconds for name in names}
+    return sum(taken * (1 if name == "maps" else 1 + options.controls) for name, taken in once.items())
 
 
 def seconds(subject: Subject, options: Options, sequences: Mapping[int, int]) -> float:

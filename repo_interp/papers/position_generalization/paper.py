@@ -11,12 +11,13 @@ from repo_interp.papers.position_generalization.extrapolation import EXTRAPOLATI
 from repo_interp.papers.position_generalization.fits import FITS
 from repo_interp.papers.position_generalization.measured import Options
 from repo_interp.papers.position_generalization.rotation import ROTATION
+from repo_interp.papers.position_generalization.shapes import SHAPES_OF_MODELS
 from repo_interp.papers.position_generalization.tolerance import TOLERANCE
 
 PAPER = Paper(
     "position-generalization",
     "Position Generalization, made again",
-    (FITS, ROTATION, TOLERANCE, EXTRAPOLATION),
+    (FITS, SHAPES_OF_MODELS, ROTATION, TOLERANCE, EXTRAPOLATION),
     Options,
     {
         "sequences": 4,
