@@ -81,6 +81,7 @@ def prepare(configuration: TrainingConfiguration) -> Prepared:
     if configuration.adapter:
         base = as_base(identify(configuration.continue_from), configuration.continue_from)
         attach(model, configuration.adapter, configuration.adapter_from)
+        model.config.max_position_embeddings = task.training_length  # the base saw longer texts, but not with these positions
     if configuration.precision == "bfloat16" and configuration.device == "cpu":
         model.set_attn_implementation(
             "eager"
