@@ -13,6 +13,7 @@ import torch
 from numpy.testing import assert_allclose
 from safetensors.torch import load_file, save_file
 from trained_tiny import trained
+from transformers import AutoModelForCausalLM
 
 import repo_interp as ri
 from repo_interp.cli import main
@@ -160,6 +161,7 @@ def test_what_is_loaded_is_whole_and_is_saved_as_that(adapter, tmp_path):
     save(model, tmp_path / "whole")
     assert identify(tmp_path / "whole").base is None
     assert torch.equal(load_model(tmp_path / "whole")(TOKENS).logits, model(TOKENS).logits)
+    assert torch.equal(AutoModelForCausalLM.from_pretrained(adapter)(TOKENS).logits, model(TOKENS).logits)
 
 
 @pytest.mark.parametrize("scheme", ["nope", "cope", "alibi", "learned"])
@@ -207,6 +209,7 @@ def test_an_adapter_that_does_not_fit_is_refused_by_name(base, adapter, tmp_path
         "changes nothing": {f"{prefix}.9.self_attn.q_proj.lora_A.weight": stored[down]},
         "changes nothing that": {f"{prefix}.0.mlp.up_proj.weight": stored[down]},
         "has shape": {up: stored[up].T.contiguous()},
+        "twice": {learned.removeprefix("base_model.model."): stored[learned]},
         "not finite": {learned: torch.full_like(stored[learned], torch.nan)},
     }
     for number, (said, values) in enumerate(cases.items()):

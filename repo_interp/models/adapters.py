@@ -11,6 +11,7 @@ the sums are made in float64, the model that results is a whole one, and peft is
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -104,9 +105,13 @@ def base_of(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def as_base(checkpoint: Checkpoint, name: str) -> Base:
-    """How an adapter on top of `checkpoint` names it. Raises InputError for a checkpoint that is an adapter itself."""
+    """How an adapter on top of `checkpoint`, which the user called `name`, names it: a directory by its whole path.
+
+    Raises InputError for a checkpoint that is an adapter itself.
+    """
     if checkpoint.base is not None:
         raise InputError(f"{name} is an adapter itself; wanted a whole checkpoint, such as {checkpoint.base.name}")
+    name = os.path.abspath(name) if os.path.isdir(name) else name
     return Base(name=name, weights_digest=stored_digest(checkpoint.directory))
 
 
@@ -172,6 +177,8 @@ def fitting_changes(model: nn.Module, directory: Path) -> Changes:
             place, wanted = (down, (lora.r, wanted[1])) if ".lora_A." in key else (up, (wanted[0], lora.r))
         elif name not in missing:
             raise InputError(f"{directory}: the adapter holds {weight.key}, which changes nothing that such a model has")
+        if name in place:
+            raise InputError(f"{directory}: the adapter holds {weight.key} twice, under two names; keep one")
         if weight.shape != wanted:
             raise InputError(f"{directory}: {weight.key} has shape {list(weight.shape)}; wanted {list(wanted)}")
         place[name] = weight

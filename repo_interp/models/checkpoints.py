@@ -225,7 +225,7 @@ class RepositionedForCausalLM:
                 f"repositioned checkpoints take no {refused[0] if refused else f'device_map={device_map!r}'}; leave it out"
             )
         known = identify(path, **{name: value for name, value in hub.items() if value is not None})
-        checkpoint = Checkpoint(known.directory, OURS, plain(config), *own_layout_of(config))
+        checkpoint = Checkpoint(known.directory, OURS, plain(config), *own_layout_of(config), known.base)
         wanted = config.dtype if dtype in (None, "auto") else dtype
         name = "float32" if wanted is None else str(wanted).removeprefix("torch.")
         model = load_model(checkpoint, "cpu" if device_map is None else str(device_map), name)

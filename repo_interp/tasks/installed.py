@@ -66,8 +66,8 @@ def repeated(documents: Iterable[str]) -> float:
 
 
 def _of_package(package: Distribution) -> Iterator[str]:
-    readme = package.metadata.get_payload()
-    if isinstance(readme, str) and len(readme) >= _SHORTEST:
+    readme = (package.read_text("METADATA") or "").partition("\n\n")[2]
+    if len(readme) >= _SHORTEST:
         yield readme
     files = [Path(str(package.locate_file(file))) for file in package.files or ()]
     for file in sorted(files):
