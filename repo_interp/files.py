@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from repo_interp.errors import InputError
+from repo_interp.processes import launched, machine
 
 
 @contextmanager
@@ -26,7 +27,7 @@ def replaced(path: str | os.PathLike[str]) -> Iterator[Path]:
     it was and nothing else is left. Raises OSError where the disk refuses, and where a file would replace a directory.
     """
     path = Path(path)
-    unfinished, previous = (path.with_name(f".{path.name}.{os.getpid()}.{state}") for state in ("unfinished", "previous"))
+    unfinished, previous = (path.with_name(f".{path.name}.{_writer()}.{state}") for state in ("unfinished", "previous"))
     for left_behind in (unfinished, *_of_killed_processes(path)):
         remove(left_behind)
     try:
@@ -71,13 +72,20 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def _writer() -> str:
+    """The number of this process; with its machine where several work together, for on another one its number says nothing."""
+    return str(os.getpid()) if launched() == 1 else f"{os.getpid()}-{machine()}"
+
+
 def _of_killed_processes(path: Path) -> Iterator[Path]:
-    """What processes that were killed have left unfinished beside `path`."""
+    """What processes of this machine that were killed have left unfinished beside `path`."""
     if not path.parent.is_dir():
         return
     for other in sorted(path.parent.iterdir()):
-        process = other.name.removeprefix(f".{path.name}.").removesuffix(".unfinished")
-        if process.isdecimal() and other.name == f".{path.name}.{process}.unfinished" and not _is_running(int(process)):
+        writer = other.name.removeprefix(f".{path.name}.").removesuffix(".unfinished")
+        process, _, where = writer.partition("-")
+        is_of_here = process.isdecimal() and where in ("", machine())
+        if is_of_here and other.name == f".{path.name}.{writer}.unfinished" and not _is_running(int(process)):
             yield other
 
 

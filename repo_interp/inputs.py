@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -111,6 +112,11 @@ class AttentionInputs:
         if self.positions is not None and self.positions.shape[1] > self.kv_heads:
             return self._rotated(expand_heads(self.keys, self.heads))
         return self._rotated(self.keys)
+
+    @cached_property
+    def results(self) -> dict[Any, Any]:
+        """What was made of these inputs, by what was asked for, for whoever asks again."""
+        return {}
 
     @cached_property
     def faults(self) -> dict[str, str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from repo_interp.inputs import AttentionInputs
+
 
 def seen(valid, window=None):
     """[prompt, query, key]: which pairs count."""
@@ -45,6 +47,24 @@ def random_features(tokens, kv_heads=4, seed=0, mean=0.5, dtype=torch.float64, h
     if prompts > 2:
         valid[2, tokens // 2] = False
     return queries.to(dtype), keys.to(dtype), valid
+
+
+def inputs_of(queries, keys, valid=None, window=None, scale=1.0):
+    """A layer that rotates nothing, with these features."""
+    prompts, _, tokens, _ = queries.shape
+    return AttentionInputs(
+        layer=0,
+        scheme="nope",
+        queries=queries,
+        keys=keys,
+        positions=None,
+        frequencies=None,
+        attention_scaling=1.0,
+        logit_scale=scale,
+        valid=torch.ones(prompts, tokens, dtype=torch.bool, device=queries.device) if valid is None else valid,
+        prompts=torch.arange(prompts),
+        window=window,
+    )
 
 
 class LargestTensor(TorchDispatchMode):

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from causal_reference import LargestTensor, component_maps, diagonal_sums, random_features, seen
+from causal_reference import LargestTensor, component_maps, diagonal_sums, inputs_of, random_features, seen
 from torch.testing import assert_close
 
-from repo_interp.measures.kernels import causal_sums as kernels
 from repo_interp.measures.kernels.causal_pairs import pair_counts
-from repo_interp.measures.kernels.causal_sums import causal_sums
+from repo_interp.measures.kernels.heads import MEMORY, reduced
+from repo_interp.measures.kernels.logit_sums import LogitSums
+
+
+def causal_sums(queries, keys, valid=None, window=None, scale=1.0, memory=MEMORY):
+    return reduced(inputs_of(queries, keys, valid, window, scale), [LogitSums()], memory=memory)[0]
 
 
 def logit_maps(queries, keys, valid, window, scale):
@@ -25,10 +29,9 @@ def test_sums_equal_those_of_the_whole_map(tokens, window, kv_heads):
     sums = causal_sums(queries, keys, valid, window, scale=0.25, memory=1)
     maps = logit_maps(queries, keys, valid, window, 0.25)
     close = {"rtol": 1e-10, "atol": 1e-10}
-    assert_close(sums.query, maps.sum(-1), **close)
-    assert_close(sums.key, maps.sum(-2), **close)
-    assert_close(sums.distance, diagonal_sums(maps), **close)
-    assert_close(sums.total, maps.sum((-1, -2)), **close)
+    assert_close(sums.lines.query, maps.sum(-1), **close)
+    assert_close(sums.lines.key, maps.sum(-2), **close)
+    assert_close(sums.lines.distance, diagonal_sums(maps), **close)
     assert_close(sums.square, maps.square().sum((-1, -2)), **close)
     counts = pair_counts(valid, window)
     pairs = seen(valid, window).double()
@@ -43,8 +46,8 @@ def test_long_prompts_go_through_several_strides():
     sums = causal_sums(queries, keys, valid, window=700)
     maps = logit_maps(queries, keys, valid, 700, 1.0)
     for found, expected in (
-        (sums.query, maps.sum(-1)),
-        (sums.key, maps.sum(-2)),
+        (sums.lines.query, maps.sum(-1)),
+        (sums.lines.key, maps.sum(-2)),
         (sums.square, maps.square().sum((-1, -2))),
     ):
         assert_close(found, expected, rtol=1e-10, atol=1e-9)
@@ -56,15 +59,15 @@ def test_how_many_heads_go_at_once_does_not_matter():
         causal_sums(queries, keys, valid, memory=1),
         causal_sums(queries, keys, valid, memory=2**40),
     )
-    for name in ("query", "key", "distance", "total", "square"):
-        assert_close(getattr(one, name), getattr(all_at_once, name), rtol=1e-13, atol=1e-11)
+    for some, every in zip((*one.lines, one.square), (*all_at_once.lines, all_at_once.square), strict=True):
+        assert_close(some, every, rtol=1e-12, atol=1e-11)
 
 
 def test_constant_features_count_the_pairs():
     ones = torch.ones(1, 2, 50, 4, dtype=torch.float64)
     sums = causal_sums(ones, ones, scale=0.5)
-    assert_close(sums.query, 2.0 * torch.arange(1, 51, dtype=torch.float64).expand(1, 2, 50))
-    assert_close(sums.distance, 2.0 * torch.arange(50, 0, -1, dtype=torch.float64).expand(1, 2, 50))
+    assert_close(sums.lines.query, 2.0 * torch.arange(1, 51, dtype=torch.float64).expand(1, 2, 50))
+    assert_close(sums.lines.distance, 2.0 * torch.arange(50, 0, -1, dtype=torch.float64).expand(1, 2, 50))
     assert_close(sums.square, torch.full((1, 2), 4.0 * 50 * 51 / 2, dtype=torch.float64))
 
 
@@ -77,14 +80,14 @@ def test_float32_variance_keeps_its_digits_also_where_the_mean_dwarfs_the_spread
     pairs = pair_counts(valid, window).total[:, None]
 
     def variance(of):
-        return of.square / pairs - (of.total / pairs) ** 2
+        return of.square / pairs - (of.lines.distance.sum(-1) / pairs) ** 2
 
     assert_close(variance(sums), variance(exact), rtol=2e-6, atol=0)
 
 
 def test_longest_distances_are_right_in_float32():
     queries, keys, _ = random_features(1500, dtype=torch.float32)
-    last = kernels.diagonal_sums(queries, keys)[..., -1]
+    last = causal_sums(queries, keys).lines.distance[..., -1]
     assert_close(last, (queries[..., -1, :].double() * keys[..., 0, :].double()).sum(-1), rtol=1e-9, atol=1e-9)
 
 

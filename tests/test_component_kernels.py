@@ -2,24 +2,49 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
-from causal_reference import component_maps, diagonal_sums, random_features, seen
+from causal_reference import component_maps, diagonal_sums, inputs_of, random_features, seen
 from torch.testing import assert_close
 
-from repo_interp.measures.kernels import rotary_components as kernels
-from repo_interp.measures.kernels.causal_sums import component_profiles
+from repo_interp.measures.kernels.heads import MEMORY, HeadBlock, head_blocks, reduced
 from repo_interp.measures.kernels.rotary_components import (
-    band_variance_accounted,
-    curve_covariance,
-    variance_accounted,
+    ComponentSums,
+    component_moments,
+    curve_shares,
     variance_accounted_as_printed,
 )
 
+FEW, NONE, ALL = [1, 1, 0, 0, 0, 0], [0] * 6, [1] * 6
+BANDS = torch.tensor([FEW, [0, 0, 1, 0, 1, 1], NONE, ALL]).bool()
+PARTS = torch.tensor([FEW, NONE, [0, 0, 1, 1, 1, 1]]).bool()
 
-def component_moments(queries, keys, *seen_pairs, **options):
-    totals = component_profiles(queries, keys, *seen_pairs).sum(-1)
-    return kernels.component_moments(queries, keys, totals, *seen_pairs, **options)
+
+def of_heads(make, queries, keys, valid=None, window=None, memory=MEMORY):
+    """What `make` gives of every block, [prompt, head, ...]."""
+    prompts, heads = queries.shape[:2]
+    parts = [make(block).flatten(0, 1) for block in head_blocks(inputs_of(queries, keys, valid, window), memory=memory)]
+    return torch.cat(parts).unflatten(0, (prompts, heads))
+
+
+def component_profiles(*features, **options):
+    return of_heads(lambda block: block.profiles, *features, **options)
+
+
+def moments(name, bands, *features, **options):
+    def make(block: HeadBlock):
+        made = component_moments(block, block.profiles.sum(-1), bands)
+        return getattr(made.of_bands if name == "of_bands" else made, "variance_accounted" if "band" in name else name)
+
+    return of_heads(make, *features, **options)
+
+
+def vaf(queries, keys, valid=None, window=None):
+    """Of every component, in two precisions where need be."""
+    inputs = replace(inputs_of(queries, keys, valid, window), prompts=torch.arange(len(queries)))
+    return reduced(inputs, [ComponentSums(training_length=16)])[0].explained["vaf"]
 
 
 shapes = pytest.mark.parametrize(
@@ -36,78 +61,83 @@ def test_profiles_and_moments_equal_those_of_the_whole_maps(tokens, kv_heads, wi
     maps = component_maps(queries, keys).masked_fill(~pairs, 0)
     profiles = component_profiles(queries, keys, valid, window, memory=1)
     assert_close(profiles, diagonal_sums(maps), rtol=1e-10, atol=1e-10)
-    moments = component_moments(queries, keys, valid, window, memory=1)
     count = pairs.double().sum((-1, -2))
     mean = maps.sum((-1, -2)) / count
     centred = (maps - mean[..., None, None]).masked_fill(~pairs, 0).flatten(-2)
-    assert_close(moments.pairs, count[:, :, 0].expand(-1, 4))
     covariance = centred @ centred.transpose(-1, -2) / count[..., None]
-    assert_close(moments.mean, mean, rtol=1e-10, atol=1e-10, equal_nan=True)
-    assert_close(moments.covariance, covariance, rtol=1e-10, atol=1e-10, equal_nan=True)
+    close = {"rtol": 1e-10, "atol": 1e-10, "equal_nan": True}
+    of = {"queries": queries, "keys": keys, "valid": valid, "window": window, "memory": 1}
+    assert_close(moments("variance", BANDS, **of)[..., 0], covariance.sum((-1, -2)), **close)
+    assert_close(moments("with_whole", BANDS, **of), covariance.sum(-1), **close)
+    assert_close(moments("of_part", BANDS, **of), covariance.diagonal(dim1=-2, dim2=-1), **close)
 
 
-def test_prompts_longer_than_what_is_treated_together():
+def test_long_prompts_have_many_chunks():
     queries, keys, valid = random_features(2100, heads=1, kv_heads=1, d_head=4, prompts=1)
     for window in (None, 700):
         maps = component_maps(queries, keys).flatten(-2)[..., seen(valid, window).flatten()]
         expected = torch.cov(maps[0, 0], correction=0)
-        moments = component_moments(queries, keys, valid, window)
-        assert_close(moments.covariance[0, 0], expected, rtol=1e-10, atol=1e-10)
-        assert_close(moments.mean[0, 0], maps[0, 0].mean(-1), rtol=1e-10, atol=1e-10)
+        bands = torch.ones(1, 2).bool()
+        assert_close(moments("with_whole", bands, queries, keys, valid, window)[0, 0], expected.sum(-1), rtol=1e-10, atol=1e-10)
+        assert_close(moments("of_part", bands, queries, keys, valid, window)[0, 0], expected.diagonal(), rtol=1e-10, atol=1e-10)
 
 
 def test_how_many_heads_go_at_once_does_not_matter():
     queries, keys, valid = random_features(200, kv_heads=2)
-    one, all_at_once = (component_moments(queries, keys, valid, memory=memory) for memory in (1, 2**40))
-    assert_close(one.covariance, all_at_once.covariance, rtol=1e-12, atol=1e-12)
+    one, all_at_once = (moments("with_whole", BANDS, queries, keys, valid, memory=memory) for memory in (1, 2**40))
+    assert_close(one, all_at_once, rtol=1e-12, atol=1e-12)
 
 
-def test_vaf_of_components_and_bands_by_their_definitions():
+@pytest.mark.parametrize("bands", [BANDS, PARTS], ids=["overlapping", "parts"])
+def test_vaf_of_components_and_bands_by_their_definitions(bands):
     queries, keys, valid = random_features(140)
-    covariance = component_moments(queries, keys, valid).covariance
+    of_components = moments("variance_accounted", bands, queries, keys, valid)
+    of_bands = moments("of_bands", bands, queries, keys, valid)
     maps, pairs = component_maps(queries, keys), seen(valid)
-    bands = torch.tensor([[1, 1, 0, 0, 0, 0], [0, 0, 1, 0, 1, 1], [0, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1]]).bool()
     for prompt in range(3):
         values = maps[prompt].flatten(-2)[..., pairs[prompt].flatten()]
         logits = values.sum(1)
         whole = logits.var(-1, correction=0)
         alone = 100 * (1 - (logits[:, None] - values).var(-1, correction=0) / whole[:, None])
-        assert_close(variance_accounted(covariance[prompt]), alone, rtol=1e-10, atol=1e-10)
+        assert_close(of_components[prompt], alone, rtol=1e-10, atol=1e-10)
         for number, band in enumerate(bands):
             left = (logits - values[:, band].sum(1)).var(-1, correction=0)
-            found = band_variance_accounted(covariance[prompt], bands)[:, number]
-            assert_close(found, 100 * (1 - left / whole), rtol=1e-10, atol=1e-10)
+            assert_close(of_bands[prompt, :, number], 100 * (1 - left / whole), rtol=1e-10, atol=1e-10)
         printed = 100 * (1 - (logits[:, None] - values).sum(-1) / logits.sum(-1, keepdim=True))
         assert_close(variance_accounted_as_printed(values.sum(-1)), printed, rtol=1e-9, atol=1e-9)
 
 
 def test_vaf_on_curves_counts_each_distance_once_and_leaves_out_those_without_pairs():
-    curves = torch.randn(2, 5, 9, dtype=torch.float64)
-    there = torch.tensor([True] * 7 + [False] * 2).expand(2, 9)
-    covariance = curve_covariance(curves.masked_fill(~there[:, None], float("nan")), there)
+    profiles = torch.randn(2, 1, 5, 9, dtype=torch.float64)
+    pairs = torch.tensor([9, 8, 7, 6, 5, 4, 3, 0, 0]).double().expand(2, 1, 9)
+    shares = curve_shares(profiles, pairs)
     for number in range(2):
-        assert_close(covariance[number], torch.cov(curves[number, :, :7], correction=0))
+        curves = profiles[number, 0, :, :7] / pairs[number, 0, :7]
+        whole = curves.sum(0)
+        expected = 100 * (1 - (whole - curves).var(-1, correction=0) / whole.var(correction=0))
+        assert_close(shares["vaf_curve"][number, 0], expected)
+        assert_close(shares["vaf_curve_printed"][number, 0], 100 * curves.sum(-1) / whole.sum())
 
 
 def test_one_component_alone_accounts_for_everything_and_a_constant_one_for_nothing():
     queries, keys, _ = random_features(60, d_head=4, prompts=1)
     queries[..., [1, 3]] = 0
     queries[..., 1], keys[..., 1] = 3.0, 2.0
-    found = variance_accounted(component_moments(queries, keys).covariance)
+    found = vaf(queries, keys)
     assert_close(found, torch.tensor([100.0, 0.0], dtype=torch.float64).expand_as(found), rtol=0, atol=1e-10)
 
 
 def test_logits_that_do_not_vary_have_no_vaf():
     ones = torch.ones(1, 1, 4, 4, dtype=torch.float64)
-    assert variance_accounted(component_moments(ones * 0, ones).covariance).isnan().all()
+    assert vaf(ones * 0, ones).isnan().all()
 
 
 @pytest.mark.parametrize("window", [None, 300, 50])
 @pytest.mark.parametrize("mean", [0.0, 1.0, 5.0, 20.0, 70.0])
 def test_float32_keeps_the_digits_of_vaf_where_the_mean_dwarfs_the_spread(mean, window):
     queries, keys, valid = random_features(500, mean=mean, dtype=torch.float32)
-    found = variance_accounted(component_moments(queries, keys, valid, window).covariance)
-    exact = variance_accounted(component_moments(queries.double(), keys.double(), valid, window).covariance)
+    found = vaf(queries, keys, valid, window)
+    exact = vaf(queries.double(), keys.double(), valid, window)
     assert_close(found / 100, exact / 100, rtol=2e-6, atol=2e-6)
 
 
@@ -117,8 +147,8 @@ def test_float32_keeps_the_digits_where_components_oppose_each_other():
     queries[..., 3] += 50
     keys[..., 2] += 50
     keys[..., 3] -= 50
-    found = variance_accounted(component_moments(queries, keys, valid).covariance)
-    exact = variance_accounted(component_moments(queries.double(), keys.double(), valid).covariance)
+    found = vaf(queries, keys, valid)
+    exact = vaf(queries.double(), keys.double(), valid)
     assert_close(found / 100, exact / 100, rtol=2e-6, atol=2e-6)
 
 
@@ -136,6 +166,6 @@ def test_a_gpu_gives_what_the_cpu_gives(dtype, window):
     queries, keys, valid = random_features(400, kv_heads=2, mean=5.0, dtype=dtype)
     tolerance = 1e-10 if dtype == torch.float64 else 1e-5
     there = [tensor.cuda() for tensor in (queries, keys, valid)]
-    for kernel in (component_profiles, lambda *inputs: component_moments(*inputs).covariance):
+    for kernel in (component_profiles, vaf):
         found, expected = kernel(*there, window).cpu(), kernel(queries, keys, valid, window)
         assert_close(found, expected, rtol=tolerance, atol=tolerance * float(expected.abs().max()))

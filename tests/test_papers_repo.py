@@ -250,6 +250,16 @@ def test_the_shipped_checkpoint_mirrors_and_random_weights_do_not(results):
     assert "(random weights: 0)" in repo.note
 
 
+def test_taking_the_mirror_away_breaks_reversal_and_flat_instructions_break_nothing(results):
+    found = verdicts(results[0])
+    mirror_taken, instruction_taken = found["R2 (cause)", "reversal/repo"], found["R3 (cause)", "reversal/repo"]
+    assert mirror_taken.verdict == HOLDS and mirror_taken.ours == pytest.approx(1, abs=0.05)
+    assert instruction_taken.verdict == FAILS and "not needed" in instruction_taken.note
+    data = drawn(results[0], "causes_reversal_repo").data
+    np.testing.assert_array_equal(data["plain"], 1)
+    assert float(data["score"].sel(kind="frozen", where="layer 1").mean()) == pytest.approx(1)
+
+
 def test_what_both_find_cannot_tell_them_apart(results):
     found = verdicts(results[0])
     assert found["R9", "niah/repo"].verdict == found["R9 (longer)", "niah/repo"].verdict == UNMEASURED

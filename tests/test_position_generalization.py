@@ -85,7 +85,8 @@ def test_every_claim_is_judged_where_it_can_be(made, results):
     assert judged["P2"] == judged["P2 (beyond random weights)"]
     assert judged["P6 (learned)"] == {"repo@1", "learned", "reversal repo"}  # each against RoPE on its own task
     assert judged["P7"] == checkpoints - {"learned"}  # its table ends at the training length
-    assert judged["P6 (positions)"] == checkpoints - {"nope"}
+    assert judged["P6 (positions)"] == judged["P6 (positions, as in table 1)"] == checkpoints - {"nope"}
+    assert judged["P6 (untouched)"] == checkpoints
     assert set(judged) == {claim.label for claim in PAPER.claims}
     measured = {place for place, verdict in verdicts.items() if verdict.verdict != UNMEASURED}
     without = set(verdicts) - measured

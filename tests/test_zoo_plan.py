@@ -14,7 +14,8 @@ from repo_interp.models.checkpoints import identify, load_model
 from repo_interp.papers.catalogue import PAPERS, paper
 from repo_interp.papers.kit.recorded_scores import recorded_scores
 from repo_interp.shipped import zoo_names
-from repo_interp.training.configuration import TrainingConfiguration
+from repo_interp.training.configuration import TrainingConfiguration, to_toml
+from repo_interp.training.folder import TrainingFolder
 from repo_interp.training.plan import PLAN, Planned, chosen, planned_runs
 from repo_interp.training.shipping import command, install, make, unfinished, zoo_page
 from repo_interp.training.trained import trained_configuration
@@ -126,6 +127,18 @@ def test_the_command_lists_what_ships(capsys):
     assert "no checkpoint no/such comes with the package; these do: " in capsys.readouterr().err
     assert cli.main(["zoo", "train", "no/such"]) == 2
     assert "give a task or one of" in capsys.readouterr().err
+
+
+def test_the_command_says_how_far_training_is(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run = next(run for run in RUNS if run.planned.name == "reversal/rope")
+    folder = TrainingFolder(run.directory)
+    folder.begin(to_toml(run.configuration))
+    folder.append({"step": 500, "seconds": 60.0})
+    assert cli.main(["zoo", "plan", "reversal"]) == 0
+    rows = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("reversal/")}
+    assert rows["reversal/rope"][1:3] == ["0/3", "500/7,500"] and " ".join(rows["reversal/rope"][-2:]) == "14 min"
+    assert rows["reversal/nope"][1:] == ["0/3", "0/7,500", "-", "?"]
 
 
 def zoo_path_or_records(name: str) -> Path:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 
-from trust import coverage, disk, kills, mutants, table, tests, versions
+from trust import coverage, disk, kills, mutants, table, tests, together, versions
 from trust.outcome import keep
 
 PARTS = {
     "catalogue": tests.catalogue,
     "fuzz": tests.fuzz,
     "kills": kills.run,
+    "processes": together.run,
     "disk": disk.run,
     "mutants": mutants.run,
     "coverage": coverage.run,

@@ -20,6 +20,7 @@ MEANING = {
     "catalogue": "every bad input is one line and exit code 2; wrong answers of the past, beside Hugging Face's logits",
     "fuzz": "layouts, prompts, config.json, runs, flags: a value or a refusal, and what is written is read back",
     "kills": "SIGKILL at random moments; given again: the bytes of an undisturbed run, nothing half-written",
+    "processes": "several processes on one command: the bytes of one, and of an undisturbed run where one of them is killed",
     "disk": "2 MB, nearly full: one line, and what stood there stands",
     "mutants": "mutants of positions/ and measures/ that the tests notice; at least 85 %",
     "coverage": "lines and branches of positions/ and measures/ that these tests reach",

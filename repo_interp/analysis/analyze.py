@@ -5,7 +5,8 @@
 
 A batch holds prompts of similar length, padded on the right. Statistics of finished batches, and finished points of an experiment, may
 be kept on disk, so that an interrupted analysis goes on where it stopped and ends with the same run. Whether it is worth writing them is
-decided by the time that has passed: a short analysis writes none, and an interrupted long one writes those that it still holds.
+decided by the time that has passed: a short analysis writes none, and an interrupted long one writes those that it still holds. Launched
+as several processes (`processes`), each observes some of the batches and computes some points, and all end with the same run.
 
 Brings together models, tasks, measures and experiments; knows nothing about how any of them works.
 """
@@ -14,12 +15,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import xarray as xr
 from torch import nn
@@ -29,27 +28,27 @@ from repo_interp.analysis.batches import BatchStore, describe_predictions, descr
 from repo_interp.analysis.coercion import Prompts, as_prompts
 from repo_interp.analysis.finite import Faults
 from repo_interp.analysis.notes import RoundedPositions, notes_on, rounded_positions
-from repo_interp.analysis.observing import MergedStatistics, group_of, measures_for, observe_batch
+from repo_interp.analysis.observed import ObservedBatches, Progress, kept
+from repo_interp.analysis.observing import MergedStatistics, group_of, measures_for
+from repo_interp.analysis.room import batch_limit
 from repo_interp.errors import InputError, NotFinite
 from repo_interp.experiments.catalogue import planned
 from repo_interp.experiments.experiment import Experiment, Plan
 from repo_interp.experiments.resumable_grid import ResumableGrid
 from repo_interp.measures.catalogue import measure_named
 from repo_interp.measures.labels import parameter_attributes
-from repo_interp.measures.statistics import Measure, Statistics
+from repo_interp.measures.statistics import Measure
 from repo_interp.measures.three_axis import ThreeAxis
 from repo_interp.models.bridge import tokenizer_of
 from repo_interp.models.provenance import identity
 from repo_interp.models.reposition import attentions, layout
+from repo_interp.processes import from_first
 from repo_interp.run import make_run, versions
+from repo_interp.side_by_side import BatchSize, SideBySide
 from repo_interp.tasks.prompt import Prompt, main_span
 from repo_interp.tasks.prompt import digest as prompts_digest
 from repo_interp.tasks.task import Task
 
-_WRITING_SHARE = 0.1
-"""Of the time of an analysis, at most, that goes into writing finished batches."""
-Progress = Callable[[int, int], None]
-"""Called with layers observed so far and in all."""
 ExperimentProgress = Callable[[str, int, int], None]
 """Called with the name of an experiment, and its points measured so far and in all."""
 
@@ -60,25 +59,27 @@ def analyze(
     measures: Sequence[str | Measure] | None = None,
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
-    batch_size: int = 1,
+    batch_size: BatchSize | Literal["auto"] = 1,
     store: str | Path | None = None,
     progress: Progress | None = None,
     experiments: Sequence[str | Experiment | Plan] = (),
     task: Task | None = None,
     experiment_progress: ExperimentProgress | None = None,
     store_every: float = 0.0,
+    finished: Callable[[xr.DataTree], None] | None = None,
 ) -> xr.DataTree:
     """A run of `prompts` on a repositioned model or bridge, with one node per measure, and those of each experiment.
 
-    `prompts`: Prompts, texts or tokens, one or many (see `analysis.coercion`). `measures` are names of the catalogue or objects like a
-    `Measure`; None: `default_measures`. `experiments`: names ("perturbation", "extrapolation", "effects", "saliency", "atlas"), objects
-    that follow `Experiment`, or what `planned` made of them. `layers` and `heads` (numbers; None: all) restrict what is measured.
-    `task`: what experiments score `prompts` by; None: their generated tokens where all have some, else the log perplexity of every
-    token. `store`, a directory, keeps finished batches so that a repeated call goes on after an interruption; it is emptied at the
-    end. Batches are written there together, once `store_every` seconds have passed since the last ones were (0: each at once), and
-    whenever the analysis ends early. What meets NaN or infinity stops alone, and the run's attribute `stopped` says where; `notes` has
-    lines about the whole. Raises InputError where prompts, layers or heads do not fit the model, the measures or the experiments, and
-    NotFinite where everything stopped.
+    `prompts`: Prompts, texts or tokens, one or many (see `analysis.coercion`). `measures` are names of the catalogue or objects like
+    a `Measure`; None: `default_measures`. `experiments`: names ("perturbation", "extrapolation", "effects", "saliency", "atlas"),
+    objects that follow `Experiment`, or what `planned` made of them. `layers` and `heads` (numbers; None: all) restrict what is
+    measured. `task`: what experiments score `prompts` by; None: their generated tokens where all have some, else the log perplexity
+    of every token. `batch_size`: prompts of a forward pass, limits of it, or "auto": as much as is worthwhile and fits into memory.
+    `store`, a directory, keeps finished batches so that a repeated call goes on after an interruption; it is emptied at the end,
+    after `finished`, where it is given, has taken the run. Batches are written there together, once `store_every` seconds have passed
+    since the last ones were (0: each at once), and whenever the analysis ends early. What meets NaN or infinity stops alone, and the
+    run's attribute `stopped` says where; `notes` has lines about the whole. Raises InputError where prompts, layers or heads do not
+    fit the model, the measures or the experiments, and NotFinite where everything stopped.
     """
     prompts = as_prompts(prompts, bridge)
     schemes = layout(bridge)
@@ -86,28 +87,15 @@ def analyze(
     layers, heads = require_measurable(bridge, prompts, chosen, layers, heads)
     plans = planned(bridge, prompts, experiments, task)
     structure = structure_for(prompts, chosen, tokenizer_of(bridge))
-    batches = make_batches(prompts, batch_size, next(bridge.parameters()).device, structure) if chosen else []
-    finished = BatchStore(store, _fingerprint(bridge, prompts, chosen, layers, heads, batch_size, structure, plans, task))
-    merged = {measure.name: MergedStatistics() for measure in chosen}
-    faults, notes = Faults(), notes_on(bridge, prompts, chosen)
+    size = batch_limit(bridge, batch_size)
+    batches = make_batches(prompts, size, next(bridge.parameters()).device, structure) if chosen else []
+    batch_store = BatchStore(store, _fingerprint(bridge, prompts, chosen, layers, heads, size, structure, plans, task))
+    notes, side_by_side = notes_on(bridge, prompts, chosen), batch_size if isinstance(batch_size, int) else 1
     if (rounded := rounded_positions(bridge)) is not None:
         warnings.warn(rounded, RoundedPositions, stacklevel=2)
-    with _kept(finished, store_every) as keep:
-        for number, batch in enumerate(batches):
-            observed = finished.read(number)
-            if observed is None:
-                observed = observe_batch(
-                    bridge, batch, chosen, layers, heads, _advance(progress, number, len(batches), len(layers)), faults
-                )
-                faults.require_some([] if plans else merged)
-                if len(observed) == len(chosen):  # one that something stopped in is observed again, to say why
-                    keep(number, observed)
-            for name, statistics in observed.items():
-                merged[name].add(statistics)
-            if progress is not None:
-                progress((number + 1) * len(layers), len(batches) * len(layers))
-        finite = [measure for measure in chosen if measure.name not in faults.stopped]
-        groups = {measure.name: group_of(measure, merged[measure.name].total(), schemes) for measure in finite}
+    with kept(batch_store, store_every) as keep:
+        observed = ObservedBatches(bridge, batches, chosen, layers, heads, batch_store, keep, progress)
+        groups, faults = from_first(lambda: _concluded(observed, chosen, schemes, nothing_else=not plans))
         for name, described in (("positions", prompts), ("attention_rows", prompts[:1])):
             if name in groups:
                 groups[name] = groups[name].merge(describe_prompts(described, tokenizer_of(bridge)))
@@ -115,21 +103,24 @@ def analyze(
             groups["predictions"] = describe_predictions(groups["predictions"], prompts[0], tokenizer_of(bridge))
         for plan in plans:
             name = plan.experiment.name
-            grid = ResumableGrid(None if store is None else Path(store) / name)
+            grid = ResumableGrid(None if store is None else Path(store) / name, store_every)
             parameters = parameter_attributes(plan.experiment.parameters)
             try:
-                made = plan.run(batch_size, grid, _of_experiment(experiment_progress, name))
+                made = plan.run(side_by_side, grid, _of_experiment(experiment_progress, name))
             except NotFinite as error:
                 faults.stop(name, str(error))
                 continue
             for group_name, group in made.items():
                 groups[group_name] = group.assign_attrs(parameters | group.attrs)
-        faults.require_some([*merged, *(plan.experiment.name for plan in plans)])
+        faults.require_some([*(measure.name for measure in chosen), *(plan.experiment.name for plan in plans)])
     if GROUP in groups:
         groups[GROUP] = joined(groups)
-    finished.clear()
     said = {"notes": "\n".join((*notes, *faults.outputs))} if notes or faults.outputs else {}
-    return make_run(groups, _provenance(bridge, prompts) | said | faults.attributes)
+    run = make_run(groups, _provenance(bridge, prompts) | said | faults.attributes)
+    if finished is not None:
+        finished(run)
+    batch_store.clear()
+    return run
 
 
 def default_measures(
@@ -178,46 +169,20 @@ def require_measurable(
     return layers, heads
 
 
-@contextmanager
-def _kept(store: BatchStore, every: float) -> Iterator[Callable[[int, dict[str, Statistics]], None]]:
-    """A function that takes a finished batch: it is written with those that wait, once `every` seconds have passed since the last were.
+def _concluded(
+    observed: ObservedBatches, measures: Sequence[Measure], schemes: Sequence[str], nothing_else: bool
+) -> tuple[dict[str, xr.Dataset], Faults]:
+    """The groups of `measures` from all batches, and what was not finite.
 
-    Where writing takes long beside measuring, as of small batches of a small model, only as many are written as fit into `_WRITING_SHARE`
-    of the time (`every` 0: all). What waits when the context ends with an error or an interruption is written then; when it ends well,
-    nobody needs it.
+    Raises NotFinite where all of them stopped and `nothing_else` was asked for.
     """
-    waiting: dict[int, dict[str, Statistics]] = {}
-    begun = last = time.monotonic()
-    writing = 0.0
-
-    def write_one() -> None:
-        nonlocal writing
-        start, number = time.monotonic(), next(iter(waiting))
-        store.write(number, waiting.pop(number))
-        writing += time.monotonic() - start
-
-    def keep(number: int, observed: dict[str, Statistics]) -> None:
-        nonlocal last
-        waiting[number] = observed
-        if time.monotonic() - last < every:
-            return
-        while waiting and (every == 0 or writing < _WRITING_SHARE * (time.monotonic() - begun)):
-            write_one()
-        last = time.monotonic()
-
-    try:
-        yield keep
-    except BaseException:
-        with suppress(OSError):  # the disk may be full: then that is what is raised
-            while waiting:
-                write_one()
-        raise
-
-
-def _advance(progress: Progress | None, batch: int, batches: int, layers: int) -> Callable[[int], None] | None:
-    if progress is None:
-        return None
-    return lambda observed: progress(batch * layers + observed, batches * layers)
+    faults, names = Faults(), [measure.name for measure in measures]
+    merged = {name: MergedStatistics() for name in names}
+    for statistics in observed.statistics(faults, names if nothing_else else []):
+        for name, each in statistics.items():
+            merged[name].add(each)
+    finite = [measure for measure in measures if measure.name not in faults.stopped]
+    return {measure.name: group_of(measure, merged[measure.name].total(), schemes) for measure in finite}, faults
 
 
 def _of_experiment(progress: ExperimentProgress | None, name: str) -> Progress | None:
@@ -275,7 +240,7 @@ def _fingerprint(
     measures: Sequence[Measure],
     layers: Sequence[int],
     heads: Sequence[int] | None,
-    batch_size: int,
+    batch_size: SideBySide,
     structure: object,
     plans: Sequence[Plan],
     task: Task | None,
@@ -285,7 +250,7 @@ def _fingerprint(
         "measures": {measure.name: parameter_attributes(measure.parameters) for measure in measures},
         "layers": list(layers),
         "heads": None if heads is None else list(heads),
-        "batch_size": batch_size,
+        "batch_size": str(batch_size),
         "structure": structure,
         "experiments": {plan.experiment.name: dict(plan.experiment.parameters) for plan in plans},
         "task": None if task is None else {"name": task.name, **task.options()},

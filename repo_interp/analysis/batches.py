@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +21,13 @@ from jaxtyping import Bool
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from repo_interp.errors import InputError
-from repo_interp.files import replaced, write_text
+from repo_interp import processes, side_by_side
+from repo_interp.experiments.resumable_grid import belonging_to
+from repo_interp.files import replaced
 from repo_interp.inputs import Spans
 from repo_interp.measures.labels import described
-from repo_interp.measures.statistics import Measure, Statistics
+from repo_interp.measures.statistics import STATISTICS, Measure, Statistics
+from repo_interp.side_by_side import BatchSize
 from repo_interp.tasks.prompt import Prompt
 from repo_interp.tasks.prompt.structure import prompt_structure
 
@@ -46,21 +48,18 @@ class Batch:
 
 def make_batches(
     prompts: Sequence[Prompt],
-    batch_size: int,
+    batch_size: BatchSize,
     device: torch.device | str = "cpu",
     structure: Sequence[Mapping[str, Sequence[int]]] | None = None,
 ) -> list[Batch]:
-    """Batches of at most `batch_size` prompts, padded on the right, the longest first so that what does not fit fails at once.
+    """Batches of `batch_size`, padded on the right, the longest prompts first so that what does not fit fails at once.
 
     `structure`: for every prompt, named token indices that are no spans of it.
     """
-    if batch_size < 1:
-        raise InputError(f"a batch has at least one prompt, not {batch_size}")
     order = sorted(range(len(prompts)), key=lambda number: (-len(prompts[number].tokens), number))
     names = sorted({name for prompt in prompts for name in prompt.spans} | {"generated", "rest"})
     batches = []
-    for start in range(0, len(order), batch_size):
-        numbers = tuple(order[start : start + batch_size])
+    for numbers in side_by_side.batches(order, [len(prompt.tokens) for prompt in prompts], batch_size):
         longest = len(prompts[numbers[0]].tokens)
         tokens = torch.zeros(len(numbers), longest, dtype=torch.long)
         for row, number in enumerate(numbers):
@@ -71,7 +70,7 @@ def make_batches(
         valid = torch.arange(longest) < lengths[:, None]
         batches.append(
             Batch(
-                numbers,
+                tuple(numbers),
                 tokens.to(device),
                 valid.to(device),
                 _masks(names, [prompts[number].all_spans() for number in numbers], longest, device),
@@ -151,42 +150,44 @@ def _texts(prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None) -> Sequenc
 
 
 class BatchStore:
-    """Statistics of finished batches on disk, by batch number and measure, so that an interrupted analysis goes on where it stopped."""
+    """Statistics of finished batches on disk, by batch number and measure, so that an interrupted analysis goes on where it stopped.
+
+    Several processes write to one store, the first alone opens and clears it.
+    """
 
     def __init__(self, directory: str | os.PathLike[str] | None, fingerprint: str) -> None:
         """Open the store for the analysis `fingerprint`. Without a directory nothing is kept."""
-        self._directory = None if directory is None else Path(directory)
-        if self._directory is None:
-            return
-        mark = self._directory / "fingerprint"
-        if not mark.is_file() or mark.read_text(encoding="utf-8") != fingerprint:
-            shutil.rmtree(self._directory, ignore_errors=True)
-            self._directory.mkdir(parents=True)
-            write_text(mark, fingerprint)
+        self._directory = None if directory is None else processes.from_first(lambda: belonging_to(fingerprint, Path(directory)))
+
+    def has(self, number: int) -> bool:
+        """Whether batch `number` is kept."""
+        return self._directory is not None and self._file(number).is_file()
 
     def read(self, number: int) -> dict[str, Statistics] | None:
         """The statistics of batch `number` by measure, or None where they are not kept."""
-        if self._directory is None or not (file := self._file(number)).is_file():
+        if not self.has(number):
             return None
+        file = self._file(number)
         with xr.open_datatree(file, engine=_ENGINE) as stored:
             tree = stored.load()
         return {
             name: Statistics(**{part: node[part].to_dataset() for part in node.children}) for name, node in tree.children.items()
         }
 
-    def write(self, number: int, statistics: Mapping[str, Statistics]) -> None:
-        """Keep the statistics of batch `number`."""
+    def write(self, number: int, statistics: Mapping[str, Statistics]) -> bool:
+        """Keep the statistics of batch `number`. Returns whether there is a place for them."""
         if self._directory is None:
-            return
+            return False
         groups = {"/": xr.Dataset()}
         for name, parts in statistics.items():
-            groups |= {f"/{name}/{part.name}": getattr(parts, part.name) for part in fields(parts)}
+            groups |= {f"/{name}/{part}": getattr(parts, part) for part in STATISTICS}
         with replaced(self._file(number)) as unfinished:
             xr.DataTree.from_dict(groups).to_netcdf(unfinished, engine=_ENGINE)
+        return True
 
     def clear(self) -> None:
         """Throw everything away: the analysis is done."""
-        if self._directory is not None:
+        if self._directory is not None and processes.is_first():
             shutil.rmtree(self._directory, ignore_errors=True)
 
     def _file(self, number: int) -> Path:

@@ -15,23 +15,27 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
+import xarray as xr
 from torch import nn
 
+from repo_interp import side_by_side
 from repo_interp.analysis.batches import make_batches, structure_for
 from repo_interp.analysis.finite import Faults
 from repo_interp.analysis.observing import MergedStatistics, group_of, measures_for, observe_batch
+from repo_interp.analysis.room import batch_limit
 from repo_interp.inputs import AttentionInputs, Spans
-from repo_interp.measures.statistics import Measure, Statistics
+from repo_interp.measures.statistics import Measure, Statistics, share
 from repo_interp.models.bridge import tokenizer_of
 from repo_interp.models.capture import decode, predictions_of
 from repo_interp.models.reposition import attentions, decoder_of, layout
+from repo_interp.side_by_side import BatchSize, SideBySide
 from repo_interp.tasks.prompt import Prompt
 from repo_interp.values import duration
 
@@ -64,7 +68,7 @@ def estimate(
     bridge: nn.Module,
     prompts: Sequence[Prompt],
     measures: Sequence[Measure],
-    batch_size: int = 1,
+    batch_size: BatchSize | Literal["auto"] = 1,
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
     passes: Sequence[int] = (),
@@ -77,7 +81,8 @@ def estimate(
     layers = range(len(schemes)) if layers is None else sorted(layers)
     probed = [next(layer for layer in layers if schemes[layer] == scheme) for scheme in dict.fromkeys(schemes[i] for i in layers)]
     longest = max(prompts, key=lambda prompt: len(prompt.tokens))
-    chosen, operations = measures_for(bridge, measures), _operations(bridge)
+    alone, operations = measures_for(bridge, measures), _operations(bridge)
+    chosen = [_Together(alone), *alone] if alone else []
 
     def probe(length: int) -> _Probe:
         return _probe(bridge, _shortened(longest, length), chosen, probed, heads)
@@ -101,13 +106,14 @@ def estimate(
             for length in lengths
             for count, short, long in zip(alike, before, after, strict=True)
         )
-    batches = math.ceil(len(prompts) / batch_size)
+    size, lengths = batch_limit(bridge, batch_size), sorted((len(prompt.tokens) for prompt in prompts), reverse=True)
+    batches = len(side_by_side.batches(range(len(lengths)), lengths, size))
     seconds += batches * (full.labelling * len(layers) / len(probed) + full.merging)
     config = next(attentions(bridge)).config
     unembedding = 2.0 * config.vocab_size * config.hidden_size
     seconds += sum((len(schemes) * operations(length) + unembedding * length) / speed for length in passes)
     seconds += _PASS_BOOKKEEPING * len(schemes) * len(passes)
-    return Cost(seconds, _bytes(bridge, prompts, batch_size, passes, full, len(layers) / len(probed)))
+    return Cost(seconds, _bytes(bridge, prompts, size, passes, full, len(layers) / len(probed)))
 
 
 @dataclass(frozen=True)
@@ -173,12 +179,41 @@ def _probe(
 
     add()  # sums of the second batch are merged with those of the first
     merging = _timed(add, device)[0] + _timed(conclude, device)[0]
-    once = frozenset(name for name, each in observed.items() if not each.per_prompt.data_vars and not each.sums.data_vars)
-    size, bounded = (
-        float(sum(part.nbytes for name in names for part in vars(observed[name]).values()))
-        for names in (set(observed) - once, once)
+    once = frozenset(
+        name
+        for name, each in observed.items()
+        if each.arrays["first_prompt"].values and not each.arrays["per_prompt"].values and not each.arrays["sums"].values
     )
+    size, bounded = (float(sum(observed[name].nbytes for name in names)) for names in (set(observed) - once, once))
     return _Probe(len(prompt.tokens), passing, tuple(map(tuple, measuring)), labelling, merging, size, bounded, once)
+
+
+class _Together(Measure):
+    """What measures share, timed as if it were one of them."""
+
+    name = "together"
+
+    def __init__(self, measures: Sequence[Measure]) -> None:
+        self._measures = measures
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """None."""
+        return {}
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Nothing by itself."""
+        return ()
+
+    def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
+        """Nothing: the measures find what they share made."""
+        share(self._measures, inputs, spans)
+        return Statistics()
+
+    def conclude(self, statistics: Statistics) -> xr.Dataset:
+        """An empty group."""
+        return xr.Dataset()
 
 
 @dataclass(frozen=True)
@@ -193,6 +228,10 @@ class _Timed:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.measure, name)
+
+    def reductions(self, inputs: AttentionInputs, spans: Spans) -> tuple[()]:
+        """None, for `_Together` makes them."""
+        return ()
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         seconds, statistics = _timed(lambda: self.measure.observe(inputs, spans), inputs.queries.device)
@@ -253,11 +292,12 @@ def _at_length(length: int, first: tuple[int, float], second: tuple[int, float],
 
 
 def _bytes(
-    bridge: nn.Module, prompts: Sequence[Prompt], batch_size: int, passes: Sequence[int], probe: _Probe, layers: float
+    bridge: nn.Module, prompts: Sequence[Prompt], size: SideBySide, passes: Sequence[int], probe: _Probe, layers: float
 ) -> float:
     """The peak so far, or that of running. `layers`: how many times more layers are measured than were probed."""
     config, parameters = next(attentions(bridge)).config, list(bridge.parameters())
     longest, elements = max(len(prompt.tokens) for prompt in prompts), parameters[0].element_size()
+    batch_size = min(len(prompts), size.of_length(longest))
     activations = float(elements) * batch_size * longest * (8 * config.hidden_size + 3 * config.intermediate_size)
     statistics = layers * (probe.bytes * sum(len(prompt.tokens) for prompt in prompts) / probe.tokens + probe.bounded)
     logits = 20.0 * config.vocab_size * max(passes, default=0) * batch_size

@@ -11,11 +11,10 @@ finite where every number is. Knows nothing about models.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-import xarray as xr
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -36,6 +35,13 @@ class Faults:
     def stop(self, name: str, why: str) -> None:
         """Remember that `name` stopped, unless it has before."""
         self.stopped.setdefault(name, why)
+
+    def add(self, later: Faults) -> None:
+        """Remember those of a later pass, observed apart, as if it had been observed after this."""
+        if not self.stopped:
+            self.outputs += later.outputs
+        for name, why in later.stopped.items():
+            self.stop(name, why)
 
     def require_none(self) -> None:
         """Raise NotFinite, naming the first, where a measure stopped or a pass did not end in numbers."""
@@ -61,14 +67,14 @@ def fault_in(statistics: Statistics, measure: Measure, inputs: AttentionInputs) 
     """Where the statistics of one layer and batch are not finite; None where they are, or where NaN stands for what is not there."""
     without = inputs.positions is None or inputs.frequencies is None
     padded = not bool(inputs.valid.all())
-    for part in fields(statistics):
-        for name, values in getattr(statistics, part.name).data_vars.items():
-            if values.dtype.kind != "f" or name in measure.may_be_infinite or np.isfinite(values.values.sum()):
+    for part, arrays in statistics.arrays.items():
+        for name, (axes, values) in arrays.values.items():
+            if values.dtype.kind != "f" or name in measure.may_be_infinite or np.isfinite(values.sum()):
                 continue
-            allowed = without or (part.name != "sums" and (padded or name in measure.may_be_nan))
-            wrong = np.isinf(values.values) if allowed else ~np.isfinite(values.values)
+            allowed = without or (part != "sums" and (padded or name in measure.may_be_nan))
+            wrong = np.isinf(values) if allowed else ~np.isfinite(values)
             if wrong.any():
-                return f"{name}{_place(values, wrong)} is NaN or infinite"
+                return f"{name}{_place(axes, arrays.labels, wrong)} is NaN or infinite"
     return None
 
 
@@ -89,11 +95,9 @@ def fault_of_outputs(
     )
 
 
-def _place(values: xr.DataArray, wrong: np.ndarray) -> str:
+def _place(axes: tuple[str, ...], labels: Mapping[str, np.ndarray], wrong: np.ndarray) -> str:
     """Layer, head and prompt of the first wrong number."""
-    first = dict(zip(values.dims, np.argwhere(wrong)[0].tolist(), strict=True))
-    at: Mapping[str, int] = {
-        str(axis): int(values[axis].values[place]) for axis, place in first.items() if axis in ("layer", "head", "prompt")
-    }
+    first = dict(zip(axes, np.argwhere(wrong)[0].tolist(), strict=True))
+    at = {axis: int(labels[axis][place]) for axis, place in first.items() if axis in ("layer", "head", "prompt")}
     parts = [f"{axis} {at[axis]}" for axis in ("layer", "head") if axis in at]
     return (f" of {', '.join(parts)}" if parts else "") + (f" in prompt {at['prompt']}" if "prompt" in at else "")

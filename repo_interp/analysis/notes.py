@@ -5,21 +5,15 @@ Knows what makes a measurement say less than it seems to; knows nothing about ho
 
 from __future__ import annotations
 
-import math
-import os
 from collections.abc import Sequence
 
 from torch import nn
 
-from repo_interp.errors import InputError
 from repo_interp.measures.statistics import Measure, as_measure
 from repo_interp.models.provenance import length_trained, loaded_from
 from repo_interp.models.reposition import attentions, layout
 from repo_interp.positions.layouts import LEARNED, SCHEMES, format_layout
 from repo_interp.tasks.prompt import Prompt
-
-_BYTES_PER_TOKEN = 150
-"""Of a prompt: its token as a number and as text."""
 
 
 class RoundedPositions(UserWarning):
@@ -55,42 +49,3 @@ def rounded_positions(bridge: nn.Module) -> str | None:
     if dtype.itemsize > 2 or not set(layout(bridge)) & set(LEARNED):
         return None
     return f"positions are rounded in {str(dtype).removeprefix('torch.')}; measure them in float32"
-
-
-def require_memory(needed: float, what: str) -> None:
-    """Raise InputError where `what` needs more bytes than the machine has."""
-    present = _memory()
-    if needed > present:
-        raise InputError(
-            f"{what} would need about {needed / 2**30:,.0f} GiB of memory, and there are {present / 2**30:,.0f}; "
-            "ask for fewer or shorter prompts"
-        )
-
-
-def require_room_for_prompts(count: int, length: int) -> None:
-    """Raise InputError where `count` prompts of `length` tokens do not fit into memory."""
-    require_memory(_BYTES_PER_TOKEN * count * length, f"{count:,} prompts of {length:,} tokens")
-
-
-def require_memory_for_pass(bridge: nn.Module, tokens: int, prompts: int) -> None:
-    """Raise InputError where a forward pass of `prompts` prompts of `tokens` tokens side by side does not fit into memory.
-
-    What a layer holds at once: the residual stream, queries, keys, values and its feed-forward part.
-    """
-    config, weight = next(attentions(bridge)).config, next(bridge.parameters())
-    if weight.device.type == "cpu":
-        per_token = weight.dtype.itemsize * (8 * config.hidden_size + 4 * config.intermediate_size)
-        require_memory(tokens * prompts * per_token, f"a pass of {prompts} prompts of {tokens:,} tokens side by side")
-
-
-def _memory() -> float:
-    """Bytes of memory of the machine, or of the container that this process may use."""
-    try:
-        physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return math.inf
-    try:
-        with open("/sys/fs/cgroup/memory.max", encoding="ascii") as limit:
-            return min(physical, float(limit.read().replace("max", "inf")))
-    except (OSError, ValueError):
-        return physical

@@ -15,6 +15,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 import xarray as xr
 from torch import nn
@@ -23,8 +24,8 @@ from repo_interp.analysis.batches import Batch, make_batches
 from repo_interp.analysis.finite import Faults, fault_in, fault_of_outputs
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, select_heads
-from repo_interp.measures.labels import parameter_attributes
-from repo_interp.measures.statistics import Measure, Statistics, as_measure, merge
+from repo_interp.measures.labels import Arrays, parameter_attributes
+from repo_interp.measures.statistics import Measure, Statistics, as_measure, merge, share
 from repo_interp.models.capture import decode, observing, predictions_of
 from repo_interp.models.provenance import length_trained
 from repo_interp.models.reposition import layout
@@ -37,17 +38,18 @@ class MergedStatistics:
 
     def __init__(self) -> None:
         self._of_prompts: list[Statistics] = []
-        self._sums = xr.Dataset()
+        self._sums = Statistics()
 
     def add(self, statistics: Statistics) -> None:
         """Merge in the statistics of one more batch."""
-        if statistics.per_prompt.data_vars or statistics.first_prompt.data_vars:
-            self._of_prompts.append(replace(statistics, sums=xr.Dataset()))
-        self._sums = merge([Statistics(sums=self._sums), Statistics(sums=statistics.sums)]).sums
+        of_prompts, sums = dict(statistics.arrays), statistics.arrays["sums"]
+        if of_prompts["per_prompt"].values or of_prompts["first_prompt"].values:
+            self._of_prompts.append(Statistics(**(of_prompts | {"sums": Arrays()})))
+        self._sums = merge([self._sums, Statistics(sums=sums)])
 
     def total(self) -> Statistics:
         """The statistics of all batches."""
-        return merge([*self._of_prompts, Statistics(sums=self._sums)])
+        return merge([*self._of_prompts, self._sums])
 
 
 def measures_for(bridge: nn.Module, measures: Sequence[Measure]) -> list[Measure]:
@@ -74,16 +76,20 @@ def observe_batch(
 
     def receive(inputs: AttentionInputs) -> None:
         nonlocal observed
-        broken, inputs = inputs.faults, replace(inputs, tokens=batch.tokens)
+        here = inputs.queries.device
+        broken, inputs = inputs.faults, replace(inputs, tokens=batch.tokens.to(here))
         if heads is not None:
             inputs = select_heads(inputs, heads)
             broken = broken if inputs.faults else {}  # of heads that nobody asked for
+        sound = [measure for measure in measures if measure.name not in found.stopped and not broken.keys() & set(measure.reads)]
+        share(sound, inputs, batch.spans)
         for measure in measures:
             if measure.name in found.stopped:
                 continue
             fault = next((broken[name] for name in measure.reads if name in broken), None)
             if fault is None:
-                spans = {**batch.spans, **batch.structure} if measure.segment_kinds else batch.spans
+                named = {**batch.spans, **batch.structure} if measure.segment_kinds else batch.spans
+                spans = {name: mask.to(here) for name, mask in named.items()}
                 statistics = _with_head_numbers(measure.observe(inputs, spans), heads)
                 fault = fault_in(statistics, measure, inputs)
                 parts[measure.name].append(statistics)
@@ -134,10 +140,8 @@ def stream(
         (batch,) = make_batches(some, batch_size, device)
         batch = replace(batch, numbers=tuple(begun + number for number in batch.numbers))
         for name, statistics in observe_batch(bridge, batch, measures, range(len(schemes))).items():
-            if statistics.per_prompt.data_vars:
-                raise InputError(
-                    f"{name} keeps {', '.join(map(str, statistics.per_prompt.data_vars))} of every prompt: use analyze, or sums"
-                )
+            if kept := statistics.arrays["per_prompt"].values:
+                raise InputError(f"{name} keeps {', '.join(kept)} of every prompt: use analyze, or sums")
             merged[name].add(statistics)
         begun += len(some)
     if not begun:
@@ -148,8 +152,10 @@ def stream(
 def _with_head_numbers(statistics: Statistics, heads: Sequence[int] | None) -> Statistics:
     if heads is None:
         return statistics
-    numbered = [
-        dataset.assign_coords(head=list(heads)) if "head" in dataset.dims else dataset
-        for dataset in (statistics.per_prompt, statistics.sums, statistics.first_prompt)
-    ]
-    return Statistics(*numbered)
+    number = np.asarray(heads)
+    return Statistics(
+        **{
+            name: replace(part, labels={**part.labels, "head": number}) if "head" in part.labels else part
+            for name, part in statistics.arrays.items()
+        }
+    )

@@ -21,9 +21,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from typing import Literal
 
 import xarray as xr
 
+from repo_interp import processes
 from repo_interp.analysis.atlas import FILES, GROUP, write_atlas
 from repo_interp.errors import InputError, Taken
 from repo_interp.files import remove, replaced
@@ -74,8 +76,9 @@ class Published:
 class Results:
     """A directory that this process alone writes results to; `claimed` gives it."""
 
-    def __init__(self, directory: Path, data_file: str, lock: int, made: Sequence[Path]) -> None:
-        """`lock`: the open lock file; `made`: directories that were made for it, the deepest first."""
+    def __init__(self, directory: Path, data_file: str, lock: int | None, made: Sequence[Path]) -> None:
+        """`lock`: the open lock file, None where another process of the command holds it; `made`: directories that were made for it,
+        the deepest first."""
         self.directory, self.data_file = directory, directory / data_file
         self.page, self.figures, self.store = directory / _PAGE, directory / _FIGURES, directory / _STORE
         self._lock, self._made = lock, made
@@ -86,16 +89,26 @@ class Results:
         return any(path.suffix in (".nc", ".json") for path in self.store.rglob("*"))
 
     def publish(self, run: xr.DataTree, draw: Draw) -> Published:
-        """Write `run`, then its page and figures, in the place of what stood there.
+        """Write `run`, then its page and figures, in the place of what stood there; `write` and `draw` in one."""
+        self.write(run)
+        return self.draw(run, draw)
 
-        Raises InputError where the run cannot be written; what stood there stands then. A failure of `draw` leaves the run.
+    def write(self, run: xr.DataTree) -> None:
+        """Write `run` in the place of what stood there. Of several processes the one that claimed the directory does.
+
+        Raises InputError where the run cannot be written; what stood there stands then.
         """
+        if self._lock is None:
+            return
         try:
             write_run(run, self.data_file)
         except OSError as error:
             raise InputError(f"{self.data_file} cannot be written ({error.strerror or error}); nothing was changed") from None
         for path in (self.page, self.figures, *(self.directory / name for name in FILES)):
             remove(path)
+
+    def draw(self, run: xr.DataTree, draw: Draw) -> Published:
+        """Draw the page and figures of `run`, which was written. A failure of `draw` leaves the run."""
         tables, notes = self._tables(run)
         try:
             with replaced(self.page) as page, replaced(self.figures) as figures:
@@ -116,16 +129,28 @@ class Results:
 
     def withdraw(self) -> None:
         """Remove the finished batches."""
-        remove(self.store)
+        if self._lock is not None:
+            remove(self.store)
 
     def release(self) -> None:
         """Let others write here; a directory in which nothing is left goes."""
+        if self._lock is None:
+            return
         (self.directory / _LOCK).unlink(missing_ok=True)
         os.close(self._lock)
         with suppress(OSError):  # not empty
             self.directory.rmdir()
             for directory in self._made:
                 directory.rmdir()
+
+
+def stage(directory: Path, data_file: str = RUN) -> Literal["nothing", "begun", "measured", "finished"]:
+    """How far the work on the results in `directory` has come: `measured` lacks the page and the figures, which come last."""
+    if (directory / _STORE).is_dir():
+        return "begun"
+    if not (directory / data_file).is_file():
+        return "nothing"
+    return "finished" if (directory / _PAGE).is_file() else "measured"
 
 
 @contextmanager
@@ -135,9 +160,14 @@ def claimed(
     """The results in `directory`, made where it is not there; None: runs/`default`, with a number where that is taken.
 
     Raises InputError where it is a file, cannot be written, holds other things, holds results and not `overwrite`, or where another
-    process writes its results. Errors leave nothing behind but finished batches, if the same command can go on from them.
+    process writes its results. Errors leave nothing behind but finished batches, if the same command can go on from them. Of several
+    processes of one command the first claims it for all, and alone publishes.
     """
-    results = _free(Path("runs") / default, data_file) if directory is None else _claim(Path(directory), data_file, overwrite)
+    results = processes.from_first(
+        lambda: _free(Path("runs") / default, data_file) if directory is None else _claim(Path(directory), data_file, overwrite)
+    )
+    if not processes.is_first():
+        results = Results(results.directory, data_file, None, ())
     try:
         yield results
     except KeyboardInterrupt:

@@ -9,24 +9,31 @@ A run of scores is a run like those of `analyze`: it is written, read, drawn and
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import xarray as xr
 from torch import nn
 
-from repo_interp.analysis.notes import notes_on, require_memory_for_pass
+from repo_interp.analysis.notes import notes_on
+from repo_interp.analysis.room import batch_limit, require_memory_for_pass
 from repo_interp.errors import InputError
 from repo_interp.experiments.generated_scores import needle_scores, question_scores
+from repo_interp.experiments.resumable_grid import ResumableGrid, belonging_to
 from repo_interp.experiments.task_scores import task_scores
 from repo_interp.models.bridge import model_of, tokenizer_of
 from repo_interp.models.provenance import identity, length_trained, loaded_from
 from repo_interp.models.reposition import attentions
+from repo_interp.processes import from_first
 from repo_interp.run import make_run, versions
+from repo_interp.side_by_side import BatchSize
 from repo_interp.tasks import Task, make_task
 from repo_interp.tasks.data_sets import data_set_prompts
+from repo_interp.tasks.prompt import digest as prompts_digest
 from repo_interp.training.trained import in_tokens_of, puts_into_any_tokens, trained_task
 
 
@@ -37,8 +44,10 @@ def score(
     count: int = 200,
     seed: int = 0,
     answers: str = "forced",
-    batch_size: int = 32,
+    batch_size: BatchSize | Literal["auto"] = 32,
     progress: Callable[[int, int], None] | None = None,
+    store: str | Path | None = None,
+    store_every: float = 0.0,
 ) -> xr.DataTree:
     """A run of scores: how well a repositioned model or bridge answers `task`, by test set and over the axes that the task names.
 
@@ -46,7 +55,8 @@ def score(
     was trained on. Group `scores`: `score [test_set, prompt]`, `mean_score`, `standard_error` and, with `answers` "forced",
     `log_perplexity` [test_set]; `score_map` over the task's own axes, such as depth and length. Hooks on the bridge take part, so what an
     intervention costs can be scored. `test_sets`: names (None: all that fit the model); `count` prompts of each, drawn with `seed`;
-    `answers` "generated": token by token. `progress` is called with test sets done and in all. Raises InputError for a task that is not
+    `answers` "generated": token by token. `progress` is called with batches done and in all. `store`, a
+    directory, keeps the answers of finished batches as that of `analyze` does. Raises InputError for a task that is not
     known or has other tokens than the model, and for what `task_scores` refuses.
     """
     chosen = task if isinstance(task, Task) else task_of(bridge, task)
@@ -55,10 +65,13 @@ def score(
         raise InputError(
             f"the task {chosen.name} has {wanted} tokens, the checkpoint {present}; wanted a checkpoint trained on it"
         )
+    size = batch_limit(bridge, batch_size)
     for name in test_sets or ():
         longest = max(len(prompt.tokens) for prompt in chosen.prompts(1, seed, name))
-        require_memory_for_pass(bridge, longest, min(count, batch_size))
-    return _run(bridge, task_scores(model_of(bridge), chosen, test_sets, count, seed, answers, batch_size, progress))
+        require_memory_for_pass(bridge, longest, min(count, size.of_length(longest)))
+    asked = {"task": chosen.name, **chosen.options(), "test_sets": test_sets, "count": count, "seed": seed, "answers": answers}
+    grid = _grid(bridge, store, store_every, {**asked, "batch_size": size})
+    return _run(bridge, task_scores(model_of(bridge), chosen, test_sets, count, seed, answers, size, progress, grid))
 
 
 def score_needles(
@@ -67,8 +80,10 @@ def score_needles(
     variant: str = "multikey_1",
     count: int = 20,
     seed: int = 0,
-    batch_size: int = 8,
+    batch_size: BatchSize | Literal["auto"] = 8,
     progress: Callable[[int, int], None] | None = None,
+    store: str | Path | None = None,
+    store_every: float = 0.0,
     **options: Any,
 ) -> xr.DataTree:
     """A run of scores: how well a bridge finds needles in a haystack (`tasks.niah`) in its own tokens, by length and depth.
@@ -79,7 +94,10 @@ def score_needles(
     """
     tokenizer = _tokenizer(bridge)
     lengths = [multiple * length_trained(bridge) for multiple in (1, 2, 4)] if lengths is None else list(lengths)
-    scores = needle_scores(model_of(bridge), tokenizer, lengths, variant, count, seed, batch_size, progress, **options)
+    size = batch_limit(bridge, batch_size)
+    asked = {"task": "ruler", "lengths": lengths, "variant": variant, "count": count, "seed": seed, **options}
+    grid = _grid(bridge, store, store_every, {**asked, "batch_size": size})
+    scores = needle_scores(model_of(bridge), tokenizer, lengths, variant, count, seed, size, progress, grid, **options)
     return _run(bridge, scores)
 
 
@@ -90,7 +108,10 @@ def score_data_set(
     length: int | None = None,
     count: int = 200,
     seed: int = 0,
-    batch_size: int = 32,
+    batch_size: BatchSize | Literal["auto"] = 32,
+    progress: Callable[[int, int], None] | None = None,
+    store: str | Path | None = None,
+    store_every: float = 0.0,
 ) -> xr.DataTree:
     """A run of scores: how well a bridge answers the data set `name` in `file`, a copy in its published format, by its own metrics.
 
@@ -101,8 +122,10 @@ def score_data_set(
     tokenizer = _tokenizer(bridge)
     length = length_trained(bridge) if length is None else length
     prompts = data_set_prompts(name, Path(file), tokenizer, length, count, seed)
-    scores = question_scores(model_of(bridge), tokenizer, prompts, batch_size)
     options = {"task": name, "metric": "score", "count": count, "seed": seed, "length": length}
+    size = batch_limit(bridge, batch_size)
+    grid = _grid(bridge, store, store_every, {**options, "prompts": prompts_digest(prompts), "batch_size": size})
+    scores = question_scores(model_of(bridge), tokenizer, prompts, size, grid=grid, progress=progress)
     return _run(bridge, scores.assign_attrs(answers="generated", left_out=[], higher_is_better="True", **options))
 
 
@@ -125,6 +148,17 @@ def task_of(bridge: nn.Module, name: str | None = None, size: str | None = None,
         return make_task(name, **trained.options() | options)
     made = make_task(name, size or "small", **options)
     return made if origin is None else in_tokens_of(made, origin.directory)
+
+
+def _grid(bridge: nn.Module, store: str | Path | None, every: float, asked: Mapping[str, Any]) -> ResumableGrid:
+    """The answers that `store` keeps of just this question to just this model."""
+    if store is None:
+        return ResumableGrid()
+    origin = loaded_from(bridge)
+    model = {**identity(bridge), "scaling": None if origin is None else origin.scaling, "versions": versions()}
+    decisive = json.dumps({"model": model, **asked}, sort_keys=True, default=str)
+    fingerprint = hashlib.sha256(decisive.encode()).hexdigest()
+    return ResumableGrid(from_first(lambda: belonging_to(fingerprint, Path(store))), every)
 
 
 def _tokenizer(bridge: Any) -> Any:

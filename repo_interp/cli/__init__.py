@@ -3,6 +3,9 @@
 A command is a module with `SUMMARY`, `add_arguments(parser)` and `run(arguments) -> exit code`; it imports what is heavy inside `run`,
 so that `repo-interp --help` is fast. Bad input is one line and exit code 2, an interruption 130; 1 says that
 the numbers are there, but a figure or the page is not.
+
+Launched as several processes (`accelerate launch -m repo_interp ...`), a command with `SHARED` is done by all of them, others by the
+first alone. One process prints, and one says why the command ends.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any, NoReturn
 
-from repo_interp import __version__
+from repo_interp import __version__, processes
 from repo_interp.errors import InputError, one_line
 from repo_interp.failures import is_out_of_memory
 
@@ -34,6 +37,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TQDM_DISABLE", "1")
+    if not getattr(_module(parsed.command), "SHARED", False):
+        return _run(parsed) if processes.is_first() else 0
+    try:
+        with processes.together():
+            return _run(parsed)
+    except processes.Deserted as deserted:  # before the work began
+        return _said(f"repo-interp {parsed.command}", f"interrupted: {deserted}", 130)
+
+
+def _run(parsed: argparse.Namespace) -> int:
     command = f"repo-interp {parsed.command}"
     try:
         code = _module(parsed.command).run(parsed)
@@ -75,9 +88,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _said(command: str, line: str, code: int) -> int:
-    """`code`, after one line on standard error, where there is somebody to read it."""
-    with suppress(OSError, ValueError):
-        sys.stderr.write(f"{command}: {line}\n")
+    """`code`, after one line on standard error, where there is somebody to read it; of several processes one says it."""
+    if processes.speaks():
+        with suppress(OSError, ValueError):
+            sys.stderr.write(f"{command}: {line}\n")
     return code
 
 

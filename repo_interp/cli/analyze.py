@@ -8,9 +8,21 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from repo_interp.cli.options import add_device, add_settings, count, name_list, number_list, seed, tokens
+from repo_interp.cli.options import (
+    add_batch_size,
+    add_device,
+    add_resume,
+    add_settings,
+    count,
+    name_list,
+    number_list,
+    placed,
+    seed,
+    tokens,
+)
 
 SUMMARY = "Measure what the heads of a checkpoint do with positions: a run file, figures and a report page."
+SHARED = True
 
 _VARIANTS = (
     "single_1",
@@ -22,10 +34,6 @@ _VARIANTS = (
     "multivalue",
     "multiquery",
 )
-
-
-_KEEP_EVERY = 10.0
-"""Seconds between writes of finished batches to disk, from which an interrupted or killed analysis goes on."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="prompts.jsonl to analyse (default: needle-in-a-haystack prompts are made)",
     )
     parser.add_argument("--out", metavar="DIR", help="where results go (default: runs/NAME, numbered when there is one)")
-    parser.add_argument("--overwrite", action="store_true", help="replace the run that stands in --out")
+    add_resume(parser)
     parser.add_argument(
         "--measures",
         type=name_list,
@@ -87,21 +95,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     generated.add_argument("--count", type=count, default=20, metavar="N", help="how many prompts (default: 20)")
     generated.add_argument("--seed", type=seed, default=0, help="seed of the prompts (default: 0)")
     add_device(parser)
-    parser.add_argument("--batch-size", type=count, default=1, metavar="N", help="prompts in one forward pass (default: 1)")
+    add_batch_size(parser, default=1)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Analyse, write and print; return the exit code."""
+    from repo_interp import processes
     from repo_interp.analysis.analyze import analyze, default_measures, measures_named, require_measurable
     from repo_interp.analysis.cost import estimate
-    from repo_interp.analysis.notes import RoundedPositions, notes_on, require_memory
+    from repo_interp.analysis.notes import RoundedPositions, notes_on
     from repo_interp.analysis.observing import measures_for
     from repo_interp.analysis.publication import claimed
+    from repo_interp.analysis.room import require_memory
     from repo_interp.cli.checkpoint import DEFAULT, find, stem
     from repo_interp.cli.console import Console, plain
     from repo_interp.cli.drawing import drawing_seconds
     from repo_interp.cli.progress import steps
-    from repo_interp.cli.results import print_results
+    from repo_interp.cli.results import KEEP_EVERY, gone_on_with, print_results
     from repo_interp.cli.tables import print_tables
     from repo_interp.errors import InputError
     from repo_interp.experiments.catalogue import experiment_named, planned
@@ -114,6 +124,8 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.tasks.prompt.jsonl import read_prompts
 
     console = Console()
+    if (code := gone_on_with(console, arguments)) is not None:
+        return code
     name = arguments.checkpoint or DEFAULT
     for measure in arguments.measures or ():
         measure_named(measure)  # an unknown name is refused before the checkpoint is read
@@ -121,7 +133,7 @@ def run(arguments: argparse.Namespace) -> int:
     for measure in arguments.measures or ():
         view_of(measure)  # and so is a view of another package that cannot be imported
     path = find(name)
-    bridge = load(path, device=arguments.device, dtype=arguments.dtype)
+    bridge = load(path, **placed(arguments))
     if arguments.prompts is not None:
         prompts, task = read_prompts(arguments.prompts, tokenizer=bridge.tokenizer, vocab_size=bridge.cfg.d_vocab), None
     else:
@@ -135,18 +147,23 @@ def run(arguments: argparse.Namespace) -> int:
     )  # what does not fit is refused before anything is announced
     plans = planned(bridge, prompts, experiments, task)
     passes = [length for plan in plans for length in plan.passes]
-    with claimed(arguments.out, stem(name), arguments.overwrite) as results:
-        cost = estimate(bridge, prompts, measures, arguments.batch_size, layers, heads, passes)
+    with claimed(arguments.out, stem(name), arguments.overwrite or arguments.resume) as results:
         names = [part.name for part in (*measures, *experiments)]
-        cost = replace(cost, seconds=cost.seconds + drawing_seconds(names))
-        require_memory(cost.bytes if arguments.device == "cpu" else 0, "this analysis")
+
+        def estimated():
+            cost = estimate(bridge, prompts, measures, arguments.batch_size, layers, heads, passes)
+            return replace(cost, seconds=cost.seconds / processes.launched() + drawing_seconds(names))
+
+        cost = processes.from_first(estimated)
+        require_memory(cost.bytes * processes.beside() if arguments.device == "cpu" else 0, "this analysis")
         added = f", experiments {', '.join(arguments.experiments)} ({len(passes):,} more prompts)" if experiments else ""
         longest = max(len(prompt.tokens) for prompt in prompts)
         for note in notes_on(bridge, prompts, measures):
             console.print(note, style="yellow", highlight=False, markup=False)
         console.print(
             f"[bold]{plain(name)}[/bold]: {len(prompts)} prompt{'s' if len(prompts) > 1 else ''} of up to {longest} tokens, "
-            f"measures {', '.join(measure.name for measure in measures)}{added}; {cost}",
+            f"measures {', '.join(measure.name for measure in measures)}{added}; {cost}"
+            + (f" in each of {processes.count()} processes" if processes.count() > 1 else ""),
             highlight=False,
         )
         with steps(console) as step, warnings.catch_warnings():
@@ -164,15 +181,18 @@ def run(arguments: argparse.Namespace) -> int:
                     experiments=plans,
                     task=task,
                     experiment_progress=step,
-                    store_every=_KEEP_EVERY,
+                    store_every=KEEP_EVERY,
+                    finished=results.write,
                 )
-            except KeyboardInterrupt:
+            except KeyboardInterrupt as interruption:
                 kept = "finished batches are kept; the same command goes on from there" if results.has_batches else ""
-                raise KeyboardInterrupt(kept) from None
+                raise KeyboardInterrupt("; ".join(filter(None, (str(interruption), kept)))) from None
             except BaseException as error:
                 if is_out_of_memory(error):
                     raise InputError(f"not enough memory ({cost}); give shorter prompts or a smaller --batch-size") from None
                 raise
+            if not processes.is_first():
+                return 0
             published = _published(results, measured, write_report, step)
     print_tables(console, measured)
     for line in measured.attrs.get("stopped", "").splitlines():
@@ -181,10 +201,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _published(results, measured, write_report, step):
-    """What was published: the run is written first, and stays whatever interrupts the drawing."""
+    """What was published: the run is written already, and stays whatever interrupts the drawing."""
     step("drawing")
     try:
-        return results.publish(measured, partial(write_report, drawn=lambda figure: step(f"drawing {figure}")))
+        return results.draw(measured, partial(write_report, drawn=lambda figure: step(f"drawing {figure}")))
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"while drawing; the numbers are in {results.data_file}") from None
 
@@ -215,7 +235,7 @@ def _with_parameters(measures, experiments, parameters):
 def _make_prompts(arguments: argparse.Namespace, bridge, path: str):
     """Prompts and their task; None for those of ruler, which are judged by the tokens that they mark as generated."""
     from repo_interp import tasks
-    from repo_interp.analysis.notes import require_room_for_prompts
+    from repo_interp.analysis.room import require_room_for_prompts
     from repo_interp.errors import InputError
     from repo_interp.models.provenance import loaded_from
     from repo_interp.training.trained import trained_task

@@ -14,10 +14,14 @@ from rich.markup import escape
 from rich.text import Text
 
 from repo_interp.errors import one_line
+from repo_interp.processes import is_first
 
 
 class Console(rich.console.Console):
-    """A console that shows control characters instead of sending them on."""
+    """A console that shows control characters instead of sending them on. Of several processes the first alone prints."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"quiet": not is_first(), **options})
 
     def on_broken_pipe(self) -> None:
         """Raises it again: what a reader who is gone means is for the command to say."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from repo_interp.cli.options import add_settings, seed
 from repo_interp.papers.catalogue import ALL, PAPERS
 
+SHARED = True
 SUMMARY = (
     "Make the papers' figures again, with data, captions and a verdict on each claim: from the zoo, or on checkpoints of yours."
 )
@@ -58,24 +59,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Say what it will cost; measure, draw, write; print the verdicts."""
-    from repo_interp.cli.console import Console, plain
+    from repo_interp import processes
+    from repo_interp.cli.console import Console
     from repo_interp.cli.progress import steps
     from repo_interp.files import require_directory
-    from repo_interp.papers.catalogue import named
-    from repo_interp.papers.kit.build import Durations
-    from repo_interp.papers.kit.gallery import write_gallery
+    from repo_interp.papers.kit.build import Durations, measure_together
 
     console = Console()
     out = Path(arguments.out)
     cache = Path(arguments.cache) if arguments.cache else out / ".cache"
     require_directory(cache)
     durations = Durations(cache)
-    papers = list(named(()).values())
     builds = _builds(arguments, out)
+    processes.meet()
     with steps(console) as step:
-        announced = _announced(builds, durations, step)
-    for line in announced:
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+        announced = processes.from_first(lambda: _announced(builds, durations, step))
+        for line in announced:
+            console.print(line, highlight=False, soft_wrap=True, markup=False)
+        wanted = [build for build in builds if arguments.overwrite or not build.is_up_to_date]
+        measure_together(wanted, cache, lambda done, total: step("measuring, experiments on checkpoints", done, total))
+    if not processes.is_first():
+        return 0
+    with processes.alone():
+        return _made(console, builds, arguments, cache, durations)
+
+
+def _made(console, builds, arguments: argparse.Namespace, cache: Path, durations) -> int:
+    """Measure what is not kept yet, draw and write; print the verdicts."""
+    from repo_interp.cli.console import plain
+    from repo_interp.cli.progress import steps
+    from repo_interp.papers.catalogue import named
+    from repo_interp.papers.kit.gallery import write_gallery
+
+    out, papers = Path(arguments.out), list(named(()).values())
     for build in builds:
         if build.is_up_to_date and not arguments.overwrite:
             console.print(

@@ -61,6 +61,11 @@ seed = _reader(Seed)
 """The seed in a text."""
 
 
+def batch_size(text: str) -> Any:
+    """The number of prompts in a text, or "auto"."""
+    return text if text == "auto" else count(text)
+
+
 SETTING = "[OWNER.]NAME=VALUE"
 """How every `--set` is written: OWNER is what has the option - a measure, an experiment, a task, a paper - and may be left out."""
 
@@ -106,8 +111,25 @@ def typed(texts: Iterable[tuple[str, str]] | None, owner: Any, called: str) -> d
     return {name: field_value(owner, name, text, called) for name, text in texts or ()}
 
 
+def add_resume(parser: argparse.ArgumentParser) -> None:
+    """Declare `--overwrite` and `--resume`."""
+    parser.add_argument("--overwrite", action="store_true", help="replace the run that stands in --out")
+    parser.add_argument("--resume", action="store_true", help="go on with what was interrupted in --out; begin where nothing was")
+
+
+def add_batch_size(parser: argparse.ArgumentParser, default: int) -> None:
+    """Declare `--batch-size`."""
+    parser.add_argument(
+        "--batch-size",
+        type=batch_size,
+        default=default,
+        metavar="N",
+        help=f"prompts in one forward pass, or auto: as many of similar length as are worthwhile and fit into memory (default: {default})",
+    )
+
+
 def add_device(parser: argparse.ArgumentParser) -> None:
-    """Declare `--device` and `--dtype`."""
+    """Declare `--device`, `--dtype` and `--device-map`."""
     parser.add_argument("--device", default="cpu", help="where the model runs: cpu, cuda, cuda:1, mps (default: cpu)")
     parser.add_argument(
         "--dtype",
@@ -115,3 +137,35 @@ def add_device(parser: argparse.ArgumentParser) -> None:
         choices=("float32", "float64", "bfloat16", "float16"),
         help="precision of the model; below float32 positions themselves are rounded (default: float32)",
     )
+    parser.add_argument(
+        "--device-map",
+        choices=("auto",),
+        help="auto: a model that is larger than a device is spread over all accelerators, memory and the disk, in the place of --device",
+    )
+    parser.add_argument(
+        "--max-memory",
+        type=_sizes,
+        metavar="0=20GiB,cpu=60GiB",
+        help="with --device-map: the most that weights take of each device",
+    )
+
+
+def _sizes(text: str) -> dict[str, str]:
+    pairs = [part.strip().partition("=") for part in text.split(",")]
+    if not all(device and equals and size for device, equals, size in pairs):
+        raise argparse.ArgumentTypeError(f"wanted sizes by device, such as 0=20GiB,cpu=60GiB, not {text[:80]!r}")
+    return {device: size for device, _, size in pairs}
+
+
+def placed(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What `add_device` declared, as arguments of `load`. Raises InputError for memory without a device map."""
+    from repo_interp.errors import InputError
+
+    if arguments.max_memory is not None and arguments.device_map is None:
+        raise InputError("--max-memory is for a model that is spread over devices; give --device-map auto")
+    return {
+        "device": arguments.device,
+        "dtype": arguments.dtype,
+        "device_map": arguments.device_map,
+        "most_memory": arguments.max_memory,
+    }

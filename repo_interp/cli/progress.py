@@ -28,7 +28,10 @@ Step = Callable[..., None]
 
 @contextmanager
 def steps(console: Console, every: float = EVERY) -> Iterator[Step]:
-    """A function that shows what is being done, until the context ends; the bar is gone then."""
+    """A function that shows what is being done, until the context ends; the bar is gone then. Nothing where the console is quiet."""
+    if console.quiet:
+        yield lambda *done: None
+        return
     with _bar(console) if console.is_terminal else _lines(every) as step:
         yield step
 

@@ -1,12 +1,51 @@
-"""Where the results are, and what could not be drawn: the last lines of analyze, score and compare."""
+"""Where the results are, and what could not be drawn: the last lines of analyze, score and compare; and how far they had come before."""
 
 from __future__ import annotations
 
+import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from repo_interp.analysis.publication import Published, Results
     from repo_interp.cli.console import Console
+
+
+KEEP_EVERY = 10.0
+"""Seconds between writes of finished batches to disk, from which an interrupted or killed command goes on."""
+
+
+def gone_on_with(console: Console, arguments: argparse.Namespace) -> int | None:
+    """The exit code, where `--resume` finds that all is measured in `--out`, and draws what is not drawn yet; None where it is not.
+
+    Raises InputError for a `--resume` without `--out`, or beside `--overwrite`.
+    """
+    from repo_interp import processes
+    from repo_interp.analysis.publication import claimed, stage
+    from repo_interp.errors import InputError
+    from repo_interp.plots.pages.report import write_report
+    from repo_interp.run import read_run
+
+    if not arguments.resume:
+        return None
+    if arguments.overwrite:
+        raise InputError("--resume goes on and --overwrite begins anew; give one of them")
+    if arguments.out is None:
+        raise InputError("--resume needs to know what; give --out DIR")
+    out = Path(arguments.out)
+    reached = processes.from_first(lambda: stage(out))
+    if reached in ("nothing", "begun"):
+        return None
+    if not processes.is_first():
+        return 0
+    if reached == "finished":
+        from repo_interp.cli.console import plain
+
+        console.print(f"{plain(out)} is finished", highlight=False)
+        return 0
+    with processes.alone(), claimed(out, out.name, overwrite=True) as results:
+        published = results.draw(read_run(results.data_file), write_report)
+    return print_results(console, results, published)
 
 
 def print_results(console: Console, results: Results, published: Published) -> int:

@@ -6,12 +6,25 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Interval
 
 from repo_interp.cli.checkpoint import stem
-from repo_interp.cli.options import add_device, add_settings, count, name_list, of_owner, seed, tokens, typed
+from repo_interp.cli.options import (
+    add_batch_size,
+    add_device,
+    add_resume,
+    add_settings,
+    count,
+    name_list,
+    of_owner,
+    placed,
+    seed,
+    tokens,
+    typed,
+)
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -21,6 +34,7 @@ RULER = "ruler"
 _SCALING = Annotated[float, Interval(ge=1, le=1024)]
 """How many times longer than in training prompts may become."""
 _RULER_OPTIONS = ("variant", "dialect", "essay", "depth")
+SHARED = True
 SUMMARY = "Score a checkpoint on a task, by test set and over the task's axes: a table, figures, a page and a run file."
 
 
@@ -48,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="where the results go (default: runs/score-NAME, numbered when there is one)",
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace the run that stands in --out")
+    add_resume(parser)
     parser.add_argument("--test-sets", type=name_list, metavar="A,B", help="which test sets, such as lengths (default: all)")
     parser.add_argument("--count", type=count, default=200, metavar="N", help="prompts of each test set (default: 200)")
     parser.add_argument("--seed", type=seed, default=0, help="seed of the prompts (default: 0)")
@@ -66,17 +80,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--task-size", metavar="NAME", help="size of the task (default: as it was trained, else small)")
     add_settings(parser, "task_options", f"an option of the task; of {RULER}, such as variant=multivalue or ruler.dialect=repo")
     add_device(parser)
-    parser.add_argument("--batch-size", type=count, default=32, metavar="N", help="prompts in one forward pass (default: 32)")
+    add_batch_size(parser, default=32)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Score, write and print; return the exit code."""
+    from repo_interp import processes
     from repo_interp.analysis.notes import notes_on
     from repo_interp.analysis.publication import claimed
     from repo_interp.cli.checkpoint import find
     from repo_interp.cli.console import Console
     from repo_interp.cli.progress import steps
-    from repo_interp.cli.results import print_results
+    from repo_interp.cli.results import gone_on_with, print_results
     from repo_interp.cli.tables import print_tables
     from repo_interp.models.checkpoints import identify
     from repo_interp.models.families import training_length
@@ -85,45 +100,65 @@ def run(arguments: argparse.Namespace) -> int:
 
     console = Console()
     _require_fitting_options(arguments)
+    if (code := gone_on_with(console, arguments)) is not None:
+        return code
     path = find(arguments.checkpoint)
     scaling = _scaling(arguments.scaling, training_length(identify(path).config))
     factor = 1.0 if scaling is None else float(scaling["factor"])
-    bridge = load(path, arguments.device, arguments.dtype, scaling)
+    bridge = load(path, rope_scaling=scaling, **placed(arguments))
     for note in notes_on(bridge):
         console.print(note, style="yellow", highlight=False, markup=False)
     scored = _asked(arguments, bridge, factor)
-    with claimed(arguments.out, f"score-{stem(arguments.checkpoint)}", arguments.overwrite) as results, steps(console) as step:
+    replacing = arguments.overwrite or arguments.resume
+    with claimed(arguments.out, f"score-{stem(arguments.checkpoint)}", replacing) as results, steps(console) as step:
         step("scoring")
-        scores = scored(lambda done, total: step("scoring test sets", done, total))
+        scores = scored(results.store, lambda done, total: step("scoring, batches", done, total))
         scores.attrs["scaling"] = arguments.scaling or "none"
+        if not processes.is_first():
+            return 0
+        results.write(scores)
+        results.withdraw()
         step("drawing")
-        published = results.publish(scores, write_report)
+        published = results.draw(scores, write_report)
     print_tables(console, scores)
     _print_map(console, scores["scores"])
     return print_results(console, results, published)
 
 
-def _asked(arguments: argparse.Namespace, bridge, factor: float) -> Callable[[Callable[[int, int], None]], xr.DataTree]:
-    """A function that scores the task, ruler or data set, given a function to report progress to. Raises InputError beforehand."""
+def _asked(arguments: argparse.Namespace, bridge, factor: float) -> Callable[[Path, Callable[[int, int], None]], xr.DataTree]:
+    """A function that scores the task, ruler or data set, given where to keep answers and a function to report progress to.
+
+    Raises InputError beforehand.
+    """
     from repo_interp.analysis.score import score, score_data_set, score_needles, task_of
+    from repo_interp.cli.results import KEEP_EVERY
     from repo_interp.models.provenance import length_trained
     from repo_interp.values import value_of
 
-    amount = {"count": arguments.count, "seed": arguments.seed, "batch_size": arguments.batch_size}
+    amount = {
+        "count": arguments.count,
+        "seed": arguments.seed,
+        "batch_size": arguments.batch_size,
+        "store_every": KEEP_EVERY,
+    }
     if arguments.task in _DATA_SETS:
         length = arguments.length or int(length_trained(bridge) * factor)
-        return lambda progress: score_data_set(bridge, arguments.task, arguments.data, length, **amount)
+        return lambda store, progress: score_data_set(
+            bridge, arguments.task, arguments.data, length, progress=progress, store=store, **amount
+        )
     if arguments.task == RULER:
         lengths = None if arguments.test_sets is None else [int(name) for name in arguments.test_sets]
         texts = of_owner(arguments.task_options, RULER)
         options = {name: value_of(text, float if name == "depth" else str, f"{RULER}.{name}") for name, text in texts}
-        return lambda progress: score_needles(bridge, lengths, progress=progress, **amount, **options)
+        return lambda store, progress: score_needles(bridge, lengths, progress=progress, store=store, **amount, **options)
     task = task_of(bridge, arguments.task, arguments.task_size)
     if arguments.task_options:
         changes = typed(of_owner(arguments.task_options, task.name), task, f"task {task.name}")
         task = task_of(bridge, arguments.task, arguments.task_size, **changes)
     answers = arguments.answers or "forced"
-    return lambda progress: score(bridge, task, arguments.test_sets, answers=answers, progress=progress, **amount)
+    return lambda store, progress: score(
+        bridge, task, arguments.test_sets, answers=answers, progress=progress, store=store, **amount
+    )
 
 
 def _require_fitting_options(arguments: argparse.Namespace) -> None:

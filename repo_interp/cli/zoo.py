@@ -9,15 +9,22 @@ from typing import TYPE_CHECKING
 from repo_interp.cli.options import count
 
 if TYPE_CHECKING:
-    from repo_interp.cli.console import Console, plain
+    from repo_interp.cli.console import Console
     from repo_interp.training.plan import PlannedRun
 
-SUMMARY = "List the checkpoints that come with the package, or train all of them again."
+SHARED = True
+SUMMARY = "List the checkpoints that come with the package, show how far training them again is, or do it."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("action", nargs="?", choices=("list", "train"), default="list", help="what to do (default: list)")
+    parser.add_argument(
+        "action",
+        nargs="?",
+        choices=("list", "plan", "train"),
+        default="list",
+        help="list what ships, show how far training is, or train (default: list)",
+    )
     parser.add_argument("names", nargs="*", metavar="NAME", help="a task or TASK/NAME (default: all); may be repeated")
     parser.add_argument("--jobs", type=count, default=1, metavar="N", help="train: runs side by side (default: 1)")
     parser.add_argument(
@@ -34,8 +41,40 @@ def run(arguments: argparse.Namespace) -> int:
     console = Console()
     if arguments.action == "train":
         return _train(console, arguments)
-    _list(console, arguments.names)
+    (_plan if arguments.action == "plan" else _list)(console, arguments.names)
     return 0
+
+
+def _plan(console: Console, names: list[str]) -> None:
+    """Print how far each checkpoint of the plan is, what it took, and what is left at the pace of its own steps so far."""
+    from itertools import groupby
+
+    from rich.table import Table
+
+    from repo_interp.training.folder import TrainingFolder
+    from repo_interp.training.plan import PLAN, chosen, planned_runs
+    from repo_interp.values import duration
+
+    table = Table(box=None, padding=(0, 1, 0, 0), show_edge=False)
+    for column in ("name", "runs", "steps", "took", "left"):
+        table.add_column(column, justify="left" if column == "name" else "right", no_wrap=True)
+    runs = planned_runs(chosen(PLAN, names))
+    for name, group in groupby(runs, key=lambda run: run.planned.name):
+        folders = [(run.configuration.steps, TrainingFolder(run.directory)) for run in group]
+        last = [(folder.records() or [{"step": 0, "seconds": 0.0}])[-1] for _, folder in folders]
+        done, seconds = sum(record["step"] for record in last), sum(record["seconds"] for record in last)
+        steps = sum(count for count, _ in folders)
+        finished = sum(folder.is_finished for _, folder in folders)
+        left = duration(seconds / done * (steps - done)) if done else "?"
+        table.add_row(
+            name,
+            f"{finished}/{len(folders)}",
+            f"{done:,}/{steps:,}",
+            duration(seconds) if done else "-",
+            "-" if done == steps else left,
+        )
+    console.print(table)
+    console.print("?: not begun; repo-interp zoo train says what it will take, from rehearsed steps.", highlight=False)
 
 
 def _list(console: Console, names: list[str]) -> None:
@@ -79,17 +118,20 @@ def _short(test_set: str) -> str:
 
 
 def _train(console: Console, arguments: argparse.Namespace) -> int:
+    from repo_interp import processes
     from repo_interp.cli.training_display import step_bars
-    from repo_interp.files import write_text
+    from repo_interp.errors import InputError
     from repo_interp.training.folder import TrainingFolder
     from repo_interp.training.plan import PLAN, chosen, planned_runs
-    from repo_interp.training.shipping import install, make, unfinished, zoo_page
+    from repo_interp.training.shipping import make, unfinished
 
+    if processes.count() > 1 and arguments.jobs > 1:
+        raise InputError("--jobs is for one process; several that were launched together train one run each: leave it out")
     runs = planned_runs(chosen(PLAN, arguments.names))
-    waiting = unfinished(runs)
+    waiting = processes.from_first(lambda: unfinished(runs))
     console.print(f"{len(runs)} training runs, {len(runs) - len(waiting)} of them finished", highlight=False)
     if waiting:
-        _announce(console, waiting, arguments.jobs)
+        processes.from_first(lambda: _announce(console, waiting, processes.launched() * arguments.jobs))
         with step_bars(console) as progress:
             bar = progress.add_task("steps", total=sum(run.configuration.steps for run in waiting))
 
@@ -99,7 +141,20 @@ def _train(console: Console, arguments: argparse.Namespace) -> int:
 
             ended = make(runs, arguments.jobs, watch)
         if not ended:
-            raise KeyboardInterrupt(f"the states are saved; go on with: repo-interp zoo train --jobs {arguments.jobs}")
+            raise KeyboardInterrupt("the states are saved; the same command goes on from there")
+    if not processes.is_first():
+        return 0
+    with processes.alone():
+        return _installed(console, runs, arguments)
+
+
+def _installed(console: Console, runs: list[PlannedRun], arguments: argparse.Namespace) -> int:
+    """Measure saved steps, put what ships into its place, and print where."""
+    from repo_interp.cli.console import plain
+    from repo_interp.files import write_text
+    from repo_interp.training.plan import PLAN
+    from repo_interp.training.shipping import install, zoo_page
+
     for planned in runs:
         _keep_steps(console, planned)
         place = install(planned, Path(arguments.into)) if arguments.into else planned.directory

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import partial
+from typing import Any, ClassVar
 
 import numpy as np
 import xarray as xr
@@ -94,16 +95,15 @@ def atlas(
         scores = measured(fresh_twin(model, seed))
         return {rule.name: rule.largest(scores, schemes) for rule in RULES}
 
-    points = grid.get_or_compute("model", lambda: {name: values.tolist() for name, values in measured(model).items()})
-    scores = {name: np.array(values, dtype=np.float64) for name, values in points.items()}
+    points: dict[str, Callable[[], dict[str, Any]]] = {
+        "model": lambda: {name: values.tolist() for name, values in measured(model).items()}
+    }
+    points |= {f"twin-{twin}": partial(of_twin, asked.seed + twin) for twin in range(asked.twins)}
+    computed = grid.get_or_compute(points, progress)
+    scores = {name: np.array(values, dtype=np.float64) for name, values in computed.pop("model").items()}
     nulls = np.full((len(RULES), asked.twins), np.nan)
-    for twin in range(asked.twins):
-        if progress is not None:
-            progress(twin + 1, asked.twins + 1)
-        largest = grid.get_or_compute(f"twin-{twin}", lambda twin=twin: of_twin(asked.seed + twin))
+    for twin, largest in enumerate(computed.values()):
         nulls[:, twin] = [largest[rule.name] for rule in RULES]
-    if progress is not None:
-        progress(asked.twins + 1, asked.twins + 1)
     limits = {rule.name: null_of(of_rule, asked.quantile) for rule, of_rule in zip(RULES, nulls, strict=True)}
     named = name_heads(scores, schemes, limits)
     thresholds = [

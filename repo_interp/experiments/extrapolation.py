@@ -122,15 +122,15 @@ def extrapolation(
     kl = np.full((*shape, len(layers)), np.nan)
     values = {name: np.full(shape, np.nan) for name in ("log_perplexity", "task_score", "task_score_error")}
     places = [(row, column) for row in range(len(methods)) for column in range(len(lengths))]
-    for done, (row, column) in enumerate(places):
+    points = {}
+    for row, column in places:
         length = lengths[column]
         context = extended(model, methods[row], length, training_length, global_tokens)
-        point = grid.get_or_compute(f"{methods[row]}-{length}", partial(compared, prompts[length][1::2], context))
+        points[f"{methods[row]}-{length}"] = partial(compared, prompts[length][1::2], context)
+    for (row, column), point in zip(places, grid.get_or_compute(points, progress).values(), strict=True):
         kl[row, column] = point["kl"]
         for name, array in values.items():
             array[row, column] = point[name]
-        if progress is not None:
-            progress(done + 1, len(places))
     unit = "nat" if scoring.metric == "log perplexity" else "1"
     texts = {
         "log_perplexity": ("mean of -log p over the judged targets", "nat"),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,12 @@ import xarray as xr
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from repo_interp.errors import InputError
+from repo_interp.experiments.resumable_grid import ResumableGrid
 from repo_interp.experiments.task_scores import score_map
 from repo_interp.measures.labels import described
 from repo_interp.models.generation import continue_greedily
 from repo_interp.models.reposition import longest_prompt
+from repo_interp.side_by_side import BatchSize, batches
 from repo_interp.tasks import Prompt, niah, niah_scores
 from repo_interp.tasks.data_sets import data_set_scores
 
@@ -31,14 +34,17 @@ def question_scores(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[Prompt],
-    batch_size: int = 8,
+    batch_size: BatchSize = 8,
     context: AbstractContextManager[None] | None = None,
+    grid: ResumableGrid | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> xr.Dataset:
     """Scores of `prompts` (`tasks.data_sets.data_set_prompts`, without answers), one row per part and metric.
 
-    `score [test_set, prompt]` (NaN beyond the questions of a part), `mean_score`, `standard_error`, `questions`, `cut` (share of them that
-    lost their middle) [test_set]; coordinates `subset` and `metric` along test_set. `context`: what the model runs in, such as
-    `extrapolation.extended`. Raises InputError where the model cannot take prompts as long as these.
+    `score [test_set, prompt]` (NaN beyond the questions of a part), `mean_score`, `standard_error`, `questions`, `cut` (share of them
+    that lost their middle) [test_set]; coordinates `subset` and `metric` along test_set. `context`: what the model runs in, such as
+    `extrapolation.extended`; `grid` keeps the answers of finished batches. Raises InputError where the model cannot take prompts as
+    long as these.
     """
     longest, needed = longest_prompt(model), max(len(prompt.tokens) + prompt.attributes["new_tokens"] for prompt in prompts)
     if longest is not None and needed > longest:
@@ -46,7 +52,7 @@ def question_scores(
             f"the longest prompt and its answer have {needed} tokens, the model's learned table {longest}; give a smaller length"
         )
     with context or nullcontext():
-        outputs = generated_texts(model, tokenizer, prompts, batch_size)
+        outputs = generated_texts(model, tokenizer, prompts, batch_size, grid, progress)
     by_metric = data_set_scores(prompts, outputs)
     subsets = np.array([prompt.attributes["subset"] for prompt in prompts])
     cut = np.array([prompt.attributes["dropped_tokens"] > 0 for prompt in prompts])
@@ -87,15 +93,17 @@ def needle_scores(
     variant: str = "multikey_1",
     count: int = 20,
     seed: int = 0,
-    batch_size: int = 8,
+    batch_size: BatchSize = 8,
     progress: Callable[[int, int], None] | None = None,
+    grid: ResumableGrid | None = None,
     **options: Any,
 ) -> xr.Dataset:
     """Scores of `count` prompts of every length. Variables as `task_scores` names them, with answers "generated":
 
-    `score [test_set, prompt]`, `mean_score`, `standard_error`, `tokens` [test_set]; `score_map [depth, length]` for variants that ask for
-    one needle. `options`: those of `tasks.niah` (dialect, essay, depth). `progress` is called with lengths done and in all. Raises
-    InputError for what `tasks.niah` refuses, and for lengths beyond a learned table.
+    `score [test_set, prompt]`, `mean_score`, `standard_error`, `tokens` [test_set]; `score_map [depth, length]` for variants that ask
+    for one needle. `options`: those of `tasks.niah` (dialect, essay, depth). `progress` is called with batches done and in all;
+    `grid` keeps the answers of finished ones. Raises InputError for what `tasks.niah` refuses, and for lengths beyond a learned
+    table.
     """
     longest = longest_prompt(model)
     if longest is not None and max(lengths) > longest:
@@ -103,11 +111,9 @@ def needle_scores(
     by_length: list[list[Prompt]] = [
         niah(tokenizer, variant, length, count, seed, answer="none", **options) for length in lengths
     ]
-    scores = np.empty((len(lengths), count))
-    for row, prompts in enumerate(by_length):
-        scores[row] = found_needles(model, tokenizer, prompts, batch_size)
-        if progress is not None:
-            progress(row + 1, len(lengths))
+    flat = [prompt for prompts in by_length for prompt in prompts]
+    texts = generated_texts(model, tokenizer, flat, batch_size, grid, progress)
+    scores = (niah_scores(texts, flat) / 100).reshape(len(lengths), count)
     deviation = scores.std(axis=1, ddof=1) if count > 1 else np.full(len(lengths), np.nan)
     axes, label = {"test_set": [str(length) for length in lengths]}, "share of the needles found"
     result = xr.Dataset(
@@ -128,7 +134,6 @@ def needle_scores(
             ),
         }
     )
-    flat = [prompt for prompts in by_length for prompt in prompts]
     if all(prompt.attributes.get("depth") is not None for prompt in flat):
         mapped = score_map(flat, scores.ravel(), ("depth", "length"))
         assert mapped is not None  # every prompt has both
@@ -138,20 +143,36 @@ def needle_scores(
 
 
 def found_needles(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], batch_size: int = 8
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], batch_size: BatchSize = 8
 ) -> np.ndarray:
     """Share of the needles that the model's greedy answer to each of `prompts` (`tasks.niah`, without answers) holds."""
     return niah_scores(generated_texts(model, tokenizer, prompts, batch_size), prompts) / 100
 
 
 def generated_texts(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], batch_size: int = 8
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Prompt],
+    batch_size: BatchSize = 8,
+    grid: ResumableGrid | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> list[str]:
     """The model's greedy answer to each prompt, in at most as many tokens as the prompt's attribute `new_tokens` says."""
     counts = [int(prompt.attributes["new_tokens"]) for prompt in prompts]
-    made = continue_greedily(model, [prompt.tokens for prompt in prompts], counts, batch_size)
+    lengths = [len(prompt.tokens) + count for prompt, count in zip(prompts, counts, strict=True)]
+    order = sorted(range(len(prompts)), key=lambda number: (len(prompts[number].tokens), counts[number]))
     ends = _ends(model, tokenizer)
-    return [str(tokenizer.decode(_until(tokens, ends), skip_special_tokens=True)) for tokens in made]
+
+    def answers(numbers: Sequence[int]) -> dict[str, Any]:
+        asked = [prompts[number].tokens for number in numbers]
+        made = continue_greedily(model, asked, [counts[number] for number in numbers], len(numbers))
+        return {"texts": [str(tokenizer.decode(_until(tokens, ends), skip_special_tokens=True)) for tokens in made]}
+
+    cut = {f"batch-{place}": some for place, some in enumerate(batches(order, lengths, batch_size))}
+    points = {name: partial(answers, cut[name]) for name in reversed(cut)}  # the longest first
+    found = (ResumableGrid() if grid is None else grid).get_or_compute(points, progress)
+    texts = {number: text for name, some in cut.items() for number, text in zip(some, found[name]["texts"], strict=True)}
+    return [texts[number] for number in range(len(prompts))]
 
 
 def _ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set[int]:

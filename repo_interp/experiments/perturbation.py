@@ -103,16 +103,15 @@ def perturbation(
     shape = (len(kinds), len(shares), len(l_maxes))
     measured = {name: np.zeros(shape) for name in _DESCRIBED}
     places = list(product(enumerate(kinds), enumerate(shares), enumerate(l_maxes)))
-    for done, ((first, kind), (second, gamma), (third, l_max)) in enumerate(places):
-        point = Disturbance(kind, gamma, l_max, chosen, offset_unit, seed)
-        values = undisturbed
+    points = {}
+    for (_, kind), (_, gamma), (_, l_max) in places:
         if gamma > 0:
-            compute = partial(_measure, model, scoring, prompts, plain, point, batch_size)
-            values = grid.get_or_compute(f"{kind}-{gamma:g}-{l_max}", compute)
-        for name, value in values.items():
+            point = Disturbance(kind, gamma, l_max, chosen, offset_unit, seed)
+            points[f"{kind}-{gamma:g}-{l_max}"] = partial(_measure, model, scoring, prompts, plain, point, batch_size)
+    computed = grid.get_or_compute(points, progress)
+    for (first, kind), (second, gamma), (third, l_max) in places:
+        for name, value in (undisturbed if gamma == 0 else computed[f"{kind}-{gamma:g}-{l_max}"]).items():
             measured[name][first, second, third] = value
-        if progress is not None:
-            progress(done + 1, len(places))
     unit = "nat" if "nat" in scoring.metric.split() or scoring.metric == "log perplexity" else "1"
     variables = {
         name: (("kind", "gamma", "l_max"), measured[name], {"long_name": text.format(scoring.metric), "units": units or unit})

@@ -12,7 +12,7 @@ kept for the batch at hand, so that a change in layer l costs the layers from l 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -61,38 +61,40 @@ class Measurement:
         self, kinds: Sequence[str]
     ) -> tuple[Float[np.ndarray, "reading prompt"], dict[str, Float[np.ndarray, "screening layer head prompt"]]]:
         """Readings of the undisturbed prompts, and the estimates of every kind."""
-        found = [
-            self._point(f"screening-{number}", partial(self._screen, numbers, kinds))
-            for number, numbers in enumerate(self.batches)
-        ]
+        points = {f"screening-{number}": partial(self._screen, number, kinds) for number in range(len(self.batches))}
+        found = list(self._computed(points).values())
         clean = self._joined([point["clean"] for point in found])
         return clean, {kind: self._joined([point[kind] for point in found]) for kind in kinds}
 
     def read(self, jobs: Mapping[tuple[str, str], list[Heads]]) -> dict[tuple[str, str], Float[np.ndarray, "set reading prompt"]]:
         """Readings under each of the jobs: (kind, name) and the sets of heads that are changed together."""
-        found: dict[tuple[str, str], list[Any]] = {job: [] for job in jobs}
-        for number, numbers in enumerate(self.batches):
-            batch = Batch(self.model, self.scoring, [self.prompts[each] for each in numbers])
-            for (kind, name), sets in jobs.items():
-                compute = partial(self._read, batch, numbers, kind, sets)
-                found[kind, name].append(self._point(f"{kind}-{name}-{number}", compute)["readings"])
-        return {job: self._joined(values) for job, values in found.items()}
+        batch_of = lru_cache(1)(self._batch)  # its undisturbed pass serves all the jobs of a batch
+        points = {
+            f"{kind}-{name}-{number}": partial(self._read, batch_of, number, kind, sets)
+            for number in range(len(self.batches))
+            for (kind, name), sets in jobs.items()
+        }
+        found = self._computed(points)
+        return {
+            (kind, name): self._joined([found[f"{kind}-{name}-{number}"]["readings"] for number in range(len(self.batches))])
+            for kind, name in jobs
+        }
 
-    def _point(self, name: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        values = self.grid.get_or_compute(name, compute)
-        self._done += 1
-        total, progress = self._announced
-        if progress is not None:
-            progress(self._done, total)
-        return values
+    def _computed(self, points: Mapping[str, Callable[[], dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+        (total, progress), before = self._announced, self._done
+        self._done += len(points)
+        return self.grid.get_or_compute(points, None if progress is None else lambda done, _: progress(before + done, total))
 
     def _joined(self, values: Sequence[Any]) -> np.ndarray:
         """Batches along their last axis, the prompts, in the order of the prompts."""
         joined = np.concatenate([np.array(each, dtype=np.float64) for each in values], axis=-1)
         return joined[..., np.argsort([number for numbers in self.batches for number in numbers])]
 
-    def _screen(self, numbers: Sequence[int], kinds: Sequence[str]) -> dict[str, Any]:
-        batch = Batch(self.model, self.scoring, [self.prompts[number] for number in numbers])
+    def _batch(self, number: int) -> Batch:
+        return Batch(self.model, self.scoring, [self.prompts[each] for each in self.batches[number]])
+
+    def _screen(self, number: int, kinds: Sequence[str]) -> dict[str, Any]:
+        batch, numbers = self._batch(number), self.batches[number]
         changes = {kind: placed(self.model, kind, self.prompts, numbers, self.strength) for kind in kinds}
 
         def objective() -> Tensor:
@@ -104,7 +106,8 @@ class Measurement:
         return {"clean": clean.tolist()} | {kind: estimate.tolist() for kind, estimate in estimates.items()}
 
     @torch.no_grad()
-    def _read(self, batch: Batch, numbers: Sequence[int], kind: str, sets: Sequence[Heads]) -> dict[str, Any]:
+    def _read(self, batch_of: Callable[[int], Batch], number: int, kind: str, sets: Sequence[Heads]) -> dict[str, Any]:
+        batch, numbers = batch_of(number), self.batches[number]
         change, recording = placed(self.model, kind, self.prompts, numbers, self.strength), batch.recording
         readings = []
         for heads in sets:

@@ -2,33 +2,92 @@
 
     point = a name and a few numbers        DIRECTORY/NAME.json, written whole or not at all
 
-Numbers come back as they were, to the last bit. Whoever gives the directory sees to it that it belongs to one experiment on one model
-and its prompts. Without a directory nothing is kept. Knows nothing about what is measured.
+Numbers come back as they were, to the last bit. Several processes share the points of a grid (`processes.spread`). Whoever gives the
+directory sees to it that it belongs to one experiment on one model and its prompts (`belonging_to`). Without a directory nothing is kept.
+Knows nothing about what is measured.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from repo_interp import processes
 from repo_interp.files import write_text
+
+Point = dict[str, Any]
+"""Numbers and lists of numbers, by name."""
+
+
+def belonging_to(fingerprint: str, directory: Path) -> Path:
+    """`directory`, emptied where it holds what belongs to another `fingerprint`."""
+    mark = directory / "fingerprint"
+    if not mark.is_file() or mark.read_text(encoding="utf-8") != fingerprint:
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
+        write_text(mark, fingerprint)
+    return directory
 
 
 class ResumableGrid:
     """Numbers by the name of a point."""
 
-    def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
-        self._directory = None if directory is None else Path(directory)
+    def __init__(self, directory: str | os.PathLike[str] | None = None, every: float = 0.0) -> None:
+        """Points are written to `directory` together, once `every` seconds have passed since the last were (0: each at once)."""
+        self._directory, self._every = None if directory is None else Path(directory), every
+        self._waiting: dict[str, str] = {}
+        self._written = time.monotonic()
 
-    def get_or_compute(self, name: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """The point `name`: what `compute` returns - numbers and lists of numbers - or what it returned before."""
-        if self._directory is None:
-            return compute()
-        file = self._directory / f"{name}.json"
-        if not file.is_file():
-            self._directory.mkdir(parents=True, exist_ok=True)
-            write_text(file, json.dumps(compute()))
-        return json.loads(file.read_text(encoding="utf-8"))
+    def get_or_compute(
+        self, points: Mapping[str, Callable[[], Point]], progress: Callable[[int, int], None] | None = None
+    ) -> dict[str, Point]:
+        """Every one of `points`: what its function returns, or what it returned before.
+
+        `progress` is called with points that are there and in all. Of several processes each computes some, and all get all.
+        """
+        kept = processes.from_first(lambda: {name: self._read(name) for name in points if self._has(name)})
+        waiting = [name for name in points if name not in kept]
+
+        def compute(name: str) -> Point:
+            point = points[name]()
+            if self._directory is None:
+                return point
+            text = self._waiting[name] = json.dumps(point)
+            if time.monotonic() - self._written >= self._every:
+                self._write()
+            return json.loads(text)
+
+        def tell(done: int, total: int) -> None:
+            if progress is not None:
+                progress(len(kept) + done, len(points))
+
+        try:
+            computed = dict(zip(waiting, processes.spread(waiting, compute, tell), strict=True))
+        except BaseException:
+            with suppress(OSError):  # the disk may be full: then that is what is raised
+                if self._directory is not None:
+                    self._write()
+            raise
+        return {name: kept[name] if name in kept else computed[name] for name in points}
+
+    def _write(self) -> None:
+        assert self._directory is not None
+        self._directory.mkdir(parents=True, exist_ok=True)
+        while self._waiting:
+            name = next(iter(self._waiting))
+            write_text(self._directory / f"{name}.json", self._waiting[name])
+            del self._waiting[name]
+        self._written = time.monotonic()
+
+    def _has(self, name: str) -> bool:
+        return self._directory is not None and (self._directory / f"{name}.json").is_file()
+
+    def _read(self, name: str) -> Point:
+        assert self._directory is not None
+        return json.loads((self._directory / f"{name}.json").read_text(encoding="utf-8"))

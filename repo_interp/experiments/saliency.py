@@ -96,15 +96,15 @@ def saliency(
     by_token = {name: np.full((len(prompts), len(names), heads, longest), np.nan, dtype=np.float32) for name in _BY_TOKEN}
     by_prompt = {name: np.full(len(prompts), np.nan) for name in _BY_PROMPT}
     places = [layer.layer_idx for layer in layers]
-    for number, prompt in enumerate(prompts):
-        compute = partial(_of_prompt, model, scoring, prompt, baseline, steps, tokens_at_once)
-        values = grid.get_or_compute(f"prompt-{number}", compute)
+    points = {
+        f"prompt-{number}": partial(_of_prompt, model, scoring, prompt, baseline, steps, tokens_at_once)
+        for number, prompt in enumerate(prompts)
+    }
+    for number, values in enumerate(grid.get_or_compute(points, progress).values()):
         for name, kept in by_token.items():
-            kept[number, places, :, : len(prompt.tokens)] = values[name]
+            kept[number, places, :, : len(prompts[number].tokens)] = values[name]
         for name, kept in by_prompt.items():
             kept[number] = values[name]
-        if progress is not None:
-            progress(number + 1, len(prompts))
     return with_schemes(_labelled(by_token, by_prompt).merge(_described_tokens(prompts, scoring)), names).assign_attrs(
         task=scoring.name, baseline=baseline, steps=steps
     )

@@ -9,15 +9,18 @@ Knows nothing about how models were trained.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import xarray as xr
 from transformers import PreTrainedModel
 
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, NotFinite
+from repo_interp.experiments.resumable_grid import ResumableGrid
 from repo_interp.models.reposition import longest_prompt
+from repo_interp.side_by_side import BatchSize, batches
 from repo_interp.tasks import Prompt, Response, Task
 from repo_interp.training.responses import forced_responses, generated_responses
 
@@ -32,35 +35,38 @@ def task_scores(
     count: int = 200,
     seed: int = 0,
     answers: str = "forced",
-    batch_size: int = 32,
+    batch_size: BatchSize = 32,
     progress: Callable[[int, int], None] | None = None,
+    grid: ResumableGrid | None = None,
 ) -> xr.Dataset:
     """The group `scores` of a run: `count` prompts of every test set (default: all that the task has).
 
     `score [test_set, prompt]`, `mean_score`, `standard_error`, `tokens` (of the longest prompt) [test_set]; with forced answers
     `log_perplexity [test_set]` in nats per target; `score_map` over the task's own axes where its prompts have them. Test sets that
     nobody named and that are longer than a learned position table are left out, and named in the attribute `left_out`. `progress` is
-    called with test sets done and in all. Raises InputError for unknown test sets, prompts that the model cannot take, and answers that
-    cannot be generated.
+    called with batches done and in all; `grid` keeps the answers of finished ones for when it is called again. Raises InputError for
+    unknown test sets, prompts that the model cannot take, and answers that cannot be generated.
     """
     if answers not in ANSWERS:
         raise InputError(f"answers {answers!r} are unknown; wanted one of {', '.join(ANSWERS)}")
     chosen = list(task.test_sets if test_sets is None else test_sets)
     longest, left_out = longest_prompt(model), []
-    scores, log_perplexities, tokens, prompts = [], [], [], []
-    for number, test_set in enumerate(chosen):
+    asked: dict[str, list[Prompt]] = {}
+    for test_set in chosen:
         of_set = task.prompts(count, seed, test_set)
         if test_sets is None and longest is not None and max(len(prompt.tokens) for prompt in of_set) > longest:
             left_out.append(test_set)
             continue
-        responses = _respond(model, task, of_set, answers, batch_size)
+        asked[test_set] = of_set
+    answered = _responses(model, task, asked, answers, batch_size, ResumableGrid() if grid is None else grid, progress)
+    scores, log_perplexities, tokens, prompts = [], [], [], []
+    for test_set, of_set in asked.items():
+        responses = answered[test_set]
         scores.append(np.asarray(task.score(responses, of_set), dtype=np.float64))
         log_perplexities.append(-np.mean([value for response in responses for value in response.log_probabilities or (np.nan,)]))
         tokens.append(max(len(prompt.tokens) for prompt in of_set))
         prompts += of_set
-        if progress is not None:
-            progress(number + 1, len(chosen))
-    chosen = [name for name in chosen if name not in left_out]
+    chosen = list(asked)
     if not chosen:
         raise InputError(f"every prompt of {task.name} is longer than the {longest} tokens that the model's learned table has")
     by_prompt = np.stack(scores)
@@ -111,13 +117,49 @@ def score_map(prompts: Sequence[Prompt], scores: np.ndarray, axes: Sequence[str]
     return xr.DataArray(mean, dims=list(axes), coords={axis: known[axis] for axis in axes})
 
 
-def _respond(model: PreTrainedModel, task: Task, prompts: Sequence[Prompt], answers: str, batch_size: int) -> list[Response]:
-    make = forced_responses if answers == "forced" else generated_responses
+def _responses(
+    model: PreTrainedModel,
+    task: Task,
+    asked: Mapping[str, Sequence[Prompt]],
+    answers: str,
+    batch_size: BatchSize,
+    grid: ResumableGrid,
+    progress: Callable[[int, int], None] | None,
+) -> dict[str, list[Response]]:
+    """Responses to the prompts of every test set, batch by batch, the longest prompts first."""
+    cut: dict[str, tuple[str, list[int]]] = {}
+    for row, (test_set, prompts) in enumerate(asked.items()):
+        lengths = [len(prompt.tokens) for prompt in prompts]
+        order = sorted(range(len(prompts)), key=lambda number: lengths[number])
+        cut |= {f"{row}-{place}": (test_set, some) for place, some in enumerate(batches(order, lengths, batch_size))}
+    longest_first = sorted(cut, key=lambda name: -max(len(asked[cut[name][0]][number].tokens) for number in cut[name][1]))
+    points = {name: partial(_respond, model, task, *cut[name], asked[cut[name][0]], answers) for name in longest_first}
+    found: dict[str, dict[int, Response]] = {test_set: {} for test_set in asked}
+    for name, point in grid.get_or_compute(points, progress).items():
+        test_set, numbers = cut[name]
+        for number, predicted, known in zip(numbers, point["tokens"], point["log_probabilities"], strict=True):
+            found[test_set][number] = Response(tuple(predicted), tuple(known))
+    return {test_set: [responses[number] for number in range(len(responses))] for test_set, responses in found.items()}
+
+
+def _respond(
+    model: PreTrainedModel, task: Task, test_set: str, numbers: Sequence[int], prompts: Sequence[Prompt], answers: str
+) -> dict[str, Any]:
+    """Tokens, and log-probabilities where they are known, of the responses to some of `prompts` in one pass."""
+    make, some = forced_responses if answers == "forced" else generated_responses, [prompts[number] for number in numbers]
     try:
-        return make(model, task, prompts, batch_size)
+        responses = make(model, task, some, len(some))
+    except NotFinite:
+        raise NotFinite(f"the model's predictions for prompts of test set {test_set} are NaN or infinite") from None
+    except InputError:
+        raise
     except ValueError as error:
-        longest = max(len(prompt.tokens) for prompt in prompts)
+        longest = max(len(prompt.tokens) for prompt in some)
         raise InputError(f"the model cannot take prompts of {longest} tokens of task {task.name}: {error}") from None
+    return {
+        "tokens": [response.tokens for response in responses],
+        "log_probabilities": [response.log_probabilities for response in responses],
+    }
 
 
 def _label(axis: str, value: Any) -> Any:

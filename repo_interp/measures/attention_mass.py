@@ -24,18 +24,61 @@ from torch import Tensor
 
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans, select_prompts
-from repo_interp.measures.labels import described, of_layer
+from repo_interp.measures.kernels.heads import Fold, HeadBlock, Reduction, Same, reduced
+from repo_interp.measures.kernels.logit_sums import is_bilinear
+from repo_interp.measures.labels import arrays, described
 from repo_interp.measures.statistics import Measure, Statistics
+
+Rows = Literal["generated", "producing"]
+ROWS: tuple[Rows, ...] = get_args(Rows)
 
 
 def span_mass(inputs: AttentionInputs, rows: Int[Tensor, "row"], spans: Bool[Tensor, "span token"]) -> Float[Tensor, "head span"]:
     """Mean over `rows` of the attention weight on each span, for a batch of one prompt. float64; sums to 1 over a partition."""
-    weights = torch.softmax(inputs.logits(rows)[0], dim=-1)
-    return (weights.double() @ spans.double().T).mean(-2)
+    return _mean_mass(inputs.logits(rows)[0], spans)
 
 
-Rows = Literal["generated", "producing"]
-ROWS: tuple[Rows, ...] = get_args(Rows)
+@dataclass(frozen=True)
+class SpanMass(Reduction):
+    """Mean weight [prompt, head, span] of some rows on each span, float64, for logits that are a dot product."""
+
+    rows: tuple[Same, ...]
+    """Of each prompt, the rows whose attention is asked for."""
+    masks: Same
+    """[prompt, span, token]"""
+
+    def start(self, inputs: AttentionInputs) -> Fold:
+        masks = self.masks.tensor
+        mass = torch.zeros(len(masks), inputs.heads, masks.shape[1], dtype=torch.float64, device=masks.device)
+        return _SpanMass(self, inputs, mass)
+
+    def written_out(self, inputs: AttentionInputs) -> Float[Tensor, "prompt head span"]:
+        """The same for any logits, the rows of one prompt at a time."""
+        prompts = (select_prompts(inputs, slice(number, number + 1)) for number in range(len(self.rows)))
+        parts = zip(prompts, self.rows, self.masks.tensor, strict=True)
+        return torch.stack([span_mass(prompt, rows.tensor, mask) for prompt, rows, mask in parts])
+
+
+@dataclass
+class _SpanMass(Fold):
+    asked: SpanMass
+    inputs: AttentionInputs
+    mass: Float[Tensor, "prompt head span"]
+
+    def add(self, block: HeadBlock) -> None:
+        for key, prompt in enumerate(block.prompt[:, 0].tolist()):
+            rows, mask = self.asked.rows[prompt].tensor, self.asked.masks.tensor[prompt]
+            logits = block.queries[key][:, rows] @ block.keys[key].mT * self.inputs.logit_scale
+            hidden = ~select_prompts(self.inputs, slice(prompt, prompt + 1)).visible(rows)
+            self.mass[prompt, block.head[key]] = _mean_mass(logits.masked_fill_(hidden, float("-inf")), mask)
+
+    def result(self) -> Tensor:
+        return self.mass
+
+
+def _mean_mass(logits: Float[Tensor, "head row key"], spans: Bool[Tensor, "span key"]) -> Float[Tensor, "head span"]:
+    weights = torch.softmax(logits, dim=-1).sum(-2, dtype=torch.float64)
+    return weights @ spans.to(torch.float64).T / logits.shape[-2]
 
 
 @dataclass(frozen=True)
@@ -58,26 +101,36 @@ class AttentionMass(Measure):
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Mass [prompt, layer, head, span], chance and tokens [prompt, layer, span]; mass is NaN for a span that the prompt lacks."""
-        names = list(spans)
-        masks = torch.stack([spans[name] for name in names], dim=1)
-        tokens = (masks & inputs.valid[:, None]).sum(-1)
-        masses, chances = [], []
-        for number in range(inputs.valid.shape[0]):
-            prompt = select_prompts(inputs, slice(number, number + 1))
-            rows = self._rows(spans["generated"][number], inputs.valid[number])
-            seen = prompt.visible(rows)[0].double()
-            chance = ((seen / seen.sum(-1, keepdim=True)) @ masks[number].double().T).mean(0)
-            masses.append(span_mass(prompt, rows, masks[number]).masked_fill(tokens[number] == 0, float("nan")))
-            chances.append(chance.masked_fill(tokens[number] == 0, float("nan")))
+        names, asked = list(spans), self._asked(inputs, spans)
+        mass = reduced(inputs, [asked])[0] if is_bilinear(inputs) else asked.written_out(inputs)
+        masks = asked.masks.tensor
+        tokens, chances = (masks & inputs.valid[:, None]).sum(-1), []
+        for number, rows in enumerate(asked.rows):
+            seen = select_prompts(inputs, slice(number, number + 1)).visible(rows.tensor)[0].double()
+            share = (seen / seen.sum(-1, keepdim=True)).mean(0)
+            chances.append(masks[number].double() @ share)
+        absent = tokens == 0
+        chance = torch.stack(chances).masked_fill(absent, float("nan"))
+        mass = mass.masked_fill(absent[:, None], float("nan"))
         return Statistics(
-            per_prompt=xr.Dataset(
+            per_prompt=arrays(
+                inputs,
                 {
-                    "mass": of_layer(inputs, ("prompt", "layer", "head", "span"), torch.stack(masses), span=names),
-                    "chance": of_layer(inputs, ("prompt", "layer", "span"), torch.stack(chances), span=names),
-                    "tokens": of_layer(inputs, ("prompt", "layer", "span"), tokens.double(), span=names),
-                }
+                    "mass": (("prompt", "layer", "head", "span"), mass),
+                    "chance": (("prompt", "layer", "span"), chance),
+                    "tokens": (("prompt", "layer", "span"), tokens.double()),
+                },
+                span=names,
             )
         )
+
+    def reductions(self, inputs: AttentionInputs, spans: Spans) -> tuple[Reduction, ...]:
+        """The mean weights of the rows on the spans."""
+        return (self._asked(inputs, spans),) if is_bilinear(inputs) else ()
+
+    def _asked(self, inputs: AttentionInputs, spans: Spans) -> SpanMass:
+        rows = [self._rows(*of_prompt) for of_prompt in zip(spans["generated"], inputs.valid, strict=True)]
+        return SpanMass(tuple(map(Same, rows)), Same(torch.stack(list(spans.values()), dim=1)))
 
     def _rows(self, generated: Bool[Tensor, "token"], valid: Bool[Tensor, "token"]) -> Int[Tensor, "row"]:
         rows = generated.nonzero()[:, 0]

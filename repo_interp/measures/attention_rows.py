@@ -23,7 +23,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, Spans, select_prompts
-from repo_interp.measures.labels import described, of_layer
+from repo_interp.measures.labels import arrays, described
 from repo_interp.measures.statistics import Measure, Statistics
 
 _CELLS = 2**22
@@ -88,12 +88,9 @@ class AttentionRows(Measure):
         rows = rows_of_interest(prompt.valid[0], spans, first, self.rows)
         weights, keys, totals = strongest_keys(prompt, rows, max(self.keys, self.rows * self.keys // len(rows)))
         axes = ("layer", "head", "query", "rank")
-        labels = {"query": rows.tolist(), "rank": range(weights.shape[-1])}
         # float32, and doubles that hold whole numbers exactly: so the compressed run file is smaller, and parts of it merge.
-        kept = {"weight": weights.float(), "key": keys.double()}
-        of_rows = {name: of_layer(inputs, axes, part, **labels) for name, part in kept.items()}
-        of_rows["log_total"] = of_layer(inputs, axes[:-1], totals.float(), query=labels["query"])
-        return Statistics(first_prompt=xr.Dataset(of_rows))
+        kept = {"weight": (axes, weights.float()), "key": (axes, keys.double()), "log_total": (axes[:-1], totals.float())}
+        return Statistics(first_prompt=arrays(inputs, kept, query=rows.tolist(), rank=range(weights.shape[-1])))
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `attention_rows` of a run."""

@@ -24,15 +24,16 @@ import numpy as np
 import torch
 import xarray as xr
 from annotated_types import Interval
-from jaxtyping import Float
 from torch import Tensor
 
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans
+from repo_interp.measures.kernels.causal_pairs import pair_counts
 from repo_interp.measures.kernels.gate_sums import position_bias_sums
-from repo_interp.measures.kernels.rotary_components import BANDS, frequency_bands, layer_components
+from repo_interp.measures.kernels.heads import Reduction, reduced, tokens_between
+from repo_interp.measures.kernels.rotary_components import BANDS, ComponentSums, frequency_bands, layer_frequencies
 from repo_interp.measures.kernels.rotation_angles import EDGES, PER_SIDE, RotationAngles, largest_difference, rotation_angles
-from repo_interp.measures.labels import described
+from repo_interp.measures.labels import Arrays, arrays, described
 from repo_interp.measures.statistics import Measure, Statistics
 from repo_interp.positions.rotary import expand_heads
 from repo_interp.values import Tokens, TokensOrNone
@@ -115,39 +116,35 @@ class Components(Measure):
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Sums of profiles over prompts and pairs, and each prompt's VAF. InputError without a training length."""
-        if self.training_length is None:
-            raise InputError("components are banded by the training length; give training_length in tokens")
-        number = inputs.valid.cumsum(-1) - 1
-        tokens = inputs.valid & (number >= self.first_token)
-        if self.last_token is not None:
-            tokens &= number < self.last_token
-        frequencies = _frequencies(inputs)
-        heads = torch.arange(inputs.heads, device=tokens.device)
-        measured = layer_components(
-            inputs,
-            tokens,
-            frequency_bands(frequencies, self.training_length),
-            group_of_head=heads if self.curves == "head" else torch.zeros_like(heads),
-        )
+        tokens = tokens_between(inputs.valid, self.first_token, self.last_token)
+        frequencies = layer_frequencies(inputs)
+        (measured,) = reduced(inputs, self.reductions(inputs, spans))
         angles, by_prompt = _angles(inputs, tokens, frequencies, self.sampled_per_side)
         sums = angles | {
             "prompts": ((), frequencies.new_full((), len(tokens))),
             "frequency_sum": (("component",), frequencies * len(tokens)),
-            "pairs": (("distance",), measured.pairs),
+            "pairs": (("distance",), pair_counts(tokens, inputs.window).distance.sum(0)),
             "logit_sum": (("head", "distance"), measured.logits),
             "position_logit_sum": (("head", "distance"), position_bias_sums(inputs, tokens)),
             "component_sum": (("head", "component", "distance"), measured.components)
             if self.curves == "head"
             else (("component", "distance"), measured.components[0]),
         }
+        explained = dict(measured.explained)
         if bool(frequencies.isnan().all()):
-            measured.explained["vaf_band"].fill_(torch.nan)
-        for name, values in measured.explained.items():
+            explained["vaf_band"] = torch.full_like(explained["vaf_band"], torch.nan)
+        for name, values in explained.items():
             by_prompt[name] = ("prompt", "head", "band" if name == "vaf_band" else "component"), values
         if self.prompts == "mean":
-            return Statistics(sums=_dataset(inputs, sums | _summed(by_prompt)))
+            return Statistics(sums=_labelled(inputs, sums | _summed(by_prompt)))
         each = {name: (axes, values.float()) for name, (axes, values) in by_prompt.items()}
-        return Statistics(per_prompt=_dataset(inputs, each), sums=_dataset(inputs, sums))
+        return Statistics(per_prompt=_labelled(inputs, each), sums=_labelled(inputs, sums))
+
+    def reductions(self, inputs: AttentionInputs, spans: Spans) -> tuple[Reduction, ...]:
+        """Profiles and variance accounted for of every component. InputError without a training length."""
+        if self.training_length is None:
+            raise InputError("components are banded by the training length; give training_length in tokens")
+        return (ComponentSums(self.training_length, self.first_token, self.last_token, self.curves == "head"),)
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `components` of a run."""
@@ -177,30 +174,14 @@ class Components(Measure):
         return xr.Dataset(named | _averaged(sums))
 
 
-def _dataset(inputs: AttentionInputs, record: Record) -> xr.Dataset:
-    """Tensors of one layer as variables with labels, `layer` before `head`, or else first."""
-    labels = {
-        "prompt": inputs.prompts.tolist(),
-        "layer": [inputs.layer],
-        "head": np.arange(inputs.heads),
-        "component": np.arange(inputs.queries.shape[-1] // 2),
-        "distance": np.arange(inputs.valid.shape[1]),
-        "band": list(BANDS),
-        "turn": list(EDGES),
-    }
-    variables = {}
+def _labelled(inputs: AttentionInputs, record: Record) -> Arrays:
+    """Tensors of one layer with labels, `layer` before `head`, or else first."""
+    placed = {}
     for name, (axes, values) in record.items():
         place = 1 if axes[:1] == ("prompt",) else 0
-        variables[name] = (*axes[:place], "layer", *axes[place:]), np.expand_dims(values.cpu().numpy(), place)
-    used = {axis for axes, _ in variables.values() for axis in axes}
-    return xr.Dataset(variables, coords={axis: label for axis, label in labels.items() if axis in used})
-
-
-def _frequencies(inputs: AttentionInputs) -> Float[Tensor, "component"]:
-    """Frequencies by which the layer rotates, float64; NaN where the layer rotates nothing."""
-    if inputs.frequencies is None or inputs.positions is None:
-        return torch.full((inputs.queries.shape[-1] // 2,), torch.nan, dtype=torch.float64, device=inputs.valid.device)
-    return inputs.frequencies.to(dtype=torch.float64, device=inputs.valid.device)
+        placed[name] = (*axes[:place], "layer", *axes[place:]), values
+    components, distances = inputs.queries.shape[-1] // 2, inputs.valid.shape[1]
+    return arrays(inputs, placed, component=range(components), distance=range(distances), band=BANDS, turn=EDGES)
 
 
 def _angles(inputs: AttentionInputs, tokens: Tensor, frequencies: Tensor, per_side: int) -> tuple[Record, Record]:

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, Spans
 from repo_interp.measures.kernels.fake_logits import Grid, KeyMoments, fake_axes, fake_correlation, key_moments
-from repo_interp.measures.labels import described, of_layer
+from repo_interp.measures.labels import Arrays, arrays, described
 from repo_interp.measures.statistics import Measure, Statistics
 from repo_interp.values import Count, PositiveOrZero
 
@@ -70,7 +70,7 @@ class FakeDistance(Measure):
         r = fake_correlation(queries, moments, frequencies, grid, bias)
         r = torch.where(present[:, None], r, torch.nan).nanmean(-1)
         return Statistics(
-            per_prompt=xr.Dataset({"r": of_layer(inputs, ("prompt", "layer", "head"), r)}),
+            per_prompt=arrays(inputs, {"r": (("prompt", "layer", "head"), r)}),
             first_prompt=self._first_axes(inputs, queries[:, :, -1], moments, frequencies, grid, bias),
         )
 
@@ -106,11 +106,11 @@ class FakeDistance(Measure):
         frequencies: Float[Tensor, "component"],
         grid: Grid,
         bias: Float[Tensor, "prompt head distance"] | None,
-    ) -> xr.Dataset:
+    ) -> Arrays:
         """Axes of the first prompt, where they are asked for and the prompt is in this batch."""
         row = inputs.row_of_first_prompt
         if self.axes == "none" or row is None:
-            return xr.Dataset()
+            return Arrays()
         valid = inputs.valid[row]
         count, tokens = int(valid.sum()), int(valid.nonzero()[-1]) + 1
         position, semantic = fake_axes(
@@ -122,12 +122,11 @@ class FakeDistance(Measure):
             queries.new_zeros(inputs.heads, count) if bias is None else bias[row, :, :count],
         )
         semantic = torch.where(valid[:tokens], semantic, 0)
-        return xr.Dataset(
-            {
-                "position_axis": of_layer(inputs, ("layer", "head", "distance"), position, distance=np.arange(float(count))),
-                "semantic_axis": of_layer(inputs, ("layer", "head", "token"), semantic, token=np.arange(float(tokens))),
-            }
-        )
+        record = {
+            "position_axis": (("layer", "head", "distance"), position),
+            "semantic_axis": (("layer", "head", "token"), semantic),
+        }
+        return arrays(inputs, record, distance=np.arange(float(count)), token=np.arange(float(tokens)))
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `fake_distance` of a run."""

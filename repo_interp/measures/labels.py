@@ -1,11 +1,15 @@
-"""Labels for what kernels return: coordinates, long names and units, so that a run file explains itself.
+"""Labels for what kernels return: names of axes, coordinates, long names and units, so that a run file explains itself.
 
-Knows nothing about what is measured.
+    Arrays      arrays with the names and labels of their axes: what an xr.Dataset holds, without being one yet
+
+A layer of a batch leaves a handful of small arrays. Making a Dataset of each, and aligning Datasets, would take longer than measuring:
+they stay `Arrays` until all layers and prompts are together. Knows nothing about what is measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,22 +19,161 @@ from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs
 
+Record = Mapping[str, tuple[Sequence[str], Tensor | np.ndarray]]
+"""Axes and values by name."""
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """Arrays with the names of their axes, and labels of axes, which all arrays share."""
+
+    values: Mapping[str, tuple[tuple[str, ...], np.ndarray]] = field(default_factory=dict)
+    labels: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, given: Arrays | xr.Dataset) -> Arrays:
+        """What `given` holds; attributes are dropped."""
+        if isinstance(given, Arrays):
+            return given
+        values = {str(name): (tuple(map(str, array.dims)), array.values) for name, array in given.data_vars.items()}
+        return cls(values, {str(axis): given[axis].values for axis in given.indexes})
+
+    def dataset(self) -> xr.Dataset:
+        """The same as a Dataset."""
+        return xr.Dataset(dict(self.values), coords={axis: (axis, labels) for axis, labels in self.labels.items()})
+
+    def at(self, axis: str, place: int) -> Arrays:
+        """The entry number `place` of `axis` alone, with an axis of length 1: views."""
+        values = {
+            name: (axes, values[tuple(slice(place, place + 1) if each == axis else slice(None) for each in axes)])
+            for name, (axes, values) in self.values.items()
+        }
+        return Arrays(values, {**self.labels, axis: self.labels[axis][place : place + 1]})
+
+    def sorted_by(self, axis: str) -> Arrays:
+        """The same in the order of the labels of `axis`."""
+        order = np.argsort(self.labels[axis], kind="stable")
+        if (order == np.arange(len(order))).all():
+            return self
+        values = {
+            name: (axes, np.take(v, order, axes.index(axis)) if axis in axes else v) for name, (axes, v) in self.values.items()
+        }
+        return Arrays(values, {**self.labels, axis: self.labels[axis][order]})
+
+
+def joined(parts: Sequence[Arrays], axis: str) -> Arrays:
+    """Parts one after the other along `axis`, other axes aligned by their labels; absent entries are NaN, of integers -1."""
+    if len(parts) == 1:
+        return parts[0]
+    labels, places = _aligned(parts, axis)
+    labels[axis] = np.concatenate([part.labels[axis] for part in parts])
+    ends = np.cumsum([0, *(len(part.labels[axis]) for part in parts)])
+    for number, place in enumerate(places):
+        place[axis] = np.arange(ends[number], ends[number + 1])
+    return Arrays(
+        _put_together(parts, labels, places, _absent, lambda whole, place, values: whole.__setitem__(place, values)), labels
+    )
+
+
+def added(parts: Sequence[Arrays]) -> Arrays:
+    """Sums of the parts, axes aligned by their labels; absent entries count 0."""
+    if len(parts) == 1:
+        return parts[0]
+    labels, places = _aligned(parts)
+
+    def add(whole: np.ndarray, place: tuple, values: np.ndarray) -> None:
+        whole[place] += values
+
+    return Arrays(_put_together(parts, labels, places, np.zeros_like, add), labels)
+
+
+def _aligned(parts: Sequence[Arrays], joining: str | None = None) -> tuple[dict[str, np.ndarray], list[dict[str, np.ndarray]]]:
+    """Labels of all parts by axis, and of each part the places of its own among them; axes where all parts agree are left out."""
+    labels: dict[str, np.ndarray] = {}
+    places: list[dict[str, np.ndarray]] = [{} for _ in parts]
+    for axis in dict.fromkeys(axis for part in parts for axis in part.labels if axis != joining):
+        own = [part.labels.get(axis) for part in parts]
+        known = [some for some in own if some is not None]
+        if all(np.array_equal(known[0], some) for some in known):
+            labels[axis] = known[0]
+            continue
+        labels[axis] = np.unique(np.concatenate(known))
+        for place, some in zip(places, own, strict=True):
+            if some is not None:
+                place[axis] = np.searchsorted(labels[axis], some)
+    return labels, places
+
+
+def _put_together(
+    parts: Sequence[Arrays],
+    labels: Mapping[str, np.ndarray],
+    places: Sequence[Mapping[str, np.ndarray]],
+    empty: Callable[[np.ndarray], np.ndarray],
+    put: Callable[[np.ndarray, tuple, np.ndarray], None],
+) -> dict[str, tuple[tuple[str, ...], np.ndarray]]:
+    whole = {}
+    for name in dict.fromkeys(name for part in parts for name in part.values):
+        own = [part.values.get(name) for part in parts]
+        axes, some = next(each for each in own if each is not None)
+        shape = [len(labels[axis]) if axis in labels else size for axis, size in zip(axes, some.shape, strict=True)]
+        kind = np.result_type(*(each[1].dtype for each in own if each is not None))
+        values = empty(np.empty(shape, kind))
+        for place, each in zip(places, own, strict=True):
+            if each is not None:
+                # Along axes where the part has all entries, slices: then the rest needs no grid of places.
+                index = [place.get(axis) for axis in axes]
+                chosen = [np.arange(size) if i is None else i for i, size in zip(index, shape, strict=True)]
+                runs = [slice(int(i[0]), int(i[-1]) + 1) if len(i) and i[-1] - i[0] + 1 == len(i) else None for i in chosen]
+                if all(run is not None for run in runs):
+                    put(values, tuple(runs), each[1])
+                else:
+                    put(values, np.ix_(*chosen), each[1])
+        whole[name] = axes, values
+    return whole
+
+
+def _absent(room: np.ndarray) -> np.ndarray:
+    """`room` filled with what stands for an absent entry."""
+    room[...] = np.nan if room.dtype.kind in "fc" else -1 if room.dtype.kind == "i" else room.dtype.type()
+    return room
+
+
+def arrays(inputs: AttentionInputs, record: Record, **labels: Any) -> Arrays:
+    """What was measured of one layer, by name: axes - among them `layer`, of length 1, which the values lack - and values.
+
+    Prompts, heads and tokens have the labels that `of_layer` gives them; labels of other axes are given by name.
+    """
+    known = _labels(inputs) | labels
+    used = dict.fromkeys(axis for axes, _ in record.values() for axis in axes)
+    return Arrays(
+        {name: (tuple(axes), _with_layer(axes, values)) for name, (axes, values) in record.items()},
+        {axis: np.asarray(known[axis]) for axis in used if axis in known},
+    )
+
+
+def _with_layer(axes: Sequence[str], values: Tensor | np.ndarray) -> np.ndarray:
+    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    return np.expand_dims(array, list(axes).index("layer"))
+
+
+def _labels(inputs: AttentionInputs) -> dict[str, Any]:
+    return {
+        "layer": [inputs.layer],
+        "prompt": inputs.prompts.tolist(),
+        "head": np.arange(inputs.heads),
+        "token": np.arange(inputs.valid.shape[1]),
+    }
+
 
 def of_layer(inputs: AttentionInputs, axes: Sequence[str], values: Tensor | np.ndarray, **coordinates: Any) -> xr.DataArray:
     """`values` of one layer with their `axes`, among them `layer` (length 1) and, where named, `prompt`, `head` and `token`.
 
     `values` come without the axis `layer`, which is put where `axes` has it; other coordinates are given by name.
     """
-    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
-    array = np.expand_dims(array, list(axes).index("layer"))
-    known = {
-        "layer": [inputs.layer],
-        "prompt": inputs.prompts.tolist(),
-        "head": np.arange(inputs.heads),
-        "token": np.arange(inputs.valid.shape[1]),
-    }
+    known = _labels(inputs)
     coords = {axis: coordinates.get(axis, known.get(axis)) for axis in axes}
-    return xr.DataArray(array, dims=list(axes), coords={axis: label for axis, label in coords.items() if label is not None})
+    named = {axis: label for axis, label in coords.items() if label is not None}
+    return xr.DataArray(_with_layer(axes, values), dims=list(axes), coords=named)
 
 
 def described(array: xr.DataArray, long_name: str, units: str) -> xr.DataArray:

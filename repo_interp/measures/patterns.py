@@ -26,7 +26,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, Spans
-from repo_interp.measures.labels import described, of_layer
+from repo_interp.measures.labels import arrays, described
 from repo_interp.measures.statistics import Measure, Statistics
 from repo_interp.positions.layouts import LEARNED
 from repo_interp.values import PositiveOrZero
@@ -52,19 +52,31 @@ def chunk_patterns(
         raise ValueError(f"a chunk has at least 2 tokens, not {chunk_size}")
     if last_chunk not in ("drop", "keep"):
         raise ValueError(f"last_chunk is 'drop' or 'keep', not {last_chunk!r}")
+    return _patterns(*_chunks(positions, valid, chunk_size, last_chunk), epsilon)
+
+
+def _chunks(
+    positions: Float[Tensor, "... token"], valid: Bool[Tensor, "... token"], chunk_size: int, last_chunk: str
+) -> tuple[Bool[Tensor, "... chunk"], Float[Tensor, "... chunk"], Bool[Tensor, "... chunk"]]:
+    """Of every chunk, whether it is one, its largest |z - mean|, and whether it strictly increases or decreases."""
     positions, valid = _from_first_valid(*torch.broadcast_tensors(positions.double(), valid))
     missing = -positions.shape[-1] % chunk_size
     chunks = torch.nn.functional.pad(positions, (0, missing)).unflatten(-1, (-1, chunk_size))
     present = torch.nn.functional.pad(valid, (0, missing)).unflatten(-1, (-1, chunk_size))
     tokens = present.sum(-1)
     mean = (chunks * present).sum(-1) / tokens.clamp_min(1)
-    constant = (((chunks - mean[..., None]).abs() <= epsilon) | ~present).all(-1)
+    spread = (chunks - mean[..., None]).abs_().masked_fill_(~present, 0).amax(-1)
     step, both = chunks.diff(dim=-1), present[..., 1:] & present[..., :-1]
     mono = ((step > 0) | ~both).all(-1) | ((step < 0) | ~both).all(-1)
-    pattern = torch.where(constant, 0, torch.where(mono, 1, 2))
     enough = tokens == chunk_size if last_chunk == "drop" else tokens > 0
-    known = torch.isfinite(mean)
-    return torch.where(enough & known, pattern, -1)
+    return enough & torch.isfinite(mean), spread, mono
+
+
+def _patterns(
+    known: Bool[Tensor, "... chunk"], spread: Float[Tensor, "... chunk"], mono: Bool[Tensor, "... chunk"], epsilon: float
+) -> Int[Tensor, "... chunk"]:
+    pattern = torch.where(spread <= epsilon, 0, torch.where(mono, 1, 2))
+    return torch.where(known, pattern, -1)
 
 
 def _from_first_valid(positions: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
@@ -97,32 +109,25 @@ class Patterns(Measure):
         counts = np.zeros((len(CHUNK_SIZES), len(EPSILONS), len(PATTERNS)))
         if inputs.scheme in LEARNED:
             for row, size in enumerate(CHUNK_SIZES):
+                of_size = _chunks(positions, valid, size, self.last_chunk)
                 for column, epsilon in enumerate(EPSILONS):
-                    of_size = chunk_patterns(positions, valid, size, epsilon, self.last_chunk)
-                    counts[row, column] = [int((of_size == pattern).sum()) for pattern in range(len(PATTERNS))]
+                    patterns = _patterns(*of_size, epsilon)
+                    counts[row, column] = [int((patterns == pattern).sum()) for pattern in range(len(PATTERNS))]
         return Statistics(
-            per_prompt=xr.Dataset(
-                {
-                    "chunk_pattern": of_layer(
-                        inputs,
-                        ("prompt", "layer", "head", "chunk"),
-                        chunks.to(torch.int8),
-                        chunk=np.arange(chunks.shape[-1]),
-                    )
-                }
+            per_prompt=arrays(
+                inputs,
+                {"chunk_pattern": (("prompt", "layer", "head", "chunk"), chunks.to(torch.int8))},
+                chunk=range(chunks.shape[-1]),
             ),
-            sums=xr.Dataset(
+            sums=arrays(
+                inputs,
                 {
-                    "sensitivity_chunks": of_layer(
-                        inputs,
-                        ("layer", "chunk_size", "epsilon", "pattern"),
-                        counts,
-                        chunk_size=list(CHUNK_SIZES),
-                        epsilon=list(EPSILONS),
-                        pattern=list(PATTERNS),
-                    ),
-                    "learned": of_layer(inputs, ("layer",), np.array(float(inputs.scheme in LEARNED))),
-                }
+                    "sensitivity_chunks": (("layer", "chunk_size", "epsilon", "pattern"), counts),
+                    "learned": (("layer",), np.array(float(inputs.scheme in LEARNED))),
+                },
+                chunk_size=CHUNK_SIZES,
+                epsilon=EPSILONS,
+                pattern=PATTERNS,
             ),
         )
 

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, Spans
-from repo_interp.measures.labels import described, masked_to_nan, of_layer
+from repo_interp.measures.labels import arrays, described, masked_to_nan
 from repo_interp.measures.statistics import Measure, Statistics
 
 
@@ -52,15 +52,12 @@ class Positions(Measure):
             positions = torch.full(shape, float("nan"), device=inputs.valid.device)
         valid = inputs.valid[:, None]
         return Statistics(
-            per_prompt=xr.Dataset(
+            per_prompt=arrays(
+                inputs,
                 {
-                    "position": of_layer(
-                        inputs,
-                        ("prompt", "layer", "head", "token"),
-                        masked_to_nan(positions, inputs.valid).float(),
-                    ),
-                    "position_range": of_layer(inputs, ("prompt", "layer", "head"), position_range(positions.double(), valid)),
-                }
+                    "position": (("prompt", "layer", "head", "token"), masked_to_nan(positions, inputs.valid).float()),
+                    "position_range": (("prompt", "layer", "head"), position_range(positions.double(), valid)),
+                },
             )
         )
 

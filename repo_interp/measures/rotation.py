@@ -33,14 +33,18 @@ from torch import Tensor
 
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans
-from repo_interp.measures.kernels.closed_form import Semantic, closed_form_correlation
-from repo_interp.measures.kernels.heads import MEMORY
+from repo_interp.measures.kernels.closed_form import ClosedForm, Semantic, closed_form_correlation
+from repo_interp.measures.kernels.heads import Fold, HeadBlock, Reduction, reduced
+from repo_interp.measures.kernels.logit_sums import is_bilinear
 from repo_interp.measures.kernels.rotation_angles import largest_difference
-from repo_interp.measures.labels import described, of_layer
+from repo_interp.measures.labels import arrays, described
 from repo_interp.measures.statistics import Measure, Statistics
 from repo_interp.positions.layouts import LEARNED
 from repo_interp.positions.rotary import expand_heads
 from repo_interp.values import PositiveOrZero, Tokens
+
+_STRETCH = 2**20
+"""Bytes of features that are gone through at a time: they stay in the processor's caches."""
 
 _MEANS = {
     "query_norm": ("mean norm of the query's pair", "1"),
@@ -99,16 +103,14 @@ class Rotation(Measure):
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Sums over tokens of each component; rotations and closed-form correlations of each prompt."""
-        rotates = inputs.frequencies is not None and inputs.head_positions is not None
-        statistics = pair_statistics(inputs)
         tokens = inputs.valid.sum(-1).to(torch.float64)
-        if rotates:
-            rotation = max_rotation(inputs, self.training_length)
-            chosen = self.slow_dominating(statistics, rotation)
-            correlation = closed_form_correlation(inputs, chosen, statistics.key_mean, self.semantic)
+        if _rotates(inputs):
+            pairs = _PairsOf(self)
+            statistics, rotation, correlation = reduced(inputs, [pairs])[0] if is_bilinear(inputs) else pairs.written_out(inputs)
+            weight = tokens[:, None, None]
         else:
-            rotation = torch.full_like(statistics.query_norm, torch.nan)
-            correlation = rotation[..., 0].clone()
+            nothing = torch.full((*inputs.queries.shape[:2], inputs.queries.shape[-1] // 2), torch.nan, dtype=torch.float64)
+            statistics, rotation, correlation, weight = _nothing(nothing), nothing, nothing[..., 0], 1
         means = {
             "query_norm": statistics.query_norm,
             "key_norm": statistics.key_norm,
@@ -119,18 +121,21 @@ class Rotation(Measure):
             "query_deviation": statistics.query_deviation,
             "key_deviation": statistics.key_deviation,
         }
-        weight = tokens[:, None, None] if rotates else torch.nan
         of_component = ("layer", "head", "component")
         components = range(rotation.shape[-1])
-        sums = {
-            name: of_layer(inputs, of_component, (weight * mean).sum(0), component=components) for name, mean in means.items()
-        }
-        sums["tokens"] = of_layer(inputs, ("layer",), tokens.sum())
+        sums = {name: (of_component, (weight * mean).sum(0)) for name, mean in means.items()}
         per_prompt = {
-            "max_rotation": of_layer(inputs, ("prompt", *of_component), rotation, component=components),
-            "closed_form_r": of_layer(inputs, ("prompt", "layer", "head"), correlation),
+            "max_rotation": (("prompt", *of_component), rotation),
+            "closed_form_r": (("prompt", "layer", "head"), correlation),
         }
-        return Statistics(per_prompt=xr.Dataset(per_prompt), sums=xr.Dataset(sums))
+        return Statistics(
+            per_prompt=arrays(inputs, per_prompt, component=components),
+            sums=arrays(inputs, sums | {"tokens": (("layer",), tokens.sum())}, component=components),
+        )
+
+    def reductions(self, inputs: AttentionInputs, spans: Spans) -> tuple[Reduction, ...]:
+        """The closed form's correlation with the logits."""
+        return (_PairsOf(self),) if _rotates(inputs) and is_bilinear(inputs) else ()
 
     def slow_dominating(
         self, pairs: PairStatistics, rotation: Float[Tensor, "*head component"]
@@ -166,6 +171,53 @@ class Rotation(Measure):
         return xr.Dataset({name: described(array, *names[name]) for name, array in group.items()})
 
 
+@dataclass(frozen=True)
+class _PairsOf(Reduction):
+    """Statistics of pairs, rotations, and correlations with the closed form, for the parameters of a measure."""
+
+    measure: Rotation
+
+    def start(self, inputs: AttentionInputs) -> Fold:
+        statistics, rotation, closed_form = self._chosen(inputs)
+        return _Pairs(statistics, rotation, closed_form.start(inputs))
+
+    def written_out(self, inputs: AttentionInputs) -> tuple[PairStatistics, Tensor, Tensor]:
+        """The same where logits are no dot product."""
+        statistics, rotation, asked = self._chosen(inputs)
+        return statistics, rotation, closed_form_correlation(inputs, asked.chosen, asked.key_mean, asked.semantic)
+
+    def _chosen(self, inputs: AttentionInputs) -> tuple[PairStatistics, Tensor, ClosedForm]:
+        statistics = pair_statistics(inputs)
+        rotation = max_rotation(inputs, self.measure.training_length)
+        chosen = self.measure.slow_dominating(statistics, rotation)
+        return statistics, rotation, ClosedForm(chosen, statistics.key_mean, self.measure.semantic)
+
+
+@dataclass
+class _Pairs(Fold):
+    statistics: PairStatistics
+    rotation: Float[Tensor, "prompt head component"]
+    closed_form: Fold
+
+    def ill_conditioned(self, block: HeadBlock) -> Tensor | None:
+        return self.closed_form.ill_conditioned(block)
+
+    def add(self, block: HeadBlock) -> None:
+        self.closed_form.add(block)
+
+    def result(self) -> tuple[PairStatistics, Tensor, Tensor]:
+        return self.statistics, self.rotation, self.closed_form.result()
+
+
+def _rotates(inputs: AttentionInputs) -> bool:
+    return inputs.frequencies is not None and inputs.positions is not None
+
+
+def _nothing(nan: Float[Tensor, "*head component"]) -> PairStatistics:
+    nowhere = torch.complex(nan, nan)
+    return PairStatistics(nan, nan, nowhere, nowhere, nan, nan)
+
+
 def pair_statistics(inputs: AttentionInputs) -> PairStatistics:
     """Statistics [prompt, head, component] over the valid tokens of every prompt; NaN where it has none."""
     queries = _moments(inputs.queries, inputs.valid)
@@ -198,16 +250,30 @@ def _moments(
     Float[Tensor, "prompt head component"],
 ]:
     """Mean norm, mean, and mean distance from the mean, of each pair over the valid tokens."""
+    prompts, heads, tokens, width = features.shape
+    exact = torch.float64 if features.dtype == torch.float64 else torch.float32
     count = valid.sum(-1, dtype=torch.float64)[:, None, None]
-    at_once = max(1, MEMORY // (features[:, 0].numel() * 16))
-    parts = []
-    for some in features.split(at_once, dim=1):
-        exact = some if some.dtype == torch.float64 else some.float()
-        first, second = exact.masked_fill(~valid[:, None, :, None], 0).chunk(2, -1)
-        norm = torch.hypot(first, second).sum(-2, dtype=torch.float64) / count
-        real, imaginary = (half.sum(-2, dtype=torch.float64) / count for half in (first, second))
-        distance = torch.hypot(first - real[..., None, :].to(first), second - imaginary[..., None, :].to(second))
-        deviation = distance.masked_fill(~valid[:, None, :, None], 0).sum(-2, dtype=torch.float64) / count
-        parts.append((norm, torch.complex(real, imaginary), deviation))
-    norm, mean, deviation = (torch.cat(part, 1) for part in zip(*parts, strict=True))
-    return norm, mean, deviation
+    at_once = max(1, _STRETCH // (prompts * heads * width * exact.itemsize))
+    stretches = [slice(start, start + at_once) for start in range(0, tokens, at_once)]
+    hidden = None if bool(valid.all()) else ~valid[:, None, :, None]
+
+    def known(of: Tensor, some: slice) -> Tensor:
+        return of if hidden is None else of.masked_fill(hidden[:, :, some], 0)
+
+    norm, mean, deviation = 0.0, 0.0, 0.0
+    for some in stretches:
+        part = known(features[:, :, some].to(exact), some)
+        norm = norm + _pair_norm(part).sum(-2).to(torch.float64) / count
+        mean = mean + part.sum(-2).to(torch.float64) / count
+    assert isinstance(mean, Tensor)
+    level = mean[..., None, :].to(exact)
+    for some in stretches:
+        distance = known(_pair_norm(features[:, :, some].to(exact) - level), some)
+        deviation = deviation + distance.sum(-2).to(torch.float64) / count
+    assert isinstance(norm, Tensor) and isinstance(deviation, Tensor)
+    return norm, torch.complex(*mean.chunk(2, -1)), deviation
+
+
+def _pair_norm(features: Float[Tensor, "... d_head"]) -> Float[Tensor, "... component"]:
+    first, second = features.chunk(2, -1)
+    return (first * first).addcmul_(second, second).sqrt_()

@@ -13,27 +13,57 @@ Knows nothing about what is measured.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
 from repo_interp.inputs import TENSORS, AttentionInputs, Predictions, Spans
+from repo_interp.measures.kernels.heads import Reduction, reduced
+from repo_interp.measures.labels import Arrays, added, joined
 from repo_interp.values import check_fields
 
+STATISTICS = ("per_prompt", "sums", "first_prompt")
+"""The parts of `Statistics`."""
 
-@dataclass(frozen=True)
+
 class Statistics:
-    """Labelled arrays of some layers and prompts. Every variable has the axis `layer` with its coordinate; or, of predictions, none has."""
+    """Labelled arrays of some layers and prompts. Every variable has the axis `layer` with its coordinate; or, of predictions, none has.
 
-    per_prompt: xr.Dataset = field(default_factory=xr.Dataset)
-    """Variables with the axis `prompt` (and its coordinate): one entry per prompt, never added."""
-    sums: xr.Dataset = field(default_factory=xr.Dataset)
-    """Variables without the axis `prompt`: float64 sums and counts over prompts."""
-    first_prompt: xr.Dataset = field(default_factory=xr.Dataset)
-    """Variables without the axis `prompt`, of prompt number 0 alone; empty where the prompts are others."""
+    Each part is given as `labels.Arrays` or as a Dataset, and is a Dataset to whoever reads it: made at the first question.
+    """
+
+    def __init__(
+        self,
+        per_prompt: Arrays | xr.Dataset | None = None,
+        sums: Arrays | xr.Dataset | None = None,
+        first_prompt: Arrays | xr.Dataset | None = None,
+    ) -> None:
+        given = zip(STATISTICS, (per_prompt, sums, first_prompt), strict=True)
+        self.arrays: dict[str, Arrays] = {name: Arrays() if part is None else Arrays.of(part) for name, part in given}
+
+    @cached_property
+    def per_prompt(self) -> xr.Dataset:
+        """Variables with the axis `prompt` (and its coordinate): one entry per prompt, never added."""
+        return self.arrays["per_prompt"].dataset()
+
+    @cached_property
+    def sums(self) -> xr.Dataset:
+        """Variables without the axis `prompt`: float64 sums and counts over prompts."""
+        return self.arrays["sums"].dataset()
+
+    @cached_property
+    def first_prompt(self) -> xr.Dataset:
+        """Variables without the axis `prompt`, of prompt number 0 alone; empty where the prompts are others."""
+        return self.arrays["first_prompt"].dataset()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(values.nbytes for part in self.arrays.values() for _, values in part.values.values())
 
 
 class Measure(ABC):
@@ -112,6 +142,10 @@ class Measure(ABC):
         """The power of a prompt's tokens that its time grows by at most, once a prompt is long; for the estimate of costs."""
         return 2.0
 
+    def reductions(self, inputs: AttentionInputs, spans: Spans) -> Sequence[Reduction]:
+        """What `observe` will ask of the heads of a layer (`heads.reduced`): made for all measures in one pass over the heads."""
+        return ()
+
     @abstractmethod
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Statistics of one layer and one batch."""
@@ -123,6 +157,11 @@ class Measure(ABC):
     @abstractmethod
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group of the run file, with `units` and `long_name` on every variable, from the merged statistics."""
+
+
+def share(measures: Iterable[Measure], inputs: AttentionInputs, spans: Spans) -> None:
+    """Make what `measures` will ask of the heads of a layer in one pass over them; `inputs` keep it for them."""
+    reduced(inputs, [reduction for measure in measures for reduction in measure.reductions(inputs, spans)])
 
 
 PARTS = ("name", "required_spans", "parameters", "observe", "conclude")
@@ -159,62 +198,31 @@ def merge(parts: Sequence[Statistics]) -> Statistics:
 
     Raises ValueError when two parts hold the same prompt of the same layer.
     """
+    combined = {"per_prompt": _concatenate_prompts, "sums": added, "first_prompt": _only}
+    given = {name: [part.arrays[name] for part in parts if part.arrays[name].values] for name in STATISTICS}
+    return Statistics(**{name: _by_layer(given[name], combined[name]) for name in STATISTICS})
+
+
+def _by_layer(parts: Sequence[Arrays], combine: Callable[[Sequence[Arrays]], Arrays]) -> Arrays:
     if not parts:
-        return Statistics()
-    return Statistics(
-        per_prompt=_by_layer([part.per_prompt for part in parts if part.per_prompt.data_vars], _concatenate_prompts),
-        sums=_by_layer([part.sums for part in parts if part.sums.data_vars], _add),
-        first_prompt=_by_layer([part.first_prompt for part in parts if part.first_prompt.data_vars], _only),
-    )
+        return Arrays()
+    if not any("layer" in part.labels for part in parts):
+        return combine(parts)
+    layers: dict[int, list[Arrays]] = {}
+    for part in parts:
+        for place, layer in enumerate(part.labels["layer"]):
+            layers.setdefault(int(layer), []).append(part.at("layer", place))
+    return joined([combine(layers[layer]) for layer in sorted(layers)], "layer")
 
 
-def _by_layer(datasets: Sequence[xr.Dataset], combine) -> xr.Dataset:
-    if datasets and not any("layer" in dataset.dims for dataset in datasets):
-        return combine(list(datasets))
-    layers: dict[int, list[xr.Dataset]] = {}
-    for dataset in datasets:
-        for layer in dataset.layer.values:
-            layers.setdefault(int(layer), []).append(dataset.sel(layer=[layer]))
-    if not layers:
-        return xr.Dataset()
-    return _concatenate([combine(layers[layer]) for layer in sorted(layers)], "layer")
-
-
-def _concatenate_prompts(datasets: list[xr.Dataset]) -> xr.Dataset:
-    prompts = np.concatenate([dataset.prompt.values for dataset in datasets])
+def _concatenate_prompts(parts: Sequence[Arrays]) -> Arrays:
+    prompts = np.concatenate([part.labels["prompt"] for part in parts])
     if len(np.unique(prompts)) != len(prompts):
         raise ValueError(f"the same prompt was observed twice: {sorted(prompts.tolist())}")
-    return _concatenate(datasets, "prompt").sortby("prompt")
+    return joined(parts, "prompt").sorted_by("prompt")
 
 
-def _only(datasets: list[xr.Dataset]) -> xr.Dataset:
-    if len(datasets) > 1:
+def _only(parts: Sequence[Arrays]) -> Arrays:
+    if len(parts) > 1:
         raise ValueError("the first prompt was observed twice")
-    return datasets[0]
-
-
-def _add(datasets: list[xr.Dataset]) -> xr.Dataset:
-    if len(datasets) == 1:
-        return datasets[0]
-    aligned = xr.align(*datasets, join="outer", fill_value=0.0)  # pyright: ignore[reportCallIssue, reportArgumentType]
-    total = aligned[0].copy(deep=True)
-    for dataset in aligned[1:]:
-        total = total + dataset
-    return total
-
-
-def _concatenate(datasets: Iterable[xr.Dataset], axis: str) -> xr.Dataset:
-    datasets = list(datasets)
-    if len(datasets) == 1:
-        return datasets[0]
-    names = datasets[0].data_vars
-    absent = {name: -1 if np.issubdtype(datasets[0][name].dtype, np.integer) else np.nan for name in names}
-    return xr.concat(
-        datasets,
-        dim=axis,
-        join="outer",
-        fill_value=absent,
-        coords="minimal",
-        compat="override",
-        data_vars="all",
-    )
+    return parts[0]

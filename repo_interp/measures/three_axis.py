@@ -50,10 +50,11 @@ from repo_interp.measures.kernels.axis_fit import (
     fit_pairs,
     inner_product,
 )
-from repo_interp.measures.kernels.logit_sums import MapSums, attention_sums, logit_sums
+from repo_interp.measures.kernels.heads import Reduction
+from repo_interp.measures.kernels.logit_sums import LogitSums, MapSums, attention_sums, is_bilinear, logit_sums
 from repo_interp.measures.kernels.position_cells import position_correlation
 from repo_interp.measures.kernels.solvers import Axes
-from repo_interp.measures.labels import described, of_layer
+from repo_interp.measures.labels import Arrays, arrays, described
 from repo_interp.measures.statistics import Measure, Statistics
 from repo_interp.positions.layouts import LEARNED
 from repo_interp.values import Count, Positive, Seed
@@ -119,27 +120,30 @@ class ThreeAxis(Measure):
         if "held_out" in self.extras:
             rows = draw_rows(inputs.valid, self.held_out_share, self.seed)
             values["r2_held_out"] = held_out_r2(sums, logit_sums(inputs, rows), rows, inputs.valid, inputs.window, self.ridge)
-        labelled = {name: of_layer(inputs, ("prompt", "layer", "head"), value) for name, value in values.items()}
-        return Statistics(per_prompt=xr.Dataset(labelled), first_prompt=self._first_axes(inputs, axes))
+        record = {name: (("prompt", "layer", "head"), value) for name, value in values.items()}
+        return Statistics(per_prompt=arrays(inputs, record), first_prompt=self._first_axes(inputs, axes))
+
+    def reductions(self, inputs: AttentionInputs, spans: Spans) -> tuple[Reduction, ...]:
+        """Sums of the logits, where these are a dot product."""
+        return (LogitSums(),) if is_bilinear(inputs) else ()
 
     def _by_position(self, inputs: AttentionInputs, sums: MapSums) -> Float[Tensor, "prompt head"]:
         if inputs.scheme not in LEARNED:
             return torch.full_like(sums.square, torch.nan)
         return position_correlation(inputs, sums, self.position_width, self.most_cells, self.ridge)
 
-    def _first_axes(self, inputs: AttentionInputs, axes: Axes) -> xr.Dataset:
+    def _first_axes(self, inputs: AttentionInputs, axes: Axes) -> Arrays:
         """Axes of the first prompt, where they are asked for and the prompt is in this batch."""
         row = inputs.row_of_first_prompt
         if self.axes == "none" or row is None:
-            return xr.Dataset()
+            return Arrays()
         valid = inputs.valid[row].nonzero()[:, 0].tolist()
         labels = {"distance": np.arange(valid[-1] - valid[0] + 1.0), "token": np.arange(valid[-1] + 1.0)}
-        return xr.Dataset(
-            {
-                name: of_layer(inputs, ("layer", "head", axis), part[row][:, : len(labels[axis])], **{axis: labels[axis]})
-                for name, axis, part in zip(_AXES, ("distance", "token", "token"), axes, strict=True)
-            }
-        )
+        record = {
+            name: (("layer", "head", axis), part[row][:, : len(labels[axis])])
+            for name, axis, part in zip(_AXES, ("distance", "token", "token"), axes, strict=True)
+        }
+        return arrays(inputs, record, **labels)
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `three_axis` of a run."""

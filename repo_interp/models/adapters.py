@@ -27,7 +27,7 @@ from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
 from repo_interp.files import replaced, write_text
-from repo_interp.models.configuration import Checkpoint, identify, stated
+from repo_interp.models.configuration import Checkpoint, identify, written_configuration
 from repo_interp.models.fields import Base
 from repo_interp.models.provenance import stored_digest
 from repo_interp.models.reposition import TABLE, reposition, scheme_modules
@@ -138,7 +138,8 @@ def save_adapter(model: PreTrainedModel, directory: Path, base: Base) -> None:
         save_file(values, unfinished, metadata={"format": "pt"})
     write_text(directory / _CONFIGURATION, json.dumps(lora | {"inference_mode": True}, indent=1, sort_keys=True) + "\n")
     write_text(
-        directory / "config.json", json.dumps(stated(model) | {"adapter": base.model_dump()}, indent=1, sort_keys=True) + "\n"
+        directory / "config.json",
+        json.dumps(written_configuration(model) | {"adapter": base.model_dump()}, indent=1, sort_keys=True) + "\n",
     )
 
 

@@ -119,6 +119,7 @@ def observing(
         positions: Tensor | None,
         logits_of_rows: LogitsOfRows | None,
     ) -> None:
+        here = queries.device  # of several that hold the model, the one with this layer
         inputs = AttentionInputs(
             layer=attention.layer_idx,
             scheme=attention.scheme,
@@ -128,7 +129,7 @@ def observing(
             frequencies=attention.frequencies,
             attention_scaling=attention.attention_scaling,
             logit_scale=attention.scaling,
-            valid=valid,
+            valid=valid.to(here),
             prompts=prompts,
             window=attention.sliding_window,
             softcap=attention.attn_logit_softcapping,

@@ -43,9 +43,10 @@ from repo_interp.models.configuration import (
     plain,
     repositioned_class,
     scaled_configuration,
-    stated,
     tokens_of,
+    written_configuration,
 )
+from repo_interp.models.dispatch import DeviceMap, MostMemory, device_of_weights, dispatched, is_dispatched, weights_in_place
 from repo_interp.models.families import FAMILIES
 from repo_interp.models.fields import DTYPES, SpecialTokens
 from repo_interp.models.reposition import layout, reposition
@@ -68,17 +69,24 @@ def load_model(
     device: str = "cpu",
     dtype: str = "float32",
     rope_scaling: Mapping[str, Any] | None = None,
+    device_map: DeviceMap | None = None,
+    most_memory: MostMemory | None = None,
 ) -> PreTrainedModel:
     """The repositioned Hugging Face model of a checkpoint, to train or to run, every layer checked, in evaluation mode.
 
     `checkpoint` is a directory, a name of the zoo or a hub id. Needs as much memory as the model. `rope_scaling` exchanges how frequencies
     are scaled, e.g. {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 4096}; it reaches every layer that rotates,
-    learned positions included. Raises InputError for what does not fit.
+    learned positions included. `device_map`, in the place of `device`: "auto" or a device for every module, for a model that is larger than
+    one of them (`models.dispatch`), with `most_memory` by device. Raises InputError for what does not fit.
     """
     if not isinstance(checkpoint, Checkpoint):
         checkpoint = identify(checkpoint)
     if dtype not in DTYPES:
         raise InputError(f"dtype {dtype!r} is unknown; wanted one of {', '.join(DTYPES)}")
+    if checkpoint.base is not None and device_map is not None:
+        raise InputError(
+            f"{checkpoint.directory} is an adapter, which is merged in memory; save it whole, then give a device map"
+        )
     if checkpoint.base is not None:
         return adapted(load_model(base_of(checkpoint), device, dtype, rope_scaling), checkpoint)
     place, precision = device_named(device), getattr(torch, dtype)
@@ -86,7 +94,8 @@ def load_model(
     if rope_scaling is not None:
         config = scaled_configuration(config, rope_scaling)
     model, stored = _skeleton(checkpoint, config)
-    values = read_weights(stored, place, precision)
+    placed = None if device_map is None else device_of_weights(model, device_map, most_memory, precision)
+    values = read_weights(stored, place, precision) if placed is None else weights_in_place(stored, placed, precision)
     _tie(model, values)
     model.load_state_dict(values, strict=False, assign=True)
     model.tie_weights()
@@ -97,7 +106,7 @@ def load_model(
         modelled(stated, SpecialTokens, str(generation))
         for name in SpecialTokens.model_fields.keys() & stated.keys():
             setattr(model.generation_config, name, stated[name])
-    model = model.to(place)  # pyright: ignore[reportArgumentType]
+    model = model.to(place) if placed is None else dispatched(model, stored, placed, precision)  # pyright: ignore[reportArgumentType]
     return model.eval()
 
 
@@ -143,12 +152,14 @@ def save(
         )
     tokenizer = tokenizer if tokenizer is not None else getattr(model, "tokenizer", None)
     decoder: Any = getattr(model, "original_model", model)
+    if is_dispatched(decoder):
+        raise InputError("weights of this model are offloaded; load it without a device map to save it")
     layout(decoder)  # refuses a model that was never repositioned
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     with replaced(directory / "model.safetensors") as unfinished:
         save_file(_stored_form(decoder), unfinished, metadata={"format": "pt"})
-    write_text(directory / "config.json", json.dumps(stated(decoder), indent=1, sort_keys=True) + "\n")
+    write_text(directory / "config.json", json.dumps(written_configuration(decoder), indent=1, sort_keys=True) + "\n")
     if decoder.generation_config is not None:
         decoder.generation_config.save_pretrained(directory)
     if tokenizer is not None:
@@ -218,17 +229,18 @@ class RepositionedForCausalLM:
 
         Raises InputError for options of Hugging Face that are not offered, such as quantisation.
         """
+        most_memory = options.pop("max_memory", None)
         hub = {name: options.pop(name, None) for name in _HUB_OPTIONS}
         refused = [name for name, value in options.items() if name not in _IDLE_OPTIONS and value not in (None, False, "")]
-        if refused or not isinstance(device_map, str | torch.device | None) or device_map == "auto":
-            raise InputError(
-                f"repositioned checkpoints take no {refused[0] if refused else f'device_map={device_map!r}'}; leave it out"
-            )
+        if refused:
+            raise InputError(f"repositioned checkpoints take no {refused[0]}; leave it out")
+        several = device_map if device_map == "auto" or isinstance(device_map, Mapping) else None
         known = identify(path, **{name: value for name, value in hub.items() if value is not None})
         checkpoint = Checkpoint(known.directory, OURS, plain(config), *own_layout_of(config), known.base)
         wanted = config.dtype if dtype in (None, "auto") else dtype
         name = "float32" if wanted is None else str(wanted).removeprefix("torch.")
-        model = load_model(checkpoint, "cpu" if device_map is None else str(device_map), name)
+        one = "cpu" if device_map is None or several is not None else str(device_map)
+        model = load_model(checkpoint, one, name, device_map=several, most_memory=most_memory)
         if attn_implementation is not None:
             model.set_attn_implementation(attn_implementation)
         return model

@@ -126,7 +126,7 @@ def repositioned(config: PretrainedConfig, schemes: tuple[str, ...], options: Ma
     config.position_layout = {"layers": list(schemes), **options}
 
 
-def stated(decoder: Any) -> dict[str, Any]:
+def written_configuration(decoder: Any) -> dict[str, Any]:
     """What config.json says of a repositioned model."""
     dtype = str(decoder.dtype).removeprefix("torch.")
     config = decoder.config.to_dict() | {"dtype": dtype, "architectures": [FAMILIES[decoder.config.model_type]]}

@@ -13,11 +13,12 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from repo_interp.errors import NotFinite
+from repo_interp.side_by_side import BatchSize, batches
 
 
 @torch.inference_mode()
 def continue_greedily(
-    model: PreTrainedModel, prompts: Sequence[Sequence[int]], counts: Sequence[int], batch_size: int = 32
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], counts: Sequence[int], batch_size: BatchSize = 32
 ) -> list[tuple[int, ...]]:
     """The most probable next tokens of every prompt, `counts[i]` of them for prompt i.
 
@@ -27,8 +28,7 @@ def continue_greedily(
         raise ValueError(f"one count per prompt was wanted; got {len(counts)} for {len(prompts)} prompts")
     order = sorted(range(len(prompts)), key=lambda number: (len(prompts[number]), counts[number]))
     continuations: dict[int, tuple[int, ...]] = {}
-    for start in range(0, len(order), batch_size):
-        chosen = order[start : start + batch_size]
+    for chosen in batches(order, [len(prompt) + count for prompt, count in zip(prompts, counts, strict=True)], batch_size):
         wanted = [counts[number] for number in chosen]
         made = _continue_batch(model, [prompts[number] for number in chosen], max(wanted), chosen)
         continuations.update(

@@ -20,6 +20,7 @@ from repo_interp.errors import InputError
 from repo_interp.models.bridge import bridge, model_of
 from repo_interp.models.checkpoints import load_model, load_tokenizer
 from repo_interp.models.configuration import identify, own_layout_of, plain
+from repo_interp.models.dispatch import DeviceMap, MostMemory
 from repo_interp.models.outputs import parity_errors
 from repo_interp.models.provenance import mark, origin
 from repo_interp.models.reposition import attentions, layout, longest_prompt, reposition
@@ -34,15 +35,18 @@ def load(
     device: str = "cpu",
     dtype: str = "float32",
     rope_scaling: Mapping[str, Any] | None = None,
+    device_map: DeviceMap | None = None,
+    most_memory: MostMemory | None = None,
 ) -> TransformerBridge:
     """The checkpoint at `path` - a directory, a name of the zoo, a hub id; released, ours or stock - as a TransformerBridge.
 
     Positions are analysed in float32 for good reason: in bfloat16 a position near 100 is rounded to steps of 0.5. `rope_scaling`
-    exchanges how frequencies are scaled (see `load_model`). Raises InputError, naming what is wrong, for anything that would not
+    exchanges how frequencies are scaled, `device_map` and `most_memory` spread a model that is larger than a device (see `load_model`).
+    Raises InputError, naming what is wrong, for anything that would not
     run exactly as it was trained.
     """
     checkpoint = identify(path)
-    model = load_model(checkpoint, device, dtype, rope_scaling)
+    model = load_model(checkpoint, device, dtype, rope_scaling, device_map, most_memory)
     require_parity(model)
     wrapped = bridge(model, load_tokenizer(checkpoint))
     source = origin(checkpoint, path, rope_scaling)

@@ -138,13 +138,13 @@ def _plan() -> Iterator[Planned]:
     for scheme in ("hope_ab1", "hope_ab2", "hope_ab3", "rope_high"):
         yield Planned(f"copying/{scheme}", scheme, two, weights=())
 
-    yield Planned("language/rope", "rope", three, fields={"checkpoint_every": 100})
+    yield Planned("language/rope", "rope", fields={"checkpoint_every": 100})
     for scheme in ("learned", "alibi", "kerple", "fire", "hope", "cope"):
         yield Planned(f"language/{scheme}", scheme, fields=_contextual(scheme))
     yield Planned("language/cope_16", "cope", fields={"scheme_options": {"p_max": 16}})
     for name, layout in (("rope_continued", "rope"), ("repo", "repo@1/3")):
-        yield Planned(f"language/{name}", layout, three, continue_from="language/rope")
-    yield Planned("language/nope", "nope", three, continue_from="language/rope", weights=())
+        yield Planned(f"language/{name}", layout, continue_from="language/rope")
+    yield Planned("language/nope", "nope", continue_from="language/rope", weights=())
     for scheme in ("r2n1", "n2r1"):
         yield Planned(f"language/{scheme}", scheme, continue_from="language/rope", weights=())
 

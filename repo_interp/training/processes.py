@@ -16,6 +16,7 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from types import FrameType
 
+from repo_interp import processes
 from repo_interp.training.configuration import TrainingConfiguration
 from repo_interp.training.folder import TrainingFolder
 
@@ -48,8 +49,19 @@ def train_side_by_side(
     """Train every (configuration, directory begun before), `jobs` at a time; `watch` is called every `every` seconds.
 
     Returns whether all came to their end: an interrupt stops them so that each can go on. An error of a run is raised when the others
-    are done.
+    are done. Where several processes were launched together, each trains one run after another, whichever is next.
     """
+    if processes.count() > 1:
+
+        def train_next(run: tuple[TrainingConfiguration, Path]) -> None:
+            if not train_side_by_side([run], 1, watch, every):
+                raise KeyboardInterrupt
+
+        try:
+            processes.spread(runs, train_next)
+        except KeyboardInterrupt:
+            return False
+        return True
     context = multiprocessing.get_context("spawn")
     ending = context.Event()
     with stoppable() as stop, ProcessPoolExecutor(jobs, context, _begin_process, (ending, os.getpid())) as pool:

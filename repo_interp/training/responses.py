@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from repo_interp.errors import InputError, NotFinite
 from repo_interp.models.capture import next_token_logits
 from repo_interp.models.generation import continue_greedily
+from repo_interp.side_by_side import BatchSize, batches
 from repo_interp.tasks import Batch, Prompt, Response, Task
 from repo_interp.tasks.task import Scoring
 
@@ -58,12 +59,13 @@ def logits_at(
 
 
 @torch.inference_mode()
-def forced_responses(model: PreTrainedModel, task: Scoring, prompts: Sequence[Prompt], batch_size: int = 32) -> list[Response]:
+def forced_responses(
+    model: PreTrainedModel, task: Scoring, prompts: Sequence[Prompt], batch_size: BatchSize = 32
+) -> list[Response]:
     """Teacher-forced responses, one per prompt, with log-probabilities in nats."""
     order = sorted(range(len(prompts)), key=lambda number: len(prompts[number].tokens))
     responses: dict[int, Response] = {}
-    for start in range(0, len(order), batch_size):
-        chosen = order[start : start + batch_size]
+    for chosen in batches(order, [len(prompt.tokens) for prompt in prompts], batch_size):
         question = to_question(padded([prompts[number] for number in chosen], task), next(model.parameters()).device)
         logits = target_logits(model, question)
         _require_finite(logits, [chosen[row] for row in question.rows.tolist()])
@@ -86,7 +88,9 @@ def _require_finite(logits: Float[Tensor, "target token_id"], numbers: Sequence[
             raise NotFinite(f"the model's predictions for prompt {number} are NaN or infinite")
 
 
-def generated_responses(model: PreTrainedModel, task: Scoring, prompts: Sequence[Prompt], batch_size: int = 32) -> list[Response]:
+def generated_responses(
+    model: PreTrainedModel, task: Scoring, prompts: Sequence[Prompt], batch_size: BatchSize = 32
+) -> list[Response]:
     """Greedy responses, one per prompt.
 
     Raises InputError where targets are not the last tokens of the prompt, so that a model cannot go on from before them.

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from repo_interp.files import replaced
+from repo_interp.processes import from_first
 from repo_interp.tasks import make_task
 from repo_interp.training.configuration import TABLES, to_toml
 from repo_interp.training.folder import TrainingFolder
@@ -45,15 +46,27 @@ def unfinished(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
 
 def make(runs: Sequence[PlannedRun], jobs: int, watch: Callable[[], None]) -> bool:
     """Train every unfinished one of `runs`, `jobs` at a time; `watch` is called twice per second. Returns whether all came to their end."""
-    for wave in (False, True):
+
+    def begun(wave: bool) -> list[PlannedRun]:
+        """The runs of a wave that wait, the longest first, each with its folder."""
         waiting = [run for run in unfinished(runs) if bool(run.configuration.continue_from) is wave]
         for run in waiting:
             folder = TrainingFolder(run.directory)
             if not folder.is_begun:
                 folder.begin(to_toml(run.configuration, made_with(run.configuration, command(run))))
+        return sorted(waiting, key=_work, reverse=True)
+
+    for wave in (False, True):
+        waiting = from_first(lambda wave=wave: begun(wave))
         if waiting and not train_side_by_side([(run.configuration, run.directory) for run in waiting], jobs, watch):
             return False
     return True
+
+
+def _work(run: PlannedRun) -> float:
+    """What a run costs, roughly: sequences times the square of the width."""
+    configuration = run.configuration
+    return configuration.steps * configuration.batch * configuration.accumulation * configuration.width**2
 
 
 def install(run: PlannedRun, zoo: Path) -> Path:

@@ -1,36 +1,36 @@
-"""Pairs of a query and an earlier key: which are seen, how many there are, and how sums over them are cut into chunks.
+"""Pairs of a query and an earlier key: which are seen, how many there are, and sums over them without making a map.
 
-    (i, j) is seen  <=>  j <= i,  i - j < window,  valid_i and valid_j
+    (i, j) is seen  <=>  j <= i,  i - j < window,  i and j take part
+    y_ij = q_i . k_j = sum_r C_r(i, j),   C_r(i, j) = q_ir k_jr + q_ir' k_jr'   (r' = r + d/2)
 
-A sum over seen pairs of anything bilinear in q_i and k_j stays the same when the features of invalid tokens are
-set to zero: padding on either side, and leaving tokens out (the beginning of the sequence, say), cost nothing. A
-sliding window is a difference: the pairs beyond it, i - j >= window, are the causal pairs of the same queries with
-the keys delayed by `window` tokens. Counts by query and key are running sums of the mask, those by distance its
-autocorrelation.
+A sum over seen pairs of anything bilinear in q_i and k_j stays the same when the features of tokens that take no part are set to zero:
+padding on either side, and leaving tokens out (the beginning of the sequence, say), cost nothing. A sliding window is a difference: the
+pairs beyond it, i - j >= window, are the causal pairs of the same queries with the keys delayed by `window` tokens. Counts by query and
+key are running sums of the mask, those by distance its autocorrelation.
 
-Second moments over causal pairs need only Grams for what happens between chunks of tokens,
+Tokens are cut into chunks. Pairs within a chunk are multiplied out, P = tril(Q_c K_c^T); a query's pairs with earlier chunks need only the
+sum of their keys, a key's pairs with later chunks the sum of their queries, and second moments only Grams: for every two dimensions a, b
 
-    sum_{i in c} sum_{j before c} (u_i . k_j)(w_i . k_j) = sum_i u_i^T (sum_{j before c} k_j k_j^T) w_i
+    sum_{i, j} q_ia q_ib k_ja k_jb = sum_c (Q_c^T Q_c)_ab (sum_{c' < c} K_c'^T K_c')_ab         over all pairs of different chunks
 
-so, with Q_c, K_c the features of chunk c, all pairs of different chunks give, for every two dimensions a, b,
+so with M the right side and g_a = sum_i q_ia (P K)_ia + sum_b M_ab,
 
-    sum_{i, j} q_ia q_ib k_ja k_jb = sum_c (Q_c^T Q_c)_ab (sum_{c' < c} K_c'^T K_c')_ab .
+    sum y^2 = sum P^2 + sum M,   sum C_r y = g_r + g_r',   sum Y^2 = sum P_Y^2 + (sum of M over the dimensions of Y)
 
-Chunk Grams are made in the features' dtype, their running sums and products in float64.
-Knows nothing about logits or measures, nor about what happens within a chunk.
+with Y the sum of some of the components. sum C_r^2 needs running sums of k_r^2, k_r'^2 and k_r k_r' alone. Cost O(n d (d + chunk)) per
+head. Products of features are in their dtype, sums over chunks in float64. Knows nothing about logits or measures.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float
 from scipy.fft import next_fast_len
 from torch import Tensor
-
-from repo_interp.measures.kernels.heads import broadcast_valid
 
 
 @dataclass(frozen=True)
@@ -43,33 +43,26 @@ class PairCounts:
     total: Float[Tensor, "..."]
 
 
-def pair_counts(valid: Bool[Tensor, "... token"], window: int | None = None) -> PairCounts:
-    """How many seen pairs each query, each key and each distance i - j has, and how many there are. Exact."""
-    tokens = valid.shape[-1]
-    mask = valid.to(torch.float64)
-    earlier = mask.cumsum(-1)
-    later = earlier[..., -1:] - earlier + mask
+def pair_counts(
+    keys: Bool[Tensor, "... token"], window: int | None = None, queries: Bool[Tensor, "... token"] | None = None
+) -> PairCounts:
+    """How many seen pairs each query, each key and each distance i - j has, and how many there are. Exact.
+
+    The masks say which tokens take part; `queries` None: those of the keys.
+    """
+    tokens, key = keys.shape[-1], keys.to(torch.float64)
+    query = key if queries is None else queries.to(torch.float64)
+    earlier = key.cumsum(-1)
+    later = query.flip(-1).cumsum(-1).flip(-1)
     if window is not None and window < tokens:
         earlier = earlier - delayed(earlier, window, axis=-1)
         later = later - advanced(later, window, axis=-1)
     length = next_fast_len(2 * tokens - 1, real=True)
-    spectrum = torch.fft.rfft(mask, n=length)
-    distance = torch.fft.irfft(spectrum * spectrum.conj(), n=length)[..., :tokens].round()
+    spectrum = torch.fft.rfft(query, n=length) * torch.fft.rfft(key, n=length).conj()
+    distance = torch.fft.irfft(spectrum, n=length)[..., :tokens].round()
     if window is not None:
         distance[..., window:] = 0
-    return PairCounts(query=earlier * mask, key=later * mask, distance=distance, total=distance.sum(-1))
-
-
-def pairs_of_heads(
-    valid: Bool[Tensor, "... token"] | None,
-    window: int | None,
-    features: Float[Tensor, "... head token d_head"],
-) -> Float[Tensor, "... head"]:
-    """Number of seen pairs of every head of `features`, float64; 0 where a prompt has no valid token."""
-    lead, tokens = features.shape[:-2], features.shape[-2]
-    if valid is None:
-        valid = torch.ones(tokens, dtype=torch.bool, device=features.device)
-    return broadcast_valid(pair_counts(valid, window).total[..., None], lead)[..., 0]
+    return PairCounts(query=earlier * query, key=later * key, distance=distance, total=distance.sum(-1))
 
 
 def signed_keys(
@@ -98,42 +91,245 @@ def advanced(values: Tensor, by: int, axis: int) -> Tensor:
 
 
 CHUNK = 128
-"""Tokens per chunk."""
+"""Most tokens of a chunk."""
 
-STRIDE = 8 * CHUNK
-"""Tokens whose chunks are treated together: what bounds memory at any length."""
+_LEAF = 16
+"""Tokens within which the squares of single components are summed pair by pair."""
 
 
-def in_chunks(features: Float[Tensor, "item token d_head"], size: int = CHUNK) -> Float[Tensor, "item chunk token d_head"]:
+_STRETCH = 2**18
+"""Bytes of the features, or logits, that are gone through at a time."""
+
+
+def in_chunks(features: Float[Tensor, "... token d_head"], size: int) -> Float[Tensor, "... chunk within d_head"]:
     """Cut the tokens into chunks of `size`; zeros fill the last one."""
-    missing = -features.shape[1] % size
+    missing = -features.shape[-2] % size
     if missing:
         features = torch.nn.functional.pad(features, (0, 0, 0, missing))
-    return features.unflatten(1, (-1, size))
+    return features.unflatten(-2, (-1, size))
+
+
+def chunk_size(d_head: int) -> int:
+    """Tokens per chunk: as many as there are dimensions, so that products within chunks and Grams cost the same."""
+    return min(CHUNK, max(32, 2 ** (d_head - 1).bit_length()))
 
 
 def gram_products(
-    queries: Float[Tensor, "item chunk token d_head"],
-    keys: Float[Tensor, "item chunk token d_head"],
-    gram_before: Float[Tensor, "item row column"],
-    rows: slice = slice(None),
-    columns: slice = slice(None),
-) -> tuple[Float[Tensor, "item row column"], Float[Tensor, "item row column"]]:
-    """Sum over chunks of (Q^T Q) o (Gram of the keys of all earlier chunks), and the Gram of the keys so far.
+    queries: Float[Tensor, "key member chunk within feature"],
+    other_queries: Float[Tensor, "key member chunk within other"],
+    keys: Float[Tensor, "key 1 chunk within feature"],
+    other_keys: Float[Tensor, "key any chunk within other"],
+) -> Float[Tensor, "key member feature other"]:
+    """Sum over the pairs of different chunks of q_ia u_ib k_ja v_jb, with u and v the others. Float64."""
+    new = {"dtype": torch.float64, "device": queries.device}
+    before = torch.zeros(*other_keys.shape[:2], keys.shape[-1], other_keys.shape[-1], **new)
+    products = torch.zeros(*queries.shape[:2], *before.shape[2:], **new)
+    for chunk in range(1, queries.shape[2]):
+        before += keys[:, :, chunk - 1].mT @ other_keys[:, :, chunk - 1]
+        products.addcmul_((queries[:, :, chunk].mT @ other_queries[:, :, chunk]).to(torch.float64), before)
+    return products
 
-    `gram_before` is that of the keys before the first chunk; of all Grams only `rows` and `columns` are made. Float64.
+
+@dataclass(frozen=True)
+class CausalPairs:
+    """Sums over the seen pairs of every head; each is made at the first question. Features are 0 where a token takes no part."""
+
+    queries: Float[Tensor, "key member token d_head"]
+    keys: Float[Tensor, "key any token d_head"]
+    """One for all members, or one for each."""
+    window: int | None
+    chunk: int
+    """Tokens per chunk."""
+
+    @cached_property
+    def parts(self) -> tuple[tuple[int, int, Chunks], ...]:
+        """(sign, delay, chunks): their causal pairs, added with the signs, are the seen pairs."""
+        queries, every = in_chunks(self.queries, self.chunk), signed_keys(self.keys, self.window)
+        return tuple((sign, delay, Chunks(queries, in_chunks(keys, self.chunk))) for sign, delay, keys in every)
+
+    @cached_property
+    def by_query(self) -> Float[Tensor, "key member query"]:
+        """sum_j y_ij, float64."""
+        return self._sum(lambda chunks: chunks.by_query)[..., : self.queries.shape[-2]]
+
+    @cached_property
+    def by_key(self) -> Float[Tensor, "key member key"]:
+        """sum_i y_ij, float64."""
+        tokens, parts = self.queries.shape[-2], self.parts
+        moved = [sign * advanced(chunks.by_key[..., :tokens], delay, axis=-1) for sign, delay, chunks in parts]
+        return torch.stack(moved).sum(0)
+
+    @cached_property
+    def square(self) -> Float[Tensor, "key member"]:
+        """sum y^2, float64."""
+        return self._sum(lambda chunks: chunks.squares.sum(-1))
+
+    @cached_property
+    def magnitude(self) -> Float[Tensor, "key member"]:
+        """Sum of the absolute values of the terms that gave `square`: what its rounding is relative to."""
+        return torch.stack([chunks.squares[..., 0] + chunks.products.abs().sum((-1, -2)) for _, _, chunks in self.parts]).sum(0)
+
+    @cached_property
+    def with_logits(self) -> Float[Tensor, "key member component"]:
+        """sum C_r y of every component r, float64."""
+        return self._sum(lambda chunks: chunks.with_logits)
+
+    @cached_property
+    def own_squares(self) -> Float[Tensor, "key member component"]:
+        """sum C_r^2 of every component r, float64."""
+        return torch.stack(
+            [sign * _own_squares(self.queries, keys) for sign, _, keys in signed_keys(self.keys, self.window)]
+        ).sum(0)
+
+    def squares_of(self, bands: Bool[Tensor, "band component"]) -> Float[Tensor, "key member band"]:
+        """sum Y^2 of the sum Y of the components of every band, float64."""
+        return self._sum(lambda chunks: chunks.squares_of(bands))
+
+    def scatter(self, pairs: Float[Tensor, "key 1"]) -> Float[Tensor, "key member"]:
+        """sum (y - mean y)^2 over the `pairs` that are seen, by their number; at least 0."""
+        return (self.square - self.by_query.sum(-1) ** 2 / pairs.clamp(min=1)).clamp(min=0)
+
+    def _sum(self, of: Callable[[Chunks], Tensor]) -> Tensor:
+        return (
+            torch.stack([sign * of(chunks) for sign, _, chunks in self.parts]).sum(0) if self.parts[1:] else of(self.parts[0][2])
+        )
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """Queries and keys in chunks of tokens, and sums over their causal pairs.
+
+    What has the size of the features, or of `within`, is made for a few chunks at a time, which stay in the processor's caches.
     """
-    key_grams = gram(keys, rows, columns).to(torch.float64)
-    key_grams.cumsum_(1)
-    query_grams = gram(queries, rows, columns).to(torch.float64)
-    products = query_grams.sum(1).mul_(gram_before)
-    if queries.shape[1] > 1:
-        products += query_grams[:, 1:].mul_(key_grams[:, :-1]).sum(1)
-    return products, gram_before + key_grams[:, -1]
+
+    queries: Float[Tensor, "key member chunk within d_head"]
+    keys: Float[Tensor, "key any chunk within d_head"]
+
+    @cached_property
+    def within(self) -> Float[Tensor, "key member chunk query key"]:
+        """Logits of the causal pairs within chunks, 0 elsewhere."""
+        return (self.queries @ self.keys.mT).mul_(self._lower)
+
+    @cached_property
+    def _lower(self) -> Tensor:
+        size = self.queries.shape[-2]
+        return torch.ones(size, size, dtype=self.queries.dtype, device=self.queries.device).tril()
+
+    @cached_property
+    def products(self) -> Float[Tensor, "key member d_head d_head"]:
+        """M: sums of q_ia q_ib k_ja k_jb over pairs of different chunks."""
+        return gram_products(self.queries, self.queries, self.keys, self.keys)
+
+    @cached_property
+    def by_query(self) -> Float[Tensor, "key member query"]:
+        """Row sums, those of the last chunk's zeros included."""
+        sums = self._chunk_sums(self.keys)
+        before = sums.cumsum(-2) - sums
+        return self._lines(lambda some: _line(self.queries[some], before[some], self.within[some].sum(-1)))
+
+    @cached_property
+    def by_key(self) -> Float[Tensor, "key member key"]:
+        """Column sums, those of the last chunk's zeros included."""
+        sums = self._chunk_sums(self.queries)
+        after = sums.sum(-2, keepdim=True) - sums.cumsum(-2)
+        return self._lines(lambda some: _line(self.keys[some], after[some], self.within[some].sum(-2)))
+
+    @cached_property
+    def squares(self) -> Float[Tensor, "key member 2"]:
+        """sum y^2 within chunks and between them."""
+        within = self._added(lambda some: _sum_of_squares(self.within[some]))
+        return torch.stack([within, self.products.sum((-1, -2))], -1)
+
+    @cached_property
+    def with_logits(self) -> Float[Tensor, "key member component"]:
+        """sum C_r y."""
+        within = self._added(lambda some: _sum_of_products(self.within[some] @ self.keys[some], self.queries[some]))
+        return (within + self.products.sum(-1)).unflatten(-1, (2, -1)).sum(-2)
+
+    def squares_of(self, bands: Bool[Tensor, "band component"]) -> Float[Tensor, "key member band"]:
+        """sum Y^2 of the sum Y of the components of every band."""
+        of_dimension = bands.repeat(1, 2).to(self.products)
+        between = torch.einsum("xa,kmab,xb->kmx", of_dimension, self.products, of_dimension)
+        runs = [_runs(band.repeat(2)) for band in bands]
+        # Where every component is in one band, the largest band has what the others leave of the logits.
+        last = int(bands.sum(-1).argmax()) if bool((bands.sum(0) == 1).all()) else None
+
+        def within(some: tuple) -> Tensor:
+            queries, keys, rest = self.queries[some], self.keys[some], self.within[some].clone()
+            sums = torch.zeros_like(between)
+            for number, dimensions in enumerate(runs):
+                if number == last or not dimensions:
+                    continue
+                logits = sum(queries[..., run] @ keys[..., run].mT for run in dimensions) * self._lower
+                sums[..., number] = _sum_of_squares(logits)
+                rest -= logits
+            if last is not None:
+                sums[..., last] = _sum_of_squares(rest)
+            return sums
+
+        return self._added(within) + between
+
+    def _chunk_sums(self, features: Tensor) -> Float[Tensor, "key any chunk d_head"]:
+        return torch.cat([features[some].to(torch.float64).sum(-2) for some in self._stretches], -2)
+
+    def _added(self, of: Callable[[tuple], Tensor]) -> Tensor:
+        return torch.stack([of(some) for some in self._stretches]).sum(0)
+
+    def _lines(self, of: Callable[[tuple], Tensor]) -> Tensor:
+        return torch.cat([of(some) for some in self._stretches], -2).flatten(-2)
+
+    @cached_property
+    def _stretches(self) -> list[tuple]:
+        """Indices of a few chunks at a time."""
+        keys, members, chunks, size, width = self.queries.shape
+        at_once = max(1, _STRETCH // (keys * members * size * max(size, width) * self.queries.element_size()))
+        return [(slice(None), slice(None), slice(start, start + at_once)) for start in range(0, chunks, at_once)]
 
 
-def gram(
-    features: Float[Tensor, "... token d_head"], rows: slice = slice(None), columns: slice = slice(None)
-) -> Float[Tensor, "... row column"]:
-    """F^T F, or some rows and columns of it, in the features' dtype."""
-    return features[..., rows].transpose(-1, -2) @ features[..., columns]
+def _line(features: Tensor, others: Tensor, within: Tensor) -> Tensor:
+    """`within` and the products of `features` with the sum of their chunk's `others`, [key, member, chunk, within], float64."""
+    return (features.to(torch.float64) @ others[..., None])[..., 0] + within
+
+
+def _sum_of_squares(logits: Float[Tensor, "key member chunk query key"]) -> Float[Tensor, "key member"]:
+    return logits.square().sum(-1).sum((-1, -2), dtype=torch.float64)
+
+
+def _sum_of_products(products: Tensor, queries: Tensor) -> Float[Tensor, "key member d_head"]:
+    return products.mul_(queries).sum(-2).sum(-2, dtype=torch.float64)
+
+
+def _runs(chosen: Bool[Tensor, "dimension"]) -> list[slice]:
+    """The chosen dimensions as slices."""
+    edges = torch.nn.functional.pad(chosen.to(torch.int8), (1, 1)).diff()
+    return [
+        slice(start, stop)
+        for start, stop in zip((edges == 1).nonzero()[:, 0].tolist(), (edges == -1).nonzero()[:, 0].tolist(), strict=True)
+    ]
+
+
+def _own_squares(queries: Tensor, keys: Tensor) -> Float[Tensor, "key member component"]:
+    """sum C_r^2 = sum_i q_r^2 K_rr + 2 q_r q_r' K_rr' + q_r'^2 K_r'r', K the sums of k_r k_s up to i, over causal pairs."""
+    lower = torch.ones(_LEAF, _LEAF, dtype=queries.dtype, device=queries.device).tril()
+    before = torch.zeros(*keys.shape[:2], 1, 3 * keys.shape[-1] // 2, dtype=torch.float64, device=keys.device)
+    sums = 0
+    step = _LEAF * max(1, _STRETCH // (queries.shape[:2].numel() * _LEAF * queries.shape[-1] * queries.element_size()))
+    for some_queries, some_keys in zip(queries.split(step, -2), keys.split(step, -2), strict=True):
+        of_queries, of_keys = _squares(some_queries), _squares(some_keys)
+        of_leaves = of_keys.sum(-2, dtype=torch.float64)
+        until = before + of_leaves.cumsum(-2)
+        within = (lower @ of_keys * of_queries).sum(-2).sum(-2, dtype=torch.float64)
+        sums = sums + within + ((until - of_leaves) * of_queries.sum(-2)).sum(-2)
+        before = until[..., -1:, :]
+    first, second, crossed = sums.chunk(3, -1)
+    return first + second + 2 * crossed
+
+
+def _squares(features: Tensor) -> Tensor:
+    """x_r^2, x_r'^2 and x_r x_r' of every component, in leaves."""
+    leaves = in_chunks(features, _LEAF)
+    half = leaves.shape[-1] // 2
+    squares = torch.empty(*leaves.shape[:-1], 3 * half, dtype=leaves.dtype, device=leaves.device)
+    torch.mul(leaves, leaves, out=squares[..., : 2 * half])
+    torch.mul(leaves[..., :half], leaves[..., half:], out=squares[..., 2 * half :])
+    return squares

@@ -58,18 +58,19 @@ def key_moments(keys: Float[Tensor, "prompt kv_head token d_head"], valid: Bool[
     """Mean and Gram of the valid keys, un-rotated; products in the keys' dtype, sums over blocks of tokens in float64."""
     prompts, kv_heads, tokens, width = keys.shape
     exact = torch.float64 if keys.dtype == torch.float64 else torch.float32
-    at_once = max(1, MEMORY // (prompts * kv_heads * width * 8))
-    blocks = [
-        (keys[:, :, start : start + at_once], ~valid[:, None, start : start + at_once, None])
-        for start in range(0, tokens, at_once)
-    ]
+    at_once = max(1, MEMORY // (prompts * kv_heads * width * 16))
+    hidden = None if bool(valid.all()) else ~valid[:, None, :, None]
     new = {"dtype": torch.float64, "device": keys.device}
-    mean, gram = torch.zeros(prompts, kv_heads, width, **new), torch.zeros(prompts, kv_heads, width, width, **new)
-    for some, hidden in blocks:
-        mean += some.masked_fill(hidden, 0).sum(2, dtype=torch.float64)
+    mean = torch.zeros(prompts, kv_heads, width, **new)
+    stretches = [slice(start, start + at_once) for start in range(0, tokens, at_once)]
+    for some in stretches:
+        known = keys[:, :, some] if hidden is None else keys[:, :, some].masked_fill(hidden[:, :, some], 0)
+        mean += known.sum(2, dtype=torch.float64)
     mean /= valid.sum(-1).clamp(min=1)[:, None, None]
-    for some, hidden in blocks:
-        centred = (some.to(exact) - mean[:, :, None].to(exact)).masked_fill(hidden, 0)
+    gram = torch.zeros(prompts, kv_heads, width, width, **new)
+    for some in stretches:
+        centred = keys[:, :, some].to(exact) - mean[:, :, None].to(exact)
+        centred = centred if hidden is None else centred.masked_fill_(hidden[:, :, some], 0)
         gram += centred.mT @ centred
     return KeyMoments(in_pairs(mean), gram)
 

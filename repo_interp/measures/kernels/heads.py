@@ -1,27 +1,34 @@
-"""The heads of a layer, as many at a time as memory allows, and in float64 where float32 will not do.
+"""The heads of a layer, a few at a time: what several measures need of them is made once, while they are at hand.
 
-    over_heads      calls a kernel on queries and keys [item, token, d_head] of as many heads as fit, and joins what it returns
-    head_blocks     yields rotated queries and keys of as many heads as fit, for measures that reduce each head themselves
+    reduced(inputs, reductions)    results of `reductions` over all heads, from one pass; kept with `inputs` for whoever asks for them again
+    Reduction                      what a measure needs of every head, by its parameters: those who ask for equal ones share the result
+    HeadBlock                      some heads: rotated features, and what is made of them at the first question
 
-A kernel returns a dataclass of tensors whose first axis is `item`: it is batched over heads, and this module decides how many
-heads a batch has. Products of float32 features lose digits where large terms cancel in a variance - a mean that dwarfs the
-spread, dimensions that oppose each other. Such heads, and only they, are given to the kernel a second time, in float64.
+One pass rotates every head once. Its products within chunks, Grams, sums and spectra are made when the first reduction asks for them and
+are gone with the block, so nothing large - n x n, a profile of every head, rotated features of a layer - ever stands whole.
 
-Knows nothing about what a kernel computes.
+Products of float32 features lose digits where large terms cancel in a variance - a mean that dwarfs the spread, dimensions that
+oppose each other. Such heads, and only they, are gone through in float64.
+
+Knows nothing about what is reduced.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs
-from repo_interp.positions.rotary import rotation_tables, turn
+from repo_interp.measures.kernels.causal_pairs import CausalPairs, PairCounts, chunk_size, pair_counts
+from repo_interp.measures.kernels.profiles import component_profiles, logit_profile
+from repo_interp.positions.rotary import rotation_tables
 
 MEMORY = 16 * 2**20
 """Bytes that a kernel may use beside its inputs and outputs, as long as one head fits."""
@@ -32,138 +39,254 @@ ILL_CONDITIONED = 26.0
 Where nothing but the mean is large this is mean^2 / variance > 25.
 """
 
-Sums = TypeVar("Sums")
-Kernel = Callable[[Tensor, Tensor], Sums]
+PROFILES = "profiles"
+"""The quantity of a block that `by_distance` follows from, where a reduction needs it."""
 
 
-def over_heads(
-    kernel: Kernel[Sums],
-    queries: Float[Tensor, "... head token d_head"],
-    keys: Float[Tensor, "... kv_head token d_head"],
-    valid: Bool[Tensor, "... token"] | None,
-    bytes_per_head: int,
-    memory: int = MEMORY,
-) -> Sums:
-    """What `kernel` returns for every head, as one record, with the leading axes of `queries` in the place of `item`.
+class Reduction(ABC):
+    """What is needed of every head of a layer: a frozen dataclass whose fields are all that it depends on, beside the inputs."""
 
-    `valid` is [prompt, token], or broadcasts over the leading axes of `queries`. The kernel sees zeros as the
-    features of invalid tokens, and half-precision features as float32. Consecutive heads share a key-value head where
-    there are fewer of those. Raises ValueError where queries and keys do not pair.
-    """
-    every = torch.arange(queries.shape[:-2].numel(), device=queries.device)
-    exact = torch.float64 if queries.dtype == torch.float64 else torch.float32
-    at_once = max(1, memory // max(1, bytes_per_head))
-    flat: Any = _over_items(kernel, queries, keys, valid, every, exact, at_once)
-    return type(flat)(**{name: part.unflatten(0, queries.shape[:-2]) for name, part in _tensors(flat).items()})
+    quantities: tuple[str, ...] = ()
+    """Quantities of a block that are made from others, where these are needed anyway: `PROFILES`."""
+
+    @abstractmethod
+    def start(self, inputs: AttentionInputs) -> Fold:
+        """A fold over the blocks of the layer, at its beginning."""
 
 
-def over_heads_in_two_precisions(
-    kernel: Kernel[Sums],
-    ill_conditioned: Callable[[Sums], Bool[Tensor, "... head"]],
-    queries: Float[Tensor, "... head token d_head"],
-    keys: Float[Tensor, "... kv_head token d_head"],
-    valid: Bool[Tensor, "... token"] | None,
-    bytes_per_head: int,
-    memory: int = MEMORY,
-) -> Sums:
-    """As `over_heads`, but heads that `ill_conditioned` picks from the results are done again in float64."""
-    sums = over_heads(kernel, queries, keys, valid, bytes_per_head, memory)
-    if queries.dtype == torch.float64:
-        return sums
-    chosen = ill_conditioned(sums)
-    items = chosen.flatten().nonzero()[:, 0]
-    if len(items):
-        at_once = max(1, memory // max(1, 2 * bytes_per_head))
-        exact = _over_items(kernel, queries, keys, valid, items, torch.float64, at_once)
-        for name, part in _tensors(exact).items():
-            getattr(sums, name)[chosen] = part
-    return sums
+class Same:
+    """A tensor that equals another one where every number does, so that reductions by equal ones are equal."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and torch.equal(self.tensor, other.tensor)
+
+    def __hash__(self) -> int:
+        return hash(self.tensor.shape)
 
 
-def _over_items(kernel, queries, keys, valid, items: Tensor, dtype: torch.dtype, at_once: int):
-    check_pairable(queries, keys)
-    lead, group = queries.shape[:-2], queries.shape[-3] // keys.shape[-3]
-    mask = None if valid is None else broadcast_valid(valid, lead)
-    joined, record_type, start = {}, None, 0
-    for block in items.split(at_once):
-        some_queries = _take(queries, block, lead).to(dtype)
-        some_keys = _take(keys, block // group, keys.shape[:-2]).to(dtype)
-        if mask is not None:
-            hidden = ~_take(mask, block, lead)[..., None]
-            if bool(hidden.any()):
-                some_queries, some_keys = some_queries.masked_fill_(hidden, 0), some_keys.masked_fill_(hidden, 0)
-        record = kernel(some_queries, some_keys)
-        record_type = type(record)
-        for name, part in _tensors(record).items():
-            if name not in joined:
-                joined[name] = part.new_empty(len(items), *part.shape[1:])
-            joined[name][start : start + len(block)] = part
-        start += len(block)
-    assert record_type is not None, "there is at least one head"
-    return record_type(**joined)
+class Fold(ABC):
+    """A reduction on its way through the blocks of a layer, each head once, in any order."""
 
+    def ill_conditioned(self, block: HeadBlock) -> Bool[Tensor, "key member"] | None:
+        """Heads of `block` that float32 will not do for; None where it does for all."""
+        return None
 
-def _tensors(record) -> dict[str, Tensor]:
-    return {field.name: getattr(record, field.name) for field in fields(record)}
+    @abstractmethod
+    def add(self, block: HeadBlock) -> None:
+        """Take in the heads of `block`."""
 
-
-def _take(values: Tensor, items: Tensor, lead: torch.Size) -> Tensor:
-    """Entries number `items` of the leading axes `lead`: copies those only, however `values` is strided."""
-    return values[torch.unravel_index(items, lead)]
-
-
-def broadcast_valid(valid: Tensor, lead: torch.Size) -> Tensor:
-    """`valid` [..., token] with the leading axes `lead`, as a view; without a head axis it counts for every head."""
-    if valid.ndim == len(lead) and valid.ndim > 1:
-        valid = valid[..., None, :]
-    return valid.expand(*lead, valid.shape[-1])
-
-
-def check_pairable(queries: Tensor, keys: Tensor) -> None:
-    """Raise ValueError unless queries and keys can be paired."""
-    pairable = queries.ndim == keys.ndim >= 3 and queries.shape[-2:] == keys.shape[-2:]
-    if not pairable or queries.shape[:-3] != keys.shape[:-3] or queries.shape[-3] % keys.shape[-3]:
-        raise ValueError(
-            f"queries {tuple(queries.shape)} and keys {tuple(keys.shape)} do not pair: wanted "
-            "[..., head, token, d_head] and [..., kv_head, token, d_head] with the same tokens and d_head, "
-            "the number of heads a multiple of that of key-value heads"
-        )
+    @abstractmethod
+    def result(self) -> Any:
+        """What is known after the last block."""
 
 
 @dataclass(frozen=True)
 class HeadBlock:
-    """Some heads of some prompts, prompt by prompt. One entry of the axis `item` is one head of one prompt."""
+    """Some heads of some prompts, the query heads that share a key together: [key, member]. Features are 0 where a token takes no part."""
 
-    prompt: Int[Tensor, "item"]
+    prompt: Int[Tensor, "key 1"]
     """Row of the batch."""
-    head: Int[Tensor, "item"]
-    queries: Float[Tensor, "item token d_head"]
-    """Rotated; float32, or float64 where the inputs are."""
-    keys: Float[Tensor, "item token d_head"]
-    """Rotated; a key-value head is repeated for each of its query heads."""
-    tokens: Bool[Tensor, "item token"]
-    """Tokens that take part."""
+    head: Int[Tensor, "key member"]
+    queries: Float[Tensor, "key member token d_head"]
+    """Rotated; float32, or float64 where the inputs are, or for the sake of digits."""
+    keys: Float[Tensor, "key 1 token d_head"]
+    """Rotated."""
+    rows: Bool[Tensor, "key 1 token"]
+    """Tokens whose queries take part."""
+    tokens: Bool[Tensor, "key 1 token"]
+    """Tokens whose keys take part."""
+    counts: PairCounts
+    """Numbers of seen pairs, each [key, 1, ...]."""
+    window: int | None
+    wanted: frozenset[str] = frozenset()
+
+    @cached_property
+    def pairs(self) -> CausalPairs:
+        """Sums over the seen pairs of queries and keys."""
+        return CausalPairs(self.queries, self.keys, self.window, chunk_size(self.queries.shape[-1]))
+
+    @cached_property
+    def profiles(self) -> Float[Tensor, "key member component distance"]:
+        """Sum of every component over the seen pairs at each distance, float64."""
+        return component_profiles(self.queries, self.keys, self.window)
+
+    @cached_property
+    def by_distance(self) -> Float[Tensor, "key member distance"]:
+        """Sum of the logits over the seen pairs at each distance, float64."""
+        return self.profiles.sum(-2) if PROFILES in self.wanted else logit_profile(self.queries, self.keys, self.window)
+
+    @cached_property
+    def extras(self) -> dict[Any, Any]:
+        """What folds made of these heads alone, by whom or for what, for as long as the block is at hand."""
+        return {}
+
+    def between(self, first: int, last: int | None) -> HeadBlock:
+        """The block with the valid tokens number `first` to `last` - 1 of each prompt alone."""
+        if first == 0 and last is None:
+            return self
+        if (first, last) not in self.extras:
+            some = tokens_between(self.tokens, first, last)
+            hidden = ~some[..., None]
+            self.extras[first, last] = replace(
+                self,
+                queries=self.queries.masked_fill(hidden, 0),
+                keys=self.keys.masked_fill(hidden, 0),
+                rows=self.rows & some,
+                tokens=some,
+                counts=pair_counts(some, self.window, self.rows & some),
+            )
+        return self.extras[first, last]
+
+    def heads(self, chosen: Bool[Tensor, "key member"], dtype: torch.dtype) -> HeadBlock:
+        """The `chosen` heads alone, each with a key of its own, in `dtype`."""
+        key, member = chosen.nonzero().unbind(-1)
+        of_key = {name: getattr(self, name)[key] for name in ("prompt", "rows", "tokens")}
+        counts = PairCounts(self.counts.query[key], self.counts.key[key], self.counts.distance[key], self.counts.total[key])
+        return replace(
+            self,
+            head=self.head[key, member, None],
+            queries=self.queries[key, member, None].to(dtype),
+            keys=self.keys[key].to(dtype),
+            counts=counts,
+            **of_key,
+        )
+
+
+def tokens_between(valid: Bool[Tensor, "... token"], first: int, last: int | None) -> Bool[Tensor, "... token"]:
+    """The valid tokens number `first` to `last` - 1 of each prompt."""
+    if first == 0 and last is None:
+        return valid
+    number = valid.cumsum(-1) - 1
+    some = valid & (number >= first)
+    return some if last is None else some & (number < last)
+
+
+def reduced(
+    inputs: AttentionInputs,
+    reductions: Sequence[Reduction],
+    rows: Bool[Tensor, "prompt token"] | None = None,
+    memory: int = MEMORY,
+) -> list[Any]:
+    """Results of `reductions`, in their order: those that are not known of `inputs` are made in one pass over the heads.
+
+    With `rows`, only their queries take part, and nothing is kept. `memory` in bytes bounds the features of a block, as long as one head
+    fits.
+    """
+    known = inputs.results if rows is None else {}
+    missing = [reduction for reduction in dict.fromkeys(reductions) if reduction not in known]
+    if missing:
+        folds = [reduction.start(inputs) for reduction in missing]
+        wanted = frozenset(name for reduction in missing for name in reduction.quantities)
+        for block in head_blocks(inputs, rows, memory, wanted):
+            for part in _well_conditioned(block, folds):
+                for fold in folds:
+                    fold.add(part)
+        known.update({reduction: fold.result() for reduction, fold in zip(missing, folds, strict=True)})
+    return [known[reduction] for reduction in reductions]
+
+
+def _well_conditioned(block: HeadBlock, folds: Sequence[Fold]) -> Iterator[HeadBlock]:
+    """`block`, or its heads for which its precision does, and the others in float64."""
+    found = [] if block.queries.dtype == torch.float64 else [fold.ill_conditioned(block) for fold in folds]
+    judged = [some for some in found if some is not None]
+    ill = torch.stack(judged).any(0) if judged else None
+    if ill is None or not bool(ill.any()):
+        yield block
+        return
+    if not bool(ill.all()):
+        yield block.heads(~ill, block.queries.dtype)
+    yield block.heads(ill, torch.float64)
 
 
 def head_blocks(
-    inputs: AttentionInputs, tokens: Bool[Tensor, "prompt token"] | None = None, memory: int = MEMORY // 2
+    inputs: AttentionInputs,
+    rows: Bool[Tensor, "prompt token"] | None = None,
+    memory: int = MEMORY,
+    wanted: frozenset[str] = frozenset(),
 ) -> Iterator[HeadBlock]:
-    """All heads of all prompts, each once, in the order (prompt, head), so that joined results unflatten to [prompt, head].
+    """All heads of all prompts, each once; `memory` bounds the bytes of the features of a block, as long as one head fits.
 
-    `tokens` says which take part (default: the valid ones). `memory` bounds the bytes of the rotated queries and keys of a block, as
-    long as one head fits.
+    Raises ValueError where heads cannot share keys evenly.
     """
     exact = torch.float64 if inputs.queries.dtype == torch.float64 else torch.float32
     prompts, heads, length, width = inputs.queries.shape
-    tokens = inputs.valid if tokens is None else tokens
-    items = torch.arange(prompts * heads, device=inputs.queries.device)
-    bytes_per_head = 2 * length * width * (8 if exact == torch.float64 else 4)
-    for block in items.split(max(1, memory // max(1, 2 * bytes_per_head))):
-        prompt, head = block // heads, block % heads
-        queries = inputs.queries[prompt, head].to(exact)
-        keys = inputs.keys[prompt, head // (heads // inputs.kv_heads)].to(exact)
-        if inputs.positions is not None and inputs.frequencies is not None:
-            positions = inputs.positions[prompt, head // (heads // inputs.positions.shape[1])]
-            tables = rotation_tables(positions, inputs.frequencies, inputs.attention_scaling, exact)
-            queries, keys = turn(queries, *tables), turn(keys, *tables)
-        yield HeadBlock(prompt, head, queries, keys, tokens[prompt])
+    rotates = inputs.positions is not None and inputs.frequencies is not None
+    shared = max(inputs.kv_heads, inputs.positions.shape[1]) if rotates and inputs.positions is not None else inputs.kv_heads
+    if heads % shared:
+        raise ValueError(f"{heads} heads do not pair with {shared} keys: wanted a multiple")
+    group, at_once = heads // shared, max(1, memory // (4 * length * width * exact.itemsize))
+    members = min(group, max(1, at_once - 1))
+    keys_at_once = max(1, at_once // (members + 1))
+    taking_part = inputs.valid if rows is None else inputs.valid & rows
+    counts = pair_counts(inputs.valid, inputs.window, taking_part)
+    # Slices of the inputs, so that nothing is copied before it is rotated: some prompts whole, or some heads of one prompt.
+    for prompt in _slices(prompts, max(1, keys_at_once // shared)):
+        for key in _slices(shared, keys_at_once):
+            tables = _tables(inputs, prompt, key, shared, exact) if rotates else None
+            keys = _features(_some(inputs.keys[prompt], key, shared), tables, inputs.valid[prompt], exact)
+            for member in _slices(group, members):
+                queries = inputs.queries[prompt].unflatten(1, (shared, group))[:, key, member]
+                every = torch.arange(prompts * heads, device=keys.device).view(prompts, shared, group)[prompt, key, member]
+                row = torch.div(every.flatten(0, 1)[:, :1], heads, rounding_mode="floor")
+                yield HeadBlock(
+                    prompt=row,
+                    head=every.flatten(0, 1) % heads,
+                    queries=_features(queries, tables, taking_part[prompt], exact),
+                    keys=keys,
+                    rows=taking_part[row],
+                    tokens=inputs.valid[row],
+                    counts=PairCounts(counts.query[row], counts.key[row], counts.distance[row], counts.total[row]),
+                    window=inputs.window,
+                    wanted=wanted,
+                )
+
+
+def _slices(count: int, at_once: int) -> list[slice]:
+    return [slice(start, min(start + at_once, count)) for start in range(0, count, at_once)]
+
+
+def _some(features: Float[Tensor, "prompt any *axes"], key: slice, shared: int) -> Float[Tensor, "prompt key 1 *axes"]:
+    """Keys, or positions, of the numbers `key` of `shared` that are told apart; fewer than these stand for several each."""
+    repeated = shared // features.shape[1]
+    some = (
+        features[:, key] if repeated == 1 else features[:, torch.arange(key.start, key.stop, device=features.device) // repeated]
+    )
+    return some[:, :, None]
+
+
+def _tables(
+    inputs: AttentionInputs, prompt: slice, key: slice, shared: int, exact: torch.dtype
+) -> tuple[Float[Tensor, "prompt any 1 token component"], Float[Tensor, "prompt any 1 token component"]]:
+    """Cosines and sines by which some keys and their queries are rotated: of index positions, one for all."""
+    assert inputs.positions is not None and inputs.frequencies is not None
+    positions = inputs.positions[prompt]
+    positions = positions[:, :, None] if positions.shape[1] == 1 else _some(positions, key, shared)
+    return rotation_tables(positions, inputs.frequencies, inputs.attention_scaling, exact)
+
+
+def _features(
+    features: Float[Tensor, "prompt key any token d_head"],
+    tables: tuple[Tensor, Tensor] | None,
+    tokens: Bool[Tensor, "prompt token"],
+    exact: torch.dtype,
+) -> Float[Tensor, "key any token d_head"]:
+    """`features` rotated, 0 where a token takes no part, with the keys of all prompts on one axis: a copy."""
+    ready = torch.empty(features.shape, dtype=exact, device=features.device)
+    if tables is None:
+        ready.copy_(features)
+    else:
+        cosines, sines = tables
+        (first, second), (real, imaginary) = features.to(exact).chunk(2, -1), ready.chunk(2, -1)
+        torch.mul(first, cosines, out=real).addcmul_(second, sines, value=-1)
+        torch.mul(second, cosines, out=imaginary).addcmul_(first, sines)
+    if not bool(tokens.all()):
+        ready.masked_fill_(~tokens[:, None, None, :, None], 0)
+    return ready.flatten(0, 1)
+
+
+def over_heads(parts: Float[Tensor, "prompt head *axes"], block: HeadBlock, values: Float[Tensor, "key member *axes"]) -> None:
+    """Put what was made of the heads of a block in their places of a result of all heads."""
+    parts[block.prompt, block.head] = values

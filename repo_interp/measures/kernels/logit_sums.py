@@ -1,14 +1,9 @@
 """Sums of a layer's logits, or of its attention weights, along diagonals, rows and columns, and of their squares.
 
-Logits that are a dot product, W_ij = scale q~_i . k~_j (rotated), are never written out: see causal_sums. Keys
-are centred first,
-
-    W_ij = scale q~_i . (k~_j - mean k~) + beta_i,      beta_i = scale q~_i . mean k~,
-
-so that float32 products keep their digits where the mean of the logits is far larger than their spread; the
-row effect beta is added back to all sums in float64. Soft-capped logits, logits with a position bias and
-attention weights - the softmax of a row - are not bilinear: their rows are written out some at a time, in
-O(n^2 d) time (about that of the layer's own attention, several times over) and O(n) memory per row.
+Logits that are a dot product, W_ij = scale q~_i . k~_j (rotated), are never written out: see causal_pairs and profiles, whose sums
+they share with whoever else asks in the same pass (heads). Soft-capped logits, logits with a position bias and attention weights -
+the softmax of a row - are not bilinear: their rows are written out some at a time, in O(n^2 d) time (about that of the layer's own
+attention, several times over) and O(n) memory per row.
 
 Knows nothing about what the sums are for.
 """
@@ -23,10 +18,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs
-from repo_interp.measures.kernels.axis_fit import additive_pairs
 from repo_interp.measures.kernels.causal_pairs import CHUNK
-from repo_interp.measures.kernels.causal_sums import causal_sums
-from repo_interp.measures.kernels.heads import MEMORY
+from repo_interp.measures.kernels.heads import ILL_CONDITIONED, MEMORY, Fold, HeadBlock, Reduction, over_heads, reduced
 from repo_interp.measures.kernels.solvers import Axes
 
 
@@ -41,10 +34,9 @@ class MapSums:
 
 def logit_sums(inputs: AttentionInputs, rows: Bool[Tensor, "prompt token"] | None = None) -> MapSums:
     """Sums of the logits over the seen pairs; of some `rows` only where they are given."""
-    rows = inputs.valid if rows is None else rows & inputs.valid
     if is_bilinear(inputs):
-        return _bilinear_sums(inputs, rows)
-    return _written_out(inputs, rows, lambda logits: logits)
+        return reduced(inputs, [LogitSums()], rows)[0]
+    return _written_out(inputs, inputs.valid if rows is None else rows & inputs.valid, lambda logits: logits)
 
 
 def attention_sums(inputs: AttentionInputs) -> MapSums:
@@ -69,37 +61,35 @@ def row_blocks(
         yield rows, inputs.logits(rows)
 
 
-def _bilinear_sums(inputs: AttentionInputs, rows: Bool[Tensor, "prompt token"]) -> MapSums:
-    queries, keys, valid = inputs.rotated_queries, inputs.rotated_keys, inputs.valid
-    prompts, kv_heads, tokens, width = keys.shape
-    group = inputs.heads // kv_heads
-    exact = torch.float64 if keys.dtype == torch.float64 else torch.float32
-    pairs = additive_pairs(rows[:, None], valid[:, None], inputs.window)
-    at_once = max(1, MEMORY // (prompts * tokens * width * 4 * (1 + group)))
-    parts = []
-    for start in range(0, kv_heads, at_once):
-        stop = min(start + at_once, kv_heads)
-        some_queries = queries[:, group * start : group * stop].to(exact)
-        some_keys = keys[:, start:stop].to(exact)
-        mean = _mean_over(valid, some_keys)
-        if rows is not valid:
-            some_queries = some_queries.masked_fill(~rows[:, None, :, None], 0)
-        centred = causal_sums(some_queries, some_keys - mean, valid, inputs.window, inputs.logit_scale)
-        effect = some_queries.unflatten(1, (-1, group)).to(torch.float64) @ mean[:, :, None].to(torch.float64).mT
-        effect = torch.where(rows[:, None], effect[..., 0].flatten(1, 2) * inputs.logit_scale, 0)
-        added = pairs.sums(Axes(torch.zeros_like(effect), effect, torch.zeros_like(effect)))
-        lines = Axes(centred.distance + added.distance, centred.query + added.query, centred.key + added.key)
-        square = centred.square + (effect * (2 * centred.query + pairs.counts.query * effect)).sum(-1)
-        parts.append(MapSums(lines, square))
-    lines = Axes(*(torch.cat(part, 1) for part in zip(*(part.lines for part in parts), strict=True)))
-    return MapSums(lines, torch.cat([part.square for part in parts], 1))
+@dataclass(frozen=True)
+class LogitSums(Reduction):
+    """Sums of logits that are a dot product: gives `MapSums`."""
+
+    def start(self, inputs: AttentionInputs) -> Fold:
+        """Sums of no head yet."""
+        prompts, heads, tokens, _ = inputs.queries.shape
+        new = {"dtype": torch.float64, "device": inputs.queries.device}
+        lines = Axes(*(torch.zeros(prompts, heads, tokens, **new) for _ in range(3)))
+        return _LogitSums(MapSums(lines, torch.zeros(prompts, heads, **new)), inputs.logit_scale)
 
 
-def _mean_over(valid: Bool[Tensor, "prompt token"], keys: Tensor) -> Float[Tensor, "prompt kv_head 1 d_head"]:
-    """Mean of the valid keys, in their dtype."""
-    masked = keys.masked_fill(~valid[:, None, :, None], 0)
-    count = valid.sum(-1).clamp(min=1)[:, None, None, None]
-    return (masked.sum(2, keepdim=True, dtype=torch.float64) / count).to(keys.dtype)
+@dataclass
+class _LogitSums(Fold):
+    sums: MapSums
+    scale: float
+
+    def ill_conditioned(self, block: HeadBlock) -> Tensor:
+        """Heads whose logits vary little beside the terms of their sum of squares."""
+        return block.pairs.magnitude > ILL_CONDITIONED * block.pairs.scatter(block.counts.total)
+
+    def add(self, block: HeadBlock) -> None:
+        lines = Axes(block.by_distance, block.pairs.by_query, block.pairs.by_key)
+        for whole, part in zip(self.sums.lines, lines, strict=True):
+            over_heads(whole, block, part * self.scale)
+        over_heads(self.sums.square, block, block.pairs.square * self.scale**2)
+
+    def result(self) -> MapSums:
+        return self.sums
 
 
 def _written_out(inputs: AttentionInputs, rows: Bool[Tensor, "prompt token"], finish: Callable[[Tensor], Tensor]) -> MapSums:

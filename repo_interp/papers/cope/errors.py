@@ -80,6 +80,8 @@ def lower_error(claim: Claim, scored: Sequence[Scored], test_set: str, measured:
     """
     cope, rule = first_of(scored, COPE), claim.rule
     assert cope is not None and isinstance(rule, LowerError)
+    if test_set not in cope.test_sets:
+        return Evidence(claim, cope.name, "", unmeasurable=f"{cope.name} was not scored on a test set {test_set}")
     candidates = {name: first_of(scored, name) for name in RIVALS}
     rivals = {name: rival for name, rival in candidates.items() if rival is not None and test_set in rival.test_sets}
     absent = missing([name for name in RIVALS if name not in rivals], cope.configuration.task)

@@ -1,7 +1,8 @@
 """Flip-flop, in and out of distribution (CoPE sec. 5.1, table 2, 7): C1.
 
 A sequence of bits that are written, ignored and read again; what is asked of a read is the bit that was written last. Out of
-distribution more instructions (sparse) or fewer (dense) are ignored than in training.
+distribution more instructions (sparse) or fewer (dense) are ignored than in training. Our sparse test set of the training length is nearly
+solved by every scheme; the longer one tells them apart, and is judged as a question of its own, after its scores were seen.
 """
 
 from __future__ import annotations
@@ -9,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from repo_interp.papers.cope.errors import COPE, SCHEMES, LowerError, bars, error_bars, error_table, lower_error, measure, needs
-from repo_interp.papers.kit.claims import Claim, Evidence
+from repo_interp.papers.kit.claims import SEEN, Claim, Evidence
 from repo_interp.papers.kit.experiment import Drawing, Experiment
 from repo_interp.papers.kit.scale import Scale
 from repo_interp.papers.kit.scores import Scored, first_of
 from repo_interp.tasks.flip_flop import FlipFlop
 from repo_interp.training.trained import configured_task
 
-SPARSE = "sparse"
+SPARSE, LONG_SPARSE = "sparse", "long_sparse"
 
 C1 = Claim(
     "C1",
@@ -25,12 +26,22 @@ C1 = Claim(
     "4.9 / 20.3 / 21.7 %",
     LowerError("CoPE's error on the sparse test set (98 % ignored)"),
 )
+C1_LONG = Claim(
+    "C1",
+    "flip-flop, longer and out of distribution: CoPE below RoPE and absolute in error",
+    C1.source,
+    "none: the paper's sequences are as long as those of training",
+    LowerError("CoPE's error on the long sparse test set"),
+    "longer",
+    SEEN,
+)
 
 
 def judge(scored: Sequence[Scored]) -> Iterator[Evidence]:
     """What there is on C1, where a checkpoint has CoPE in every layer."""
     if first_of(scored, COPE) is not None:
         yield lower_error(C1, scored, SPARSE, f"error of reads on {SPARSE} test sequences, %")
+        yield lower_error(C1_LONG, scored, LONG_SPARSE, "error of reads on long sparse test sequences, %")
 
 
 def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
@@ -48,7 +59,7 @@ def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
 
 FLIP_FLOP = Experiment(
     "flip-flop",
-    (C1,),
+    (C1, C1_LONG),
     needs("flip_flop", SCHEMES),
     measure,
     judge,

@@ -12,19 +12,20 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from repo_interp import processes
 from repo_interp.errors import InputError
 from repo_interp.files import write_text
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import Verdict
 from repo_interp.papers.kit.closure import sources_digest
-from repo_interp.papers.kit.experiment import Paper, run
+from repo_interp.papers.kit.experiment import Experiment, Paper, run
 from repo_interp.papers.kit.paper_directory import is_made_from, write_paper
-from repo_interp.papers.kit.subjects import Given, file_digest
+from repo_interp.papers.kit.subjects import Given, Subject, file_digest
 from repo_interp.run import versions
 from repo_interp.values import value_of
 
@@ -98,6 +99,28 @@ class Build:
     def _key(self) -> str:
         digests = ",".join(f"{name}={digest[:12]}" for name, digest in sorted(self.given.digests.items()))
         return f"{self.name} {self.options} {digests}"
+
+
+def measure_together(builds: Sequence[Build], directory: Path, progress: Callable[[int, int], None]) -> None:
+    """Measure for all `builds`, every experiment on every group of checkpoints in one of several processes; one process does nothing here.
+
+    What is measured is kept in `directory`, where `Build.make` finds it. `progress` is called with parts measured and in all.
+    """
+    if processes.count() == 1:
+        return
+    parts = [
+        (experiment, group, build.options)
+        for build in builds
+        for subjects in [build.given.subjects()]
+        for experiment in build.paper.experiments
+        for group in experiment.needs.groups(subjects)
+    ]
+
+    def measure(part: tuple[Experiment, Sequence[Subject], Any]) -> None:
+        experiment, group, options = part
+        experiment.measure(group, options, Cache(directory))
+
+    processes.spread(parts, measure, progress)
 
 
 def stated_options(

@@ -72,7 +72,15 @@ def write_gallery(directory: Path, papers: Sequence[Paper]) -> Path:
     tables = [TABLES_HEADING, _INTRODUCTION, "## Claims", tally(claims), markdown_table(claims, CLAIM_COLUMNS)]
     tables += ["## Numbers", _SPREAD, markdown_table(number_rows(verdicts, papers), NUMBER_COLUMNS)]
     write_text(directory / TABLES, "\n\n".join(tables) + "\n")
-    parts = [HEADING, _INTRODUCTION, *_pictures(directory, papers), "## Claims", tally(claims)]
+    parts = [
+        HEADING,
+        _INTRODUCTION,
+        *_pictures(directory, papers),
+        "## In short",
+        *in_short(verdicts, papers),
+        "## Claims",
+        tally(claims),
+    ]
     parts += [f"Spreads, controls, scales and commands: [{TABLES}]({TABLES}).", *_lines(verdicts, papers), "## Figures"]
     for paper in papers:
         parts += _thumbnails(directory, paper)
@@ -92,6 +100,28 @@ def _pictures(directory: Path, papers: Sequence[Paper]) -> list[str]:
                 f'<a href="{paper.name}/README.md"><img src="{paper.name}/{figure}.png" width="440" alt="{paper.title}"></a>'
             )
     return ["\n".join(pictures)] if pictures else []
+
+
+def in_short(verdicts: Sequence[Mapping[str, str]], papers: Sequence[Paper]) -> list[str]:
+    """By paper, a paragraph: which of its claims stand on their primary checkpoint, which do not, and which cannot be told, and why."""
+    told = []
+    for paper in papers:
+        by_outcome: dict[str, list[str]] = {}
+        for claim in paper.claims:
+            own = [row for row in verdicts if row["claim"] == claim.label and row["paper_name"] == paper.name]
+            if claim.paper_number == EXTENSION or not own:
+                continue
+            outcome = _primary(own, paper, claim)
+            words = f"{claim.statement.rstrip('.')} ({claim.label})"
+            if outcome == UNMEASURED:
+                why = next((row["note"] for row in own if row["note"]), "")
+                words += f" - {why.partition(': ')[0].partition('; ')[0]}" if why else ""
+            by_outcome.setdefault(outcome, []).append(words)
+        headings = {HOLDS: "Stands", FAILS: "Does not stand", UNMEASURED: "Cannot be told here"}
+        sentences = [f"*{headings[outcome]}:* {'; '.join(by_outcome[outcome])}." for outcome in headings if outcome in by_outcome]
+        if sentences:
+            told.append(f"**{paper.title.partition(',')[0]}.** {' '.join(sentences)}")
+    return told
 
 
 def _lines(verdicts: Sequence[Mapping[str, str]], papers: Sequence[Paper]) -> list[str]:

@@ -25,7 +25,7 @@ from repo_interp.measures.kernels.mirror import Mirror, mirror
 from repo_interp.measures.labels import described
 from repo_interp.models.load import load, load_fresh
 from repo_interp.papers.kit.cache import Cache
-from repo_interp.papers.kit.claims import Claim, Evidence
+from repo_interp.papers.kit.claims import SEEN, Claim, Evidence
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, each
 from repo_interp.papers.kit.learned_positions import why_not
 from repo_interp.papers.kit.rules import All, AtLeast, AtMost, Custom
@@ -62,6 +62,16 @@ R2 = Claim(
 R3 = Claim(
     "R3", "opening instruction tokens get near-constant positions", R2.source, "layers 1 to 3 of 4", AtMost(FLATNESS, 0.25)
 )
+FLATNESS_OF_ALL = f"the instruction's range over that of words and copies, median over {LATER_LAYERS},"
+R3_OF_ALL = Claim(
+    "R3",
+    "opening instruction tokens get positions in a small part of the text's range",
+    R2.source,
+    "layers 1 to 3 of 4",
+    AtMost(FLATNESS_OF_ALL, 0.25),
+    "over all words and copies",
+    SEEN,
+)
 _TOGETHER: Any = {"join": "exact", "coords": "minimal", "compat": "override"}
 
 
@@ -88,8 +98,8 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.D
 
 
 def _of_texts(subject: Subject, options: Options) -> xr.Dataset:
-    """`mirror [weights, layer, prompt, kind]`, `flatness`, `instruction_range`, `words_range [weights, layer, prompt]`, and from the
-    trained weights `example [layer, token]` with `example_part` and `example_text`, and `pair [layer, point, end]` for the scatter.
+    """`mirror [weights, layer, prompt, kind]`; `flatness`, `instruction_range`, `words_range`, `text_range [weights, layer, prompt]`; from
+    the trained weights `example [layer, token]` with `example_part` and `example_text`, and `pair [layer, point, end]` for the scatter.
     """
     bridges = {"trained": load(subject.path, options.device)} | {
         f"random {seed}": load_fresh(subject.path, seed, options.device) for seed in range(options.controls)
@@ -126,7 +136,7 @@ def _of_positions(position: xr.DataArray, prompts: Sequence[Any]) -> xr.Dataset:
     values = position.transpose("layer", "prompt", "head", "token").values.astype(float)
     layers, count, heads, _ = values.shape
     mirrors = np.full((layers, count, heads, len(Mirror._fields)), np.nan)
-    flat, inside, outside = (np.full((layers, count, heads), np.nan) for _ in range(3))
+    flat, inside, outside, whole = (np.full((layers, count, heads), np.nan) for _ in range(4))
     ends = []
     for number, prompt in enumerate(prompts):
         words, source, copies = prompt.spans["words"], prompt.attributes["source"], prompt.generated
@@ -137,6 +147,7 @@ def _of_positions(position: xr.DataArray, prompts: Sequence[Any]) -> xr.Dataset:
             flat[layer, number, head] = flatness(z, prompt.spans["instruction"], words)
             inside[layer, number, head] = np.ptp(z[list(prompt.spans["instruction"])])
             outside[layer, number, head] = np.ptp(z[list(words)])
+            whole[layer, number, head] = np.ptp(z[[*words, *copies]])
     coords = {"layer": position["layer"].values}
     axes = ("layer", "prompt")
     return xr.Dataset(
@@ -153,6 +164,7 @@ def _of_positions(position: xr.DataArray, prompts: Sequence[Any]) -> xr.Dataset:
                 xr.DataArray(inside.mean(axis=2), coords, axes), "range over the instruction", "positions"
             ),
             "words_range": described(xr.DataArray(outside.mean(axis=2), coords, axes), "range over the words", "positions"),
+            "text_range": described(xr.DataArray(whole.mean(axis=2), coords, axes), "range over words and copies", "positions"),
             "pair": described(
                 xr.DataArray(np.concatenate(ends, axis=1), coords | {"end": ["copy", "source"]}, ("layer", "point", "end")),
                 "positions of a copy and of its source, mean over heads",
@@ -175,6 +187,7 @@ def judge(data: xr.Dataset) -> Iterator[Evidence]:
     """R2 from the distances of copies, R3 from the range of the instruction."""
     yield _mirror_effect(data)
     yield _near_constant(data)
+    yield _near_constant_of_all(data)
 
 
 def _mirror_effect(data: xr.Dataset) -> Evidence:
@@ -233,6 +246,26 @@ def _near_constant(data: xr.Dataset) -> Evidence:
             f"layer {layer}: {ratio:.2f} (instruction {inside:.2f}, all words {outside:.1f} positions)"
             for layer, ratio, inside, outside in zip(*by_layer, strict=True)
         ),
+    )
+
+
+def _near_constant_of_all(data: xr.Dataset) -> Evidence:
+    ranges = data[["instruction_range", "text_range"]].sel(layer=data["layer"] > 0)
+    ratios = ranges["instruction_range"] / ranges["text_range"]
+    median = ratios.mean("prompt").median("layer")
+    trained = ratios.sel(weights="trained")
+    by_layer = trained.mean("prompt")
+    return Evidence(
+        R3_OF_ALL,
+        data.attrs["checkpoint"],
+        "range of the instruction's positions over that of words and copies, median over layers other than 0",
+        {FLATNESS_OF_ALL: float(median.sel(weights="trained"))},
+        float(median.sel(weights="trained")),
+        float(trained.median("layer").std("prompt", ddof=1)),
+        "texts",
+        data.sizes["prompt"],
+        "random weights: " + ", ".join(f"{float(median.sel(weights=name)):.3g}" for name in data["weights"].values[1:]),
+        "; ".join(f"layer {layer}: {ratio:.2f}" for layer, ratio in zip(by_layer["layer"].values, by_layer.values, strict=True)),
     )
 
 
@@ -320,7 +353,7 @@ def _scatter(ax: Axes, pair: xr.DataArray) -> None:
 
 MIRROR = Experiment(
     "mirror effect",
-    (R2, R3),
+    (R2, R3, R3_OF_ALL),
     Needs(
         each(lambda subject: bool(subject.learned) and subject.kind == "reversal"),
         "no checkpoint with learned positions trained on text reversal was given",

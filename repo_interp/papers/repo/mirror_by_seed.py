@@ -74,8 +74,13 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.D
 
 def strengths(data: xr.Dataset) -> Float[np.ndarray, " seed"]:
     """How many times nearer copies are to their source than to other words, by seed, in the layer other than 0 where that is most."""
+    return strengths_by_layer(data).max("layer").values
+
+
+def strengths_by_layer(data: xr.Dataset) -> xr.DataArray:
+    """How many times nearer copies are to their source than to other words, in every layer other than 0."""
     means = data["mirror"].sel(layer=data["layer"] > 0)
-    return (means.sel(kind="random") / means.sel(kind="copies")).max("layer").values
+    return described(means.sel(kind="random") / means.sel(kind="copies"), "strength of the mirror", "1")
 
 
 def judge(data: xr.Dataset) -> Iterator[Evidence]:

@@ -1,6 +1,7 @@
 """RePo (Li et al. 2026): figures 1 to 8 and tables 1, 4 and 6, made again on any checkpoints.
 
     text reversal          R1 by length; R2, R3 from positions, R2 over seeds          reversal, mirror, mirror_by_seed
+    learned positions      R2, R3, R5 when positions are taken away                    causes
     needle in a haystack   R4 attention mass, R5 ranges, R6 chunks, R9 scores          attention, ranges, chunks, haystack, start_layer
     language               R5, R6, and R8 segments                                     ranges, chunks, segments
     fresh models           R7 cost                                                     efficiency
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from repo_interp.papers.kit.experiment import Paper
 from repo_interp.papers.repo.attention import ATTENTION
+from repo_interp.papers.repo.causes import CAUSES
 from repo_interp.papers.repo.chunks import CHUNKS
 from repo_interp.papers.repo.efficiency import EFFICIENCY
 from repo_interp.papers.repo.haystack import HAYSTACK
@@ -27,7 +29,19 @@ from repo_interp.papers.repo.start_layer import START_LAYER
 PAPER = Paper(
     name="repo",
     title="RePo's experiments and analyses, made again",
-    experiments=(REVERSAL, MIRROR, MIRROR_BY_SEED, ATTENTION, RANGES, CHUNKS, EFFICIENCY, SEGMENTS, HAYSTACK, START_LAYER),
+    experiments=(
+        REVERSAL,
+        MIRROR,
+        MIRROR_BY_SEED,
+        ATTENTION,
+        RANGES,
+        CAUSES,
+        CHUNKS,
+        EFFICIENCY,
+        SEGMENTS,
+        HAYSTACK,
+        START_LAYER,
+    ),
     options=Options,
     fast={
         "prompts": 16,

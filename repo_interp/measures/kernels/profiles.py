@@ -1,0 +1,82 @@
+"""Sums of causal logits, and of their rotary components, along diagonals, without making a map.
+
+    distance_t = sum_i q_i . k_{i-t}   over seen pairs (see causal_pairs)
+
+Diagonals are a cross-correlation: with Q_a, K_a the Fourier transforms of dimension a, zero-padded,
+
+    sum_i q_ia k_{i-t, a} = irfft(Q_a conj(K_a))_t
+
+Rotary component r is the pair of dimensions (r, r + d/2), so its profile by distance (HoPE, fig. 2, 3) is the sum of two of these; the
+logits' is the sum of all, taken before the inverse transform. Always in float64: the error of a Fourier transform is absolute, and the
+longest distances have few pairs (float32 would leave 2e-4 there). Cost O(n d log n) per head; a few dimensions at a time, so that what is
+transformed stays in the processor's caches.
+
+Features are rotated already, and 0 where a token takes no part. Knows nothing of models or measures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float
+from scipy.fft import next_fast_len
+from torch import Tensor
+
+_BYTES = 2**20
+"""Of the padded queries that are transformed together."""
+
+
+def component_profiles(
+    queries: Float[Tensor, "key member token d_head"], keys: Float[Tensor, "key 1 token d_head"], window: int | None = None
+) -> Float[Tensor, "key member component distance"]:
+    """sum_i C_r(i, i-t) over seen pairs, for every component r and t = 0 .. n-1. Float64, in units of q . k."""
+    tokens, half = queries.shape[-2], queries.shape[-1] // 2
+    reach, length = _reach_and_length(tokens, window)
+    profiles = torch.zeros(*queries.shape[:2], half, tokens, dtype=torch.float64, device=queries.device)
+    for components, spectrum in _spectra(queries, keys, length):
+        profiles[..., components, :reach] = torch.fft.irfft(spectrum, n=length)[..., :reach]
+    return profiles
+
+
+def logit_profile(
+    queries: Float[Tensor, "key member token d_head"], keys: Float[Tensor, "key 1 token d_head"], window: int | None = None
+) -> Float[Tensor, "key member distance"]:
+    """sum_i q_i . k_{i-t} over seen pairs, for t = 0 .. n-1. Float64, in units of q . k."""
+    tokens = queries.shape[-2]
+    reach, length = _reach_and_length(tokens, window)
+    total = torch.zeros(*queries.shape[:2], length // 2 + 1, dtype=torch.complex128, device=queries.device)
+    for _, spectrum in _spectra(queries, keys, length):
+        total += spectrum.sum(-2)
+    profile = torch.fft.irfft(total, n=length)[..., :tokens]
+    profile[..., reach:] = 0
+    return profile
+
+
+def _reach_and_length(tokens: int, window: int | None) -> tuple[int, int]:
+    """Distances that have pairs, and a transform length at which they do not wrap around."""
+    reach = tokens if window is None else min(window, tokens)
+    length = next_fast_len(tokens + reach - 1, real=True)
+    assert length is not None
+    return reach, length
+
+
+def _spectra(queries: Tensor, keys: Tensor, length: int) -> Iterator[tuple[slice, Tensor]]:
+    """Some components at a time, and the transforms of their profiles [key, member, component, frequency], complex128."""
+    tokens, half = queries.shape[-2], queries.shape[-1] // 2
+    at_once = max(1, _BYTES // (queries.shape[:2].numel() * 2 * length * 8))
+    query_room, key_room = (
+        torch.zeros(*features.shape[:2], 2, min(at_once, half), length, dtype=torch.float64, device=queries.device)
+        for features in (queries, keys)
+    )
+    for start in range(0, half, at_once):
+        components = slice(start, min(start + at_once, half))
+        count = components.stop - components.start
+        transformed = []
+        for features, room in ((queries, query_room), (keys, key_room)):
+            room = room[..., :count, :]
+            room[..., :tokens].copy_(features.unflatten(-1, (2, half))[..., components].movedim(2, -1))
+            transformed.append(torch.fft.rfft(room))
+        of_queries, of_keys = transformed
+        products = of_queries.mul_(of_keys.conj_physical_())
+        yield components, products[:, :, 0].add_(products[:, :, 1])

@@ -1,0 +1,131 @@
+"""A model that is larger than a device: its layers over several accelerators, memory and the disk, by Accelerate.
+
+    device map "auto"     each accelerator is filled, then memory, then the disk; `most_memory` says how much each may take
+    offloaded weights     matrices of layers that found no place on an accelerator; read again in every pass - from the checkpoint's own
+                          files where they are on the disk, so that nothing is copied
+    never offloaded       the token embeddings, norms, and what position schemes learn: small, and read by others than their own module
+
+A pass through an offloaded layer takes at least as long as reading its weights. Knows nothing about layouts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from accelerate import dispatch_model, infer_auto_device_map
+from accelerate.utils import convert_file_size_to_int, get_max_memory
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from repo_interp.errors import InputError
+from repo_interp.models.reposition import scheme_modules
+from repo_interp.models.weights import StoredWeight, read_weights, tied_parameters
+
+DeviceMap = str | Mapping[str, str | int]
+"""`auto`, or a device for every part of the model by the name of its module."""
+MostMemory = Mapping[str | int, str | int]
+"""Bytes, or a text such as "20GiB", by device: the number of an accelerator, or "cpu"."""
+_OFFLOADED = ("cpu", "disk")
+
+
+def device_of_weights(
+    model: PreTrainedModel, device_map: DeviceMap, most_memory: MostMemory | None, dtype: torch.dtype
+) -> dict[str, str | int]:
+    """The device of every weight of `model`, which may be without them. Raises InputError for a map or memory that is none."""
+    if isinstance(device_map, str) and device_map != "auto":
+        raise InputError(f"device map {device_map!r} is unknown; wanted auto, or in Python a device for every module")
+    if device_map == "auto":
+        classes = model._no_split_modules or []
+        room = get_max_memory(None if most_memory is None else _sizes(most_memory))
+        device_map = infer_auto_device_map(model, room, no_split_module_classes=list(classes), dtype=dtype)  # pyright: ignore
+    main = _main_device(device_map)
+    resident = _resident(model)
+    placed = {}
+    for name in model.state_dict():
+        module = max(
+            (part for part in device_map if part == "" or name == part or name.startswith(f"{part}.")), key=len, default=None
+        )
+        if module is None:
+            raise InputError(f"the device map has no place for {name}")
+        placed[name] = main if name in resident and device_map[module] in _OFFLOADED else device_map[module]
+    return placed
+
+
+def weights_in_place(
+    stored: Mapping[str, StoredWeight], placed: Mapping[str, str | int], dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """The values of `stored` that are held in memory or on an accelerator, each where it belongs.
+
+    Those on the disk are read once and dropped, so that what is damaged is refused now.
+    """
+    values: dict[str, Tensor] = {}
+    for name, weight in stored.items():
+        on_disk = placed[name] == "disk"
+        read = read_weights({name: weight}, torch.device("cpu" if on_disk else placed[name]), dtype)
+        values |= {} if on_disk else read
+    return values
+
+
+def dispatched(
+    model: PreTrainedModel, stored: Mapping[str, StoredWeight], placed: Mapping[str, str | int], dtype: torch.dtype
+) -> PreTrainedModel:
+    """`model`, whose weights are in place but for those on the disk, ready to run: weights come to where they compute, and go again."""
+    index = {
+        name: {
+            "safetensors_file": str(weight.file),
+            "weight_name": weight.key,
+            "dtype": str(dtype).removeprefix("torch."),
+        }
+        for name, weight in stored.items()
+        if placed[name] == "disk"
+    }
+    level = logging.getLogger("accelerate.big_modeling")
+    before, level.disabled = level.disabled, True  # it warns of what was asked for
+    try:
+        modules = {name.rpartition(".")[0]: device for name, device in placed.items()}
+        return dispatch_model(
+            model, modules, main_device=_main_device(modules), offload_index=index or None, offload_dir="" if index else None
+        )
+    finally:
+        level.disabled = before
+
+
+def is_dispatched(model: nn.Module) -> bool:
+    """Whether weights of `model` stand elsewhere than where they compute."""
+    return any(device in _OFFLOADED for device in getattr(model, "hf_device_map", {}).values()) and any(
+        parameter.device.type == "meta" for parameter in model.parameters()
+    )
+
+
+def _resident(model: PreTrainedModel) -> set[str]:
+    """Names of the weights that are never offloaded."""
+    schemes = {id(parameter) for module in scheme_modules(model) for parameter in module.parameters()}
+    tied = set(tied_parameters(model)) | {"model.embed_tokens.weight"}
+    return {
+        name
+        for name, weight in model.state_dict(keep_vars=True).items()
+        if name in tied or weight.ndim < 2 or id(weight) in schemes
+    }
+
+
+def _main_device(device_map: Mapping[str, Any]) -> Any:
+    """Where a pass begins: the first accelerator that holds anything, else the processor."""
+    return next((device for device in device_map.values() if device not in _OFFLOADED), "cpu")
+
+
+def _sizes(most_memory: MostMemory) -> dict[str | int, int]:
+    sizes: dict[str | int, int] = {}
+    for device, size in most_memory.items():
+        key = int(device) if str(device).isdecimal() else str(device)
+        if key != "cpu" and not (isinstance(key, int) and key < torch.cuda.device_count()):
+            raise InputError(
+                f"there is no device {device!r} here to set memory apart on; wanted cpu or the number of an accelerator"
+            )
+        try:
+            sizes[key] = convert_file_size_to_int(size)
+        except ValueError:
+            raise InputError(f"memory of device {device} is {size!r}; wanted a size such as 20GiB") from None
+    return sizes

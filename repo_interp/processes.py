@@ -1,0 +1,241 @@
+"""The processes that work on one command together: those of `accelerate launch`, `torchrun`, or any launcher of `torch.distributed`.
+
+    with together(): ...                the processes that were launched meet; one alone where nobody launched several
+    spread(items, work)                 [work(item) for item in items], every item done by one process, whichever is free
+    from_first(work)                    what `work` gives in the first process, in every process
+    meet()                              wait until all are here
+
+Every process runs the same program on the same input, so all of them call these functions in the same order. Items are taken in their
+order: with the longest first, whoever is done with a short one takes the next, so that all end at about the same time, however fast each
+of them is. Results are put together in the order of the items: as long as those of an item do not depend on who works on it, one process
+and a hundred give the same. What `work` calls does not spread again. Where `work` fails in one process, the others take nothing more, and
+all raise the same error; where a process ends on its own - killed, or its machine is gone - the others raise `Deserted`.
+
+Nothing here is loaded before it is needed: `--help` needs no torch. Knows nothing about what the work is.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from itertools import count as numbers
+from typing import Any, TypeVar
+
+from repo_interp.errors import one_line
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+_MEETING, _PATIENCE = timedelta(minutes=10), timedelta(days=30)
+"""How long a process waits for the others to come, and then for what they do: as long as the longest item takes."""
+_sections = numbers()
+"""Numbers of the calls of `spread`, the same in every process."""
+_commands = 0
+"""How many times the processes met; the same in every one too."""
+_solitude = threading.local()
+_groups: dict[Any, Any] = {}
+
+
+class Deserted(KeyboardInterrupt):
+    """Another process of the same command has ended before its work was done: an interruption, after which the same command goes on."""
+
+
+def launched() -> int:
+    """How many processes were launched together, as the environment of a launcher says."""
+    return max(1, int(os.environ.get("WORLD_SIZE") or 1)) if os.environ.get("RANK", "").isdecimal() else 1
+
+
+def beside() -> int:
+    """How many of the processes of this command share this machine, this one among them."""
+    return max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1)) if launched() > 1 else 1
+
+
+def is_first() -> bool:
+    """Whether this is the process that speaks and writes."""
+    return launched() == 1 or int(os.environ["RANK"]) == 0
+
+
+def count() -> int:
+    """How many processes work together here: 1 where none met, and within work that is spread already."""
+    if launched() == 1 or getattr(_solitude, "depth", 0):
+        return 1
+    import torch.distributed
+
+    return torch.distributed.get_world_size() if torch.distributed.is_available() and torch.distributed.is_initialized() else 1
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """While the context lasts, the processes that were launched are one team. Each uses the accelerator of its own number on its machine.
+
+    A request to terminate - of a launcher, a scheduler - is an interruption then, so that what was measured is kept.
+    """
+    global _commands
+    _commands += 1
+    if launched() == 1:
+        yield
+        return
+    import torch
+    from accelerate import PartialState
+
+    if torch.distributed.is_initialized():
+        yield
+        return
+
+    def end(number: int, frame: object) -> None:
+        raise Deserted("asked to terminate")
+
+    with _lost_ones():
+        state = PartialState(cpu=True, timeout=_MEETING)
+        _group()
+    if torch.cuda.is_available():
+        torch.cuda.set_device(state.local_process_index % torch.cuda.device_count())
+    before = signal.signal(signal.SIGTERM, end) if threading.current_thread() is threading.main_thread() else None
+    try:
+        yield
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+        _groups.clear()
+        with suppress(Exception):
+            state.destroy_process_group()
+            PartialState._reset_state()
+
+
+def speaks() -> bool:
+    """Whether this process is the one that says why the command ends: the first that asks."""
+    if launched() == 1:
+        return True
+    try:
+        return _store().add(f"repo_interp/{_commands}/ended", 1) == 1
+    except Exception:  # they have not met, or do no longer
+        return is_first()
+
+
+def spread(
+    items: Sequence[Item], work: Callable[[Item], Result], progress: Callable[[int, int], None] | None = None
+) -> list[Result]:
+    """`work` of every item, in the order of `items`, in every process. `progress` is called with items done, by all, and in all."""
+    if count() == 1:
+        results = []
+        for item in items:
+            results.append(work(item))
+            if progress is not None:
+                progress(len(results), len(items))
+        return results
+    section, store = f"repo_interp/{next(_sections)}", _store()
+    mine: dict[int, Result] = {}
+    failure: tuple[int, Exception] | None = None
+    with _lost_ones():
+        while not store.check([f"{section}/failed"]) and (place := store.add(f"{section}/taken", 1) - 1) < len(items):
+            try:
+                with alone():
+                    mine[place] = work(items[place])
+            except Exception as error:
+                failure = (place, error)
+                store.set(f"{section}/failed", "")
+                break
+            done = store.add(f"{section}/done", 1)
+            if progress is not None:
+                progress(done, len(items))
+    found = _gathered((mine, None if failure is None else (failure[0], _portable(failure[1]))))
+    failures = sorted((failed for _, failed in found if failed is not None), key=lambda failed: failed[0])
+    if failures:
+        raise failure[1] if failure is not None and failure[0] == failures[0][0] else failures[0][1]
+    by_place = {place: result for results, _ in found for place, result in results.items()}
+    return [by_place[place] for place in range(len(items))]
+
+
+def from_first(work: Callable[[], Result]) -> Result:
+    """What `work` gives, or raises, in the first process, in every process."""
+    if count() == 1:
+        return work()
+    result, failure = None, None
+    if is_first():
+        try:
+            with alone():
+                result = work()
+        except Exception as error:
+            failure = error
+    told: list[Any] = [(result, None if failure is None else _portable(failure))]
+    import torch.distributed
+
+    with _lost_ones():
+        torch.distributed.broadcast_object_list(told, src=0, group=_group())
+    if is_first() and failure is not None:
+        raise failure
+    if told[0][1] is not None:
+        raise told[0][1]
+    return result if is_first() else told[0][0]  # pyright: ignore[reportReturnType]
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """While the context lasts, this process works for itself: nothing is spread, nothing is waited for."""
+    _solitude.depth = getattr(_solitude, "depth", 0) + 1
+    try:
+        yield
+    finally:
+        _solitude.depth -= 1
+
+
+def meet() -> None:
+    """Wait until every process is here: what the first writes from now on was not there when the others looked."""
+    if count() > 1:
+        _gathered(None)
+
+
+def machine() -> str:
+    """A name of this machine that can stand in the name of a file."""
+    return "".join(letter if letter.isalnum() else "-" for letter in socket.gethostname())[:40]
+
+
+@contextmanager
+def _lost_ones() -> Iterator[None]:
+    """What is raised when the connection to another process breaks, as `Deserted`."""
+    try:
+        yield
+    except RuntimeError as error:  # of gloo and of the store
+        raise Deserted(f"another process of this command has ended ({one_line(error, 80)})") from None
+
+
+def _gathered(mine: Any) -> list[Any]:
+    import torch.distributed
+
+    everyones: list[Any] = [None] * torch.distributed.get_world_size()
+    with _lost_ones():
+        torch.distributed.all_gather_object(everyones, mine, group=_group())
+    return everyones
+
+
+def _group() -> Any:
+    """The processes, connected by gloo, whatever else connects them: numbers and names are exchanged, and no tensor of a model."""
+    import torch.distributed
+    from torch.distributed.distributed_c10d import _set_pg_timeout  # of gloo there is no public way to set it later
+
+    whole = torch.distributed.group.WORLD
+    if whole not in _groups:
+        group = _groups[whole] = torch.distributed.new_group(backend="gloo", timeout=_MEETING)
+        torch.distributed.barrier(group)
+        _set_pg_timeout(_PATIENCE, group)
+    return _groups[whole]
+
+
+def _portable(error: Exception) -> Exception:
+    """`error`, or where it cannot be sent another that says the same."""
+    try:
+        return pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(one_line(f"{type(error).__name__}: {error}"))
+
+
+def _store() -> Any:
+    """The key-value store by which the processes found each other; torch gives it to no public function."""
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    return _get_default_store()

@@ -1,0 +1,55 @@
+"""Which prompts go through a model side by side: of similar length, at most so many, and no more tokens than are given room.
+
+    batches(order, lengths, 8)                       at most 8 prompts
+    batches(order, lengths, SideBySide(tokens=4096)) as many as fit into 4096 tokens with their padding, at least one
+
+Knows nothing about models and prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from repo_interp.errors import InputError
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """The most that one forward pass takes; a single prompt always goes through."""
+
+    prompts: int = 1024
+    tokens: int = 1 << 62
+    """With the padding."""
+
+    def __post_init__(self) -> None:
+        """Raises InputError where no prompt would go through."""
+        if self.prompts < 1:
+            raise InputError(f"a batch has at least one prompt, not {self.prompts}")
+
+    def of_length(self, length: int) -> int:
+        """How many prompts of `length` tokens."""
+        return max(1, min(self.prompts, self.tokens // max(1, length)))
+
+
+BatchSize = int | SideBySide
+"""How many prompts, or how much of them."""
+
+
+def limit(size: BatchSize) -> SideBySide:
+    """`size` as limits. Raises InputError where no prompt would go through."""
+    return size if isinstance(size, SideBySide) else SideBySide(prompts=size)
+
+
+def batches(order: Sequence[int], lengths: Sequence[int], size: BatchSize) -> list[list[int]]:
+    """The numbers in `order`, cut into batches; `lengths` in tokens, by number. With the order sorted by length, little is padded."""
+    most, longest = limit(size), 0
+    cut: list[list[int]] = []
+    for number in order:
+        longest = max(longest, lengths[number])
+        if cut and len(cut[-1]) < most.of_length(longest):
+            cut[-1].append(number)
+        else:
+            cut.append([number])
+            longest = lengths[number]
+    return cut
