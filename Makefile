@@ -53,8 +53,7 @@ zoo: env
 	$(BIN)/repo-interp zoo train --jobs 2 --into repo_interp/zoo
 
 bench: env
-	$(BIN)/python -m benchmarks
-	$(BIN)/python -m benchmarks.announced
+	$(BIN)/repo-interp bench
 
 # Minutes of fuzzing; the suite has seconds of the same. What it finds is printed, and kept in .hypothesis/ for the next time.
 fuzz: env

@@ -1,1 +1,1 @@
-"""What the measures cost, beside the textbook way and beside the layer they look at. Run by `python -m benchmarks`."""
+"""For whoever changes the code: whether the commands give what they gave before (`outputs`). What they cost: `repo-interp bench`."""

@@ -48,6 +48,11 @@ EXAMPLES = {
         "repo-interp analyze niah/rope --measures components,rotation --set components.first_token=1 --layers 2-3",
     ),
     "inspect": ("repo-interp inspect niah/repo",),
+    "bench": (
+        "repo-interp bench                                              # ten minutes of two cores; interrupted, it goes on",
+        "repo-interp bench --rows layer,model --lengths 512,1024 --out runs/bench",
+        "repo-interp bench --rows long --subjects smollm2-135m",
+    ),
     "train": (
         "repo-interp train reversal --scheme repo --seeds 0-2 --jobs 2",
         "repo-interp train niah --continue-from niah/rope --scheme repo@1/3 --out runs/mine",

@@ -161,6 +161,11 @@ def test_what_is_loaded_is_whole_and_is_saved_as_that(adapter, tmp_path):
     save(model, tmp_path / "whole")
     assert identify(tmp_path / "whole").base is None
     assert torch.equal(load_model(tmp_path / "whole")(TOKENS).logits, model(TOKENS).logits)
+    half = load_model(adapter, dtype="bfloat16", positions_dtype="float32")
+    exact = model.state_dict()
+    assert half.dtype == torch.bfloat16
+    assigned = {name: value for name, value in half.state_dict().items() if ".assigner." in name}
+    assert assigned and all(torch.equal(value, exact[name]) for name, value in assigned.items())
     with pytest.raises(ri.InputError, match="save it whole"):
         load_model(adapter, device_map="auto")
     assert torch.equal(AutoModelForCausalLM.from_pretrained(adapter)(TOKENS).logits, model(TOKENS).logits)

@@ -15,8 +15,10 @@ from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import repo_interp as ri
+from repo_interp.analysis.notes import RoundedPositions
 from repo_interp.models.reposition import scheme_modules
 from repo_interp.shipped import zoo_names
+from repo_interp.tasks.prompt import Prompt
 
 TOKENS = torch.randint(3, 64, (2, 20), generator=torch.Generator().manual_seed(1))
 
@@ -100,6 +102,39 @@ def test_weights_are_converted_once(stored, wanted, tmp_path):
     assert state.keys() == before.keys()
     for name, tensor in before.items():
         assert torch.equal(state[name], tensor.to(getattr(torch, wanted))), name
+
+
+@pytest.mark.parametrize("scheme", ["repo", "multihead_continuous"])
+def test_learned_positions_keep_their_precision_in_a_rounded_model_where_asked(scheme, tmp_path):
+    model = ri.reposition(tiny("llama"), f"{scheme},rope,{scheme}")
+    for module in scheme_modules(model):
+        for parameter in module.parameters():
+            torch.nn.init.normal_(parameter)
+    ri.save(model, tmp_path)
+    prompt = Prompt(tokens=tuple(TOKENS[0].tolist()))
+    rounded, kept = (ri.load(tmp_path, dtype="bfloat16", positions_dtype=dtype) for dtype in (None, "float32"))
+    with pytest.warns(RoundedPositions):
+        of_rounded = ri.analyze(rounded, [prompt], ("positions",))
+    run = ri.analyze(kept, [prompt], ("positions",))
+    assert "positions_dtype" not in of_rounded.attrs
+    assert (run.attrs["dtype"], run.attrs["positions_dtype"]) == ("bfloat16", "float32")
+    assert "computed in bfloat16, learned positions in float32" in run.attrs["notes"]
+    hidden = []
+    block = kept.original_model.model.layers[0]
+    with (
+        torch.no_grad(),
+        block.self_attn.register_forward_pre_hook(
+            lambda module, arguments, keywords: hidden.append(keywords["hidden_states"]), with_kwargs=True
+        ),
+    ):
+        kept(TOKENS[:1])
+    assert hidden[0].dtype == torch.bfloat16
+    expected = model.model.layers[0].self_attn.assigner.assign(hidden[0].float())[0].T.detach()
+    found = torch.as_tensor(run["positions"]["position"].sel(layer=0, prompt=0).values).float()
+    assert_close(found[:: len(found) // len(expected)], expected, atol=1e-5, rtol=1e-5)
+    assert not torch.equal(found, found.bfloat16().float())
+    of_bfloat16 = torch.as_tensor(of_rounded["positions"]["position"].sel(layer=0, prompt=0).values).float()
+    assert torch.equal(of_bfloat16, of_bfloat16.bfloat16().float())
 
 
 def test_values_too_large_for_the_wanted_dtype_are_refused(stock):
@@ -245,14 +280,15 @@ print((status("VmHWM") - before) / size)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_loading_needs_the_memory_of_the_model(dtype, tmp_path):
+@pytest.mark.parametrize(("dtype", "shards"), [("float32", "60MB"), ("bfloat16", "1GB")])
+def test_loading_needs_the_memory_of_the_model(dtype, shards, tmp_path):
     from transformers import LlamaConfig
 
     config = LlamaConfig(vocab_size=8000, hidden_size=1024, intermediate_size=4096, num_hidden_layers=4, num_attention_heads=8)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    ri.save(ri.reposition(model, "rope"), tmp_path)  # about 330 MB
+    model.save_pretrained(tmp_path, max_shard_size=shards)  # about 330 MB
     del model
+    assert len(list(tmp_path.glob("*.safetensors"))) == (1 if shards == "1GB" else 7)
     out = subprocess.run([sys.executable, "-c", PEAK, str(tmp_path), dtype], capture_output=True, text=True, check=True)
     # A second copy of the weights would be 2. Of so small a model the allocator's own pages are up to a quarter, now and then.
     assert float(out.stdout.splitlines()[-1]) < 1.5

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1] / "repo_interp"
 NEIGHBOURS = ("measures", "tasks", "plots", "models")
-ABOVE = ("cli", "papers", "comparison", "analysis", "experiments", "training")
+ABOVE = ("cli", "benchmark", "papers", "comparison", "analysis", "experiments", "training")
 """From the top down: a floor may load those after it, and none before it. The neighbours stand below them all, side by side."""
 PAPERS = tuple(
     path.name for path in sorted((ROOT / "papers").iterdir()) if path.is_dir() and path.name not in ("kit", "__pycache__")

@@ -135,7 +135,7 @@ def test_rounded_positions_are_warned_about_and_noted(model):
     with pytest.warns(RoundedPositions, match="positions are rounded in bfloat16; measure them in float32") as warned:
         run = ri.analyze(model.bfloat16(), PROMPTS, ("positions",))
     assert len(warned) == 1
-    assert run.attrs["notes"] == "positions are rounded in bfloat16; measure them in float32"
+    assert run.attrs["notes"] == "positions are rounded in bfloat16; measure them in float32 (positions_dtype)"
 
 
 def test_index_positions_are_not_rounded():

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from repo_interp.measures.statistics import Measure, as_measure
-from repo_interp.models.provenance import length_trained, loaded_from
+from repo_interp.models.provenance import length_trained, loaded_from, positions_dtype
 from repo_interp.models.reposition import attentions, layout
 from repo_interp.positions.layouts import LEARNED, SCHEMES, format_layout
 from repo_interp.tasks.prompt import Prompt
@@ -26,6 +26,12 @@ def notes_on(bridge: nn.Module, prompts: Sequence[Prompt] = (), measures: Sequen
     rounded = rounded_positions(bridge)
     if rounded is not None:
         notes.append(rounded)
+    of_model, of_positions = next(bridge.parameters()).dtype, positions_dtype(bridge)
+    if of_positions != of_model:
+        named = [str(dtype).removeprefix("torch.") for dtype in (of_model, of_positions)]
+        notes.append(
+            f"computed in {named[0]}, learned positions in {named[1]}: what they are computed from is rounded, they are not"
+        )
     origin = loaded_from(bridge)
     if origin is not None and origin.scaling and all(attention.frequencies is None for attention in attentions(bridge)):
         notes.append(f"scaling ({origin.scaling}) changes nothing: no layer of the layout {format_layout(schemes)} rotates")
@@ -45,7 +51,7 @@ def notes_on(bridge: nn.Module, prompts: Sequence[Prompt] = (), measures: Sequen
 
 def rounded_positions(bridge: nn.Module) -> str | None:
     """What to say where learned positions are computed in 16 bits; None where they are not."""
-    dtype = next(bridge.parameters()).dtype
+    dtype = positions_dtype(bridge)
     if dtype.itemsize > 2 or not set(layout(bridge)) & set(LEARNED):
         return None
-    return f"positions are rounded in {str(dtype).removeprefix('torch.')}; measure them in float32"
+    return f"positions are rounded in {str(dtype).removeprefix('torch.')}; measure them in float32 (positions_dtype)"

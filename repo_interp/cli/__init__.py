@@ -22,7 +22,7 @@ from repo_interp import __version__, processes
 from repo_interp.errors import InputError, one_line
 from repo_interp.failures import is_out_of_memory
 
-COMMANDS = ("analyze", "inspect", "fetch", "train", "train steps", "score", "zoo", "figures", "compare")
+COMMANDS = ("analyze", "inspect", "fetch", "train", "train steps", "score", "zoo", "figures", "compare", "bench")
 """Commands; of those with two words, the second names the module."""
 
 

@@ -109,7 +109,6 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.analysis.room import require_memory
     from repo_interp.cli.checkpoint import DEFAULT, find, stem
     from repo_interp.cli.console import Console, plain
-    from repo_interp.cli.drawing import drawing_seconds
     from repo_interp.cli.progress import steps
     from repo_interp.cli.results import KEEP_EVERY, gone_on_with, print_results
     from repo_interp.cli.tables import print_tables
@@ -120,6 +119,7 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.models.load import load
     from repo_interp.models.reposition import layout
     from repo_interp.plots.catalogue import view_of
+    from repo_interp.plots.pages.duration import drawing_seconds
     from repo_interp.plots.pages.report import write_report
     from repo_interp.tasks.prompt.jsonl import read_prompts
 

@@ -129,13 +129,19 @@ def add_batch_size(parser: argparse.ArgumentParser, default: int) -> None:
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
-    """Declare `--device`, `--dtype` and `--device-map`."""
+    """Declare `--device`, `--dtype`, `--positions-dtype` and `--device-map`."""
     parser.add_argument("--device", default="cpu", help="where the model runs: cpu, cuda, cuda:1, mps (default: cpu)")
     parser.add_argument(
         "--dtype",
         default="float32",
         choices=("float32", "float64", "bfloat16", "float16"),
-        help="precision of the model; below float32 positions themselves are rounded (default: float32)",
+        help="precision of the model; below float32 learned positions are rounded, too, unless --positions-dtype is wider (default: "
+        "float32)",
+    )
+    parser.add_argument(
+        "--positions-dtype",
+        choices=("float32",),
+        help="precision of learned positions and of the maps that they come from (default: that of the model)",
     )
     parser.add_argument(
         "--device-map",
@@ -168,4 +174,5 @@ def placed(arguments: argparse.Namespace) -> dict[str, Any]:
         "dtype": arguments.dtype,
         "device_map": arguments.device_map,
         "most_memory": arguments.max_memory,
+        "positions_dtype": arguments.positions_dtype,
     }

@@ -27,10 +27,10 @@ from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
 from repo_interp.files import replaced, write_text
-from repo_interp.models.configuration import Checkpoint, identify, written_configuration
+from repo_interp.models.configuration import Checkpoint, identify_base, written_configuration
 from repo_interp.models.fields import Base
 from repo_interp.models.provenance import stored_digest
-from repo_interp.models.reposition import TABLE, reposition, scheme_modules
+from repo_interp.models.reposition import TABLE, assigner_parameters, reposition, scheme_modules
 from repo_interp.models.weights import ADAPTER, StoredWeight, read_weights, stored_weights
 from repo_interp.records import modelled, read_json
 
@@ -91,10 +91,7 @@ def base_of(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint that an adapter stands on. Raises InputError where it is not there, is another one, or an adapter itself."""
     base = checkpoint.base
     assert base is not None
-    try:
-        known = identify(base.name)
-    except InputError as error:
-        raise InputError(f"{checkpoint.directory} is an adapter on top of {base.name}: {error}") from None
+    known = identify_base(checkpoint.directory, base)
     digest = as_base(known, base.name).weights_digest
     if digest != base.weights_digest:
         raise InputError(
@@ -143,10 +140,15 @@ def save_adapter(model: PreTrainedModel, directory: Path, base: Base) -> None:
     )
 
 
-def adapted(model: PreTrainedModel, checkpoint: Checkpoint) -> PreTrainedModel:
-    """The loaded base of the adapter `checkpoint`, changed as it says, in place. Raises InputError for an adapter that does not fit."""
+def adapted(model: PreTrainedModel, checkpoint: Checkpoint, of_positions: torch.dtype = torch.float32) -> PreTrainedModel:
+    """The loaded base of the adapter `checkpoint`, changed as it says, in place; what assigns positions has the dtype `of_positions`.
+
+    Raises InputError for an adapter that does not fit.
+    """
     with torch.random.fork_rng():
         reposition(model, ",".join(checkpoint.layout), **checkpoint.options)
+    for parameter in assigner_parameters(model).values():
+        parameter.data = parameter.data.to(of_positions)
     changes = fitting_changes(model, checkpoint.directory)
     model.config.max_position_embeddings = checkpoint.config.max_position_embeddings
     parameters, cpu = dict(model.named_parameters()), torch.device("cpu")

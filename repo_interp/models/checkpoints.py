@@ -49,7 +49,7 @@ from repo_interp.models.configuration import (
 from repo_interp.models.dispatch import DeviceMap, MostMemory, device_of_weights, dispatched, is_dispatched, weights_in_place
 from repo_interp.models.families import FAMILIES
 from repo_interp.models.fields import DTYPES, SpecialTokens
-from repo_interp.models.reposition import layout, reposition
+from repo_interp.models.reposition import assigner_parameters, layout, reposition
 from repo_interp.models.weights import StoredWeight, file_key, fitting_weights, read_weights, tied_parameters
 from repo_interp.positions.layouts import format_layout
 from repo_interp.records import modelled
@@ -71,31 +71,35 @@ def load_model(
     rope_scaling: Mapping[str, Any] | None = None,
     device_map: DeviceMap | None = None,
     most_memory: MostMemory | None = None,
+    positions_dtype: str | None = None,
 ) -> PreTrainedModel:
     """The repositioned Hugging Face model of a checkpoint, to train or to run, every layer checked, in evaluation mode.
 
     `checkpoint` is a directory, a name of the zoo or a hub id. Needs as much memory as the model. `rope_scaling` exchanges how frequencies
     are scaled, e.g. {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 4096}; it reaches every layer that rotates,
     learned positions included. `device_map`, in the place of `device`: "auto" or a device for every module, for a model that is larger than
-    one of them (`models.dispatch`), with `most_memory` by device. Raises InputError for what does not fit.
+    one of them (`models.dispatch`), with `most_memory` by device. `positions_dtype`: of the maps that learned positions come from, and of
+    these positions; None: `dtype`. Raises InputError for what does not fit.
     """
     if not isinstance(checkpoint, Checkpoint):
         checkpoint = identify(checkpoint)
-    if dtype not in DTYPES:
-        raise InputError(f"dtype {dtype!r} is unknown; wanted one of {', '.join(DTYPES)}")
+    precision, of_positions = (_dtype_named(name) for name in (dtype, positions_dtype or dtype))
     if checkpoint.base is not None and device_map is not None:
         raise InputError(
             f"{checkpoint.directory} is an adapter, which is merged in memory; save it whole, then give a device map"
         )
     if checkpoint.base is not None:
-        return adapted(load_model(base_of(checkpoint), device, dtype, rope_scaling), checkpoint)
-    place, precision = device_named(device), getattr(torch, dtype)
+        return adapted(load_model(base_of(checkpoint), device, dtype, rope_scaling), checkpoint, of_positions)
+    place = device_named(device)
     config = checkpoint.config
     if rope_scaling is not None:
         config = scaled_configuration(config, rope_scaling)
     model, stored = _skeleton(checkpoint, config)
     placed = None if device_map is None else device_of_weights(model, device_map, most_memory, precision)
-    values = read_weights(stored, place, precision) if placed is None else weights_in_place(stored, placed, precision)
+    exact, values = assigner_parameters(model), {}
+    for names, wanted in ((stored.keys() - exact.keys(), precision), (stored.keys() & exact.keys(), of_positions)):
+        some = {name: stored[name] for name in stored if name in names}
+        values |= read_weights(some, place, wanted) if placed is None else weights_in_place(some, placed, wanted)
     _tie(model, values)
     model.load_state_dict(values, strict=False, assign=True)
     model.tie_weights()
@@ -108,6 +112,12 @@ def load_model(
             setattr(model.generation_config, name, stated[name])
     model = model.to(place) if placed is None else dispatched(model, stored, placed, precision)  # pyright: ignore[reportArgumentType]
     return model.eval()
+
+
+def _dtype_named(name: str) -> torch.dtype:
+    if name not in DTYPES:
+        raise InputError(f"dtype {name!r} is unknown; wanted one of {', '.join(DTYPES)}")
+    return getattr(torch, name)
 
 
 def device_named(name: str) -> torch.device:

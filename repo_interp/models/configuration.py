@@ -74,7 +74,15 @@ def tokens_of(directory: Path) -> Path:
     """The directory with the tokenizer of the checkpoint in `directory`: that of its base for an adapter. Raises InputError for no base."""
     file = directory / "config.json"
     base = modelled(json_object(file), Fields, str(file)).adapter if file.is_file() else None
-    return directory if base is None else identify(base.name).directory
+    return directory if base is None else identify_base(directory, base).directory
+
+
+def identify_base(adapter: Path, base: Base) -> Checkpoint:
+    """The checkpoint `base` that the adapter in a directory names. Raises InputError that says so where it is not there."""
+    try:
+        return identify(base.name)
+    except InputError as error:
+        raise InputError(f"{adapter} is an adapter on top of {base.name}: {error}") from None
 
 
 def json_object(file: Path) -> dict[str, Any]:

@@ -37,18 +37,20 @@ def load(
     rope_scaling: Mapping[str, Any] | None = None,
     device_map: DeviceMap | None = None,
     most_memory: MostMemory | None = None,
+    positions_dtype: str | None = None,
 ) -> TransformerBridge:
     """The checkpoint at `path` - a directory, a name of the zoo, a hub id; released, ours or stock - as a TransformerBridge.
 
-    Positions are analysed in float32 for good reason: in bfloat16 a position near 100 is rounded to steps of 0.5. `rope_scaling`
-    exchanges how frequencies are scaled, `device_map` and `most_memory` spread a model that is larger than a device (see `load_model`).
-    Raises InputError, naming what is wrong, for anything that would not
-    run exactly as it was trained.
+    Positions are analysed in float32 for good reason: in bfloat16 a position near 100 is rounded to steps of 0.5. Of a model in
+    bfloat16, `positions_dtype` "float32" keeps learned positions unrounded. `rope_scaling` exchanges how frequencies are scaled,
+    `device_map` and `most_memory` spread a model that is larger than a device (see `load_model`). Raises InputError, naming what is
+    wrong, for anything that would not run exactly as it was trained.
     """
     checkpoint = identify(path)
-    model = load_model(checkpoint, device, dtype, rope_scaling, device_map, most_memory)
+    tokenizer = load_tokenizer(checkpoint)  # before the weights: what reading it needs and gives back is theirs then
+    model = load_model(checkpoint, device, dtype, rope_scaling, device_map, most_memory, positions_dtype)
     require_parity(model)
-    wrapped = bridge(model, load_tokenizer(checkpoint))
+    wrapped = bridge(model, tokenizer)
     source = origin(checkpoint, path, rope_scaling)
     mark(wrapped, source)
     wrapped.cfg.model_name = source.name

@@ -14,7 +14,7 @@ from torch import nn
 
 from repo_interp.models.configuration import Checkpoint
 from repo_interp.models.families import training_length
-from repo_interp.models.reposition import attentions, layout
+from repo_interp.models.reposition import assigner_parameters, attentions, layout
 from repo_interp.models.weights import weight_files
 
 TRAINED = "training.toml"
@@ -71,12 +71,22 @@ def length_trained(model: nn.Module) -> int:
     return training_length(next(attentions(model)).config) if checkpoint is None else checkpoint.training_length
 
 
+def positions_dtype(model: nn.Module) -> torch.dtype:
+    """The precision of a model's learned positions; its own where it learns none."""
+    return next(iter(assigner_parameters(model).values()), next(model.parameters())).dtype
+
+
 def identity(model: nn.Module) -> dict[str, str | int]:
-    """Names and digests of a repositioned model or bridge, for a run. No path is among them: a checkpoint may move."""
+    """Names and digests of a repositioned model or bridge, for a run. No path is among them: a checkpoint may move.
+
+    `positions_dtype` is there where learned positions have another precision than the model.
+    """
     checkpoint = loaded_from(model)
+    of_positions = positions_dtype(model)
     return {
         "layout": ",".join(layout(model)),
-        "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+        "dtype": _named(next(model.parameters()).dtype),
+        **({} if of_positions == next(model.parameters()).dtype else {"positions_dtype": _named(of_positions)}),
         "training_length": length_trained(model),
         "checkpoint": checkpoint.name if checkpoint is not None else "",
         "checkpoint_digest": checkpoint.digest if checkpoint is not None else weights_digest(model),
@@ -107,5 +117,9 @@ def weights_digest(model: nn.Module) -> str:
     running = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
         running.update(name.encode())
-        running.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        running.update(parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy())
     return running.hexdigest()
+
+
+def _named(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

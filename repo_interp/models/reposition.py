@@ -111,6 +111,13 @@ def scheme_modules(model: nn.Module) -> Iterator[nn.Module]:
                 yield module
 
 
+def assigner_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that positions are computed with, by every name that they have in the model."""
+    assigners = [attention.assigner for attention in attentions(model) if attention.assigner is not None]
+    own = {id(parameter) for assigner in assigners for parameter in assigner.parameters()}
+    return {name: parameter for name, parameter in model.named_parameters(remove_duplicate=False) if id(parameter) in own}
+
+
 def added_parameters(model: nn.Module) -> int:
     """Number of parameters that the position schemes added to those of the stock decoder."""
     unique = {id(parameter): parameter for module in scheme_modules(model) for parameter in module.parameters()}

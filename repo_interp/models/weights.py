@@ -113,7 +113,9 @@ def tied_parameters(model: nn.Module) -> tuple[str, ...]:
 
 def read_weights(stored: Mapping[str, StoredWeight], device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
     """The values of `stored`, by the same names. Raises InputError naming the first weight that is not finite."""
-    return {name: _read(weight, device, dtype) for name, weight in stored.items()}
+    # One chunk for all: one per weight would leave a gap between each two of them.
+    chunk = torch.empty(_CHUNK, dtype=torch.uint8)
+    return {name: _read(weight, device, dtype, chunk) for name, weight in stored.items()}
 
 
 def _files_of_index(index: Path) -> list[Path]:
@@ -142,13 +144,12 @@ def stored_weights(directory: Path) -> Iterator[StoredWeight]:
             raise InputError(f"{file} cannot be read as safetensors: {' '.join(str(error).split())[:300]}") from None
 
 
-def _read(weight: StoredWeight, device: torch.device, dtype: torch.dtype) -> Tensor:
+def _read(weight: StoredWeight, device: torch.device, dtype: torch.dtype, memory: Tensor) -> Tensor:
     values = torch.empty(weight.shape, device=device, dtype=dtype)
-    flat = values.view(-1)
-    chunk = torch.empty(min(_CHUNK // weight.dtype.itemsize, flat.numel()), dtype=weight.dtype)
+    flat, chunk = values.view(-1), memory.view(weight.dtype)
     with weight.file.open("rb") as stream:
         stream.seek(weight.offset)
-        for start in range(0, flat.numel(), max(1, chunk.numel())):
+        for start in range(0, flat.numel(), chunk.numel()):
             part = chunk[: flat.numel() - start]
             bytes_read = stream.readinto(part.view(torch.uint8).numpy())  # pyright: ignore[reportArgumentType]
             if bytes_read != part.numel() * weight.dtype.itemsize:

@@ -44,9 +44,13 @@ class MixedAssigner(nn.Module):
     def forward(
         self, hidden_states: Float[Tensor, "batch token d_model"], index: Int[Tensor, "batch token"]
     ) -> Float[Tensor, "batch any token"]:
-        """Positions in the dtype of the hidden states, under autocast too: bfloat16 would round them."""
+        """Positions in the dtype of the maps that assign them: that of the hidden states, or a wider one to round positions less.
+
+        Under autocast too: bfloat16 would round them.
+        """
+        maps = next(self.parameters(), hidden_states)
         with full_precision(hidden_states):
-            positions = self.assign(hidden_states).transpose(1, 2)
+            positions = self.assign(hidden_states.to(maps.dtype)).transpose(1, 2)
         if self.index_share == 0.0:
             return positions
         return (1.0 - self.index_share) * positions + self.index_share * index[:, None].to(positions.dtype)

@@ -1,6 +1,6 @@
 """The textbook way of each measure: make the maps, as the formulas in the papers read.
 
-What would take minutes or gigabytes is done for some heads or components, and its time multiplied: a `Part` says how often
+What would take minutes or gigabytes is done for some heads or components, and its time multiplied: a `Sample` says how often
 its work occurs in the whole. Memory is what the part took. Float32 maps; the ridge fit is solved in float64.
 """
 
@@ -16,7 +16,7 @@ from repo_interp.inputs import AttentionInputs, Spans
 
 
 @dataclass(frozen=True)
-class Part:
+class Sample:
     """Work of which the whole has `times` as much."""
 
     call: Callable[[], object]
@@ -24,7 +24,7 @@ class Part:
     what: str
 
 
-def attention_mass(inputs: AttentionInputs, spans: Spans) -> list[Part]:
+def attention_mass(inputs: AttentionInputs, spans: Spans) -> list[Sample]:
     """The softmax of the whole map of every head; four heads are made."""
     queries, keys = inputs.rotated_queries[0, :4], inputs.rotated_keys[0, :4]
     later = _later(inputs)
@@ -35,10 +35,10 @@ def attention_mass(inputs: AttentionInputs, spans: Spans) -> list[Part]:
         weights = torch.softmax(logits.masked_fill(later, float("-inf")), -1)
         return (weights[:, spans["generated"][0]] @ masks.T).mean(1)
 
-    return [Part(run, inputs.heads / 4, f"4/{inputs.heads} heads")]
+    return [Sample(run, inputs.heads / 4, f"4/{inputs.heads} heads")]
 
 
-def components(inputs: AttentionInputs, spans: Spans) -> list[Part]:
+def components(inputs: AttentionInputs, spans: Spans) -> list[Sample]:
     """The map of every component of every head: its mean along each diagonal, its VAF over pairs. Two of one head are made."""
     queries, keys = inputs.rotated_queries[0, 0], inputs.rotated_keys[0, 0]
     tokens, half, causal = queries.shape[0], queries.shape[1] // 2, ~_later(inputs)
@@ -59,23 +59,23 @@ def components(inputs: AttentionInputs, spans: Spans) -> list[Part]:
 
     each = inputs.heads * half
     return [
-        Part(logits, inputs.heads, f"1/{inputs.heads} heads"),
-        Part(component, each / 2, f"2/{each} components"),
+        Sample(logits, inputs.heads, f"1/{inputs.heads} heads"),
+        Sample(component, each / 2, f"2/{each} components"),
     ]
 
 
-def three_axis(inputs: AttentionInputs, spans: Spans) -> list[Part]:
+def three_axis(inputs: AttentionInputs, spans: Spans) -> list[Sample]:
     """The normal equations of the ridge fit, 3 n unknowns, solved densely for every head; one is made."""
     queries, keys = inputs.rotated_queries[0, 0], inputs.rotated_keys[0, 0]
     tokens = queries.shape[0]
 
     def run() -> Tensor:
         logits = (queries @ keys.T * inputs.logit_scale).double()
-        row, column = torch.tril_indices(tokens, tokens)
+        row, column = torch.tril_indices(tokens, tokens, device=queries.device)
         values = logits[row, column]
         lines = [(row - column), tokens + row, 2 * tokens + column]
-        normal = torch.zeros(9 * tokens**2, dtype=torch.float64)
-        right = torch.zeros(3 * tokens, dtype=torch.float64)
+        normal = values.new_zeros(9 * tokens**2)
+        right = values.new_zeros(3 * tokens)
         for one in lines:
             right.index_add_(0, one, values)
             for other in lines:
@@ -86,15 +86,15 @@ def three_axis(inputs: AttentionInputs, spans: Spans) -> list[Part]:
         fitted = torch.stack([axes[line] for line in lines]).sum(0)
         return torch.corrcoef(torch.stack((values, fitted)))[0, 1]
 
-    return [Part(run, inputs.heads, f"1/{inputs.heads} heads")]
+    return [Sample(run, inputs.heads, f"1/{inputs.heads} heads")]
 
 
-def fake_distance(inputs: AttentionInputs, spans: Spans) -> list[Part]:
+def fake_distance(inputs: AttentionInputs, spans: Spans) -> list[Sample]:
     """The logits of the last query at every distance with every key, two heads."""
     assert inputs.frequencies is not None
     queries, keys = inputs.queries[0, :2, -1], inputs.keys[0, :2]
     tokens, half = keys.shape[1], keys.shape[2] // 2
-    angles = torch.arange(tokens)[:, None] * inputs.frequencies
+    angles = torch.arange(tokens, device=keys.device)[:, None] * inputs.frequencies
 
     def run() -> list[Tensor]:
         results = []
@@ -109,9 +109,9 @@ def fake_distance(inputs: AttentionInputs, spans: Spans) -> list[Part]:
             results.append(torch.corrcoef(torch.stack((logits.flatten(), fitted.flatten())))[0, 1])
         return results
 
-    return [Part(run, inputs.heads / 2, f"2/{inputs.heads} heads")]
+    return [Sample(run, inputs.heads / 2, f"2/{inputs.heads} heads")]
 
 
 def _later(inputs: AttentionInputs) -> Tensor:
     tokens = inputs.valid.shape[1]
-    return torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
+    return torch.ones(tokens, tokens, dtype=torch.bool, device=inputs.valid.device).triu(1)
