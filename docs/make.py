@@ -57,6 +57,7 @@ EXAMPLES = {
         "repo-interp train reversal --scheme repo --seeds 0-2 --jobs 2",
         "repo-interp train niah --continue-from niah/rope --scheme repo@1/3 --out runs/mine",
         "repo-interp train language --continue-from CHECKPOINT --scheme repo@1/3 --set corpus=texts --set length=2048 --out runs/mine",
+        "repo-interp train language --continue-from smollm2-135m --adapter --scheme repo@1/3 --set corpus=installed --out runs/mine",
         "repo-interp train --resume --out runs/mine",
     ),
     "score": (

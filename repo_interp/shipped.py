@@ -2,6 +2,7 @@
 
 TASK/NAME           such as "niah/repo", of seed 0
 TASK/NAME/seed-N    the same training with another seed, where its weights ship
+MODEL/NAME          an adapter on top of the fetched model MODEL, such as "smollm2-135m/repo"
 """
 
 from __future__ import annotations
@@ -12,18 +13,24 @@ from pathlib import Path
 from repo_interp.errors import InputError
 
 DIRECTORY = Path(__file__).parent / "zoo"
+ADAPTERS = Path(__file__).parent / "adapters"
 
 
 def zoo_names() -> tuple[str, ...]:
-    """The name of every checkpoint that is there, of seed 0, sorted."""
-    return tuple(sorted(str(file.parent.relative_to(DIRECTORY).as_posix()) for file in DIRECTORY.glob("*/*/config.json")))
+    """The name of every whole checkpoint that is there, of seed 0, sorted."""
+    return _names(DIRECTORY)
+
+
+def shipped_names() -> tuple[str, ...]:
+    """Those names, and then those of the adapters, sorted."""
+    return zoo_names() + _names(ADAPTERS)
 
 
 def zoo_path(name: str) -> Path:
-    """The directory of checkpoint `name`. Raises InputError when the package has none of that name."""
-    names = zoo_names()
+    """The directory of checkpoint or adapter `name`. Raises InputError when the package has none of that name."""
+    names = shipped_names()
     if name in names:
-        return DIRECTORY / name
+        return (DIRECTORY if (DIRECTORY / name).is_dir() else ADAPTERS) / name
     of_seed_0, _, last = name.rpartition("/")
     if of_seed_0 in names:
         seeds = zoo_seeds(of_seed_0)
@@ -44,5 +51,11 @@ def zoo_seeds(name: str) -> tuple[int, ...]:
 
 
 def means_zoo(name: str) -> bool:
-    """Whether `name` is TASK/SOMETHING with a task of the zoo: such a name is never looked for elsewhere, where anyone could own it."""
-    return name.count("/") in (1, 2) and name.split("/")[0] in {known.split("/")[0] for known in zoo_names()}
+    """Whether `name` is TASK/SOMETHING with a task of the zoo, or MODEL/SOMETHING with a model that has adapters: such a name is never
+    looked for elsewhere, where anyone could own it.
+    """
+    return name.count("/") in (1, 2) and name.split("/")[0] in {known.split("/")[0] for known in shipped_names()}
+
+
+def _names(directory: Path) -> tuple[str, ...]:
+    return tuple(sorted(str(file.parent.relative_to(directory).as_posix()) for file in directory.glob("*/*/config.json")))

@@ -44,6 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
         f"{total:,} parameters, {added:,} of them for positions (+{100 * added / (total - added):.2f} %)",
         highlight=False,
     )
+    if checkpoint.base is not None:
+        console.print(f"an adapter on top of {plain(checkpoint.base.name)}, whose weights stay as they are", highlight=False)
     table = Table(box=None, padding=(0, 3, 0, 0), show_edge=False)
     for column in ("layers", "scheme", "positions", "f_phi width", "parameters", "window"):
         table.add_column(column, no_wrap=True)

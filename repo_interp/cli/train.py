@@ -60,11 +60,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         if "help" not in option.metadata:
             continue
         shown = f" (default: {option.default})" if option.default != "" else ""
+        shown += f"; without a number {option.metadata['alone']}" if option.metadata["alone"] is not None else ""
         recipe.add_argument(
             *_SHORT.get(option.name, (f"--{option.name.replace('_', '-')}",)),
             dest=option.name,
             type=type(option.default),
             default=None,
+            nargs=None if option.metadata["alone"] is None else "?",
+            const=option.metadata["alone"],
             metavar="X" if type(option.default) is float else "N" if type(option.default) is int else "NAME",
             help=option.metadata["help"] + shown,
         )

@@ -81,14 +81,14 @@ def _list(console: Console, names: list[str]) -> None:
     from rich.table import Table
 
     from repo_interp.errors import InputError
-    from repo_interp.shipped import zoo_names
+    from repo_interp.shipped import shipped_names
     from repo_interp.training.zoo import zoo_entry
 
     shown = [
-        name for name in zoo_names() if not names or any(f"{name}/".startswith(f"{wanted.rstrip('/')}/") for wanted in names)
+        name for name in shipped_names() if not names or any(f"{name}/".startswith(f"{wanted.rstrip('/')}/") for wanted in names)
     ]
     if not shown:
-        raise InputError(f"no checkpoint {' or '.join(names)} comes with the package; these do: {', '.join(zoo_names())}")
+        raise InputError(f"no checkpoint {' or '.join(names)} comes with the package; these do: {', '.join(shipped_names())}")
     table = Table(box=None, padding=(0, 1, 0, 0), show_edge=False)
     for column in ("name", "layout"):
         table.add_column(column, no_wrap=True)

@@ -32,6 +32,7 @@ from transformers.initialization import no_init_weights
 
 from repo_interp.errors import InputError, one_line
 from repo_interp.files import replaced, write_text
+from repo_interp.models.adapters import adapted, base_of, fitting_changes
 from repo_interp.models.configuration import (
     OURS,
     Checkpoint,
@@ -42,6 +43,8 @@ from repo_interp.models.configuration import (
     plain,
     repositioned_class,
     scaled_configuration,
+    tokens_of,
+    written_configuration,
 )
 from repo_interp.models.dispatch import DeviceMap, MostMemory, device_of_weights, dispatched, is_dispatched, weights_in_place
 from repo_interp.models.families import FAMILIES
@@ -54,6 +57,10 @@ from repo_interp.records import modelled
 
 def skeleton(checkpoint: Checkpoint) -> PreTrainedModel:
     """The repositioned model of a checkpoint without weights (on the meta device), after its headers were found to fit it."""
+    if checkpoint.base is not None:
+        model = _empty_model(checkpoint.config, checkpoint.layout, checkpoint.options)
+        fitting_changes(model, checkpoint.directory)
+        return model
     return _skeleton(checkpoint, checkpoint.config)[0]
 
 
@@ -77,6 +84,12 @@ def load_model(
     if not isinstance(checkpoint, Checkpoint):
         checkpoint = identify(checkpoint)
     precision, of_positions = (_dtype_named(name) for name in (dtype, positions_dtype or dtype))
+    if checkpoint.base is not None and device_map is not None:
+        raise InputError(
+            f"{checkpoint.directory} is an adapter, which is merged in memory; save it whole, then give a device map"
+        )
+    if checkpoint.base is not None:
+        return adapted(load_model(base_of(checkpoint), device, dtype, rope_scaling), checkpoint, of_positions)
     place = device_named(device)
     config = checkpoint.config
     if rope_scaling is not None:
@@ -122,8 +135,8 @@ def device_named(name: str) -> torch.device:
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase | None:
-    """The tokenizer that stands beside the weights; None where there is none."""
-    directory = checkpoint.directory
+    """The tokenizer that stands beside the weights, of an adapter beside those of its base; None where there is none."""
+    directory = tokens_of(checkpoint.directory)
     if not any((directory / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")):
         return None
     try:
@@ -154,14 +167,9 @@ def save(
     layout(decoder)  # refuses a model that was never repositioned
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    config = decoder.config.to_dict() | {
-        "dtype": str(decoder.dtype).removeprefix("torch."),
-        "architectures": [FAMILIES[decoder.config.model_type]],
-    }
-    config.pop("_name_or_path", None)
     with replaced(directory / "model.safetensors") as unfinished:
         save_file(_stored_form(decoder), unfinished, metadata={"format": "pt"})
-    write_text(directory / "config.json", json.dumps(config, indent=1, sort_keys=True) + "\n")
+    write_text(directory / "config.json", json.dumps(written_configuration(decoder), indent=1, sort_keys=True) + "\n")
     if decoder.generation_config is not None:
         decoder.generation_config.save_pretrained(directory)
     if tokenizer is not None:
@@ -238,7 +246,7 @@ class RepositionedForCausalLM:
             raise InputError(f"repositioned checkpoints take no {refused[0]}; leave it out")
         several = device_map if device_map == "auto" or isinstance(device_map, Mapping) else None
         known = identify(path, **{name: value for name, value in hub.items() if value is not None})
-        checkpoint = Checkpoint(known.directory, OURS, plain(config), *own_layout_of(config))
+        checkpoint = Checkpoint(known.directory, OURS, plain(config), *own_layout_of(config), known.base)
         wanted = config.dtype if dtype in (None, "auto") else dtype
         name = "float32" if wanted is None else str(wanted).removeprefix("torch.")
         one = "cpu" if device_map is None or several is not None else str(device_map)

@@ -24,7 +24,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from repo_interp.errors import InputError, one_line
 from repo_interp.models.families import FAMILIES, native_layout, require_family
 from repo_interp.models.fetched import fetched_directory
-from repo_interp.models.fields import Fields
+from repo_interp.models.fields import Base, Fields
 from repo_interp.models.gguf import SUFFIX, converted
 from repo_interp.models.schemes import scheme_options
 from repo_interp.positions.layouts import scheme_names
@@ -32,6 +32,8 @@ from repo_interp.records import modelled, read_json, shown
 from repo_interp.shipped import means_zoo, zoo_path
 
 OURS = "repo_interp"
+_OF_OURS = ("pe_config", "position_layout", "base_model_type", "adapter")
+"""Keys of config.json that are not the plain decoder's."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,8 @@ class Checkpoint:
     """The scheme of every layer."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Choices within schemes, as `reposition` takes them."""
+    base: Base | None = None
+    """What an adapter stands on; None for a whole checkpoint."""
 
 
 def identify(path: str | os.PathLike[str], **hub: Any) -> Checkpoint:
@@ -55,15 +59,30 @@ def identify(path: str | os.PathLike[str], **hub: Any) -> Checkpoint:
     """
     directory = _directory(path, hub)
     raw = json_object(directory / "config.json")
-    modelled(raw, Fields, str(directory / "config.json"))
+    base = modelled(raw, Fields, str(directory / "config.json")).adapter
     config = _configuration(raw, directory)
     require_family(config)
     layers = config.num_hidden_layers
     if raw.get("pe_config") is not None:
-        return Checkpoint(directory, "released", config, released_layout(raw["pe_config"], layers))
+        return Checkpoint(directory, "released", config, released_layout(raw["pe_config"], layers), base=base)
     if "position_layout" in raw or raw.get("model_type") == OURS:
-        return Checkpoint(directory, OURS, config, *own_layout(raw, layers, str(directory / "config.json")))
-    return Checkpoint(directory, "hugging face", config, native_layout(config))
+        return Checkpoint(directory, OURS, config, *own_layout(raw, layers, str(directory / "config.json")), base)
+    return Checkpoint(directory, "hugging face", config, native_layout(config), base=base)
+
+
+def tokens_of(directory: Path) -> Path:
+    """The directory with the tokenizer of the checkpoint in `directory`: that of its base for an adapter. Raises InputError for no base."""
+    file = directory / "config.json"
+    base = modelled(json_object(file), Fields, str(file)).adapter if file.is_file() else None
+    return directory if base is None else identify_base(directory, base).directory
+
+
+def identify_base(adapter: Path, base: Base) -> Checkpoint:
+    """The checkpoint `base` that the adapter in a directory names. Raises InputError that says so where it is not there."""
+    try:
+        return identify(base.name)
+    except InputError as error:
+        raise InputError(f"{adapter} is an adapter on top of {base.name}: {error}") from None
 
 
 def json_object(file: Path) -> dict[str, Any]:
@@ -113,6 +132,14 @@ def repositioned(config: PretrainedConfig, schemes: tuple[str, ...], options: Ma
     """Make `config`, in place, the configuration of a repositioned decoder: it is written in our format from now on."""
     config.__class__ = repositioned_class(config.model_type)
     config.position_layout = {"layers": list(schemes), **options}
+
+
+def written_configuration(decoder: Any) -> dict[str, Any]:
+    """What config.json says of a repositioned model."""
+    dtype = str(decoder.dtype).removeprefix("torch.")
+    config = decoder.config.to_dict() | {"dtype": dtype, "architectures": [FAMILIES[decoder.config.model_type]]}
+    config.pop("_name_or_path", None)
+    return config
 
 
 def plain(config: PretrainedConfig) -> PretrainedConfig:
@@ -189,7 +216,7 @@ def _directory(path: str | os.PathLike[str], hub: Mapping[str, Any]) -> Path:
 def _configuration(raw: Mapping[str, Any], directory: Path) -> PretrainedConfig:
     """The plain decoder's configuration."""
     source = directory / "config.json"
-    plain = {key: value for key, value in raw.items() if key not in ("pe_config", "position_layout", "base_model_type")}
+    plain = {key: value for key, value in raw.items() if key not in _OF_OURS}
     if raw.get("model_type") == OURS:
         plain["model_type"] = raw.get("base_model_type")
     if not isinstance(plain.get("model_type"), str) or plain["model_type"] not in FAMILIES:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from annotated_types import Interval, MultipleOf
+from annotated_types import Interval, MaxLen, MinLen, MultipleOf
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 from transformers.activations import ACT2FN
 
@@ -75,6 +75,15 @@ class SpecialTokens(_Stated):
     pad_token_id: OneToken | None = None
 
 
+class Base(_Stated):
+    """The whole checkpoint that an adapter stands on."""
+
+    name: Annotated[str, MinLen(1), MaxLen(4096)]
+    """As `load` takes it."""
+    weights_digest: Annotated[str, MinLen(64), MaxLen(64)]
+    """SHA-256 over its weight files, in hexadecimal."""
+
+
 class Fields(SpecialTokens):
     """What config.json says of a decoder, as far as we read it or make memory of it."""
 
@@ -106,3 +115,4 @@ class Fields(SpecialTokens):
     layer_types: list[Literal["full_attention", "sliding_attention"]] | None = None
     no_rope_layers: list[Annotated[int, Interval(ge=0, le=1)]] | None = None
     pe_config: Released | None = None
+    adapter: Base | None = None

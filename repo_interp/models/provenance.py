@@ -95,8 +95,17 @@ def identity(model: nn.Module) -> dict[str, str | int]:
 
 def checkpoint_digest(directory: Path) -> str:
     """SHA-256 over config.json and the weight files of a checkpoint, in hexadecimal."""
+    return _digest_of(directory / "config.json", *weight_files(directory))
+
+
+def stored_digest(directory: Path) -> str:
+    """SHA-256 over the weight files of a checkpoint alone, in hexadecimal: another version of transformers writes another config.json."""
+    return _digest_of(*weight_files(directory))
+
+
+def _digest_of(*files: Path) -> str:
     running = hashlib.sha256()
-    for file in (directory / "config.json", *weight_files(directory)):
+    for file in files:
         with file.open("rb") as stream:
             while block := stream.read(1 << 22):
                 running.update(block)

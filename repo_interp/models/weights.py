@@ -27,6 +27,8 @@ from repo_interp.values import shortened
 
 _CHUNK = 4 << 20
 _STORED = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+ADAPTER = "adapter_model.safetensors"
+"""The file of an adapter, which stands in place of whole weights (see `models.adapters`)."""
 _REMADE = ".rotary_emb.inv_freq"
 """End of the name of a weight that older checkpoints store; its values follow from the configuration, and Hugging Face skips it too."""
 
@@ -66,6 +68,8 @@ def weight_files(directory: Path) -> list[Path]:
     """The safetensors files of a checkpoint directory, all present. Raises InputError naming what is missing."""
     whole, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
     files = _files_of_index(index) if index.is_file() and not whole.is_file() else [whole]
+    if files == [whole] and not whole.is_file() and (directory / ADAPTER).is_file():
+        files = [directory / ADAPTER]
     for file in files:
         if not file.is_file():
             raise InputError(f"{directory} has no {file.name}; weights are read from safetensors only")
@@ -83,7 +87,7 @@ def fitting_weights(model: nn.Module, directory: Path, described: str) -> dict[s
     parameters = {file_key(name): name for name in shapes}
     stored: dict[str, StoredWeight] = {}
     unexpected = []
-    for weight in _stored_weights(directory):
+    for weight in stored_weights(directory):
         name = parameters.get(file_key(weight.key))
         if name is None or name in stored:
             unexpected += [] if weight.key.endswith(_REMADE) else [weight.key]
@@ -119,7 +123,8 @@ def _files_of_index(index: Path) -> list[Path]:
     return sorted(index.parent / name for name in set(named.values()))
 
 
-def _stored_weights(directory: Path) -> Iterator[StoredWeight]:
+def stored_weights(directory: Path) -> Iterator[StoredWeight]:
+    """Every weight that the files of a checkpoint hold. Raises InputError for files that cannot be read, and for other than numbers."""
     for file in weight_files(directory):
         try:
             with safe_open(file, "pt") as weights:  # checks that header and file fit together

@@ -19,6 +19,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from repo_interp.positions.logits import full_precision
+
 
 class TokenIndex(nn.Module):
     """The token's index, the same for all heads: P = 1."""
@@ -42,9 +44,13 @@ class MixedAssigner(nn.Module):
     def forward(
         self, hidden_states: Float[Tensor, "batch token d_model"], index: Int[Tensor, "batch token"]
     ) -> Float[Tensor, "batch any token"]:
-        """Positions in the dtype of the maps that assign them: that of the hidden states, or a wider one to round positions less."""
+        """Positions in the dtype of the maps that assign them: that of the hidden states, or a wider one to round positions less.
+
+        Under autocast too: bfloat16 would round them.
+        """
         maps = next(self.parameters(), hidden_states)
-        positions = self.assign(hidden_states.to(maps.dtype)).transpose(1, 2)
+        with full_precision(hidden_states):
+            positions = self.assign(hidden_states.to(maps.dtype)).transpose(1, 2)
         if self.index_share == 0.0:
             return positions
         return (1.0 - self.index_share) * positions + self.index_share * index[:, None].to(positions.dtype)

@@ -21,6 +21,7 @@ from jaxtyping import Int
 
 from repo_interp.errors import InputError
 from repo_interp.tasks.essay import standard_library_sources
+from repo_interp.tasks.installed import installed_texts
 from repo_interp.tasks.vocabulary import BOS, PAD
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 HELD_OUT = 20
 """Every 20th document is held out."""
+INSTALLED = "installed"
+"""The corpus of what is installed, prose and code."""
 SUFFIXES = (".txt", ".md", ".py")
 _LONE_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
@@ -96,7 +99,9 @@ def corpus(path: str, vocabulary: int, tokenizer_file: str) -> Corpus:
     return Corpus(documents, _read_tokenizer(Path(tokenizer_file)) if tokenizer_file else _wrapped(_train(documents, vocabulary)))
 
 
-def _documents(path: str) -> list[str]:
+def _documents(path: str) -> Sequence[str]:
+    if path == INSTALLED:
+        return installed_texts()
     if not path:
         files: Iterable[Path] = standard_library_sources(Path(sysconfig.get_paths()["stdlib"]))
     elif Path(path).is_dir():

@@ -13,6 +13,7 @@ import itertools
 import os
 import re
 import sysconfig
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -85,17 +86,24 @@ def standard_library_sources(root: Path) -> Iterator[Path]:
 def _docstring_prose(root: Path) -> Iterator[str]:
     seen = set()
     for path in standard_library_sources(root):
-        try:
+        for prose in docstring_prose(path):
+            if prose not in seen:
+                seen.add(prose)
+                yield prose
+
+
+def docstring_prose(path: Path) -> Iterator[str]:
+    """Paragraphs of prose in the docstrings of a module, each in one line; none of a file that is no module of this Python."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of the module's own author
             tree = ast.parse(path.read_bytes())
-        except (SyntaxError, ValueError, OSError):
-            continue  # a file that is no module of this Python: nothing to read in it
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                for paragraph in re.split(r"\n\s*\n", ast.get_docstring(node) or ""):
-                    prose = " ".join(paragraph.split())
-                    if prose not in seen and _is_prose(paragraph):
-                        seen.add(prose)
-                        yield prose
+    except (SyntaxError, ValueError, OSError, RecursionError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            for paragraph in re.split(r"\n\s*\n", ast.get_docstring(node) or ""):
+                if _is_prose(paragraph):
+                    yield " ".join(paragraph.split())
 
 
 def _is_prose(paragraph: str) -> bool:

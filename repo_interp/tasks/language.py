@@ -23,9 +23,11 @@ from annotated_types import Interval
 from jaxtyping import Float
 
 from repo_interp.errors import InputError
-from repo_interp.tasks.corpus import Corpus, corpus
+from repo_interp.tasks.corpus import INSTALLED, Corpus, corpus
+from repo_interp.tasks.installed import text_record
 from repo_interp.tasks.prompt import Prompt
 from repo_interp.tasks.task import Batch, Number, Response, Task, doublings, log_perplexity, whole_number
+from repo_interp.values import TokensOrNone
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -42,18 +44,27 @@ class Language(Task):
     axes: ClassVar[tuple[str, ...]] = ("length",)
 
     corpus: str = ""
-    """A UTF-8 text file, or a folder of them (.txt, .md, .py); empty: the standard library's sources without its tests."""
+    """A UTF-8 text file, or a folder of them (.txt, .md, .py); empty: the standard library's sources without its tests; `installed`:
+    prose and code of the standard library and the installed packages.
+    """
     tokens: Annotated[int, Interval(ge=258, le=1_000_000)] = 2048
     """Size of the vocabulary."""
     tokenizer_file: str = ""
     """A tokenizer.json in place of one trained on the corpus."""
     length: Number = 256
+    grown_length: TokensOrNone = 0
+    """Of the windows that training ends with: `length` times a power of two; 0: `length`."""
     longest_test: Number = 1024
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require(
             2 <= self.length <= self.longest_test, f"wanted 2 <= length <= longest_test, got {self.length}, {self.longest_test}"
+        )
+        times = self.training_length // self.length
+        self._require(
+            self.training_length == self.length * times and times & (times - 1) == 0,
+            f"wanted a grown_length of {self.length} times a power of two, or 0, got {self.grown_length}",
         )
 
     @cached_property
@@ -68,8 +79,8 @@ class Language(Task):
 
     @property
     def training_length(self) -> int:
-        """Tokens of a window."""
-        return self.length
+        """Tokens of the longest window."""
+        return self.grown_length or self.length
 
     @property
     def test_sets(self) -> tuple[str, ...]:
@@ -80,11 +91,17 @@ class Language(Task):
         """Byte-level BPE."""
         return self.data.tokenizer
 
+    def sources(self) -> dict[str, str]:
+        """How much text is installed, its share of repeats, and its digest: other versions of packages have other texts."""
+        return text_record() if self.corpus == INSTALLED else {}
+
     def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
-        """Windows of the training documents; there is no curriculum."""
-        stream = self.data.training
-        starts = generator.integers(0, len(stream) - self.length + 2, size)
-        return _windows(stream, starts, self.length, self.data.start)
+        """Windows of the training documents, twice as long at each of equal parts of the progress, and as many fewer; at least one."""
+        doublings = (self.training_length // self.length).bit_length() - 1
+        times = 1 << int(doublings * progress)
+        stream, length = self.data.training, self.length * times
+        starts = generator.integers(0, len(stream) - length + 2, max(1, size // times))
+        return _windows(stream, starts, length, self.data.start)
 
     def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
         """Windows of held-out documents. Raises InputError where no document is long enough."""

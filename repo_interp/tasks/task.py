@@ -160,6 +160,10 @@ class Task(Scoring, ABC):
         """The fields that rebuild this task: `make_task(task.name, **task.options())`."""
         return dataclasses.asdict(self)
 
+    def sources(self) -> dict[str, str]:
+        """What the task is made of that its options do not say, for the record of a training run; nothing unless a task says so."""
+        return {}
+
     def _require_test_set(self, name: str) -> None:
         if name not in self.test_sets:
             raise InputError(f"task {self.name}: wanted a test set, one of {', '.join(self.test_sets)}; got {name!r}")

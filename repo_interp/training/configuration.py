@@ -27,8 +27,9 @@ TABLES = ("task_options", "scheme_options")
 """The fields that are tables: options of the task and of the scheme."""
 
 
-def _option(default: Any, meaning: str) -> Any:
-    return field(default=default, metadata={"help": meaning})
+def _option(default: Any, meaning: str, alone: Any = None) -> Any:
+    """A field; `alone`: what its option means where no value is given."""
+    return field(default=default, metadata={"help": meaning, "alone": alone})
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,13 @@ class TrainingConfiguration:
     continue_from: str = _option("", "a checkpoint to reposition and go on from; it keeps its size and weights")
     index_share_until: Share = _option(
         0.0, "share of the steps over which learned positions go over from the token index to themselves"
+    )
+
+    adapter: CountOrNone = _option(
+        0, "rank of an adapter: what the schemes learn, and LoRA on attention, change; the checkpoint stays as it is", alone=16
+    )
+    adapter_from: Annotated[int, Interval(ge=0, le=999)] = _option(
+        0, "first layer whose attention an adapter changes; those below stay the checkpoint's, and cost no backward pass"
     )
 
     layers: Layers = _option(4, "layers of a fresh model")
@@ -69,6 +77,9 @@ class TrainingConfiguration:
     curriculum: Share = _option(0.0, "share of the steps over which the task grows to its full difficulty")
 
     seed: Seed = _option(0, "seed of weights and data")
+    precision: Literal["float32", "bfloat16"] = _option(
+        "float32", "of products of matrices while training; weights, positions, losses and scores stay float32"
+    )
     device: Literal["cpu", "cuda"] = _option("cpu", "cpu or cuda")
     threads: Annotated[int, Interval(ge=1, le=1024)] = _option(
         1, "CPU threads; another number adds in another order, so it may change the last bits"
@@ -86,7 +97,9 @@ class TrainingConfiguration:
         self._require("width", self.width // self.heads % 2 == 0, f"wanted heads of even width, not {self.width // self.heads}")
         self._require("kv_heads", self.heads % (self.kv_heads or self.heads) == 0, f"wanted a divisor of the {self.heads} heads")
 
-    def _require(self, name: str, holds: bool, wanted: str) -> None:
+        self._require("adapter", not self.adapter or self.continue_from, "wanted with continue_from, a checkpoint to stand on")
+
+    def _require(self, name: str, holds: object, wanted: str) -> None:
         if not holds:
             raise InputError(f"{name} is {getattr(self, name)!r}; {wanted}")
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from repo_interp.errors import InputError
 from repo_interp.files import remove, replaced, require_directory, write_text
@@ -136,7 +136,7 @@ class Moment:
 def save_state(file: Path, model: nn.Module, optimizer: torch.optim.Optimizer, moment: Moment) -> None:
     """Write the state, whole or not at all. Raises OSError where the disk refuses, which torch.save does not on its own."""
     state = {
-        "model": model.state_dict(),
+        "model": _trained(model),
         "optimizer": optimizer.state_dict(),
         "moment": vars(moment),
         "random": torch.get_rng_state(),
@@ -148,6 +148,12 @@ def save_state(file: Path, model: nn.Module, optimizer: torch.optim.Optimizer, m
         unfinished.write_bytes(content.getbuffer())
 
 
+def _trained(model: nn.Module) -> dict[str, Tensor]:
+    """The state of `model` without what is frozen: an adapter's base stays as it was read."""
+    frozen = {name for name, parameter in model.named_parameters(remove_duplicate=False) if not parameter.requires_grad}
+    return {name: value for name, value in model.state_dict().items() if name not in frozen}
+
+
 def load_state(file: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Moment:
     """Where `file` says that the run stands, with model, optimiser and random numbers put back; the beginning where there is no file.
 
@@ -157,7 +163,7 @@ def load_state(file: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -
         return Moment()
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)
-        model.load_state_dict(state["model"])
+        model.load_state_dict({**model.state_dict(), **state["model"]})
         optimizer.load_state_dict(state["optimizer"])
         torch.set_rng_state(state["random"])
         if state["random_cuda"] and torch.cuda.is_available():

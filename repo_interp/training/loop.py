@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from repo_interp.files import write_text
-from repo_interp.models.checkpoints import save
+from repo_interp.models.adapters import rounded
 from repo_interp.models.reposition import longest_prompt, mix_with_index
 from repo_interp.training.folder import Moment, TrainingFolder, load_state, save_state
 from repo_interp.training.preparation import Prepared, reproducible
@@ -65,7 +65,7 @@ def train(
                 moment.losses.clear()
                 yield record
             if _due(step, configuration.checkpoint_every):
-                folder.keep(step, lambda directory: save(model, directory, prepared.tokenizer))
+                folder.keep(step, prepared.write)
             stopping = stop() or step == configuration.steps
             if stopping or time.monotonic() - saved >= save_seconds:
                 moment.log_size = folder.log_size()
@@ -75,8 +75,10 @@ def train(
                 break
         if moment.step == configuration.steps:
             model.eval()
+            if prepared.base is not None:
+                rounded(model)  # scored is what is stored
             write_text(folder.scores, json.dumps(final_scores(prepared), indent=1) + "\n")
-            folder.finish(lambda directory: save(model, directory, prepared.tokenizer))
+            folder.finish(prepared.write)
 
 
 def final_scores(prepared: Prepared) -> dict:
@@ -100,7 +102,7 @@ def _step(prepared: Prepared, step: int) -> float:
     ]
     mix_with_index(prepared.model, index_share(configuration, step))
     rate = learning_rate(configuration, step)
-    return take_step(prepared.model, prepared.optimizer, questions, rate, configuration.clip)
+    return take_step(prepared.model, prepared.optimizer, questions, rate, configuration.clip, configuration.precision)
 
 
 def _record(prepared: Prepared, moment: Moment) -> Record:

@@ -71,9 +71,11 @@ def make_optimizer(model: nn.Module, configuration: TrainingConfiguration) -> to
     return torch.optim.AdamW([group for group in groups if group["params"]], lr=configuration.learning_rate, betas=betas)
 
 
-def target_loss(model: PreTrainedModel, question: Question) -> Float[Tensor, ""]:
+def target_loss(model: PreTrainedModel, question: Question, precision: str = "float32") -> Float[Tensor, ""]:
     """Mean cross-entropy of the targets, in nats."""
-    return nn.functional.cross_entropy(target_logits(model, question), question.targets)
+    with torch.autocast(question.tokens.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+        logits = target_logits(model, question)
+    return nn.functional.cross_entropy(logits, question.targets)
 
 
 def take_step(
@@ -82,14 +84,18 @@ def take_step(
     questions: Sequence[Question],
     rate: float,
     clip: float,
+    precision: str = "float32",
 ) -> float:
-    """Change the weights once, at the learning rate `rate`; returns the mean loss of the questions as it was before."""
+    """Change the weights once, at the learning rate `rate`; returns the mean loss of the questions as it was before.
+
+    `precision`: that of products of matrices, "float32" or "bfloat16".
+    """
     for group in optimizer.param_groups:
         group["lr"] = rate
     optimizer.zero_grad(set_to_none=True)
     total = 0.0
     for question in questions:
-        loss = target_loss(model, question) / len(questions)
+        loss = target_loss(model, question, precision) / len(questions)
         loss.backward()
         total += loss.item()
     nn.utils.clip_grad_norm_(model.parameters(), clip)

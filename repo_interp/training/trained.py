@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from repo_interp.models.checkpoints import identify
+from repo_interp.models.configuration import tokens_of
 from repo_interp.models.provenance import checkpoint_digest
 from repo_interp.tasks import Task, make_task
 from repo_interp.training.configuration import TrainingConfiguration, read_toml, replaced
@@ -17,6 +18,9 @@ def made_with(configuration: TrainingConfiguration, command: str) -> dict[str, s
     """The table `made_with` of training.toml: the command, versions, and the digest of the checkpoint that the run went on from."""
     origin = {"command": command, "python": platform.python_version()}
     origin |= {name: version(name) for name in ("torch", "transformers", "numpy")}
+    origin |= configured_task(configuration).sources()
+    if configuration.adapter:
+        origin["peft"] = version("peft")
     if configuration.continue_from:
         origin["continued_from"] = checkpoint_digest(identify(configuration.continue_from).directory)
     return origin
@@ -49,7 +53,7 @@ def puts_into_any_tokens(task: Task) -> bool:
 
 def in_tokens_of(task: Task, directory: Path) -> Task:
     """`task` in the tokens of the checkpoint in `directory`, where the task can be put into any tokens and names none itself."""
-    file = directory / "tokenizer.json"
-    if puts_into_any_tokens(task) and not task.options()["tokenizer_file"] and file.is_file():
-        return make_task(task.name, **task.options() | {"tokenizer_file": str(file)})
-    return task
+    if not puts_into_any_tokens(task) or task.options()["tokenizer_file"]:
+        return task
+    file = tokens_of(directory) / "tokenizer.json"
+    return make_task(task.name, **task.options() | {"tokenizer_file": str(file)}) if file.is_file() else task

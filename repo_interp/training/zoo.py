@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from repo_interp.models.weights import weight_files
 from repo_interp.shipped import zoo_path
 from repo_interp.training.configuration import TrainingConfiguration
 from repo_interp.training.trained import trained_configuration
@@ -43,7 +44,7 @@ def zoo_entry(name: str) -> ZooEntry:
         path=path,
         configuration=configuration,
         scores=_read(path / "scores.json"),
-        bytes=(path / "model.safetensors").stat().st_size,
+        bytes=sum(file.stat().st_size for file in weight_files(path)),
         seeds={int(file.parent.name.removeprefix("seed-")): _read(file) for file in sorted(path.glob("seed-*/scores.json"))},
     )
 

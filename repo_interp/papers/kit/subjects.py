@@ -22,6 +22,7 @@ import xarray as xr
 
 from repo_interp.errors import InputError
 from repo_interp.models.checkpoints import identify, load_tokenizer
+from repo_interp.models.configuration import tokens_of
 from repo_interp.models.families import training_length
 from repo_interp.models.provenance import checkpoint_digest
 from repo_interp.papers.kit.cache import Cache
@@ -97,7 +98,7 @@ class Subject:
     @property
     def tokenizer_digest(self) -> str:
         """What decides how text becomes tokens: equal for checkpoints that can be given the same prompts."""
-        file = Path(self.path) / "tokenizer.json"
+        file = tokens_of(Path(self.path)) / "tokenizer.json"
         return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else self.digest
 
     def prompts(self, length: int, count: int, seed: int) -> list[Prompt]:

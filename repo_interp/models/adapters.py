@@ -1,0 +1,191 @@
+"""Adapters: the few MB that training changed, on top of a base checkpoint that stays where it is.
+
+    W <- W + (alpha / r) B A      every projection of attention: LoRA (Hu et al. 2021), A [r, in], B [out, r], alpha = 2 r
+    phi                           what the position schemes learn (f_phi), in full
+
+A directory of peft's format - adapter_config.json, adapter_model.safetensors in float16 - beside our config.json, which says the layout,
+and the base by name and by the SHA-256 of its weights. B starts at zero, so a fresh adapter changes nothing but positions. Loading merges:
+the sums are made in float64, the model that results is a whole one, and peft is needed for training alone. Knows nothing about training.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+from annotated_types import Interval
+from pydantic import BaseModel, ConfigDict
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from repo_interp.errors import InputError
+from repo_interp.files import replaced, write_text
+from repo_interp.models.configuration import Checkpoint, identify_base, written_configuration
+from repo_interp.models.fields import Base
+from repo_interp.models.provenance import stored_digest
+from repo_interp.models.reposition import TABLE, assigner_parameters, reposition, scheme_modules
+from repo_interp.models.weights import ADAPTER, StoredWeight, read_weights, stored_weights
+from repo_interp.records import modelled, read_json
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+STORED = torch.float16
+"""What an adapter is stored in: with as many bytes as bfloat16 it has eight times finer steps, and its weights are small."""
+_CONFIGURATION = "adapter_config.json"
+_PREFIX = "base_model.model."
+_LEARNED = ("assigner", "position_logits", TABLE)
+"""Names of the modules that position schemes learn."""
+
+
+class _LoRA(BaseModel):
+    """adapter_config.json of peft, as far as it changes numbers."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+    peft_type: Literal["LORA"]
+    r: Annotated[int, Interval(ge=1, le=65_536)]
+    lora_alpha: Annotated[float, Interval(gt=0, le=1e6)]
+    bias: Literal["none"] = "none"
+    use_dora: Literal[False] = False
+    use_rslora: Literal[False] = False
+    fan_in_fan_out: Literal[False] = False
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Where an adapter stores what, by the parameter of the whole model that it changes."""
+
+    full: Mapping[str, StoredWeight]
+    down: Mapping[str, StoredWeight]
+    """A of each matrix that is changed in few dimensions."""
+    up: Mapping[str, StoredWeight]
+    """B of the same matrices."""
+    scale: float
+    """alpha / r."""
+
+
+def attach(model: PreTrainedModel, rank: int, first_layer: int = 0) -> None:
+    """Freeze a repositioned `model`, in place, but for its schemes, and for matrices of `rank` dimensions added to those of attention.
+
+    `first_layer`: attention below it stays as it is. Raises InputError where peft is not installed, and for a layer that the model lacks.
+    """
+    layers = model.config.num_hidden_layers
+    if first_layer >= layers:
+        raise InputError(f"the adapter is to begin at layer {first_layer}; the model's are 0 to {layers - 1}")
+    if find_spec("peft") is None:
+        raise InputError("an adapter is trained with the package peft; install it: pip install 'repo-interp[adapter]'")
+    from peft import LoraConfig, inject_adapter_in_model
+
+    changed = {"target_modules": list(PROJECTIONS), "layers_to_transform": list(range(first_layer, layers))}
+    inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=2 * rank, **changed), model)
+    for module in scheme_modules(model):
+        module.requires_grad_(True)
+
+
+def base_of(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint that an adapter stands on. Raises InputError where it is not there, is another one, or an adapter itself."""
+    base = checkpoint.base
+    assert base is not None
+    known = identify_base(checkpoint.directory, base)
+    digest = as_base(known, base.name).weights_digest
+    if digest != base.weights_digest:
+        raise InputError(
+            f"{checkpoint.directory} is an adapter on top of weights with the sha256 {base.weights_digest[:16]}...; those of {base.name} "
+            f"have {digest[:16]}...; wanted the checkpoint that it was trained on"
+        )
+    return known
+
+
+def as_base(checkpoint: Checkpoint, name: str) -> Base:
+    """How an adapter on top of `checkpoint`, which the user called `name`, names it: a directory by its whole path.
+
+    Raises InputError for a checkpoint that is an adapter itself.
+    """
+    if checkpoint.base is not None:
+        raise InputError(f"{name} is an adapter itself; wanted a whole checkpoint, such as {checkpoint.base.name}")
+    name = os.path.abspath(name) if os.path.isdir(name) else name
+    return Base(name=name, weights_digest=stored_digest(checkpoint.directory))
+
+
+def rounded(model: nn.Module) -> None:
+    """Give what is trained of `model`, in place, the values that it will be stored with."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.copy_(parameter.to(STORED))
+
+
+def save_adapter(model: PreTrainedModel, directory: Path, base: Base) -> None:
+    """Write what `attach` let a model train, on top of `base`. The same values give the same bytes."""
+    trained = {name.replace(".default.", "."): value for name, value in model.named_parameters() if value.requires_grad}
+    rank = next(value.shape[0] for name, value in trained.items() if ".lora_A." in name)
+    learned = [name for name in _LEARNED if any(f".{name}." in key for key in trained)]
+    lora = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": 2 * rank, "lora_dropout": 0.0, "bias": "none"}
+    layers = sorted({int(name.split(".")[2]) for name in trained if ".lora_A." in name})
+    lora |= {"target_modules": list(PROJECTIONS), "layers_to_transform": layers, "modules_to_save": learned or None}
+    lora |= {"base_model_name_or_path": base.name}
+    directory.mkdir(parents=True, exist_ok=True)
+    values = {_PREFIX + name: value.detach().to("cpu", STORED).contiguous() for name, value in trained.items()}
+    with replaced(directory / ADAPTER) as unfinished:
+        save_file(values, unfinished, metadata={"format": "pt"})
+    write_text(directory / _CONFIGURATION, json.dumps(lora | {"inference_mode": True}, indent=1, sort_keys=True) + "\n")
+    write_text(
+        directory / "config.json",
+        json.dumps(written_configuration(model) | {"adapter": base.model_dump()}, indent=1, sort_keys=True) + "\n",
+    )
+
+
+def adapted(model: PreTrainedModel, checkpoint: Checkpoint, of_positions: torch.dtype = torch.float32) -> PreTrainedModel:
+    """The loaded base of the adapter `checkpoint`, changed as it says, in place; what assigns positions has the dtype `of_positions`.
+
+    Raises InputError for an adapter that does not fit.
+    """
+    with torch.random.fork_rng():
+        reposition(model, ",".join(checkpoint.layout), **checkpoint.options)
+    for parameter in assigner_parameters(model).values():
+        parameter.data = parameter.data.to(of_positions)
+    changes = fitting_changes(model, checkpoint.directory)
+    model.config.max_position_embeddings = checkpoint.config.max_position_embeddings
+    parameters, cpu = dict(model.named_parameters()), torch.device("cpu")
+    down, up = (read_weights(part, cpu, torch.float64) for part in (changes.down, changes.up))
+    values: dict[str, Tensor] = read_weights(changes.full, cpu, torch.float32)
+    values |= {name: parameters[name].cpu().double() + changes.scale * (up[name] @ down[name]) for name in down}
+    with torch.no_grad():
+        for name, value in values.items():
+            parameters[name].copy_(value)
+    return model
+
+
+def fitting_changes(model: nn.Module, directory: Path) -> Changes:
+    """Where the adapter in `directory` stores what it changes of the repositioned `model`; read from headers alone.
+
+    Raises InputError where it changes what the model lacks, in another shape, or not all that the schemes learn.
+    """
+    file = directory / _CONFIGURATION
+    lora = modelled(read_json(file, "the configuration that peft writes"), _LoRA, str(file))
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    learned = {id(parameter) for module in scheme_modules(model) for parameter in module.parameters()}
+    missing = {name for name, parameter in model.named_parameters() if id(parameter) in learned}
+    full, down, up = {}, {}, {}
+    for weight in stored_weights(directory):
+        key = weight.key.removeprefix(_PREFIX)
+        name = key.replace(".lora_A.", ".").replace(".lora_B.", ".")
+        place, wanted = full, shapes.get(name, ())
+        if key != name and len(wanted) == 2:
+            place, wanted = (down, (lora.r, wanted[1])) if ".lora_A." in key else (up, (wanted[0], lora.r))
+        elif name not in missing:
+            raise InputError(f"{directory}: the adapter holds {weight.key}, which changes nothing that such a model has")
+        if name in place:
+            raise InputError(f"{directory}: the adapter holds {weight.key} twice, under two names; keep one")
+        if weight.shape != wanted:
+            raise InputError(f"{directory}: {weight.key} has shape {list(weight.shape)}; wanted {list(wanted)}")
+        place[name] = weight
+    absent = sorted((missing - full.keys()) | (down.keys() ^ up.keys()))
+    if absent:
+        raise InputError(f"{directory}: the adapter lacks {len(absent)} of its weights (first: {absent[0]}); nothing was loaded")
+    return Changes(full, down, up, lora.lora_alpha / lora.r)
