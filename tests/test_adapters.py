@@ -24,12 +24,13 @@ from repo_interp.models.configuration import identify
 from repo_interp.models.fields import Base
 from repo_interp.models.reposition import layout, reposition
 from repo_interp.models.weights import ADAPTER
+from repo_interp.shipped import ADAPTERS, shipped_names, zoo_names, zoo_path
 from repo_interp.tasks import make_task
 from repo_interp.training.configuration import TrainingConfiguration, replaced, to_toml
 from repo_interp.training.folder import TrainingFolder
 from repo_interp.training.loop import train
 from repo_interp.training.preparation import prepare
-from repo_interp.training.trained import trained_task
+from repo_interp.training.trained import trained_configuration, trained_task
 
 LAYERS = 3
 ADAPTER_FIELDS = {"scheme": "repo@1/3", "adapter": 2, "steps": 4, "batch": 2, "score_prompts": 2, "score_every": 0, "warm_up": 1}
@@ -248,3 +249,28 @@ def test_changes_are_found_by_the_parameter_they_change(base, adapter):
         f"{part}_map.weight" for part in ("gate", "content", "final")
     }
     assert identify(adapter).base == Base(**json.loads((adapter / "config.json").read_text())["adapter"])
+
+
+SHIPPED = tuple(name for name in shipped_names() if name not in zoo_names())
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_one_that_ships_has_its_record_and_wants_its_base(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("REPO_INTERP_CACHE", str(tmp_path))
+    directory = zoo_path(name)
+    assert sum(file.stat().st_size for file in directory.iterdir()) < 8e6
+    configuration, known = trained_configuration(directory), identify(name)
+    assert known.base.name == configuration.continue_from == name.partition("/")[0]
+    assert known.config.max_position_embeddings == 1024
+    scores = json.loads((directory / "scores.json").read_text())
+    row = next(line for line in (ADAPTERS / "README.md").read_text().splitlines() if line.startswith(f"| `{name}`"))
+    tokens = configuration.steps * configuration.batch * configuration.accumulation * 512
+    assert row.endswith(f"| {tokens:,} | {scores['test_sets']['512']:.3f} | {scores['test_sets']['1024']:.3f} |")
+    assert len((directory / "log.jsonl").read_text().splitlines()) * configuration.log_every == configuration.steps
+    assert layout(skeleton(known)) == known.layout
+    with pytest.raises(ri.InputError, match="repo-interp fetch smollm2-135m"):
+        ri.load(name)
+
+
+def test_one_of_them_at_least_ships():
+    assert "smollm2-135m/repo" in SHIPPED

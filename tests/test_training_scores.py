@@ -13,6 +13,7 @@ from repo_interp.experiments.task_scores import score_map, task_scores
 from repo_interp.models.generation import continue_greedily
 from repo_interp.models.reposition import reposition
 from repo_interp.tasks import Prompt, make_task
+from repo_interp.training import responses
 from repo_interp.training.responses import forced_responses, generated_responses, prompts_of
 
 TASK = make_task("reversal", words=6, longest=6, longest_test=8)
@@ -60,6 +61,14 @@ def test_forced_responses_are_the_argmax_and_log_probability_at_every_target(mod
         assert response.tokens == tuple(logits[before].argmax(-1).tolist())
         wanted = [logits[index - 1, prompt.tokens[index]].item() for index in TASK.targets(prompt)]
         assert_allclose(response.log_probabilities, wanted, atol=1e-5)
+
+
+def test_few_logits_at_a_time_say_the_same(model, prompts, monkeypatch):
+    whole = forced_responses(model, TASK, prompts)
+    monkeypatch.setattr(responses, "_MOST_LOGITS", 3 * model.config.vocab_size)
+    for one, other in zip(forced_responses(model, TASK, prompts), whole, strict=True):
+        assert one.tokens == other.tokens
+        assert_allclose(one.log_probabilities, other.log_probabilities, rtol=1e-5)
 
 
 def test_forced_and_generated_agree_up_to_the_first_mistake(model, prompts):

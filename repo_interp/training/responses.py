@@ -9,7 +9,7 @@ model's answers cannot see it. Knows nothing about how answers are scored.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +24,9 @@ from repo_interp.models.generation import continue_greedily
 from repo_interp.side_by_side import BatchSize, batches
 from repo_interp.tasks import Batch, Prompt, Response, Task
 from repo_interp.tasks.task import Scoring
+
+_MOST_LOGITS = 1 << 26
+"""Made at a time: 1.3 GB with their log-probabilities. Text models have as many for a few prompts."""
 
 
 @dataclass(frozen=True)
@@ -67,16 +70,25 @@ def forced_responses(
     responses: dict[int, Response] = {}
     for chosen in batches(order, [len(prompt.tokens) for prompt in prompts], batch_size):
         question = to_question(padded([prompts[number] for number in chosen], task), next(model.parameters()).device)
-        logits = target_logits(model, question)
-        _require_finite(logits, [chosen[row] for row in question.rows.tolist()])
-        log_probabilities = logits.double().log_softmax(-1)
-        reference = log_probabilities.gather(-1, question.targets[:, None])[:, 0].tolist()
-        likeliest = log_probabilities.argmax(-1).tolist()
+        hidden = model.model(question.tokens, use_cache=False).last_hidden_state
+        reference, likeliest = [], []
+        for part in _parts(question, max(1, _MOST_LOGITS // int(model.config.vocab_size))):
+            logits = logits_at(model, hidden, part)
+            _require_finite(logits, [chosen[row] for row in part.rows.tolist()])
+            log_probabilities = logits.double().log_softmax(-1)
+            reference += log_probabilities.gather(-1, part.targets[:, None])[:, 0].tolist()
+            likeliest += log_probabilities.argmax(-1).tolist()
         end = 0
         for number in chosen:
             begin, end = end, end + len(task.targets(prompts[number]))
             responses[number] = Response(tuple(likeliest[begin:end]), tuple(reference[begin:end]))
     return [responses[number] for number in range(len(prompts))]
+
+
+def _parts(question: Question, size: int) -> Iterator[Question]:
+    """The same sequences with `size` of the targets at a time."""
+    targets = zip(*(part.split(size) for part in (question.rows, question.columns, question.targets)), strict=True)
+    return (Question(question.tokens, *part) for part in targets)
 
 
 def _require_finite(logits: Float[Tensor, "target token_id"], numbers: Sequence[int]) -> None:
