@@ -7,8 +7,8 @@ A file is a kind of input. Its `command` is what is typed, unless a case has its
                                       { directory = true }
     prompt = '{"tokens": [1]}'        the last line of prompts.jsonl
     set = "patterns.epsilon=nan"      put behind the command, as `flags` are: whatever is typed beside it
-    line = "..."                      what is said, whole; N is the memory of the machine, and <measures>
-                                      and <experiments> are the names there are
+    line = "..."                      what is said, whole; N is the memory of the machine; <measures>,
+                                      <experiments> and <shipped> are the names there are
 
 `python -m tests.bad_inputs` writes how many of each kind are refused as they should be, as JSON.
 """
@@ -52,9 +52,13 @@ class Case:
         """What is to be said."""
         from repo_interp.experiments.catalogue import experiment_names
         from repo_interp.measures.catalogue import measure_names
+        from repo_interp.shipped import shipped_names
 
-        line = self.given.get("line", "").replace("<measures>", ", ".join(measure_names()))
-        return line.replace("<experiments>", ", ".join(experiment_names()))
+        line = self.given.get("line", "")
+        known = {"measures": measure_names, "experiments": experiment_names, "shipped": shipped_names}
+        for word, named in known.items():
+            line = line.replace(f"<{word}>", ", ".join(named()))
+        return line
 
 
 def cases() -> list[Case]:
