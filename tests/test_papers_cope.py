@@ -361,7 +361,7 @@ def test_every_figure_and_claim_of_tiny_checkpoints(root, tmp_path):
     results = results_of(root, Cache(tmp_path))
     drawings = {drawing.name: drawing for result in results for drawing in result.drawings}
     assert list(drawings) == [
-        "flip_flop",
+        "flip_flop_8",
         "selective_copy",
         "counting",
         "perplexity",

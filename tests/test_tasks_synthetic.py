@@ -24,6 +24,18 @@ def solve_niah(words):
     return {at + 2: value for at, (value,) in zip(asked, solved, strict=True)}
 
 
+def solve_niah_keys(words):
+    """The three words behind each place where the two of a question stood behind an M, in the order of the context."""
+    asked, solved = [at for at, word in enumerate(words) if word == "Q"], {}
+    for at, end in zip(asked, [*asked[1:], len(words)], strict=True):
+        places = [
+            place for place in range(asked[0]) if words[place] == "M" and words[place + 1 : place + 3] == words[at + 1 : at + 3]
+        ]
+        found = [word for place in places for word in words[place + 3 : place + 6]]
+        solved |= dict(zip(range(at + 3, end), found, strict=True))
+    return solved
+
+
 def solve_copying(words):
     """What followed the first 8 words of a question where they stood before, from its second word on; questions begin where
     sequences repeat.
@@ -81,6 +93,7 @@ def solve_counting(words):
 SOLVERS = {
     "reversal": solve_reversal,
     "niah": solve_niah,
+    "niah_keys": solve_niah_keys,
     "copying": solve_copying,
     "few_shot": solve_few_shot,
     "flip_flop": solve_flip_flop,
@@ -312,6 +325,56 @@ def test_small_niah_is_what_it_says():
     assert (tight.batch(np.random.default_rng(0), 8).tokens == tight.vocabulary["M"]).sum() == 8 * 16
     alone = make_task("niah", needles=1, questions=1).prompts(1)[0]
     assert "distractor" not in alone.spans
+
+
+def test_keys_of_a_context_share_their_words_and_only_their_order_tells_them_apart():
+    task = make_task("niah_keys", doubled=2, questions=6)
+    assert task.batch(np.random.default_rng(0), 4, 0.0).tokens.shape == (4, 97)
+    reversed_beside, depths, several = [], [], 0
+    for prompt in task.prompts(200):
+        words = prompt.token_text
+        starts = [at for at in range(len(words)) if words[at] == "M"]
+        keys = [tuple(words[at + 1 : at + 3]) for at in starts]
+        assert len(keys) == 8 and len(set(keys)) == 6 and len({word for key in keys for word in key}) <= 4
+        reversed_beside += [key[::-1] in keys for key in keys]
+        assert len(prompt.spans["query.key"]) == 8 and len(prompt.answers) == 4
+        assert {len(answer.split()) for answer in prompt.answers} <= {3, 6}
+        needles = len(prompt.spans["needle"]) // 6
+        several += needles - 4  # keys with two values
+        assert len(prompt.generated) == 3 * needles == 24 - len(prompt.spans["distractor"]) // 2
+        assert sorted(prompt.tokens[at] for n in range(1, needles + 1) for at in prompt.spans[f"needle.{n}.value"]) == sorted(
+            prompt.tokens[at] for at in prompt.generated
+        )
+        depths += prompt.attributes["depths"]
+    assert 0.35 < np.mean(reversed_beside) < 0.6  # 5 of the other 11 orders are there
+    assert 200 < several < 330  # two of the six keys, asked for 4 at a time
+    assert min(depths) < 3 and max(depths) > 97 and 45 < np.mean(depths) < 55
+
+
+def test_a_value_is_found_only_where_all_its_tokens_are():
+    task = make_task("niah_keys")
+    (prompt,) = task.prompts(1)
+    said = [prompt.tokens[at] for at in prompt.generated]
+    for place in (0, 1, 2):
+        wrong = [*said[:place], 0, *said[place + 1 :]]
+        assert task.score([Response(tuple(wrong))], [prompt]) == pytest.approx(0.75)
+    assert task.score([Response((0, *said[1:3], 0, *said[4:]))], [prompt]) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"needles": 13}, "at most the 12 orders of their words, got 13"),
+        ({"doubled": 5}, "wanted at least 1 and 5 keys"),
+        ({"shared": 1}, "wanted key_tokens <= shared <= 8 and key_words, got 2, 1, 16"),
+        ({"doubled": 1, "test_questions": 1}, "wanted questions from 1 to the 7 keys, got 8"),
+        ({"test_questions": 9}, "wanted test_questions from 1 to the 8 keys, got 9"),
+        ({"first_length": 96}, "wanted 97 <= first_length"),
+    ],
+)
+def test_keyed_needles_that_cannot_be_are_refused(options, message):
+    with pytest.raises(InputError, match=message):
+        make_task("niah_keys", **options)
 
 
 def test_copying_asks_for_the_middle_and_repeats_no_prefix():

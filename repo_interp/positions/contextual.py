@@ -11,8 +11,8 @@
 
 x_j is the key ("keys"), a key W_g h_j made for the gates alone ("separate_keys"), or the value ("values"). The gates are those of listing 1
 and of the released code: of the scaled logits, after masking. p_ij counts j itself; token order is causal order, so neither later keys nor
-padding are counted. With all gates at 1 ("open"), p_ij = i - j + 1: a relative position embedding, the paper's rival in tables 2 and 5, here
-with one vector for all distances from p_max - 1 on.
+padding are counted. With all gates at 1 ("open"), p_ij = i - j + 1: a relative position embedding, the paper's rival in tables 2 and 5,
+with one vector for all p from p_max - 1 on.
 
 Positions are clamped to the map's `maximum`: p_max - 1 for a table of p_max vectors, as listing 1 and the released code do. A map is shared
 by all heads of a layer, and by layers that are given the same one. The table, the MLP's output and learned slopes start at zero (listing 1,

@@ -160,3 +160,27 @@ def _contextual(scheme: str) -> Mapping[str, Any]:
 
 PLAN: tuple[Planned, ...] = tuple(_plan())
 """Every checkpoint of the zoo."""
+
+
+def _ahead() -> Iterator[Planned]:
+    three = (0, 1, 2)
+    # Needles that need positions: what R9 and R4 can be judged on.
+    yield Planned("niah_keys/pretrained", "rope", three, fields={"steps": 1500, "curriculum": 0.8}, weights=())
+    for scheme in ("rope", "nope", "repo"):
+        yield Planned(f"niah_keys/{scheme}", scheme, three, "niah_keys/pretrained", weights=three)
+    for name, layout in (("repo_from_1", "repo@1"), ("repo_from_2", "repo@2"), ("repo_from_3", "repo@3")):
+        yield Planned(f"niah_keys/{name}", layout, three, "niah_keys/pretrained")
+    for scheme in ("r2n1", "n2r1"):
+        yield Planned(f"niah_keys/{scheme}", scheme, three, "niah_keys/pretrained")
+
+    for name, layout in _CONTEXTUAL:
+        longer = {"task_options": {"length": 256, "longest_test": 1024}}
+        yield Planned(f"flip_flop/{name}_256", layout, three, fields={**_contextual(name), **longer})
+
+    for name, gates in (("cope_sep_keys", "separate_keys"), ("cope_open", "open")):
+        yield Planned(f"language/{name}", "cope", fields={"scheme_options": {"p_max": 64, "gates": gates}})
+
+
+AHEAD: tuple[Planned, ...] = tuple(_ahead())
+"""Checkpoints that are planned and not trained yet, in the order of what they decide. `repo-interp zoo train NAME` trains them; with their
+records in the zoo they move to `PLAN`."""

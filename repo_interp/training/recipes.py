@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+_KEYED = {"length": 128, "first_length": 80, "longest_test": 512, "needles": 6, "doubled": 1, "questions": 5}
+"""Of `niah_keys`."""
+
 FRESH: Mapping[str, Mapping[str, Any]] = {
     "reversal": {
         "scheme_options": {"assignment": "layer"},  # f_phi is shared by the heads of a layer, as in the paper's experiment
@@ -24,6 +27,16 @@ FRESH: Mapping[str, Mapping[str, Any]] = {
         "curriculum": 0.6,
         "initial_deviation": 0.1,  # with 0.02 it is not learned
         "scheme_deviation": 0.113,  # the paper's 0.02 at d = 2048 gives gates the same spread: 0.02 sqrt(2048 / 64)
+    },
+    "niah_keys": {
+        "task_options": _KEYED,
+        "heads": 2,
+        "steps": 3000,
+        "batch": 16,
+        "learning_rate": 2e-3,
+        "curriculum": 0.6,
+        "scheme_deviation": 0.113,
+        "score_every": 500,
     },
     "flip_flop": {"steps": 1200, "batch": 32, "learning_rate": 2e-3, "score_every": 400},
     "selective_copy": {
@@ -52,6 +65,14 @@ FRESH: Mapping[str, Mapping[str, Any]] = {
 
 CONTINUED: Mapping[str, Mapping[str, Any]] = {
     "niah": {"steps": 1200, "batch": 8, "learning_rate": 2e-3, "scheme_deviation": 0.113},
+    "niah_keys": {
+        "task_options": _KEYED,
+        "steps": 2000,
+        "batch": 16,
+        "learning_rate": 2e-3,
+        "scheme_deviation": 0.113,
+        "score_every": 500,
+    },
     # With 0.02 at width 64 positions stay within 0.2 of each other, in effect NoPE; 500 steps leave all schemes behind RoPE.
     "language": {"steps": 1500, "batch": 16, "learning_rate": 1e-3, "scheme_deviation": 0.113},
 }

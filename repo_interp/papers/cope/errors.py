@@ -18,7 +18,7 @@ from matplotlib.patches import Patch
 
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import Claim, Evidence
-from repo_interp.papers.kit.experiment import Needs, together
+from repo_interp.papers.kit.experiment import Needs, trained_alike
 from repo_interp.papers.kit.legends import in_layers
 from repo_interp.papers.kit.rules import Above
 from repo_interp.papers.kit.samples import Sample, between, in_words, numbers_of
@@ -56,10 +56,10 @@ class LowerError(Above):
         return bool(np.round(errors, 9).max() > self.apart)  # 100 (1 - 0.99) is a little more than 1
 
 
-def needs(task: str, names: Sequence[str]) -> Needs:
-    """All checkpoints of `task` together; `names` are the zoo's."""
+def needs(task: str, names: Sequence[str], besides: Sequence[str] = ()) -> Needs:
+    """The checkpoints of `task` whose options are the same together, `besides` those of that name; `names` are the zoo's."""
     otherwise = f"no checkpoint with CoPE in every layer, trained on {task}, was given"
-    return Needs(together(of_tasks(task)), otherwise, tuple(f"{task}/{name}" for name in names), task)
+    return Needs(trained_alike(of_tasks(task), besides), otherwise, tuple(f"{task}/{name}" for name in names), task)
 
 
 def measure(subjects: Sequence[Subject], options: ScoreOptions, cache: Cache) -> list[Scored]:

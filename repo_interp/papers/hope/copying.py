@@ -155,7 +155,7 @@ def _ahead(claim: Claim, hope: Scored, rivals: Sequence[Scored], method: str) ->
     judged = [trained[each.name] for each in (hope, *rivals) if inside and each.layout in (HOPE, ROPE)]
     copying = _copying(samples.values(), judged)
     if not COPIES.holds(copying):
-        return Evidence(claim, hope.name, "", unmeasurable=_nobody(sets, samples, inside, trained))
+        return Evidence(claim, hope.name, "", unmeasurable=note([hope, *rivals], _nobody(sets, samples, inside, trained)))
     mine = samples.pop(hope.name)
     above = {each.name: between(mine, samples[each.name]) for each in rivals}
     within = _means(trained)
@@ -189,8 +189,9 @@ def _ablations(rope: Scored, ablations: Mapping[str, Scored]) -> Iterator[Eviden
     longer, trained = ({layout: each.sample(part) for layout, each in compared.items() if part} for part in (beyond, inside))
     copying = _copying(longer.values(), trained.values())
     if not COPIES.holds(copying):
+        nobody = note(list(compared.values()), _nobody(beyond, longer, inside, trained))
         for claim, each in ((H7, first), (H7_REMOVED, third or first)):
-            yield Evidence(claim, each.name, "", unmeasurable=_nobody(beyond, longer, inside, trained))
+            yield Evidence(claim, each.name, "", unmeasurable=nobody)
         return
     measured = f"exact match at {sets[0]} to {sets[-1]} sequences, %"
     removed = samples.pop("hope_ab3", None)
