@@ -10,6 +10,7 @@ import pytest
 
 from repo_interp.errors import InputError
 from repo_interp.tasks import Response, Task, digest, make_task, read_prompts, task_names, write_prompts
+from repo_interp.tasks.counting import majority
 
 
 def solve_reversal(words):
@@ -325,6 +326,20 @@ def test_small_niah_is_what_it_says():
     assert (tight.batch(np.random.default_rng(0), 8).tokens == tight.vocabulary["M"]).sum() == 8 * 16
     alone = make_task("niah", needles=1, questions=1).prompts(1)[0]
     assert "distractor" not in alone.spans
+
+
+def test_values_of_balanced_counting_are_equally_frequent():
+    task = make_task("counting", operations=40)
+    assert task.test_sets[3:] == tuple(f"balanced_{name}" for name in task.test_sets[:3])
+    for name in ("in_distribution", "shorter"):
+        plain, balanced = (task.prompts(600, test_set=kind) for kind in (name, f"balanced_{name}"))
+        values = [prompt.attributes["value"] for prompt in balanced]
+        assert set(values) == set(task.common_values(name)) == set(task.common_values(f"balanced_{name}"))
+        assert majority(balanced) < 1.5 / len(set(values)) < majority(plain)
+        common, count = np.unique([prompt.attributes["value"] for prompt in plain], return_counts=True)
+        assert set(common[count > 12]) <= set(values)  # 2 in 100
+    shorter = np.mean([prompt.attributes["value"] for prompt in task.prompts(300, test_set="shorter")])
+    assert shorter > np.mean([prompt.attributes["value"] for prompt in task.prompts(300)]) + 0.5  # fewer passes, more increments
 
 
 def test_keys_of_a_context_share_their_words_and_only_their_order_tells_them_apart():

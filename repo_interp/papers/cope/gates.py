@@ -75,6 +75,8 @@ C6_ATTENTION = Claim(
 class Options(ScoreOptions):
     """How much is measured of CoPE's claims: prompts to score, and texts whose gates are measured."""
 
+    counting_count: Count = 2000
+    """Prompts of every test set of counting."""
     gate_texts: Count = 32
     """Texts whose gates are measured."""
     draws: Count = 40
@@ -84,6 +86,8 @@ class Options(ScoreOptions):
         super().__post_init__()
         if self.gate_texts < 4:
             raise InputError(f"gate_texts is {self.gate_texts}; wanted at least 4, two to choose a head on and two to judge it")
+        if self.counting_count < 2:
+            raise InputError(f"counting_count is {self.counting_count}; wanted at least 2 prompts, for an error")
 
 
 # ---- measuring -------------------------------------------------------------------------------------------------------
