@@ -420,6 +420,33 @@ def test_copying_asks_for_the_middle_and_repeats_no_prefix():
     assert all(len(several.describe(row).spans["needle"]) == 36 for row in batch.tokens.tolist())
 
 
+def test_copying_can_vary_in_sequences_and_questions_with_a_word_between():
+    task = make_task("copying", sequences=6, first_sequences=6, fewest=1, questions=6, separator=1, test_from=2)
+    assert task.training_length == 1 + 13 * 12 and task.vocabulary_size == 2 + 256 + 1
+    seen, places = set(), []
+    for seed in range(200):
+        batch = task.batch(np.random.default_rng(seed), 2)
+        for row, targets in zip(batch.tokens.tolist(), batch.targets, strict=True):
+            prompt = task.describe(row)
+            words, count = prompt.token_text, prompt.attributes["sequences"]
+            questions = len(prompt.answers)
+            seen.add((count, questions))
+            assert [at for at, word in enumerate(words) if word == "|"] == list(range(1, len(words), 13))
+            assert len(words) == 1 + 13 * (count + questions) and not {"|"} & {words[at] for at in prompt.generated}
+            assert [words[at] for at in prompt.attributes["source"]] == [words[at] for at in prompt.generated]
+            assert np.flatnonzero(targets).tolist() == [
+                at for at in range(1 + 13 * count, len(words)) if (at - 1) % 13 > 1
+            ]  # neither the word between nor the first of a prefix
+            places.append((len(words) - 4 - prompt.attributes["source"][-4]) // 13)  # sequences back to the last answer
+    assert seen == {(count, questions) for count in range(1, 7) for questions in range(1, count + 1)}
+    assert len(set(places)) == 11 and np.bincount(places).max() < 0.25 * len(places)
+    (prompt,) = task.prompts(1, test_set="10")
+    assert len(prompt.tokens) == 1 + 13 * 11 and prompt.spans["needle.1.value"] == tuple(range(1 + 13 * 5 + 9, 1 + 13 * 6))
+    for options, message in (({"fewest": 5}, "wanted fewest <= first_sequences, got 5, 4"), ({"separator": 2}, "separator is 2")):
+        with pytest.raises(InputError, match=message):
+            make_task("copying", **options)
+
+
 def test_few_shot_contexts():
     task = make_task("few_shot")
     sides = set()

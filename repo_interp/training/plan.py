@@ -162,6 +162,13 @@ PLAN: tuple[Planned, ...] = tuple(_plan())
 """Every checkpoint of the zoo."""
 
 
+_VARIED: Mapping[str, Any] = {
+    "task_options": {"sequences": 6, "first_sequences": 6, "fewest": 1, "questions": 6, "separator": 1, "test_from": 2},
+    "steps": 5000,
+}
+"""Of copying, where neither the number of sequences nor that of questions is always the same."""
+
+
 def _ahead() -> Iterator[Planned]:
     three = (0, 1, 2)
     # Needles that need positions: what R9 and R4 can be judged on.
@@ -179,6 +186,17 @@ def _ahead() -> Iterator[Planned]:
 
     for name, gates in (("cope_sep_keys", "separate_keys"), ("cope_open", "open")):
         yield Planned(f"language/{name}", "cope", fields={"scheme_options": {"p_max": 64, "gates": gates}})
+
+    for layout in ("rope", "hope", "alibi", "kerple", "fire"):
+        yield Planned(f"copying/{layout}_varied", layout, three, fields=_VARIED)
+    for layout in ("hope_ab1", "hope_ab2", "hope_ab3", "rope_high"):
+        yield Planned(f"copying/{layout}_varied", layout, three, fields=_VARIED, weights=())
+
+    for suffix, variables in (("", 1), ("_3", 3), ("_5", 5)):
+        options = {"variables": variables, "operations": 256}
+        for name, layout in _CONTEXTUAL:
+            fields = {**_contextual(name), "task_options": options, "score_prompts": 2000}
+            yield Planned(f"counting/{name}{suffix}_256", layout, three, fields=fields, weights=(0,) if name == "cope" else ())
 
 
 AHEAD: tuple[Planned, ...] = tuple(_ahead())
