@@ -19,7 +19,7 @@ from repo_interp.papers.cope.counting import C3, C3_BALANCED, COUNTING, Counted
 from repo_interp.papers.cope.errors import error_bars
 from repo_interp.papers.cope.flip_flop import C1, FLIP_FLOP
 from repo_interp.papers.cope.paper import PAPER
-from repo_interp.papers.cope.perplexity import C4, C4_POSITIONS, C5, PERPLEXITY
+from repo_interp.papers.cope.perplexity import C4, C4_OPEN, C4_POSITIONS, C5, C5_OPEN, PERPLEXITY
 from repo_interp.papers.cope.selective_copy import SELECTIVE_COPY
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import FAILS, HOLDS, UNMEASURED, Verdict, judge
@@ -264,6 +264,28 @@ def test_sixteen_positions_suffice_where_perplexity_hardly_rises():
     assert verdict(2.005).verdict == HOLDS
     assert verdict(2.05).verdict == FAILS
     assert verdict(2.05).ours == pytest.approx(np.exp(0.05))
+
+
+@pytest.mark.parametrize(
+    ("opened", "verdicts"),
+    [((2.1, 2.5), [HOLDS, HOLDS]), ((2.004, 2.104), [FAILS, FAILS]), ((1.9, 2.5), [FAILS, HOLDS])],
+)
+def test_the_papers_relative_positions_are_cope_with_open_gates(opened, verdicts):
+    """They are in every layer CoPE by name; C4 and C5 themselves are of the one with gates."""
+
+    def with_gates(scored: Scored, gates: str) -> Scored:
+        options = {"scheme_options": {"p_max": 64, "gates": gates}}
+        return dataclasses.replace(scored, configuration=replaced(scored.configuration, options))
+
+    rows = language({"cope_open": opened, "cope": (2.0, 2.1), "cope_sep": (2.0, 2.3), "rope": (2.1, 2.5), "learned": (2.2,)})
+    scored = [with_gates(rows[0], "open"), with_gates(rows[1], "keys"), with_gates(rows[2], "separate_keys"), *rows[3:]]
+    found = {verdict.claim: verdict for verdict in verdicts_of(PERPLEXITY, scored)}
+    assert {verdict.checkpoint for verdict in found.values()} == {"cope"}
+    assert [found[claim].verdict for claim in (C4_OPEN, C5_OPEN)] == verdicts
+    assert found[C4].verdict == found[C5].verdict == HOLDS and C4_POSITIONS not in found
+    (drawing,) = PERPLEXITY.draw(scored)
+    labels = drawing.data["label"].values.tolist()
+    assert len(set(labels[:3])) == 3 and labels[0].endswith("open gates")
 
 
 def test_unequal_budgets_are_named():

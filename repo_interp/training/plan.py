@@ -172,7 +172,7 @@ _VARIED: Mapping[str, Any] = {
 def _ahead() -> Iterator[Planned]:
     three = (0, 1, 2)
     # Needles that need positions: what R9 and R4 can be judged on.
-    yield Planned("niah_keys/pretrained", "rope", three, fields={"steps": 1500, "curriculum": 0.8}, weights=())
+    yield Planned("niah_keys/pretrained", "rope", three, weights=())
     for scheme in ("rope", "nope", "repo"):
         yield Planned(f"niah_keys/{scheme}", scheme, three, "niah_keys/pretrained", weights=three)
     for name, layout in (("repo_from_1", "repo@1"), ("repo_from_2", "repo@2"), ("repo_from_3", "repo@3")):

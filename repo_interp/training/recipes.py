@@ -9,9 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-_KEYED = {"length": 128, "first_length": 80, "longest_test": 512, "needles": 6, "doubled": 1, "questions": 5}
-"""Of `niah_keys`."""
-
 FRESH: Mapping[str, Mapping[str, Any]] = {
     "reversal": {
         "scheme_options": {"assignment": "layer"},  # f_phi is shared by the heads of a layer, as in the paper's experiment
@@ -29,9 +26,8 @@ FRESH: Mapping[str, Mapping[str, Any]] = {
         "scheme_deviation": 0.113,  # the paper's 0.02 at d = 2048 gives gates the same spread: 0.02 sqrt(2048 / 64)
     },
     "niah_keys": {
-        "task_options": _KEYED,
         "heads": 2,
-        "steps": 3000,
+        "steps": 2400,
         "batch": 16,
         "learning_rate": 2e-3,
         "curriculum": 0.6,
@@ -66,8 +62,7 @@ FRESH: Mapping[str, Mapping[str, Any]] = {
 CONTINUED: Mapping[str, Mapping[str, Any]] = {
     "niah": {"steps": 1200, "batch": 8, "learning_rate": 2e-3, "scheme_deviation": 0.113},
     "niah_keys": {
-        "task_options": _KEYED,
-        "steps": 2000,
+        "steps": 1600,
         "batch": 16,
         "learning_rate": 2e-3,
         "scheme_deviation": 0.113,
