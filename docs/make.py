@@ -363,9 +363,12 @@ def write_picture(figure: Any, path: Path) -> None:
 
 def main() -> None:
     """Make everything."""
+    parser = argparse.ArgumentParser(description="Make what is not written by hand in docs/.")
+    parser.add_argument("--no-pictures", action="store_true", help="pages and tables alone: seconds in place of minutes")
+    chosen = parser.parse_args()
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     (HERE / "commands.md").write_text(commands_page(), encoding="utf-8")
-    if "--no-pictures" not in sys.argv:
+    if not chosen.no_pictures:
         write_pictures(HERE / "pictures")
     tables = maker_of_tables()
     for name in PAGES:
