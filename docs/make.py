@@ -17,7 +17,6 @@ import inspect
 import io
 import os
 import re
-import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from itertools import islice
