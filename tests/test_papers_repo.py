@@ -13,6 +13,7 @@ import xarray as xr
 from numpy.testing import assert_allclose
 from scipy.stats import spearmanr
 from task_tokenizers import tokenizer
+from trained_tiny import trained
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from repo_interp.errors import InputError
@@ -397,6 +398,22 @@ def test_a_checkpoint_of_no_task_of_ours_is_asked_for_rulers_needles(tmp_path):
     assert searched.scores["score"].shape == (1, 3, 2)
     assert searched.scores["map"].dims == ("method", "depth", "length")
     assert searched.sample([640], "yarn").mean == searched.sample([640], "plain").mean
+
+
+def test_several_questions_about_keyed_needles_go_through_every_experiment(tmp_path):
+    """Nobody finds anything after two steps, NoPE neither: so R9 and R4 are judged, and there is no map by depth."""
+    size = {"length": 32, "first_length": 32, "longest_test": 64, "needles": 2, "doubled": 1, "questions": 1, "test_questions": 1}
+    paths = {
+        f"niah_keys/{scheme}": trained(tmp_path / scheme, "niah_keys", scheme, task_options=size)
+        for scheme in ("repo", "rope", "nope")
+    }
+    results = results_of(paths, Cache())
+    found = verdicts(results)
+    assert {found[label, "niah_keys/repo"].verdict for label in ("R9", "R9 (longer)", "R4", "R4 (producing rows)")} <= {HOLDS, FAILS}
+    assert {result.experiment.name for result in results if result.drawings} >= {"needles in a haystack", "attention mass", "causes"}
+    assert not [drawing for result in results for drawing in result.drawings if drawing.name.startswith("haystack_map")]
+    mass = drawn(results, "attention_mass_niah_keys_32").data
+    assert mass.attrs["found_by_nope"] < 0.9 and mass["span"].values.tolist()[:2] == ["needle", "query"]
 
 
 def test_where_prompts_of_half_the_length_cannot_be_made_r5_is_left_out(tmp_path):
