@@ -2,8 +2,8 @@
 
     <bos> filler ... M a b x y z ... filler ... M b a x' y' z' ... filler  Q a b x y z  Q c a ...
 
-A needle is the marker M, a key and a value. The keys of a context are different orders of `key_tokens` (2) out of the same few `shared` (8)
-words, drawn from `key_words`, so that most of their words stand in several keys, some keys have their reverse beside them, and which words
+A needle is the marker M, a key and a value. The keys of a context are different orders of `key_tokens` (2) out of the same few `shared` (3)
+words, drawn from `key_words`, so that most of their words stand in several keys, many keys have their reverse beside them, and which words
 stand near a value does not tell whose it is. A value is `value_tokens` (3) words, drawn with replacement from `value_words`; the answer
 gives them in order. `doubled` keys have two needles; the answer then gives both values, in the order of the context. The filler is drawn
 uniformly, with replacement, from `fillers` words. Unlike the needles of `niah_small`, whose values name their class, no needle is found by
@@ -47,20 +47,20 @@ class KeyedNiah(WordTask):
     axes: ClassVar[tuple[str, ...]] = ("length",)
 
     length: Number = 128
-    first_length: Number = 94
+    first_length: Number = 64
     """Length where the curriculum begins."""
     longest_test: Number = 512
     """Test sets are length, 2 x length, ... up to this."""
-    needles: Number = 8
-    doubled: CountOrNone = 1
+    needles: Number = 4
+    doubled: CountOrNone = 0
     """Keys with two needles."""
-    questions: Number = 7
+    questions: Number = 4
     """Keys asked for in a training sequence."""
-    test_questions: Number = 4
+    test_questions: Number = 2
     """Keys asked for in a test prompt."""
     key_tokens: Number = 2
     value_tokens: Number = 3
-    shared: Number = 8
+    shared: Number = 3
     """Words that the keys of a context are made of."""
     key_words: Words = 16
     value_words: Words = 32
@@ -208,5 +208,7 @@ def _all(starts: Sequence[int], first: int, end: int) -> tuple[int, ...]:
 
 SIZES = {
     "small": KeyedNiah(),
-    "paper": KeyedNiah(length=4096, first_length=256, longest_test=16384, needles=12, doubled=2, questions=8, shared=4),
+    "paper": KeyedNiah(
+        length=4096, first_length=256, longest_test=16384, needles=12, doubled=2, questions=8, test_questions=4, shared=4
+    ),
 }

@@ -106,13 +106,14 @@ class Counted:
 def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> Counted:
     """The scores of `subjects`, and the floors of the test sets of their tasks."""
     scored = measure_errors(subjects, replace(options, count=options.counting_count), cache)
-    floors = []
+    floors: list[xr.DataArray] = []
     for count, group in by_variables(scored).items():
         task = configured_task(group[0].configuration)
         given = {"count": options.counting_count, "seed": options.seed}
         depends = {"task": json.dumps(task.options(), sort_keys=True), **given}
         floors.append(cache.dataset(measure_floors, depends, task, *given.values())["floor"].assign_coords(variables=count))
-    return Counted(scored, xr.concat(floors, dim="variables", join="outer", coords="minimal", compat="override"))
+    together: xr.DataArray = xr.concat(floors, dim="variables", join="outer", coords="minimal", compat="override")
+    return Counted(scored, together)
 
 
 def measure_floors(task: Task, count: int, seed: int) -> xr.Dataset:
