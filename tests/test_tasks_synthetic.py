@@ -343,7 +343,7 @@ def test_values_of_balanced_counting_are_equally_frequent():
 
 
 def test_keys_of_a_context_share_their_words_and_only_their_order_tells_them_apart():
-    task = make_task("niah_keys", doubled=2, questions=6)
+    task = make_task("niah_keys", needles=8, doubled=2, questions=6, test_questions=4, shared=4, length=256, first_length=97)
     assert task.batch(np.random.default_rng(0), 4, 0.0).tokens.shape == (4, 97)
     reversed_beside, depths, several = [], [], 0
     for prompt in task.prompts(200):
@@ -367,7 +367,7 @@ def test_keys_of_a_context_share_their_words_and_only_their_order_tells_them_apa
 
 
 def test_a_value_is_found_only_where_all_its_tokens_are():
-    task = make_task("niah_keys")
+    task = make_task("niah_keys", test_questions=4)
     (prompt,) = task.prompts(1)
     said = [prompt.tokens[at] for at in prompt.generated]
     for place in (0, 1, 2):
@@ -379,12 +379,12 @@ def test_a_value_is_found_only_where_all_its_tokens_are():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"needles": 13}, "at most the 12 orders of their words, got 13"),
-        ({"doubled": 5}, "wanted at least 1 and 5 keys"),
+        ({"needles": 7}, "at most the 6 orders of their words, got 7"),
+        ({"doubled": 3}, "wanted at least 1 and 3 keys"),
         ({"shared": 1}, "wanted key_tokens <= shared <= 8 and key_words, got 2, 1, 16"),
-        ({"doubled": 1, "test_questions": 1}, "wanted questions from 1 to the 7 keys, got 8"),
-        ({"test_questions": 9}, "wanted test_questions from 1 to the 8 keys, got 9"),
-        ({"first_length": 96}, "wanted 97 <= first_length"),
+        ({"doubled": 1}, "wanted questions from 1 to the 3 keys, got 4"),
+        ({"test_questions": 5}, "wanted test_questions from 1 to the 4 keys, got 5"),
+        ({"first_length": 48}, "wanted 49 <= first_length"),
     ],
 )
 def test_keyed_needles_that_cannot_be_are_refused(options, message):
