@@ -179,7 +179,7 @@ def _ahead() -> Iterator[Planned]:
         yield Planned(f"niah_keys/{name}", layout, three, "niah_keys/pretrained")
 
     for name, layout in _CONTEXTUAL:
-        longer = {"task_options": {"length": 256, "longest_test": 1024}}
+        longer = {"task_options": {"length": 256, "longest_test": 1024}, "batch": 16, "steps": 1600}
         yield Planned(f"flip_flop/{name}_256", layout, three, fields={**_contextual(name), **longer})
 
     for name, gates in (("cope_sep_keys", "separate_keys"), ("cope_open", "open")):
@@ -193,7 +193,7 @@ def _ahead() -> Iterator[Planned]:
     for suffix, variables in (("", 1), ("_3", 3), ("_5", 5)):
         options = {"variables": variables, "operations": 256}
         for name, layout in _CONTEXTUAL:
-            fields = {**_contextual(name), "task_options": options, "score_prompts": 2000}
+            fields = {**_contextual(name), "task_options": options, "batch": 16, "score_prompts": 2000}
             yield Planned(f"counting/{name}{suffix}_256", layout, three, fields=fields, weights=(0,) if name == "cope" else ())
 
 
