@@ -409,8 +409,15 @@ def test_several_questions_about_keyed_needles_go_through_every_experiment(tmp_p
     }
     results = results_of(paths, Cache())
     found = verdicts(results)
-    assert {found[label, "niah_keys/repo"].verdict for label in ("R9", "R9 (longer)", "R4", "R4 (producing rows)")} <= {HOLDS, FAILS}
-    assert {result.experiment.name for result in results if result.drawings} >= {"needles in a haystack", "attention mass", "causes"}
+    assert {found[label, "niah_keys/repo"].verdict for label in ("R9", "R9 (longer)", "R4", "R4 (producing rows)")} <= {
+        HOLDS,
+        FAILS,
+    }
+    assert {result.experiment.name for result in results if result.drawings} >= {
+        "needles in a haystack",
+        "attention mass",
+        "causes",
+    }
     assert not [drawing for result in results for drawing in result.drawings if drawing.name.startswith("haystack_map")]
     mass = drawn(results, "attention_mass_niah_keys_32").data
     assert mass.attrs["found_by_nope"] < 0.9 and mass["span"].values.tolist()[:2] == ["needle", "query"]

@@ -34,7 +34,9 @@ from repo_interp.papers.cope.errors import (
 from repo_interp.papers.cope.errors import measure as measure_errors
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import Claim, Evidence
+from repo_interp.papers.kit.differences import share_difference
 from repo_interp.papers.kit.experiment import Drawing, Experiment
+from repo_interp.papers.kit.samples import Sample
 from repo_interp.papers.kit.scale import Scale
 from repo_interp.papers.kit.scores import Scored, first_of
 from repo_interp.papers.kit.subjects import Subject
@@ -56,12 +58,14 @@ class LowerCountingError(LowerError):
     def words(self) -> str:
         """The rule in words."""
         return (
-            f"{super().words}, nor where none is more than {self.apart:g} % below that of always saying the most frequent value"
+            f"{super().words}, nor where none is below that of always saying the most frequent value by more than {self.errors:g} standard "
+            f"errors and {self.apart:g} %"
         )
 
-    def counts(self, errors: Iterable[float], floor: float) -> bool:
-        """Whether one of the `errors` is that far below the `floor`, in per cent."""
-        return min(errors) < floor - self.apart
+    def counts(self, errors: Iterable[Sample], floor: float, prompts: int) -> bool:
+        """Whether one of the `errors` is that far below the `floor`, the error of always saying the most frequent of `prompts` values."""
+        below = (share_difference(floor, sample.mean, (prompts, sample.count)) for sample in errors)
+        return any(difference.exceeds(self.apart / 100, self.errors) for difference in below)
 
 
 C3 = Claim(
@@ -100,7 +104,7 @@ class Counted:
 
     scored: Sequence[Scored]
     floors: xr.DataArray
-    """`[variables, test_set]` in per cent."""
+    """`[variables, test_set]` in per cent; attribute `prompts`, how many each is taken over."""
 
 
 def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> Counted:
@@ -113,7 +117,7 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> Coun
         depends = {"task": json.dumps(task.options(), sort_keys=True), **given}
         floors.append(cache.dataset(measure_floors, depends, task, *given.values())["floor"].assign_coords(variables=count))
     together: xr.DataArray = xr.concat(floors, dim="variables", join="outer", coords="minimal", compat="override")
-    return Counted(scored, together)
+    return Counted(scored, together.assign_attrs(prompts=options.counting_count))
 
 
 def measure_floors(task: Task, count: int, seed: int) -> xr.Dataset:
@@ -152,10 +156,10 @@ def _beside_floor(claim: Claim, group: Sequence[Scored], test_set: str, measured
     if evidence.unmeasurable:
         return replace(evidence, unmeasurable=f"{evidence.unmeasurable}; {stated}")
     compared = [each for name in (COPE, *RIVALS) if (each := first_of(group, name)) is not None and test_set in each.test_sets]
-    errors = {each.name: 100 * errors_of(each, [test_set]).mean for each in compared}
+    errors = {each.name: errors_of(each, [test_set]) for each in compared}
     assert isinstance(claim.rule, LowerCountingError)
-    if not claim.rule.counts(errors.values(), floor):
-        shown = ", ".join(f"{name} {error:.3g} %" for name, error in errors.items())
+    if not claim.rule.counts(errors.values(), floor / 100, floors.attrs["prompts"]):
+        shown = ", ".join(f"{name} {100 * sample.mean:.3g} %" for name, sample in errors.items())
         return replace(evidence, unmeasurable=f"{measured}: nobody counts, {stated}; {shown}")
     return replace(evidence, control=f"{evidence.control}; {stated}")
 
