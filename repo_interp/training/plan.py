@@ -171,11 +171,11 @@ _VARIED: Mapping[str, Any] = {
 
 def _ahead() -> Iterator[Planned]:
     three = (0, 1, 2)
-    # Needles that need positions: what R9 and R4 can be judged on.
+    # Needles that need positions: what R9 and R4 can be judged on. RePo from L/3 on, as in the paper: in all layers it ended where NoPE does.
     yield Planned("niah_keys/pretrained", "rope", three, weights=())
-    for scheme, shipped in (("rope", (0,)), ("nope", (0,)), ("repo", three)):
-        yield Planned(f"niah_keys/{scheme}", scheme, three, "niah_keys/pretrained", weights=shipped)
-    for name, layout in (("repo_from_1", "repo@1"), ("repo_from_2", "repo@2"), ("repo_from_3", "repo@3")):
+    for name, layout in (("rope", "rope"), ("nope", "nope"), ("repo", "repo@1/3")):
+        yield Planned(f"niah_keys/{name}", layout, three, "niah_keys/pretrained", weights=three if name == "repo" else (0,))
+    for name, layout in (("repo_from_0", "repo"), ("repo_from_2", "repo@2"), ("repo_from_3", "repo@3")):
         yield Planned(f"niah_keys/{name}", layout, three, "niah_keys/pretrained")
 
     for name, layout in _CONTEXTUAL:

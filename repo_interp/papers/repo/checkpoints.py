@@ -9,11 +9,11 @@ GPT2 = Scale(4)
 """Of text reversal; appendix C."""
 OLMO = Scale(16, 2048, 4096, "50B tokens, continuing 4T")
 """OLMo-2 1B; sec. 4.1."""
-STARTS = ("repo_from_1", "repo_from_2", "repo_from_3")
-_COMPARED = ("repo", "rope", "nope", *STARTS)
-HAYSTACKS = (*(f"{task}/{name}" for task in ("niah_keys", "niah") for name in _COMPARED), "niah/r2n1", "niah/n2r1")
+KEYED = tuple(f"niah_keys/{name}" for name in ("repo", "rope", "nope", "repo_from_0", "repo_from_2", "repo_from_3"))
+SMALL = tuple(f"niah/{name}" for name in ("repo", "rope", "nope", "r2n1", "n2r1", "repo_from_1", "repo_from_2", "repo_from_3"))
+HAYSTACKS = (*KEYED, *SMALL)
 """Of our zoo, those that look for needles, first those of the task that needs positions."""
-LEARNED = (*(f"{task}/{name}" for task in ("niah_keys", "niah") for name in ("repo", *STARTS)), "language/repo")
+LEARNED = (*(name for name in HAYSTACKS if "/repo" in name), "language/repo")
 """Those with learned positions whose prompts are long."""
 NO_HAYSTACK = "no checkpoints of one needle in a haystack with learned positions, RoPE and NoPE were given"
 NO_LEARNED = "no checkpoint with learned positions that was trained on needles in a haystack or on text was given"
