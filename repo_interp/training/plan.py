@@ -171,7 +171,7 @@ _VARIED: Mapping[str, Any] = {
 
 def _ahead() -> Iterator[Planned]:
     three = (0, 1, 2)
-    # Needles that need positions: what R9 and R4 can be judged on. RePo from L/3 on, as in the paper: in all layers it ended where NoPE does.
+    # Needles that need positions: for R9 and R4. RePo from L/3 on, as in the paper; in all layers it ended where NoPE does.
     yield Planned("niah_keys/pretrained", "rope", three, weights=())
     for name, layout in (("rope", "rope"), ("nope", "nope"), ("repo", "repo@1/3")):
         yield Planned(f"niah_keys/{name}", layout, three, "niah_keys/pretrained", weights=three if name == "repo" else (0,))
