@@ -171,25 +171,30 @@ _VARIED: Mapping[str, Any] = {
 
 def _ahead() -> Iterator[Planned]:
     three = (0, 1, 2)
-    # Needles that need positions: for R9 and R4. RePo from L/3 on, as in the paper; in all layers it ended where NoPE does.
+    # Needles that need positions, for R9 and R4; CPU minutes of a run: 4 at first, then 2 each. RePo from L/3 on, as in the paper; in all
+    # layers it ended where NoPE does.
     yield Planned("niah_keys/pretrained", "rope", three, weights=())
     for name, layout in (("rope", "rope"), ("nope", "nope"), ("repo", "repo@1/3")):
         yield Planned(f"niah_keys/{name}", layout, three, "niah_keys/pretrained", weights=three if name == "repo" else (0,))
     for name, layout in (("repo_from_0", "repo"), ("repo_from_2", "repo@2"), ("repo_from_3", "repo@3")):
         yield Planned(f"niah_keys/{name}", layout, three, "niah_keys/pretrained")
 
+    # For a verdict on C1 that is blind: 6, CoPE 50.
     for name, layout in _CONTEXTUAL:
         longer = {"task_options": {"length": 256, "longest_test": 1024}, "batch": 16, "steps": 1600}
         yield Planned(f"flip_flop/{name}_256", layout, three, fields={**_contextual(name), **longer})
 
+    # The gates of the paper's figures, for C6, and its own rival, for C4 and C5: 16 and 11.
     for name, gates in (("cope_sep_keys", "separate_keys"), ("cope_open", "open")):
         yield Planned(f"language/{name}", "cope", fields={"scheme_options": {"p_max": 64, "gates": gates}})
 
+    # H6 and H7: 12 each.
     for layout in ("rope", "hope", "alibi", "kerple", "fire"):
         yield Planned(f"copying/{layout}_varied", layout, three, fields=_VARIED)
     for layout in ("hope_ab1", "hope_ab2", "hope_ab3", "rope_high"):
         yield Planned(f"copying/{layout}_varied", layout, three, fields=_VARIED, weights=())
 
+    # C3: 12, CoPE 77.
     for suffix, variables in (("", 1), ("_3", 3), ("_5", 5)):
         options = {"variables": variables, "operations": 256}
         for name, layout in _CONTEXTUAL:

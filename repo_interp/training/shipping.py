@@ -124,6 +124,8 @@ _TASKS = {
     "niah": "Needle in a haystack, small: exact match by tokens of context; trained at 256. "
     "A RoPE model is trained half-way, then goes on with each scheme on the same data and budget, as in the RePo paper. "
     "`repo_from_N`: RoPE below layer N, RePo from it on.",
+    "niah_keys": "Needle in a haystack that needs positions: share of the values found by tokens of context; a RoPE model is trained at 64 "
+    "tokens, then goes on with each scheme at 128. `repo`: from L/3 on, as in the RePo paper; `repo_from_N`: from layer N on.",
     "flip_flop": "Flip-flop (CoPE, table 2): accuracy of reads; trained on 128 tokens, 80 % of them ignored "
     "(sparse: 98 %, dense: 10 %, long: 512 tokens).",
     "selective_copy": "Selective copy (CoPE, table 2): exact match with as many blanks as in training, half and twice as many.",
