@@ -273,7 +273,9 @@ class Chunks:
             for number, dimensions in enumerate(runs):
                 if number == last or not dimensions:
                     continue
-                queries, keys = (torch.cat([part[some][..., run] for run in dimensions], -1) for part in (self.queries, self.keys))
+                queries, keys = (
+                    torch.cat([part[some][..., run] for run in dimensions], -1) for part in (self.queries, self.keys)
+                )
                 logits = (queries @ keys.mT).mul_(self._lower)
                 sums[..., number] = _sum_of_squares(logits)
                 rest -= logits
