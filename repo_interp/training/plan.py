@@ -172,7 +172,7 @@ _VARIED: Mapping[str, Any] = {
 def _ahead() -> Iterator[Planned]:
     three = (0, 1, 2)
     # Needles that need positions, for R9 and R4; CPU minutes of a run: 4 at first, then 2 each. RePo from L/3 on, as in the paper; in all
-    # layers it ended where NoPE does.
+    # layers it ended where NoPE does. After 3,000 steps one seed of three (0) tells both words of a key; 1 and 2 still go by the last.
     yield Planned("niah_keys/pretrained", "rope", three, weights=())
     for name, layout in (("rope", "rope"), ("nope", "nope"), ("repo", "repo@1/3")):
         yield Planned(f"niah_keys/{name}", layout, three, "niah_keys/pretrained", weights=three if name == "repo" else (0,))
