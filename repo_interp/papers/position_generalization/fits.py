@@ -38,8 +38,6 @@ from repo_interp.plots.views.fake_distance import fake_distance_fit
 from repo_interp.plots.views.rotation import rotating_heads
 from repo_interp.plots.views.three_axis import example_heads, fit_correlations, three_axis_fit
 
-GROUPS = ("three_axis", "fake_distance", "maps", "rotation")
-
 THREE_AXIS_R = "the mean r of the three-axis fit over heads and prompts"
 LOWEST_R = (
     "the mean r of the fake-distance fit over heads and prompts, in each layer that rotates (it is 1 by construction in others),"
@@ -94,13 +92,13 @@ P3 = Claim(
 def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> Measured:
     """Both fits, their maps, and which heads rotate."""
     (subject,) = subjects
-    return fits(subject, options, cache, GROUPS)
+    return fits(subject, options, cache)
 
 
 def cost(subjects: Sequence[Subject], options: Options) -> float:
     """Seconds that the fits of a checkpoint and its twins take, what the rotations are judged by among them."""
     (subject,) = subjects
-    return seconds_of_fits(subject, options, GROUPS)
+    return seconds_of_fits(subject, options)
 
 
 def judge(measured: Measured) -> Iterator[Evidence]:
