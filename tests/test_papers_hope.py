@@ -269,7 +269,8 @@ def test_what_is_measured_is_the_mean_over_replicates(checkpoints):
     assert beyond.sizes["distance"] == 2 * L
     assert within["weights"].values.tolist() == ["trained", "random 0"]
     total = within["component_by_distance"].sum("component")
-    assert_allclose(total, within["logit"], rtol=1e-6)
+    assert_allclose(total, within["logit"].mean("layer"), rtol=1e-6)
+    assert_allclose(within["first_layer_by_distance"].sum("component"), within["logit"].isel(layer=0), rtol=1e-6)
     logits = within["logit"].sel(weights="trained").values
     assert not np.array_equal(logits[0], logits[1])
     assert replicates.beyond(learned, SMALL, Cache()) is None
