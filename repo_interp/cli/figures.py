@@ -38,7 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--fast", action="store_true", help="measure less: a quick look")
     parser.add_argument(
-        "--out", default="figures", metavar="DIR", help="where figures go, each paper in DIR/PAPER (default: figures)"
+        "--out",
+        default="figures",
+        metavar="DIR",
+        help="where figures go, each paper in DIR/PAPER (default: figures). Two levels below a page over all figures they get their place on "
+        "it: figures/SUBJECT/DATA",
     )
     parser.add_argument("--cache", metavar="DIR", help="where measurements are kept for the next time (default: .cache in --out)")
     parser.add_argument(
@@ -89,9 +93,10 @@ def _made(console, builds, arguments: argparse.Namespace, cache: Path, durations
     from repo_interp.cli.console import plain
     from repo_interp.cli.progress import steps
     from repo_interp.papers.catalogue import named
-    from repo_interp.papers.kit.gallery import write_gallery
+    from repo_interp.papers.kit.gallery import page_above, write_gallery
 
     out, papers = Path(arguments.out), list(named(()).values())
+    over_all = page_above(out) or out
     for build in builds:
         if build.is_up_to_date and not arguments.overwrite:
             console.print(
@@ -110,9 +115,9 @@ def _made(console, builds, arguments: argparse.Namespace, cache: Path, durations
             highlight=False,
             soft_wrap=True,
         )
-        write_gallery(out, papers)
+        write_gallery(over_all, papers)
     console.print(
-        f"[bold]{plain(write_gallery(out, papers))}[/bold]  every claim and every figure", highlight=False, soft_wrap=True
+        f"[bold]{plain(write_gallery(over_all, papers))}[/bold]  every claim and every figure", highlight=False, soft_wrap=True
     )
     return 0
 

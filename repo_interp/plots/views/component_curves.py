@@ -114,8 +114,9 @@ def beyond_training_length(components: xr.Dataset, training_length: int) -> Pape
     """The first layer's components and their sum, and the later layers' mean logits, beyond the training length (HoPE fig. 3c).
 
     `components` holds `component_by_distance` [component, distance], of each layer or of the first, `logit_by_distance`
-    [layer, distance], `activated` and `low_frequency` [component]. The band behind an orange curve is the range it had within the training length. Curves
-    are means over L / 32 neighbouring distances, and the last L / 8 distances, which only the few tokens at the end have, are not drawn.
+    [layer, distance], `activated` and `low_frequency` [component]. The band behind an orange curve is the range it had within the
+    training length. Curves are means over L / 32 neighbouring distances, and the last L / 8 distances, which only the few tokens at the
+    end have, are not drawn.
     """
     width = max(1, training_length // 32)
     smooth = components[["component_by_distance", "logit_by_distance"]].isel(distance=slice(1, -max(1, training_length // 8)))
