@@ -41,8 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out",
         default="figures",
         metavar="DIR",
-        help="where figures go, each paper in DIR/PAPER (default: figures). Two levels below a page over all figures they get their place on "
-        "it: figures/SUBJECT/DATA",
+        help="where figures go, each paper in DIR/PAPER (default: figures). Two levels below a page over all figures they get their place "
+        "on it: figures/SUBJECT/DATA",
     )
     parser.add_argument("--cache", metavar="DIR", help="where measurements are kept for the next time (default: .cache in --out)")
     parser.add_argument(
