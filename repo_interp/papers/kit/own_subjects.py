@@ -49,7 +49,6 @@ def own_subjects(directory: Path, papers: Sequence[Paper]) -> list[OwnSubject]:
 def section(subject: OwnSubject, directory: Path, verdicts: Sequence[Row], papers: Sequence[Paper]) -> list[str]:
     """Its heading; a paragraph in words; a table of its verdicts beside those of the zoo, `verdicts`; its figures."""
     there = [paper for paper in papers if any(paper.name in pages for pages in subject.pages.values())]
-    asked = [(paper, claim) for paper in there for claim in paper.claims if _outcomes(subject, paper, claim)]
     pages = [
         f"[{paper.title.partition(',')[0]}, {data}]({subject.name}/{data}/{paper.name}/README.md)"
         for paper in there
@@ -60,7 +59,7 @@ def section(subject: OwnSubject, directory: Path, verdicts: Sequence[Row], paper
         f"## {subject.name}",
         f"A model beside those of the zoo. How much was measured stands on its pages: {'; '.join(pages)}.",
     ]
-    parts += in_words(subject, asked)
+    parts += in_words(subject, there)
     columns = {
         "claim": "claim",
         "statement": "what the paper says",
@@ -68,8 +67,8 @@ def section(subject: OwnSubject, directory: Path, verdicts: Sequence[Row], paper
         **{data: data for data in subject.pages},
     }
     columns["zoo"] = "zoo's primary"
-    rows = [_row(subject, paper, claim, verdicts) for paper, claim in asked]
-    parts.append(markdown_table(rows, columns))
+    claims = [(paper, claim) for paper in there for claim in paper.claims if _outcomes(subject, paper, claim)]
+    parts.append(markdown_table([_row(subject, paper, claim, verdicts) for paper, claim in claims], columns))
     parts += _provenance(directory / subject.name)
     for paper in there:
         for data in subject.pages:
@@ -78,13 +77,15 @@ def section(subject: OwnSubject, directory: Path, verdicts: Sequence[Row], paper
     return parts
 
 
-def in_words(subject: OwnSubject, asked: Sequence[tuple[Paper, Claim]]) -> list[str]:
+def in_words(subject: OwnSubject, papers: Sequence[Paper]) -> list[str]:
     """By paper, a paragraph: which claims stand on the subject, which do not, which cannot be told, and which depend on the data."""
     told = []
-    for paper in dict.fromkeys(paper for paper, _ in asked):
+    for paper in papers:
         by_outcome: dict[str, list[str]] = {}
-        for claim in (claim for of, claim in asked if of is paper and claim.paper_number != EXTENSION):
+        for claim in (claim for claim in paper.claims if claim.paper_number != EXTENSION):
             outcomes = _outcomes(subject, paper, claim)
+            if not outcomes:
+                continue
             words = f"{claim.statement.rstrip('.')} ({claim.label})"
             if len(set(outcomes.values())) == 1:
                 outcome = next(iter(outcomes.values()))
