@@ -27,7 +27,6 @@ from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs
 from repo_interp.papers.kit.learned_positions import why_not
 from repo_interp.papers.kit.rules import Above, AtMost, Rule
 from repo_interp.papers.kit.subjects import Subject
-from repo_interp.papers.position_generalization.fits import tokens_of
 from repo_interp.papers.position_generalization.measured import (
     GRID_TOKENS,
     MODEL,
@@ -326,7 +325,7 @@ def draw(measured: Sequence[Measured]) -> Iterator[Drawing]:
     own = measured[0]
     grid, by_text = own.group("perturbation"), is_judged_by_text(own.subject)
     value = "log perplexity" if by_text else str(grid.attrs["metric"])
-    drawn_on = f"sequences of {tokens_of(own)} of held-out text" if by_text else f"prompts of {own.subject.kind}"
+    drawn_on = "sequences of held-out text" if by_text else f"prompts of {own.subject.kind}"
     caption = (
         f"{own.name}: {value} with a share of tokens, keys or positions moved by up to l_max (fig. 5), on {grid.attrs['prompts']} "
         f"{drawn_on}. Text is judged as it then stands."
