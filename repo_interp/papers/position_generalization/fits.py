@@ -194,7 +194,7 @@ def draw(measured: Measured) -> Iterator[Drawing]:
 def tokens_of(measured: Measured) -> str:
     """How long the sequences of text are, as captions say it."""
     trained = measured.subject.training_length
-    return f"{measured.length} tokens" + (f", of the {trained} of training," if measured.length < trained else "")
+    return f"{measured.length} tokens" + (f" (of the {trained} of training)" if measured.length < trained else "")
 
 
 def rotating_layers(measured: Measured) -> list[int]:
