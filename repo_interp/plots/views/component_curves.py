@@ -31,6 +31,8 @@ FEW_PAIRS = 16
 FEW_COLOUR, FEW_SHADE = "#F0E442", 0.35
 MOST_NAMED = 8
 """Later layers that a legend names one by one; with more, the first and the last."""
+NAME_HEIGHT = 0.07
+"""Share of a panel's height that the name of a curve takes."""
 LOGIT = "mean logit (q·k)"
 _TRAINED: Mapping[str, Any] = {"color": "#222222", "linewidth": 0.8, "linestyle": (0, (4, 2))}
 _CONTROL: Mapping[str, Any] = {"color": "#8A8A8A", "linewidth": 0.7}
@@ -190,10 +192,18 @@ def _beyond(ax: Axes, training_length: int, last: int) -> None:
 
 
 def _name_activated(ax: Axes, swing: xr.DataArray, bands: np.ndarray) -> None:
-    for place in np.flatnonzero(bands == "activated"):
+    """Each name at the right end of its curve; curves that end too close to each other have one name together."""
+    last = max(1, swing.sizes["distance"] // 16)
+    ends = {int(place): float(swing.values[place, -last:].mean()) for place in np.flatnonzero(bands == "activated")}
+    low, high = ax.get_ylim()
+    groups: list[list[int]] = []
+    for place in sorted(ends, key=lambda place: ends[place]):
+        close = groups and ends[place] - ends[groups[-1][-1]] < NAME_HEIGHT * (high - low)
+        groups[-1].append(place) if close else groups.append([place])
+    for group in groups:
         ax.annotate(
-            f"r = {swing['component'].values[place]}",
-            (float(swing["distance"][-1]), float(swing.values[place, -max(1, swing.sizes["distance"] // 16) :].mean())),
+            f"r = {', '.join(str(swing['component'].values[place]) for place in sorted(group))}",
+            (float(swing["distance"][-1]), float(np.mean([ends[place] for place in group]))),
             xytext=(2, 0),
             textcoords="offset points",
             color=BAND_COLOURS["activated"],
