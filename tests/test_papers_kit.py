@@ -15,8 +15,9 @@ from matplotlib.figure import Figure
 from numpy.testing import assert_allclose
 from scipy import stats
 
+from repo_interp.errors import InputError
 from repo_interp.papers.catalogue import named
-from repo_interp.papers.kit.build import Build, Durations
+from repo_interp.papers.kit.build import Build, Durations, with_experiments
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import (
     BLIND,
@@ -304,6 +305,16 @@ def test_a_new_claim_is_on_every_page_by_its_experiment_alone(tmp_path):
     assert "Of 3 claims of the papers, parts counted apart and each on its primary checkpoint, 1 hold, 2 are not m" in gallery
     assert "- **X9** a new claim. " in gallery and "(paper: 0.9)" in gallery
     assert "| [X9](mine/README.md) | a new claim (nowhere) | 0.9 |" in (tmp_path / "claims.md").read_text()
+
+
+def test_some_experiments_of_the_papers_are_chosen_by_name():
+    one, other = paper(0.6), dataclasses.replace(paper(0.4), name="other", experiments=())
+    papers = {"mine": one, "other": other}
+    assert with_experiments(papers, []) == {"mine": one}
+    (name,) = (each.name for each in one.experiments)
+    assert with_experiments(papers, [name]) == {"mine": one}
+    with pytest.raises(InputError, match=f"those of mine, other are {name}"):
+        with_experiments(papers, ["nothing"])
 
 
 def test_a_checkpoint_beside_the_zoo_has_a_section_of_its_own(tmp_path):

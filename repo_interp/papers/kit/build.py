@@ -150,6 +150,21 @@ def stated_options(
     return {name: paper.options(**values[name]) for name, paper in papers.items()}
 
 
+def with_experiments(papers: Mapping[str, Paper], wanted: Sequence[str]) -> dict[str, Paper]:
+    """The papers with only the experiments `wanted`, all where none is named; without papers that have none of them.
+
+    Raises InputError for an experiment that no paper has.
+    """
+    known = sorted({experiment.name for paper in papers.values() for experiment in paper.experiments})
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        raise InputError(f"there is no experiment {unknown[0]!r}; those of {', '.join(papers)} are {', '.join(known)}")
+    chosen = {
+        name: tuple(each for each in paper.experiments if not wanted or each.name in wanted) for name, paper in papers.items()
+    }
+    return {name: dataclasses.replace(papers[name], experiments=own) for name, own in chosen.items() if own}
+
+
 def with_data(papers: Mapping[str, Paper], options: Mapping[str, Any], data: Mapping[str, str]) -> dict[str, Any]:
     """The options with the users' files (name of a data set -> path) of those papers that take some.
 
