@@ -82,11 +82,13 @@ def in_words(subject: OwnSubject, papers: Sequence[Paper]) -> list[str]:
     told = []
     for paper in papers:
         by_outcome: dict[str, list[str]] = {}
+        asked = [data for data, of_data in subject.pages.items() if paper.name in of_data]
         for claim in (claim for claim in paper.claims if claim.paper_number != EXTENSION):
             outcomes = _outcomes(subject, paper, claim)
             if not outcomes:
                 continue
-            words = f"{claim.statement.rstrip('.')} ({claim.label})"
+            words = f"{claim.statement.rstrip('.')} ({claim.label}"
+            words += ")" if len(outcomes) == len(asked) else f", on {' and '.join(outcomes)} alone)"
             if len(set(outcomes.values())) == 1:
                 outcome = next(iter(outcomes.values()))
                 if outcome == UNMEASURED:
