@@ -3,6 +3,7 @@
     commands.md           every command with its options, from the parsers
     measures.md, tasks.md what stands between <!-- made: KIND NAME --> and <!-- end -->: variables and parameters of a measure, from a
                           run of a tiny random model; options of a task at its sizes
+    cluster.md            what a layer costs, from figures/bench
     pictures/             figures of the checkpoints that come with the package
 
 `tests/test_docs.py` makes pages and tables again and compares.
@@ -17,7 +18,6 @@ import inspect
 import io
 import os
 import re
-import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-PAGES = ("measures.md", "tasks.md")
-SPOT = re.compile(r"(<!-- made: ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+PAGES = ("measures.md", "tasks.md", "cluster.md")
+SPOT = re.compile(r"(<!-- made: ([\w -]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 DPI = 160
 COLOURS = 96
 """Of a picture's palette: figures are flat, and so a picture stays small."""
@@ -145,7 +145,7 @@ def filled(page: str, tables: Callable[[str, str], str]) -> str:
 
 
 def maker_of_tables() -> Callable[[str, str], str]:
-    """What fills a spot: variables NAME, parameters NAME, options TASK, picture NAME."""
+    """What fills a spot: variables NAME, parameters NAME, options TASK, picture NAME, costs SUBJECT."""
     groups: dict[str, Any] = {}
 
     def made(kind: str, name: str) -> str:
@@ -156,6 +156,7 @@ def maker_of_tables() -> Callable[[str, str], str]:
             "parameters": lambda: _parameters(name),
             "options": lambda: _sizes(name),
             "picture": lambda: _picture(name),
+            "costs": lambda: _costs(name),
         }
         return "".join(f"{row}\n" for row in rows[kind]())
 
@@ -217,6 +218,26 @@ def _variables(group: Any) -> Iterator[str]:
     for name, array in group.data_vars.items():
         axes = ", ".join(map(str, array.dims)) or "-"
         yield _row(f"`{name}`", axes, array.attrs["units"], array.attrs["long_name"])
+
+
+def _costs(subject: str) -> Iterator[str]:
+    """CPU seconds and memory of a layer's lines at two lengths, as the benchmark has them."""
+    from repo_interp.benchmark.store import read
+
+    lengths = (2048, 4096)
+    parts = {
+        one.part.tokens: {line.what: line for line in one.lines if "textbook" not in line.what}
+        for one in read(HERE.parent / "figures" / "bench")
+        if one.part.row == "layer" and one.part.subject == subject and one.part.device == "cpu" and one.part.tokens in lengths
+    }
+    short, long = (parts[length] for length in lengths)
+    yield from ("| | CPU seconds, 2,048 tokens | 4,096 tokens | peak MB, 4,096 tokens |", "|---|---:|---:|---:|")
+    for what, line in long.items():
+        yield _row(what, *(f"{each[what].cost.cpu_seconds:.2g}" for each in (short, long)), f"{line.cost.megabytes:,.0f}")
+    rates = " and ".join(
+        f"{line.operations / line.cost.cpu_seconds / 1e9:.0f}" for each in (short, long) for line in [each["forward pass"]]
+    )
+    yield from ("", f"The pass ran at {rates} · 10⁹ operations per second.")
 
 
 def _parameters(name: str) -> Iterator[str]:
@@ -363,9 +384,12 @@ def write_picture(figure: Any, path: Path) -> None:
 
 def main() -> None:
     """Make everything."""
+    parser = argparse.ArgumentParser(description="Make what is not written by hand in docs/.")
+    parser.add_argument("--no-pictures", action="store_true", help="pages and tables alone: seconds in place of minutes")
+    chosen = parser.parse_args()
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     (HERE / "commands.md").write_text(commands_page(), encoding="utf-8")
-    if "--no-pictures" not in sys.argv:
+    if not chosen.no_pictures:
         write_pictures(HERE / "pictures")
     tables = maker_of_tables()
     for name in PAGES:

@@ -67,6 +67,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
     TASKS: {
         "reversal": "repo_interp.tasks.reversal:SIZES",
         "niah": "repo_interp.tasks.niah_small:SIZES",
+        "niah_keys": "repo_interp.tasks.niah_keys:SIZES",
         "copying": "repo_interp.tasks.copying:SIZES",
         "few_shot": "repo_interp.tasks.few_shot:SIZES",
         "flip_flop": "repo_interp.tasks.flip_flop:SIZES",

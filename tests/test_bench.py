@@ -14,7 +14,9 @@ from attention_inputs import random_inputs
 from repo_interp.benchmark import bars, page, parts, running, store
 from repo_interp.benchmark.commands import _process, loading_lines
 from repo_interp.benchmark.cost import Cost, cost
-from repo_interp.benchmark.parts import ALL, FORWARD, OLMO2, SMOLLM2, WITH_ALL, Line, Part
+from repo_interp.benchmark.layer import Layer
+from repo_interp.benchmark.limits import limits
+from repo_interp.benchmark.parts import ALL, FORWARD, LIMITS, OLMO2, SMOLLM2, TINY, WITH_ALL, Line, Part
 from repo_interp.benchmark.store import Circumstances, Measured
 from repo_interp.cli import main
 from repo_interp.errors import InputError
@@ -89,6 +91,26 @@ def test_an_accelerator_has_columns_of_its_own_which_say_where_nothing_was_measu
     gpu = dataclasses.replace(LAYERS[0], part=dataclasses.replace(LAYERS[0].part, device="cuda", dtype="bfloat16"))
     rows = page.table_of_row("layer", [*LAYERS, gpu]).rows
     assert len(rows) == 4 and rows[0][-2:] == ("not measured", 8.0)
+
+
+def test_what_is_between_all_measures_and_their_limit_is_said_where_the_limit_was_measured():
+    assert page.table_of_limits(LAYERS).rows == ()
+    alone = [
+        Line(what, Cost(seconds), FORWARD, operations)
+        for what, seconds, operations in zip(LIMITS, (0.125, 0.0625, 0.0625), (1e9, 5e9, 1e9), strict=True)
+    ]
+    with_limits = dataclasses.replace(LAYERS[0], lines=(*LAYERS[0].lines, *alone))
+    (row,) = page.table_of_limits([with_limits, LAYERS[1]]).rows
+    assert row == (2048, 500.0, 6.25, 250.0, 3.125, 125.0, 8.0, 62.5, 80.0, 62.5, 16.0, 250.0)
+
+
+def test_the_limit_counts_every_transform_and_product_once():
+    layer = Layer(TINY, 64)
+    transforms, products, memory = limits(TINY, layer.inputs(), 1, "cpu")
+    assert transforms.operations == 2 * (5 * 16 // 2) * 2.5 * 128 * 7, "2 heads of 16 dimensions, 128 numbers"
+    assert products.operations == 2 * 64 * (5 * 32 * 16 + 4.5 * 16**2), "chunks of 32 tokens"
+    assert memory.operations == 2 * 64 * 32 * 4
+    assert all(line.cost.cpu_seconds >= 0 and math.isnan(line.cost.megabytes) for line in (transforms, products, memory))
 
 
 def test_longer_prompts_are_expected_to_take_longer_and_what_was_measured_is_believed():

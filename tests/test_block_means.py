@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -131,3 +132,37 @@ def test_analyze_writes_maps(scheme, tmp_path):
         np.testing.assert_allclose(
             group["fake_map"].values, group["fake_map"].values[:, :, :1] + 0 * group["fake_map"].values, rtol=1e-6
         )
+
+
+def test_maps_of_chosen_heads_stand_beside_the_measures_of_all():
+    bridge = ri.bridge(ri.reposition(tiny("qwen3"), "repo"))
+    prompts = [Prompt(tokens=tuple(range(3, 40))), Prompt(tokens=tuple(range(3, 60)))]
+    everywhere = ri.analyze(bridge, prompts, measures=(Maps(side=10), "positions"), batch_size=2)
+    run = ri.analyze(
+        bridge, prompts, measures=(Maps(side=10, heads=("2:1-2", "0:3", "2:2")), "positions"), heads=(0, 1), batch_size=2
+    )
+    assert run["positions"].sizes["head"] == 2 and run["positions"].sizes["layer"] == 3
+    kept = run["maps"]["logit_map"]
+    assert kept["layer"].values.tolist() == [0, 2] and kept["head"].values.tolist() == [1, 2, 3]
+    there = kept.notnull().any(("query_block", "key_block"))
+    chosen = {(int(kept["layer"][layer]), int(kept["head"][head])) for layer, head in zip(*np.nonzero(there.values), strict=True)}
+    assert chosen == {(2, 1), (2, 2), (0, 3)}
+    for name in ("logit_map", "fake_map"):
+        for layer, head in chosen:
+            one, other = (each["maps"][name].sel(layer=layer, head=head) for each in (run, everywhere))
+            np.testing.assert_allclose(one.values, other.values, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"heads": ("2:1", "9:0")}, "maps was asked for in layer 9; the layers that are measured: 0, 1, 2"),
+        ({"heads": ("1:0-4",)}, "maps in layer 1: head 4 was asked for; the model's are 0 to 3"),
+    ],
+)
+def test_maps_of_heads_that_are_not_there_are_refused(given, said):
+    bridge = ri.bridge(ri.reposition(tiny("qwen3"), "repo"))
+    with pytest.raises(InputError, match=re.escape(said)):
+        ri.analyze(bridge, [Prompt(tokens=(1, 2, 3, 4))], measures=(Maps(**given),))
+    with pytest.raises(InputError, match="LAYERS:HEADS, such as 5:0-3, not '5'"):
+        Maps(heads=("5",))

@@ -15,11 +15,11 @@ from trained_tiny import trained, without_weights
 
 from repo_interp.errors import InputError
 from repo_interp.papers.cope import gates
-from repo_interp.papers.cope.counting import C3, COUNTING
+from repo_interp.papers.cope.counting import C3, C3_BALANCED, COUNTING, Counted
 from repo_interp.papers.cope.errors import error_bars
 from repo_interp.papers.cope.flip_flop import C1, FLIP_FLOP
 from repo_interp.papers.cope.paper import PAPER
-from repo_interp.papers.cope.perplexity import C4, C4_POSITIONS, C5, PERPLEXITY
+from repo_interp.papers.cope.perplexity import C4, C4_OPEN, C4_POSITIONS, C5, C5_OPEN, PERPLEXITY
 from repo_interp.papers.cope.selective_copy import SELECTIVE_COPY
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import FAILS, HOLDS, UNMEASURED, Verdict, judge
@@ -31,7 +31,7 @@ from repo_interp.papers.kit.scores import PLAIN, Scored, ScoreOptions, of_tasks,
 from repo_interp.papers.kit.subjects import subject
 from repo_interp.training.configuration import TrainingConfiguration, replaced
 
-SMALL = gates.Options(count=4, language_count=4, gate_texts=4, draws=4, batch_size=4)
+SMALL = gates.Options(count=4, counting_count=4, language_count=4, gate_texts=4, draws=4, batch_size=4)
 FLIP_FLOP_SIZE = {"length": 8, "first_length": 8, "longest_test": 16}
 COPY = {"symbols": 3, "copied": 2, "first_copied": 2, "blanks": 2}
 COUNT = {"operations": 6, "fewest": 3, "first_operations": 6}
@@ -185,23 +185,42 @@ def test_selective_copy_needs_no_errors_of_one_and_failure_of_the_other():
     assert verdict((1, 0.98, 1), (0, 0, 0)).ours == pytest.approx(2)
 
 
-def test_counting_is_judged_for_every_number_of_variables():
-    sets = ("in_distribution", "longer", "shorter")
+def counted(right: dict[tuple[str, int], float], floor: float = 90.0, sets=("in_distribution", "longer", "shorter")) -> Counted:
+    """Checkpoints by scheme and number of variables, as right in all test sets; always the most frequent value errs in `floor` per cent."""
     scored = [
-        made(f"{name}{count}", {key: [right] for key in sets}, layout=name, task="counting", variables=count)
-        for count in (1, 3)
-        for name, right in (("cope", 1.0), ("rope", 0.5 if count == 1 else 0.99))
+        made(f"{name}{count}", {key: [share] for key in sets}, layout=name, task="counting", variables=count)
+        for (name, count), share in right.items()
     ]
-    verdicts = verdicts_of(COUNTING, scored)
+    variables = sorted({count for _, count in right})
+    floors = xr.DataArray(np.full((len(variables), len(sets)), floor), {"variables": variables, "test_set": list(sets)})
+    floors.attrs["prompts"] = 2000
+    return Counted(scored, floors)
+
+
+def test_counting_is_judged_for_every_number_of_variables():
+    right = {("cope", 1): 1.0, ("rope", 1): 0.5, ("cope", 3): 1.0, ("rope", 3): 0.99}
+    verdicts = verdicts_of(COUNTING, counted(right))
     assert [(verdict.claim.label, verdict.verdict) for verdict in verdicts[:3]] == [
         ("C3", HOLDS),
         ("C3 (contexts)", HOLDS),
         ("C3 (contexts)", HOLDS),
     ]
     assert verdicts[3].claim is C3 and verdicts[3].verdict == UNMEASURED
-    (drawing,) = COUNTING.draw(scored)
-    assert drawing.data["variables"].values.tolist() == [1, 1, 3, 3]
+    (drawing,) = COUNTING.draw(counted(right))
+    assert drawing.name == "counting_64" and drawing.data["variables"].values.tolist() == [1, 1, 3, 3]
     assert "no checkpoint of learned" in verdicts[0].note
+
+
+def test_beside_every_counting_error_stands_what_the_most_frequent_value_gives():
+    """Found: five variables were judged where every scheme said the most frequent value."""
+    best = {("cope", 5): 0.6, ("rope", 5): 0.3}
+    assert verdicts_of(COUNTING, counted(best))[0].control.endswith("always the most frequent value 90 %")
+    for floor, verdict in ((55.0, HOLDS), (48.0, UNMEASURED)):  # of 100 prompts an error of 40 % has a standard error of 5
+        first = verdicts_of(COUNTING, counted(best, floor))[0]
+        assert first.verdict == verdict, floor
+    assert "nobody counts, always the most frequent value 48 %; cope5 40 %, rope5 70 %" in first.note
+    balanced = verdicts_of(COUNTING, counted(best, sets=("in_distribution", "longer", "shorter", "balanced_in_distribution")))
+    assert [(verdict.claim, verdict.verdict) for verdict in balanced[3:]] == [(C3_BALANCED, HOLDS)]
 
 
 def language(rows: dict[str, tuple[float, ...]], **options) -> list[Scored]:
@@ -246,6 +265,28 @@ def test_sixteen_positions_suffice_where_perplexity_hardly_rises():
     assert verdict(2.005).verdict == HOLDS
     assert verdict(2.05).verdict == FAILS
     assert verdict(2.05).ours == pytest.approx(np.exp(0.05))
+
+
+@pytest.mark.parametrize(
+    ("opened", "verdicts"),
+    [((2.1, 2.5), [HOLDS, HOLDS]), ((2.004, 2.104), [FAILS, FAILS]), ((1.9, 2.5), [FAILS, HOLDS])],
+)
+def test_the_papers_relative_positions_are_cope_with_open_gates(opened, verdicts):
+    """They are in every layer CoPE by name; C4 and C5 themselves are of the one with gates."""
+
+    def with_gates(scored: Scored, gates: str) -> Scored:
+        options = {"scheme_options": {"p_max": 64, "gates": gates}}
+        return dataclasses.replace(scored, configuration=replaced(scored.configuration, options))
+
+    rows = language({"cope_open": opened, "cope": (2.0, 2.1), "cope_sep": (2.0, 2.3), "rope": (2.1, 2.5), "learned": (2.2,)})
+    scored = [with_gates(rows[0], "open"), with_gates(rows[1], "keys"), with_gates(rows[2], "separate_keys"), *rows[3:]]
+    found = {verdict.claim: verdict for verdict in verdicts_of(PERPLEXITY, scored)}
+    assert {verdict.checkpoint for verdict in found.values()} == {"cope"}
+    assert [found[claim].verdict for claim in (C4_OPEN, C5_OPEN)] == verdicts
+    assert found[C4].verdict == found[C5].verdict == HOLDS and C4_POSITIONS not in found
+    (drawing,) = PERPLEXITY.draw(scored)
+    labels = drawing.data["label"].values.tolist()
+    assert len(set(labels[:3])) == 3 and labels[0].endswith("open gates")
 
 
 def test_unequal_budgets_are_named():
@@ -361,9 +402,9 @@ def test_every_figure_and_claim_of_tiny_checkpoints(root, tmp_path):
     results = results_of(root, Cache(tmp_path))
     drawings = {drawing.name: drawing for result in results for drawing in result.drawings}
     assert list(drawings) == [
-        "flip_flop",
+        "flip_flop_8",
         "selective_copy",
-        "counting",
+        "counting_6",
         "perplexity",
         "gates_cope",
         "position_attention_cope",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 
@@ -12,6 +13,7 @@ import xarray as xr
 from numpy.testing import assert_allclose
 from scipy.stats import spearmanr
 from task_tokenizers import tokenizer
+from trained_tiny import trained
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from repo_interp.errors import InputError
@@ -21,11 +23,12 @@ from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import FAILS, HOLDS, UNMEASURED, judge
 from repo_interp.papers.kit.experiment import run
 from repo_interp.papers.kit.paper_directory import write_paper
+from repo_interp.papers.kit.scores import Scored
 from repo_interp.papers.kit.subjects import Given, subject
-from repo_interp.papers.repo import attention, mirror, mirror_by_seed, ranges
+from repo_interp.papers.repo import attention, mirror, mirror_by_seed, ranges, start_layer
 from repo_interp.papers.repo.chunks import PATTERNS, R6, SHARE, same_as_claimed
 from repo_interp.papers.repo.efficiency import EFFICIENCY, SIZES, configuration, counts
-from repo_interp.papers.repo.haystack import search
+from repo_interp.papers.repo.haystack import HAYSTACK, Searched, found_without_positions, search
 from repo_interp.papers.repo.mirror import MIRRORS, QUANTITIES, Mirror, flatness
 from repo_interp.papers.repo.options import Options
 from repo_interp.papers.repo.paper import PAPER
@@ -121,7 +124,7 @@ def test_attention_wants_all_four_differences():
     """R4: needle RePo > RoPE > NoPE, query RePo lowest."""
     spans = {"repo": (3.0, 1.0), "rope": (2.0, 2.0), "nope": (1.0, 3.0)}
 
-    def verdict(**changed: tuple[float, float]) -> list[str]:
+    def verdict(found: float = 0.3, **changed: tuple[float, float]) -> list[str]:
         means = np.array([[values] for values in (spans | changed).values()])[:, :, None] + np.zeros((3, 2, 8, 1))
         coords = {
             "checkpoint": list(spans),
@@ -130,12 +133,53 @@ def test_attention_wants_all_four_differences():
             "layout": ("checkpoint", list(spans)),
             "learned_layers": ("checkpoint", [4, 0, 0]),
         }
-        data = xr.Dataset({"mass_per_token": (("checkpoint", "rows", "prompt", "span"), means)}, coords)
+        known = {"found_by_nope": found, "why_not": "" if found < 0.9 else "NoPE finds them"}
+        data = xr.Dataset({"mass_per_token": (("checkpoint", "rows", "prompt", "span"), means)}, coords, known)
         return [judge(evidence).verdict for evidence in attention.judge(data)]
 
     assert verdict() == [HOLDS, HOLDS]
     for changed in ({"repo": (2.0, 1.0)}, {"nope": (2.0, 3.0)}, {"repo": (3.0, 2.0)}, {"nope": (1.0, 0.5)}):
         assert verdict(**changed) == [FAILS, FAILS]
+    assert verdict(found=0.9) == [UNMEASURED, UNMEASURED]
+
+
+@pytest.mark.parametrize(
+    ("nope", "rope", "repo", "verdict"),
+    [
+        (0.89, 0.5, 0.8, HOLDS),
+        (0.2, 0.8, 0.5, FAILS),
+        (0.9, 0.5, 0.8, UNMEASURED),
+        (None, 0.5, 0.8, HOLDS),
+        (0.2, 1.0, 1.0, UNMEASURED),
+    ],
+)
+def test_needles_that_are_found_without_positions_say_nothing(nope, rope, repo, verdict):
+    """R9 on RULER's needles; of a task of ours the same, and nothing where NoPE was not given."""
+
+    def found(layout: str, share: float) -> Searched:
+        right = (np.arange(100) < round(100 * share)).astype(float)
+        scores = xr.DataArray(
+            np.broadcast_to(right, (1, 3, 100)),
+            {"method": ["plain"], "length": [256, 512, 1024], "prompt": np.arange(100)},
+            ("method", "length", "prompt"),
+        )
+        return Searched(subject(layout, zoo_path(f"niah/{layout}")), scores.to_dataset(name="score"), None)
+
+    given = [found(layout, share) for layout, share in (("repo", repo), ("rope", rope), ("nope", nope)) if share is not None]
+    verdicts = [judge(evidence) for evidence in HAYSTACK.judge(given)]
+    assert [each.verdict for each in verdicts] == [verdict, verdict]
+    if nope == 0.9:
+        assert all("nope finds 0.900 without positions" in each.note for each in verdicts)
+    recorded = [dataclasses.replace(each, recorded=made_up_scores(each)) for each in given]
+    assert ("no NoPE was given" in found_without_positions(recorded).why_not) is (nope is None)
+
+
+def made_up_scores(searched: Searched) -> Scored:
+    """What makes a checkpoint one of our task: scores of it, with no other seed."""
+    live = searched.scores.rename(length="test_set").assign_coords(test_set=["256", "512", "1024"])
+    known = searched.subject
+    assert known.configuration is not None
+    return Scored(known.name, known.layout, known.configuration, 256, "exact match", live, ())
 
 
 # ---- cost -----------------------------------------------------------------------------------------------------------
@@ -263,13 +307,16 @@ def test_taking_the_mirror_away_breaks_reversal_and_flat_instructions_break_noth
 def test_what_both_find_cannot_tell_them_apart(results):
     found = verdicts(results[0])
     assert found["R9", "niah/repo"].verdict == found["R9 (longer)", "niah/repo"].verdict == UNMEASURED
-    assert found["R9", "niah/repo_from_1"].verdict == FAILS
+    assert "niah/nope finds 1.000 without positions" in found["R9", "niah/repo_from_1"].note
+    assert "niah/nope finds 1.000 without positions" in found["R4", "niah/repo"].note
 
 
 def test_the_start_layers_are_compared_where_there_are_several(results):
     start = verdicts(results[0])["R9 (start layer)", "niah/repo, niah/repo_from_1"]
-    assert start.verdict == FAILS
+    assert start.verdict == UNMEASURED and "niah/nope finds 1.000 without positions" in start.note
     data = drawn(results[0], "haystack_start_layer").data
+    needs_them = data.assign_attrs(found_by_nope=0.5, why_not="")
+    assert [judge(evidence).verdict for evidence in start_layer.judge(needs_them)] == [FAILS]
     assert data["start"].values.tolist() == [0, 1]
     assert data["length"].values.tolist() == [256, 512, 1024]
 
@@ -351,6 +398,29 @@ def test_a_checkpoint_of_no_task_of_ours_is_asked_for_rulers_needles(tmp_path):
     assert searched.scores["score"].shape == (1, 3, 2)
     assert searched.scores["map"].dims == ("method", "depth", "length")
     assert searched.sample([640], "yarn").mean == searched.sample([640], "plain").mean
+
+
+def test_several_questions_about_keyed_needles_go_through_every_experiment(tmp_path):
+    """Nobody finds anything after two steps, NoPE neither: so R9 and R4 are judged, and there is no map by depth."""
+    size = {"length": 32, "first_length": 32, "longest_test": 64, "needles": 2, "doubled": 1, "questions": 1, "test_questions": 1}
+    paths = {
+        f"niah_keys/{scheme}": trained(tmp_path / scheme, "niah_keys", scheme, task_options=size)
+        for scheme in ("repo", "rope", "nope")
+    }
+    results = results_of(paths, Cache())
+    found = verdicts(results)
+    assert {found[label, "niah_keys/repo"].verdict for label in ("R9", "R9 (longer)", "R4", "R4 (producing rows)")} <= {
+        HOLDS,
+        FAILS,
+    }
+    assert {result.experiment.name for result in results if result.drawings} >= {
+        "needles in a haystack",
+        "attention mass",
+        "causes",
+    }
+    assert not [drawing for result in results for drawing in result.drawings if drawing.name.startswith("haystack_map")]
+    mass = drawn(results, "attention_mass_niah_keys_32").data
+    assert mass.attrs["found_by_nope"] < 0.9 and mass["span"].values.tolist()[:2] == ["needle", "query"]
 
 
 def test_where_prompts_of_half_the_length_cannot_be_made_r5_is_left_out(tmp_path):

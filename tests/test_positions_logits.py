@@ -31,6 +31,7 @@ SCHEMES = {
     "cope, few positions": lambda: ContextualPositions(InterpolatedEmbedding(3, D_HEAD)),
     "cope, value gates": lambda: ContextualPositions(InterpolatedEmbedding(20, D_HEAD), "values"),
     "cope, separate keys": lambda: SeparatelyGatedPositions(InterpolatedEmbedding(20, D_HEAD), D_MODEL, KV_HEADS, D_HEAD),
+    "cope, open gates": lambda: ContextualPositions(InterpolatedEmbedding(5, D_HEAD), "open"),
     "cope mlp": lambda: ContextualPositions(PositionMLP(D_HEAD, width=5, unit=4.0)),
     "cope alibi": lambda: ContextualPositions(FixedSlopes(HEADS)),
     "cope learned slopes": lambda: ContextualPositions(LearnedSlopes(HEADS)),
@@ -38,7 +39,7 @@ SCHEMES = {
 
 
 LEARNED = [name for name in SCHEMES if name not in ("alibi", "cope alibi")]
-CONTEXTUAL = [name for name in SCHEMES if name.startswith("cope")]
+CONTEXTUAL = [name for name in SCHEMES if name.startswith("cope") and "open" not in name]
 
 
 @pytest.fixture(params=SCHEMES)
@@ -133,6 +134,10 @@ def slow_logits(scheme: PositionLogits, prompts: Prompts) -> torch.Tensor:
                     if not isinstance(scheme, ContextualPositions):
                         index = prompts.index[prompt]
                         result[prompt, head, i, j] = slow_bias(scheme, head, float(index[i]), float(index[j]))
+                        continue
+                    if scheme.gate_source == "open":  # a vector per distance, the last for all that are further away
+                        distance = min(int(prompts.visible[prompt, 0, i, j : i + 1].sum()), len(scheme.position_map.weight) - 1)
+                        result[prompt, head, i, j] = float(query @ scheme.position_map.weight[distance])
                         continue
                     by = {"keys": prompts.keys, "values": prompts.values, "separate_keys": gate_keys}
                     against = by[scheme.gate_source][prompt, head // (HEADS // KV_HEADS), j]

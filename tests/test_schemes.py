@@ -20,6 +20,7 @@ VARIANTS = {scheme: {} for scheme in SCHEMES} | {
     "hope_ab1": {"training_length": 400},  # so that a component lies in the narrow activated band
     "cope separate keys": {"gates": "separate_keys"},
     "cope values": {"gates": "values"},
+    "cope open": {"gates": "open", "p_max": 4},
     "cope one map": {"map": "model"},
     "cope p_max": {"p_max": 4},
     "cope_rope separate keys": {"gates": "separate_keys"},
@@ -197,7 +198,7 @@ def test_taking_learned_positions_away_again_leaves_nothing():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"gates": "queries"}, "gates is 'queries'; wanted one of keys, separate_keys, values"),
+        ({"gates": "queries"}, "gates is 'queries'; wanted one of keys, separate_keys, values, open"),
         ({"p_max": -1}, "p_max is -1; wanted a whole number"),
         ({"slope": 1}, "no option 'slope'; they have assignment, gates"),
         ({"assignment": "token"}, "assignment is 'token'; wanted one of kv_head"),

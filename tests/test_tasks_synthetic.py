@@ -10,6 +10,7 @@ import pytest
 
 from repo_interp.errors import InputError
 from repo_interp.tasks import Response, Task, digest, make_task, read_prompts, task_names, write_prompts
+from repo_interp.tasks.counting import majority
 
 
 def solve_reversal(words):
@@ -22,6 +23,18 @@ def solve_niah(words):
     found = [words[at + 2] for at in range(len(words) - 3) if words[at] == words[at + 1] == "M"]
     solved = [[value for value in found if value.split("v")[0] == words[at + 1]] for at in asked]
     return {at + 2: value for at, (value,) in zip(asked, solved, strict=True)}
+
+
+def solve_niah_keys(words):
+    """The three words behind each place where the two of a question stood behind an M, in the order of the context."""
+    asked, solved = [at for at, word in enumerate(words) if word == "Q"], {}
+    for at, end in zip(asked, [*asked[1:], len(words)], strict=True):
+        places = [
+            place for place in range(asked[0]) if words[place] == "M" and words[place + 1 : place + 3] == words[at + 1 : at + 3]
+        ]
+        found = [word for place in places for word in words[place + 3 : place + 6]]
+        solved |= dict(zip(range(at + 3, end), found, strict=True))
+    return solved
 
 
 def solve_copying(words):
@@ -81,6 +94,7 @@ def solve_counting(words):
 SOLVERS = {
     "reversal": solve_reversal,
     "niah": solve_niah,
+    "niah_keys": solve_niah_keys,
     "copying": solve_copying,
     "few_shot": solve_few_shot,
     "flip_flop": solve_flip_flop,
@@ -314,6 +328,70 @@ def test_small_niah_is_what_it_says():
     assert "distractor" not in alone.spans
 
 
+def test_values_of_balanced_counting_are_equally_frequent():
+    task = make_task("counting", operations=40)
+    assert task.test_sets[3:] == tuple(f"balanced_{name}" for name in task.test_sets[:3])
+    for name in ("in_distribution", "shorter"):
+        plain, balanced = (task.prompts(600, test_set=kind) for kind in (name, f"balanced_{name}"))
+        values = [prompt.attributes["value"] for prompt in balanced]
+        assert set(values) == set(task.common_values(name)) == set(task.common_values(f"balanced_{name}"))
+        assert majority(balanced) < 1.5 / len(set(values)) < majority(plain)
+        common, count = np.unique([prompt.attributes["value"] for prompt in plain], return_counts=True)
+        assert set(common[count > 12]) <= set(values)  # 2 in 100
+    shorter = np.mean([prompt.attributes["value"] for prompt in task.prompts(300, test_set="shorter")])
+    assert shorter > np.mean([prompt.attributes["value"] for prompt in task.prompts(300)]) + 0.5  # fewer passes, more increments
+
+
+def test_keys_of_a_context_share_their_words_and_only_their_order_tells_them_apart():
+    task = make_task("niah_keys", needles=8, doubled=2, questions=6, test_questions=4, shared=4, length=256, first_length=97)
+    assert task.batch(np.random.default_rng(0), 4, 0.0).tokens.shape == (4, 97)
+    reversed_beside, depths, several = [], [], 0
+    for prompt in task.prompts(200):
+        words = prompt.token_text
+        starts = [at for at in range(len(words)) if words[at] == "M"]
+        keys = [tuple(words[at + 1 : at + 3]) for at in starts]
+        assert len(keys) == 8 and len(set(keys)) == 6 and len({word for key in keys for word in key}) <= 4
+        reversed_beside += [key[::-1] in keys for key in keys]
+        assert len(prompt.spans["query.key"]) == 8 and len(prompt.answers) == 4
+        assert {len(answer.split()) for answer in prompt.answers} <= {3, 6}
+        needles = len(prompt.spans["needle"]) // 6
+        several += needles - 4  # keys with two values
+        assert len(prompt.generated) == 3 * needles == 24 - len(prompt.spans["distractor"]) // 2
+        assert sorted(prompt.tokens[at] for n in range(1, needles + 1) for at in prompt.spans[f"needle.{n}.value"]) == sorted(
+            prompt.tokens[at] for at in prompt.generated
+        )
+        depths += prompt.attributes["depths"]
+    assert 0.35 < np.mean(reversed_beside) < 0.6  # 5 of the other 11 orders are there
+    assert 200 < several < 330  # two of the six keys, asked for 4 at a time
+    assert min(depths) < 3 and max(depths) > 97 and 45 < np.mean(depths) < 55
+
+
+def test_a_value_is_found_only_where_all_its_tokens_are():
+    task = make_task("niah_keys", test_questions=4)
+    (prompt,) = task.prompts(1)
+    said = [prompt.tokens[at] for at in prompt.generated]
+    for place in (0, 1, 2):
+        wrong = [*said[:place], 0, *said[place + 1 :]]
+        assert task.score([Response(tuple(wrong))], [prompt]) == pytest.approx(0.75)
+    assert task.score([Response((0, *said[1:3], 0, *said[4:]))], [prompt]) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"needles": 7}, "at most the 6 orders of their words, got 7"),
+        ({"doubled": 3}, "wanted at least 1 and 3 keys"),
+        ({"shared": 1}, "wanted key_tokens <= shared <= 8 and key_words, got 2, 1, 16"),
+        ({"doubled": 1}, "wanted questions from 1 to the 3 keys, got 4"),
+        ({"test_questions": 5}, "wanted test_questions from 1 to the 4 keys, got 5"),
+        ({"first_length": 48}, "wanted 49 <= first_length"),
+    ],
+)
+def test_keyed_needles_that_cannot_be_are_refused(options, message):
+    with pytest.raises(InputError, match=message):
+        make_task("niah_keys", **options)
+
+
 def test_copying_asks_for_the_middle_and_repeats_no_prefix():
     task = make_task("copying", size="paper")
     assert task.test_sets == ("30", "40", "50", "60", "70", "80")
@@ -340,6 +418,33 @@ def test_copying_asks_for_the_middle_and_repeats_no_prefix():
     batch = several.batch(np.random.default_rng(0), 16)
     assert (batch.targets.sum(axis=1) == 3 * 11).all()
     assert all(len(several.describe(row).spans["needle"]) == 36 for row in batch.tokens.tolist())
+
+
+def test_copying_can_vary_in_sequences_and_questions_with_a_word_between():
+    task = make_task("copying", sequences=6, first_sequences=6, fewest=1, questions=6, separator=1, test_from=2)
+    assert task.training_length == 1 + 13 * 12 and task.vocabulary_size == 2 + 256 + 1
+    seen, places = set(), []
+    for seed in range(200):
+        batch = task.batch(np.random.default_rng(seed), 2)
+        for row, targets in zip(batch.tokens.tolist(), batch.targets, strict=True):
+            prompt = task.describe(row)
+            words, count = prompt.token_text, prompt.attributes["sequences"]
+            questions = len(prompt.answers)
+            seen.add((count, questions))
+            assert [at for at, word in enumerate(words) if word == "|"] == list(range(1, len(words), 13))
+            assert len(words) == 1 + 13 * (count + questions) and not {"|"} & {words[at] for at in prompt.generated}
+            assert [words[at] for at in prompt.attributes["source"]] == [words[at] for at in prompt.generated]
+            assert np.flatnonzero(targets).tolist() == [
+                at for at in range(1 + 13 * count, len(words)) if (at - 1) % 13 > 1
+            ]  # neither the word between nor the first of a prefix
+            places.append((len(words) - 4 - prompt.attributes["source"][-4]) // 13)  # sequences back to the last answer
+    assert seen == {(count, questions) for count in range(1, 7) for questions in range(1, count + 1)}
+    assert len(set(places)) == 11 and np.bincount(places).max() < 0.25 * len(places)
+    (prompt,) = task.prompts(1, test_set="10")
+    assert len(prompt.tokens) == 1 + 13 * 11 and prompt.spans["needle.1.value"] == tuple(range(1 + 13 * 5 + 9, 1 + 13 * 6))
+    for options, message in (({"fewest": 5}, "wanted fewest <= first_sequences, got 5, 4"), ({"separator": 2}, "separator is 2")):
+        with pytest.raises(InputError, match=message):
+            make_task("copying", **options)
 
 
 def test_few_shot_contexts():

@@ -270,6 +270,28 @@ def test_configuration_survives_toml_and_refuses_what_cannot_be():
             replaced(TINY, change)
 
 
+def test_compiled_steps_are_recorded_and_refused_where_they_cannot_be(monkeypatch):
+    compiled = replaced(TINY, {"execution": "compiled"})
+    assert replaced(TrainingConfiguration(task="x"), parsed(to_toml(compiled, {"command": "repo-interp train"}))) == compiled
+    with pytest.raises(InputError, match="wanted eager with index_share_until"):
+        replaced(compiled, {"index_share_until": 0.5})
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(InputError, match="needs a C\\+\\+ compiler, and there is no no-such-compiler here"):
+        prepare(compiled)
+
+
+@pytest.mark.filterwarnings("ignore:.*script_method.*:DeprecationWarning")  # within torch, when it gets ready to compile
+def test_a_decoder_runs_as_compiled_code_while_the_context_lasts():
+    prepared = prepare(TINY)
+    decoder, tokens = prepared.model.model, torch.tensor([[1, 4, 5, 6]])
+    whole = decoder(tokens).last_hidden_state
+    with schedule.executing(prepared.model, "compiled"):
+        assert decoder.forward.__name__ == "forward" and "forward" in vars(decoder)
+        with torch.compiler.set_stance("force_eager"):  # as scores are made; compiling itself takes 40 seconds
+            assert torch.equal(decoder(tokens).last_hidden_state, whole)
+    assert "forward" not in vars(decoder)
+
+
 def parsed(text: str) -> dict:
     import tomllib
 

@@ -165,6 +165,8 @@ def require_measurable(
     """
     layers = _within(layers, len(layout(bridge)), "layer")
     heads = None if heads is None else _within(heads, next(attentions(bridge)).config.num_attention_heads, "head")
+    for measure in measures:
+        _require_chosen(measure, layers, next(attentions(bridge)).config.num_attention_heads)
     _require_prompts(prompts, measures, _vocabulary(bridge))
     return layers, heads
 
@@ -187,6 +189,14 @@ def _concluded(
 
 def _of_experiment(progress: ExperimentProgress | None, name: str) -> Progress | None:
     return None if progress is None else lambda done, total: progress(name, done, total)
+
+
+def _require_chosen(measure: Measure, layers: Sequence[int], heads: int) -> None:
+    for layer, chosen in (measure.chosen_heads or {}).items():
+        if layer not in layers:
+            measured = ", ".join(map(str, layers)) if len(layers) <= 8 else f"{len(layers)} of {layers[0]} to {layers[-1]}"
+            raise InputError(f"{measure.name} was asked for in layer {layer}; the layers that are measured: {measured}")
+        _within(chosen, heads, f"{measure.name} in layer {layer}: head")
 
 
 def _within(chosen: Sequence[int] | None, count: int, what: str) -> list[int]:

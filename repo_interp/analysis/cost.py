@@ -97,14 +97,15 @@ def estimate(
     depth = layers[-1] + 1 if chosen else 0
     if any(measure.reads_predictions for measure in chosen):
         depth = len(schemes)
-    alike = [sum(schemes[layer] == schemes[place] for layer in layers) for place in probed] + [1]
+    alike = [[layer for layer in layers if schemes[layer] == schemes[place]] for place in probed]
     seconds = sum(depth * operations(len(prompt.tokens)) / speed for prompt in prompts)
     for measure, before, after in zip(chosen, first.measuring, full.measuring, strict=True):
         lengths = [len(prompt.tokens) for prompt in (prompts[:1] if measure.name in full.once else prompts)]
+        counts = [_times_probed(measure, like) for like in alike] + [1]
         seconds += sum(
             count * _at_length(length, (first.tokens, short), (full.tokens, long), measure.growth)
             for length in lengths
-            for count, short, long in zip(alike, before, after, strict=True)
+            for count, short, long in zip(counts, before, after, strict=True)
         )
     size, lengths = batch_limit(bridge, batch_size), sorted((len(prompt.tokens) for prompt in prompts), reverse=True)
     batches = len(side_by_side.batches(range(len(lengths)), lengths, size))
@@ -114,6 +115,12 @@ def estimate(
     seconds += sum((len(schemes) * operations(length) + unembedding * length) / speed for length in passes)
     seconds += _PASS_BOOKKEEPING * len(schemes) * len(passes)
     return Cost(seconds, _bytes(bridge, prompts, size, passes, full, len(layers) / len(probed)))
+
+
+def _times_probed(measure: Measure, layers: Sequence[int]) -> int:
+    """How often `measure` does in `layers` what it does in a layer that is probed: there, of heads that it chooses, it takes one."""
+    chosen = measure.chosen_heads
+    return len(layers) if chosen is None else sum(len(chosen.get(layer, ())) for layer in layers)
 
 
 @dataclass(frozen=True)
@@ -228,6 +235,11 @@ class _Timed:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.measure, name)
+
+    @property
+    def chosen_heads(self) -> Mapping[int, Sequence[int]] | None:
+        """One head of every layer, where the measure chooses its heads (`_times_probed`)."""
+        return None if self.measure.chosen_heads is None else dict.fromkeys(self.layers, (0,))
 
     def reductions(self, inputs: AttentionInputs, spans: Spans) -> tuple[()]:
         """None, for `_Together` makes them."""

@@ -12,8 +12,8 @@ Knows nothing about how prompts are made or what is measured.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -77,21 +77,27 @@ def observe_batch(
     def receive(inputs: AttentionInputs) -> None:
         nonlocal observed
         here = inputs.queries.device
-        broken, inputs = inputs.faults, replace(inputs, tokens=batch.tokens.to(here))
-        if heads is not None:
-            inputs = select_heads(inputs, heads)
-            broken = broken if inputs.faults else {}  # of heads that nobody asked for
-        sound = [measure for measure in measures if measure.name not in found.stopped and not broken.keys() & set(measure.reads)]
-        share(sound, inputs, batch.spans)
+        whole = replace(inputs, tokens=batch.tokens.to(here))
+        common = _of_heads(whole, heads)
+        sound = [
+            measure
+            for measure in measures
+            if measure.name not in found.stopped
+            and measure.chosen_heads is None
+            and not common.broken.keys() & set(measure.reads)
+        ]
+        share(sound, common.inputs, batch.spans)
         for measure in measures:
-            if measure.name in found.stopped:
+            own = measure.chosen_heads
+            if measure.name in found.stopped or (own is not None and inputs.layer not in own):
                 continue
-            fault = next((broken[name] for name in measure.reads if name in broken), None)
+            of = common if own is None else _of_heads(whole, own[inputs.layer])
+            fault = next((of.broken[name] for name in measure.reads if name in of.broken), None)
             if fault is None:
                 named = {**batch.spans, **batch.structure} if measure.segment_kinds else batch.spans
                 spans = {name: mask.to(here) for name, mask in named.items()}
-                statistics = _with_head_numbers(measure.observe(inputs, spans), heads)
-                fault = fault_in(statistics, measure, inputs)
+                statistics = _with_head_numbers(measure.observe(of.inputs, spans), of.heads)
+                fault = fault_in(statistics, measure, of.inputs)
                 parts[measure.name].append(statistics)
             if fault is not None:
                 found.stop(measure.name, fault)
@@ -152,6 +158,22 @@ def stream(
     if not begun:
         raise InputError("there are no prompts to measure")
     return {measure.name: group_of(measure, merged[measure.name].total(), schemes) for measure in measures}
+
+
+@dataclass(frozen=True)
+class _Observed:
+    """A layer's inputs for some `heads` (None: all), and which of their tensors are `broken`."""
+
+    inputs: AttentionInputs
+    heads: Sequence[int] | None
+    broken: Mapping[str, str]
+
+
+def _of_heads(whole: AttentionInputs, heads: Sequence[int] | None) -> _Observed:
+    if heads is None:
+        return _Observed(whole, None, whole.faults)
+    inputs = select_heads(whole, heads)
+    return _Observed(inputs, heads, whole.faults if inputs.faults else {})  # else of heads that nobody asked for
 
 
 def _with_head_numbers(statistics: Statistics, heads: Sequence[int] | None) -> Statistics:

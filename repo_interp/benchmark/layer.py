@@ -17,6 +17,7 @@ from transformers.models.olmo2.modeling_olmo2 import Olmo2DecoderLayer, Olmo2Rot
 
 from repo_interp.benchmark import textbook
 from repo_interp.benchmark.cost import Cost, cost
+from repo_interp.benchmark.limits import limits
 from repo_interp.benchmark.parts import ALL, FORWARD, TEXTBOOK_UP_TO, Line, Part, Shape, shape_of, textbook_of
 from repo_interp.benchmark.prompt import prompt_of
 from repo_interp.benchmark.textbook import Sample
@@ -122,6 +123,7 @@ def lines(part: Part, folder: Path) -> list[Line]:
             Line(name, cost(lambda measure=measure: measure.observe(replace(inputs), spans), repeats, device), FORWARD)
         )
     measured.append(Line(ALL, cost(lambda: observed_together(inputs, spans), repeats, device), FORWARD))
+    measured += limits(shape, inputs, repeats, device)
     if part.tokens > TEXTBOOK_UP_TO:
         return measured
     book: list[Line] = []

@@ -15,7 +15,19 @@ from matplotlib.lines import Line2D
 
 from repo_interp.benchmark.bars import judged
 from repo_interp.benchmark.cost import Cost
-from repo_interp.benchmark.parts import ALL, FORWARD, OLMO2, ROWS, SMOLLM2, STOCK, WITH_ALL, WITH_DEFAULT, Line, textbook_of
+from repo_interp.benchmark.parts import (
+    ALL,
+    FORWARD,
+    LIMITS,
+    OLMO2,
+    ROWS,
+    SMOLLM2,
+    STOCK,
+    WITH_ALL,
+    WITH_DEFAULT,
+    Line,
+    textbook_of,
+)
 from repo_interp.benchmark.store import TABLE, Measured, read
 from repo_interp.files import replaced, write_text
 from repo_interp.plots.marks.drawing import plain_decades
@@ -83,6 +95,23 @@ def table_of_row(name: str, measured: Sequence[Measured]) -> Table:
     return Table(name, ROWS[name].title, tuple(columns), tuple(rows), ROWS[name].about)
 
 
+def table_of_limits(measured: Sequence[Measured]) -> Table:
+    """What all measures of a layer took beside their physical limit, where it was measured; times on the CPU."""
+    columns = ["tokens", "all measures, ms", "of the forward pass, %", "limit, ms", "of the forward pass, %"]
+    columns += ["transforms, ms", "Gflop/s", "products, ms", "Gflop/s", "memory, ms", "GB/s", "in between, ms"]
+    rows = []
+    for one in measured:
+        lines = {line.what: line for line in one.lines}
+        if one.part.device != "cpu" or not {ALL, FORWARD, *LIMITS} <= lines.keys():
+            continue
+        whole, forward, *parts = (lines[what].cost.cpu_seconds for what in (ALL, FORWARD, *LIMITS))
+        rates = (lines[what].operations / spent / 1e9 for what, spent in zip(LIMITS, parts, strict=True))
+        apart = [value for spent, rate in zip(parts, rates, strict=True) for value in (1e3 * spent, rate)]
+        shares = [value for spent in (whole, sum(parts)) for value in (1e3 * spent, 100 * spent / forward)]
+        rows.append((one.part.tokens, *shares, *apart, 1e3 * (whole - sum(parts))))
+    return Table("limits", "All measures and their physical limit", tuple(columns), tuple(rows))
+
+
 def _cells(cost: Cost) -> tuple[Cell, ...]:
     return tuple(_cell(value) for value in (cost.cpu_seconds, cost.wall_seconds, cost.megabytes))
 
@@ -117,6 +146,7 @@ def _page(measured: Sequence[Measured]) -> Iterator[str]:
         if of_row:
             yield from _markdown(table_of_row(name, of_row))
             yield from _notes(of_row)
+            yield from _distances(of_row)
         else:
             yield f"Not measured yet: `{_COMMAND} --rows {name}`."
     yield from ("", "## Measured with", "")
@@ -134,6 +164,17 @@ def _markdown(table: Table) -> Iterator[str]:
     yield "|" + "".join("---:|" if numeric else "---|" for numeric in table.numeric)
     for row in table.formatted():
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"
+
+
+def _distances(measured: Sequence[Measured]) -> Iterator[str]:
+    table = table_of_limits(measured)
+    if table.rows:
+        yield from ("", f"### {table.title}", "")
+        yield (
+            "The limit: transforms, products of matrices and reading the inputs, done alone by the same process, each as fast as this "
+            "machine does it. In between: rotating, copies into float64, sums along lines, statistics, fits, sorting, Python."
+        )
+        yield from ("", *_markdown(table))
 
 
 def _notes(measured: Sequence[Measured]) -> Iterator[str]:
@@ -180,7 +221,7 @@ def figure(measured: Sequence[Measured]) -> PaperFigure:
 def _curves(ax: Axes, parts: Sequence[Measured]) -> None:
     curves: dict[str, dict[int, float]] = {}
     for one in sorted(parts, key=lambda one: one.part.tokens):
-        for line in one.lines:
+        for line in (line for line in one.lines if line.what not in LIMITS):
             curves.setdefault(line.what, {})[one.part.tokens] = line.cost.cpu_seconds
     for what, seconds in curves.items():
         name = what.removesuffix(textbook_of(""))

@@ -24,6 +24,7 @@ WEIGHTS, LOAD = "weights", "load"
 IMPORT, INSPECT = "import torch, transformers and model classes", "repo-interp inspect"
 ANALYSIS, ANNOUNCED = "analysis, figures and page", "announced"
 PROCESS = "the process"
+LIMITS = TRANSFORMS, PRODUCTS, MEMORY = "limit: transforms", "limit: products of matrices", "limit: memory"
 """What lines are called that others are read beside, or that have a bar."""
 
 

@@ -70,6 +70,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "prompts), extrapolation (beyond the training length, on longer prompts of the same task); scored by the task of the prompts, and "
         "prompts of a file by their generated tokens or, without these, by log perplexity",
     )
+    parser.add_argument(
+        "--save-maps",
+        metavar="5:0-3,7:2",
+        help="keep pictures of these LAYERS:HEADS, the logits of the first prompt as means over blocks, beside the measures",
+    )
     add_settings(
         parser,
         "parameters",
@@ -140,8 +145,11 @@ def run(arguments: argparse.Namespace) -> int:
         with steps(console) as step:
             step("making prompts")
             prompts, task = _make_prompts(arguments, bridge, path)
-    measures = measures_named(arguments.measures or default_measures(prompts, layout(bridge), arguments.layers))
-    measures, experiments = _with_parameters(measures, experiments, arguments.parameters)
+    wanted, parameters = arguments.measures or default_measures(prompts, layout(bridge), arguments.layers), arguments.parameters
+    if arguments.save_maps is not None:
+        wanted = tuple(dict.fromkeys((*wanted, "maps")))
+        parameters = [*parameters, ("maps.heads", arguments.save_maps)]
+    measures, experiments = _with_parameters(measures_named(wanted), experiments, parameters)
     layers, heads = require_measurable(
         bridge, prompts, measures_for(bridge, measures), arguments.layers, arguments.heads
     )  # what does not fit is refused before anything is announced

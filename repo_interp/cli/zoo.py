@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="list",
         help="list what ships, show how far training is, or train (default: list)",
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="a task or TASK/NAME (default: all); may be repeated")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a task or TASK/NAME; may be repeated (default: all that ship)")
     parser.add_argument("--jobs", type=count, default=1, metavar="N", help="train: runs side by side (default: 1)")
     parser.add_argument(
         "--into",
@@ -52,13 +52,13 @@ def _plan(console: Console, names: list[str]) -> None:
     from rich.table import Table
 
     from repo_interp.training.folder import TrainingFolder
-    from repo_interp.training.plan import PLAN, chosen, planned_runs
+    from repo_interp.training.plan import AHEAD, PLAN, chosen, planned_runs
     from repo_interp.values import duration
 
     table = Table(box=None, padding=(0, 1, 0, 0), show_edge=False)
     for column in ("name", "runs", "steps", "took", "left"):
         table.add_column(column, justify="left" if column == "name" else "right", no_wrap=True)
-    runs = planned_runs(chosen(PLAN, names))
+    runs = planned_runs(chosen((*PLAN, *AHEAD), names))
     for name, group in groupby(runs, key=lambda run: run.planned.name):
         folders = [(run.configuration.steps, TrainingFolder(run.directory)) for run in group]
         last = [(folder.records() or [{"step": 0, "seconds": 0.0}])[-1] for _, folder in folders]
@@ -122,12 +122,12 @@ def _train(console: Console, arguments: argparse.Namespace) -> int:
     from repo_interp.cli.training_display import step_bars
     from repo_interp.errors import InputError
     from repo_interp.training.folder import TrainingFolder
-    from repo_interp.training.plan import PLAN, chosen, planned_runs
+    from repo_interp.training.plan import AHEAD, PLAN, chosen, planned_runs
     from repo_interp.training.shipping import make, unfinished
 
     if processes.count() > 1 and arguments.jobs > 1:
         raise InputError("--jobs is for one process; several that were launched together train one run each: leave it out")
-    runs = planned_runs(chosen(PLAN, arguments.names))
+    runs = planned_runs(chosen((*PLAN, *AHEAD) if arguments.names else PLAN, arguments.names))
     waiting = processes.from_first(lambda: unfinished(runs))
     console.print(f"{len(runs)} training runs, {len(runs) - len(waiting)} of them finished", highlight=False)
     if waiting:
@@ -152,7 +152,7 @@ def _installed(console: Console, runs: list[PlannedRun], arguments: argparse.Nam
     """Measure saved steps, put what ships into its place, and print where."""
     from repo_interp.cli.console import plain
     from repo_interp.files import write_text
-    from repo_interp.training.plan import PLAN
+    from repo_interp.training.plan import AHEAD, PLAN
     from repo_interp.training.shipping import install, zoo_page
 
     for planned in runs:
@@ -160,7 +160,7 @@ def _installed(console: Console, runs: list[PlannedRun], arguments: argparse.Nam
         place = install(planned, Path(arguments.into)) if arguments.into else planned.directory
         console.print(f"[bold]{plain(place)}[/bold]", highlight=False)
     if arguments.into and not arguments.names:
-        write_text(Path(arguments.into) / "README.md", zoo_page(PLAN, Path(arguments.into)))
+        write_text(Path(arguments.into) / "README.md", zoo_page(PLAN, AHEAD, Path(arguments.into)))
     return 0
 
 

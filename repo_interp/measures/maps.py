@@ -1,6 +1,6 @@
 """Pictures of a head: its logits, and its fake-distance logits, as means over blocks of the first prompt (fig. 2, 3).
 
-Exact block means (block_means), at most `side` blocks per side: 2 side^2 numbers per head in the run, so choose layers and heads where
+Exact block means (block_means), at most `side` blocks per side: 2 side^2 numbers per head in the run, so name the `heads` to keep where
 there are many. The fake map is that of the last token's query, its distances in tokens, rotated as the model rotates (fake_distance).
 
 Knows nothing about what a prompt says.
@@ -8,6 +8,8 @@ Knows nothing about what a prompt says.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -16,11 +18,13 @@ import xarray as xr
 from annotated_types import Interval
 from torch import Tensor
 
+from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans, select_prompts
 from repo_interp.measures.fake_distance import bias_by_distance, last_queries
 from repo_interp.measures.kernels.block_means import block_size, fake_block_means, logit_block_means
 from repo_interp.measures.labels import described, of_layer
 from repo_interp.measures.statistics import Measure, Statistics
+from repo_interp.values import shortened
 
 _DESCRIBED = {
     "logit_map": ("mean logit over a block of queries and keys of the first prompt", "logits"),
@@ -35,7 +39,24 @@ class Maps(Measure):
 
     side: Annotated[int, Interval(ge=1, le=4096)] = 192
     """Most blocks per side. Coordinates of blocks are the first token, or distance, of each."""
+    heads: tuple[str, ...] = ()
+    """LAYERS:HEADS, such as "5:0-3" or "2-4:7"; none: those of the analysis. Where layers differ, a head that was not named is NaN."""
     name: str = "maps"
+
+    def __post_init__(self) -> None:
+        """Raises InputError for fields as `Measure` does, and for heads that are not written LAYERS:HEADS."""
+        super().__post_init__()
+        for text in self.heads:
+            _layers_and_heads(text)
+
+    @property
+    def chosen_heads(self) -> Mapping[int, Sequence[int]] | None:
+        """The heads that were named, by layer."""
+        chosen: dict[int, set[int]] = {}
+        for layers, heads in map(_layers_and_heads, self.heads):
+            for layer in layers:
+                chosen.setdefault(layer, set()).update(heads)
+        return {layer: sorted(chosen[layer]) for layer in sorted(chosen)} or None
 
     @property
     def may_be_nan(self) -> tuple[str, ...]:
@@ -67,6 +88,18 @@ class Maps(Measure):
         group = xr.Dataset({name: described(measured[name], *text) for name, text in _DESCRIBED.items()})
         group["block_size"] = described(measured["block_size"].max(), "tokens, or distances, a block", "tokens")
         return group.assign_coords({axis: group[axis].astype("int64") for axis in ("query_block", "distance_block", "key_block")})
+
+
+def _layers_and_heads(text: str) -> tuple[range, range]:
+    """The two ranges in LAYERS:HEADS, each a number or two with a dash between."""
+    number = r"([0-9]{1,4})(?:-([0-9]{1,4}))?"
+    found = re.fullmatch(f"{number}:{number}", text)
+    if found is None:
+        raise InputError(f"heads of maps are named LAYERS:HEADS, such as 5:0-3, not {shortened(repr(text))}")
+    layers, heads = (range(int(first), int(last or first) + 1) for first, last in (found.group(1, 2), found.group(3, 4)))
+    if not layers or not heads:
+        raise InputError(f"heads of maps are named LAYERS:HEADS; a range in {text} runs backwards")
+    return layers, heads
 
 
 def _fake_map(inputs: AttentionInputs, size: int, blocks: int) -> Tensor:

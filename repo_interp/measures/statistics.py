@@ -133,6 +133,11 @@ class Measure(ABC):
         return self
 
     @property
+    def chosen_heads(self) -> Mapping[int, Sequence[int]] | None:
+        """Heads that it measures, by layer, whatever heads the others measure; None: those of the analysis."""
+        return None
+
+    @property
     def reads_predictions(self) -> bool:
         """Whether `observe_predictions` is to be called; the forward pass then goes through all layers."""
         return False

@@ -140,7 +140,8 @@ def observing(
             scheme, content = logits_of_rows.position_logits, logits_of_rows.content
             if isinstance(scheme, ContextualPositions):
                 features = scheme.counted_by(content.keys, content.values, content.gate_keys)
-                inputs = replace(inputs, gate_features=_wide(features), largest_position=scheme.position_map.maximum)
+                if features is not None:
+                    inputs = replace(inputs, gate_features=_wide(features), largest_position=scheme.position_map.maximum)
         receive(inputs)
 
     watched = [attention for attention in attentions(model) if layers is None or attention.layer_idx in layers]

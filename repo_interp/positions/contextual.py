@@ -11,7 +11,8 @@
 
 x_j is the key ("keys"), a key W_g h_j made for the gates alone ("separate_keys"), or the value ("values"). The gates are those of listing 1
 and of the released code: of the scaled logits, after masking. p_ij counts j itself; token order is causal order, so neither later keys nor
-padding are counted. With all gates at 1, p_ij = i - j + 1 and this is a relative position embedding.
+padding are counted. With all gates at 1 ("open"), p_ij = i - j + 1: a relative position embedding, the paper's rival in tables 2 and 5,
+with one vector for all p from p_max - 1 on.
 
 Positions are clamped to the map's `maximum`: p_max - 1 for a table of p_max vectors, as listing 1 and the released code do. A map is shared
 by all heads of a layer, and by layers that are given the same one. The table, the MLP's output and learned slopes start at zero (listing 1,
@@ -34,17 +35,19 @@ from repo_interp.positions.biases import geometric_slopes
 from repo_interp.positions.logits import PositionLogits, exact, full_precision, grouped_product
 from repo_interp.positions.piecewise import relu_network
 
-GateSource = Literal["keys", "separate_keys", "values"]
-"""What a query is held against to decide which tokens it counts."""
+GateSource = Literal["keys", "separate_keys", "values", "open"]
+"""What a query is held against to decide which tokens it counts; "open": it counts all."""
 
 
 def gates(
     queries: Float[Tensor, "batch head row d_head"],
-    counted_by: Float[Tensor, "batch kv_head key d_head"],
+    counted_by: Float[Tensor, "batch kv_head key d_head"] | None,
     visible: Bool[Tensor, "batch 1 row key"],
     logit_scale: float,
 ) -> Float[Tensor, "batch head row key"]:
-    """g_ij, from 0 to 1: how much row i counts token j; 0 where not visible. `counted_by`: the x_j."""
+    """g_ij, from 0 to 1: how much row i counts token j; 0 where not visible. `counted_by`: the x_j; None where all gates are open."""
+    if counted_by is None:
+        return visible.to(exact(queries).dtype).expand(*queries.shape[:2], -1, -1)
     logits = grouped_product(exact(queries), exact(counted_by)).mul_(logit_scale)
     return logits.masked_fill_(~visible, -math.inf).sigmoid()
 
@@ -177,8 +180,10 @@ class ContextualPositions(PositionLogits):
 
     def counted_by(
         self, keys: Tensor, values: Tensor | None, gate_keys: Tensor | None
-    ) -> Float[Tensor, "batch kv_head key d_head"]:
-        """The x_j that this layer's gates look at. ValueError where they were not given."""
+    ) -> Float[Tensor, "batch kv_head key d_head"] | None:
+        """The x_j that this layer's gates look at; None where all are open. ValueError where they were not given."""
+        if self.gate_source == "open":
+            return None
         source = {"keys": keys, "separate_keys": gate_keys, "values": values}[self.gate_source]
         if source is None:
             raise ValueError(f"gates from {self.gate_source} were wanted, but none were given")

@@ -7,9 +7,11 @@ paper, trained at 512 tokens) and ask for the middle one, m = n // 2. Tokens are
 pre-trained model (`copying_prompts`, the paper's way: its models were trained on text), from the ordinary tokens of its
 vocabulary.
 
-Training sequences have up to `sequences` sequences and ask for `questions` distinct ones, drawn uniformly. Targets are the
-suffixes asked for; in training also the prefixes asked for from their second token on, which are to be found in the same way.
-Score: exact match of all 4 tokens.
+Training sequences have up to `sequences` sequences and ask for `questions` distinct ones, drawn uniformly. With `fewest` above 0 both
+numbers vary from batch to batch, so that no place in the context has the answer more often than another: from `fewest` to `sequences`
+sequences, of which 1 to all, at most `questions`, are asked for. With a `separator` of 1, the word | stands before every sequence and
+every question; with 0 nothing does. Targets are the suffixes asked for; in training also the prefixes asked for from their second
+token on, which are to be found in the same way. Score: exact match of all 4 tokens.
 
 Spans: `needle` (the sequence asked for; `needle.1.key` its prefix, `needle.1.value` its suffix), `distractor` (the others),
 `query` (the prefix again); the suffix is generated. attributes: sequences, length (tokens), source: for each generated token the
@@ -30,10 +32,12 @@ from repo_interp.errors import InputError
 from repo_interp.tasks.prompt import Prompt
 from repo_interp.tasks.task import Batch, Number, WordTask, whole_number
 from repo_interp.tasks.vocabulary import BOS, PAD
+from repo_interp.values import CountOrNone
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+SEPARATOR = "|"
 PREFIX, SUFFIX = 8, 4
 WHOLE = PREFIX + SUFFIX
 
@@ -51,8 +55,12 @@ class Copying(WordTask):
     """Most sequences of a training context."""
     first_sequences: Number = 4
     """The same where the curriculum begins."""
+    fewest: CountOrNone = 0
+    """Fewest sequences of a training context; 0: half as many as the most, and always the same number of questions."""
     questions: Number = 4
     """Sequences asked for in training."""
+    separator: Annotated[int, Interval(ge=0, le=1)] = 0
+    """Words before every sequence."""
     test_from: Number = 10
     test_to: Number = 40
     test_step: Number = 5
@@ -60,9 +68,13 @@ class Copying(WordTask):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require(
-            1 <= self.questions <= self.first_sequences <= self.sequences,
+            1 <= self.first_sequences <= self.sequences
+            and self.questions <= (self.sequences if self.fewest else self.first_sequences),
             "wanted 1 <= questions <= first_sequences <= sequences, got "
             f"{self.questions}, {self.first_sequences}, {self.sequences}",
+        )
+        self._require(
+            self.fewest <= self.first_sequences, f"wanted fewest <= first_sequences, got {self.fewest}, {self.first_sequences}"
         )
         self._require(
             1 <= self.test_from <= self.test_to and self.test_step >= 1,
@@ -70,13 +82,13 @@ class Copying(WordTask):
         )
 
     def task_words(self) -> tuple[str, ...]:
-        """The symbols."""
-        return tuple(f"s{index}" for index in range(self.symbols))
+        """The symbols, and the separator where there is one."""
+        return (*(f"s{index}" for index in range(self.symbols)), *(SEPARATOR,) * self.separator)
 
     @property
     def training_length(self) -> int:
         """Tokens of the longest sequence to train on."""
-        return 1 + WHOLE * (self.sequences + self.questions)
+        return 1 + (WHOLE + self.separator) * (self.sequences + self.questions)
 
     @property
     def test_sets(self) -> tuple[str, ...]:
@@ -84,12 +96,16 @@ class Copying(WordTask):
         return tuple(str(count) for count in range(self.test_from, self.test_to + 1, self.test_step))
 
     def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
-        """Contexts of one number of sequences, between half a limit and the limit, which grows from `first_sequences` to
+        """Contexts of one number of sequences, from `fewest` or half a limit to the limit, which grows from `first_sequences` to
         `sequences`.
         """
         limit = self.first_sequences + round(progress * (self.sequences - self.first_sequences))
-        count = int(generator.integers(max(self.questions, limit // 2), limit + 1))
-        asked = np.argsort(generator.random((size, count)))[:, : self.questions]
+        if self.fewest:
+            count = int(generator.integers(self.fewest, limit + 1))
+            questions = int(generator.integers(1, min(count, self.questions) + 1))
+        else:
+            count, questions = int(generator.integers(max(self.questions, limit // 2), limit + 1)), self.questions
+        asked = np.argsort(generator.random((size, count)))[:, :questions]
         return self._contexts(generator, count, asked, first_target=1)
 
     def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
@@ -102,18 +118,19 @@ class Copying(WordTask):
     ) -> Batch:
         first = self.vocabulary["s0"]
         alphabet = np.arange(first, first + self.symbols)
-        tokens = _contexts(generator, alphabet, count, asked)
-        start = np.full((len(tokens), 1), BOS)
-        tokens = np.concatenate([start, tokens], axis=1)
+        sequences = _contexts(generator, alphabet, count, asked).reshape(len(asked), -1, WHOLE)
+        before = np.full((*sequences.shape[:2], self.separator), first + self.symbols)
+        tokens = np.concatenate([before, sequences], axis=2).reshape(len(asked), -1)
+        tokens = np.concatenate([np.full((len(tokens), 1), BOS), tokens], axis=1)
         targets = np.zeros(tokens.shape, dtype=bool)
-        place = np.arange(tokens.shape[1]) - 1
-        targets[:, (place >= WHOLE * count) & (place % WHOLE >= first_target)] = True
+        place, width = np.arange(tokens.shape[1]) - 1, WHOLE + self.separator
+        targets[:, (place >= width * count) & (place % width >= self.separator + first_target)] = True
         return Batch(tokens, targets)
 
     def describe(self, tokens: Sequence[int]) -> Prompt:
         """Spans and the source of every generated token."""
         text = self.vocabulary.text(tokens)
-        return _describe(tokens, first=1, token_text=text, separator=" ")
+        return _describe(tokens, 1, text, " ", self.separator)
 
 
 def copying_prompts(tokenizer: PreTrainedTokenizerBase, sequences: int = 30, count: int = 20, seed: int = 0) -> list[Prompt]:
@@ -179,13 +196,15 @@ def _determined(tokens: Int[np.ndarray, "row token"], count: int) -> Bool[np.nda
     return once
 
 
-def _describe(tokens: Sequence[int], first: int, token_text: tuple[str, ...], separator: str) -> Prompt:
-    """Read a context back; its last sequences are questions as long as they stand before, too."""
-    total = (len(tokens) - first) // WHOLE
-    sequences = [tuple(tokens[first + WHOLE * index :][:WHOLE]) for index in range(total)]
-    count = next(index for index in range(1, total) if sequences[index] in sequences[:index])
+def _describe(tokens: Sequence[int], first: int, token_text: tuple[str, ...], space: str, separator: int = 0) -> Prompt:
+    """Read a context back, with `separator` words before every sequence; its last sequences are questions as long as they stand before,
+    too.
+    """
+    starts = range(first + separator, len(tokens), WHOLE + separator)
+    places = [tuple(range(start, start + WHOLE)) for start in starts]
+    sequences = [tuple(tokens[start : start + WHOLE]) for start in starts]
+    count = next(index for index in range(1, len(sequences)) if sequences[index] in sequences[:index])
     asked = sorted(sequences[:count].index(sequence) for sequence in sequences[count:])
-    places = [tuple(range(first + WHOLE * index, first + WHOLE * (index + 1))) for index in range(total)]
     source = [at for sequence in sequences[count:] for at in places[sequences.index(sequence)][PREFIX:]]
     generated = [at for question in places[count:] for at in question[PREFIX:]]
     spans = {
@@ -204,7 +223,7 @@ def _describe(tokens: Sequence[int], first: int, token_text: tuple[str, ...], se
         spans=spans,
         generated=tuple(generated),
         token_text=token_text,
-        answers=tuple(separator.join(token_text[at] for at in question[PREFIX:]) for question in places[count:]),
+        answers=tuple(space.join(token_text[at] for at in question[PREFIX:]) for question in places[count:]),
         attributes={"sequences": count, "length": len(tokens), "source": source},
     )
 

@@ -8,15 +8,22 @@ the sequence begins by setting each once, in random order, and ends by printing 
 is a pass. The number of operations is uniform between `fewest` and `operations` (512 in the paper: "up to 512"). The target is
 the value printed. Score: exact match.
 
+Values are far from equally frequent: who always says the most frequent one is right in `majority` of the prompts of a test set. In the
+test sets `balanced_...` the value is drawn first, uniformly from those that at least 1 in 100 sequences have, then sequences until one
+has it.
+
 Spans: `needle` (the last "a = 0 ;" of the variable printed and its increments since; `needle.1` ... in their order), `distractor`
 (other sets and increments), `query` (print a); the value is generated. attributes: operations, value, length (tokens).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -29,6 +36,12 @@ from repo_interp.values import Positive
 
 END, SET, ZERO, INCREMENT, PASS, PRINT = ";", "=", "0", "++", "pass", "print"
 LARGEST = 10
+BALANCED = "balanced_"
+"""Before the name of a test set whose values are equally frequent."""
+COMMON = 0.01
+"""Share of the sequences from which on a value is among those of a balanced test set."""
+DRAWN = 2000
+"""Sequences that this share is taken over."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +81,8 @@ class Counting(WordTask):
 
     @property
     def test_sets(self) -> tuple[str, ...]:
-        """As in training, more passes, fewer passes."""
-        return tuple(self._pass_weights)
+        """As in training, more passes, fewer passes; then the same with values that are equally frequent."""
+        return (*self._pass_weights, *(f"{BALANCED}{name}" for name in self._pass_weights))
 
     @property
     def _pass_weights(self) -> dict[str, float]:
@@ -87,16 +100,25 @@ class Counting(WordTask):
     def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
         """Sequences with the weight of pass of one test set."""
         self._require_test_set(test_set)
-        return self._sequences(generator, size, self.operations, self._pass_weights[test_set])
+        pass_weight = self._pass_weights[test_set.removeprefix(BALANCED)]
+        if not test_set.startswith(BALANCED):
+            return self._sequences(generator, size, self.operations, pass_weight)
+        zero = self.vocabulary[ZERO]
+        wanted = zero + generator.choice(self.common_values(test_set), size)
+        return _side_by_side([next(row for row in self._endless(generator, pass_weight) if row[-1] == value) for value in wanted])
+
+    def common_values(self, test_set: str) -> tuple[int, ...]:
+        """The values that at least 1 in 100 sequences of a test set have, ascending; of a balanced one those of the one it balances."""
+        return _common_values(self, test_set.removeprefix(BALANCED))
+
+    def _endless(self, generator: np.random.Generator, pass_weight: float) -> Iterator[list[int]]:
+        """Sequences, one after the other."""
+        while True:
+            yield self._sequence(generator, int(generator.integers(self.fewest, self.operations + 1)), pass_weight)
 
     def _sequences(self, generator: np.random.Generator, size: int, limit: int, pass_weight: float) -> Batch:
-        rows = [self._sequence(generator, int(count), pass_weight) for count in generator.integers(self.fewest, limit + 1, size)]
-        tokens = np.full((size, max(map(len, rows))), PAD)
-        targets = np.zeros(tokens.shape, dtype=bool)
-        for row, words in enumerate(rows):
-            tokens[row, : len(words)] = words
-            targets[row, len(words) - 1] = True
-        return Batch(tokens, targets)
+        counts = generator.integers(self.fewest, limit + 1, size)
+        return _side_by_side([self._sequence(generator, int(count), pass_weight) for count in counts])
 
     def _sequence(self, generator: np.random.Generator, count: int, pass_weight: float) -> list[int]:
         vocabulary, first = self.vocabulary, self.vocabulary["a"]
@@ -143,6 +165,30 @@ class Counting(WordTask):
             answers=(text[last],),
             attributes={"length": len(tokens), "operations": len(operations), "value": int(text[last])},
         )
+
+
+@functools.cache
+def _common_values(task: Counting, test_set: str) -> tuple[int, ...]:
+    generator = np.random.default_rng(zlib.crc32(test_set.encode()))
+    drawn = islice(task._endless(generator, task._pass_weights[test_set]), DRAWN)
+    counts = Counter(row[-1] - task.vocabulary[ZERO] for row in drawn)
+    return tuple(sorted(value for value, count in counts.items() if count >= COMMON * DRAWN))
+
+
+def _side_by_side(rows: Sequence[Sequence[int]]) -> Batch:
+    """Sequences padded on the right, with their last tokens as targets."""
+    tokens = np.full((len(rows), max(map(len, rows))), PAD)
+    targets = np.zeros(tokens.shape, dtype=bool)
+    for row, words in enumerate(rows):
+        tokens[row, : len(words)] = words
+        targets[row, len(words) - 1] = True
+    return Batch(tokens, targets)
+
+
+def majority(prompts: Sequence[Prompt]) -> float:
+    """The share of `prompts` that have the most frequent value: what always saying that one would score."""
+    counts = Counter(prompt.answers for prompt in prompts)
+    return max(counts.values()) / len(prompts)
 
 
 SIZES = {"small": Counting(), "paper": Counting(operations=512, first_operations=512)}

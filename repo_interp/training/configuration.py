@@ -80,6 +80,9 @@ class TrainingConfiguration:
     precision: Literal["float32", "bfloat16"] = _option(
         "float32", "of products of matrices while training; weights, positions, losses and scores stay float32"
     )
+    execution: Literal["eager", "compiled"] = _option(
+        "eager", "compiled: steps run as code that torch.compile makes of the decoder, which may change the last bits"
+    )
     device: Literal["cpu", "cuda"] = _option("cpu", "cpu or cuda")
     threads: Annotated[int, Interval(ge=1, le=1024)] = _option(
         1, "CPU threads; another number adds in another order, so it may change the last bits"
@@ -98,6 +101,10 @@ class TrainingConfiguration:
         self._require("kv_heads", self.heads % (self.kv_heads or self.heads) == 0, f"wanted a divisor of the {self.heads} heads")
 
         self._require("adapter", not self.adapter or self.continue_from, "wanted with continue_from, a checkpoint to stand on")
+        mixes = self.execution == "compiled" and self.index_share_until > 0
+        self._require(
+            "execution", not mixes, "wanted eager with index_share_until: the decoder is then another one at every step"
+        )
 
     def _require(self, name: str, holds: object, wanted: str) -> None:
         if not holds:

@@ -9,17 +9,29 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
+import torch
 
 from repo_interp.files import write_text
 from repo_interp.models.adapters import rounded
 from repo_interp.models.reposition import longest_prompt, mix_with_index
+from repo_interp.training.configuration import TrainingConfiguration
 from repo_interp.training.folder import Moment, TrainingFolder, load_state, save_state
 from repo_interp.training.preparation import Prepared, reproducible
 from repo_interp.training.responses import forced_responses, prompts_of
-from repo_interp.training.step import generator_for, index_share, learning_rate, progress, take_step, training_question
+from repo_interp.training.step import (
+    executing,
+    generator_for,
+    index_share,
+    learning_rate,
+    progress,
+    take_step,
+    training_question,
+)
 
 
 @dataclass(frozen=True)
@@ -50,7 +62,7 @@ def train(
     every `save_seconds` too. At the end the folder holds the finished checkpoint.
     """
     configuration, model = prepared.configuration, prepared.model
-    with reproducible(configuration):
+    with reproducible(configuration), executing(model, configuration.execution):
         moment = load_state(folder.state, model, prepared.optimizer)
         folder.cut_log(moment.log_size)
         saved = time.monotonic()
@@ -77,7 +89,8 @@ def train(
             model.eval()
             if prepared.base is not None:
                 rounded(model)  # scored is what is stored
-            write_text(folder.scores, json.dumps(final_scores(prepared), indent=1) + "\n")
+            with _scoring(configuration):
+                write_text(folder.scores, json.dumps(final_scores(prepared), indent=1) + "\n")
             folder.finish(prepared.write)
 
 
@@ -121,9 +134,15 @@ def _score(prepared: Prepared) -> float:
     task, model, configuration = prepared.task, prepared.model, prepared.configuration
     prompts = prompts_of(task, task.batch(generator_for(configuration.seed, "score", 0), configuration.score_prompts))
     model.eval()
-    score = task.score(forced_responses(model, task, prompts), prompts)
+    with _scoring(configuration):
+        score = task.score(forced_responses(model, task, prompts), prompts)
     model.train()
     return float(np.mean(score))
+
+
+def _scoring(configuration: TrainingConfiguration) -> AbstractContextManager[Any]:
+    """A context in which nothing is compiled: scores are those of the checkpoint as others run it."""
+    return torch.compiler.set_stance("force_eager") if configuration.execution == "compiled" else nullcontext()
 
 
 def _due(step: int, every: int) -> bool:

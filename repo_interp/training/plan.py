@@ -160,3 +160,48 @@ def _contextual(scheme: str) -> Mapping[str, Any]:
 
 PLAN: tuple[Planned, ...] = tuple(_plan())
 """Every checkpoint of the zoo."""
+
+
+_VARIED: Mapping[str, Any] = {
+    "task_options": {"sequences": 6, "first_sequences": 6, "fewest": 1, "questions": 6, "separator": 1, "test_from": 2},
+    "steps": 5000,
+}
+"""Of copying, where neither the number of sequences nor that of questions is always the same."""
+
+
+def _ahead() -> Iterator[Planned]:
+    three = (0, 1, 2)
+    # Needles that need positions, for R9 and R4; CPU minutes of a run: 4 at first, then 2 each. RePo from L/3 on, as in the paper; in all
+    # layers it ended where NoPE does. After 3,000 steps one seed of three (0) tells both words of a key; 1 and 2 still go by the last.
+    yield Planned("niah_keys/pretrained", "rope", three, weights=())
+    for name, layout in (("rope", "rope"), ("nope", "nope"), ("repo", "repo@1/3")):
+        yield Planned(f"niah_keys/{name}", layout, three, "niah_keys/pretrained", weights=three if name == "repo" else (0,))
+    for name, layout in (("repo_from_0", "repo"), ("repo_from_2", "repo@2"), ("repo_from_3", "repo@3")):
+        yield Planned(f"niah_keys/{name}", layout, three, "niah_keys/pretrained")
+
+    # For a verdict on C1 that is blind: 6, CoPE 50.
+    for name, layout in _CONTEXTUAL:
+        longer = {"task_options": {"length": 256, "longest_test": 1024}, "batch": 16, "steps": 1600}
+        yield Planned(f"flip_flop/{name}_256", layout, three, fields={**_contextual(name), **longer})
+
+    # The gates of the paper's figures, for C6, and its own rival, for C4 and C5: 16 and 11.
+    for name, gates in (("cope_sep_keys", "separate_keys"), ("cope_open", "open")):
+        yield Planned(f"language/{name}", "cope", fields={"scheme_options": {"p_max": 64, "gates": gates}})
+
+    # H6 and H7: 12 each.
+    for layout in ("rope", "hope", "alibi", "kerple", "fire"):
+        yield Planned(f"copying/{layout}_varied", layout, three, fields=_VARIED)
+    for layout in ("hope_ab1", "hope_ab2", "hope_ab3", "rope_high"):
+        yield Planned(f"copying/{layout}_varied", layout, three, fields=_VARIED, weights=())
+
+    # C3: 12, CoPE 77.
+    for suffix, variables in (("", 1), ("_3", 3), ("_5", 5)):
+        options = {"variables": variables, "operations": 256}
+        for name, layout in _CONTEXTUAL:
+            fields = {**_contextual(name), "task_options": options, "batch": 16, "score_prompts": 2000}
+            yield Planned(f"counting/{name}{suffix}_256", layout, three, fields=fields, weights=(0,) if name == "cope" else ())
+
+
+AHEAD: tuple[Planned, ...] = tuple(_ahead())
+"""Checkpoints that are planned and not trained yet, in the order of what they decide. `repo-interp zoo train NAME` trains them; with their
+records in the zoo they move to `PLAN`."""

@@ -25,6 +25,16 @@ FRESH: Mapping[str, Mapping[str, Any]] = {
         "initial_deviation": 0.1,  # with 0.02 it is not learned
         "scheme_deviation": 0.113,  # the paper's 0.02 at d = 2048 gives gates the same spread: 0.02 sqrt(2048 / 64)
     },
+    # At 64 tokens, so that there is little to search: two words of a key are told from one late, after 1,800 steps.
+    "niah_keys": {
+        "task_options": {"length": 64, "longest_test": 256},
+        "heads": 2,
+        "steps": 3000,
+        "batch": 32,
+        "learning_rate": 2e-3,
+        "scheme_deviation": 0.113,
+        "score_every": 500,
+    },
     "flip_flop": {"steps": 1200, "batch": 32, "learning_rate": 2e-3, "score_every": 400},
     "selective_copy": {
         "heads": 2,
@@ -52,6 +62,14 @@ FRESH: Mapping[str, Mapping[str, Any]] = {
 
 CONTINUED: Mapping[str, Mapping[str, Any]] = {
     "niah": {"steps": 1200, "batch": 8, "learning_rate": 2e-3, "scheme_deviation": 0.113},
+    "niah_keys": {
+        "steps": 1200,
+        "batch": 16,
+        "learning_rate": 2e-3,
+        "curriculum": 0.5,
+        "scheme_deviation": 0.113,
+        "score_every": 400,
+    },
     # With 0.02 at width 64 positions stay within 0.2 of each other, in effect NoPE; 500 steps leave all schemes behind RoPE.
     "language": {"steps": 1500, "batch": 16, "learning_rate": 1e-3, "scheme_deviation": 0.113},
 }

@@ -1,7 +1,7 @@
 """Carry out the zoo's plan: train what is not finished, put what ships where the package looks for it, and write the zoo's page.
 
     wave 1: runs from random weights        wave 2: those that go on from one of wave 1
-    page:   mean over seeds of the score on a test set; +- standard deviation over seeds where there are several
+    page:   mean over seeds of the final loss, and of the score on a test set; +- standard deviation over seeds where there are several
 
 Interrupted at any moment, training goes on where it stopped. Nothing in the page is typed by hand but what a task is. Knows nothing about
 terminals.
@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -108,9 +109,13 @@ _HEAD = """# The checkpoints that come with the package
 `ri.zoo("niah/repo")` loads one, `repo-interp zoo` lists them, `make zoo` trains all of them again and writes this page. Each directory
 has the weights, the tokenizer, `training.toml` (everything that decides the bytes, with command and versions), `log.jsonl` and
 `scores.json`; `seed-N` in it the records of other seeds, and their weights where the page says so: `ri.load("reversal/repo/seed-1")`.
-Those marked "records" ship without weights. The same commands on the same machine give the same bytes. Scores: mean over seeds,
-± their standard deviation. Commands are those of seed 0; `repo-interp zoo train TASK/NAME` trains every seed of one, and what it
-goes on from.
+Those marked "records" ship without weights. The same commands on the same machine give the same bytes. Loss: of the last steps of
+training, nats per target. Loss and scores: mean over seeds, ± their standard deviation. Commands are those of seed 0;
+`repo-interp zoo train TASK/NAME` trains every seed of one, and what it goes on from.
+"""
+
+_AHEAD = """In the order of what they decide. `repo-interp zoo train TASK/NAME` trains every seed of one, and what it goes on from; those of
+seed 0 alone by these commands.
 """
 
 _TASKS = {
@@ -119,6 +124,8 @@ _TASKS = {
     "niah": "Needle in a haystack, small: exact match by tokens of context; trained at 256. "
     "A RoPE model is trained half-way, then goes on with each scheme on the same data and budget, as in the RePo paper. "
     "`repo_from_N`: RoPE below layer N, RePo from it on.",
+    "niah_keys": "Needle in a haystack that needs positions: share of the values found by tokens of context; a RoPE model is trained at 64 "
+    "tokens, then goes on with each scheme at 128. `repo`: from L/3 on, as in the RePo paper; `repo_from_N`: from layer N on.",
     "flip_flop": "Flip-flop (CoPE, table 2): accuracy of reads; trained on 128 tokens, 80 % of them ignored "
     "(sparse: 98 %, dense: 10 %, long: 512 tokens).",
     "selective_copy": "Selective copy (CoPE, table 2): exact match with as many blanks as in training, half and twice as many.",
@@ -135,13 +142,20 @@ _TASKS = {
 """What a task is, and what its numbers are."""
 
 
-def zoo_page(plan: Iterable[Planned], zoo: Path) -> str:
-    """The page, in Markdown, of what a plan has in the directory `zoo`."""
+def zoo_page(plan: Iterable[Planned], ahead: Sequence[Planned], zoo: Path) -> str:
+    """The page, in Markdown, of what a plan has in the directory `zoo`, and of what is `ahead`: planned and not trained yet."""
     plan = list(plan)
     parts = [_HEAD]
     for task in dict.fromkeys(planned.task for planned in plan):
         of_task = [planned for planned in plan if planned.task == task]
-        parts += [f"## {task}\n", _words(task) + "\n", _table(of_task, zoo) + "\n", "```\n" + _commands(of_task) + "\n```\n"]
+        parts += [
+            f"## {task}\n",
+            _words(task) + "\n",
+            _table(of_task, zoo) + "\n",
+            "```\n" + _commands(of_task, of_task) + "\n```\n",
+        ]
+    if ahead:
+        parts += ["## Planned, not trained yet\n", _AHEAD, f"```\n{_commands([*plan, *ahead], ahead)}\n```\n"]
     return "\n".join(parts)
 
 
@@ -153,19 +167,22 @@ def _words(task: str) -> str:
 def _table(plan: Sequence[Planned], zoo: Path) -> str:
     scores = {planned.name: _scores(planned, zoo) for planned in plan}
     sets = _thinned(list(dict.fromkeys(name for of_seeds in scores.values() for means in of_seeds for name in means)))
-    lines = [f"| name | seeds | {' | '.join(sets)} |", "|" + "---|" * (2 + len(sets))]
+    lines = [f"| name | seeds | loss | {' | '.join(sets)} |", "|" + "---|" * (3 + len(sets))]
     for planned in plan:
         name = planned.name if planned.weights else f"{planned.name} (records)"
         cells = [_cell([means.get(test_set) for means in scores[planned.name]]) for test_set in sets]
-        lines.append(f"| {name} | {len(scores[planned.name])} | {' | '.join(cells)} |")
+        loss = _cell([TrainingFolder(zoo / run.shipped).records()[-1]["loss"] for run in _runs(planned)])
+        lines.append(f"| {name} | {len(scores[planned.name])} | {loss} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def _scores(planned: Planned, zoo: Path) -> list[dict[str, float | None]]:
-    return [
-        json.loads((zoo / run.shipped / "scores.json").read_text(encoding="utf-8"))["test_sets"]
-        for run in planned_runs([Planned(planned.name, planned.scheme, planned.seeds, fields=planned.fields)])
-    ]
+    return [json.loads((zoo / run.shipped / "scores.json").read_text(encoding="utf-8"))["test_sets"] for run in _runs(planned)]
+
+
+def _runs(planned: Planned) -> list[PlannedRun]:
+    """The runs of every seed of one checkpoint, wherever they began."""
+    return planned_runs([replace(planned, continue_from="")])
 
 
 def _thinned(sets: list[str]) -> list[str]:
@@ -181,8 +198,7 @@ def _cell(values: Sequence[float | None]) -> str:
     return mean if len(known) == 1 else f"{mean} ± {np.std(known, ddof=1):.3f}"
 
 
-def _commands(plan: Sequence[Planned]) -> str:
-    """One of each seed 0; other seeds have --seed N and stand in seed-N."""
-    continued = (Planned(planned.continue_from, "rope") for planned in plan if planned.continue_from)
-    known = {planned.name: planned for planned in (*continued, *plan)}
-    return "\n".join(command(run) for run in planned_runs(known.values()) if run.seed == 0 and run.planned in plan)
+def _commands(plan: Sequence[Planned], shown: Sequence[Planned]) -> str:
+    """One of each seed 0 of those that are `shown`, a part of the plan; other seeds have --seed N and stand in seed-N."""
+    first = {run.planned.name: run for run in planned_runs(plan) if run.seed == 0}
+    return "\n".join(command(first[planned.name]) for planned in shown)

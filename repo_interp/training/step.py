@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal
 
 import numpy as np
 import torch
@@ -76,6 +78,20 @@ def target_loss(model: PreTrainedModel, question: Question, precision: str = "fl
     with torch.autocast(question.tokens.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
         logits = target_logits(model, question)
     return nn.functional.cross_entropy(logits, question.targets)
+
+
+@contextmanager
+def executing(model: PreTrainedModel, execution: Literal["eager", "compiled"]) -> Iterator[None]:
+    """While the context lasts, the decoder runs "eager", or as code that is "compiled" at its first call, for sequences of any length."""
+    if execution == "eager":
+        yield
+        return
+    decoder = model.model
+    decoder.forward = torch.compile(decoder.forward, dynamic=True)
+    try:
+        yield
+    finally:
+        del decoder.forward
 
 
 def take_step(

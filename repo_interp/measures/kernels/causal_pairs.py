@@ -97,6 +97,9 @@ _LEAF = 16
 """Tokens within which the squares of single components are summed pair by pair."""
 
 
+_GRAMS = 8
+"""Chunks whose Grams are made by one product."""
+
 _STRETCH = 2**18
 """Bytes of the features, or logits, that are gone through at a time."""
 
@@ -124,10 +127,23 @@ def gram_products(
     new = {"dtype": torch.float64, "device": queries.device}
     before = torch.zeros(*other_keys.shape[:2], keys.shape[-1], other_keys.shape[-1], **new)
     products = torch.zeros(*queries.shape[:2], *before.shape[2:], **new)
-    for chunk in range(1, queries.shape[2]):
-        before += keys[:, :, chunk - 1].mT @ other_keys[:, :, chunk - 1]
-        products.addcmul_((queries[:, :, chunk].mT @ other_queries[:, :, chunk]).to(torch.float64), before)
+    for start in range(0, queries.shape[2], _GRAMS):
+        some = (slice(None), slice(None), slice(start, start + _GRAMS))
+        of_queries, of_keys = queries[some].mT @ other_queries[some], keys[some].mT @ other_keys[some]
+        for of_query, of_key in zip(of_queries.unbind(2), of_keys.unbind(2), strict=True):
+            products.addcmul_(of_query, before)
+            before += of_key
     return products
+
+
+def square_products(
+    queries: Float[Tensor, "key member chunk within feature"], keys: Float[Tensor, "key any chunk within feature"]
+) -> Float[Tensor, "key member feature feature"]:
+    """Those of features with themselves, which are symmetric: one of the two blocks off the diagonal is not made."""
+    half = queries.shape[-1] // 2
+    upper = gram_products(queries[..., :half], queries, keys[..., :half], keys)
+    lower = gram_products(queries[..., half:], queries[..., half:], keys[..., half:], keys[..., half:])
+    return torch.cat([upper, torch.cat([upper[..., half:].mT, lower], -1)], -2)
 
 
 @dataclass(frozen=True)
@@ -177,9 +193,7 @@ class CausalPairs:
     @cached_property
     def own_squares(self) -> Float[Tensor, "key member component"]:
         """sum C_r^2 of every component r, float64."""
-        return torch.stack(
-            [sign * _own_squares(self.queries, keys) for sign, _, keys in signed_keys(self.keys, self.window)]
-        ).sum(0)
+        return self._sum(lambda chunks: chunks.own_squares)
 
     def squares_of(self, bands: Bool[Tensor, "band component"]) -> Float[Tensor, "key member band"]:
         """sum Y^2 of the sum Y of the components of every band, float64."""
@@ -218,7 +232,7 @@ class Chunks:
     @cached_property
     def products(self) -> Float[Tensor, "key member d_head d_head"]:
         """M: sums of q_ia q_ib k_ja k_jb over pairs of different chunks."""
-        return gram_products(self.queries, self.queries, self.keys, self.keys)
+        return square_products(self.queries, self.keys)
 
     @cached_property
     def by_query(self) -> Float[Tensor, "key member query"]:
@@ -255,12 +269,14 @@ class Chunks:
         last = int(bands.sum(-1).argmax()) if bool((bands.sum(0) == 1).all()) else None
 
         def within(some: tuple) -> Tensor:
-            queries, keys, rest = self.queries[some], self.keys[some], self.within[some].clone()
-            sums = torch.zeros_like(between)
+            rest, sums = self.within[some].clone(), torch.zeros_like(between)
             for number, dimensions in enumerate(runs):
                 if number == last or not dimensions:
                     continue
-                logits = sum(queries[..., run] @ keys[..., run].mT for run in dimensions) * self._lower
+                queries, keys = (
+                    torch.cat([part[some][..., run] for run in dimensions], -1) for part in (self.queries, self.keys)
+                )
+                logits = (queries @ keys.mT).mul_(self._lower)
                 sums[..., number] = _sum_of_squares(logits)
                 rest -= logits
             if last is not None:
@@ -269,8 +285,25 @@ class Chunks:
 
         return self._added(within) + between
 
+    @cached_property
+    def own_squares(self) -> Float[Tensor, "key member component"]:
+        """sum C_r^2 = sum_i q_r^2 K_rr + 2 q_r q_r' K_rr' + q_r'^2 K_r'r', K the sums of k_r k_s up to i: between chunks, of M alone."""
+        lower = self._lower[:_LEAF, :_LEAF]
+
+        def within(some: tuple) -> Tensor:
+            of_queries, of_keys = _squares(self.queries[some]), _squares(self.keys[some])
+            sums = of_keys.sum(-2)
+            before = (sums.cumsum(-2) - sums) * of_queries.sum(-2)
+            inside = (lower @ of_keys * of_queries).sum(-2)
+            return inside.add_(before).sum((-2, -3), dtype=torch.float64)
+
+        half = self.products.shape[-1] // 2
+        between = [self.products.diagonal(0, -2, -1), self.products[..., :half, half:].diagonal(0, -2, -1)]
+        first, second, crossed = (self._added(within) + torch.cat(between, -1)).chunk(3, -1)
+        return first + second + 2 * crossed
+
     def _chunk_sums(self, features: Tensor) -> Float[Tensor, "key any chunk d_head"]:
-        return torch.cat([features[some].to(torch.float64).sum(-2) for some in self._stretches], -2)
+        return features.sum(-2).to(torch.float64)
 
     def _added(self, of: Callable[[tuple], Tensor]) -> Tensor:
         return torch.stack([of(some) for some in self._stretches]).sum(0)
@@ -288,7 +321,8 @@ class Chunks:
 
 def _line(features: Tensor, others: Tensor, within: Tensor) -> Tensor:
     """`within` and the products of `features` with the sum of their chunk's `others`, [key, member, chunk, within], float64."""
-    return (features.to(torch.float64) @ others[..., None])[..., 0] + within
+    # Multiplied and summed: for a product with a single vector, matrix libraries take several times as long.
+    return (features * others[..., None, :]).sum(-1) + within
 
 
 def _sum_of_squares(logits: Float[Tensor, "key member chunk query key"]) -> Float[Tensor, "key member"]:
@@ -308,26 +342,11 @@ def _runs(chosen: Bool[Tensor, "dimension"]) -> list[slice]:
     ]
 
 
-def _own_squares(queries: Tensor, keys: Tensor) -> Float[Tensor, "key member component"]:
-    """sum C_r^2 = sum_i q_r^2 K_rr + 2 q_r q_r' K_rr' + q_r'^2 K_r'r', K the sums of k_r k_s up to i, over causal pairs."""
-    lower = torch.ones(_LEAF, _LEAF, dtype=queries.dtype, device=queries.device).tril()
-    before = torch.zeros(*keys.shape[:2], 1, 3 * keys.shape[-1] // 2, dtype=torch.float64, device=keys.device)
-    sums = torch.zeros((), dtype=torch.float64, device=keys.device)
-    step = _LEAF * max(1, _STRETCH // (queries.shape[:2].numel() * _LEAF * queries.shape[-1] * queries.element_size()))
-    for some_queries, some_keys in zip(queries.split(step, -2), keys.split(step, -2), strict=True):
-        of_queries, of_keys = _squares(some_queries), _squares(some_keys)
-        of_leaves = of_keys.sum(-2, dtype=torch.float64)
-        until = before + of_leaves.cumsum(-2)
-        within = (lower @ of_keys * of_queries).sum(-2).sum(-2, dtype=torch.float64)
-        sums = sums + within + ((until - of_leaves) * of_queries.sum(-2)).sum(-2)
-        before = until[..., -1:, :]
-    first, second, crossed = sums.chunk(3, -1)
-    return first + second + 2 * crossed
-
-
-def _squares(features: Tensor) -> Tensor:
-    """x_r^2, x_r'^2 and x_r x_r' of every component, in leaves."""
-    leaves = in_chunks(features, _LEAF)
+def _squares(
+    features: Float[Tensor, "key any chunk within d_head"],
+) -> Float[Tensor, "key any chunk leaf within three_components"]:
+    """x_r^2, x_r'^2 and x_r x_r' of every component, each chunk in leaves."""
+    leaves = features.unflatten(-2, (-1, _LEAF))
     half = leaves.shape[-1] // 2
     squares = torch.empty(*leaves.shape[:-1], 3 * half, dtype=leaves.dtype, device=leaves.device)
     torch.mul(leaves, leaves, out=squares[..., : 2 * half])

@@ -2,76 +2,199 @@
 
 Variables are set to zero, incremented and passed over; what is asked is the value of one. The more is passed over, the longer the context
 that a count has to reach across.
+
+    floor = 100 (1 - share of the most frequent value) per cent: the error of a model that always says that one
+
+Beside every error stands its floor, and there is no verdict where no scheme is below it. In balanced test sets all values are as frequent,
+so that the floor is high and what counts is counting.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import xarray as xr
 
 from repo_interp.papers.cope.errors import (
     COPE,
     IN_DISTRIBUTION,
+    RIVALS,
     SCHEMES,
     LowerError,
     bars,
     error_bars,
     error_table,
+    errors_of,
     lower_error,
-    measure,
     needs,
 )
+from repo_interp.papers.cope.errors import measure as measure_errors
+from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import Claim, Evidence
+from repo_interp.papers.kit.differences import share_difference
 from repo_interp.papers.kit.experiment import Drawing, Experiment
+from repo_interp.papers.kit.samples import Sample
 from repo_interp.papers.kit.scale import Scale
 from repo_interp.papers.kit.scores import Scored, first_of
-from repo_interp.tasks.counting import Counting
+from repo_interp.papers.kit.subjects import Subject
+from repo_interp.tasks import Task
+from repo_interp.tasks.counting import BALANCED, Counting, majority
 from repo_interp.training.trained import configured_task
 
+if TYPE_CHECKING:
+    from repo_interp.papers.cope.gates import Options
+
 CONTEXTS = ("longer", "shorter")
+
+
+@dataclass(frozen=True)
+class LowerCountingError(LowerError):
+    """CoPE's error is below that of each rival; nothing is said where nobody counts."""
+
+    @property
+    def words(self) -> str:
+        """The rule in words."""
+        return (
+            f"{super().words}, nor where none is below that of always saying the most frequent value by more than {self.errors:g} standard "
+            f"errors and {self.apart:g} %"
+        )
+
+    def counts(self, errors: Iterable[Sample], floor: float, prompts: int) -> bool:
+        """Whether one of the `errors` is that far below the `floor`, the error of always saying the most frequent of `prompts` values."""
+        below = (share_difference(floor, sample.mean, (prompts, sample.count)) for sample in errors)
+        return any(difference.exceeds(self.apart / 100, self.errors) for difference in below)
+
 
 C3 = Claim(
     "C3",
     "counting 1, 3 and 5 variables: CoPE below the others in error",
     "CoPE table 3",
     "0.0 / 1.2 / 7.4 %",
-    LowerError("CoPE's error for a number of variables"),
+    LowerCountingError("CoPE's error for a number of variables"),
 )
 C3_CONTEXTS = Claim(
     "C3",
     "counting in longer and shorter contexts than trained on: CoPE below the others in error",
     "CoPE table 4",
     "0.0, 4.0 / 8.8, 34.1 %",
-    LowerError("with weights 100 (longer contexts) and 10 (shorter ones) of pass, each, CoPE's error"),
+    LowerCountingError("with weights 100 (longer contexts) and 10 (shorter ones) of pass, each, CoPE's error"),
     part="contexts",
+)
+C3_BALANCED = Claim(
+    "C3",
+    "counting, all values as frequent: CoPE below the others in error",
+    C3.source,
+    "none",
+    LowerCountingError(
+        "with values that are equally frequent, CoPE's error in contexts as in training, longer and shorter, each,"
+    ),
+    part="balanced",
 )
 
 
-def judge(scored: Sequence[Scored]) -> Iterator[Evidence]:
-    """What there is on C3 and its contexts, for each number of variables that a checkpoint with CoPE in every layer was trained with."""
+# ---- measured -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Checkpoints that were trained alike but for the number of variables, with the floor of every error."""
+
+    scored: Sequence[Scored]
+    floors: xr.DataArray
+    """`[variables, test_set]` in per cent; attribute `prompts`, how many each is taken over."""
+
+
+def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> Counted:
+    """The scores of `subjects`, and the floors of the test sets of their tasks."""
+    scored = measure_errors(subjects, replace(options, count=options.counting_count), cache)
+    floors: list[xr.DataArray] = []
     for count, group in by_variables(scored).items():
-        if first_of(group, COPE) is not None:
-            measured = f"error with {_variables(count)}, %"
-            yield lower_error(C3, group, IN_DISTRIBUTION, measured)
-            for name in CONTEXTS:
-                yield lower_error(C3_CONTEXTS, group, name, f"{measured}, {name} contexts")
+        task = configured_task(group[0].configuration)
+        given = {"count": options.counting_count, "seed": options.seed}
+        depends = {"task": json.dumps(task.options(), sort_keys=True), **given}
+        floors.append(cache.dataset(measure_floors, depends, task, *given.values())["floor"].assign_coords(variables=count))
+    together: xr.DataArray = xr.concat(floors, dim="variables", join="outer", coords="minimal", compat="override")
+    return Counted(scored, together.assign_attrs(prompts=options.counting_count))
 
 
-def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
+def measure_floors(task: Task, count: int, seed: int) -> xr.Dataset:
+    """`floor [test_set]` in per cent, of `count` prompts each."""
+    shares = [majority(task.prompts(count, seed, name)) for name in task.test_sets]
+    described = {"long_name": "error of always saying the most frequent value", "units": "%"}
+    return xr.Dataset(
+        {"floor": ("test_set", [100 * (1 - share) for share in shares], described)}, {"test_set": list(task.test_sets)}
+    )
+
+
+# ---- judged ---------------------------------------------------------------------------------------------------------
+
+
+def judge(counted: Counted) -> Iterator[Evidence]:
+    """What there is on C3, its contexts and balanced values, for each number of variables that a checkpoint with CoPE in every layer was
+    trained with.
+    """
+    for count, group in by_variables(counted.scored).items():
+        if (cope := first_of(group, COPE)) is None:
+            continue
+        floors, measured = counted.floors.sel(variables=count), f"error with {_variables(count)}, %"
+        yield _beside_floor(C3, group, IN_DISTRIBUTION, measured, floors)
+        for name in CONTEXTS:
+            yield _beside_floor(C3_CONTEXTS, group, name, f"{measured}, {name} contexts", floors)
+        for name in (IN_DISTRIBUTION, *CONTEXTS):
+            if f"{BALANCED}{name}" in cope.test_sets:
+                contexts = f"{measured}, values equally frequent" + (f", {name} contexts" if name in CONTEXTS else "")
+                yield _beside_floor(C3_BALANCED, group, f"{BALANCED}{name}", contexts, floors)
+
+
+def _beside_floor(claim: Claim, group: Sequence[Scored], test_set: str, measured: str, floors: xr.DataArray) -> Evidence:
+    """The evidence on whether CoPE's error is below its rivals', with the floor beside it; none where nobody is below the floor."""
+    evidence, floor = lower_error(claim, group, test_set, measured), float(floors.sel(test_set=test_set))
+    stated = f"always the most frequent value {floor:.3g} %"
+    if evidence.unmeasurable:
+        return replace(evidence, unmeasurable=f"{evidence.unmeasurable}; {stated}")
+    compared = [each for name in (COPE, *RIVALS) if (each := first_of(group, name)) is not None and test_set in each.test_sets]
+    errors = {each.name: errors_of(each, [test_set]) for each in compared}
+    assert isinstance(claim.rule, LowerCountingError)
+    if not claim.rule.counts(errors.values(), floor / 100, floors.attrs["prompts"]):
+        shown = ", ".join(f"{name} {100 * sample.mean:.3g} %" for name, sample in errors.items())
+        return replace(evidence, unmeasurable=f"{measured}: nobody counts, {stated}; {shown}")
+    return replace(evidence, control=f"{evidence.control}; {stated}")
+
+
+# ---- drawn ----------------------------------------------------------------------------------------------------------
+
+
+def draw(counted: Counted) -> Iterator[Drawing]:
     """Errors by context, one panel per number of variables (table 3, 4)."""
+    scored = counted.scored
     task = configured_task(scored[0].configuration)
     assert isinstance(task, Counting)
     groups = by_variables(scored)
-    tables = {count: error_table(group) for count, group in groups.items()}
-    together = xr.concat(list(tables.values()), dim="checkpoint", join="outer", coords="minimal", compat="override")
+    shown = [name for name in task.test_sets if all(name in each.test_sets for each in scored)]
+    tables = {
+        count: error_table(group, shown).assign(floor=counted.floors.sel(variables=count, test_set=shown).reset_coords(drop=True))
+        for count, group in groups.items()
+    }
+    together = xr.concat(
+        [table.drop_vars("floor") for table in tables.values()],
+        dim="checkpoint",
+        join="outer",
+        coords="minimal",
+        compat="override",
+    )
     numbers = [count for count, group in groups.items() for _ in group]
     caption = (
-        f"Counting: share of sequences whose value is wrong (CoPE table 3, 4), with the weight of pass of training ({task.pass_weight:g}), "
-        f"longer contexts ({task.longer_pass_weight:g}) and shorter ones ({task.shorter_pass_weight:g}). {bars(scored)}"
+        f"Counting, up to {task.operations} operations: share of sequences whose value is wrong (CoPE table 3, 4), with the weight of pass "
+        f"of training ({task.pass_weight:g}), longer contexts ({task.longer_pass_weight:g}) and shorter ones "
+        f"({task.shorter_pass_weight:g}); balanced: all values equally frequent. Dashed: the error of always saying the most frequent "
+        f"value. {bars(scored)}"
     )
     figure = error_bars({_variables(count): table for count, table in tables.items()})
-    yield Drawing("counting", figure, caption, together.assign_coords(variables=("checkpoint", numbers)))
+    data = together.assign_coords(variables=("checkpoint", numbers))
+    yield Drawing(f"counting_{task.operations}", figure, caption, data.assign(floor=counted.floors.rename(variables="number")))
 
 
 def by_variables(scored: Sequence[Scored]) -> dict[int, list[Scored]]:
@@ -88,8 +211,12 @@ def _variables(count: int) -> str:
 
 COUNTING = Experiment(
     "counting",
-    (C3, C3_CONTEXTS),
-    needs("counting", [f"{scheme}{variables}" for variables in ("", "_3", "_5") for scheme in SCHEMES]),
+    (C3, C3_CONTEXTS, C3_BALANCED),
+    needs(
+        "counting",
+        [f"{scheme}{variables}{size}" for size in ("_256", "") for variables in ("", "_3", "_5") for scheme in SCHEMES],
+        besides=("variables",),
+    ),
     measure,
     judge,
     draw,

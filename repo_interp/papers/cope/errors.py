@@ -18,7 +18,7 @@ from matplotlib.patches import Patch
 
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import Claim, Evidence
-from repo_interp.papers.kit.experiment import Needs, together
+from repo_interp.papers.kit.experiment import Needs, trained_alike
 from repo_interp.papers.kit.legends import in_layers
 from repo_interp.papers.kit.rules import Above
 from repo_interp.papers.kit.samples import Sample, between, in_words, numbers_of
@@ -56,10 +56,10 @@ class LowerError(Above):
         return bool(np.round(errors, 9).max() > self.apart)  # 100 (1 - 0.99) is a little more than 1
 
 
-def needs(task: str, names: Sequence[str]) -> Needs:
-    """All checkpoints of `task` together; `names` are the zoo's."""
+def needs(task: str, names: Sequence[str], besides: Sequence[str] = ()) -> Needs:
+    """The checkpoints of `task` whose options are the same together, `besides` those of that name; `names` are the zoo's."""
     otherwise = f"no checkpoint with CoPE in every layer, trained on {task}, was given"
-    return Needs(together(of_tasks(task)), otherwise, tuple(f"{task}/{name}" for name in names), task)
+    return Needs(trained_alike(of_tasks(task), besides), otherwise, tuple(f"{task}/{name}" for name in names), task)
 
 
 def measure(subjects: Sequence[Subject], options: ScoreOptions, cache: Cache) -> list[Scored]:
@@ -107,9 +107,12 @@ def lower_error(claim: Claim, scored: Sequence[Scored], test_set: str, measured:
     )
 
 
-def error_table(scored: Sequence[Scored]) -> xr.Dataset:
-    """Errors [checkpoint, test_set, seed] in per cent, with their standard errors over prompts, as `error_bars` draws them."""
-    table = score_table(scored).assign_coords(layout=("checkpoint", [in_layers(each) for each in scored]))
+def error_table(scored: Sequence[Scored], test_sets: Sequence[str] = ()) -> xr.Dataset:
+    """Errors [checkpoint, test_set, seed] in per cent, with their standard errors over prompts, as `error_bars` draws them.
+
+    `test_sets`: all that a checkpoint has where none are named.
+    """
+    table = score_table(scored, test_sets).assign_coords(layout=("checkpoint", [in_layers(each) for each in scored]))
     recorded = [[_error_of_recorded(each, name) for name in table["test_set"].values] for each in scored]
     described = {"long_name": f"error (1 - {scored[0].metric})", "units": "%"}
     errors = (100 * table["standard_error"].fillna(np.array(recorded))).assign_attrs(
@@ -148,7 +151,9 @@ _PAGE_FROM = 12
 
 
 def error_bars(panels: Mapping[str, xr.Dataset]) -> PaperFigure:
-    """Bars of every error table of `panels`, by its title, one row each. Whiskers: standard error over prompts, for a single seed."""
+    """Bars of every error table of `panels`, by its title, one row each. Whiskers: standard error over prompts, for a single seed; dashed:
+    `floor [test_set]`, where there is one.
+    """
     count = max(data.sizes["checkpoint"] * data.sizes["test_set"] for data in panels.values())
     with style():
         figure = paper_figure(PAGE_WIDTH if count >= _PAGE_FROM else COLUMN_WIDTH, 0.45 + 1.55 * len(panels))
@@ -197,6 +202,11 @@ def _draw_errors(ax: Axes, data: xr.Dataset) -> list[Patch]:
             elif error > 0:
                 ax.vlines(x, max(0.0, mean - error), mean + error, color="#222222", linewidth=0.7)
             ax.annotate(_number(mean), (x, 0), **below, color="#222222", gid=f"mean {name}")
+    if "floor" in data:
+        for column, floor in enumerate(data["floor"].sel(test_set=data["test_set"]).values):
+            ax.hlines(
+                floor, column - _GROUP / 2, column + _GROUP / 2, color="#222222", linewidth=0.7, linestyle="--", gid="floor"
+            )
     names = [str(name).replace("in_distribution", "in distribution").replace("_", " ") for name in data["test_set"].values]
     ax.set_xticks(range(len(names)), names)
     ax.set(xlim=(-0.5, len(names) - 0.5), ylabel="error (%)")
@@ -208,7 +218,8 @@ def _draw_errors(ax: Axes, data: xr.Dataset) -> list[Patch]:
 def _top(data: xr.Dataset) -> float:
     """Where an axis ends that shows all bars, dots and whiskers of `data`."""
     tips = data["score"].max("seed").fillna(0) + data["standard_error"].fillna(0)
-    return max(1.08 * float(tips.max()), 1.0)
+    floor = float(data["floor"].max()) if "floor" in data else 0.0
+    return max(1.08 * max(float(tips.max()), floor), 1.0)
 
 
 def _number(value: float) -> str:

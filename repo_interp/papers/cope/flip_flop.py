@@ -2,7 +2,8 @@
 
 A sequence of bits that are written, ignored and read again; what is asked of a read is the bit that was written last. Out of
 distribution more instructions (sparse) or fewer (dense) are ignored than in training. Our sparse test set of the training length is nearly
-solved by every scheme; the longer one tells them apart, and is judged as a question of its own, after its scores were seen.
+solved by every scheme; the longer one tells them apart, and is judged as a question of its own, after its scores were seen. Checkpoints
+that were trained at another length are judged apart.
 """
 
 from __future__ import annotations
@@ -54,13 +55,13 @@ def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
         f"{100 * task.sparse:g} % in sparse and {100 * task.dense:g} % in dense test sets; sequences have {task.length} tokens, in long "
         f"test sets {task.longest_test}. {bars(scored)}"
     )
-    yield Drawing("flip_flop", error_bars({"Flip-flop": table}), caption, table)
+    yield Drawing(f"flip_flop_{task.length}", error_bars({f"Flip-flop, {task.length} tokens": table}), caption, table)
 
 
 FLIP_FLOP = Experiment(
     "flip-flop",
     (C1, C1_LONG),
-    needs("flip_flop", SCHEMES),
+    needs("flip_flop", [f"{scheme}{length}" for length in ("_256", "") for scheme in SCHEMES]),
     measure,
     judge,
     draw,

@@ -1,5 +1,7 @@
 """What CoPE's gates count in a language model, and where position alone sends attention (CoPE sec. 5.4, fig. 4 and 6): C6.
 
+The paper's figures are of gates with keys of their own ("sep-keys").
+
 Held-out windows of the training length go through the checkpoint and through a twin with random weights. The measure `gates` gives, for
 every head, the separators' share of the gates' sum and the attention that stays in the query's own segment, each with its control by
 chance: as many random tokens, and shuffled segments. The head that is judged is chosen on the even windows and judged on the odd ones.
@@ -73,6 +75,8 @@ C6_ATTENTION = Claim(
 class Options(ScoreOptions):
     """How much is measured of CoPE's claims: prompts to score, and texts whose gates are measured."""
 
+    counting_count: Count = 2000
+    """Prompts of every test set of counting."""
     gate_texts: Count = 32
     """Texts whose gates are measured."""
     draws: Count = 40
@@ -82,6 +86,8 @@ class Options(ScoreOptions):
         super().__post_init__()
         if self.gate_texts < 4:
             raise InputError(f"gate_texts is {self.gate_texts}; wanted at least 4, two to choose a head on and two to judge it")
+        if self.counting_count < 2:
+            raise InputError(f"counting_count is {self.counting_count}; wanted at least 2 prompts, for an error")
 
 
 # ---- measuring -------------------------------------------------------------------------------------------------------
@@ -322,7 +328,10 @@ def _draw_gates(ax: Axes, data: xr.Dataset, separators: np.ndarray) -> None:
 
 
 def _has_gates(subject: Subject) -> bool:
-    return of_tasks("language")(subject) and "cope" in subject.schemes
+    """Whether there are gates to look at: open ones fall on nothing."""
+    if subject.configuration is None or "cope" not in subject.schemes:
+        return False
+    return of_tasks("language")(subject) and subject.configuration.scheme_options.get("gates") != "open"
 
 
 GATES = Experiment(
@@ -331,7 +340,7 @@ GATES = Experiment(
     Needs(
         each(_has_gates),
         "no checkpoint with CoPE and its weights, trained on language, was given",
-        ("language/cope", "language/cope_16"),
+        ("language/cope_sep_keys", "language/cope", "language/cope_16"),
         "language",
     ),
     measure,

@@ -2,7 +2,8 @@
 
     perplexity = exp of the mean of -log p over the tokens of held-out windows; compared as log perplexity, window by window
 
-"Relative" in the paper is a learned vector per distance; RoPE stands for it here.
+"Relative" in the paper is CoPE with every gate at 1: a learned vector per distance, the last for all from p_max - 1 on. RoPE stands for it
+in the claims themselves; a CoPE that was trained with open gates is judged beside them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 from repo_interp.papers.cope.errors import COPE, needs
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import Claim, Evidence
-from repo_interp.papers.kit.experiment import Drawing, Experiment
+from repo_interp.papers.kit.experiment import Drawing, Experiment, together
 from repo_interp.papers.kit.legends import in_layers
 from repo_interp.papers.kit.perplexities import (
     bands,
@@ -29,12 +30,13 @@ from repo_interp.papers.kit.perplexities import (
 from repo_interp.papers.kit.rules import Above, All, AtMost
 from repo_interp.papers.kit.samples import MATERIAL, Sample, between, between_rises, in_words, numbers_of
 from repo_interp.papers.kit.scale import Scale
-from repo_interp.papers.kit.scores import PLAIN, Scored, ScoreOptions, first_of, missing, note, score_subject
+from repo_interp.papers.kit.scores import PLAIN, Scored, ScoreOptions, first_of, missing, note, of_tasks, score_subject
 from repo_interp.papers.kit.subjects import Subject
 from repo_interp.plots.marks.scores import layout_name, perplexity_by_length
 
 RELATIVE, ABSOLUTE = "rope", "learned"
 RIVALS = {RELATIVE: "RoPE (our relative positions)", ABSOLUTE: "learned absolute positions"}
+OPEN, OPEN_GATES = "open", "CoPE with every gate open"
 POSITIONS = 16
 """p_max of the paper's table 8."""
 OWN = "CoPE's log perplexity at the training length"
@@ -52,6 +54,14 @@ C4 = Claim(
         Above(RELATIVES, (RIVALS[ABSOLUTE],), more=MATERIAL, relation="below"),
     ),
 )
+C4_OPEN = Claim(
+    "C4",
+    "perplexity: CoPE below the paper's relative positions, CoPE with every gate open",
+    "CoPE table 5",
+    "23.46 / 23.81",
+    Above(OWN, (OPEN_GATES,), more=MATERIAL, relation="below"),
+    part="open gates",
+)
 C4_POSITIONS = Claim("C4", f"p_max = {POSITIONS} suffices", "CoPE table 8", "23.22 / 23.46", AtMost(RATIO, 1.01), part="p_max")
 C5 = Claim(  # absolute positions end at the training length
     "C5",
@@ -59,6 +69,14 @@ C5 = Claim(  # absolute positions end at the training length
     "CoPE fig. 3",
     "figure",
     Above(RISE, (RIVALS[RELATIVE],), more=MATERIAL, relation="below"),
+)
+C5_OPEN = Claim(
+    "C5",
+    "contexts longer than trained on: CoPE degrades less than with every gate open",
+    "CoPE fig. 3",
+    "figure",
+    Above(RISE, (OPEN_GATES,), more=MATERIAL, relation="below"),
+    part="open gates",
 )
 
 
@@ -69,11 +87,15 @@ def measure(subjects: Sequence[Subject], options: ScoreOptions, cache: Cache) ->
 
 def judge(scored: Sequence[Scored]) -> Iterator[Evidence]:
     """What there is on C4, its p_max, and C5, where a checkpoint has CoPE in every layer."""
-    cope = first_of(scored, COPE)
+    gated = [each for each in scored if gates_of(each) != OPEN]
+    cope, opened = first_of(gated, COPE), first_of([each for each in scored if gates_of(each) == OPEN], COPE)
     if cope is not None:
-        yield _ordered(cope, scored)
-        yield from _few_positions(scored)
-        yield _degrades(cope, scored)
+        yield _ordered(cope, gated)
+        yield from _few_positions([each for each in gated if gates_of(each) == gates_of(cope)])
+        yield _degrades(cope, gated)
+    if cope is not None and opened is not None:
+        yield _below_open(cope, opened)
+        yield _degrades_less(cope, opened)
 
 
 def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
@@ -113,6 +135,44 @@ def _ordered(cope: Scored, scored: Sequence[Scored]) -> Evidence:
         control=", ".join(f"{name} {np.exp(samples[name].mean):.4g}" for name in rivals),
         note=note(list(compared.values()), in_words(differences, "log perplexity,", "")),
     )
+
+
+def _below_open(cope: Scored, opened: Scored) -> Evidence:
+    samples = [each.sample(shortest_and_longest(each)[:1]) for each in (cope, opened)]
+    difference = between(samples[1], samples[0])
+    return Evidence(
+        C4_OPEN,
+        cope.name,
+        "perplexity at the training length",
+        {OWN: {OPEN_GATES: difference}},
+        float(np.exp(samples[0].mean)),
+        **numbers_of(samples[0], float(np.exp(samples[0].mean))),
+        control=f"{opened.name} {np.exp(samples[1].mean):.4g}",
+        note=note([cope, opened], in_words({opened.name: difference}, "log perplexity, below", "")),
+    )
+
+
+def _degrades_less(cope: Scored, opened: Scored) -> Evidence:
+    short, long = shortest_and_longest(cope)
+    if short == long or not {short, long} <= set(opened.test_sets):
+        return Evidence(C5_OPEN, cope.name, "", unmeasurable="no two checkpoints were scored beyond the training length")
+    mine, theirs = ((each.sample((short,)), each.sample((long,))) for each in (cope, opened))
+    difference = between_rises(theirs, mine)
+    return Evidence(
+        C5_OPEN,
+        cope.name,
+        f"change of log perplexity from {short} to {long} tokens, nats",
+        {RISE: {OPEN_GATES: difference}},
+        mine[1].mean - mine[0].mean,
+        **_numbers_of_rise(*mine),
+        control=f"{opened.name} {theirs[1].mean - theirs[0].mean:+.3g}",
+        note=note([cope, opened], in_words({opened.name: difference}, "less than", " nats")),
+    )
+
+
+def gates_of(scored: Scored) -> str:
+    """What a checkpoint's gates look at, where it has CoPE: "keys" where its training record does not say."""
+    return str(scored.configuration.scheme_options.get("gates", "keys"))
 
 
 def _few_positions(scored: Sequence[Scored]) -> Iterator[Evidence]:
@@ -179,12 +239,17 @@ def _numbers_of_rise(short: Sample, long: Sample) -> dict[str, Any]:
 LANGUAGE = Scale(12, 768, 1024, "100 epochs of 100M tokens")  # sec. 5.4
 
 
+_GATES = {"separate_keys": "keys of the gates' own", OPEN: "open gates", "values": "gates from values"}
+
+
 def _labels(scored: Sequence[Scored]) -> list[str]:
-    """What a legend calls each checkpoint: its layout, with the number of positions where several have CoPE; else "", for its name."""
+    """What a legend calls each checkpoint: its layout, with its gates and number of positions where several have CoPE; else "", for its
+    name.
+    """
     layouts = [in_layers(each) for each in scored]
     return [
-        f"{layout_name(layout)}, {positions} positions"
-        if layout == COPE and layouts.count(layout) > 1 and (positions := each.configuration.scheme_options.get("p_max"))
+        _cope_label(each)
+        if layout == COPE and layouts.count(layout) > 1
         else layout_name(layout)
         if layout == COPE or layouts.count(layout) == 1
         else ""
@@ -192,13 +257,23 @@ def _labels(scored: Sequence[Scored]) -> list[str]:
     ]
 
 
+def _cope_label(scored: Scored) -> str:
+    positions = scored.configuration.scheme_options.get("p_max")
+    parts = [layout_name(COPE), f"{positions} positions" if positions else "", _GATES.get(gates_of(scored), "")]
+    return ", ".join(filter(None, parts))
+
+
 PERPLEXITY = Experiment(
     "perplexity",
-    (C4, C4_POSITIONS, C5),
+    (C4, C4_OPEN, C4_POSITIONS, C5, C5_OPEN),
     replace(
-        needs("language", (COPE, RELATIVE, ABSOLUTE, "cope_16", "alibi", "kerple", "fire", "hope")),
+        needs("language", (COPE, RELATIVE, ABSOLUTE, "cope_16", "cope_open", "cope_sep_keys", "alibi", "kerple", "fire", "hope")),
+        groups=together(of_tasks("language")),
         otherwise_of={
-            C4_POSITIONS.label: f"no two CoPE checkpoints trained on language, one with p_max = {POSITIONS} and one with more, were given"
+            **dict.fromkeys(
+                (C4_OPEN.label, C5_OPEN.label), "no CoPE with open gates beside another one, trained on language, was given"
+            ),
+            C4_POSITIONS.label: f"no two CoPE checkpoints trained on language, one with p_max = {POSITIONS} and one with more, were given",
         },
     ),
     measure,

@@ -23,12 +23,14 @@ from repo_interp.papers.hope.extended_scores import (
 )
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import Claim, Evidence
-from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, together
+from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, trained_alike
 from repo_interp.papers.kit.rules import Above, All, AtLeast, NotBelow, Where
 from repo_interp.papers.kit.samples import Sample, between, in_words, numbers_of
 from repo_interp.papers.kit.scores import PLAIN, Scored, ScoreOptions, first_of, missing, note, of_tasks, score_table
 from repo_interp.papers.kit.subjects import Subject
 from repo_interp.plots.marks.scores import copying_by_sequences
+from repo_interp.tasks.copying import WHOLE, Copying
+from repo_interp.training.trained import configured_task
 
 ABLATIONS: Mapping[str, str] = {"hope_ab1": "AB1", "hope_ab2": "AB2", "hope_ab3": "AB3"}
 """The paper's names by layout."""
@@ -113,9 +115,9 @@ def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
         "with PI and YaRN": extended if len(extended := with_methods(twins)) > len(twins) else [],
         "ablations": [(each, PLAIN) for each in [*twins, *ablations]] if ablations else [],
     }
-    lengths = {each.training_length for each in scored}
+    lengths, task = {each.training_length for each in scored}, _task(scored[0])
     # Sequences of a test prompt as long as the longest in training, where all checkpoints have the same.
-    end = {"training_length": (lengths.pop() - 1) / 12 - 1} if len(lengths) == 1 else {}
+    end = {"training_length": (lengths.pop() - 1) / (WHOLE + task.separator) - 1} if len(lengths) == 1 else {}
     panels = {
         title: side_by_side(panel, score_table).assign_attrs(axis="sequences", **end) for title, panel in rows.items() if panel
     }
@@ -125,16 +127,18 @@ def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
         "generated). Dotted: the longest training prompts. PI and YaRN by the factor n / L beyond them. Lines: means "
         "over seeds, drawn a little beside each other; small dots: seeds; bars of a single seed: standard error over prompts."
     )
-    yield Drawing("copying", copying_by_sequences(panels), caption, side_by_side(with_methods(scored), score_table))
+    yield Drawing(
+        f"copying_{task.training_length}", copying_by_sequences(panels), caption, side_by_side(with_methods(scored), score_table)
+    )
 
 
 COPYING = Experiment(
     "copying",
     (H6, *H6_EXTENDED.values(), H7, H7_REMOVED),
     Needs(
-        together(of_tasks("copying")),
+        trained_alike(of_tasks("copying")),
         "no checkpoints of HoPE trained on copying were given",
-        tuple(f"copying/{layout}" for layout in (HOPE, *RIVALS, *ABLATIONS, "rope_high")),
+        tuple(f"copying/{layout}{kind}" for kind in ("_varied", "") for layout in (HOPE, *RIVALS, *ABLATIONS, "rope_high")),
         "copying",
         dict.fromkeys((H7.label, H7_REMOVED.label), "no checkpoints of HoPE and its ablations trained on copying were given"),
     ),
@@ -155,7 +159,7 @@ def _ahead(claim: Claim, hope: Scored, rivals: Sequence[Scored], method: str) ->
     judged = [trained[each.name] for each in (hope, *rivals) if inside and each.layout in (HOPE, ROPE)]
     copying = _copying(samples.values(), judged)
     if not COPIES.holds(copying):
-        return Evidence(claim, hope.name, "", unmeasurable=_nobody(sets, samples, inside, trained))
+        return Evidence(claim, hope.name, "", unmeasurable=note([hope, *rivals], _nobody(sets, samples, inside, trained)))
     mine = samples.pop(hope.name)
     above = {each.name: between(mine, samples[each.name]) for each in rivals}
     within = _means(trained)
@@ -189,8 +193,9 @@ def _ablations(rope: Scored, ablations: Mapping[str, Scored]) -> Iterator[Eviden
     longer, trained = ({layout: each.sample(part) for layout, each in compared.items() if part} for part in (beyond, inside))
     copying = _copying(longer.values(), trained.values())
     if not COPIES.holds(copying):
+        nobody = note(list(compared.values()), _nobody(beyond, longer, inside, trained))
         for claim, each in ((H7, first), (H7_REMOVED, third or first)):
-            yield Evidence(claim, each.name, "", unmeasurable=_nobody(beyond, longer, inside, trained))
+            yield Evidence(claim, each.name, "", unmeasurable=nobody)
         return
     measured = f"exact match at {sets[0]} to {sets[-1]} sequences, %"
     removed = samples.pop("hope_ab3", None)
@@ -223,8 +228,14 @@ def _ablations(rope: Scored, ablations: Mapping[str, Scored]) -> Iterator[Eviden
 
 
 def _tokens(scored: Scored, test_set: str) -> int:
-    """Tokens of a copying prompt with as many sequences as `test_set` says: <bos>, 12 per sequence, 12 of the question."""
-    return scored.tokens(test_set) if scored.live is not None else 1 + 12 * (int(test_set) + 1)
+    """Tokens of a copying prompt with as many sequences as `test_set` says: <bos>, the sequences, the question."""
+    return scored.tokens(test_set) if scored.live is not None else 1 + (WHOLE + _task(scored).separator) * (int(test_set) + 1)
+
+
+def _task(scored: Scored) -> Copying:
+    task = configured_task(scored.configuration)
+    assert isinstance(task, Copying), scored.name
+    return task
 
 
 def _copying(longer: Iterable[Sample], trained: Iterable[Sample]) -> dict[str, float]:

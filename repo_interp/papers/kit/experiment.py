@@ -142,6 +142,22 @@ def together(fits: Callable[[Subject], bool]) -> Callable[[Sequence[Subject]], S
     return lambda subjects: [chosen] if (chosen := [subject for subject in subjects if fits(subject)]) else []
 
 
+def trained_alike(
+    fits: Callable[[Subject], bool], besides: Sequence[str] = ()
+) -> Callable[[Sequence[Subject]], Sequence[Sequence[Subject]]]:
+    """Groups of those that fit and were trained on a task with the same options, `besides` those of that name."""
+
+    def groups(subjects: Sequence[Subject]) -> Sequence[Sequence[Subject]]:
+        by_options: dict[Any, list[Subject]] = {}
+        for subject in filter(fits, subjects):
+            assert subject.configuration is not None, subject.path
+            options = [option for option in sorted(subject.configuration.task_options.items()) if option[0] not in besides]
+            by_options.setdefault((subject.configuration.task_size, *options), []).append(subject)
+        return list(by_options.values())
+
+    return groups
+
+
 def asked_the_same(fits: Callable[[Subject], bool]) -> Callable[[Sequence[Subject]], Sequence[Sequence[Subject]]]:
     """Groups of those that fit and can be asked the same prompts: one per task (tokenizer, where there is none) and training length."""
 

@@ -1,11 +1,13 @@
-"""Whether learned positions are there to be judged: a model whose positions hardly differ, or follow from the token alone, says nothing.
+"""Whether learned positions are there to be judged: a model that does not use them, or whose positions hardly differ, says nothing.
 
     range         largest minus smallest position of a head on a prompt, mean over prompts
     from token    share of a head's position variance that the token's identity explains, over the tokens of all prompts:
                   1 - sum (z - mean of z over equal tokens)^2 / sum (z - mean of z)^2
+    use           rise of -log p per target, in nats, while every learned head has its mean as the position of all tokens (NoPE)
 
 With a range below one position no rotation differs by more than a neighbour's; with positions that follow from the token alone, nothing is
-positioned by its context. A checkpoint is valid when at least one learned head passes both. Knows nothing about any paper.
+positioned by its context; and where nothing is lost without them, whatever they look like is not what the model works by. A checkpoint is
+valid when at least one learned head passes the first two, and the loss rises, prompt by prompt. Knows nothing about any paper.
 """
 
 from __future__ import annotations
@@ -19,15 +21,23 @@ from jaxtyping import Float, Int
 
 from repo_interp.analysis.analyze import analyze
 from repo_interp.errors import InputError
+from repo_interp.experiments.prompt_sets import Windows
 from repo_interp.measures.labels import described
+from repo_interp.models.checkpoints import load_model
+from repo_interp.models.interventions import frozen
 from repo_interp.models.load import load
 from repo_interp.papers.kit.cache import Cache
+from repo_interp.papers.kit.differences import paired_difference
 from repo_interp.papers.kit.subjects import Subject
+from repo_interp.tasks.task import log_perplexity
+from repo_interp.training.responses import forced_responses
 
 SMALLEST_RANGE = 1.0
 """Positions."""
 FOLLOWS_FROM_TOKEN = 0.9
 """Share of variance from which on a head's positions are said to follow from the token alone."""
+LEAST_RISE = 0.02
+"""Nats per target, 2 % of perplexity: the rise from which on positions are said to be used."""
 PROMPTS = 16
 """Of the training length."""
 
@@ -42,16 +52,22 @@ def why_not(subject: Subject, options: Any, cache: Cache) -> str:
         return ""
     spans, shares = data["range"], data["from_token"]
     valid = (spans >= SMALLEST_RANGE) & (shares < FOLLOWS_FROM_TOKEN)
-    if bool(valid.any()):
+    if not bool(valid.any()):
+        return (
+            f"no learned head both spans {SMALLEST_RANGE:g} position and depends on more than the token: ranges {_interval(spans)} "
+            f"positions on prompts of {data.attrs['length']} tokens, of whose variance the token alone explains {_interval(100 * shares)} %"
+        )
+    rise = paired_difference(data["frozen"].values, data["plain"].values)
+    if rise.exceeds(LEAST_RISE):
         return ""
     return (
-        f"no learned head both spans {SMALLEST_RANGE:g} position and depends on more than the token: ranges {_interval(spans)} positions "
-        f"on prompts of {data.attrs['length']} tokens, of whose variance the token alone explains {_interval(100 * shares)} %"
+        f"the learned positions are not used: freezing those of all learned layers raises the loss by {rise.margin:.2g} nats per target "
+        f"(standard error {rise.standard_error:.2g} over {rise.over}; wanted at least {LEAST_RISE:g})"
     )
 
 
 def _measure(subject: Subject, options: Any) -> xr.Dataset:
-    """`range`, `from_token` [layer, head] of the learned layers."""
+    """`range`, `from_token` [layer, head] of the learned layers; `plain`, `frozen` [prompt], the loss as it is and without positions."""
     length = getattr(subject.task, "longest", 0) if subject.kind == "reversal" else subject.training_length
     prompts = subject.prompts(length, PROMPTS, options.seed)
     run = analyze(load(subject.path, options.device), prompts, ("positions",), subject.learned, batch_size=options.batch_size)
@@ -62,10 +78,17 @@ def _measure(subject: Subject, options: Any) -> xr.Dataset:
     spans = np.stack([np.ptp(z[:, :, row, : len(each)], axis=-1) for row, each in enumerate(tokens)]).mean(axis=0)
     shares = np.array([[from_token(head[valid], np.concatenate(tokens)) for head in layer] for layer in z])
     axes = ("layer", "head")
+    model, scoring = load_model(subject.path, options.device), subject.task or Windows()
+    plain = log_perplexity(scoring, forced_responses(model, scoring, prompts, options.batch_size), prompts)
+    with frozen(model, layer=list(subject.learned)):
+        without = log_perplexity(scoring, forced_responses(model, scoring, prompts, options.batch_size), prompts)
+    loss = "-log p per target, mean over a prompt's targets"
     return xr.Dataset(
         {
             "range": described(xr.DataArray(spans, dims=axes), "range of positions, mean over prompts", "positions"),
             "from_token": described(xr.DataArray(shares, dims=axes), "share of the variance between equal tokens", "1"),
+            "plain": described(xr.DataArray(plain, dims="prompt"), loss, "nat"),
+            "frozen": described(xr.DataArray(without, dims="prompt"), f"{loss}, while learned positions are frozen", "nat"),
         },
         coords={"layer": position["layer"].values},
         attrs={"length": max(map(len, tokens))},

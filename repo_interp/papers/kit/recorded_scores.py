@@ -1,7 +1,7 @@
 """Scores that training runs left on the disk: the runs of a directory, one per seed, and whether several had equal budgets.
 
-    DIRECTORY/{training.toml, scores.json}            the run itself, with weights or without
-    DIRECTORY/seed-N/{training.toml, scores.json}     the same run with another seed
+    DIRECTORY/{training.toml, scores.json, log.jsonl}            the run itself, with weights or without
+    DIRECTORY/seed-N/{training.toml, scores.json, log.jsonl}     the same run with another seed
 
 A score is a mean over the prompts of one test set, in the metric of the task. Knows nothing about claims, models or figures.
 """
@@ -54,6 +54,8 @@ class Recorded:
     means: Mapping[str, float]
     """Mean score by test set; NaN where its prompts are longer than the model can take."""
     configuration: TrainingConfiguration
+    loss: float = float("nan")
+    """Of the last steps of training, nats per target; NaN where there is no log."""
 
 
 def recorded_scores(directory: str | os.PathLike[str]) -> list[Recorded]:
@@ -69,6 +71,15 @@ def recorded_scores(directory: str | os.PathLike[str]) -> list[Recorded]:
     if len(set(seeds)) < len(seeds):
         raise InputError(f"{directory} records seed {max(seeds, key=seeds.count)} twice; wanted one run per seed")
     return runs
+
+
+def final_losses(runs: Mapping[str, Sequence[Recorded]]) -> str:
+    """The loss of the last steps of training of checkpoints by name, means over seeds, as "final loss 0.0123 (rope), 0.5 (hope)"; ""
+    where no log is there.
+    """
+    means = {name: np.mean([run.loss for run in of_seeds]) for name, of_seeds in runs.items() if of_seeds}
+    known = [f"{mean:.3g} ({name})" for name, mean in means.items() if np.isfinite(mean)]
+    return f"final loss {', '.join(known)}" if known else ""
 
 
 def by_seed(runs: Sequence[Recorded], test_sets: Iterable[str]) -> np.ndarray:
@@ -118,4 +129,14 @@ def _read(file: Path) -> Recorded:
         metric, prompts, steps = str(record["metric"]), int(record["prompts"]), int(record["steps"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{file} is no record of scores as training leaves it: {error!r}") from None
-    return Recorded(file.parent, configuration.scheme, configuration.seed, metric, prompts, steps, means, configuration)
+    loss = _final_loss(file.with_name("log.jsonl"))
+    return Recorded(file.parent, configuration.scheme, configuration.seed, metric, prompts, steps, means, configuration, loss)
+
+
+def _final_loss(log: Path) -> float:
+    try:
+        return float(json.loads(log.read_text(encoding="utf-8").splitlines()[-1])["loss"])
+    except FileNotFoundError:
+        return float("nan")
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        raise InputError(f"{log} is no log as training leaves it: {error!r}") from None

@@ -24,7 +24,7 @@ from repo_interp.experiments.extrapolation import extended
 from repo_interp.experiments.task_scores import task_scores
 from repo_interp.models.checkpoints import load_model
 from repo_interp.papers.kit.cache import Cache
-from repo_interp.papers.kit.recorded_scores import Recorded, recorded_scores, unequal_budgets
+from repo_interp.papers.kit.recorded_scores import Recorded, final_losses, recorded_scores, unequal_budgets
 from repo_interp.papers.kit.samples import Sample
 from repo_interp.papers.kit.subjects import Subject
 from repo_interp.tasks import Task
@@ -33,7 +33,7 @@ from repo_interp.training.trained import configured_task
 from repo_interp.values import Count, Seed
 
 PLAIN = "plain"
-SHARES = ("exact match", "accuracy of reads")
+SHARES = ("exact match", "accuracy of reads", "share of the values found")
 """Metrics between 0 and 1."""
 
 
@@ -216,9 +216,10 @@ def _live(path: Path, task: Task, length: int, count: int, options: ScoreOptions
 
 
 def note(compared: Sequence[Scored], *texts: str) -> str:
-    """`texts` that are not empty, with what differs in the budgets of the checkpoints that are compared."""
+    """`texts` that are not empty, with the final losses of the checkpoints that are compared, and what differs in their budgets."""
+    losses = final_losses({scored.name: scored.recorded for scored in compared})
     budgets = unequal_budgets({scored.name: scored.configuration for scored in compared})
-    return "; ".join(text for text in (*texts, budgets) if text)
+    return "; ".join(text for text in (*texts, losses, budgets) if text)
 
 
 def missing(wanted: Iterable[str], task: str) -> str:

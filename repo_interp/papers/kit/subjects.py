@@ -32,7 +32,7 @@ from repo_interp.training.configuration import TrainingConfiguration
 from repo_interp.training.trained import trained_configuration, trained_task
 
 ZOO = Path(__file__).parents[2] / "zoo"
-RECORDS = ("scores.json", "training.toml", "steps.nc")
+RECORDS = ("scores.json", "training.toml", "log.jsonl", "steps.nc")
 """What is read of a checkpoint beside its configuration and weights."""
 VARIANT = "multikey_1"
 """The needle in a haystack of checkpoints that were trained on no task of ours: several keys, as RePo's table 1 has it."""

@@ -2,12 +2,14 @@
 
     mass per token x 100 of needle, query and rest, mean over layers and heads, by prompt; every checkpoint is asked the same prompts
 
-The rows of the generated tokens themselves are the paper's words; the rows that produced them are where an answer is looked up.
+The rows of the generated tokens themselves are the paper's words; the rows that produced them are where an answer is looked up. Where NoPE
+finds the needles too, nothing is said: see `haystack`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,9 +24,10 @@ from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import Claim, Evidence
 from repo_interp.papers.kit.differences import SIGNIFICANT, paired_difference
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, asked_the_same
-from repo_interp.papers.kit.rules import Above, All
+from repo_interp.papers.kit.rules import Above, All, Where
 from repo_interp.papers.kit.subjects import Subject
 from repo_interp.papers.repo.checkpoints import HAYSTACKS, NO_HAYSTACK, OLMO, finds_needles
+from repo_interp.papers.repo.haystack import NEEDS_POSITIONS, NOPE, found_without_positions, search
 from repo_interp.plots.marks.drawing import counted, legend_below, number
 from repo_interp.plots.marks.scores import handles, looks
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
@@ -40,7 +43,10 @@ R4 = Claim(
     "attention mass per token from the generated tokens' own rows: needle RePo > RoPE > NoPE, query RePo lowest",
     "RePo table 4",
     "needle 2.013 / 1.754 / 1.572, query 1.046 / 1.123 / 1.135 x 0.01",
-    All(Above(NEEDLE, ("RoPE",)), Above(ROPE_NEEDLE, ("NoPE",)), Above(QUERY, ("RoPE", "NoPE"), relation="below")),
+    Where(
+        NEEDS_POSITIONS,
+        All(Above(NEEDLE, ("RoPE",)), Above(ROPE_NEEDLE, ("NoPE",)), Above(QUERY, ("RoPE", "NoPE"), relation="below")),
+    ),
 )
 R4_PRODUCING = Claim(
     "R4",
@@ -69,7 +75,14 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.D
         layout=("checkpoint", [subject.layout for subject in subjects]),
         learned_layers=("checkpoint", [len(subject.learned) for subject in subjects]),
     )
-    return mass.to_dataset(name="mass_per_token").assign_attrs(task=subjects[0].kind, training_length=subjects[0].training_length)
+    nope = [search(subject, options, cache) for subject in subjects if subject.layout == "nope"][:1]
+    without = found_without_positions(nope)
+    return mass.to_dataset(name="mass_per_token").assign_attrs(
+        task=subjects[0].kind,
+        training_length=subjects[0].training_length,
+        found_by_nope=without.share,
+        why_not=without.why_not,
+    )
 
 
 def _mass(subject: Subject, options: Options) -> xr.Dataset:
@@ -95,7 +108,10 @@ def judge(data: xr.Dataset) -> Iterator[Evidence]:
     if {"rope", "nope"} <= set(by_layout):
         rivals = {"RoPE": by_layout["rope"], "NoPE": by_layout["nope"]}
         for checkpoint in mass["checkpoint"].values[mass["learned_layers"].values > 0].tolist():
-            yield from (_beside(mass.sel(rows=rows), checkpoint, rivals, claim) for rows, claim in CLAIMS.items())
+            for rows, claim in CLAIMS.items():
+                evidence = _beside(mass.sel(rows=rows), checkpoint, rivals, claim)
+                found = {NOPE: data.attrs["found_by_nope"]}
+                yield replace(evidence, values={**evidence.values, **found}, unmeasurable=data.attrs["why_not"])
 
 
 def _beside(mass: xr.DataArray, checkpoint: str, rivals: Mapping[str, str], claim: Claim) -> Evidence:

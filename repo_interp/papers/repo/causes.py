@@ -192,7 +192,7 @@ CAUSES = Experiment(
     Needs(
         each(_can_be_scored),
         "no checkpoint with learned positions and a task of ours was given",
-        ("reversal/repo", "niah/repo", "language/repo"),
+        ("reversal/repo", "niah_keys/repo", "niah/repo", "language/repo"),
         why_not=why_not,
     ),
     measure,

@@ -5,6 +5,9 @@
 Lengths are L, 2 L and 4 L. A checkpoint of our task finds needles of that task, teacher-forced; any other one RULER's, generated. YaRN
 changes nothing where no layer rotates. All checkpoints of one training length answer the same prompts, so that differences are taken
 prompt by prompt - or over seeds where both have several.
+
+Needles that NoPE finds as well say nothing about positions: where NoPE finds 0.9 of them at L there is no verdict, nor where a task of ours
+comes without NoPE.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from repo_interp.models.checkpoints import load_model
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import SEEN, Claim, Evidence
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, asked_the_same
-from repo_interp.papers.kit.rules import Above, Below, Custom, Values, Where
+from repo_interp.papers.kit.rules import Above, All, Below, Custom, Values, Where
 from repo_interp.papers.kit.samples import Sample, between, numbers_of
 from repo_interp.papers.kit.scores import PLAIN, Scored, ScoreOptions, note, score_subject
 from repo_interp.papers.kit.subjects import VARIANT, Subject
@@ -44,9 +47,16 @@ ROTATING = ("rope", "repo", "continuous", "multihead_continuous", "hope", "cope_
 CEILING = 0.99
 """Score from which checkpoints cannot be told apart. For lengths beyond training and for start layers this was added when YaRN had brought
 every checkpoint of the zoo to 1."""
+WITHOUT_POSITIONS = 0.9
+"""Share of needles from which on NoPE is said to find them, so that the task does not need positions."""
 TOLD_APART = Below("the lower of both shares of needles found", CEILING)
 ABOVE = Above("the share of needles found", ("RoPE",))
 LONGER = "lengths"
+NOPE = "the share that NoPE finds"
+NEEDS_POSITIONS = Custom(
+    lambda values: not values[NOPE] >= WITHOUT_POSITIONS,
+    f"NoPE, where it was given, finds less than {WITHOUT_POSITIONS:g} of them at the training length",
+)
 
 
 def _above_at_longer(values: Values) -> bool:
@@ -58,7 +68,7 @@ R9 = Claim(
     "needle in a haystack at the training length: RePo above RoPE",
     "RePo table 1",
     "91.3 against 85.9",
-    Where(TOLD_APART, ABOVE),
+    Where(All(NEEDS_POSITIONS, TOLD_APART), ABOVE),
 )
 R9_LONGER = Claim(
     "R9",
@@ -67,7 +77,8 @@ R9_LONGER = Claim(
     "figure",
     Custom(
         _above_at_longer,
-        f"at every longer length where {TOLD_APART.words}, {ABOVE.words}; not measurable where there is no such length",
+        f"at every longer length where {TOLD_APART.words}, {ABOVE.words}; not measurable where there is no such length, nor unless "
+        f"{NEEDS_POSITIONS.words}",
     ),
     part="longer",
     written=SEEN,
@@ -181,17 +192,39 @@ _TOGETHER: Any = {"join": "outer", "coords": "minimal", "compat": "override"}
 def judge(searched: Sequence[Searched]) -> Iterator[Evidence]:
     """Checkpoints with learned positions beside RoPE at L and beyond."""
     rope = next((each for each in searched if each.subject.layout == "rope"), None)
+    without = found_without_positions(searched)
     for each in searched:
         if rope is not None and each.subject.learned:
-            yield _at_training_length(each, rope)
-            yield _longer(each, rope)
+            yield _at_training_length(each, rope, without)
+            yield _longer(each, rope, without)
 
 
-def _at_training_length(own: Searched, rope: Searched) -> Evidence:
+@dataclass(frozen=True)
+class WithoutPositions:
+    """What NoPE finds of the same needles."""
+
+    share: float
+    """At the training length; NaN where there is no NoPE."""
+    why_not: str
+    """Why needles say nothing about positions: NoPE finds them too, or a task of ours comes without it; empty where they do."""
+
+
+def found_without_positions(searched: Sequence[Searched]) -> WithoutPositions:
+    """What the first of `searched` with NoPE in every layer finds."""
+    nope = next((each for each in searched if each.subject.layout == "nope"), None)
+    if nope is None:
+        ours = any(each.recorded is not None for each in searched)
+        return WithoutPositions(np.nan, "no NoPE was given to show that the task needs positions" if ours else "")
+    share = nope.sample([nope.subject.training_length], PLAIN).mean
+    solved = f"{nope.name} finds {share:.3f} without positions, so the task needs none"
+    return WithoutPositions(share, "" if NEEDS_POSITIONS.holds({NOPE: share}) else solved)
+
+
+def _at_training_length(own: Searched, rope: Searched, without: WithoutPositions) -> Evidence:
     length = own.subject.training_length
     mine, theirs = own.sample([length], PLAIN), rope.sample([length], PLAIN)
     difference = between(mine, theirs)
-    values = {TOLD_APART.quantity: min(mine.mean, theirs.mean), ABOVE.quantity: {"RoPE": difference}}
+    values = {NOPE: without.share, TOLD_APART.quantity: min(mine.mean, theirs.mean), ABOVE.quantity: {"RoPE": difference}}
     text = f"above by {difference.margin:+.3f} (standard error {difference.standard_error:.2g} over {difference.over})"
     both = f"{mine.mean:.3f} and {rope.name} {theirs.mean:.3f}: both find all of them, so neither is above"
     told_apart = TOLD_APART.holds(values)
@@ -204,11 +237,11 @@ def _at_training_length(own: Searched, rope: Searched) -> Evidence:
         **numbers_of(mine),
         control=f"{rope.name} {theirs.mean:.3f}" if told_apart else "",
         note=_with_budgets(text, own, rope),
-        unmeasurable="" if told_apart else both,
+        unmeasurable=without.why_not or ("" if told_apart else both),
     )
 
 
-def _longer(own: Searched, rope: Searched) -> Evidence:
+def _longer(own: Searched, rope: Searched, without: WithoutPositions) -> Evidence:
     longer = [length for length in own.lengths if length > own.subject.training_length]
     mine, theirs = own.sample(longer, YARN), rope.sample(longer, YARN)
     pairs = {length: (own.sample([length], YARN), rope.sample([length], YARN)) for length in longer}
@@ -237,7 +270,7 @@ def _longer(own: Searched, rope: Searched) -> Evidence:
         **numbers_of(mine),
         control=f"{rope.name} {theirs.mean:.3f}" if told_apart else "",
         note=_with_budgets(f"{by_length}; {bare}", own, rope),
-        unmeasurable="" if told_apart else both,
+        unmeasurable=f"{without.why_not}; {bare}" if without.why_not else "" if told_apart else both,
     )
 
 

@@ -11,10 +11,10 @@ import xarray as xr
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import SEEN, Claim, Evidence
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, asked_the_same
-from repo_interp.papers.kit.rules import AtMost, Below, Where
+from repo_interp.papers.kit.rules import All, AtMost, Below, Where
 from repo_interp.papers.kit.subjects import Subject
-from repo_interp.papers.repo.checkpoints import OLMO, STARTS, finds_needles
-from repo_interp.papers.repo.haystack import CEILING, METHODS, search
+from repo_interp.papers.repo.checkpoints import HAYSTACKS, OLMO, finds_needles
+from repo_interp.papers.repo.haystack import CEILING, METHODS, NEEDS_POSITIONS, NOPE, found_without_positions, search
 from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, scheme_colour, style
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ R9_START = Claim(
     "needle in a haystack: robust to the layer that RePo starts at",
     "RePo fig. 4",
     "figure",
-    Where(TOLD_APART, ROBUST),
+    Where(All(NEEDS_POSITIONS, TOLD_APART), ROBUST),
     part="start layer",
     written=SEEN,
 )
@@ -43,14 +43,19 @@ def starting_layer(subject: Subject) -> int | None:
 
 
 def _groups(subjects: Sequence[Subject]) -> Sequence[Sequence[Subject]]:
-    """Checkpoints that are asked the same and start RePo at different layers."""
-    groups = asked_the_same(lambda subject: finds_needles(subject) and starting_layer(subject) is not None)(subjects)
-    return [group for group in groups if len({starting_layer(subject) for subject in group}) > 1]
+    """Checkpoints that are asked the same and start RePo at different layers, with NoPE where it is asked too."""
+    groups = asked_the_same(lambda subject: finds_needles(subject) and (_starts(subject) or subject.layout == "nope"))(subjects)
+    return [group for group in groups if len({starting_layer(subject) for subject in group if _starts(subject)}) > 1]
+
+
+def _starts(subject: Subject) -> bool:
+    return starting_layer(subject) is not None
 
 
 def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.Dataset:
     """`score`, `standard_error [method, checkpoint, length]` by `start (checkpoint)`, with the number of `seeds (checkpoint)`."""
-    order = sorted(subjects, key=lambda subject: (starting_layer(subject) or 0, subject.name))
+    order = sorted(filter(_starts, subjects), key=lambda subject: (starting_layer(subject) or 0, subject.name))
+    without = found_without_positions([search(subject, options, cache) for subject in subjects])
     searched = [search(subject, options, cache) for subject in order]
     lengths = searched[0].lengths
     samples = [[[each.sample([length], method) for length in lengths] for each in searched] for method in METHODS]
@@ -74,6 +79,8 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.D
             "training_length": order[0].training_length,
             "layers": len(order[0].schemes),
             "prompts": searched[0].scores.sizes["prompt"],
+            "found_by_nope": without.share,
+            "why_not": without.why_not,
         },
     )
 
@@ -90,7 +97,8 @@ def judge(data: xr.Dataset) -> Iterator[Evidence]:
         )
         + f"; at L alone {at_length.min():.3f} to {at_length.max():.3f}; without YaRN {seeds} seeds, with it one"
     )
-    values = {TOLD_APART.quantity: yarn.min(), ROBUST.quantity: np.ptp(yarn)}
+    values = {NOPE: data.attrs["found_by_nope"], TOLD_APART.quantity: yarn.min(), ROBUST.quantity: np.ptp(yarn)}
+    why_not = data.attrs["why_not"] or ("" if TOLD_APART.holds(values) else "all find all of them")
     yield Evidence(
         R9_START,
         ", ".join(data["checkpoint"].values.tolist()),
@@ -99,7 +107,7 @@ def judge(data: xr.Dataset) -> Iterator[Evidence]:
         float(np.ptp(yarn)),
         n=data.attrs["prompts"] * data.sizes["length"],
         note=text,
-        unmeasurable="" if TOLD_APART.holds(values) else f"all find all of them: {text}",
+        unmeasurable=f"{why_not}: {text}" if why_not else "",
     )
 
 
@@ -143,7 +151,7 @@ START_LAYER = Experiment(
     Needs(
         _groups,
         "checkpoints with RePo from several layers on were not given",
-        ("niah/repo", *STARTS),
+        HAYSTACKS,
     ),
     measure,
     judge,

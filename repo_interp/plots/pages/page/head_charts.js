@@ -216,7 +216,7 @@ window.drawHeadCharts = function (place, charts, page) {
     const element = made("article", { className: "panel" }, made("h4", {}, label), message, chart);
     grid.append(element);
     drawn.push((chosen) => {
-      const described = describe(chosen) || { message: "This layer has no such thing." };
+      const described = describe(chosen) || { message: "This is not kept of this head, or its layer has no such thing." };
       message.textContent = described.message || "";
       chart.hidden = !described.traces;
       if (described.traces) Plotly.react(chart, described.traces, page.layout(Object.assign({ margin: { l: 64, r: 10, t: 28, b: 40 } }, described.layout)), page.config);

@@ -1,0 +1,214 @@
+"""A needle in a haystack that needs positions: keys that are told apart by the order of their words, values of several tokens.
+
+    <bos> filler ... M a b x y z ... filler ... M b a x' y' z' ... filler  Q a b x y z  Q c a ...
+
+A needle is the marker M, a key and a value. The keys of a context are different orders of `key_tokens` (2) out of the same few `shared` (3)
+words, drawn from `key_words`, so that most of their words stand in several keys, many keys have their reverse beside them, and which words
+stand near a value does not tell whose it is. A value is `value_tokens` (3) words, drawn with replacement from `value_words`; the answer
+gives them in order. `doubled` keys have two needles; the answer then gives both values, in the order of the context. The filler is drawn
+uniformly, with replacement, from `fillers` words. Unlike the needles of `niah_small`, whose values name their class, no needle is found by
+what a token is: a model that cannot tell "before" from "after" is left with 1 in `needles`.
+
+Test prompts ask `test_questions` questions about distinct keys, one after the other; training sequences ask `questions`. Only values are
+targets. Score: the share of the values asked for of which every token is right.
+
+Context lengths, in tokens with everything: a curriculum grows them from `first_length` to `length`; one length per batch. Test sets are
+named by the length. Spans: `needle` (all that are asked for; parts `needle.1`, `needle.1.key` a b, `needle.1.value`, in the order of the
+context), `distractor` (the other needles), `query` (all Q a b, part `query.key`); values are generated. attributes: length, `depths` of the
+needles asked for, in percent of the haystack (0 first, 100 last).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from math import perm
+from typing import ClassVar
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from repo_interp.errors import InputError
+from repo_interp.tasks.prompt import Prompt
+from repo_interp.tasks.task import Batch, Number, Response, Words, WordTask, doublings, whole_number
+from repo_interp.tasks.vocabulary import BOS
+from repo_interp.values import CountOrNone
+
+MARKER, QUESTION = "M", "Q"
+
+
+@dataclass(frozen=True)
+class KeyedNiah(WordTask):
+    """Needle in a haystack whose keys share their words. Lengths in tokens."""
+
+    name: ClassVar[str] = "niah_keys"
+    metric: ClassVar[str] = "share of the values found"
+    axes: ClassVar[tuple[str, ...]] = ("length",)
+
+    length: Number = 128
+    first_length: Number = 64
+    """Length where the curriculum begins."""
+    longest_test: Number = 512
+    """Test sets are length, 2 x length, ... up to this."""
+    needles: Number = 4
+    doubled: CountOrNone = 0
+    """Keys with two needles."""
+    questions: Number = 4
+    """Keys asked for in a training sequence."""
+    test_questions: Number = 2
+    """Keys asked for in a test prompt."""
+    key_tokens: Number = 2
+    value_tokens: Number = 3
+    shared: Number = 3
+    """Words that the keys of a context are made of."""
+    key_words: Words = 16
+    value_words: Words = 32
+    fillers: Words = 64
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        keys = self.needles - self.doubled
+        self._require(
+            self.key_tokens <= self.shared <= min(8, self.key_words),
+            f"wanted key_tokens <= shared <= 8 and key_words, got {self.key_tokens}, {self.shared}, {self.key_words}",
+        )
+        self._require(
+            max(1, self.doubled) <= keys <= perm(self.shared, self.key_tokens),
+            f"wanted at least 1 and {self.doubled} keys, and at most the {perm(self.shared, self.key_tokens)} orders of their words, "
+            f"got {keys}: needles without those of a doubled key",
+        )
+        for name in ("questions", "test_questions"):
+            self._require(1 <= getattr(self, name) <= keys, f"wanted {name} from 1 to the {keys} keys, got {getattr(self, name)}")
+        self._require(
+            self._shortest(self.questions) <= self.first_length <= self.length <= self.longest_test,
+            f"wanted {self._shortest(self.questions)} <= first_length <= length <= longest_test, got "
+            f"{self.first_length}, {self.length}, {self.longest_test}",
+        )
+
+    def task_words(self) -> tuple[str, ...]:
+        """M, Q, words of keys, of values, of the filler."""
+        words = (("k", self.key_words), ("v", self.value_words), ("w", self.fillers))
+        return (MARKER, QUESTION, *(f"{letter}{index}" for letter, count in words for index in range(count)))
+
+    @property
+    def training_length(self) -> int:
+        """Tokens of the longest sequence to train on."""
+        return self.length
+
+    @property
+    def test_sets(self) -> tuple[str, ...]:
+        """The training length and its doublings."""
+        return doublings(self.length, self.longest_test)
+
+    def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
+        """Contexts of one length, which grows from `first_length` to `length`."""
+        length = self.first_length + round(progress * (self.length - self.first_length))
+        return self._sequences(generator, size, length, self.questions)
+
+    def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
+        """Contexts of one length with the questions of a test."""
+        length = whole_number(test_set, "the number of tokens")
+        shortest = self._shortest(self.test_questions)
+        if length < shortest:
+            raise InputError(
+                f"{self.needles} needles and their questions need at least {shortest} tokens, got {length}; ask for more"
+            )
+        return self._sequences(generator, size, length, self.test_questions)
+
+    @property
+    def _needle(self) -> int:
+        """Tokens of a needle, and of a question with one value."""
+        return 1 + self.key_tokens + self.value_tokens
+
+    def _shortest(self, questions: int) -> int:
+        """Tokens of a sequence without filler, where the doubled keys are among those asked for."""
+        return 1 + self._needle * (self.needles + questions) + self.value_tokens * min(questions, self.doubled)
+
+    def _sequences(self, generator: np.random.Generator, size: int, length: int, questions: int) -> Batch:
+        tokens = np.empty((size, length), dtype=np.int64)
+        targets = np.zeros((size, length), dtype=bool)
+        for row in range(size):
+            self._write(generator, tokens[row], targets[row], questions)
+        return Batch(tokens, targets)
+
+    def _write(
+        self,
+        generator: np.random.Generator,
+        tokens: Int[np.ndarray, " token"],
+        targets: Bool[np.ndarray, " token"],
+        questions: int,
+    ) -> None:
+        """Write one sequence into `tokens` and mark its values in `targets`."""
+        marker, question, first_key, first_value, first_filler = self.vocabulary.ids((MARKER, QUESTION, "k0", "v0", "w0"))
+        words = first_key + generator.permutation(self.key_words)[: self.shared]
+        orders = list(permutations(words.tolist(), self.key_tokens))
+        keys = [orders[index] for index in generator.permutation(len(orders))[: self.needles - self.doubled]]
+        key_of = generator.permutation([*range(len(keys)), *range(self.doubled)])
+        values = first_value + generator.integers(0, self.value_words, (self.needles, self.value_tokens))
+        ending, answers = [], []
+        for key in generator.permutation(len(keys))[:questions]:
+            ending += [question, *keys[key]]
+            for needle in np.flatnonzero(key_of == key):
+                answers += range(len(ending), len(ending) + self.value_tokens)
+                ending += values[needle].tolist()
+        room = len(tokens) - 1 - len(ending)
+        # Uniform places of needles that do not overlap: chosen among slots where a needle is one slot wide.
+        slots = generator.permutation(room - (self._needle - 1) * self.needles)[: self.needles]
+        starts = 1 + np.sort(slots) + (self._needle - 1) * np.arange(self.needles)
+        tokens[0] = BOS
+        tokens[1 : 1 + room] = generator.integers(first_filler, first_filler + self.fillers, room)
+        for needle, start in enumerate(starts):
+            tokens[start : start + self._needle] = [marker, *keys[key_of[needle]], *values[needle]]
+        tokens[1 + room :] = ending
+        targets[1 + room + np.array(answers)] = True
+
+    def describe(self, tokens: Sequence[int]) -> Prompt:
+        """Spans, the answers and the depths of the needles asked for."""
+        marker, question = self.vocabulary.ids((MARKER, QUESTION))
+        questions = [at for at, token in enumerate(tokens) if token == question]
+        to_value = 1 + self.key_tokens
+        asked = {tuple(tokens[at + 1 : at + to_value]) for at in questions}
+        starts = [at for at, token in enumerate(tokens) if token == marker]
+        mine = [at for at in starts if tuple(tokens[at + 1 : at + to_value]) in asked]
+        spans = {
+            "needle": _all(mine, 0, self._needle),
+            "query": _all(questions, 0, to_value),
+            "query.key": _all(questions, 1, to_value),
+        }
+        if len(mine) < len(starts):
+            spans["distractor"] = _all([at for at in starts if at not in mine], 0, self._needle)
+        for number, at in enumerate(mine, start=1):
+            spans[f"needle.{number}"] = _all([at], 0, self._needle)
+            spans[f"needle.{number}.key"] = _all([at], 1, to_value)
+            spans[f"needle.{number}.value"] = _all([at], to_value, self._needle)
+        ends = [*questions[1:], len(tokens)]
+        answers = [range(at + to_value, end) for at, end in zip(questions, ends, strict=True)]
+        text = self.vocabulary.text(tokens)
+        room = max(1, questions[0] - 1 - self._needle)
+        return Prompt(
+            tokens=tuple(tokens),
+            spans=spans,
+            generated=tuple(at for places in answers for at in places),
+            token_text=text,
+            answers=tuple(" ".join(text[at] for at in places) for places in answers),
+            attributes={"length": len(tokens), "depths": [round(100 * (at - 1) / room, 3) for at in mine]},
+        )
+
+    def score(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> Float[np.ndarray, " prompt"]:
+        """Share of the values asked for that are right in every token."""
+        right = self.right(responses, prompts)
+        return np.array([targets.reshape(-1, self.value_tokens).all(axis=1).mean() for targets in right])
+
+
+def _all(starts: Sequence[int], first: int, end: int) -> tuple[int, ...]:
+    """The places from `first` to before `end` behind each of `starts`."""
+    return tuple(at + step for at in starts for step in range(first, end))
+
+
+SIZES = {
+    "small": KeyedNiah(),
+    "paper": KeyedNiah(
+        length=4096, first_length=256, longest_test=16384, needles=12, doubled=2, questions=8, test_questions=4, shared=4
+    ),
+}
