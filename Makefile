@@ -40,8 +40,8 @@ figures: env
 	cp runs/mirror/run.nc $(addprefix runs/mirror/figures/positions_of_all_heads.,png svg pdf) figures/first/
 	$(BIN)/repo-interp figures all --out figures --overwrite
 
-# SmolLM2-135M beside the zoo: HoPE's claims on random tokens, Position Generalization's on prose and on code. It is fetched first; each
-# of the three takes two cores about half an hour. Interrupted, the next time goes on.
+# SmolLM2-135M beside the zoo: HoPE's claims on random tokens, Position Generalization's on code and on prose. It is fetched first; each
+# of the three takes one core about half an hour. Interrupted, the next time goes on.
 pretrained: env
 	$(BIN)/repo-interp fetch smollm2-135m
 	$(BIN)/repo-interp figures hope --no-zoo --checkpoint smollm2-135m=smollm2-135m --set controls=10 \
