@@ -231,7 +231,7 @@ def _of_one_size(subject: Subject, options: Sampling) -> float:
     loading = time.monotonic() - start
     wanted: Counter[tuple[int, int, int]] = Counter()
     for kind in KINDS:
-        for tokens in (length, 2 * length):
+        for tokens in (length,) if "learned" in subject.schemes else (length, 2 * length):  # a table ends at L
             for weights, models in ((TRAINED, 1), ("random", options.controls)):
                 part = extent(options, tokens, length, kind, weights)
                 wanted[tokens, part.layers or len(subject.schemes), part.sequences] += models
