@@ -185,6 +185,7 @@ def test_nothing_to_work_on_is_said_of_every_claim(tmp_path):
 ERRORS = {
     "no figures of 'pope'": ["pope"],
     "there is no option 'sequenzes'": ["hope", "--set", "sequenzes=4"],
+    "there is no experiment 'fits'": ["hope", "--experiment", "fits"],
     "wanted a whole number": ["hope", "--set", "sequences=four"],
     "none of the papers asked for": ["hope", "--set", "cope.count=4"],
     "at least two replicates": ["hope", "--set", "hope.repeats=1"],

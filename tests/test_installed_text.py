@@ -10,7 +10,7 @@ import pytest
 
 from repo_interp.errors import InputError
 from repo_interp.tasks import make_task
-from repo_interp.tasks.installed import _number, _of_package, _without_repeats, repeated
+from repo_interp.tasks.installed import PAGES, _joined, _modules, _number, _of_modules, _of_package, _without_repeats, repeated
 
 SENTENCE = "This is a whole sentence of prose that says what the module does and for whom it was once written."
 
@@ -43,6 +43,22 @@ def test_a_module_is_code_or_prose_and_never_both(package, tmp_path):
     assert 0 < len(code) < 8
     assert {text for text in texts[2:] if "value =" in text} == code
     assert len(texts) == 2 + 8 and texts == list(_of_package(package))
+
+
+def test_prose_alone_and_code_alone_are_the_two_parts_of_both(package, tmp_path):
+    everything = 1 << 62
+    both, code, prose = (
+        list(_of_modules(_modules(package), tmp_path, *most)) for most in ((everything,) * 2, (everything, 0), (0, everything))
+    )
+    assert all("value =" in text for text in code) and not any("value =" in text for text in prose)
+    assert sorted(both) == sorted([*code, *prose])
+
+
+def test_pages_are_long_enough_and_lose_nothing():
+    texts = [str(number) * (PAGES // 3) for number in range(6)]
+    pages = list(_joined(texts))
+    assert [len(page) >= PAGES for page in pages] == [True, False]
+    assert "\n\n".join(pages) == "\n\n".join(texts)
 
 
 def test_repeats_are_left_out_and_counted():

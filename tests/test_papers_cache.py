@@ -34,6 +34,12 @@ def measured(times: list[str]) -> xr.Dataset:
     )
 
 
+def groups(times: list[str]) -> xr.DataTree:
+    """Several groups at once, with axes of different lengths."""
+    shorter = measured(times).isel(step=slice(2))
+    return xr.DataTree.from_dict({"whole": measured(times), "shorter": shorter})
+
+
 def another(times: list[str]) -> xr.Dataset:
     """Another one that gives the same."""
     return measured(times)
@@ -47,6 +53,15 @@ def interrupted() -> xr.Dataset:
 def unwritable() -> xr.Dataset:
     """What no file can hold."""
     return xr.Dataset(attrs={"odd": object()})
+
+
+def test_groups_are_kept_together_and_come_back_as_they_were(tmp_path):
+    times: list[str] = []
+    first, again = (Cache(tmp_path).tree(groups, DEPENDS, times) for _ in range(2))
+    assert len(times) == 2 and len(list(tmp_path.glob("*.nc"))) == 1
+    xr.testing.assert_identical(first, again)
+    xr.testing.assert_identical(again["whole"].to_dataset(), measured([]))
+    assert again["shorter"].sizes["step"] == 2 and not again.attrs
 
 
 def test_the_same_is_measured_once_and_comes_back_as_it_was(tmp_path):

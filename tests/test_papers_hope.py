@@ -269,7 +269,8 @@ def test_what_is_measured_is_the_mean_over_replicates(checkpoints):
     assert beyond.sizes["distance"] == 2 * L
     assert within["weights"].values.tolist() == ["trained", "random 0"]
     total = within["component_by_distance"].sum("component")
-    assert_allclose(total, within["logit"], rtol=1e-6)
+    assert_allclose(total, within["logit"].mean("layer"), rtol=1e-6)
+    assert_allclose(within["first_layer_by_distance"].sum("component"), within["logit"].isel(layer=0), rtol=1e-6)
     logits = within["logit"].sel(weights="trained").values
     assert not np.array_equal(logits[0], logits[1])
     assert replicates.beyond(learned, SMALL, Cache()) is None
@@ -387,6 +388,25 @@ def test_what_it_costs_grows_with_what_is_measured(checkpoints):
     rope = subject("rope", checkpoints / "rope")
     assert replicates.seconds([], SMALL) == 0
     assert 0 < replicates.seconds([rope], SMALL) < replicates.seconds([rope] * 50, SMALL)
+
+
+def test_of_a_long_model_twins_have_fewer_layers_and_the_claims_are_judged_all_the_same(checkpoints, monkeypatch):
+    monkeypatch.setattr(replicates, "LONG", L - 1)
+    monkeypatch.setattr(replicates, "FIRST_LAYERS", 1)
+    rope, cache = subject("rope", checkpoints / "rope"), Cache()
+    within, beyond = replicates.within(rope, SMALL, cache), replicates.beyond(rope, SMALL, cache)
+    assert beyond is not None
+    layers = within["logit"].notnull().any(("repeat", "distance")).sum("layer")
+    assert layers.sel(weights="trained") == 2 and layers.sel(weights="random 0") == 1
+    assert (within.attrs["sequences"], beyond.sizes["layer"]) == (SMALL.repeats, 1)
+    assert within["scheme"].values.tolist() == ["rope", "rope"] and within["activated"].dtype == bool
+    twin = replicates.of_model(load_fresh(rope.path, 0), L, L, 1, SMALL, layers=[0])
+    assert_allclose(twin["component_by_distance"][0], within["component_by_distance"].sel(weights="random 0", repeat=0))
+    results = results_on({"rope": checkpoints / "rope"}, Options(**SIZES))
+    assert {each.claim.label for each in verdicts_of(results) if each.verdict in (HOLDS, FAILS)} == OF_ALL | OF_ROPE
+    captions = {drawing.name: drawing.caption for result in results for drawing in result.drawings}
+    assert "the first 1 of 2 layers" in captions["vaf_rope"] and "2L" not in captions["logit_by_distance"]
+    assert "Of 2 layers the first 1." in captions["beyond_training_length_rope"]
 
 
 def test_checkpoints_that_copy_are_not_looked_at(tmp_path, checkpoints):

@@ -15,8 +15,9 @@ from matplotlib.figure import Figure
 from numpy.testing import assert_allclose
 from scipy import stats
 
+from repo_interp.errors import InputError
 from repo_interp.papers.catalogue import named
-from repo_interp.papers.kit.build import Build, Durations
+from repo_interp.papers.kit.build import Build, Durations, with_experiments
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import (
     BLIND,
@@ -41,7 +42,7 @@ from repo_interp.papers.kit.differences import (
     wilson,
 )
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, Paper, run, without_checkpoints
-from repo_interp.papers.kit.gallery import NOT_YET, claim_rows, number_rows, tally, write_gallery
+from repo_interp.papers.kit.gallery import NOT_YET, claim_rows, number_rows, page_above, tally, write_gallery
 from repo_interp.papers.kit.rules import (
     Above,
     All,
@@ -304,6 +305,31 @@ def test_a_new_claim_is_on_every_page_by_its_experiment_alone(tmp_path):
     assert "Of 3 claims of the papers, parts counted apart and each on its primary checkpoint, 1 hold, 2 are not m" in gallery
     assert "- **X9** a new claim. " in gallery and "(paper: 0.9)" in gallery
     assert "| [X9](mine/README.md) | a new claim (nowhere) | 0.9 |" in (tmp_path / "claims.md").read_text()
+
+
+def test_some_experiments_of_the_papers_are_chosen_by_name():
+    one, other = paper(0.6), dataclasses.replace(paper(0.4), name="other", experiments=())
+    papers = {"mine": one, "other": other}
+    assert with_experiments(papers, []) == {"mine": one}
+    (name,) = (each.name for each in one.experiments)
+    assert with_experiments(papers, [name]) == {"mine": one}
+    with pytest.raises(InputError, match=f"those of mine, other are {name}"):
+        with_experiments(papers, ["nothing"])
+
+
+def test_a_checkpoint_beside_the_zoo_has_a_section_of_its_own(tmp_path):
+    mine = paper(0.6, 0.4)
+    for data, share in (("code", 0.6), ("prose", 0.4)):
+        of_data = paper(share)
+        build = Build(of_data, Given(), of_data.options(), f"make {data}", tmp_path / "real" / data / "mine")
+        build.make(tmp_path / "cache", lambda text: None, Durations(tmp_path / "cache"))
+    page = write_gallery(tmp_path, [mine]).read_text()
+    own = page.partition("## real")[2].partition("## Claims")[0]
+    assert "Depends on what it reads:* " in own and "(X1) - code: holds, prose: does not hold" in own
+    assert "| claim | what the paper says | paper's number | code | prose | zoo's primary |" in own
+    assert "make code" in own and "real/prose/mine/shares.png" in own
+    assert page_above(tmp_path / "real" / "code") == tmp_path
+    assert page_above(tmp_path / "real" / "code" / "deeper") is None
 
 
 def test_a_claim_of_ours_stands_in_the_file_of_its_experiment_alone():

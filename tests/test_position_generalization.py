@@ -11,17 +11,19 @@ from families import tiny
 
 import repo_interp as ri
 from repo_interp.errors import InputError
+from repo_interp.experiments import perturbation
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import BLIND, SEEN, UNMEASURED
 from repo_interp.papers.kit.experiment import run
 from repo_interp.papers.kit.paper_directory import write_paper
 from repo_interp.papers.kit.subjects import Subject, subject
+from repo_interp.papers.position_generalization import tolerance
 from repo_interp.papers.position_generalization.extrapolation import EXTRAPOLATION, P7
-from repo_interp.papers.position_generalization.measured import Options
+from repo_interp.papers.position_generalization.measured import Options, of_tokens
 from repo_interp.papers.position_generalization.paper import PAPER
 from repo_interp.papers.position_generalization.shapes import P3_EXCESS, SHAPES
 from repo_interp.papers.position_generalization.tolerance import TOLERANCE, with_rope_twins
-from repo_interp.tasks import make_task
+from repo_interp.tasks import Prompt, make_task
 from repo_interp.training.configuration import TrainingConfiguration
 
 LENGTH = 32
@@ -153,6 +155,24 @@ def test_too_little_to_judge_on_is_refused():
     for wrong in ({"draws": 1}, {"longer": 2}, {"reach": 3}, {"length": 8}, {"length": -1}):
         with pytest.raises(InputError):
             Options(**wrong)  # pyright: ignore[reportArgumentType]
+
+
+def test_the_undisturbed_pass_is_made_once_for_all_kinds_and_draws(made, monkeypatch):
+    subjects, options, _ = made
+    rope, passes = next(one for one in subjects if one.name == "rope"), []
+    for module in (tolerance, perturbation):
+        count = lambda *given, own=module.forced_responses: passes.append(len(given[2])) or own(*given)  # noqa: E731
+        monkeypatch.setattr(module, "forced_responses", count)
+    monkeypatch.setattr(tolerance, "GRID_TOKENS", LENGTH)  # still two sequences: one has no spread
+    TOLERANCE.measure([rope], options, Cache())
+    grid, judged = 3 * 1 * 1, 4 * options.draws
+    assert passes == [2] * (1 + grid + judged)
+
+
+def test_of_long_text_fewer_sequences_are_drawn_than_judged():
+    text = [Prompt(tokens=(1,) * 1024)] * 8
+    assert len(of_tokens(text, 2048)) == len(of_tokens(text, 1)) == 2
+    assert len(of_tokens(text, 4096)) == 4 and of_tokens(text[:3], 1 << 20) == text[:3]
 
 
 def test_the_twin_is_a_rope_model_of_the_same_task_and_budget():

@@ -131,9 +131,14 @@ def group_of(measure: Measure, statistics: Statistics, schemes: Sequence[str]) -
 
 
 def stream(
-    bridge: nn.Module, prompts: Iterable[Prompt], measures: Sequence[Measure], batch_size: int = 8
+    bridge: nn.Module,
+    prompts: Iterable[Prompt],
+    measures: Sequence[Measure],
+    batch_size: int = 8,
+    layers: Sequence[int] | None = None,
 ) -> dict[str, xr.Dataset]:
-    """Groups of a run over `prompts`, by measure, as `analyze` makes them.
+    """Groups of a run over `prompts`, by measure, as `analyze` makes them. `layers`: which are observed, None: all; a pass ends after
+    the last of them.
 
     Raises InputError where there is no prompt, and for a measure that keeps something of every single one.
     """
@@ -145,7 +150,7 @@ def stream(
     while some := list(itertools.islice(source, batch_size)):
         (batch,) = make_batches(some, batch_size, device)
         batch = replace(batch, numbers=tuple(begun + number for number in batch.numbers))
-        for name, statistics in observe_batch(bridge, batch, measures, range(len(schemes))).items():
+        for name, statistics in observe_batch(bridge, batch, measures, range(len(schemes)) if layers is None else layers).items():
             if kept := statistics.arrays["per_prompt"].values:
                 raise InputError(f"{name} keeps {', '.join(kept)} of every prompt: use analyze, or sums")
             merged[name].add(statistics)

@@ -36,9 +36,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="zoo",
         help="only the checkpoints given, none that come with the package",
     )
+    parser.add_argument(
+        "--experiment",
+        action="append",
+        default=[],
+        dest="experiments",
+        metavar="NAME",
+        help="only this experiment of the papers, such as fits; may be repeated (default: all)",
+    )
     parser.add_argument("--fast", action="store_true", help="measure less: a quick look")
     parser.add_argument(
-        "--out", default="figures", metavar="DIR", help="where figures go, each paper in DIR/PAPER (default: figures)"
+        "--out",
+        default="figures",
+        metavar="DIR",
+        help="where figures go, each paper in DIR/PAPER (default: figures). Two levels below a page over all figures they get their place "
+        "on it: figures/SUBJECT/DATA",
     )
     parser.add_argument("--cache", metavar="DIR", help="where measurements are kept for the next time (default: .cache in --out)")
     parser.add_argument(
@@ -89,9 +101,10 @@ def _made(console, builds, arguments: argparse.Namespace, cache: Path, durations
     from repo_interp.cli.console import plain
     from repo_interp.cli.progress import steps
     from repo_interp.papers.catalogue import named
-    from repo_interp.papers.kit.gallery import write_gallery
+    from repo_interp.papers.kit.gallery import page_above, write_gallery
 
     out, papers = Path(arguments.out), list(named(()).values())
+    over_all = page_above(out) or out
     for build in builds:
         if build.is_up_to_date and not arguments.overwrite:
             console.print(
@@ -110,9 +123,9 @@ def _made(console, builds, arguments: argparse.Namespace, cache: Path, durations
             highlight=False,
             soft_wrap=True,
         )
-        write_gallery(out, papers)
+        write_gallery(over_all, papers)
     console.print(
-        f"[bold]{plain(write_gallery(out, papers))}[/bold]  every claim and every figure", highlight=False, soft_wrap=True
+        f"[bold]{plain(write_gallery(over_all, papers))}[/bold]  every claim and every figure", highlight=False, soft_wrap=True
     )
     return 0
 
@@ -122,12 +135,12 @@ def _builds(arguments: argparse.Namespace, out: Path):
     from repo_interp.cli.checkpoint import find
     from repo_interp.errors import InputError
     from repo_interp.papers.catalogue import named
-    from repo_interp.papers.kit.build import Build, stated_options, with_data
+    from repo_interp.papers.kit.build import Build, stated_options, with_data, with_experiments
     from repo_interp.papers.kit.gallery import require_own
     from repo_interp.papers.kit.paper_directory import require_free
     from repo_interp.papers.kit.subjects import given
 
-    papers = named(arguments.papers)
+    papers = with_experiments(named(arguments.papers), arguments.experiments)
     users = {name: find(path) for name, path in arguments.checkpoints}
     if len(users) < len(arguments.checkpoints):
         raise InputError("two checkpoints have the same name; give each its own: --checkpoint rope=... --checkpoint rope_2=...")
@@ -212,6 +225,7 @@ def _command(paper: str, arguments: argparse.Namespace) -> str:
     words = ["repo-interp", "figures", paper]
     for flag, pairs in (("--checkpoint", arguments.checkpoints), ("--data", arguments.data), ("--set", arguments.options)):
         words += [word for name, value in pairs for word in (flag, f"{name}={value}")]
+    words += [word for name in arguments.experiments for word in ("--experiment", name)]
     words += [] if arguments.zoo else ["--no-zoo"]
     words += ["--fast"] if arguments.fast else []
     words += ["--seed", str(arguments.seed)] if arguments.seed else []

@@ -85,12 +85,14 @@ def perturbation(
     batch_size: int = 16,
     progress: Callable[[int, int], None] | None = None,
     grid: ResumableGrid | None = None,
+    undisturbed: Sequence[Response] | None = None,
 ) -> xr.Dataset:
     """The group `perturbation` of a run: `prompts`, teacher-forced, for every kind, share and reach. Variables over
     [kind, gamma, l_max]: `log_perplexity` (nats per target), `task_score` (by `scoring`, in its own unit) with `task_score_error`
     (over prompts), `log_perplexity_rise`, `moved_share`; gamma = 0 is always among them.
 
-    `layers`: where features and positions are disturbed; None: all. Costs a forward pass per prompt and point, and one for gamma = 0.
+    `layers`: where features and positions are disturbed; None: all. Costs a forward pass per prompt and point, and one for gamma = 0,
+    unless what is answered `undisturbed` is given.
     `grid` keeps finished points for when it is called again. Raises InputError for unknown kinds and layers, and shares or reaches
     that are none.
     """
@@ -98,8 +100,8 @@ def perturbation(
     require_grid(model, prompts, kinds, shares, l_maxes, layers, offset_unit)
     chosen = tuple(range(len(list(attentions(model)))) if layers is None else sorted(set(layers)))
     grid = ResumableGrid() if grid is None else grid
-    plain = forced_responses(model, scoring, prompts, batch_size)
-    undisturbed = _summary(scoring, plain, prompts, [np.zeros(1)], [0.0])
+    plain = forced_responses(model, scoring, prompts, batch_size) if undisturbed is None else undisturbed
+    of_plain = _summary(scoring, plain, prompts, [np.zeros(1)], [0.0])
     shape = (len(kinds), len(shares), len(l_maxes))
     measured = {name: np.zeros(shape) for name in _DESCRIBED}
     places = list(product(enumerate(kinds), enumerate(shares), enumerate(l_maxes)))
@@ -110,7 +112,7 @@ def perturbation(
             points[f"{kind}-{gamma:g}-{l_max}"] = partial(_measure, model, scoring, prompts, plain, point, batch_size)
     computed = grid.get_or_compute(points, progress)
     for (first, kind), (second, gamma), (third, l_max) in places:
-        for name, value in (undisturbed if gamma == 0 else computed[f"{kind}-{gamma:g}-{l_max}"]).items():
+        for name, value in (of_plain if gamma == 0 else computed[f"{kind}-{gamma:g}-{l_max}"]).items():
             measured[name][first, second, third] = value
     unit = "nat" if "nat" in scoring.metric.split() or scoring.metric == "log perplexity" else "1"
     variables = {

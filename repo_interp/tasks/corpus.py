@@ -10,7 +10,7 @@ import functools
 import json
 import re
 import sysconfig
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -21,7 +21,7 @@ from jaxtyping import Int
 
 from repo_interp.errors import InputError
 from repo_interp.tasks.essay import standard_library_sources
-from repo_interp.tasks.installed import installed_texts
+from repo_interp.tasks.installed import Kind, installed_texts
 from repo_interp.tasks.vocabulary import BOS, PAD
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 HELD_OUT = 20
 """Every 20th document is held out."""
-INSTALLED = "installed"
-"""The corpus of what is installed, prose and code."""
+INSTALLED: Mapping[str, Kind] = {"installed": "both", "installed-prose": "prose", "installed-code": "code"}
+"""Corpora of what is installed: prose and code, or one of them."""
 SUFFIXES = (".txt", ".md", ".py")
 _LONE_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
@@ -100,8 +100,8 @@ def corpus(path: str, vocabulary: int, tokenizer_file: str) -> Corpus:
 
 
 def _documents(path: str) -> Sequence[str]:
-    if path == INSTALLED:
-        return installed_texts()
+    if path in INSTALLED:
+        return installed_texts(INSTALLED[path])
     if not path:
         files: Iterable[Path] = standard_library_sources(Path(sysconfig.get_paths()["stdlib"]))
     elif Path(path).is_dir():

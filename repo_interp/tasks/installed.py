@@ -7,6 +7,9 @@
 So no text stands there twice as code and as prose. A module's number is a checksum of its path, and they are taken in that order: a package
 that is cut off is sampled everywhere. Paragraphs that stood in an earlier document are left out; what still repeats is counted by lines
 (`repeated`). The text depends on what is installed, in which versions. Knows nothing about tokens.
+
+One kind alone, for models that were trained on other texts: the modules' sources as above, or the prose of docstrings, of so many modules
+in a document that it has PAGES characters, since one alone has too little for long windows; and without READMEs, since these are half code.
 """
 
 from __future__ import annotations
@@ -19,11 +22,15 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
+from typing import Literal
 
 from repo_interp.tasks.essay import docstring_prose, standard_library_sources
 
 CODE, PROSE = 60_000, 60_000
 """Characters of one package; the standard library, which is what hundreds of them are, gives as much as it has."""
+PAGES = 10_000
+"""Characters, or a little more, of a document of prose alone."""
+Kind = Literal["both", "prose", "code"]
 _TEXTS = (".md", ".rst", ".txt")
 _SHORTEST, _LONGEST = 400, 200_000
 """Characters of a document. Longer files are tables."""
@@ -31,19 +38,27 @@ _LICENCE = re.compile(r"licen[cs]e|copying|notice|authors|entry_points|top_level
 
 
 @functools.cache
-def installed_texts() -> tuple[str, ...]:
+def installed_texts(kind: Kind = "both") -> tuple[str, ...]:
     """The documents: the standard library's, then the packages' in the order of their names; read once per process."""
-    root = Path(sysconfig.get_paths()["stdlib"])
-    texts = [*_of_modules(list(standard_library_sources(root)), root, 1 << 62, 1 << 62)]
-    packages = {(one.name or "").lower(): one for one in distributions()}
-    for name in sorted(packages):
-        texts += _of_package(packages[name])
-    return tuple(_without_repeats(texts))
+    root, everything = Path(sysconfig.get_paths()["stdlib"]), 1 << 62
+    library = list(standard_library_sources(root))
+    named = {(one.name or "").lower(): one for one in distributions()}
+    packages = [named[name] for name in sorted(named)]
+    if kind == "both":
+        texts = [*_of_modules(library, root, everything, everything)]
+        texts += [text for package in packages for text in _of_package(package)]
+        return tuple(_without_repeats(texts))
+    code, prose = (everything, 0) if kind == "code" else (0, everything)
+    texts = [*_of_modules(library, root, code, prose)]
+    for package in packages:
+        texts += _of_modules(_modules(package), Path(str(package.locate_file(""))), min(code, CODE), min(prose, PROSE))
+    fresh = _without_repeats(texts)
+    return tuple(fresh if kind == "code" else _joined(fresh))
 
 
-def text_record() -> dict[str, str]:
+def text_record(kind: Kind = "both") -> dict[str, str]:
     """How many documents and characters there are, what share of them repeats, and the SHA-256 of all, in hexadecimal."""
-    texts = installed_texts()
+    texts = installed_texts(kind)
     return {
         "corpus_documents": str(len(texts)),
         "corpus_characters": str(sum(map(len, texts))),
@@ -65,6 +80,18 @@ def repeated(documents: Iterable[str]) -> float:
     return again / max(1, total)
 
 
+def _joined(texts: Iterable[str]) -> Iterator[str]:
+    """Texts one after the other, cut where `PAGES` characters are reached."""
+    page: list[str] = []
+    for text in texts:
+        page.append(text)
+        if sum(map(len, page)) >= PAGES:
+            yield "\n\n".join(page)
+            page = []
+    if page:
+        yield "\n\n".join(page)
+
+
 def _of_package(package: Distribution) -> Iterator[str]:
     readme = (package.read_text("METADATA") or "").partition("\n\n")[2]
     if len(readme) >= _SHORTEST:
@@ -73,8 +100,12 @@ def _of_package(package: Distribution) -> Iterator[str]:
     for file in sorted(files):
         if file.suffix in _TEXTS and not _LICENCE.search(file.as_posix().rpartition("site-packages")[2]):
             yield from _read(file)
-    modules = [file for file in files if file.suffix == ".py" and not {"tests", "test", "testing"} & set(file.parts)]
-    yield from _of_modules(modules, Path(str(package.locate_file(""))), CODE, PROSE)
+    yield from _of_modules(_modules(package), Path(str(package.locate_file(""))), CODE, PROSE)
+
+
+def _modules(package: Distribution) -> list[Path]:
+    files = [Path(str(package.locate_file(file))) for file in package.files or ()]
+    return [file for file in files if file.suffix == ".py" and not {"tests", "test", "testing"} & set(file.parts)]
 
 
 def _of_modules(modules: Sequence[Path], root: Path, code: int, prose: int) -> Iterator[str]:

@@ -45,7 +45,7 @@ class Language(Task):
 
     corpus: str = ""
     """A UTF-8 text file, or a folder of them (.txt, .md, .py); empty: the standard library's sources without its tests; `installed`:
-    prose and code of the standard library and the installed packages.
+    prose and code of the standard library and the installed packages; `installed-prose`, `installed-code`: one of them.
     """
     tokens: Annotated[int, Interval(ge=258, le=1_000_000)] = 2048
     """Size of the vocabulary."""
@@ -93,7 +93,7 @@ class Language(Task):
 
     def sources(self) -> dict[str, str]:
         """How much text is installed, its share of repeats, and its digest: other versions of packages have other texts."""
-        return text_record() if self.corpus == INSTALLED else {}
+        return text_record(INSTALLED[self.corpus]) if self.corpus in INSTALLED else {}
 
     def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
         """Windows of the training documents, twice as long at each of equal parts of the progress, and as many fewer; at least one."""

@@ -87,8 +87,8 @@ def judge(tree: xr.DataTree) -> Iterable[Evidence]:
 
 
 def _evidence(within: xr.Dataset, beyond: xr.Dataset, kind: Kind) -> Iterator[Evidence]:
-    near = within["component_by_distance"].isel(layer=0)
-    far = beyond["component_by_distance"].isel(layer=0).sel(distance=slice(within.attrs["length"], None))
+    near = within["first_layer_by_distance"]
+    far = beyond["first_layer_by_distance"].sel(distance=slice(within.attrs["length"], None))
     activated = np.flatnonzero(replicates.bands(within)["activated"].values)
 
     def averaged(shares: Callable[[Curve, Curve], dict[str, float]], **chosen: object) -> dict[str, float]:
@@ -125,13 +125,15 @@ def draw(tree: xr.DataTree) -> Iterator[Drawing]:
     within, trained = tree["within"].to_dataset(), tree["beyond"].to_dataset().sel(weights="trained").mean("repeat")
     name, length, band = within.attrs["checkpoint"], within.attrs["length"], replicates.bands(within)
     drawn = band.assign(
-        component_by_distance=described(trained["component_by_distance"], "mean component", "q·k"),
+        component_by_distance=described(trained["first_layer_by_distance"], "mean component", "q·k"),
         logit_by_distance=described(trained["logit"], "mean logit", "q·k"),
     )
+    layers, of = trained.sizes["layer"], within.sizes["layer"]
+    few = f"Of {of} layers the first {layers}. " if layers < of else ""
     caption = (
         f"{name} on sequences of 2L = {2 * length} tokens: components and mean logit of the first layer, and mean logit of the "
         "later ones (HoPE fig. 3c), smoothed over L/32. Orange band: the range of the activated component within L. "
-        f"{replicates.named_bands(band, within)}"
+        f"{few}{replicates.named_bands(band, within)}"
     )
     yield Drawing(f"beyond_training_length_{name}", beyond_training_length(drawn, length), caption, drawn)
 

@@ -77,7 +77,7 @@ def judge(data: xr.Dataset) -> Iterable[Evidence]:
     def swing(of_components: xr.DataArray) -> float:
         return float(np.median(relative_swing(of_components.transpose("component", "distance").values, *masks)))
 
-    curves = data["component_by_distance"].mean("layer")
+    curves = data["component_by_distance"]
     means = curves.mean("repeat")
     swings = {str(weights): swing(means.sel(weights=weights)) for weights in curves["weights"].values}
     of_replicates = [swing(curves.sel(weights="trained", repeat=repeat)) for repeat in curves["repeat"].values]
@@ -99,7 +99,7 @@ def judge(data: xr.Dataset) -> Iterable[Evidence]:
 def draw(data: xr.Dataset) -> Iterator[Drawing]:
     """Fig. 3a: every component by distance, averaged over layers and heads."""
     name, band = data.attrs["checkpoint"], replicates.bands(data)
-    curves = data["component_by_distance"].mean("layer").sel(weights="trained").mean("repeat")
+    curves = data["component_by_distance"].sel(weights="trained").mean("repeat")
     drawn = band.assign(component_by_distance=described(curves, "mean component", "q·k"))
     caption = (
         f"Rotary components of {name} by distance, averaged over layers and heads, each from its own mean; below, all together "

@@ -128,13 +128,15 @@ def judge(measured: Sequence[xr.DataTree]) -> Iterable[Evidence]:
 
 def draw(measured: Sequence[xr.DataTree]) -> Iterator[Drawing]:
     """Fig. 2, 6 and 8: the mean logit by distance of every checkpoint, within and beyond L."""
-    data = [[tree[name].to_dataset() for name in ("within", "beyond") if name in tree] for tree in measured]
+    data = [_in_all_layers([tree[name].to_dataset() for name in ("within", "beyond") if name in tree]) for tree in measured]
     logit = xr.concat([_by_length(lengths) for lengths in data], dim="checkpoint", join="outer", **_JOINED)
     logit = described(logit, "mean logit of the pairs at a distance", "q·k")
-    caps = "".join(dict.fromkeys(replicates.capped_caption(lengths[0]) for lengths in data))
+    notes = (replicates.capped_caption(lengths[0]) + replicates.parts_caption(lengths[0]) for lengths in data)
+    caps = "".join(dict.fromkeys(notes))
+    longer = "" if all(len(lengths) == 1 for lengths in data) else " and, paler, 2L"
     caption = (
-        f"Mean logit by distance over all layers and heads on {data[0][0].attrs['sequences']} sequences of random tokens of length L "
-        "and, paler, 2L (HoPE fig. 2, 6, 8). Dashed: training length L; grey: the same architecture with random weights. A scheme with "
+        f"Mean logit by distance over all layers and heads on {data[0][0].attrs['sequences']} sequences of random tokens of length L"
+        f"{longer} (HoPE fig. 2, 6, 8). Dashed: training length L; grey: the same architecture with random weights. A scheme with "
         f"absolute positions ends at L. Yellow, with a thinner line: the last 1/{FEW_PAIRS} of the distances of a sequence, which few of "
         f"its pairs have; a rise that is seen there alone stands on these few.{caps}"
     )
@@ -165,6 +167,11 @@ def _scheme(data: xr.Dataset) -> str:
 def _judged(schemes: Sequence[str]) -> bool:
     """Whether a checkpoint has, in every layer, one of the schemes that the claim is about."""
     return len(set(schemes)) == 1 and schemes[-1] in U_SHAPED
+
+
+def _in_all_layers(lengths: list[xr.Dataset]) -> list[xr.Dataset]:
+    """Those that are means over as many layers as the first: of long sequences fewer layers are measured beyond L."""
+    return [data for data in lengths if data.sizes["layer"] == lengths[0].sizes["layer"]]
 
 
 def _by_length(lengths: Sequence[xr.Dataset]) -> xr.DataArray:

@@ -66,7 +66,7 @@ def measure_steps(directory: str | os.PathLike[str], length: int, sampling: Samp
 
     def of_step(bridge: object) -> xr.Dataset:
         data = replicates.of_model(bridge, length, length, sampling.step_sequences, sampling)
-        shares = replicates.mean_curve_vaf(data["component_by_distance"].mean("layer"))
+        shares = replicates.mean_curve_vaf(data["component_by_distance"])
         return replicates.bands(data).assign(vaf=shares.transpose("repeat", "component"))
 
     steps = over_steps(saved, of_step, sampling.device)

@@ -5,12 +5,15 @@
     weights        the trained checkpoint, and twins of it with random weights, which are the control
     within, beyond sequences of L and of 2 L tokens; L is the training length, or `length` where that is shorter
 
-The paper takes 5,000 sequences; a few hundred give the same curves but for noise, which is measured and shown.
+The paper takes 5,000 sequences; a few hundred give the same curves but for noise, which is measured and shown. A long sequence has as
+many pairs of tokens as many short ones: of more than LONG tokens, each replicate is one sequence, each twin one; and of twins, and beyond
+L, only the first layers are measured.
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +22,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float
 
+from repo_interp.analysis.cost import estimate
 from repo_interp.analysis.observing import stream
 from repo_interp.errors import InputError
 from repo_interp.measures.components import Components
@@ -34,14 +38,19 @@ from repo_interp.tasks.prompt import Prompt
 from repo_interp.tasks.random_tokens import Kind, drawn, random_token_prompts
 from repo_interp.values import Count, CountOrNone, Seed
 
+TRAINED = "trained"
 KINDS: tuple[Kind, ...] = ("independent", "repeated")
 OVER_REPLICATES = "lots of sequences"
 """What the spread of a verdict is taken over, as tables have always called replicates."""
-TIMED_TOKENS = 512
-"""Longest sequence that is timed to say how long longer ones take."""
-_MEASURED = ("component_by_distance", "frequency", "activated", "low_frequency", "turn_share", "turn_upper", "distance_pairs")
+LONG = 2048
+"""Training length, in tokens, above which sequences and layers are fewer: SmolLM2's 8,192 then take two cores less than an hour."""
+FIRST_LAYERS = 4
+"""Of twins within L, and of the trained weights beyond it, where L is long; H4 is about the first layer, and there twins have only that."""
+_MEASURED = ("frequency", "activated", "low_frequency", "turn_share", "turn_upper", "distance_pairs")
 _EQUAL: Any = {"data_vars": "all", "coords": "minimal", "compat": "override", "join": "exact"}
 """How measurements with equal axes are put side by side."""
+_BESIDE: Any = _EQUAL | {"join": "outer", "fill_value": {"activated": False, "low_frequency": False}}
+"""How those of twins are, which may have fewer layers and replicates."""
 
 
 @dataclass(frozen=True)
@@ -111,15 +120,26 @@ def beyond(subject: Subject, options: Sampling, cache: Cache, kind: Kind = "inde
     return None if "learned" in subject.schemes else _of_length(subject, options, cache, 2, kind)
 
 
-def of_model(bridge: Any, tokens: int, length: int, sequences: int, sampling: Sampling, kind: Kind = "independent") -> xr.Dataset:
-    """Components [repeat, layer, ...] of replicates with `sequences` of `tokens` tokens in all; `length` is the L of their bands."""
+def of_model(
+    bridge: Any,
+    tokens: int,
+    length: int,
+    sequences: int,
+    sampling: Sampling,
+    kind: Kind = "independent",
+    layers: Sequence[int] | None = None,
+) -> xr.Dataset:
+    """Components [repeat, ...] of replicates with `sequences` of `tokens` tokens in all; `length` is the L of their bands. With fewer
+    sequences than replicates there are as few of these. `layers`: which are measured; None: all.
+    """
     counts = [sequences // sampling.repeats + (repeat < sequences % sampling.repeats) for repeat in range(sampling.repeats)]
     seeds = [sampling.seed * sampling.repeats + repeat for repeat in range(sampling.repeats)]
     datasets = [
-        _replicate(bridge, random_prompts(bridge, tokens, count, seed, kind), length, sampling.batch_size)
+        _replicate(bridge, random_prompts(bridge, tokens, count, seed, kind), length, sampling.batch_size, layers)
         for count, seed in zip(counts, seeds, strict=True)
+        if count
     ]
-    return xr.concat(datasets, dim=xr.IndexVariable("repeat", range(sampling.repeats)), **_EQUAL)
+    return xr.concat(datasets, dim=xr.IndexVariable("repeat", range(len(datasets))), **_EQUAL)
 
 
 def random_prompts(bridge: Any, tokens: int, count: int, seed: int, kind: Kind = "independent") -> Iterator[Prompt]:
@@ -132,74 +152,94 @@ def random_prompts(bridge: Any, tokens: int, count: int, seed: int, kind: Kind =
         yield Prompt(tokens=tuple(drawn(vocabulary, tokens, [seed, index, tokens], kind)))
 
 
+@dataclass(frozen=True)
+class Extent:
+    """How much of one model is measured on sequences of one length and kind."""
+
+    sequences: int
+    layers: int | None = None
+    """The first ones; None: all."""
+
+
+def extent(options: Sampling, tokens: int, length: int, kind: Kind, weights: str) -> Extent:
+    """What is measured of `weights`, "trained" or a twin's, on sequences of `tokens` tokens, where L is `length`."""
+    if length <= LONG:
+        return Extent(options.count_of(kind))
+    if weights == TRAINED:
+        return Extent(options.repeats, None if tokens == length else FIRST_LAYERS)
+    return Extent(1, FIRST_LAYERS if tokens == length else 1)
+
+
 def _of_length(subject: Subject, options: Sampling, cache: Cache, multiple: int, kind: Kind) -> xr.Dataset:
-    length, count = options.tokens_of(subject.training_length), options.count_of(kind)
-    depends = {"sequences": count, "repeats": options.repeats, "controls": options.controls}
+    length = options.tokens_of(subject.training_length)
+    own = extent(options, multiple * length, length, kind, TRAINED)
+    depends = {"sequences": own.sequences, "repeats": options.repeats, "controls": options.controls}
     lengths = {"tokens": multiple * length, "length": length}
     data = subject.measured(cache, _measure, options, multiple * length, length, kind, **depends, **lengths, kind=kind)
-    stated = {"length": length, "training_length": subject.training_length, "sequences": count, "kind": kind}
+    stated = {"length": length, "training_length": subject.training_length, "sequences": own.sequences, "kind": kind}
     return data.assign_attrs(checkpoint=subject.name, **stated)
 
 
 def _measure(subject: Subject, options: Sampling, tokens: int, length: int, kind: Kind) -> xr.Dataset:
-    bridges = {"trained": load(subject.path, options.device)}
-    bridges |= {f"random {seed}": load_fresh(subject.path, seed, options.device) for seed in range(options.controls)}
-    datasets = [of_model(bridge, tokens, length, options.count_of(kind), options, kind) for bridge in bridges.values()]
-    return xr.concat(datasets, dim=xr.IndexVariable("weights", list(bridges)), **_EQUAL)
+    def of_weights(name: str, bridge: Any) -> xr.Dataset:
+        measured = extent(options, tokens, length, kind, name)
+        layers = None if measured.layers is None else range(min(measured.layers, len(subject.schemes)))
+        return of_model(bridge, tokens, length, measured.sequences, options, kind, layers)
+
+    datasets = {TRAINED: of_weights(TRAINED, load(subject.path, options.device))}
+    for seed in range(options.controls):
+        datasets[f"random {seed}"] = of_weights(f"random {seed}", load_fresh(subject.path, seed, options.device))
+    return xr.concat(list(datasets.values()), dim=xr.IndexVariable("weights", list(datasets)), **_BESIDE)
 
 
-def _replicate(bridge: Any, prompts: Iterable[Prompt], length: int, batch_size: int) -> xr.Dataset:
-    measures: tuple[Measure, ...] = (  # pyright: ignore[reportAssignmentType]
-        Components(length, prompts="mean"),
-        Components(length, prompts="mean", first_token=1, name="without_first"),
-    )
-    groups = stream(bridge, prompts, measures, batch_size)
+def _replicate(
+    bridge: Any, prompts: Iterable[Prompt], length: int, batch_size: int, layers: Sequence[int] | None = None
+) -> xr.Dataset:
+    groups = stream(bridge, prompts, _measures(length), batch_size, layers)
     components = groups["components"]
     data = components[list(_MEASURED)]
+    data["component_by_distance"] = components["component_by_distance"].mean("layer", keep_attrs=True)
+    data["first_layer_by_distance"] = components["component_by_distance"].isel(layer=0, drop=True)
     data["logit"] = components["logit_by_distance"].mean("head", keep_attrs=True)
     data["logit_without_first"] = groups["without_first"]["logit_by_distance"].mean("head", keep_attrs=True)
     data["vaf"], data["vaf_curve"] = components["vaf_mean"], components["vaf_curve_mean"]
     return data
 
 
+def _measures(length: int) -> tuple[Measure, ...]:
+    return (  # pyright: ignore[reportReturnType]
+        Components(length, prompts="mean"),
+        Components(length, prompts="mean", first_token=1, name="without_first"),
+    )
+
+
 # ---- how long measuring takes ---------------------------------------------------------------------------------------
 
 
 def seconds(subjects: Sequence[Subject], options: Sampling) -> float:
-    """Seconds that the replicates of all `subjects` take at least, from timing a few short sequences of one checkpoint per size.
-
-    One model:   4 loads + 4 repeats x fixed time per replicate + sequences of both kinds x (s(L) + s(2 L)),   s(n) = a n + b n^2
-
-    since linear maps cost operations by the number of tokens, and logits by its square; a and b are those of at most 512 tokens.
-    """
+    """Seconds that the replicates of all `subjects` take, announced as analyses of one checkpoint per size are."""
     sizes: dict[tuple[int | None, ...], list[Subject]] = {}
     for subject in subjects:
         scale = scale_of(subject.path)
         sizes.setdefault((scale.layers, scale.width, scale.length), []).append(subject)
-    return sum(len(equal) * (1 + options.controls) * _of_one_model(equal[0], options) for equal in sizes.values())
+    return sum(len(equal) * _of_one_size(equal[0], options) for equal in sizes.values())
 
 
-def _of_one_model(subject: Subject, options: Sampling) -> float:
+def _of_one_size(subject: Subject, options: Sampling) -> float:
     start = time.monotonic()
     bridge, length = load(subject.path, options.device), options.tokens_of(subject.training_length)
     loading = time.monotonic() - start
-    tokens = min(length, TIMED_TOKENS)
-    few = max(2, min(options.batch_size, 2 * TIMED_TOKENS // tokens))
-
-    def timed(sequences: int, tokens: int) -> float:
-        start = time.monotonic()
-        _replicate(bridge, random_prompts(bridge, tokens, sequences, options.seed), length, options.batch_size)
-        return time.monotonic() - start
-
-    timed(1, tokens // 2)  # the first of a process is slower
-    single, several = timed(1, tokens), timed(few, tokens)
-    whole = max(several - single, 0.0) / (few - 1)
-    fixed = max(single - whole, 0.0)
-    half = max(timed(few, tokens // 2) - fixed, 0.0) / few
-    square = max(whole - 2 * half, 0.0) * 2 / tokens**2
-    linear = max(whole - square * tokens**2, 0.0) / tokens
-    both = 3 * linear * length + 5 * square * length**2  # of L and of 2 L tokens
-    return 4 * loading + 4 * options.repeats * fixed + (options.sequences + options.repeated_sequences) * both
+    wanted: Counter[tuple[int, int, int]] = Counter()
+    for kind in KINDS:
+        for tokens in (length,) if "learned" in subject.schemes else (length, 2 * length):  # a table ends at L
+            for weights, models in ((TRAINED, 1), ("random", options.controls)):
+                part = extent(options, tokens, length, kind, weights)
+                wanted[tokens, part.layers or len(subject.schemes), part.sequences] += models
+    total = 2 * len(KINDS) * (1 + options.controls) * loading
+    for (tokens, layers, sequences), models in wanted.items():
+        (prompt,) = random_prompts(bridge, tokens, 1, options.seed)
+        total += models * estimate(bridge, [prompt] * sequences, _measures(length), layers=range(layers)).seconds
+    return total
 
 
 # ---- what judging and drawing have in common ------------------------------------------------------------------------
@@ -221,6 +261,14 @@ def named_bands(band: xr.Dataset, data: xr.Dataset) -> str:
     thetas = band["frequency"].values[chosen]
     named = ", ".join(f"r = {place} (θ = {theta:.4g} rad)" for place, theta in zip(chosen, thetas, strict=True))
     return f"Activated: {named or 'none'}; {int(band['low_frequency'].sum())} components are lower.{capped_caption(data)}"
+
+
+def parts_caption(data: xr.Dataset) -> str:
+    """What a caption adds where twins have fewer layers than the trained weights."""
+    layers = data["logit"].notnull().any(("repeat", "distance")).sum("layer").values
+    trained, *twins = map(int, layers)
+    few = f" Random weights: the first {twins[0]} of {trained} layers, one sequence each." if twins and twins[0] < trained else ""
+    return few
 
 
 def capped(data: xr.Dataset) -> str:

@@ -31,8 +31,8 @@ from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, each
 from repo_interp.papers.kit.subjects import Subject
 from repo_interp.plots.views.component_shares import pair_norms, pair_of_tokens, turn_histogram
 
-NORM_SEQUENCES = 8
-"""Most sequences that norms are taken over: they hardly differ between sequences."""
+NORM_SEQUENCES, LONG_NORM_SEQUENCES = 8, 2
+"""Most sequences that norms are taken over, and most long ones: they hardly differ between sequences."""
 
 
 def components_of_pair(bridge: Any, tokens: Sequence[int], query: int, key: int) -> xr.DataArray:
@@ -59,7 +59,7 @@ def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> xr.
     data = replicates.within(subject, options, cache)
     nodes = {"within": data}
     if replicates.has_rope_alone(subject):
-        length, count = data.attrs["length"], min(NORM_SEQUENCES, options.sequences)
+        length, count = data.attrs["length"], _sequences_of_norms(data)
         nodes["norms"] = subject.measured(cache, _norms, options, length, count, length=length, sequences=count)
         nodes["pair"] = subject.measured(cache, _pair, options, length, length=length)
     if subject.learned:
@@ -75,7 +75,7 @@ def draw(tree: xr.DataTree) -> Iterator[Drawing]:
         norms = tree["norms"].to_dataset().drop_attrs(deep=False)
         caption = (
             f"Mean norm of the rotary pairs of queries and keys of {name} by component and head, on "
-            f"{min(NORM_SEQUENCES, data.attrs['sequences'])} sequences of random tokens. Triangle: activated. "
+            f"{_sequences_of_norms(data)} sequences of random tokens. Triangle: activated. "
             f"{replicates.named_bands(band, data)}"
         )
         yield Drawing(f"norms_{name}", pair_norms(norms, band), caption, norms.assign(band.data_vars))
@@ -126,6 +126,11 @@ def _pair(subject: Subject, options: Sampling, length: int) -> xr.Dataset:
     bridge = load(subject.path, options.device)
     prompt = next(replicates.random_prompts(bridge, length, 1, options.seed))
     return components_of_pair(bridge, prompt.tokens, *_query_and_key(length)).to_dataset(name="logit_of_head")
+
+
+def _sequences_of_norms(data: xr.Dataset) -> int:
+    few = LONG_NORM_SEQUENCES if data.attrs["length"] > replicates.LONG else NORM_SEQUENCES
+    return min(few, data.attrs["sequences"])
 
 
 def _query_and_key(length: int) -> tuple[int, int]:

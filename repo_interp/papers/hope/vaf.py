@@ -60,7 +60,7 @@ def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> xr.
 def judge(data: xr.Dataset) -> Iterable[Evidence]:
     """Evidence on the checkpoint."""
     name, activated = data.attrs["checkpoint"], replicates.bands(data)["activated"].values
-    shares = replicates.mean_curve_vaf(data["component_by_distance"].mean("layer"))
+    shares = replicates.mean_curve_vaf(data["component_by_distance"])
     trained = shares.sel(weights="trained")
     means = trained.mean("repeat").values
     heights = {
@@ -95,7 +95,7 @@ def judge(data: xr.Dataset) -> Iterable[Evidence]:
 def draw(data: xr.Dataset) -> Iterator[Drawing]:
     """Fig. 7: VAF of every component's mean curve, beside random weights."""
     name, band = data.attrs["checkpoint"], replicates.bands(data)
-    shares = replicates.mean_curve_vaf(data["component_by_distance"].mean("layer"))
+    shares = replicates.mean_curve_vaf(data["component_by_distance"])
     of_pairs = data["vaf"].mean(("repeat", "layer", "head"))
     drawn = band.assign(
         vaf=described(shares.mean("repeat"), "variance of the mean logit by distance that a component accounts for", "%"),
@@ -104,7 +104,7 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
     )
     caption = (
         f"Variance of the mean logit by distance that each component of {name} accounts for (HoPE fig. 7; standard definition). "
-        f"Diamonds: random weights. {replicates.named_bands(band, data)}"
+        f"Diamonds: random weights. {replicates.named_bands(band, data)}{replicates.parts_caption(data)}"
     )
     yield Drawing(f"vaf_{name}", vaf_by_component(drawn, f"{name}: share of the mean curve's variance"), caption, drawn)
 

@@ -27,6 +27,8 @@ from repo_interp.papers.kit.experiment import Experiment, Paper, run
 from repo_interp.papers.kit.paper_directory import is_made_from, write_paper
 from repo_interp.papers.kit.subjects import Given, Subject, file_digest
 from repo_interp.run import versions
+from repo_interp.tasks.corpus import INSTALLED
+from repo_interp.tasks.installed import text_record
 from repo_interp.values import value_of
 
 
@@ -51,8 +53,10 @@ class Build:
         """All that decides the bytes."""
         digests = {f"checkpoint {name}": f"sha256 {digest}" for name, digest in self.given.digests.items()}
         files = {f"data {name}": f"sha256 {file_digest(file)}" for name, file in getattr(self.options, "data", ())}
+        corpus = getattr(self.options, "corpus", "")
+        texts = text_record(INSTALLED[corpus]) if corpus in INSTALLED else {}
         made_by = {"options": str(self.options), **versions(), "sources": f"sha256 {sources_digest()}"}
-        return {"command": self.command, **digests, **files, **made_by}
+        return {"command": self.command, **digests, **files, **texts, **made_by}
 
     @property
     def is_up_to_date(self) -> bool:
@@ -144,6 +148,21 @@ def stated_options(
         for name in meant:
             values[name][option] = value_of(text, types[name][option], key)
     return {name: paper.options(**values[name]) for name, paper in papers.items()}
+
+
+def with_experiments(papers: Mapping[str, Paper], wanted: Sequence[str]) -> dict[str, Paper]:
+    """The papers with only the experiments `wanted`, all where none is named; without papers that have none of them.
+
+    Raises InputError for an experiment that no paper has.
+    """
+    known = sorted({experiment.name for paper in papers.values() for experiment in paper.experiments})
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        raise InputError(f"there is no experiment {unknown[0]!r}; those of {', '.join(papers)} are {', '.join(known)}")
+    chosen = {
+        name: tuple(each for each in paper.experiments if not wanted or each.name in wanted) for name, paper in papers.items()
+    }
+    return {name: dataclasses.replace(papers[name], experiments=own) for name, own in chosen.items() if own}
 
 
 def with_data(papers: Mapping[str, Paper], options: Mapping[str, Any], data: Mapping[str, str]) -> dict[str, Any]:

@@ -14,13 +14,14 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import xarray as xr
 
 from repo_interp.files import replaced
 from repo_interp.papers.kit.closure import closure_digest
 
+Kept = TypeVar("Kept", xr.Dataset, xr.DataTree)
 Depends = Mapping[str, str | int | float | bool | None]
 _ENGINE = "h5netcdf"
 _SECONDS = "repo_interp_seconds"
@@ -42,21 +43,31 @@ class Cache:
         options, seeds. Without a directory the result comes as it is; with one it always comes as it was read back, so that both times
         give the same.
         """
+        return self._kept(_read, function, depends, given)
+
+    def tree(self, function: Callable[..., xr.DataTree], depends: Depends, *given: Any) -> xr.DataTree:
+        """The same of a function that measures several groups at once: the tree of them."""
+        return self._kept(_read_tree, function, depends, given)
+
+    def _kept(
+        self, read: Callable[[Path], tuple[Kept, float]], function: Callable[..., Kept], depends: Depends, given: tuple[Any, ...]
+    ) -> Kept:
         if self._directory is None:
             return self._timed(function, given)[0]
         file = self._directory / f"{_name(function)}-{_key(function, depends)}.nc"
         if file.exists():
-            dataset, seconds = _read(file)
+            measured, seconds = read(file)
             self.seconds += seconds
-            return dataset
+            return measured
         measured, seconds = self._timed(function, given)
         self._directory.mkdir(parents=True, exist_ok=True)
         (self._directory / ".gitignore").write_text("*\n", encoding="utf-8")
+        measured.attrs[_SECONDS] = seconds
         with replaced(file) as unfinished:
-            measured.assign_attrs({_SECONDS: seconds}).to_netcdf(unfinished, engine=_ENGINE)
-        return _read(file)[0]
+            measured.to_netcdf(unfinished, engine=_ENGINE)
+        return read(file)[0]
 
-    def _timed(self, function: Callable[..., xr.Dataset], given: tuple[Any, ...]) -> tuple[xr.Dataset, float]:
+    def _timed(self, function: Callable[..., Kept], given: tuple[Any, ...]) -> tuple[Kept, float]:
         start = time.monotonic()
         measured = function(*given)
         seconds = time.monotonic() - start
@@ -68,6 +79,12 @@ def _read(file: Path) -> tuple[xr.Dataset, float]:
     with xr.open_dataset(file, engine=_ENGINE) as stored:
         dataset = stored.load()
     return dataset, float(dataset.attrs.pop(_SECONDS))
+
+
+def _read_tree(file: Path) -> tuple[xr.DataTree, float]:
+    with xr.open_datatree(file, engine=_ENGINE) as stored:
+        tree = stored.load()
+    return tree, float(tree.attrs.pop(_SECONDS))
 
 
 def _name(function: Callable[..., Any]) -> str:

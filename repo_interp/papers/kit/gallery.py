@@ -2,6 +2,7 @@
 
     DIRECTORY/*/verdicts.csv, figures.csv -> DIRECTORY/README.md    pictures, and one line per claim
                                              DIRECTORY/claims.md    every claim and every number, as tables
+    DIRECTORY/SUBJECT/DATA/*/verdicts.csv    a checkpoint beside those, in a section of its own (`own_subjects`)
 
 The list of claims comes with the papers, so that those that nobody measured yet are there too. Every (claim, part) is a row of its own.
 Knows no paper by name.
@@ -14,15 +15,14 @@ from pathlib import Path
 
 from repo_interp.errors import InputError
 from repo_interp.files import write_text
-from repo_interp.papers.kit.claims import FAILS, HOLDS, UNMEASURED, Claim, markdown_table
+from repo_interp.papers.kit.claims import FAILS, HOLDS, UNMEASURED, markdown_table
 from repo_interp.papers.kit.experiment import Paper
+from repo_interp.papers.kit.outcomes import EXTENSION, NOT_YET, number, primary, together
+from repo_interp.papers.kit.own_subjects import own_subjects, section, thumbnails
 from repo_interp.papers.kit.paper_directory import FIGURES, VERDICTS, read_rows
 
 HEADING = "# The papers' figures, made again"
 TABLES, TABLES_HEADING = "claims.md", "# Every claim and every number"
-NOT_YET = "not measured yet"
-EXTENSION = "none"
-"""The paper's number of a claim that no paper makes: a question of ours to one of theirs."""
 CLAIM_COLUMNS = {
     "claim": "claim",
     "statement": "what the paper says",
@@ -55,13 +55,23 @@ _SPREAD = (
 )
 
 
+def page_above(directory: Path) -> Path | None:
+    """The directory with the page that has a place for what stands in `directory`, two levels below it; None where there is none."""
+    above = directory.absolute().parents[1:2]
+    return next((each for each in above if _is_ours(each / "README.md", HEADING)), None)
+
+
+def _is_ours(page: Path, heading: str) -> bool:
+    return page.is_file() and page.read_text(encoding="utf-8", errors="replace").startswith(heading)
+
+
 def require_own(directory: Path) -> None:
     """Raises InputError where a page would replace one that is not ours, or `directory` is a file."""
     if directory.exists() and not directory.is_dir():
         raise InputError(f"{directory} is a file; wanted a directory for the figures")
     for name, heading in (("README.md", HEADING), (TABLES, TABLES_HEADING)):
         page = directory / name
-        if page.exists() and not page.read_text(encoding="utf-8", errors="replace").startswith(heading):
+        if page.exists() and not _is_ours(page, heading):
             raise InputError(f"{page} is another page; give --out a directory of its own")
 
 
@@ -81,9 +91,10 @@ def write_gallery(directory: Path, papers: Sequence[Paper]) -> Path:
         "## Claims",
         tally(claims),
     ]
+    parts[-2:-2] = [part for subject in own_subjects(directory, papers) for part in section(subject, directory, verdicts, papers)]
     parts += [f"Spreads, controls, scales and commands: [{TABLES}]({TABLES}).", *_lines(verdicts, papers), "## Figures"]
     for paper in papers:
-        parts += _thumbnails(directory, paper)
+        parts += thumbnails(directory, paper)
     page = directory / "README.md"
     write_text(page, "\n\n".join(parts) + "\n")
     return page
@@ -111,7 +122,7 @@ def in_short(verdicts: Sequence[Mapping[str, str]], papers: Sequence[Paper]) -> 
             own = [row for row in verdicts if row["claim"] == claim.label and row["paper_name"] == paper.name]
             if claim.paper_number == EXTENSION or not own:
                 continue
-            outcome = _primary(own, paper, claim)
+            outcome = primary(own, paper, claim)
             words = f"{claim.statement.rstrip('.')} ({claim.label})"
             if outcome == UNMEASURED:
                 why = next((row["note"] for row in own if row["note"]), "")
@@ -135,9 +146,9 @@ def _lines(verdicts: Sequence[Mapping[str, str]], papers: Sequence[Paper]) -> li
             quantities: dict[str, list[str]] = {}
             for row in own:
                 if row["ours"]:
-                    quantities.setdefault(row["measured"], []).append(_number(row))
+                    quantities.setdefault(row["measured"], []).append(number(row))
             ours = "; ".join(f"{measured}: {', '.join(numbers)}" for measured, numbers in quantities.items())
-            result = _together(own).split(":")[0]
+            result = together(own).split(":")[0]
             told.append(
                 f"- **{claim.label}** {claim.statement}. {result}{f' - {ours}' if ours else ''} (paper: {claim.paper_number})"
             )
@@ -156,9 +167,9 @@ def claim_rows(verdicts: Sequence[Mapping[str, str]], papers: Sequence[Paper]) -
                 "claim": f"[{claim.label}]({paper.name}/README.md)" if own else claim.label,
                 "statement": f"{claim.statement} ({claim.source})",
                 "paper": claim.paper_number,
-                "ours": "<br>".join(_number(row) for row in own if row["ours"]),
-                "verdict": _together(own),
-                "primary": _primary(own, paper, claim),
+                "ours": "<br>".join(number(row) for row in own if row["ours"]),
+                "verdict": together(own),
+                "primary": primary(own, paper, claim),
                 "ours alone": claim.paper_number if claim.paper_number == EXTENSION else "",
                 "written": claim.written,
                 "command": "<br>".join(f"`{command}`" for command in commands),
@@ -188,33 +199,6 @@ def _verdicts(directory: Path, papers: Sequence[Paper]) -> list[dict[str, str]]:
     ]
 
 
-def _number(row: Mapping[str, str]) -> str:
-    spread = f" ± {row['spread']}" if row["spread"] else ""
-    return f"{row['checkpoint']}: {row['ours']}{spread}"
-
-
-def _together(rows: Sequence[Mapping[str, str]]) -> str:
-    """What the verdicts of one claim come to."""
-    if not rows:
-        return NOT_YET
-    judged = [row["verdict"] for row in rows if row["verdict"] != UNMEASURED]
-    if not judged:
-        notes = dict.fromkeys(row["note"] for row in rows if row["note"])
-        return f"{UNMEASURED}: {'; '.join(notes)}" if notes else UNMEASURED
-    held = judged.count(HOLDS)
-    if held == len(judged):
-        return f"**{HOLDS}**" + (f" ({held} of {held})" if held > 1 else "")
-    return f"{HOLDS} in {held} of {len(judged)}" if held else FAILS
-
-
-def _primary(rows: Sequence[Mapping[str, str]], paper: Paper, claim: Claim) -> str:
-    """The verdict on the checkpoint that the claim is about first of all: of those its experiment names, the first that has a row."""
-    names = [name for experiment in paper.experiments if claim in experiment.claims for name in experiment.needs.zoo]
-    by_checkpoint = {row["checkpoint"]: row["verdict"] for row in reversed(rows)}
-    known = [by_checkpoint[name] for name in (*names, *reversed(by_checkpoint)) if name in by_checkpoint]
-    return next((verdict for verdict in known if verdict != UNMEASURED), UNMEASURED if known else NOT_YET)
-
-
 def tally(rows: Sequence[Mapping[str, str]]) -> str:
     """How many claims came out how on their primary checkpoint, from `claim_rows`: the papers', then our own extensions of them."""
     words = {
@@ -230,17 +214,3 @@ def tally(rows: Sequence[Mapping[str, str]]) -> str:
         if verdicts:
             sentences.append(f"Of {len(verdicts)} {what}, parts counted apart and each on its primary checkpoint, {counts}.")
     return " ".join(sentences)
-
-
-def _thumbnails(directory: Path, paper: Paper) -> list[str]:
-    file = directory / paper.name / FIGURES
-    title = f"### [{paper.title}]({paper.name}/README.md)"
-    if not file.is_file():
-        return [title, f"Not made yet: `repo-interp figures {paper.name}`."]
-    lines = ["| figure | |", "|---|---|"]
-    for row in read_rows(file):
-        figure, caption = row["figure"], row["caption"].replace("|", "\\|").replace("\n", " ")
-        page = f"{paper.name}/README.md#{figure.lower()}"
-        image = f'<a href="{page}"><img src="{paper.name}/{figure}.png" width="320" alt="{figure}"></a>'
-        lines.append(f"| {image} | **{figure}**<br>{caption} |")
-    return [title, "\n".join(lines) if len(lines) > 2 else "No figure."]

@@ -111,9 +111,18 @@ class Subject:
         self, cache: Cache, function: Callable[..., xr.Dataset], options: Any, *given: Any, **depends: str | int | float
     ) -> xr.Dataset:
         """`function(self, options, *given)`, kept by this checkpoint, its task, what `depends` names, the seed, batch size and device."""
+        return cache.dataset(function, self._decisive(options) | depends, self, options, *given)
+
+    def measured_groups(
+        self, cache: Cache, function: Callable[..., xr.DataTree], options: Any, *given: Any, **depends: str | int | float
+    ) -> xr.DataTree:
+        """The same of a function that measures several groups at once."""
+        return cache.tree(function, self._decisive(options) | depends, self, options, *given)
+
+    def _decisive(self, options: Any) -> dict[str, str | int | float]:
         task = "" if self.task is None else json.dumps([self.task.name, self.task.options()], sort_keys=True)
         fixed = {"checkpoint": self.digest, "task": task, "seed": options.seed, "device": options.device}
-        return cache.dataset(function, {**fixed, "batch_size": options.batch_size, **depends}, self, options, *given)
+        return {**fixed, "batch_size": options.batch_size}
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,6 @@ from repo_interp.plots.views.fake_distance import fake_distance_fit
 from repo_interp.plots.views.rotation import rotating_heads
 from repo_interp.plots.views.three_axis import example_heads, fit_correlations, three_axis_fit
 
-GROUPS = ("three_axis", "fake_distance", "maps", "rotation")
-
 THREE_AXIS_R = "the mean r of the three-axis fit over heads and prompts"
 LOWEST_R = (
     "the mean r of the fake-distance fit over heads and prompts, in each layer that rotates (it is 1 by construction in others),"
@@ -94,13 +92,13 @@ P3 = Claim(
 def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> Measured:
     """Both fits, their maps, and which heads rotate."""
     (subject,) = subjects
-    return fits(subject, options, cache, GROUPS)
+    return fits(subject, options, cache)
 
 
 def cost(subjects: Sequence[Subject], options: Options) -> float:
     """Seconds that the fits of a checkpoint and its twins take, what the rotations are judged by among them."""
     (subject,) = subjects
-    return seconds_of_fits(subject, options, GROUPS)
+    return seconds_of_fits(subject, options)
 
 
 def judge(measured: Measured) -> Iterator[Evidence]:
@@ -166,7 +164,7 @@ def draw(measured: Measured) -> Iterator[Drawing]:
     name, three, fake, maps = measured.name, *(measured.group(group) for group in ("three_axis", "fake_distance", "maps"))
     caption = (
         f"{name}: correlation of the logits and the three-axis fit (sec. 3.1), and of fake-distance logits and their two axes "
-        f"(sec. 3.2), by layer and head, mean over {three.sizes['prompt']} sequences of {measured.length} tokens of held-out text. Colours "
+        f"(sec. 3.2), by layer and head, mean over {three.sizes['prompt']} sequences of {tokens_of(measured)} of held-out text. Colours "
         "from 0 to 1 in all figures; grey: an exact fit by construction."
     )
     correlations = {f"three_axis_{variable}": three[variable] for variable in ("r", "r_position", "r_shuffled", "r2_held_out")}
@@ -191,6 +189,12 @@ def draw(measured: Measured) -> Iterator[Drawing]:
         "axes, and the sum of these (fig. 3)."
     )
     yield Drawing(f"fake_distance_{name}", fake_distance_fit(measured.run, layer, head), caption, data)
+
+
+def tokens_of(measured: Measured) -> str:
+    """How long the sequences of text are, as captions say it."""
+    trained = measured.subject.training_length
+    return f"{measured.length} tokens" + (f" (of the {trained} of training)" if measured.length < trained else "")
 
 
 def rotating_layers(measured: Measured) -> list[int]:

@@ -2,9 +2,10 @@
 
     language models    the task `language` in the checkpoint's own tokens, windows of the training length L, or of `length` tokens where
                        that is less; the same decoder with random weights is the control of the fits
+    long windows       1,024 tokens unless more are asked for: what two cores measure of 135 million parameters in an hour and a half
     other tasks        tolerance alone, with the task's score, on prompts as in training
 
-Every measure of every checkpoint, trained or random, is kept on its own, whichever experiment asks for it first. Knows nothing about
+What is measured of a checkpoint, trained or random, is kept on its own, whichever experiment asks for it first. Knows nothing about
 claims and figures.
 """
 
@@ -14,7 +15,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -43,6 +43,10 @@ MODEL = Scale(28, 3072)
 """Llama-3.2-3B, the model of the paper."""
 TEXT_MODELS = ("language/rope", "language/rope_continued", "language/repo", "language/learned")
 """Language models of the zoo."""
+TWIN_TOKENS = 4096
+"""Of text that a twin with random weights gets at most: there one sequence is like another."""
+GRID_TOKENS = 2048
+"""Of text that every point of the drawn perturbations gets at most; what is judged gets all."""
 WIDER = 1.0
 """Prominence, over the median of a head's components, from which on more components count as dominating than by the measure's 2."""
 
@@ -53,7 +57,7 @@ class Options:
 
     sequences: Count = 8
     """Of text, for the fits and the perturbations."""
-    length: CountOrNone = 0
+    length: CountOrNone = 1024
     """Tokens of a sequence, at most the training length; 0: the training length."""
     prompts: Count = 100
     """Of other tasks, for the perturbations."""
@@ -141,46 +145,59 @@ def prompts_of(subject: Subject, options: Options) -> list[Prompt]:
     return task.prompts(options.prompts, options.seed)
 
 
-def fits(subject: Subject, options: Options, cache: Cache, names: Sequence[str]) -> Measured:
-    """The measures `names` of a language model, and of its twins; `maps` of the trained weights alone."""
-    prompts = digest(prompts_of(subject, options))
-    length = length_of(subject, options)
+def fits(subject: Subject, options: Options, cache: Cache) -> Measured:
+    """All that `measures` are of a language model, and of its twins: each loaded once, each prompt passed once."""
+    prompts = prompts_of(subject, options)
+    length, few = length_of(subject, options), of_tokens(prompts, TWIN_TOKENS)
 
     def groups(seed: int | None) -> xr.DataTree:
-        wanted = [name for name in names if seed is None or name != "maps"]
-        known: dict[str, Any] = {"prompts": prompts, "length": length, "weights": str(seed)}
-        return xr.DataTree.from_dict(
-            {name: subject.measured(cache, measure_fit, options, name, seed, group=name, **known) for name in wanted}
-        )
+        known = {"prompts": digest(prompts if seed is None else few), "length": length, "weights": str(seed)}
+        return subject.measured_groups(cache, measure_fits, options, seed, **known)
 
     return Measured(subject, length, groups(None), tuple(groups(seed) for seed in range(options.controls)))
 
 
-def measure_fit(subject: Subject, options: Options, name: str, seed: int | None) -> xr.Dataset:
-    """The group `name`, one of those that `_fit` knows, on trained weights, or on those of a random `seed`."""
-    bridge = load(subject.path, options.device) if seed is None else load_fresh(subject.path, seed, options.device)
-    return analyze(bridge, prompts_of(subject, options), [_fit(name, subject, options)])[name].to_dataset()
+def measure_fits(subject: Subject, options: Options, seed: int | None) -> xr.DataTree:
+    """The groups of `measures` on trained weights, or on those of a random `seed`."""
+    prompts = prompts_of(subject, options)
+    if seed is None:
+        return analyze(load(subject.path, options.device), prompts, measures(subject, options))
+    bridge = load_fresh(subject.path, seed, options.device)
+    return analyze(bridge, of_tokens(prompts, TWIN_TOKENS), measures_of_twins(subject, options))
 
 
-def _fit(name: str, subject: Subject, options: Options) -> Measure:
-    measures = {
-        "three_axis": ThreeAxis(axes="first_prompt", extras=("position", "shuffled", "held_out")),
-        "fake_distance": FakeDistance(),
-        "rotation": Rotation(length_of(subject, options)),
-        "rotation_printed": Rotation(length_of(subject, options), semantic="printed", name="rotation_printed"),
-        "rotation_wider": Rotation(length_of(subject, options), prominence=WIDER, name="rotation_wider"),
-        "maps": Maps(),
-    }
-    return measures[name]
+def of_tokens(prompts: Sequence[Prompt], tokens: int) -> Sequence[Prompt]:
+    """The first `prompts` that have so many `tokens` together; at least two."""
+    ends = np.cumsum([len(prompt.tokens) for prompt in prompts])
+    return prompts[: max(2, int((ends <= tokens).sum()))]
 
 
-def seconds_of_fits(subject: Subject, options: Options, names: Sequence[str]) -> float:
-    """Seconds that `fits` takes when nothing is kept: every measure loads its model anew, and is announced as an analysis is."""
+def measures(subject: Subject, options: Options) -> list[Measure]:
+    """Every measure that a claim rests on, and the maps that are drawn."""
+    return [*measures_of_twins(subject, options), Maps()]
+
+
+def measures_of_twins(subject: Subject, options: Options) -> list[Measure]:
+    """Those that are compared with random weights."""
+    length = length_of(subject, options)
+    return [
+        ThreeAxis(axes="first_prompt", extras=("position", "shuffled", "held_out")),
+        FakeDistance(),
+        Rotation(length),
+        Rotation(length, semantic="printed", name="rotation_printed"),
+        Rotation(length, prominence=WIDER, name="rotation_wider"),
+    ]
+
+
+def seconds_of_fits(subject: Subject, options: Options) -> float:
+    """Seconds that `fits` takes when nothing is kept: a load and an analysis of the model, and of each of its twins."""
     start = time.monotonic()
     bridge, prompts = load(subject.path, options.device), prompts_of(subject, options)
     loading = time.monotonic() - start
-    once = {name: loading + estimate(bridge, prompts, [_fit(name, subject, options)]).seconds for name in names}
-    return sum(taken * (1 if name == "maps" else 1 + options.controls) for name, taken in once.items())
+    few = of_tokens(prompts, TWIN_TOKENS)
+    own = estimate(bridge, prompts, measures(subject, options)).seconds
+    twins = estimate(bridge, few, measures_of_twins(subject, options)).seconds
+    return loading + own + options.controls * (loading + twins)
 
 
 def seconds(subject: Subject, options: Options, sequences: Mapping[int, int]) -> float:

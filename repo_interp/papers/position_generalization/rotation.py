@@ -19,7 +19,6 @@ from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, each
 from repo_interp.papers.kit.learned_positions import why_not
 from repo_interp.papers.kit.rules import All, AtLeast, AtMost, BeyondNull, Observed, Rule, beside_null
 from repo_interp.papers.kit.subjects import Subject
-from repo_interp.papers.position_generalization.fits import GROUPS
 from repo_interp.papers.position_generalization.measured import (
     MODEL,
     SOURCE,
@@ -28,7 +27,6 @@ from repo_interp.papers.position_generalization.measured import (
     Options,
     fits,
     is_language_model,
-    seconds_of_fits,
 )
 from repo_interp.plots.views.rotation import rotating_heads, rotation_grid
 
@@ -67,14 +65,8 @@ P5_NULL = _closed_form("beyond random weights", All(CLOSE, BeyondNull(R_BESIDE_T
 def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> Measured | None:
     """Rotary pairs of a checkpoint and its twins; None where no layer rotates."""
     (subject,) = subjects
-    measured = fits(subject, options, cache, tuple(P5))
+    measured = fits(subject, options, cache)
     return measured if rotating_heads(measured.group("rotation")) else None
-
-
-def cost(subjects: Sequence[Subject], options: Options) -> float:
-    """Seconds of what the fits have not measured already."""
-    (subject,) = subjects
-    return seconds_of_fits(subject, options, [group for group in P5 if group not in GROUPS])
 
 
 def judge(measured: Measured) -> Iterator[Evidence]:
@@ -149,5 +141,4 @@ ROTATION = Experiment(
     judge,
     draw,
     MODEL,
-    cost,
 )

@@ -28,6 +28,7 @@ from repo_interp.papers.kit.learned_positions import why_not
 from repo_interp.papers.kit.rules import Above, AtMost, Rule
 from repo_interp.papers.kit.subjects import Subject
 from repo_interp.papers.position_generalization.measured import (
+    GRID_TOKENS,
     MODEL,
     SOURCE,
     TEXT_MODELS,
@@ -35,13 +36,15 @@ from repo_interp.papers.position_generalization.measured import (
     Options,
     is_language_model,
     length_of,
+    of_tokens,
     prompts_of,
     seconds,
     task_of,
 )
 from repo_interp.plots.views.perturbation import perturbation_grid
 from repo_interp.positions.layouts import LEARNED
-from repo_interp.tasks import digest
+from repo_interp.tasks import Prompt, Response, digest
+from repo_interp.training.responses import forced_responses
 
 TEXT = (0.05, 5)
 """Share of tokens and distance at which text order is judged; the same for the order of features."""
@@ -115,47 +118,83 @@ P6_LEARNED = Claim(
 
 def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> list[Measured]:
     """Of the first of `subjects` the group `perturbation`, over shares and distances of every kind; of each of them, it and its RoPE twin,
-    the group `judged`, at the judged points.
+    the group `judged`, at the judged points. The undisturbed pass is made once, for all of them.
     """
     grid = {"gammas": str(options.gammas), "l_maxes": str(options.l_maxes)}
-    kinds = [_kept(subjects[0], options, cache, measure_kind, kind, **grid) for kind in PAPER_KINDS]
-    groups = [{"judged": _judged(subject, options, cache)} for subject in subjects]
+    plain = [
+        subject.measured(cache, measure_undisturbed, options, prompts=digest(prompts_of(subject, options)))
+        for subject in subjects
+    ]
+    kinds = [_kept(subjects[0], options, cache, plain[0], measure_kind, kind, **grid) for kind in PAPER_KINDS]
+    groups = [{"judged": _judged(*own, options, cache)} for own in zip(subjects, plain, strict=True)]
     groups[0]["perturbation"] = _joined(kinds)
     if is_judged_by_text(subjects[0]):
-        groups[0]["table"] = _judged_at(subjects[0], options, cache, "position_offset", OFFSET_OF_TABLE)
+        groups[0]["table"] = _judged_at(subjects[0], plain[0], options, cache, "position_offset", OFFSET_OF_TABLE)
     runs = [xr.DataTree.from_dict(datasets) for datasets in groups]
     return [Measured(subject, length_of(subject, options), run) for subject, run in zip(subjects, runs, strict=True)]
 
 
 def cost(subjects: Sequence[Subject], options: Options) -> float:
-    """Seconds that the passes over a checkpoint's prompts take: of every kind those of the grid and of the judged draws, each with its
+    """Seconds that the passes over a checkpoint's prompts take: of every kind those of the grid and of the judged draws, and the
     undisturbed one. Those of its twin are counted where it is the first.
     """
-    subject = subjects[0]
-    passes = len(PAPER_KINDS) * (1 + len(options.gammas) * len(options.l_maxes) + 2 * options.draws) + 2 * options.draws
-    if is_language_model(subject):
-        return seconds(subject, options, {length_of(subject, options): passes * options.sequences})
-    longest = max(len(prompt.tokens) for prompt in prompts_of(subject, options))
-    return seconds(subject, options, {longest: passes * options.prompts})
+    subject, prompts = subjects[0], prompts_of(subjects[0], options)
+    judged = len(PAPER_KINDS) * options.draws + (options.draws if is_judged_by_text(subject) else 0)
+    drawn = len(PAPER_KINDS) * len(options.gammas) * len(options.l_maxes)
+    passes = (1 + judged) * len(prompts) + drawn * len(_drawn(subject, prompts))
+    return seconds(subject, options, {max(len(prompt.tokens) for prompt in prompts): passes})
 
 
-def measure_kind(subject: Subject, options: Options, kind: str) -> xr.Dataset:
-    """The group `perturbation` of one kind."""
-    model, task, prompts = load_model(subject.path, options.device), task_of(subject, options), prompts_of(subject, options)
-    grid = ((kind,), options.gammas, options.l_maxes)
-    return perturbation(model, task, prompts, *grid, offset_unit="range", seed=options.seed, batch_size=options.batch_size)
+def measure_undisturbed(subject: Subject, options: Options) -> xr.Dataset:
+    """`token`, `log_probability` [prompt, target]: the answers to the undisturbed prompts; -1 and NaN where a prompt has fewer targets."""
+    model, task = load_model(subject.path, options.device), task_of(subject, options)
+    answers = forced_responses(model, task, prompts_of(subject, options), options.batch_size)
+    most = max(len(answer.tokens) for answer in answers)
+    tokens, logs = np.full((len(answers), most), -1), np.full((len(answers), most), np.nan)
+    for row, answer in enumerate(answers):
+        tokens[row, : len(answer.tokens)] = answer.tokens
+        logs[row, : len(answer.tokens)] = answer.log_probabilities
+    return xr.Dataset({"token": (("prompt", "target"), tokens), "log_probability": (("prompt", "target"), logs)})
 
 
-def measure_judged(subject: Subject, options: Options, kind: str, gamma: float, l_max: int) -> xr.Dataset:
+def _answers(plain: xr.Dataset) -> list[Response]:
+    """What `measure_undisturbed` kept, as it was."""
+    rows = zip(plain["token"].values, plain["log_probability"].values, strict=True)
+    return [Response(tuple(map(int, tokens[tokens >= 0])), tuple(map(float, logs[tokens >= 0]))) for tokens, logs in rows]
+
+
+def measure_kind(subject: Subject, options: Options, plain: xr.Dataset, kind: str) -> xr.Dataset:
+    """The group `perturbation` of one kind, on as many prompts as are drawn."""
+    model, task = load_model(subject.path, options.device), task_of(subject, options)
+    prompts = _drawn(subject, prompts_of(subject, options))
+    return perturbation(
+        *(model, task, prompts, (kind,), options.gammas, options.l_maxes),
+        offset_unit="range",
+        seed=options.seed,
+        batch_size=options.batch_size,
+        undisturbed=_answers(plain)[: len(prompts)],
+    )
+
+
+def _drawn(subject: Subject, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
+    """The prompts that the drawn grid is measured on: of long text fewer than are judged."""
+    return of_tokens(prompts, GRID_TOKENS) if is_language_model(subject) else prompts
+
+
+def measure_judged(subject: Subject, options: Options, plain: xr.Dataset, kind: str, gamma: float, l_max: int) -> xr.Dataset:
     """`log_perplexity`, `log_perplexity_rise`, `task_score` [kind, draw] of one kind at one point; `plain` and `plain_score`, the first and
     the last undisturbed.
     """
     model, task, prompts = load_model(subject.path, options.device), task_of(subject, options), prompts_of(subject, options)
-    seeds = [options.seed + 1 + draw for draw in range(options.draws)]
-    point = ((kind,), (gamma,), (l_max,))
     groups = [
-        perturbation(model, task, prompts, *point, offset_unit="range", seed=seed, batch_size=options.batch_size)
-        for seed in seeds
+        perturbation(
+            *(model, task, prompts, (kind,), (gamma,), (l_max,)),
+            offset_unit="range",
+            seed=options.seed + 1 + draw,
+            batch_size=options.batch_size,
+            undisturbed=_answers(plain),
+        )
+        for draw in range(options.draws)
     ]
     draws = xr.concat(groups, dim=xr.IndexVariable("draw", range(options.draws)), **_TOGETHER).squeeze("l_max", drop=True)
     disturbed = draws.sel(gamma=gamma, drop=True).transpose("kind", "draw")
@@ -165,12 +204,14 @@ def measure_judged(subject: Subject, options: Options, kind: str, gamma: float, 
     return judged.drop_attrs(deep=False).assign_attrs(metric=task.metric, prompts=len(prompts))
 
 
-def _judged(subject: Subject, options: Options, cache: Cache) -> xr.Dataset:
-    return _joined([_judged_at(subject, options, cache, kind, point) for kind, point in POINTS.items()])
+def _judged(subject: Subject, plain: xr.Dataset, options: Options, cache: Cache) -> xr.Dataset:
+    return _joined([_judged_at(subject, plain, options, cache, kind, point) for kind, point in POINTS.items()])
 
 
-def _judged_at(subject: Subject, options: Options, cache: Cache, kind: str, point: tuple[float, int]) -> xr.Dataset:
-    return _kept(subject, options, cache, measure_judged, kind, *point, draws=options.draws, point=str(point))
+def _judged_at(
+    subject: Subject, plain: xr.Dataset, options: Options, cache: Cache, kind: str, point: tuple[float, int]
+) -> xr.Dataset:
+    return _kept(subject, options, cache, plain, measure_judged, kind, *point, draws=options.draws, point=str(point))
 
 
 def _joined(kinds: Sequence[xr.Dataset]) -> xr.Dataset:
@@ -183,13 +224,14 @@ def _kept(
     subject: Subject,
     options: Options,
     cache: Cache,
+    plain: xr.Dataset,
     function: Callable[..., xr.Dataset],
     kind: str,
     *point: float,
     **depends: Any,
 ) -> xr.Dataset:
     prompts = digest(prompts_of(subject, options))
-    return subject.measured(cache, function, options, kind, *point, kind=kind, prompts=prompts, **depends)
+    return subject.measured(cache, function, options, plain, kind, *point, kind=kind, prompts=prompts, **depends)
 
 
 _TOGETHER: Any = {"join": "exact", "coords": "minimal", "compat": "override"}

@@ -31,6 +31,8 @@ FEW_PAIRS = 16
 FEW_COLOUR, FEW_SHADE = "#F0E442", 0.35
 MOST_NAMED = 8
 """Later layers that a legend names one by one; with more, the first and the last."""
+NAME_HEIGHT = 0.07
+"""Share of a panel's height that the name of a curve takes."""
 LOGIT = "mean logit (q·k)"
 _TRAINED: Mapping[str, Any] = {"color": "#222222", "linewidth": 0.8, "linestyle": (0, (4, 2))}
 _CONTROL: Mapping[str, Any] = {"color": "#8A8A8A", "linewidth": 0.7}
@@ -113,16 +115,16 @@ def component_curves(components: xr.Dataset, title: str = "") -> PaperFigure:
 def beyond_training_length(components: xr.Dataset, training_length: int) -> PaperFigure:
     """The first layer's components and their sum, and the later layers' mean logits, beyond the training length (HoPE fig. 3c).
 
-    `components` holds `component_by_distance` [layer, component, distance], `logit_by_distance` [layer, distance], `activated` and
-    `low_frequency` [component]. The band behind an orange curve is the range it had within the training length. Curves are means over
-    L / 32 neighbouring distances, and the last L / 8 distances, which only the few tokens at the end have, are not drawn.
+    `components` holds `component_by_distance` [component, distance], of each layer or of the first, `logit_by_distance`
+    [layer, distance], `activated` and `low_frequency` [component]. The band behind an orange curve is the range it had within the
+    training length. Curves are means over L / 32 neighbouring distances, and the last L / 8 distances, which only the few tokens at the
+    end have, are not drawn.
     """
     width = max(1, training_length // 32)
     smooth = components[["component_by_distance", "logit_by_distance"]].isel(distance=slice(1, -max(1, training_length // 8)))
     smooth = smooth.rolling(distance=width, center=True).mean().dropna("distance")
     components = smooth.assign({name: components[name] for name in ("activated", "low_frequency")})
-    first = components.isel(layer=0)
-    curves = first["component_by_distance"].transpose("component", "distance")
+    curves = components.isel(layer=0)["component_by_distance"].transpose("component", "distance")
     bands, distance = band_of(components), curves["distance"].values
     swing = curves - curves.sel(distance=slice(1, training_length - 1)).mean("distance")
     figure = paper_figure(COLUMN_WIDTH, 4.3)
@@ -190,10 +192,18 @@ def _beyond(ax: Axes, training_length: int, last: int) -> None:
 
 
 def _name_activated(ax: Axes, swing: xr.DataArray, bands: np.ndarray) -> None:
-    for place in np.flatnonzero(bands == "activated"):
+    """Each name at the right end of its curve; curves that end too close to each other have one name together."""
+    last = max(1, swing.sizes["distance"] // 16)
+    ends = {int(place): float(swing.values[place, -last:].mean()) for place in np.flatnonzero(bands == "activated")}
+    low, high = ax.get_ylim()
+    groups: list[list[int]] = []
+    for place in sorted(ends, key=lambda place: ends[place]):
+        close = groups and ends[place] - ends[groups[-1][-1]] < NAME_HEIGHT * (high - low)
+        groups[-1].append(place) if close else groups.append([place])
+    for group in groups:
         ax.annotate(
-            f"r = {swing['component'].values[place]}",
-            (float(swing["distance"][-1]), float(swing.values[place, -max(1, swing.sizes["distance"] // 16) :].mean())),
+            f"r = {', '.join(str(swing['component'].values[place]) for place in sorted(group))}",
+            (float(swing["distance"][-1]), float(np.mean([ends[place] for place in group]))),
             xytext=(2, 0),
             textcoords="offset points",
             color=BAND_COLOURS["activated"],

@@ -19,10 +19,12 @@ from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from repo_interp.plots.marks.drawing import legend_below, name_ticks, number
+from repo_interp.plots.marks.drawing import legend_below, name_ticks, number, sparse_ticks
 from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, style
 from repo_interp.plots.views.component_curves import BAND_COLOURS, BAND_NAMES, band_of
 
+MOST_NAMED = 16
+"""Layers whose rows have their number beside them."""
 COMPONENT = "component r (0 turns fastest)"
 VAF = "VAF (%)"
 _STEPS = "viridis"
@@ -130,7 +132,8 @@ def pair_norms(rotation: xr.Dataset, bands: xr.Dataset | None = None) -> PaperFi
         for side in ax.spines.values():
             side.set_visible(False)
     figure.colorbar(drawn, ax=list(axes), location="bottom", pad=0.02, aspect=40).set_label("mean norm, one scale for both")
-    axes[0].set_yticks(np.arange(len(layers)) * rows + (rows - 1) / 2, [str(layer) for layer in layers])
+    named = sparse_ticks(list(layers), MOST_NAMED)
+    axes[0].set_yticks(np.array(named) * rows + (rows - 1) / 2, [str(layers[place]) for place in named])
     axes[0].set_ylabel("layer" + (", one row per head" if of_heads else ", mean over heads"))
     for ax in axes:
         ax.tick_params(axis="y", length=0)
