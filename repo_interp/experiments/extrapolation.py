@@ -131,11 +131,10 @@ def extrapolation(
         kl[row, column] = point["kl"]
         for name, array in values.items():
             array[row, column] = point[name]
-    unit = "nat" if scoring.metric == "log perplexity" else "1"
     texts = {
         "log_perplexity": ("mean of -log p over the judged targets", "nat"),
-        "task_score": (f"{scoring.metric}, mean over prompts", unit),
-        "task_score_error": (f"standard error of {scoring.metric} over prompts", unit),
+        "task_score": (f"{scoring.metric}, mean over prompts", scoring.units),
+        "task_score_error": (f"standard error of {scoring.metric} over prompts", scoring.units),
     }
     of_kl = {"long_name": "divergence of attention outputs from those at the training length, mean over heads", "units": "nat"}
     variables = {

@@ -114,7 +114,7 @@ def perturbation(
     for (first, kind), (second, gamma), (third, l_max) in places:
         for name, value in (of_plain if gamma == 0 else computed[f"{kind}-{gamma:g}-{l_max}"]).items():
             measured[name][first, second, third] = value
-    unit = "nat" if "nat" in scoring.metric.split() or scoring.metric == "log perplexity" else "1"
+    unit = scoring.units
     variables = {
         name: (("kind", "gamma", "l_max"), measured[name], {"long_name": text.format(scoring.metric), "units": units or unit})
         for name, (text, units) in _DESCRIBED.items()

@@ -18,11 +18,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from jaxtyping import Float
 
 from repo_interp.errors import InputError
-from repo_interp.tasks import Prompt, Response, Task
-from repo_interp.tasks.task import Scoring, log_perplexity
+from repo_interp.tasks import Prompt, Task
+from repo_interp.tasks.task import PlainText, Scoring
 
 MOST = 4
 """Longest default length, in training lengths."""
@@ -40,20 +39,10 @@ class Answers(Scoring):
 
 
 @dataclass(frozen=True)
-class Windows(Scoring):
+class Windows(PlainText):
     """Prompts of plain text, scored by their log perplexity."""
 
     name: ClassVar[str] = "given prompts"
-    metric: ClassVar[str] = "log perplexity"
-    higher_is_better: ClassVar[bool] = False
-
-    def targets(self, prompt: Prompt) -> tuple[int, ...]:
-        """All tokens but the first."""
-        return tuple(range(1, len(prompt.tokens)))
-
-    def score(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> Float[np.ndarray, " prompt"]:
-        """Nats per token."""
-        return log_perplexity(self, responses, prompts)
 
 
 def scoring_of(prompts: Sequence[Prompt]) -> Scoring:

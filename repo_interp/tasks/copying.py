@@ -30,7 +30,7 @@ from jaxtyping import Bool, Int
 
 from repo_interp.errors import InputError
 from repo_interp.tasks.prompt import Prompt
-from repo_interp.tasks.task import Batch, Number, WordTask, whole_number
+from repo_interp.tasks.task import Batch, Number, WordTask, grown, whole_number
 from repo_interp.tasks.vocabulary import BOS, PAD
 from repo_interp.values import CountOrNone
 
@@ -73,13 +73,8 @@ class Copying(WordTask):
             "wanted 1 <= questions <= first_sequences <= sequences, got "
             f"{self.questions}, {self.first_sequences}, {self.sequences}",
         )
-        self._require(
-            self.fewest <= self.first_sequences, f"wanted fewest <= first_sequences, got {self.fewest}, {self.first_sequences}"
-        )
-        self._require(
-            1 <= self.test_from <= self.test_to and self.test_step >= 1,
-            f"wanted 1 <= test_from <= test_to and test_step >= 1, got {self.test_from}, {self.test_to}, {self.test_step}",
-        )
+        self._require_ascending("fewest", "first_sequences")
+        self._require_ascending(1, "test_from", "test_to")
 
     def task_words(self) -> tuple[str, ...]:
         """The symbols, and the separator where there is one."""
@@ -99,7 +94,7 @@ class Copying(WordTask):
         """Contexts of one number of sequences, from `fewest` or half a limit to the limit, which grows from `first_sequences` to
         `sequences`.
         """
-        limit = self.first_sequences + round(progress * (self.sequences - self.first_sequences))
+        limit = grown(self.first_sequences, self.sequences, progress)
         if self.fewest:
             count = int(generator.integers(self.fewest, limit + 1))
             questions = int(generator.integers(1, min(count, self.questions) + 1))

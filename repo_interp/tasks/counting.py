@@ -30,7 +30,7 @@ import numpy as np
 from annotated_types import Interval
 
 from repo_interp.tasks.prompt import Prompt
-from repo_interp.tasks.task import Batch, Number, WordTask
+from repo_interp.tasks.task import Batch, Number, WordTask, grown
 from repo_interp.tasks.vocabulary import BOS, PAD
 from repo_interp.values import Positive
 
@@ -63,11 +63,7 @@ class Counting(WordTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(
-            self.variables <= self.fewest <= self.first_operations <= self.operations,
-            "wanted variables <= fewest <= first_operations <= operations, got "
-            f"{self.variables}, {self.fewest}, {self.first_operations}, {self.operations}",
-        )
+        self._require_ascending("variables", "fewest", "first_operations", "operations")
 
     def task_words(self) -> tuple[str, ...]:
         """Signs, variables, values."""
@@ -94,7 +90,7 @@ class Counting(WordTask):
 
     def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
         """Up to as many operations as the curriculum allows: from `first_operations` to `operations`."""
-        limit = self.first_operations + round(progress * (self.operations - self.first_operations))
+        limit = grown(self.first_operations, self.operations, progress)
         return self._sequences(generator, size, limit, self.pass_weight)
 
     def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:

@@ -23,9 +23,9 @@ import numpy as np
 from annotated_types import Interval
 from jaxtyping import Float, Int
 
-from repo_interp.errors import InputError
+from repo_interp.tasks.context import ContextTask, places
 from repo_interp.tasks.prompt import Prompt
-from repo_interp.tasks.task import Batch, Number, Response, Words, WordTask, doublings, whole_number
+from repo_interp.tasks.task import Batch, Number, Response, Words
 from repo_interp.tasks.vocabulary import BOS
 
 ARROW, END = "->", ";"
@@ -37,12 +37,11 @@ QUESTION = ITEMS + 2
 
 
 @dataclass(frozen=True)
-class FewShot(WordTask):
+class FewShot(ContextTask):
     """Few-shot following. Lengths in tokens, with everything."""
 
     name: ClassVar[str] = "few_shot"
     metric: ClassVar[str] = "following"
-    axes: ClassVar[tuple[str, ...]] = ("length",)
 
     shots: Annotated[int, Interval(ge=2, le=65_536)] = 5
     length: Number = 128
@@ -57,12 +56,7 @@ class FewShot(WordTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        least = self._shortest(self.questions)
-        self._require(
-            least <= self.first_length <= self.length <= self.longest_test,
-            f"wanted {least} <= first_length <= length <= longest_test, got "
-            f"{self.first_length}, {self.length}, {self.longest_test}",
-        )
+        self._require_lengths()
 
     def task_words(self) -> tuple[str, ...]:
         """Signs, labels, words of the two kinds, filler words."""
@@ -71,26 +65,8 @@ class FewShot(WordTask):
         return (ARROW, END, *labels, *items, *(f"w{index}" for index in range(self.fillers)))
 
     @property
-    def training_length(self) -> int:
-        """Tokens of the longest sequence to train on."""
-        return self.length
-
-    @property
-    def test_sets(self) -> tuple[str, ...]:
-        """The training length and its doublings."""
-        return doublings(self.length, self.longest_test)
-
-    def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
-        """Sequences of one length, which grows from `first_length` to `length`."""
-        length = self.first_length + round(progress * (self.length - self.first_length))
-        return self._sequences(generator, size, length, self.questions)
-
-    def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
-        """Sequences of one length with one question."""
-        length = whole_number(test_set, "the number of tokens")
-        if length < self._shortest(1):
-            raise InputError(f"{self.shots} examples need at least {self._shortest(1)} tokens, got {length}; ask for more")
-        return self._sequences(generator, size, length, 1)
+    def _contents(self) -> str:
+        return f"{self.shots} examples"
 
     def _shortest(self, questions: int) -> int:
         return 1 + EXAMPLE * self.shots + 1 + QUESTION * questions
@@ -138,17 +114,16 @@ class FewShot(WordTask):
         text = self.vocabulary.text(tokens)
         arrows = [at for at, word in enumerate(text) if word == ARROW]
         examples, questions = arrows[: self.shots], arrows[self.shots :]
-        starts = [at - ITEMS for at in questions]
         end = examples[-1] + 3
         spans = {
             "examples": tuple(range(1, end)),
-            "padding": tuple(range(end, starts[0])),
-            "query": tuple(at for start in starts for at in range(start, start + ITEMS + 1)),
+            "padding": tuple(range(end, questions[0] - ITEMS)),
+            "query": places(questions, -ITEMS, 1),
         }
         for number, at in enumerate(examples, start=1):
             spans[f"examples.{number}"] = tuple(range(at - ITEMS, at + 3))
             spans[f"examples.{number}.label"] = (at + 1,)
-        generated = tuple(at + 1 for at in questions)
+        generated = places(questions, 1, 2)
         return Prompt(
             tokens=tuple(tokens),
             spans=spans,

@@ -48,10 +48,7 @@ class FlipFlop(WordTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(
-            4 <= self.first_length <= self.length <= self.longest_test,
-            f"wanted 4 <= first_length <= length <= longest_test, got {self.first_length}, {self.length}, {self.longest_test}",
-        )
+        self._require_ascending(4, "first_length", "length", "longest_test")
         for name in ("length", "first_length", "longest_test"):
             self._require(getattr(self, name) % 2 == 0, f"wanted an even {name}, pairs of tokens; got {getattr(self, name)}")
 

@@ -20,13 +20,12 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
 from annotated_types import Interval
-from jaxtyping import Float
 
 from repo_interp.errors import InputError
 from repo_interp.tasks.corpus import INSTALLED, Corpus, corpus
 from repo_interp.tasks.installed import text_record
 from repo_interp.tasks.prompt import Prompt
-from repo_interp.tasks.task import Batch, Number, Response, Task, doublings, log_perplexity, whole_number
+from repo_interp.tasks.task import Batch, Number, PlainText, Task, doublings, whole_number
 from repo_interp.values import TokensOrNone
 
 if TYPE_CHECKING:
@@ -34,13 +33,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Language(Task):
+class Language(PlainText, Task):
     """Language modelling. Lengths in tokens."""
 
     name: ClassVar[str] = "language"
-    metric: ClassVar[str] = "log perplexity"
-    units: ClassVar[str] = "nat"
-    higher_is_better: ClassVar[bool] = False
     axes: ClassVar[tuple[str, ...]] = ("length",)
 
     corpus: str = ""
@@ -58,9 +54,7 @@ class Language(Task):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(
-            2 <= self.length <= self.longest_test, f"wanted 2 <= length <= longest_test, got {self.length}, {self.longest_test}"
-        )
+        self._require_ascending(2, "length", "longest_test")
         times = self.training_length // self.length
         self._require(
             self.training_length == self.length * times and times & (times - 1) == 0,
@@ -119,14 +113,6 @@ class Language(Task):
             token_text=tuple(data.text[token] for token in tokens),
             attributes={"length": len(tokens), "bytes": sum(data.bytes[token] for token in tokens[1:])},
         )
-
-    def targets(self, prompt: Prompt) -> tuple[int, ...]:
-        """All but the first."""
-        return tuple(range(1, len(prompt.tokens)))
-
-    def score(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> Float[np.ndarray, " prompt"]:
-        """Log perplexity of each prompt, in nats per token."""
-        return log_perplexity(self, responses, prompts)
 
 
 def _windows(stream: np.ndarray, starts: np.ndarray, length: int, first: int) -> Batch:

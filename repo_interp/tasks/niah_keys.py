@@ -29,9 +29,9 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from repo_interp.errors import InputError
+from repo_interp.tasks.context import ContextTask, places
 from repo_interp.tasks.prompt import Prompt
-from repo_interp.tasks.task import Batch, Number, Response, Words, WordTask, doublings, whole_number
+from repo_interp.tasks.task import Batch, Number, Response, Words
 from repo_interp.tasks.vocabulary import BOS
 from repo_interp.values import CountOrNone
 
@@ -39,18 +39,15 @@ MARKER, QUESTION = "M", "Q"
 
 
 @dataclass(frozen=True)
-class KeyedNiah(WordTask):
+class KeyedNiah(ContextTask):
     """Needle in a haystack whose keys share their words. Lengths in tokens."""
 
     name: ClassVar[str] = "niah_keys"
     metric: ClassVar[str] = "share of the values found"
-    axes: ClassVar[tuple[str, ...]] = ("length",)
 
     length: Number = 128
     first_length: Number = 64
-    """Length where the curriculum begins."""
     longest_test: Number = 512
-    """Test sets are length, 2 x length, ... up to this."""
     needles: Number = 4
     doubled: CountOrNone = 0
     """Keys with two needles."""
@@ -80,11 +77,7 @@ class KeyedNiah(WordTask):
         )
         for name in ("questions", "test_questions"):
             self._require(1 <= getattr(self, name) <= keys, f"wanted {name} from 1 to the {keys} keys, got {getattr(self, name)}")
-        self._require(
-            self._shortest(self.questions) <= self.first_length <= self.length <= self.longest_test,
-            f"wanted {self._shortest(self.questions)} <= first_length <= length <= longest_test, got "
-            f"{self.first_length}, {self.length}, {self.longest_test}",
-        )
+        self._require_lengths()
 
     def task_words(self) -> tuple[str, ...]:
         """M, Q, words of keys, of values, of the filler."""
@@ -92,29 +85,12 @@ class KeyedNiah(WordTask):
         return (MARKER, QUESTION, *(f"{letter}{index}" for letter, count in words for index in range(count)))
 
     @property
-    def training_length(self) -> int:
-        """Tokens of the longest sequence to train on."""
-        return self.length
+    def _contents(self) -> str:
+        return f"{self.needles} needles and their questions"
 
     @property
-    def test_sets(self) -> tuple[str, ...]:
-        """The training length and its doublings."""
-        return doublings(self.length, self.longest_test)
-
-    def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
-        """Contexts of one length, which grows from `first_length` to `length`."""
-        length = self.first_length + round(progress * (self.length - self.first_length))
-        return self._sequences(generator, size, length, self.questions)
-
-    def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
-        """Contexts of one length with the questions of a test."""
-        length = whole_number(test_set, "the number of tokens")
-        shortest = self._shortest(self.test_questions)
-        if length < shortest:
-            raise InputError(
-                f"{self.needles} needles and their questions need at least {shortest} tokens, got {length}; ask for more"
-            )
-        return self._sequences(generator, size, length, self.test_questions)
+    def _test_questions(self) -> int:
+        return self.test_questions
 
     @property
     def _needle(self) -> int:
@@ -172,16 +148,16 @@ class KeyedNiah(WordTask):
         starts = [at for at, token in enumerate(tokens) if token == marker]
         mine = [at for at in starts if tuple(tokens[at + 1 : at + to_value]) in asked]
         spans = {
-            "needle": _all(mine, 0, self._needle),
-            "query": _all(questions, 0, to_value),
-            "query.key": _all(questions, 1, to_value),
+            "needle": places(mine, 0, self._needle),
+            "query": places(questions, 0, to_value),
+            "query.key": places(questions, 1, to_value),
         }
         if len(mine) < len(starts):
-            spans["distractor"] = _all([at for at in starts if at not in mine], 0, self._needle)
+            spans["distractor"] = places([at for at in starts if at not in mine], 0, self._needle)
         for number, at in enumerate(mine, start=1):
-            spans[f"needle.{number}"] = _all([at], 0, self._needle)
-            spans[f"needle.{number}.key"] = _all([at], 1, to_value)
-            spans[f"needle.{number}.value"] = _all([at], to_value, self._needle)
+            spans[f"needle.{number}"] = places([at], 0, self._needle)
+            spans[f"needle.{number}.key"] = places([at], 1, to_value)
+            spans[f"needle.{number}.value"] = places([at], to_value, self._needle)
         ends = [*questions[1:], len(tokens)]
         answers = [range(at + to_value, end) for at, end in zip(questions, ends, strict=True)]
         text = self.vocabulary.text(tokens)
@@ -189,9 +165,9 @@ class KeyedNiah(WordTask):
         return Prompt(
             tokens=tuple(tokens),
             spans=spans,
-            generated=tuple(at for places in answers for at in places),
+            generated=tuple(at for answer in answers for at in answer),
             token_text=text,
-            answers=tuple(" ".join(text[at] for at in places) for places in answers),
+            answers=tuple(" ".join(text[at] for at in answer) for answer in answers),
             attributes={"length": len(tokens), "depths": [round(100 * (at - 1) / room, 3) for at in mine]},
         )
 
@@ -199,11 +175,6 @@ class KeyedNiah(WordTask):
         """Share of the values asked for that are right in every token."""
         right = self.right(responses, prompts)
         return np.array([targets.reshape(-1, self.value_tokens).all(axis=1).mean() for targets in right])
-
-
-def _all(starts: Sequence[int], first: int, end: int) -> tuple[int, ...]:
-    """The places from `first` to before `end` behind each of `starts`."""
-    return tuple(at + step for at in starts for step in range(first, end))
 
 
 SIZES = {

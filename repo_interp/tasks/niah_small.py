@@ -27,9 +27,9 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Int
 
-from repo_interp.errors import InputError
+from repo_interp.tasks.context import ContextTask, places
 from repo_interp.tasks.prompt import Prompt
-from repo_interp.tasks.task import Batch, Number, Words, WordTask, doublings, whole_number
+from repo_interp.tasks.task import Batch, Number, Words
 from repo_interp.tasks.vocabulary import BOS
 
 MARKER, QUESTION = "M", "Q"
@@ -40,7 +40,7 @@ ASKING = 3
 
 
 @dataclass(frozen=True)
-class SmallNiah(WordTask):
+class SmallNiah(ContextTask):
     """Needle in a haystack for small models. Lengths in tokens."""
 
     name: ClassVar[str] = "niah"
@@ -48,9 +48,7 @@ class SmallNiah(WordTask):
 
     length: Number = 256
     first_length: Number = 64
-    """Length where the curriculum begins."""
     longest_test: Number = 1024
-    """Test sets are length, 2 x length, ... up to this."""
     needles: Number = 8
     questions: Number = 8
     """Needles asked for in a training sequence."""
@@ -62,11 +60,7 @@ class SmallNiah(WordTask):
         super().__post_init__()
         self._require(1 <= self.needles <= self.classes, f"wanted 1 to {self.classes} needles, got {self.needles}")
         self._require(1 <= self.questions <= self.needles, f"wanted 1 to {self.needles} questions, got {self.questions}")
-        self._require(
-            self._shortest(self.questions) <= self.first_length <= self.length <= self.longest_test,
-            f"wanted {self._shortest(self.questions)} <= first_length <= length <= longest_test, got "
-            f"{self.first_length}, {self.length}, {self.longest_test}",
-        )
+        self._require_lengths()
 
     def task_words(self) -> tuple[str, ...]:
         """M, Q, classes, values by class, filler words."""
@@ -75,29 +69,10 @@ class SmallNiah(WordTask):
         return (MARKER, QUESTION, *classes, *values, *(f"w{index}" for index in range(self.fillers)))
 
     @property
-    def training_length(self) -> int:
-        """Tokens of the longest sequence to train on."""
-        return self.length
-
-    @property
-    def test_sets(self) -> tuple[str, ...]:
-        """The training length and its doublings."""
-        return doublings(self.length, self.longest_test)
-
-    def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
-        """Contexts of one length, which grows from `first_length` to `length`."""
-        length = self.first_length + round(progress * (self.length - self.first_length))
-        return self._sequences(generator, size, length, self.questions)
-
-    def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
-        """Contexts of one length with one question."""
-        length = whole_number(test_set, "the number of tokens")
-        if length < self._shortest(1):
-            raise InputError(f"{self.needles} needles need at least {self._shortest(1)} tokens, got {length}; ask for more")
-        return self._sequences(generator, size, length, 1)
+    def _contents(self) -> str:
+        return f"{self.needles} needles"
 
     def _shortest(self, questions: int) -> int:
-        """Tokens of a sequence without filler."""
         return 1 + NEEDLE * self.needles + ASKING * questions
 
     def _sequences(self, generator: np.random.Generator, size: int, length: int, questions: int) -> Batch:
@@ -135,17 +110,17 @@ class SmallNiah(WordTask):
         starts = [at for at in range(len(tokens) - 1) if tokens[at] == tokens[at + 1] == marker]
         asked = [at for at in starts if tokens[at + 2] in answers]
         spans = {
-            "needle": _all(asked, NEEDLE),
-            "query": _all(questions, 2),
-            "query.key": _all([at + 1 for at in questions], 1),
+            "needle": places(asked, 0, NEEDLE),
+            "query": places(questions, 0, 2),
+            "query.key": places(questions, 1, 2),
         }
         if len(asked) < len(starts):
-            spans["distractor"] = _all([at for at in starts if at not in asked], NEEDLE)
+            spans["distractor"] = places([at for at in starts if at not in asked], 0, NEEDLE)
         for number, at in enumerate(asked, start=1):
             spans[f"needle.{number}"] = (at, at + 1, at + 2)
             spans[f"needle.{number}.key"] = (at, at + 1)
             spans[f"needle.{number}.value"] = (at + 2,)
-        generated = _all([at + 2 for at in questions], 1)
+        generated = places(questions, 2, 3)
         text = self.vocabulary.text(tokens)
         room = max(1, questions[0] - 1 - NEEDLE)
         depths = [round(100 * (at - 1) / room, 3) for at in asked]
@@ -157,10 +132,6 @@ class SmallNiah(WordTask):
             answers=tuple(text[at] for at in generated),
             attributes={"length": len(tokens), "depth": depths[0] if len(depths) == 1 else None, "depths": depths},
         )
-
-
-def _all(starts: Sequence[int], width: int) -> tuple[int, ...]:
-    return tuple(at + step for at in starts for step in range(width))
 
 
 SIZES = {"small": SmallNiah(), "paper": SmallNiah(length=4096, first_length=256, longest_test=16384)}

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
 from annotated_types import Interval
-from jaxtyping import Float
 
 from repo_interp.errors import InputError
 from repo_interp.tasks.copying import beginning, ordinary_tokens
 from repo_interp.tasks.prompt import Prompt
-from repo_interp.tasks.task import Batch, Response, Words, WordTask, log_perplexity, whole_number
+from repo_interp.tasks.task import Batch, PlainText, Words, WordTask, whole_number
 from repo_interp.tasks.vocabulary import BOS
 
 if TYPE_CHECKING:
@@ -31,13 +30,10 @@ Kind = Literal["independent", "repeated"]
 
 
 @dataclass(frozen=True)
-class RandomTokens(WordTask):
+class RandomTokens(PlainText, WordTask):
     """Random tokens. Test sets are named by the length in tokens."""
 
     name: ClassVar[str] = "random_tokens"
-    metric: ClassVar[str] = "log perplexity"
-    units: ClassVar[str] = "nat"
-    higher_is_better: ClassVar[bool] = False
     axes: ClassVar[tuple[str, ...]] = ("length",)
 
     symbols: Words = 256
@@ -74,14 +70,6 @@ class RandomTokens(WordTask):
     def describe(self, tokens: Sequence[int]) -> Prompt:
         """Tokens alone."""
         return Prompt(tokens=tuple(tokens), token_text=self.vocabulary.text(tokens), attributes={"length": len(tokens)})
-
-    def targets(self, prompt: Prompt) -> tuple[int, ...]:
-        """All but the first."""
-        return tuple(range(1, len(prompt.tokens)))
-
-    def score(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> Float[np.ndarray, " prompt"]:
-        """Log perplexity of each prompt, in nats per token."""
-        return log_perplexity(self, responses, prompts)
 
 
 def drawn(ids: Sequence[int] | np.ndarray, length: int, seed: Sequence[int], kind: Kind) -> list[int]:

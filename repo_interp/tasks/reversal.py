@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Int
 
 from repo_interp.tasks.prompt import Prompt
-from repo_interp.tasks.task import Batch, Number, Words, WordTask, whole_number
+from repo_interp.tasks.task import Batch, Number, Words, WordTask, grown, whole_number
 from repo_interp.tasks.vocabulary import BOS, NOUNS, PAD
 
 INSTRUCTION = ("Reverse", "the", "following", "words:")
@@ -47,11 +47,7 @@ class Reversal(WordTask):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require(2 <= self.words <= len(NOUNS), f"wanted 2 to {len(NOUNS)} words, got {self.words}")
-        self._require(
-            1 <= self.shortest <= self.first_longest <= self.longest <= self.longest_test,
-            "wanted 1 <= shortest <= first_longest <= longest <= longest_test, got "
-            f"{self.shortest}, {self.first_longest}, {self.longest}, {self.longest_test}",
-        )
+        self._require_ascending(1, "shortest", "first_longest", "longest", "longest_test")
 
     def task_words(self) -> tuple[str, ...]:
         """Instruction, separator, then the list of words."""
@@ -74,7 +70,7 @@ class Reversal(WordTask):
 
     def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
         """Lengths uniform from `shortest` to a limit that grows from `first_longest` to `longest`."""
-        limit = self.first_longest + round(progress * (self.longest - self.first_longest))
+        limit = grown(self.first_longest, self.longest, progress)
         return self._sequences(generator, generator.integers(self.shortest, limit + 1, size))
 
     def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:

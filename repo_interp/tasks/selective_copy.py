@@ -19,7 +19,7 @@ import numpy as np
 from annotated_types import Interval
 
 from repo_interp.tasks.prompt import Prompt
-from repo_interp.tasks.task import Batch, Number, WordTask
+from repo_interp.tasks.task import Batch, Number, WordTask, grown
 from repo_interp.tasks.vocabulary import BOS
 
 BLANK, SEPARATOR = "_", "="
@@ -40,9 +40,7 @@ class SelectiveCopy(WordTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(
-            1 <= self.first_copied <= self.copied, f"wanted 1 <= first_copied <= copied, got {self.first_copied}, {self.copied}"
-        )
+        self._require_ascending(1, "first_copied", "copied")
 
     def task_words(self) -> tuple[str, ...]:
         """Blank, separator, letters."""
@@ -64,7 +62,7 @@ class SelectiveCopy(WordTask):
 
     def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
         """Sequences of one length: the symbols grow from `first_copied` to `copied`, the blanks with them."""
-        copied = self.first_copied + round(progress * (self.copied - self.first_copied))
+        copied = grown(self.first_copied, self.copied, progress)
         return self._sequences(generator, size, copied, max(1, round(self.blanks * copied / self.copied)))
 
     def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:

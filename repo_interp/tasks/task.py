@@ -92,6 +92,23 @@ class Scoring:
 
 
 @dataclass(frozen=True)
+class PlainText(Scoring):
+    """Text that is read, not answered: every token but the first is a target, and the score is the log perplexity in nats per token."""
+
+    metric: ClassVar[str] = "log perplexity"
+    units: ClassVar[str] = "nat"
+    higher_is_better: ClassVar[bool] = False
+
+    def targets(self, prompt: Prompt) -> tuple[int, ...]:
+        """All tokens but the first."""
+        return tuple(range(1, len(prompt.tokens)))
+
+    def score(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> Float[np.ndarray, " prompt"]:
+        """Log perplexity of each prompt, in nats per token."""
+        return log_perplexity(self, responses, prompts)
+
+
+@dataclass(frozen=True)
 class Task(Scoring, ABC):
     """A task. Subclasses say what a batch is, and read a sequence back as a prompt with spans."""
 
@@ -172,6 +189,12 @@ class Task(Scoring, ABC):
         if not holds:
             raise InputError(f"task {self.name}: {message}")
 
+    def _require_ascending(self, *bounds: int | str) -> None:
+        """Raises InputError where `bounds` - numbers, and names of options - do not ascend; equal neighbours do."""
+        values = [getattr(self, bound) if isinstance(bound, str) else bound for bound in bounds]
+        options = [str(value) for bound, value in zip(bounds, values, strict=True) if isinstance(bound, str)]
+        self._require(values == sorted(values), f"wanted {' <= '.join(map(str, bounds))}, got {', '.join(options)}")
+
 
 @dataclass(frozen=True)
 class WordTask(Task):
@@ -203,6 +226,11 @@ def log_perplexity(scoring: Scoring, responses: Sequence[Response], prompts: Seq
         if len(response.log_probabilities) != len(response.tokens):
             raise ValueError(f"the metric {scoring.metric!r} needs one log-probability per target")
     return np.array([-np.mean(response.log_probabilities) for response in responses])
+
+
+def grown(first: int, last: int, progress: float) -> int:
+    """What a curriculum that grows from `first` to `last` has reached at a progress from 0 to 1."""
+    return first + round(progress * (last - first))
 
 
 def doublings(length: int, longest: int) -> tuple[str, ...]:
