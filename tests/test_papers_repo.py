@@ -28,8 +28,9 @@ from repo_interp.papers.kit.subjects import Given, subject
 from repo_interp.papers.repo import attention, mirror, mirror_by_seed, ranges, start_layer
 from repo_interp.papers.repo.chunks import PATTERNS, R6, SHARE, same_as_claimed
 from repo_interp.papers.repo.efficiency import EFFICIENCY, SIZES, configuration, counts
-from repo_interp.papers.repo.haystack import HAYSTACK, Searched, found_without_positions, search
+from repo_interp.papers.repo.haystack import HAYSTACK
 from repo_interp.papers.repo.mirror import MIRRORS, QUANTITIES, Mirror, flatness
+from repo_interp.papers.repo.needles import Searched, found_without_positions, search
 from repo_interp.papers.repo.options import Options
 from repo_interp.papers.repo.paper import PAPER
 from repo_interp.papers.repo.ranges import FAR_BELOW, GROWS, R5, UNEVEN, spreading

@@ -7,16 +7,9 @@ import pytest
 import xarray as xr
 from numpy.testing import assert_allclose
 
-from repo_interp.plots.marks.scores import (
-    copying_by_sequences,
-    layout_colour,
-    layout_name,
-    looks,
-    method_panels,
-    perplexity_panels,
-    score_by_length,
-    score_maps,
-)
+from repo_interp.papers.hope.copying import copying_by_sequences
+from repo_interp.plots.marks.perplexity import perplexity_panels
+from repo_interp.plots.marks.scores import layout_colour, layout_name, looks, method_panels, score_by_length, score_maps
 from repo_interp.plots.style import SCHEME_COLOURS, save_figure
 
 

@@ -32,7 +32,8 @@ from repo_interp.papers.kit.samples import MATERIAL, Sample, between, between_ri
 from repo_interp.papers.kit.scale import Scale
 from repo_interp.papers.kit.scores import PLAIN, Scored, ScoreOptions, first_of, missing, note, of_tasks, score_subject
 from repo_interp.papers.kit.subjects import Subject
-from repo_interp.plots.marks.scores import layout_name, perplexity_by_length
+from repo_interp.plots.marks.perplexity import perplexity_by_length
+from repo_interp.plots.marks.scores import layout_name
 
 RELATIVE, ABSOLUTE = "rope", "learned"
 RIVALS = {RELATIVE: "RoPE (our relative positions)", ABSOLUTE: "learned absolute positions"}

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+import xarray as xr
+
 from repo_interp.papers.hope.extended_scores import (
     HOPE,
     METHODS,
@@ -28,7 +30,8 @@ from repo_interp.papers.kit.rules import Above, All, AtLeast, NotBelow, Where
 from repo_interp.papers.kit.samples import Sample, between, in_words, numbers_of
 from repo_interp.papers.kit.scores import PLAIN, Scored, ScoreOptions, first_of, missing, note, of_tasks, score_table
 from repo_interp.papers.kit.subjects import Subject
-from repo_interp.plots.marks.scores import copying_by_sequences
+from repo_interp.plots.marks.scores import draw_scores, legend_under
+from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper_figure, style
 from repo_interp.tasks.copying import WHOLE, Copying
 from repo_interp.training.trained import configured_task
 
@@ -130,6 +133,23 @@ def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
     yield Drawing(
         f"copying_{task.training_length}", copying_by_sequences(panels), caption, side_by_side(with_methods(scored), score_table)
     )
+
+
+@style()
+def copying_by_sequences(panels: Mapping[str, xr.Dataset]) -> PaperFigure:
+    """Exact match by the number of sequences in the context, one panel per dataset by its title, each with its own legend; a dotted
+    line where training ends.
+    """
+    figure = paper_figure(PAGE_WIDTH if len(panels) > 1 else COLUMN_WIDTH, 2.7)
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for ax, (title, data) in zip(axes, panels.items(), strict=True):
+        draw_scores(ax, data)
+        ax.set(title=title, xlabel="sequences in the context", ylabel="exact match" if ax is axes[0] else "")
+        sets = data["test_set"].values
+        ax.set_xscale("linear")
+        ax.set_xticks(sets, [str(count) for count in sets])
+        legend_under(ax, data)
+    return figure
 
 
 COPYING = Experiment(

@@ -36,7 +36,7 @@ from repo_interp.papers.kit.rules import Above
 from repo_interp.papers.kit.samples import MATERIAL, between, in_words, numbers_of
 from repo_interp.papers.kit.scores import PLAIN, Scored, ScoreOptions, first_of, missing, note, of_tasks
 from repo_interp.papers.kit.subjects import Subject
-from repo_interp.plots.marks.scores import perplexity_panels
+from repo_interp.plots.marks.perplexity import perplexity_panels
 
 LOG_PERPLEXITY = "log perplexity at the longest length, in nats per token,"
 

@@ -27,7 +27,7 @@ from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, asked_
 from repo_interp.papers.kit.rules import Above, All, Where
 from repo_interp.papers.kit.subjects import Subject
 from repo_interp.papers.repo.checkpoints import HAYSTACKS, NO_HAYSTACK, OLMO, finds_needles
-from repo_interp.papers.repo.haystack import NEEDS_POSITIONS, NOPE, found_without_positions, search
+from repo_interp.papers.repo.needles import NEEDS_POSITIONS, NOPE, found_without_positions, search
 from repo_interp.plots.marks.drawing import counted, legend_below, number
 from repo_interp.plots.marks.scores import handles, looks
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style

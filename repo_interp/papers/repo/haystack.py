@@ -1,62 +1,42 @@
-"""Needle in a haystack (RePo table 1, fig. 1, 5): R9 at the training length and beyond it.
-
-    plain     as it was trained              YaRN     from n tokens beyond the training length L on, with the factor n / L (app. B.2)
-
-Lengths are L, 2 L and 4 L. A checkpoint of our task finds needles of that task, teacher-forced; any other one RULER's, generated. YaRN
-changes nothing where no layer rotates. All checkpoints of one training length answer the same prompts, so that differences are taken
-prompt by prompt - or over seeds where both have several.
-
-Needles that NoPE finds as well say nothing about positions: where NoPE finds 0.9 of them at L there is no verdict, nor where a task of ours
-comes without NoPE.
-"""
+"""Needle in a haystack (RePo table 1, fig. 1, 5): R9 at the training length and beyond it, on what `needles` measures."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import xarray as xr
 
-from repo_interp.experiments.extrapolation import extended
-from repo_interp.experiments.generated_scores import found_needles
-from repo_interp.experiments.task_scores import score_map
 from repo_interp.measures.labels import described
-from repo_interp.models.checkpoints import load_model
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import SEEN, Claim, Evidence
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, asked_the_same
 from repo_interp.papers.kit.rules import Above, All, Below, Custom, Values, Where
-from repo_interp.papers.kit.samples import Sample, between, numbers_of
-from repo_interp.papers.kit.scores import PLAIN, Scored, ScoreOptions, note, score_subject
-from repo_interp.papers.kit.subjects import VARIANT, Subject
+from repo_interp.papers.kit.samples import between, numbers_of
+from repo_interp.papers.kit.scores import PLAIN, note
+from repo_interp.papers.kit.subjects import Subject
 from repo_interp.papers.repo.checkpoints import HAYSTACKS, NO_HAYSTACK, OLMO, finds_needles
+from repo_interp.papers.repo.needles import (
+    CEILING,
+    METHODS,
+    NEEDS_POSITIONS,
+    NOPE,
+    TOGETHER,
+    YARN,
+    Searched,
+    WithoutPositions,
+    found_without_positions,
+    search,
+)
 from repo_interp.plots.marks.scores import method_panels, score_maps
-from repo_interp.tasks import Prompt, niah
 
 if TYPE_CHECKING:
     from repo_interp.papers.repo.options import Options
 
-YARN = "yarn"
-METHODS = {PLAIN: "plain", YARN: "YaRN beyond L"}
-MULTIPLES = (1, 2, 4)
-"""Lengths, in training lengths."""
-ROTATING = ("rope", "repo", "continuous", "multihead_continuous", "hope", "cope_rope")
-"""Schemes whose layers YaRN reaches."""
-CEILING = 0.99
-"""Score from which checkpoints cannot be told apart. For lengths beyond training and for start layers this was added when YaRN had brought
-every checkpoint of the zoo to 1."""
-WITHOUT_POSITIONS = 0.9
-"""Share of needles from which on NoPE is said to find them, so that the task does not need positions."""
 TOLD_APART = Below("the lower of both shares of needles found", CEILING)
 ABOVE = Above("the share of needles found", ("RoPE",))
 LONGER = "lengths"
-NOPE = "the share that NoPE finds"
-NEEDS_POSITIONS = Custom(
-    lambda values: not values[NOPE] >= WITHOUT_POSITIONS,
-    f"NoPE, where it was given, finds less than {WITHOUT_POSITIONS:g} of them at the training length",
-)
 
 
 def _above_at_longer(values: Values) -> bool:
@@ -88,102 +68,9 @@ R9_LONGER = Claim(
 # ---- measured -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Searched:
-    """One checkpoint with the needles that it found."""
-
-    subject: Subject
-    scores: xr.Dataset
-    """`score [method, length, prompt]`, `map [method, depth, length]`; method "plain", and "yarn" where a layer rotates."""
-    recorded: Scored | None
-    """Scores of the same checkpoint and of its other seeds, where the task is one of ours."""
-    counts: xr.DataArray | None = None
-    """Prompts by `[depth, length]`, where the task is one of ours and its prompts have a depth."""
-
-    @property
-    def name(self) -> str:
-        """The checkpoint's name."""
-        return self.subject.name
-
-    @property
-    def lengths(self) -> list[int]:
-        """In tokens, ascending."""
-        return [int(length) for length in self.scores["length"].values]
-
-    def sample(self, lengths: Sequence[int], method: str) -> Sample:
-        """Scores as means over `lengths`; plain ones with the other seeds. YaRN is plain where no layer rotates."""
-        if method == PLAIN and self.recorded is not None:
-            return self.recorded.sample([str(length) for length in lengths])
-        known = method if method in self.scores["method"].values else PLAIN
-        prompts = self.scores["score"].sel({"method": known, "length": list(lengths)}).mean("length").values
-        return Sample(np.array([prompts.mean()]), prompts, len(prompts) * len(lengths), True)
-
-
 def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> list[Searched]:
     """The needles that every checkpoint found. Raises InputError for one that cannot be asked."""
     return [search(subject, options, cache) for subject in subjects]
-
-
-def search(subject: Subject, options: Options, cache: Cache) -> Searched:
-    """The needles that one checkpoint found. Raises InputError where it cannot be asked."""
-    lengths = [subject.training_length * multiple for multiple in MULTIPLES]
-    rotates = bool(set(subject.schemes) & set(ROTATING))
-    if subject.task is None:
-        scores = subject.measured(cache, _ruler, options, lengths, rotates, prompts=options.score_prompts)
-        return Searched(subject, scores, None)
-    asked = ScoreOptions(options.score_prompts, batch_size=options.batch_size, seed=options.seed, device=options.device)
-    scored = score_subject(subject, asked, cache, lambda _: (YARN,) if rotates else ())
-    assert scored.live is not None, subject.path
-    known = [length for length in lengths if str(length) in scored.test_sets]
-    score = scored.live["score"].sel(test_set=[str(length) for length in known]).rename(test_set="length")
-    prompts = {length: subject.prompts(length, options.score_prompts, options.seed) for length in known}
-    return Searched(subject, _with_map(score.assign_coords(length=known), prompts), scored, _counts(prompts))
-
-
-def _counts(prompts: Mapping[int, Sequence[Prompt]]) -> xr.DataArray | None:
-    """How many prompts there are by `[depth, length]`, depths to the nearest ten per cent as in `score_map`; None where one has none."""
-    if any(prompt.attributes.get("depth") is None for asked in prompts.values() for prompt in asked):
-        return None
-    depths = {
-        length: [10 * round(float(prompt.attributes["depth"]) / 10) for prompt in asked] for length, asked in prompts.items()
-    }
-    known = sorted({depth for of_length in depths.values() for depth in of_length})
-    counts = [[of_length.count(depth) for of_length in depths.values()] for depth in known]
-    return xr.DataArray(counts, {"depth": known, "length": list(depths)}, ("depth", "length"))
-
-
-def _ruler(subject: Subject, options: Options, lengths: Sequence[int], rotates: bool) -> xr.Dataset:
-    model = load_model(subject.path, options.device)
-    count = options.score_prompts
-    prompts = {length: niah(subject.tokenizer, VARIANT, length, count, options.seed, answer="none") for length in lengths}
-    methods = [PLAIN, *([YARN] if rotates else [])]
-    values = np.empty((len(methods), len(lengths), count))
-    for row, method in enumerate(methods):
-        for column, length in enumerate(lengths):
-            if row and length <= subject.training_length:
-                values[row, column] = values[0, column]
-                continue
-            with extended(model, method, length, subject.training_length):
-                values[row, column] = found_needles(model, subject.tokenizer, prompts[length], options.batch_size)
-    coords = {"method": methods, "length": list(lengths), "prompt": np.arange(count)}
-    return _with_map(xr.DataArray(values, coords, ("method", "length", "prompt")), prompts)
-
-
-def _with_map(score: xr.DataArray, prompts: Mapping[int, Sequence[Prompt]]) -> xr.Dataset:
-    """`score [method, length, prompt]` with its means over depth and length; without them where prompts have no one depth."""
-    score = described(score.transpose("method", "length", "prompt"), "share of the needles found", "1")
-    asked = [prompt for length in score["length"].values for prompt in prompts[int(length)]]
-    if any(prompt.attributes.get("depth") is None for prompt in asked):
-        return score.to_dataset(name="score")
-    maps = [
-        score_map(asked, score.sel({"method": method}).values.ravel(), ("depth", "length")) for method in score["method"].values
-    ]
-    methods = xr.IndexVariable("method", score["method"].values)
-    by_method = xr.concat([part for part in maps if part is not None], dim=methods, **_TOGETHER)
-    return score.to_dataset(name="score").assign(map=described(by_method, "share of the needles found", "1"))
-
-
-_TOGETHER: Any = {"join": "outer", "coords": "minimal", "compat": "override"}
 
 
 # ---- judged ---------------------------------------------------------------------------------------------------------
@@ -197,27 +84,6 @@ def judge(searched: Sequence[Searched]) -> Iterator[Evidence]:
         if rope is not None and each.subject.learned:
             yield _at_training_length(each, rope, without)
             yield _longer(each, rope, without)
-
-
-@dataclass(frozen=True)
-class WithoutPositions:
-    """What NoPE finds of the same needles."""
-
-    share: float
-    """At the training length; NaN where there is no NoPE."""
-    why_not: str
-    """Why needles say nothing about positions: NoPE finds them too, or a task of ours comes without it; empty where they do."""
-
-
-def found_without_positions(searched: Sequence[Searched]) -> WithoutPositions:
-    """What the first of `searched` with NoPE in every layer finds."""
-    nope = next((each for each in searched if each.subject.layout == "nope"), None)
-    if nope is None:
-        ours = any(each.recorded is not None for each in searched)
-        return WithoutPositions(np.nan, "no NoPE was given to show that the task needs positions" if ours else "")
-    share = nope.sample([nope.subject.training_length], PLAIN).mean
-    solved = f"{nope.name} finds {share:.3f} without positions, so the task needs none"
-    return WithoutPositions(share, "" if NEEDS_POSITIONS.holds({NOPE: share}) else solved)
 
 
 def _at_training_length(own: Searched, rope: Searched, without: WithoutPositions) -> Evidence:
@@ -348,8 +214,8 @@ def _maps(searched: Sequence[Searched]) -> xr.DataArray | None:
     for each in mapped:
         known = each.scores["map"]
         chosen = [known.sel({"method": name if name in known["method"].values else PLAIN}, drop=True) for name in METHODS]
-        parts.append(xr.concat(chosen, dim=xr.IndexVariable("method", list(METHODS.values())), **_TOGETHER))
-    maps: xr.DataArray = xr.concat(parts, dim=xr.IndexVariable("checkpoint", [each.name for each in mapped]), **_TOGETHER)
+        parts.append(xr.concat(chosen, dim=xr.IndexVariable("method", list(METHODS.values())), **TOGETHER))
+    maps: xr.DataArray = xr.concat(parts, dim=xr.IndexVariable("checkpoint", [each.name for each in mapped]), **TOGETHER)
     return maps.assign_coords(layout=("checkpoint", [each.subject.layout for each in mapped]))
 
 

@@ -1,4 +1,4 @@
-"""The layer that RePo starts at, in a needle in a haystack (RePo fig. 4): R9's start layer, on what `haystack` measures."""
+"""The layer that RePo starts at, in a needle in a haystack (RePo fig. 4): R9's start layer, on what `needles` measures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, asked_
 from repo_interp.papers.kit.rules import All, AtMost, Below, Where
 from repo_interp.papers.kit.subjects import Subject
 from repo_interp.papers.repo.checkpoints import HAYSTACKS, OLMO, finds_needles
-from repo_interp.papers.repo.haystack import CEILING, METHODS, NEEDS_POSITIONS, NOPE, found_without_positions, search
+from repo_interp.papers.repo.needles import CEILING, METHODS, NEEDS_POSITIONS, NOPE, found_without_positions, search
 from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, scheme_colour, style
 
 if TYPE_CHECKING:

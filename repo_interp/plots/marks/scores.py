@@ -1,6 +1,6 @@
 """Scores of checkpoints side by side: by test set with their spread over seeds, as maps over depth and length, and beyond training.
 
-    RePo fig. 1, 5, 7; CoPE fig. 3; HoPE fig. 5, table 1 and 3
+    RePo fig. 1, 5, 7; CoPE fig. 3; HoPE table 1 and 3
 
     line  mean over seeds     thin bar with dots  the seeds, smallest to largest     bar  standard error over prompts, of a single seed
 
@@ -29,7 +29,6 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from matplotlib.transforms import offset_copy
 
 from repo_interp.plots.marks.drawing import legend_below, write_cells
@@ -50,8 +49,6 @@ CLOSEST = 120.0
 DASHED = 2.6
 """Letters' widths of a legend's lines, for dashes to be told apart."""
 SEED_DOTS: Mapping[str, Any] = {"markersize": 1.4, "markeredgewidth": 0}
-LOG_FROM = 4.0
-"""Ratio of the highest to the lowest perplexity from which its axis is logarithmic."""
 
 
 def layout_colour(layout: str) -> str:
@@ -138,13 +135,13 @@ def draw_scores(ax: Axes, data: xr.Dataset) -> Axes:
         line = look if numeric else {**look, "linestyle": "none"}
         marks: list[Artist] = [*ax.plot(x, means, markersize=3, markeredgewidth=0, **line, gid=f"score {name}")]
         if seeds.max(initial=0) > 1:
-            marks += _draw_seeds(ax, x, values, look["color"], name)
+            marks += draw_seeds(ax, x, values, look["color"], name)
         elif errors is not None:
             ends = means - errors[row], means + errors[row]
             marks.append(ax.vlines(x, *ends, color=look["color"], linewidth=0.7, gid=f"error {name}"))
         if numeric:
             points = FEW_BESIDE if len(sets) <= FEW else min(BESIDE, CLOSEST / (len(sets) * len(scores)))
-            _move_aside(ax, marks, row, len(scores), points)
+            move_aside(ax, marks, row, len(scores), points)
     if numeric:
         ax.margins(x=0.11 if len(sets) <= FEW else 0.08)  # room for what was moved
     _axis(ax, sets, numeric, data)
@@ -195,106 +192,6 @@ def draw_map(ax: Axes, per_cent: np.ndarray) -> Axes:
     return ax
 
 
-def perplexity_by_length(data: xr.Dataset, title: str) -> PaperFigure:
-    """The perplexity of every checkpoint by length in tokens; a dotted line at the training length. See `perplexity_panels`."""
-    return perplexity_panels({title: data})
-
-
-@style()
-def perplexity_panels(panels: Mapping[str, xr.Dataset]) -> PaperFigure:
-    """Perplexity by length, one panel per dataset by its title, each with its own legend; where datasets hold `difference` and
-    `difference_error` [checkpoint, test_set] (log perplexity above that of `difference.attrs["from"]`, in nats per token, and its standard
-    error over the same windows), below each panel what they are.
-    """
-    differ = all("difference" in data for data in panels.values())
-    many = len(panels) > 1 or max(data.sizes["checkpoint"] for data in panels.values()) > 4
-    figure = paper_figure(PAGE_WIDTH if many else COLUMN_WIDTH, 2.6 + 1.9 * differ)
-    grid: Any = figure.subplots(1 + differ, len(panels), sharex=True, sharey="row", squeeze=False)
-    lowest, highest = np.inf, -np.inf
-    for column, (title, data) in enumerate(panels.items()):
-        ax = grid[0, column]
-        draw_perplexity(ax, data)
-        ax.set_title(title)
-        if differ:
-            _draw_differences(grid[1, column], data)
-            ax.set_xlabel("")
-        legend_under(grid[-1, column], data, 3 if len(panels) > 1 else 6 if many else 2, -0.28)
-        finite = data["score"].values[np.isfinite(data["score"].values)]
-        lowest, highest = min(lowest, finite.min()), max(highest, finite.max())
-    for row in grid:
-        for ax in row[1:]:
-            ax.set_ylabel("")
-    if highest > LOG_FROM * lowest:
-        for ax in grid[0]:
-            ax.set_yscale("log")
-            ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-            ax.yaxis.set_minor_locator(NullLocator())
-            ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}"))
-    return figure
-
-
-def draw_perplexity(ax: Axes, data: xr.Dataset) -> Axes:
-    """Draw one line per checkpoint on `ax`, over lengths that double, with a dot per seed where there are several. All have the same
-    windows, whose perplexities differ far more than those of checkpoints: the errors over windows that tell checkpoints apart are those of
-    their differences.
-    """
-    rows = data["score"].transpose("checkpoint", "test_set", "seed").values
-    lengths = data["test_set"].values.astype(float)
-    for row, (name, look) in enumerate(looks(data).items()):
-        known = np.isfinite(rows[row]).any(axis=1)
-        x, seeds = lengths[known], rows[row][known]
-        means = np.nanmean(seeds, axis=1)
-        marks: list[Artist] = [*ax.plot(x, means, **look, markersize=3, markeredgewidth=0, gid=f"perplexity {name}")]
-        if seeds.shape[1] > 1:
-            marks += _draw_seeds(ax, x, seeds, look["color"], name)
-        _move_aside(ax, marks, row, len(rows))
-    _perplexity_axis(ax, lengths, data)
-    ax.set_ylabel("perplexity")
-    return ax
-
-
-def _draw_differences(ax: Axes, data: xr.Dataset) -> None:
-    """Draw log perplexity above that of one checkpoint, with two standard errors over the windows that both have."""
-    lengths = data["test_set"].values.astype(float)
-    margins = data["difference"].transpose("checkpoint", "test_set").values
-    errors = data["difference_error"].transpose("checkpoint", "test_set").values
-    for row, (name, look) in enumerate(looks(data).items()):
-        marks: list[Artist] = [*ax.plot(lengths, margins[row], **look, markersize=3, markeredgewidth=0, gid=f"difference {name}")]
-        ends = margins[row] - 2 * errors[row], margins[row] + 2 * errors[row]
-        marks.append(ax.vlines(lengths, *ends, color=look["color"], linewidth=0.7, gid=f"error {name}"))
-        _move_aside(ax, marks, row, len(margins))
-    ax.axhline(0, color="#333333", linewidth=0.6)
-    _perplexity_axis(ax, lengths, data)
-    ax.set_ylabel(f"log perplexity above\n{data['difference'].attrs['from']} (nat per token)")
-
-
-def _perplexity_axis(ax: Axes, lengths: np.ndarray, data: xr.Dataset) -> None:
-    ax.axvline(data.attrs["training_length"], color="#222222", linewidth=0.6, linestyle=(0, (1, 1.5)), gid="training length")
-    ax.set_xscale("log", base=2)
-    ax.set_xticks(lengths, [f"{length:,.0f}" for length in lengths])
-    ax.minorticks_off()
-    ax.margins(x=0.08)
-    ax.set_xlabel("length (tokens)")
-    ax.grid(axis="y")
-
-
-@style()
-def copying_by_sequences(panels: Mapping[str, xr.Dataset]) -> PaperFigure:
-    """Exact match by the number of sequences in the context, one panel per dataset by its title, each with its own legend; a dotted
-    line where training ends.
-    """
-    figure = paper_figure(PAGE_WIDTH if len(panels) > 1 else COLUMN_WIDTH, 2.7)
-    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-    for ax, (title, data) in zip(axes, panels.items(), strict=True):
-        draw_scores(ax, data)
-        ax.set(title=title, xlabel="sequences in the context", ylabel="exact match" if ax is axes[0] else "")
-        sets = data["test_set"].values
-        ax.set_xscale("linear")
-        ax.set_xticks(sets, [str(count) for count in sets])
-        legend_under(ax, data)
-    return figure
-
-
 def legend_under(ax: Axes, data: xr.Dataset, columns: int = 2, down: float = -0.22) -> None:
     """The legend of the checkpoints of `data` below `ax`, with lines long enough for their dashes."""
     ax.legend(
@@ -307,14 +204,14 @@ def legend_under(ax: Axes, data: xr.Dataset, columns: int = 2, down: float = -0.
     )
 
 
-def _move_aside(ax: Axes, marks: Sequence[Artist], row: int, rows: int, points: float = BESIDE) -> None:
+def move_aside(ax: Axes, marks: Sequence[Artist], row: int, rows: int, points: float = BESIDE) -> None:
     """Move the marks of checkpoint `row` of `rows` sideways on `ax`, `points` from one to the next: on paper, not in the data."""
     aside = offset_copy(ax.transData, ax.get_figure(root=True), points * (row - (rows - 1) / 2), 0.0, units="points")
     for mark in marks:
         mark.set_transform(aside)
 
 
-def _draw_seeds(ax: Axes, x: np.ndarray, values: np.ndarray, colour: str, name: str) -> list[Artist]:
+def draw_seeds(ax: Axes, x: np.ndarray, values: np.ndarray, colour: str, name: str) -> list[Artist]:
     """A thin bar from the smallest to the largest seed of each test set of `values` [test_set, seed], and a dot per seed."""
     several = np.isfinite(values).sum(axis=1) > 1
     low, high = np.nanmin(values[several], axis=1), np.nanmax(values[several], axis=1)

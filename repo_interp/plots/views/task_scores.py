@@ -14,8 +14,9 @@ import numpy as np
 import xarray as xr
 
 from repo_interp.errors import InputError
+from repo_interp.plots.marks.perplexity import perplexity_by_length
 from repo_interp.plots.marks.reading import LEARNED_SCHEMES, checkpoint_name, group
-from repo_interp.plots.marks.scores import draw_map, draw_scores, perplexity_by_length
+from repo_interp.plots.marks.scores import draw_map, draw_scores
 from repo_interp.plots.marks.table import Cell, Table
 from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper_figure, style
 from repo_interp.plots.view import View
