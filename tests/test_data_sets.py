@@ -22,7 +22,8 @@ from repo_interp.errors import InputError
 from repo_interp.experiments.generated_scores import generated_texts, question_scores
 from repo_interp.models.checkpoints import save
 from repo_interp.models.reposition import reposition
-from repo_interp.papers.data_sets.answers import ANSWERS, COMPARISONS, PLAIN, REORDERED, Answers, Options, table
+from repo_interp.papers.data_sets.answers import ANSWERS, COMPARISONS, table
+from repo_interp.papers.data_sets.questions import PLAIN, REORDERED, Answers, Options
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import FAILS, HOLDS, UNMEASURED, judge
 from repo_interp.papers.kit.experiment import run

@@ -17,7 +17,7 @@ from repo_interp.papers.kit.claims import BLIND, SEEN, UNMEASURED
 from repo_interp.papers.kit.experiment import run
 from repo_interp.papers.kit.paper_directory import write_paper
 from repo_interp.papers.kit.subjects import Subject, subject
-from repo_interp.papers.position_generalization import tolerance
+from repo_interp.papers.position_generalization import disturbed
 from repo_interp.papers.position_generalization.extrapolation import EXTRAPOLATION, P7
 from repo_interp.papers.position_generalization.measured import Options, of_tokens
 from repo_interp.papers.position_generalization.paper import PAPER
@@ -160,10 +160,10 @@ def test_too_little_to_judge_on_is_refused():
 def test_the_undisturbed_pass_is_made_once_for_all_kinds_and_draws(made, monkeypatch):
     subjects, options, _ = made
     rope, passes = next(one for one in subjects if one.name == "rope"), []
-    for module in (tolerance, perturbation):
+    for module in (disturbed, perturbation):
         count = lambda *given, own=module.forced_responses: passes.append(len(given[2])) or own(*given)  # noqa: E731
         monkeypatch.setattr(module, "forced_responses", count)
-    monkeypatch.setattr(tolerance, "GRID_TOKENS", LENGTH)  # still two sequences: one has no spread
+    monkeypatch.setattr(disturbed, "GRID_TOKENS", LENGTH)  # still two sequences: one has no spread
     TOLERANCE.measure([rope], options, Cache())
     grid, judged = 3 * 1 * 1, 4 * options.draws
     assert passes == [2] * (1 + grid + judged)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from repo_interp.papers.data_sets.answers import ANSWERS, Options
+from repo_interp.papers.data_sets.answers import ANSWERS
+from repo_interp.papers.data_sets.questions import Options
 from repo_interp.papers.kit.experiment import Paper
 from repo_interp.tasks.data_sets import NAMES
 

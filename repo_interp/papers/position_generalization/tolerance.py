@@ -12,45 +12,27 @@ positions against RoPE, when ten prompts of niah/repo and eight of language/rope
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
-import xarray as xr
 
-from repo_interp.experiments.perturbation import PAPER_KINDS, perturbation
-from repo_interp.models.checkpoints import load_model
-from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import SEEN, Claim, Evidence
 from repo_interp.papers.kit.differences import Difference
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs
 from repo_interp.papers.kit.learned_positions import why_not
 from repo_interp.papers.kit.rules import Above, AtMost, Rule
 from repo_interp.papers.kit.subjects import Subject
+from repo_interp.papers.position_generalization.disturbed import POINTS, TEXT, cost, is_judged_by_text, measure
 from repo_interp.papers.position_generalization.measured import (
-    GRID_TOKENS,
     MODEL,
     SOURCE,
     TEXT_MODELS,
     Measured,
-    Options,
     is_language_model,
-    length_of,
-    of_tokens,
-    prompts_of,
-    seconds,
-    task_of,
 )
 from repo_interp.plots.views.perturbation import perturbation_grid
 from repo_interp.positions.layouts import LEARNED
-from repo_interp.tasks import Prompt, Response, digest
-from repo_interp.training.responses import forced_responses
 
-TEXT = (0.05, 5)
-"""Share of tokens and distance at which text order is judged; the same for the order of features."""
-OFFSET, OFFSET_OF_TABLE = (0.1, 10), (0.05, 5)
-POINTS = {"text_order": TEXT, "feature_order": TEXT, "position_offset": OFFSET}
-"""Where each kind is judged; offsets are in tokens, of learned positions in as many of their range."""
 RISE, FALL = "the rise of log perplexity", "the fall of the score"
 RISE_IN_PLACE = "the rise of log perplexity of targets that no move touched"
 RISE_OF_UNTOUCHED = (
@@ -111,130 +93,6 @@ P6_LEARNED = Claim(
     "learned",
     SEEN,
 )
-
-
-# ---- measuring -------------------------------------------------------------------------------------------------------
-
-
-def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> list[Measured]:
-    """Of the first of `subjects` the group `perturbation`, over shares and distances of every kind; of each of them, it and its RoPE twin,
-    the group `judged`, at the judged points. The undisturbed pass is made once, for all of them.
-    """
-    grid = {"gammas": str(options.gammas), "l_maxes": str(options.l_maxes)}
-    plain = [
-        subject.measured(cache, measure_undisturbed, options, prompts=digest(prompts_of(subject, options)))
-        for subject in subjects
-    ]
-    kinds = [_kept(subjects[0], options, cache, plain[0], measure_kind, kind, **grid) for kind in PAPER_KINDS]
-    groups = [{"judged": _judged(*own, options, cache)} for own in zip(subjects, plain, strict=True)]
-    groups[0]["perturbation"] = _joined(kinds)
-    if is_judged_by_text(subjects[0]):
-        groups[0]["table"] = _judged_at(subjects[0], plain[0], options, cache, "position_offset", OFFSET_OF_TABLE)
-    runs = [xr.DataTree.from_dict(datasets) for datasets in groups]
-    return [Measured(subject, length_of(subject, options), run) for subject, run in zip(subjects, runs, strict=True)]
-
-
-def cost(subjects: Sequence[Subject], options: Options) -> float:
-    """Seconds that the passes over a checkpoint's prompts take: of every kind those of the grid and of the judged draws, and the
-    undisturbed one. Those of its twin are counted where it is the first.
-    """
-    subject, prompts = subjects[0], prompts_of(subjects[0], options)
-    judged = len(PAPER_KINDS) * options.draws + (options.draws if is_judged_by_text(subject) else 0)
-    drawn = len(PAPER_KINDS) * len(options.gammas) * len(options.l_maxes)
-    passes = (1 + judged) * len(prompts) + drawn * len(_drawn(subject, prompts))
-    return seconds(subject, options, {max(len(prompt.tokens) for prompt in prompts): passes})
-
-
-def measure_undisturbed(subject: Subject, options: Options) -> xr.Dataset:
-    """`token`, `log_probability` [prompt, target]: the answers to the undisturbed prompts; -1 and NaN where a prompt has fewer targets."""
-    model, task = load_model(subject.path, options.device), task_of(subject, options)
-    answers = forced_responses(model, task, prompts_of(subject, options), options.batch_size)
-    most = max(len(answer.tokens) for answer in answers)
-    tokens, logs = np.full((len(answers), most), -1), np.full((len(answers), most), np.nan)
-    for row, answer in enumerate(answers):
-        tokens[row, : len(answer.tokens)] = answer.tokens
-        logs[row, : len(answer.tokens)] = answer.log_probabilities
-    return xr.Dataset({"token": (("prompt", "target"), tokens), "log_probability": (("prompt", "target"), logs)})
-
-
-def _answers(plain: xr.Dataset) -> list[Response]:
-    """What `measure_undisturbed` kept, as it was."""
-    rows = zip(plain["token"].values, plain["log_probability"].values, strict=True)
-    return [Response(tuple(map(int, tokens[tokens >= 0])), tuple(map(float, logs[tokens >= 0]))) for tokens, logs in rows]
-
-
-def measure_kind(subject: Subject, options: Options, plain: xr.Dataset, kind: str) -> xr.Dataset:
-    """The group `perturbation` of one kind, on as many prompts as are drawn."""
-    model, task = load_model(subject.path, options.device), task_of(subject, options)
-    prompts = _drawn(subject, prompts_of(subject, options))
-    return perturbation(
-        *(model, task, prompts, (kind,), options.gammas, options.l_maxes),
-        offset_unit="range",
-        seed=options.seed,
-        batch_size=options.batch_size,
-        undisturbed=_answers(plain)[: len(prompts)],
-    )
-
-
-def _drawn(subject: Subject, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
-    """The prompts that the drawn grid is measured on: of long text fewer than are judged."""
-    return of_tokens(prompts, GRID_TOKENS) if is_language_model(subject) else prompts
-
-
-def measure_judged(subject: Subject, options: Options, plain: xr.Dataset, kind: str, gamma: float, l_max: int) -> xr.Dataset:
-    """`log_perplexity`, `log_perplexity_rise`, `task_score` [kind, draw] of one kind at one point; `plain` and `plain_score`, the first and
-    the last undisturbed.
-    """
-    model, task, prompts = load_model(subject.path, options.device), task_of(subject, options), prompts_of(subject, options)
-    groups = [
-        perturbation(
-            *(model, task, prompts, (kind,), (gamma,), (l_max,)),
-            offset_unit="range",
-            seed=options.seed + 1 + draw,
-            batch_size=options.batch_size,
-            undisturbed=_answers(plain),
-        )
-        for draw in range(options.draws)
-    ]
-    draws = xr.concat(groups, dim=xr.IndexVariable("draw", range(options.draws)), **_TOGETHER).squeeze("l_max", drop=True)
-    disturbed = draws.sel(gamma=gamma, drop=True).transpose("kind", "draw")
-    undisturbed = draws.sel(gamma=0.0, drop=True).isel(kind=0, draw=-1, drop=True)
-    judged = disturbed[["log_perplexity", "log_perplexity_rise", "task_score"]]
-    judged = judged.assign(plain=undisturbed["log_perplexity"], plain_score=undisturbed["task_score"])
-    return judged.drop_attrs(deep=False).assign_attrs(metric=task.metric, prompts=len(prompts))
-
-
-def _judged(subject: Subject, plain: xr.Dataset, options: Options, cache: Cache) -> xr.Dataset:
-    return _joined([_judged_at(subject, plain, options, cache, kind, point) for kind, point in POINTS.items()])
-
-
-def _judged_at(
-    subject: Subject, plain: xr.Dataset, options: Options, cache: Cache, kind: str, point: tuple[float, int]
-) -> xr.Dataset:
-    return _kept(subject, options, cache, plain, measure_judged, kind, *point, draws=options.draws, point=str(point))
-
-
-def _joined(kinds: Sequence[xr.Dataset]) -> xr.Dataset:
-    """Groups of one kind each as one, in the order of the paper."""
-    joined = xr.concat(kinds, dim="kind", data_vars="minimal", **_TOGETHER)
-    return joined.assign_coords(kind=list(PAPER_KINDS))  # joining cuts names to the length of the first
-
-
-def _kept(
-    subject: Subject,
-    options: Options,
-    cache: Cache,
-    plain: xr.Dataset,
-    function: Callable[..., xr.Dataset],
-    kind: str,
-    *point: float,
-    **depends: Any,
-) -> xr.Dataset:
-    prompts = digest(prompts_of(subject, options))
-    return subject.measured(cache, function, options, plain, kind, *point, kind=kind, prompts=prompts, **depends)
-
-
-_TOGETHER: Any = {"join": "exact", "coords": "minimal", "compat": "override"}
 
 
 # ---- judging and drawing ---------------------------------------------------------------------------------------------
@@ -351,11 +209,6 @@ def _strongest(measured: Measured, kind: str, name: str, better: float) -> str:
 
 
 # ---- which checkpoints -----------------------------------------------------------------------------------------------
-
-
-def is_judged_by_text(subject: Subject) -> bool:
-    """Whether what counts of a checkpoint is log perplexity."""
-    return is_language_model(subject) or (subject.task is not None and subject.task.metric == "log perplexity")
 
 
 def with_rope_twins(subjects: Sequence[Subject]) -> list[list[Subject]]:

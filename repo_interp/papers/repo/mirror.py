@@ -10,7 +10,7 @@ are means over its heads. Layer 0 is measured and shown, but is no finding: its 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -136,7 +136,7 @@ def _of_positions(position: xr.DataArray, prompts: Sequence[Any]) -> xr.Dataset:
     values = position.transpose("layer", "prompt", "head", "token").values.astype(float)
     layers, count, heads, _ = values.shape
     mirrors = np.full((layers, count, heads, len(Mirror._fields)), np.nan)
-    flat, inside, outside, whole = (np.full((layers, count, heads), np.nan) for _ in range(4))
+    spreads = np.full((4, layers, count, heads), np.nan)
     ends = []
     for number, prompt in enumerate(prompts):
         words, source, copies = prompt.spans["words"], prompt.attributes["source"], prompt.generated
@@ -144,12 +144,12 @@ def _of_positions(position: xr.DataArray, prompts: Sequence[Any]) -> xr.Dataset:
         for layer, head in np.ndindex(layers, heads):
             z = values[layer, number, head]
             mirrors[layer, number, head] = mirror(z, prompt.tokens, source, copies)
-            flat[layer, number, head] = flatness(z, prompt.spans["instruction"], words)
-            inside[layer, number, head] = np.ptp(z[list(prompt.spans["instruction"])])
-            outside[layer, number, head] = np.ptp(z[list(words)])
-            whole[layer, number, head] = np.ptp(z[[*words, *copies]])
+            flat = flatness(z, prompt.spans["instruction"], words)
+            places = (list(prompt.spans["instruction"]), list(words), [*words, *copies])
+            spreads[:, layer, number, head] = flat, *(np.ptp(z[part]) for part in places)
     coords = {"layer": position["layer"].values}
     axes = ("layer", "prompt")
+    flat, inside, outside, whole = (xr.DataArray(values, coords, axes) for values in spreads.mean(axis=-1))
     return xr.Dataset(
         {
             "mirror": described(
@@ -157,14 +157,10 @@ def _of_positions(position: xr.DataArray, prompts: Sequence[Any]) -> xr.Dataset:
                 "mean |dz| of copies to their source, to other words, to the same word elsewhere; correlation of copy and source",
                 "positions",
             ),
-            "flatness": described(
-                xr.DataArray(flat.mean(axis=2), coords, axes), "range of the instruction over that of as many words", "1"
-            ),
-            "instruction_range": described(
-                xr.DataArray(inside.mean(axis=2), coords, axes), "range over the instruction", "positions"
-            ),
-            "words_range": described(xr.DataArray(outside.mean(axis=2), coords, axes), "range over the words", "positions"),
-            "text_range": described(xr.DataArray(whole.mean(axis=2), coords, axes), "range over words and copies", "positions"),
+            "flatness": described(flat, "range of the instruction over that of as many words", "1"),
+            "instruction_range": described(inside, "range over the instruction", "positions"),
+            "words_range": described(outside, "range over the words", "positions"),
+            "text_range": described(whole, "range over words and copies", "positions"),
             "pair": described(
                 xr.DataArray(np.concatenate(ends, axis=1), coords | {"end": ["copy", "source"]}, ("layer", "point", "end")),
                 "positions of a copy and of its source, mean over heads",
@@ -186,8 +182,15 @@ def task_of(subject: Subject) -> Reversal:
 def judge(data: xr.Dataset) -> Iterator[Evidence]:
     """R2 from the distances of copies, R3 from the range of the instruction."""
     yield _mirror_effect(data)
-    yield _near_constant(data)
-    yield _near_constant_of_all(data)
+    inside = data["instruction_range"]
+    ranges = data[["instruction_range", "words_range"]].sel(weights="trained").mean("prompt")
+    remarks = {
+        int(layer): f" (instruction {float(ranges['instruction_range'].sel(layer=layer)):.2f}, "
+        f"all words {float(ranges['words_range'].sel(layer=layer)):.1f} positions)"
+        for layer in data["layer"].values
+    }
+    yield _near_constant(data, R3, FLATNESS, data["flatness"], "as many consecutive words", remarks)
+    yield _near_constant(data, R3_OF_ALL, FLATNESS_OF_ALL, inside / data["text_range"], "words and copies", {})
 
 
 def _mirror_effect(data: xr.Dataset) -> Evidence:
@@ -225,47 +228,27 @@ def _mirror_effect(data: xr.Dataset) -> Evidence:
     )
 
 
-def _near_constant(data: xr.Dataset) -> Evidence:
-    later = [layer for layer in data["layer"].values if layer > 0]
-    ratios = data["flatness"].sel(layer=later)
+def _near_constant(
+    data: xr.Dataset, claim: Claim, quantity: str, ratios: xr.DataArray, others: str, remarks: Mapping[int, str]
+) -> Evidence:
+    """R3 from `ratios [weights, layer, prompt]` of the instruction's range over that of `others`; `remarks` by layer go on the note."""
+    ratios = ratios.sel(layer=data["layer"] > 0)
     median = ratios.mean("prompt").median("layer")
     trained = ratios.sel(weights="trained")
-    ranges = data[["instruction_range", "words_range"]].sel(weights="trained", layer=later).mean("prompt")
-    by_layer = (later, trained.mean("prompt").values, ranges["instruction_range"].values, ranges["words_range"].values)
+    by_layer = trained.mean("prompt")
     return Evidence(
-        R3,
+        claim,
         data.attrs["checkpoint"],
-        "range of the instruction's positions over that of as many consecutive words, median over layers other than 0",
-        {FLATNESS: float(median.sel(weights="trained"))},
+        f"range of the instruction's positions over that of {others}, median over {LATER_LAYERS}",
+        {quantity: float(median.sel(weights="trained"))},
         float(median.sel(weights="trained")),
         float(trained.median("layer").std("prompt", ddof=1)),
         "texts",
         data.sizes["prompt"],
         "random weights: " + ", ".join(f"{float(median.sel(weights=name)):.3g}" for name in data["weights"].values[1:]),
         "; ".join(
-            f"layer {layer}: {ratio:.2f} (instruction {inside:.2f}, all words {outside:.1f} positions)"
-            for layer, ratio, inside, outside in zip(*by_layer, strict=True)
+            f"layer {layer}: {float(by_layer.sel(layer=layer)):.2f}{remarks.get(layer, '')}" for layer in by_layer["layer"].values
         ),
-    )
-
-
-def _near_constant_of_all(data: xr.Dataset) -> Evidence:
-    ranges = data[["instruction_range", "text_range"]].sel(layer=data["layer"] > 0)
-    ratios = ranges["instruction_range"] / ranges["text_range"]
-    median = ratios.mean("prompt").median("layer")
-    trained = ratios.sel(weights="trained")
-    by_layer = trained.mean("prompt")
-    return Evidence(
-        R3_OF_ALL,
-        data.attrs["checkpoint"],
-        "range of the instruction's positions over that of words and copies, median over layers other than 0",
-        {FLATNESS_OF_ALL: float(median.sel(weights="trained"))},
-        float(median.sel(weights="trained")),
-        float(trained.median("layer").std("prompt", ddof=1)),
-        "texts",
-        data.sizes["prompt"],
-        "random weights: " + ", ".join(f"{float(median.sel(weights=name)):.3g}" for name in data["weights"].values[1:]),
-        "; ".join(f"layer {layer}: {ratio:.2f}" for layer, ratio in zip(by_layer["layer"].values, by_layer.values, strict=True)),
     )
 
 
