@@ -7,9 +7,9 @@ import torch
 from causal_reference import LargestTensor, component_maps, diagonal_sums, inputs_of, random_features, seen
 from torch.testing import assert_close
 
-from repo_interp.measures.kernels.causal_pairs import pair_counts
 from repo_interp.measures.kernels.heads import MEMORY, reduced
 from repo_interp.measures.kernels.logit_sums import LogitSums
+from repo_interp.measures.kernels.seen_pairs import pair_counts
 
 
 def causal_sums(queries, keys, valid=None, window=None, scale=1.0, memory=MEMORY):

@@ -13,10 +13,11 @@ from torch.testing import assert_close
 
 import repo_interp as ri
 from repo_interp.errors import InputError
-from repo_interp.experiments.extrapolation import METHODS, extended, extrapolation
+from repo_interp.experiments.extrapolation import extrapolation
 from repo_interp.experiments.gaussians import VectorSums, gaussian_divergence, principal_plane, vector_sums
 from repo_interp.experiments.prompt_sets import cut
 from repo_interp.models.interventions import interpolated, lm_infinite, yarn
+from repo_interp.models.interventions.extension import METHODS, extended
 from repo_interp.models.outputs import attention_outputs
 from repo_interp.models.reposition import attentions
 from repo_interp.tasks import make_task

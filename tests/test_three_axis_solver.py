@@ -11,7 +11,7 @@ from three_axis_reference import RIDGE, design, ridge_solve
 
 from repo_interp.measures.kernels import solvers
 from repo_interp.measures.kernels.axis_fit import additive_pairs, fit_axes, fit_pairs
-from repo_interp.measures.kernels.causal_pairs import pair_counts
+from repo_interp.measures.kernels.seen_pairs import pair_counts
 from repo_interp.measures.kernels.solvers import Axes, fit_triangle
 
 devices = pytest.mark.parametrize(

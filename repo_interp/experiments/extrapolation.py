@@ -26,13 +26,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial, reduce
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
 import xarray as xr
 from annotated_types import Interval
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
@@ -41,53 +41,17 @@ from repo_interp.experiments.gaussians import VectorSums, gaussian_divergence, p
 from repo_interp.experiments.prompt_sets import LEAST, prompts_by_length
 from repo_interp.experiments.resumable_grid import ResumableGrid
 from repo_interp.models.capture import decode
-from repo_interp.models.interventions import interpolated, lm_infinite, yarn
+from repo_interp.models.interventions.extension import GLOBAL_TOKENS, METHODS, Method, allowed_methods, extended
 from repo_interp.models.outputs import attention_outputs, layer_tensors, outputs_over_windows
 from repo_interp.models.reposition import attentions, layout, longest_prompt
-from repo_interp.positions.biases import PositionBias
 from repo_interp.run import with_schemes
 from repo_interp.tasks import Prompt
 from repo_interp.tasks.task import Scoring
 from repo_interp.training.responses import forced_responses
 from repo_interp.values import Count, Seed, Tokens, TokensOrNone
 
-Method = Literal["plain", "lm_infinite", "interpolation", "yarn"]
-METHODS: tuple[Method, ...] = get_args(Method)
-GLOBAL_TOKENS = 10
-"""First tokens that LM-Infinite always shows, by default."""
 REFERENCE_POINTS = 2000
 """Reference outputs that are kept for drawing, evenly spaced; the plane is made from all."""
-
-
-def extended(
-    model: PreTrainedModel, method: str, length: int, training_length: int, global_tokens: int = GLOBAL_TOKENS
-) -> AbstractContextManager[None]:
-    """The context in which `model` runs prompts of `length` tokens by `method`. Raises InputError for an unknown one."""
-    factor = max(1.0, length / training_length)
-    ways: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
-        "plain": nullcontext,
-        "lm_infinite": lambda: lm_infinite(model, training_length, global_tokens),
-        "interpolation": lambda: interpolated(model, factor),
-        "yarn": lambda: yarn(model, factor, training_length),
-    }
-    if method not in ways:
-        raise InputError(f"methods of extrapolation are {', '.join(METHODS)}, not {method!r}")
-    return ways[method]()
-
-
-def allowed_methods(model: nn.Module) -> tuple[str, ...]:
-    """The methods that this model's positions allow."""
-    layers = list(attentions(model))
-    rotates = any(layer.frequencies is not None for layer in layers)
-    added = [layer.position_logits for layer in layers if layer.position_logits is not None]
-    by_distance = [isinstance(position_logits, PositionBias) for position_logits in added]
-    allowed = {
-        "plain": True,
-        "lm_infinite": all(by_distance),
-        "interpolation": rotates or any(by_distance),
-        "yarn": rotates,
-    }
-    return tuple(method for method in METHODS if allowed[method])
 
 
 def extrapolation(

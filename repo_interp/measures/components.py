@@ -28,11 +28,11 @@ from torch import Tensor
 
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans
-from repo_interp.measures.kernels.causal_pairs import pair_counts
 from repo_interp.measures.kernels.gate_sums import position_bias_sums
 from repo_interp.measures.kernels.heads import Reduction, reduced, tokens_between
 from repo_interp.measures.kernels.rotary_components import BANDS, ComponentSums, frequency_bands, layer_frequencies
 from repo_interp.measures.kernels.rotation_angles import EDGES, PER_SIDE, RotationAngles, largest_difference, rotation_angles
+from repo_interp.measures.kernels.seen_pairs import pair_counts
 from repo_interp.measures.labels import Arrays, arrays, described
 from repo_interp.measures.statistics import Measure, Statistics
 from repo_interp.positions.rotary import expand_heads

@@ -26,7 +26,7 @@ from jaxtyping import Bool, Float
 from scipy.fft import next_fast_len
 from torch import Tensor
 
-from repo_interp.measures.kernels.causal_pairs import advanced, delayed
+from repo_interp.measures.kernels.seen_pairs import advanced, delayed
 from repo_interp.measures.kernels.solvers import Axes, conjugate_gradients, fit_triangle
 
 

@@ -26,8 +26,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs
-from repo_interp.measures.kernels.causal_pairs import CausalPairs, PairCounts, chunk_size, pair_counts
+from repo_interp.measures.kernels.causal_pairs import CausalPairs, chunk_size
 from repo_interp.measures.kernels.profiles import component_profiles, logit_profile
+from repo_interp.measures.kernels.seen_pairs import PairCounts, pair_counts
 from repo_interp.positions.rotary import rotation_tables
 
 MEMORY = 16 * 2**20

@@ -14,7 +14,7 @@ cell held before its chunk,
 
 (a convolution, read off at u_i; alike for columns and for the bins), and the sum of q_i . k_j over a bin only the
 sum of each cell's keys: q_i . K_m falls into bin u_i - m. A window takes away the causal pairs with the keys
-delayed by it (causal_pairs). Cost per head: O(n (cells + chunk) d) for the sums of products, O(n chunk + n / chunk
+delayed by it (seen_pairs). Cost per head: O(n (cells + chunk) d) for the sums of products, O(n chunk + n / chunk
 cells log cells), in time and memory, for those of the map. Knows nothing about how positions came about.
 """
 
@@ -29,9 +29,10 @@ from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs
 from repo_interp.measures.kernels.axis_fit import pearson
-from repo_interp.measures.kernels.causal_pairs import advanced, delayed, in_chunks, signed_keys
+from repo_interp.measures.kernels.causal_pairs import in_chunks
 from repo_interp.measures.kernels.heads import MEMORY
 from repo_interp.measures.kernels.logit_sums import MapSums, is_bilinear, row_blocks
+from repo_interp.measures.kernels.seen_pairs import advanced, delayed, signed_keys
 from repo_interp.measures.kernels.solvers import conjugate_gradients
 from repo_interp.positions.rotary import expand_heads
 

@@ -21,8 +21,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from repo_interp.measures.kernels.causal_pairs import pair_counts
 from repo_interp.measures.kernels.heads import MEMORY
+from repo_interp.measures.kernels.seen_pairs import pair_counts
 
 EDGES = (
     0.0,

@@ -11,14 +11,17 @@ so their logits alone are computed anew, rotate(q_i, min(z_i - z_j, L)) . k_j - 
 at L and global keys at 0 - in O(n G d); the other far keys are masked. Scores of the whole map are materialised meanwhile, by eager
 attention: n^2 numbers per head, one layer at a time. Learned positions are capped to +-L by their difference, and masked by the index.
 
+By name: `METHODS`, those that a model's positions allow (`allowed_methods`), and the context of one of them (`extended`).
+
 Whole prompts only, padded on the right, without cached keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -30,6 +33,42 @@ from repo_interp.models.reposition import attentions
 from repo_interp.positions.biases import PositionBias
 from repo_interp.positions.rotary import expand_heads, rotate
 from repo_interp.positions.scaling import interpolate, yarn_attention_scaling, yarn_frequencies
+
+Method = Literal["plain", "lm_infinite", "interpolation", "yarn"]
+METHODS: tuple[Method, ...] = get_args(Method)
+GLOBAL_TOKENS = 10
+"""First tokens that LM-Infinite always shows, by default."""
+
+
+def extended(
+    model: nn.Module, method: str, length: int, training_length: int, global_tokens: int = GLOBAL_TOKENS
+) -> AbstractContextManager[None]:
+    """The context in which `model` runs prompts of `length` tokens by `method`. Raises InputError for an unknown one."""
+    factor = max(1.0, length / training_length)
+    ways: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
+        "plain": nullcontext,
+        "lm_infinite": lambda: lm_infinite(model, training_length, global_tokens),
+        "interpolation": lambda: interpolated(model, factor),
+        "yarn": lambda: yarn(model, factor, training_length),
+    }
+    if method not in ways:
+        raise InputError(f"methods of extrapolation are {', '.join(METHODS)}, not {method!r}")
+    return ways[method]()
+
+
+def allowed_methods(model: nn.Module) -> tuple[str, ...]:
+    """The methods that this model's positions allow."""
+    layers = list(attentions(model))
+    rotates = any(layer.frequencies is not None for layer in layers)
+    added = [layer.position_logits for layer in layers if layer.position_logits is not None]
+    by_distance = [isinstance(position_logits, PositionBias) for position_logits in added]
+    allowed = {
+        "plain": True,
+        "lm_infinite": all(by_distance),
+        "interpolation": rotates or any(by_distance),
+        "yarn": rotates,
+    }
+    return tuple(method for method in METHODS if allowed[method])
 
 
 @contextmanager

@@ -19,10 +19,10 @@ import numpy as np
 import xarray as xr
 
 from repo_interp.errors import InputError
-from repo_interp.experiments.extrapolation import allowed_methods, extended
 from repo_interp.experiments.generated_scores import question_scores
 from repo_interp.experiments.perturbation import transposed
 from repo_interp.models.checkpoints import load_model
+from repo_interp.models.interventions.extension import allowed_methods, extended
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.samples import Sample
 from repo_interp.papers.kit.subjects import Subject

@@ -20,9 +20,9 @@ import numpy as np
 import xarray as xr
 
 from repo_interp.errors import InputError
-from repo_interp.experiments.extrapolation import extended
 from repo_interp.experiments.task_scores import task_scores
 from repo_interp.models.checkpoints import load_model
+from repo_interp.models.interventions.extension import extended
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.recorded_scores import Recorded, final_losses, recorded_scores, unequal_budgets
 from repo_interp.papers.kit.samples import Sample

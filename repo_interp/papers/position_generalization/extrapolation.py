@@ -11,9 +11,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import xarray as xr
 
-from repo_interp.experiments.extrapolation import allowed_methods, extrapolation, output_traces
+from repo_interp.experiments.extrapolation import extrapolation, output_traces
 from repo_interp.experiments.prompt_sets import cut
 from repo_interp.models.checkpoints import load_model
+from repo_interp.models.interventions.extension import allowed_methods
 from repo_interp.models.reposition import attentions
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import Claim, Evidence

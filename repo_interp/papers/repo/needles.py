@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xarray as xr
 
-from repo_interp.experiments.extrapolation import extended
 from repo_interp.experiments.generated_scores import found_needles
 from repo_interp.experiments.task_scores import score_map
 from repo_interp.measures.labels import described
 from repo_interp.models.checkpoints import load_model
+from repo_interp.models.interventions.extension import extended
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.rules import Custom
 from repo_interp.papers.kit.samples import Sample
