@@ -21,9 +21,7 @@ Knows nothing about what a text says: separators and segments are handed in.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -36,7 +34,7 @@ from repo_interp.inputs import AttentionInputs, Spans, select_prompts
 from repo_interp.measures.kernels.gate_sums import GateSums, gate_sums, last_segment_sums, position_map
 from repo_interp.measures.kernels.segmentation import Draws, Kinds, chance, generator, segment_edges, shuffled_edges
 from repo_interp.measures.labels import described, masked_to_nan, of_layer
-from repo_interp.measures.statistics import Measure, Statistics
+from repo_interp.measures.statistics import SegmentMeasure, Statistics
 from repo_interp.positions.layouts import CONTEXTUAL
 from repo_interp.values import CountOrNone, Seed, Tokens
 
@@ -62,7 +60,7 @@ _MASS = {
 
 
 @dataclass(frozen=True)
-class Gates(Measure):
+class Gates(SegmentMeasure):
     """The measure `gates`."""
 
     kinds: Kinds = KINDS
@@ -80,16 +78,6 @@ class Gates(Measure):
     def schemes(self) -> tuple[str, ...]:
         """Those whose gates count tokens."""
         return CONTEXTUAL
-
-    @property
-    def segment_kinds(self) -> tuple[str, ...]:
-        """The kinds that are measured."""
-        return self.kinds
-
-    @property
-    def parameters(self) -> Mapping[str, Any]:
-        """The fields, with the kinds as one text."""
-        return {**super().parameters, "kinds": ",".join(self.kinds)}
 
     @property
     def may_be_infinite(self) -> tuple[str, ...]:

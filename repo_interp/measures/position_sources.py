@@ -23,7 +23,6 @@ Statistics keep positions of at most `tokens` tokens of each prompt, drawn by it
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -42,7 +41,7 @@ from repo_interp.measures.kernels.segmentation import INSIDE, STARTS, Kinds
 from repo_interp.measures.kernels.variance_shares import Explained, Predictors, explained
 from repo_interp.measures.labels import described, of_layer
 from repo_interp.measures.segments import KINDS
-from repo_interp.measures.statistics import Measure, Statistics
+from repo_interp.measures.statistics import SegmentMeasure, Statistics
 from repo_interp.values import Positive
 
 SOURCES = ("token", "index", "segment", "previous")
@@ -56,7 +55,7 @@ _UNNAMED = ("rest", "separator")
 
 
 @dataclass(frozen=True)
-class PositionSources(Measure):
+class PositionSources(SegmentMeasure):
     """The measure `position_sources`."""
 
     kinds: Kinds = KINDS
@@ -73,16 +72,6 @@ class PositionSources(Measure):
     def may_be_nan(self) -> tuple[str, ...]:
         """Samples that a prompt is too short for."""
         return ("value",)
-
-    @property
-    def segment_kinds(self) -> tuple[str, ...]:
-        """The kinds that are asked about."""
-        return self.kinds
-
-    @property
-    def parameters(self) -> Mapping[str, Any]:
-        """The fields, with the kinds as one text."""
-        return {**super().parameters, "kinds": ",".join(self.kinds)}
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Positions or gates of some tokens [prompt, layer, head, sample], and what stands beside them in the prompt.

@@ -16,9 +16,7 @@ Knows nothing about what a text says.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -40,7 +38,7 @@ from repo_interp.measures.kernels.segmentation import (
     variance_between,
 )
 from repo_interp.measures.labels import described, of_layer
-from repo_interp.measures.statistics import Measure, Statistics
+from repo_interp.measures.statistics import SegmentMeasure, Statistics
 from repo_interp.positions.rotary import expand_heads
 from repo_interp.values import Seed, TokensOrNone
 
@@ -60,7 +58,7 @@ _INDEX = {
 
 
 @dataclass(frozen=True)
-class Segments(Measure):
+class Segments(SegmentMeasure):
     """The measure `segments`."""
 
     kinds: Kinds = KINDS
@@ -70,16 +68,6 @@ class Segments(Measure):
     """Shuffled layouts of the control, and orders of equal jumps."""
     seed: Seed = 0
     name: str = "segments"
-
-    @property
-    def segment_kinds(self) -> tuple[str, ...]:
-        """The kinds that are measured."""
-        return self.kinds
-
-    @property
-    def parameters(self) -> Mapping[str, Any]:
-        """The fields, with the kinds as one text."""
-        return {**super().parameters, "kinds": ",".join(self.kinds)}
 
     @property
     def may_be_nan(self) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ import xarray as xr
 
 from repo_interp.inputs import TENSORS, AttentionInputs, Predictions, Spans
 from repo_interp.measures.kernels.heads import Reduction, reduced
+from repo_interp.measures.kernels.segmentation import Kinds
 from repo_interp.measures.labels import Arrays, added, joined
 from repo_interp.values import check_fields
 
@@ -162,6 +163,22 @@ class Measure(ABC):
     @abstractmethod
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group of the run file, with `units` and `long_name` on every variable, from the merged statistics."""
+
+
+class SegmentMeasure(Measure):
+    """A measure of segments, whose field `kinds` says of which kinds."""
+
+    kinds: Kinds
+
+    @property
+    def segment_kinds(self) -> tuple[str, ...]:
+        """The kinds that are measured."""
+        return self.kinds
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """The fields, with the kinds as one text."""
+        return {**super().parameters, "kinds": ",".join(self.kinds)}
 
 
 def share(measures: Iterable[Measure], inputs: AttentionInputs, spans: Spans) -> None:

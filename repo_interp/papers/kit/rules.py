@@ -18,9 +18,10 @@ Words, thresholds and code cannot drift apart, since words are made from the thr
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -52,61 +53,43 @@ class Rule(Protocol):
 
 
 @dataclass(frozen=True)
-class AtLeast:
-    """A number is at least a bound. NaN is not."""
+class _Bounded:
+    """A number beside a bound. NaN is on neither side of it."""
 
     quantity: str
     bound: float
     unit: str = ""
     of: str = ""
     """The quantity that `bound` is a share of; empty for a bound that is a number."""
+    relation: ClassVar[str]
+    compare: ClassVar[Callable[[float, float], bool]]
 
     @property
     def words(self) -> str:
         """The rule in words."""
-        return f"{self.quantity} is at least {_limit_in_words(self.bound, self.unit, self.of)}"
+        return f"{self.quantity} is {self.relation} {self.bound:.3g}{self.unit}" + (f" of {self.of}" if self.of else "")
 
     def holds(self, values: Values) -> bool:
-        """Whether the number reaches the bound."""
-        return bool(values[self.quantity] >= _limit(values, self.bound, self.of))
+        """Whether the number is on the right side of the bound."""
+        return bool(type(self).compare(values[self.quantity], self.bound * values[self.of] if self.of else self.bound))
 
 
-@dataclass(frozen=True)
-class AtMost:
-    """A number is at most a bound. NaN is not."""
+class AtLeast(_Bounded):
+    """A number is at least a bound."""
 
-    quantity: str
-    bound: float
-    unit: str = ""
-    of: str = ""
-    """The quantity that `bound` is a share of; empty for a bound that is a number."""
-
-    @property
-    def words(self) -> str:
-        """The rule in words."""
-        return f"{self.quantity} is at most {_limit_in_words(self.bound, self.unit, self.of)}"
-
-    def holds(self, values: Values) -> bool:
-        """Whether the number stays within the bound."""
-        return bool(values[self.quantity] <= _limit(values, self.bound, self.of))
+    relation, compare = "at least", operator.ge
 
 
-@dataclass(frozen=True)
-class Below:
-    """A number is below a bound. NaN is not."""
+class AtMost(_Bounded):
+    """A number is at most a bound."""
 
-    quantity: str
-    bound: float
-    unit: str = ""
+    relation, compare = "at most", operator.le
 
-    @property
-    def words(self) -> str:
-        """The rule in words."""
-        return f"{self.quantity} is below {_limit_in_words(self.bound, self.unit)}"
 
-    def holds(self, values: Values) -> bool:
-        """Whether the number is below the bound."""
-        return bool(values[self.quantity] < self.bound)
+class Below(_Bounded):
+    """A number is below a bound."""
+
+    relation, compare = "below", operator.lt
 
 
 @dataclass(frozen=True)
@@ -276,14 +259,6 @@ def chance(rule: Rule, values: Values) -> float | None:
         case Where():
             return chance(rule.rule, values)
     return None
-
-
-def _limit(values: Values, bound: float, of: str) -> float:
-    return bound * values[of] if of else bound
-
-
-def _limit_in_words(bound: float, unit: str, of: str = "") -> str:
-    return f"{bound:.3g}{unit}" + (f" of {of}" if of else "")
 
 
 def _listed(names: Sequence[str]) -> str:
