@@ -24,9 +24,9 @@ from repo_interp.papers.cope.errors import (
     RIVALS,
     SCHEMES,
     LowerError,
-    bars,
     error_bars,
     error_table,
+    errors_caption,
     errors_of,
     lower_error,
     needs,
@@ -152,16 +152,16 @@ def judge(counted: Counted) -> Iterator[Evidence]:
 def _beside_floor(claim: Claim, group: Sequence[Scored], test_set: str, measured: str, floors: xr.DataArray) -> Evidence:
     """The evidence on whether CoPE's error is below its rivals', with the floor beside it; none where nobody is below the floor."""
     evidence, floor = lower_error(claim, group, test_set, measured), float(floors.sel(test_set=test_set))
-    stated = f"always the most frequent value {floor:.3g} %"
+    always = f"always the most frequent value {floor:.3g} %"
     if evidence.unmeasurable:
-        return replace(evidence, unmeasurable=f"{evidence.unmeasurable}; {stated}")
+        return replace(evidence, unmeasurable=f"{evidence.unmeasurable}; {always}")
     compared = [each for name in (COPE, *RIVALS) if (each := first_of(group, name)) is not None and test_set in each.test_sets]
     errors = {each.name: errors_of(each, [test_set]) for each in compared}
     assert isinstance(claim.rule, LowerCountingError)
     if not claim.rule.counts(errors.values(), floor / 100, floors.attrs["prompts"]):
         shown = ", ".join(f"{name} {100 * sample.mean:.3g} %" for name, sample in errors.items())
-        return replace(evidence, unmeasurable=f"{measured}: nobody counts, {stated}; {shown}")
-    return replace(evidence, control=f"{evidence.control}; {stated}")
+        return replace(evidence, unmeasurable=f"{measured}: nobody counts, {always}; {shown}")
+    return replace(evidence, control=f"{evidence.control}; {always}")
 
 
 # ---- drawn ----------------------------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ def draw(counted: Counted) -> Iterator[Drawing]:
         f"Counting, up to {task.operations} operations: share of sequences whose value is wrong (CoPE table 3, 4), with the weight of pass "
         f"of training ({task.pass_weight:g}), longer contexts ({task.longer_pass_weight:g}) and shorter ones "
         f"({task.shorter_pass_weight:g}); balanced: all values equally frequent. Dashed: the error of always saying the most frequent "
-        f"value. {bars(scored)}"
+        f"value. {errors_caption(scored)}"
     )
     figure = error_bars({_variables(count): table for count, table in tables.items()})
     data = together.assign_coords(variables=("checkpoint", numbers))

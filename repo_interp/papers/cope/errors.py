@@ -127,7 +127,7 @@ def _error_of_recorded(scored: Scored, test_set: str) -> float:
     return np.nan if sample is None or len(sample.seeds) != 1 or sample.spread is None else sample.spread
 
 
-def bars(scored: Sequence[Scored]) -> str:
+def errors_caption(scored: Sequence[Scored]) -> str:
     """What a caption says of the training seeds and prompts behind the bars."""
     samples = {checkpoint.name: checkpoint.sample(checkpoint.test_sets[:1]) for checkpoint in scored}
     seeds = {name: len(sample.seeds) for name, sample in samples.items()}

@@ -10,7 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from repo_interp.papers.cope.errors import COPE, SCHEMES, LowerError, bars, error_bars, error_table, lower_error, measure, needs
+from repo_interp.papers.cope.errors import (
+    COPE,
+    SCHEMES,
+    LowerError,
+    error_bars,
+    error_table,
+    errors_caption,
+    lower_error,
+    measure,
+    needs,
+)
 from repo_interp.papers.kit.claims import SEEN, Claim, Evidence
 from repo_interp.papers.kit.experiment import Drawing, Experiment
 from repo_interp.papers.kit.scale import Scale
@@ -53,7 +63,7 @@ def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
     caption = (
         f"Flip-flop: error of reads by test set (CoPE table 2, left). {100 * task.ignore:g} % of instructions are ignored in training, "
         f"{100 * task.sparse:g} % in sparse and {100 * task.dense:g} % in dense test sets; sequences have {task.length} tokens, in long "
-        f"test sets {task.longest_test}. {bars(scored)}"
+        f"test sets {task.longest_test}. {errors_caption(scored)}"
     )
     yield Drawing(f"flip_flop_{task.length}", error_bars({f"Flip-flop, {task.length} tokens": table}), caption, table)
 

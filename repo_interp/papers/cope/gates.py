@@ -104,8 +104,8 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> tupl
     (subject,) = subjects
     assert subject.configuration is not None and subject.task is not None, subject.path
     texts = task_digest(Path(subject.path), subject.configuration, subject.task)
-    stated = {"gate_texts": options.gate_texts, "draws": options.draws, "texts": texts}
-    return subject.name, subject.measured(cache, measure_gates, options, **stated)
+    depends = {"gate_texts": options.gate_texts, "draws": options.draws, "texts": texts}
+    return subject.name, subject.measured(cache, measure_gates, options, **depends)
 
 
 def measure_gates(subject: Subject, options: Options) -> xr.Dataset:

@@ -20,9 +20,9 @@ from repo_interp.papers.kit.claims import Claim, Evidence
 from repo_interp.papers.kit.experiment import Drawing, Experiment, together
 from repo_interp.papers.kit.legends import in_layers
 from repo_interp.papers.kit.perplexities import (
-    bands,
-    below_it,
     differences,
+    differences_caption,
+    errors_caption,
     on_the_same_windows,
     perplexity_table,
     shortest_and_longest,
@@ -105,12 +105,12 @@ def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
     windows = scored[0].sample(scored[0].test_sets[:1]).count
     caption = (
         f"Perplexity by length of the context (CoPE fig. 3, table 5), {windows} windows of held-out text of each length. Dotted: the "
-        f"training length, {length} tokens, where learned absolute positions end. {bands(table)}"
+        f"training length, {length} tokens, where learned absolute positions end. {errors_caption(table)}"
     )
     rope = first_of(scored, "rope")
     if rope is not None:
         table = table.assign(differences([(each, PLAIN) for each in scored], rope, layout_name("rope"), table))
-        caption += f" {below_it(layout_name('rope'))}"
+        caption += f" {differences_caption(layout_name('rope'))}"
     table = table.assign_attrs(axis="tokens", training_length=length).assign_coords(label=("checkpoint", _labels(scored)))
     yield Drawing("perplexity", perplexity_by_length(table, f"trained at {length} tokens"), caption, table)
 

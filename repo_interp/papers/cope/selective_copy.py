@@ -14,9 +14,9 @@ from repo_interp.papers.cope.errors import (
     COPE,
     IN_DISTRIBUTION,
     SCHEMES,
-    bars,
     error_bars,
     error_table,
+    errors_caption,
     errors_of,
     measure,
     needs,
@@ -78,7 +78,8 @@ def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
     table = error_table(scored)
     caption = (
         f"Selective copy: share of sequences that are not copied exactly (CoPE table 2, right). {task.copied} of {task.symbols} symbols "
-        f"are copied, with as many blanks as in training ({task.blanks}), half as many (dense) and twice as many (sparse). {bars(scored)}"
+        f"are copied, with as many blanks as in training ({task.blanks}), half as many (dense) and twice as many (sparse). "
+        f"{errors_caption(scored)}"
     )
     yield Drawing("selective_copy", error_bars({"Selective copy": table}), caption, table)
 

@@ -219,15 +219,15 @@ def _ablations(rope: Scored, ablations: Mapping[str, Scored]) -> Iterator[Eviden
         return
     measured = f"exact match at {sets[0]} to {sets[-1]} sequences, %"
     removed = samples.pop("hope_ab3", None)
-    one, two, neither = (samples[layout] for layout in ("hope_ab1", "hope_ab2", ROPE))
-    above = {"AB1 above AB2": between(one, two), "AB2 above RoPE": between(two, neither)}
+    ab1, ab2, plain = (samples[layout] for layout in ("hope_ab1", "hope_ab2", ROPE))
+    above = {"AB1 above AB2": between(ab1, ab2), "AB2 above RoPE": between(ab2, plain)}
     yield Evidence(
         H7,
         first.name,
         f"{measured} (AB1)",
         {**copying, AB1: {"AB2": above["AB1 above AB2"]}, AB2: {RIVALS[ROPE]: above["AB2 above RoPE"]}},
-        100 * one.mean,
-        **numbers_of(one, 100),
+        100 * ab1.mean,
+        **numbers_of(ab1, 100),
         control=_means({layout: samples[layout] for layout in ("hope_ab2", ROPE)}),
         note=note([first, ablations["hope_ab2"], rope], in_words(above, "", " points", 100).strip()),
     )

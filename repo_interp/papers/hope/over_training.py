@@ -85,12 +85,12 @@ def write_steps(directory: str | os.PathLike[str], sampling: Sampling) -> Path:
         raise InputError(f"{directory} rotates by the token index in some layers only ({layouts})")
     data = measure_steps(directory, training_length(checkpoint.config), sampling)
     integers = {name: array.astype("int8") for name, array in data.items() if array.dtype == bool}
-    unstated = ("sequences", "repeated_sequences", "controls", "length")
-    stated = {field.name: getattr(sampling, field.name) for field in fields(sampling) if field.name not in unstated}
-    stated = {"made_with": "repo-interp steps", **stated}
+    unused = ("sequences", "repeated_sequences", "controls", "length")
+    options = {field.name: getattr(sampling, field.name) for field in fields(sampling) if field.name not in unused}
+    attributes = {"made_with": "repo-interp steps", **options}
     file = Path(directory) / FILE
     with replaced(file) as unfinished:
-        data.drop_attrs(deep=False).assign(integers).assign_attrs(stated).to_netcdf(unfinished, engine=_ENGINE)
+        data.drop_attrs(deep=False).assign(integers).assign_attrs(attributes).to_netcdf(unfinished, engine=_ENGINE)
     return file
 
 

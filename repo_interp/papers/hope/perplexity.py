@@ -25,9 +25,9 @@ from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import Claim, Evidence
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, together
 from repo_interp.papers.kit.perplexities import (
-    bands,
-    below_it,
     differences,
+    differences_caption,
+    errors_caption,
     on_the_same_windows,
     perplexity_table,
     shortest_and_longest,
@@ -99,14 +99,14 @@ def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
     rope = first_of(scored, ROPE)
     below = ""
     if rope is not None:
-        table, below = table.assign(differences(rows, rope, RIVALS[ROPE], table)), f" {below_it(RIVALS[ROPE])}"
+        table, below = table.assign(differences(rows, rope, RIVALS[ROPE], table)), f" {differences_caption(RIVALS[ROPE])}"
     extended = [label(each, method, scored) for each, method in rows if each.layout in (ROPE, HOPE)]
     panels = {f"trained at {length} tokens": table.sel(checkpoint=[label(each, PLAIN, scored) for each in scored])}
     if any(method != PLAIN for _, method in rows):
         panels["with PI and YaRN beyond them"] = table.sel(checkpoint=extended)
     caption = (
         f"Perplexity by length of the context (HoPE fig. 5), {windows} windows of held-out text of each length. Dotted: the training "
-        f"length, {length} tokens. PI and YaRN by the factor n / L beyond it. {bands(table)}{below}"
+        f"length, {length} tokens. PI and YaRN by the factor n / L beyond it. {errors_caption(table)}{below}"
     )
     yield Drawing("perplexity_by_length", perplexity_panels(panels), caption, table)
 

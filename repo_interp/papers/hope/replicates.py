@@ -176,8 +176,8 @@ def _of_length(subject: Subject, options: Sampling, cache: Cache, multiple: int,
     depends = {"sequences": own.sequences, "repeats": options.repeats, "controls": options.controls}
     lengths = {"tokens": multiple * length, "length": length}
     data = subject.measured(cache, _measure, options, multiple * length, length, kind, **depends, **lengths, kind=kind)
-    stated = {"length": length, "training_length": subject.training_length, "sequences": own.sequences, "kind": kind}
-    return data.assign_attrs(checkpoint=subject.name, **stated)
+    attributes = {"length": length, "training_length": subject.training_length, "sequences": own.sequences, "kind": kind}
+    return data.assign_attrs(checkpoint=subject.name, **attributes)
 
 
 def _measure(subject: Subject, options: Sampling, tokens: int, length: int, kind: Kind) -> xr.Dataset:
@@ -297,18 +297,18 @@ def random_weights(values: Mapping[str, float]) -> str:
 
 
 def smoothed(curve: Float[np.ndarray, " distance"], length: int) -> np.ndarray:
-    """Means of a curve over L / 16 neighbouring distances, of which it loses as many but one: at the longest there are few pairs."""
+    """Means of a curve over w = L / 16 neighbouring distances (`smoothing_width`): w - 1 values fewer, since only whole windows count."""
     width = smoothing_width(length)
     return np.convolve(curve, np.full(width, 1 / width), mode="valid")
 
 
 def smoothing_width(length: int) -> int:
-    """Distances that `smoothed` takes together."""
+    """Distances that each value of `smoothed` is the mean over."""
     return max(1, length // 16)
 
 
 def mean_curve_vaf(curves: xr.DataArray) -> xr.DataArray:
-    """VAF, in %, of each component's mean curve, of `curves` [..., component, distance] by everything else that they have."""
+    """VAF [..., component] of `curves` [..., component, distance], in per cent: `curve_vaf` along all other axes."""
     core = ["component", "distance"]
     return xr.apply_ufunc(curve_vaf, curves, input_core_dims=[core], output_core_dims=[core[:1]], vectorize=True)
 

@@ -50,7 +50,7 @@ class Build:
 
     @property
     def provenance(self) -> dict[str, str]:
-        """All that decides the bytes."""
+        """Everything that decides the bytes of the figures."""
         digests = {f"checkpoint {name}": f"sha256 {digest}" for name, digest in self.given.digests.items()}
         files = {f"data {name}": f"sha256 {file_digest(file)}" for name, file in getattr(self.options, "data", ())}
         corpus = getattr(self.options, "corpus", "")
@@ -60,19 +60,19 @@ class Build:
 
     @property
     def is_up_to_date(self) -> bool:
-        """Whether just these figures are there."""
+        """Whether the directory holds the figures that `make` would write."""
         return is_made_from(self.directory, self.provenance)
 
     def previous_duration(self, durations: Durations) -> Duration | None:
-        """How long it took before, on the same checkpoints with the same options; None where it never was."""
+        """How long the last build took on the same checkpoints with the same options; None where there was none."""
         return durations.get(self._key)
 
     def longest_other_duration(self, durations: Durations) -> Duration | None:
-        """How long this paper took at most on other checkpoints or with other options; None where it never was."""
+        """How long the longest build of this paper took, on any checkpoints with any options; None where there was none."""
         return durations.longest(f"{self.name} ")
 
     def estimate(self) -> float | None:
-        """Seconds that it takes at least when nothing is kept, from a timed part; None where no experiment can say."""
+        """Seconds that a build takes at least when nothing is kept, from a timed part; None where no experiment can say."""
         subjects = self.given.subjects()
         costs = [
             experiment.cost(group, self.options)
@@ -187,31 +187,32 @@ def with_data(papers: Mapping[str, Paper], options: Mapping[str, Any], data: Map
 
 @dataclass(frozen=True)
 class Duration:
-    """Of one earlier time."""
+    """How long one earlier build took."""
 
     seconds: float
     finished: bool
+    """False where it was interrupted."""
 
 
 class Durations:
-    """What took how long, in a file of a directory."""
+    """How long earlier builds took, remembered in a file."""
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        """Remember in `directory`."""
+        """Remember durations in `directory`."""
         self._file = Path(directory) / "durations.json"
 
     def get(self, key: str) -> Duration | None:
-        """How long it took last; None where it never was."""
+        """The duration kept under `key`; None where there is none."""
         known = self._read().get(key)
         return None if known is None else Duration(float(known[0]), bool(known[1]))
 
     def longest(self, beginning: str) -> Duration | None:
-        """How long the longest finished one took whose key begins so; None where there is none."""
+        """The longest duration of a finished build whose key starts with `beginning`; None where there is none."""
         known = [float(seconds) for key, (seconds, finished) in self._read().items() if finished and key.startswith(beginning)]
         return Duration(max(known), True) if known else None
 
     def put(self, key: str, duration: Duration) -> None:
-        """Remember it; a finished time goes before an interrupted one."""
+        """Keep `duration` under `key`, unless it was interrupted and that of a finished build is there."""
         known = self._read()
         if not duration.finished and known.get(key, (0, False))[1]:
             return

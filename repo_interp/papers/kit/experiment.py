@@ -36,7 +36,7 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Needs:
-    """Which checkpoints an experiment is about; that a claim is not measurable follows from it."""
+    """Which checkpoints an experiment is about, and why its claims cannot be measured without them."""
 
     groups: Callable[[Sequence[Subject]], Sequence[Sequence[Subject]]]
     """The checkpoints that are measured together, out of all that are given: one each, or those that are compared."""

@@ -2,7 +2,7 @@
 
     "repo@1/3" of 4 layers -> "repo@1"
 
-Apart from `scores`, of whose code measurements depend. Knows nothing about claims.
+Not in `scores`, since measurements depend on the code there: a new name would measure everything again. Knows nothing about claims.
 """
 
 from __future__ import annotations
@@ -12,6 +12,6 @@ from repo_interp.positions.layouts import format_layout, parse_layout
 
 
 def in_layers(scored: Scored) -> str:
-    """The layout of a checkpoint, where training.toml gives its start as a share of the layers with the layer that this is."""
+    """The layout of a checkpoint; a start that training.toml gives as a share of the layers becomes the number of the layer."""
     share = scored.layout.partition("@")[2]
     return format_layout(parse_layout(scored.layout, scored.configuration.layers)) if "/" in share else scored.layout

@@ -59,12 +59,12 @@ def differences(rows: Sequence[tuple[Scored, str]], reference: Scored, name: str
     }
 
 
-def below_it(name: str) -> str:
+def differences_caption(name: str) -> str:
     """What a caption says of the differences from the checkpoint called `name`."""
     return f"Below: log perplexity above that of {name}, with two standard errors over the windows that both have."
 
 
-def bands(table: xr.Dataset) -> str:
+def errors_caption(table: xr.Dataset) -> str:
     """What a caption says of the training seeds and windows behind a table of perplexities."""
     errors = (table["standard_error"] / table["score"].mean("seed")).values
     known = errors[np.isfinite(errors)]

@@ -131,7 +131,7 @@ class Above:
         return f"{self.quantity} is {self.relation} that of {among} by {by}"
 
     def holds(self, values: Values) -> bool:
-        """Whether there is a difference to every rival that is required, and all that there are are large enough."""
+        """Whether every required rival has a difference, and every difference is large enough."""
         differences: Mapping[str, Difference] = values[self.quantity]
         complete = bool(differences) and set(self.rivals if self.required is None else self.required) <= set(differences)
         return complete and all(each.exceeds(self.more, self.errors) for each in differences.values())
@@ -172,7 +172,7 @@ class BeyondNull:
         return f"{self.quantity} is {self.relation} that of {count} of the {self.null}"
 
     def holds(self, values: Values) -> bool:
-        """Whether the number is beyond that quantile of the null; True without a null, which the evidence then says."""
+        """Whether the number is beyond that quantile of the null; True where there is no null, and the evidence has to say so."""
         observed: Observed = values[self.quantity]
         null = np.asarray(observed.null, dtype=float)
         if not len(null):

@@ -109,7 +109,7 @@ def score_subject(
 ) -> Scored:
     """The scores of `subject` on the task that it was trained on.
 
-    `methods`: those beside plain for a layout, as `extrapolation.extended` names them. Raises InputError where training.toml is missing,
+    `methods`: those beside plain for a layout, as `extension.extended` names them. Raises InputError where training.toml is missing,
     or there are neither weights nor recorded scores.
     """
     configuration, path = subject.configuration, Path(subject.path)
@@ -141,9 +141,9 @@ def score_subject(
 
 
 def score_table(scored: Sequence[Scored], test_sets: Sequence[str] = (), method: str = PLAIN) -> xr.Dataset:
-    """Scores side by side as `plots.scores` draws them: `score [checkpoint, test_set, seed]`, `standard_error [checkpoint, test_set]`,
-    `layout (checkpoint)`; `seed` counts those there are. `test_sets`: all that a checkpoint has where none are named; NaN where one
-    lacks it.
+    """Scores side by side as `plots.marks.scores` draws them: `score [checkpoint, test_set, seed]`, `standard_error
+    [checkpoint, test_set]`, `layout (checkpoint)`; NaN where a checkpoint lacks a test set or has fewer seeds. `test_sets` empty: every
+    test set that some checkpoint has.
     """
     names = list(test_sets) or list(dict.fromkeys(name for checkpoint in scored for name in checkpoint.test_sets))
     samples = [[each.sample([name], method) if name in each.test_sets else None for name in names] for each in scored]

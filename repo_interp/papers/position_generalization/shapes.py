@@ -91,8 +91,8 @@ def measure_shape(subject: Subject, options: Options, shape: Shape) -> xr.Datase
     )
     models = (drawn(config, ("rope",) * shape.layers, {}, seed) for seed in range(options.controls))
     groups = (analyze(bridge(model.eval()), prompts, [ThreeAxis()])["three_axis"].to_dataset() for model in models)
-    found = [float(group["r"].mean()) for group in groups]
-    return xr.Dataset({"r": described(xr.DataArray(found, dims="draw"), "mean r of the three-axis fit", "1")})
+    correlations = [float(group["r"].mean()) for group in groups]
+    return xr.Dataset({"r": described(xr.DataArray(correlations, dims="draw"), "mean r of the three-axis fit", "1")})
 
 
 def judge(data: xr.Dataset) -> Iterator[Evidence]:

@@ -3,7 +3,7 @@
     mass per token x 100 of needle, query and rest, mean over layers and heads, by prompt; every checkpoint is asked the same prompts
 
 The rows of the generated tokens themselves are the paper's words; the rows that produced them are where an answer is looked up. Where NoPE
-finds the needles too, nothing is said: see `haystack`.
+finds the needles too, nothing is said: see `needles`.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ def judge(data: xr.Dataset) -> Iterator[Evidence]:
         for checkpoint in mass["checkpoint"].values[mass["learned_layers"].values > 0].tolist():
             for rows, claim in CLAIMS.items():
                 evidence = _beside(mass.sel(rows=rows), checkpoint, rivals, claim)
-                found = {NOPE: data.attrs["found_by_nope"]}
-                yield replace(evidence, values={**evidence.values, **found}, unmeasurable=data.attrs["why_not"])
+                values = {**evidence.values, NOPE: data.attrs["found_by_nope"]}
+                yield replace(evidence, values=values, unmeasurable=data.attrs["why_not"])
 
 
 def _beside(mass: xr.DataArray, checkpoint: str, rivals: Mapping[str, str], claim: Claim) -> Evidence:

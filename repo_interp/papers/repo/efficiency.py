@@ -112,9 +112,9 @@ def _times(options: Options) -> xr.Dataset:
     prompt = torch.randint(1, 1024, (options.efficiency_context,), generator=torch.Generator().manual_seed(options.seed)).tolist()
     for model in models.values():
         _seconds(model, prompt, options)
-    turns = ("rope", "repo", "rope")
+    order = ("rope", "repo", "rope")
     rounds = np.array(
-        [[_seconds(models[scheme], prompt, options) for scheme in turns] for _ in range(options.efficiency_rounds)]
+        [[_seconds(models[scheme], prompt, options) for scheme in order] for _ in range(options.efficiency_rounds)]
     ).T
     first, learned, second = rounds
     seconds = xr.DataArray(np.stack(((first + second) / 2, learned)), {"scheme": ["rope", "repo"]}, ("scheme", "round"))

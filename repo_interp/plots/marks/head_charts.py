@@ -237,5 +237,5 @@ def _halved(values: np.ndarray) -> np.ndarray:
 
 def _ends(values: np.ndarray, end: np.ufunc) -> np.ndarray:
     """The smallest or largest finite value of every head; 0 where there is none."""
-    found = end.reduce(values.reshape(*values.shape[:2], -1), axis=-1)
-    return np.where(np.isfinite(found), found, 0.0)
+    ends = end.reduce(values.reshape(*values.shape[:2], -1), axis=-1)
+    return np.where(np.isfinite(ends), ends, 0.0)

@@ -140,11 +140,12 @@ def layer_table(name: str, title: str, values: Mapping[str, xr.DataArray], note:
     """
     named = schemes(next(iter(values.values())))
     parts = [
-        (str(layer), scheme_name(scheme), [one.sel(layer=layer) for one in values.values()]) for layer, scheme in named.items()
+        (str(layer), scheme_name(scheme), [column.sel(layer=layer) for column in values.values()])
+        for layer, scheme in named.items()
     ]
     parts.append(("all", "", list(values.values())))
     rows = [
-        (layer, scheme, _finite(own[0], np.min), _finite(own[0], np.max), *(_finite(one, np.mean) for one in own))
+        (layer, scheme, _finite(own[0], np.min), _finite(own[0], np.max), *(_finite(column, np.mean) for column in own))
         for layer, scheme, own in parts
     ]
     return Table(name, title, ("layer", "scheme", "smallest head", "largest head", *values), tuple(rows), note)

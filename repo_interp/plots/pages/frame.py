@@ -96,7 +96,7 @@ def page_scripts(interactives: Sequence[Interactive], further: Sequence[str]) ->
     """
     if not interactives and not further:
         return []
-    files_of = dict.fromkeys(part for one in interactives for part in (*one.parts, one.script))
+    files_of = dict.fromkeys(part for interactive in interactives for part in (*interactive.parts, interactive.script))
     own = [*(part.read_text(encoding="utf-8") for part in files_of), *map(packaged, further), packaged("page.js")]
     return [*([_plotly()] if interactives or "head_charts.js" in further else []), "\n".join(own)]
 

@@ -115,17 +115,17 @@ def label_colours(labels: Sequence[str]) -> dict[str, str]:
 
 
 def standardised(atlas: xr.Dataset) -> tuple[np.ndarray, list[str], list[tuple[int, int]]]:
-    """Numbers less their mean over heads and divided by their deviation [head of any layer, column], the columns, and the heads."""
+    """Z-scores over heads [head of any layer, column] of the numbers that vary, the names of the columns, and the heads (layer, head)."""
     columns = {
         name: values.values.astype(float).ravel() for name, values in head_columns(atlas).items() if values.dtype.kind in "fiu"
     }
-    kept = {}
+    varying = {}
     for name, values in columns.items():
         known = values[np.isfinite(values)]
         if known.size > 1 and known.std() > 1e-9 * (1 + np.abs(known).max()):
-            kept[name] = np.where(np.isfinite(values), (values - known.mean()) / known.std(), 0.0)
+            varying[name] = np.where(np.isfinite(values), (values - known.mean()) / known.std(), 0.0)
     heads = [(int(layer), int(head)) for layer in atlas["layer"].values for head in atlas["head"].values]
-    return np.stack(list(kept.values()), axis=1) if kept else np.zeros((len(heads), 0)), list(kept), heads
+    return np.stack(list(varying.values()), axis=1) if varying else np.zeros((len(heads), 0)), list(varying), heads
 
 
 def clustered(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:

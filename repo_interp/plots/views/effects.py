@@ -148,10 +148,10 @@ def effect_tables(run: xr.DataTree) -> tuple[Table, ...]:
             )
         )
         for layer, head in ranked_heads(-own["effect"])[:LISTED]:
-            one = own.sel(layer=layer, head=head)
+            of_head = own.sel(layer=layer, head=head)
             scheme = scheme_name(schemes(effects)[layer])
-            changes = (one[f"{name}_change"].mean("prompt") for name in ("logit_difference", "score"))
-            heads.append((named, layer, head, scheme, *cells((one["effect"], one["effect_spread"], *changes))))
+            changes = (of_head[f"{name}_change"].mean("prompt") for name in ("logit_difference", "score"))
+            heads.append((named, layer, head, scheme, *cells((of_head["effect"], of_head["effect_spread"], *changes))))
     size = counted(int(effects.attrs["set_heads"]), "head")
     about = f"{counted(int(effects.attrs['prompts']), 'prompt')} of the task {effects.attrs['task']}; score: {effects.attrs['metric']}."
     return (

@@ -113,8 +113,8 @@ def pack_layer(positions: xr.Dataset, prompt: int, layer: int) -> dict[str, Any]
     return {
         "values": base64.b64encode(rows.tobytes()).decode("ascii"),
         "row": row,
-        "global": [global_range(one) for one in rows],
-        "focused": [focused_range(one) for one in rows],
+        "global": [global_range(head) for head in rows],
+        "focused": [focused_range(head) for head in rows],
     }
 
 
@@ -177,7 +177,7 @@ def _left_out(
 ) -> tuple[str, ...]:
     notes = []
     if left or len(asked) < prompts:
-        shown = _stretches([one["prompt"] for one in embedded])
+        shown = _stretches([prompt["prompt"] for prompt in embedded])
         note = f"Positions of {len(embedded)} of {prompts} prompts are in this page: {shown}."
         if left:
             note += f" Left out, since positions already fill {spent / 1e6:.1f} MB: {_stretches(left)}."

@@ -44,21 +44,21 @@ def extrapolation_by_length(run: xr.DataTree) -> PaperFigure:
     kl = dataset["kl"].transpose("method", "length", "layer")
     lengths = dataset["length"].values
     figure = paper_figure(PAGE_WIDTH, 2.2)
-    by_length, surprise, by_layer = figure.subplots(1, 3)
+    by_length, perplexity, by_layer = figure.subplots(1, 3)
     for method, values in zip(kl["method"].values, kl.values, strict=True):
         look = _look(str(method))
         by_length.plot(lengths, values.mean(-1), **look, gid=f"kl {method}")
         by_layer.plot(range(values.shape[1]), values[-1], **look, gid=f"layers {method}")
         nats = dataset["log_perplexity"].sel({"method": method}).values
-        surprise.plot(lengths, nats, **look, gid=f"log perplexity {method}")
+        perplexity.plot(lengths, nats, **look, gid=f"log perplexity {method}")
     floor = kl.sel({"method": "plain"}).values[0] if "plain" in kl["method"].values else None
     if floor is not None:
         by_length.axhline(floor.mean(), **FLOOR, gid="noise")
         by_layer.plot(range(len(floor)), floor, **FLOOR, gid="noise by layer")
     by_length.set_title(unit_label("KL of attention outputs", kl))
-    surprise.set_title(unit_label(f"log perplexity, last {dataset.attrs['judged']} tokens", dataset["log_perplexity"]))
+    perplexity.set_title(unit_label(f"log perplexity, last {dataset.attrs['judged']} tokens", dataset["log_perplexity"]))
     by_layer.set_title(unit_label(f"KL at {lengths[-1]} tokens", kl))
-    for ax in (by_length, surprise):
+    for ax in (by_length, perplexity):
         _length_axis(ax, lengths, int(dataset.attrs["training_length"]))
     by_length.set_ylim(0, None)
     by_layer.set(ylim=(0, None), xlim=(-0.5, kl.sizes["layer"] - 0.5), xlabel="layer", xticks=range(kl.sizes["layer"]))

@@ -2,8 +2,8 @@
 
     dot   mean over prompts        bar   standard error over prompts        dotted line   the longest test set within training
 
-Test sets whose names are numbers are an axis. How scores of many checkpoints stand side by side is in `scores`. Knows nothing about how
-answers are judged.
+Test sets whose names are numbers are an axis. How scores of many checkpoints stand side by side is in `marks.scores`. Knows nothing
+about how answers are judged.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ _AXES = {"depth": "depth (%)", "length": "length (tokens)"}
 
 
 def _as_drawn(run: xr.DataTree) -> xr.Dataset:
-    """The scores as `plots.scores` wants them: one checkpoint, one seed."""
+    """The scores as `plots.marks.scores` draws them: one checkpoint, one seed."""
     scores = group(run, "scores")
     names = scores["test_set"].values.astype(str)
     numbers = np.array([int(name) for name in names]) if all(name.isdecimal() for name in names) else names

@@ -183,9 +183,9 @@ def heads_with_maps(run: xr.DataTree, fit: xr.Dataset) -> list[tuple[int, int]]:
     if not has_groups(run, ["maps"]):
         return []
     maps = group(run, "maps")
-    there = fit.sel(layer=np.intersect1d(fit["layer"], maps["layer"]), head=np.intersect1d(fit["head"], maps["head"]))
-    kept = maps["logit_map"].notnull().any(("query_block", "key_block"))
-    return example_heads(there.where(kept))
+    both = fit.sel(layer=np.intersect1d(fit["layer"], maps["layer"]), head=np.intersect1d(fit["head"], maps["head"]))
+    has_map = maps["logit_map"].notnull().any(("query_block", "key_block"))
+    return example_heads(both.where(has_map))
 
 
 def correlations(dataset: xr.Dataset, names: Mapping[str, str]) -> dict[str, xr.DataArray]:
