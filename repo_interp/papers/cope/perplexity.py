@@ -116,6 +116,7 @@ def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
 
 
 def _ordered(cope: Scored, scored: Sequence[Scored]) -> Evidence:
+    """C4: whether log perplexity at the training length is lower with CoPE than with RoPE, and with RoPE than with learned positions."""
     given = {name: first_of(scored, name) for name in RIVALS}
     rivals = {name: rival for name, rival in given.items() if rival is not None}
     absent = missing([name for name in RIVALS if name not in rivals], "language")
@@ -139,6 +140,7 @@ def _ordered(cope: Scored, scored: Sequence[Scored]) -> Evidence:
 
 
 def _below_open(cope: Scored, opened: Scored) -> Evidence:
+    """C4 (open gates): whether CoPE's log perplexity at the training length is below that of CoPE with every gate open."""
     samples = [each.sample(shortest_and_longest(each)[:1]) for each in (cope, opened)]
     difference = between(samples[1], samples[0])
     return Evidence(
@@ -154,6 +156,7 @@ def _below_open(cope: Scored, opened: Scored) -> Evidence:
 
 
 def _degrades_less(cope: Scored, opened: Scored) -> Evidence:
+    """C5 (open gates): whether CoPE's log perplexity rises less with the length than that of CoPE with every gate open."""
     short, long = shortest_and_longest(cope)
     if short == long or not {short, long} <= set(opened.test_sets):
         return Evidence(C5_OPEN, cope.name, "", unmeasurable="no two checkpoints were scored beyond the training length")
@@ -204,6 +207,7 @@ def p_max(scored: Scored) -> int:
 
 
 def _degrades(cope: Scored, scored: Sequence[Scored]) -> Evidence:
+    """C5: whether CoPE's log perplexity rises less than RoPE's from the training length to the longest."""
     short, long = shortest_and_longest(cope)
     longer = {other.name: other for other in scored if other is not cope and {short, long} <= set(other.test_sets)}
     rope = first_of(scored, RELATIVE)
@@ -259,6 +263,7 @@ def _labels(scored: Sequence[Scored]) -> list[str]:
 
 
 def _cope_label(scored: Scored) -> str:
+    """What a legend calls a checkpoint with CoPE: its number of positions and what its gates look at, where they are recorded."""
     positions = scored.configuration.scheme_options.get("p_max")
     parts = [layout_name(COPE), f"{positions} positions" if positions else "", _GATES.get(gates_of(scored), "")]
     return ", ".join(filter(None, parts))

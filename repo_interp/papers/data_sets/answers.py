@@ -105,6 +105,7 @@ def judge(answers: Answers) -> Iterator[Evidence]:
 
 
 def _compared(comparison: Comparison, answers: Answers) -> Iterator[Evidence]:
+    """What there is on one comparison: every checkpoint with one of its schemes beside RoPE, or why there is nothing."""
     claim, data_set = comparison.claim, comparison.questions.data_set
     rivals = [subject for subject in answers.subjects if subject.layout == "rope"]
     own = [subject for subject in answers.subjects if set(subject.schemes) & set(comparison.schemes)]
@@ -117,6 +118,7 @@ def _compared(comparison: Comparison, answers: Answers) -> Iterator[Evidence]:
 
 
 def _beside_rope(comparison: Comparison, subject: Subject, rivals: Sequence[Subject], answers: Answers) -> Evidence:
+    """The mean score of one checkpoint above that of RoPE trained at the same length."""
     claim, metrics = comparison.claim, comparison.questions.metrics
     rival = next((known for known in rivals if known.training_length == subject.training_length), None)
     if rival is None:
@@ -142,6 +144,7 @@ def _beside_rope(comparison: Comparison, subject: Subject, rivals: Sequence[Subj
 
 
 def _perturbed(answers: Answers) -> Iterator[Evidence]:
+    """P6: the fall of F1 on Qasper when tokens are reordered, of every checkpoint."""
     if QASPER.data_set in answers.absent or not answers.subjects:
         yield _without(
             P6, _needed(QASPER.data_set) if QASPER.data_set in answers.absent else "no checkpoint that knows text was given"
@@ -167,6 +170,7 @@ def _perturbed(answers: Answers) -> Iterator[Evidence]:
 
 
 def _without(claim: Claim, why: str, checkpoint: str = "none") -> Evidence:
+    """Evidence that a claim cannot be measured, and why."""
     return Evidence(claim, checkpoint, "", unmeasurable=why)
 
 

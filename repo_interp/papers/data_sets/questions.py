@@ -115,6 +115,7 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> Answ
 
 
 def _asked(subject: Subject, name: str, path: Path, options: Options, cache: Cache) -> xr.Dataset:
+    """The scores of one checkpoint on one data set, from the cache where it was asked before."""
     length = options.length or subject.training_length
     prompts = data_set_prompts(name, path, subject.tokenizer, length, options.questions, options.seed)
     depends = {
@@ -131,6 +132,7 @@ def _asked(subject: Subject, name: str, path: Path, options: Options, cache: Cac
 
 
 def _scores(subject: Subject, name: str, prompts: Sequence[Prompt], length: int, options: Options) -> xr.Dataset:
+    """The scores [order, ...] of all questions: as they are and, for Qasper, reordered."""
     model = load_model(subject.path, options.device)
     extends = length > subject.training_length and options.extension in allowed_methods(model)
     method = options.extension if extends else PLAIN

@@ -171,6 +171,7 @@ def extent(options: Sampling, tokens: int, length: int, kind: Kind, weights: str
 
 
 def _of_length(subject: Subject, options: Sampling, cache: Cache, multiple: int, kind: Kind) -> xr.Dataset:
+    """Replicates on sequences of `multiple` times L tokens, from the cache where they were measured before."""
     length = options.tokens_of(subject.training_length)
     own = extent(options, multiple * length, length, kind, TRAINED)
     depends = {"sequences": own.sequences, "repeats": options.repeats, "controls": options.controls}
@@ -181,6 +182,8 @@ def _of_length(subject: Subject, options: Sampling, cache: Cache, multiple: int,
 
 
 def _measure(subject: Subject, options: Sampling, tokens: int, length: int, kind: Kind) -> xr.Dataset:
+    """Replicates [weights, repeat, layer, ...] of the trained weights and of the twins, each of as much as `extent` says."""
+
     def of_weights(name: str, bridge: Any) -> xr.Dataset:
         measured = extent(options, tokens, length, kind, name)
         layers = None if measured.layers is None else range(min(measured.layers, len(subject.schemes)))
@@ -195,6 +198,7 @@ def _measure(subject: Subject, options: Sampling, tokens: int, length: int, kind
 def _replicate(
     bridge: Any, prompts: Iterable[Prompt], length: int, batch_size: int, layers: Sequence[int] | None = None
 ) -> xr.Dataset:
+    """One replicate: what the measures of `_measures` give for `prompts`, as variables of one dataset."""
     groups = stream(bridge, prompts, _measures(length), batch_size, layers)
     components = groups["components"]
     data = components[list(_MEASURED)]
@@ -226,6 +230,7 @@ def seconds(subjects: Sequence[Subject], options: Sampling) -> float:
 
 
 def _of_one_size(subject: Subject, options: Sampling) -> float:
+    """Seconds that the replicates of one checkpoint take: loading it, and its estimated analyses."""
     start = time.monotonic()
     bridge, length = load(subject.path, options.device), options.tokens_of(subject.training_length)
     loading = time.monotonic() - start

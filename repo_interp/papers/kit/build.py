@@ -101,6 +101,7 @@ class Build:
 
     @property
     def _key(self) -> str:
+        """What durations are kept by: the paper, its options and its checkpoints."""
         digests = ",".join(f"{name}={digest[:12]}" for name, digest in sorted(self.given.digests.items()))
         return f"{self.name} {self.options} {digests}"
 

@@ -52,6 +52,7 @@ class Cache:
     def _kept(
         self, read: Callable[[Path], tuple[Kept, float]], function: Callable[..., Kept], depends: Depends, given: tuple[Any, ...]
     ) -> Kept:
+        """What `function` gives, read from its file where that exists, else computed and written there."""
         if self._directory is None:
             return self._timed(function, given)[0]
         file = self._directory / f"{_name(function)}-{_key(function, depends)}.nc"
@@ -68,6 +69,7 @@ class Cache:
         return read(file)[0]
 
     def _timed(self, function: Callable[..., Kept], given: tuple[Any, ...]) -> tuple[Kept, float]:
+        """What `function` gives, and the seconds it took."""
         start = time.monotonic()
         measured = function(*given)
         seconds = time.monotonic() - start

@@ -28,7 +28,7 @@ def on_the_same_windows(scored: Sequence[Scored]) -> list[Scored]:
 
 
 def perplexity_table(scored: Sequence[Scored], method: str = PLAIN) -> xr.Dataset:
-    """Perplexity [checkpoint, test_set, seed] by length in tokens, ascending, as `plots.marks.scores` draws scores."""
+    """Perplexity [checkpoint, test_set, seed] by length in tokens, ascending, as `plots.marks.perplexity` draws it."""
     table = score_table(scored, method=method).assign_coords(layout=("checkpoint", [in_layers(each) for each in scored]))
     values = xr.apply_ufunc(np.exp, table["score"])
     table = table.assign(
@@ -42,7 +42,7 @@ def perplexity_table(scored: Sequence[Scored], method: str = PLAIN) -> xr.Datase
 
 def differences(rows: Sequence[tuple[Scored, str]], reference: Scored, name: str, table: xr.Dataset) -> dict[str, xr.DataArray]:
     """Log perplexity of each checkpoint and method of `rows` above that of `reference`, called `name`, by checkpoint and test set of
-    `table`, and its standard error over the windows that both have, as `plots.marks.scores` draws them; NaN where one has no scores.
+    `table`, and its standard error over the windows that both have, as `plots.marks.perplexity` draws them; NaN where one has no scores.
     """
     values = np.full((2, len(rows), table.sizes["test_set"]), np.nan)
     for row, (each, method) in enumerate(rows):

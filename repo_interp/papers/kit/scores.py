@@ -193,6 +193,7 @@ def task_digest(path: Path, configuration: TrainingConfiguration, task: Task) ->
 
 
 def _live(path: Path, task: Task, length: int, count: int, options: ScoreOptions, methods: Sequence[str]) -> xr.Dataset:
+    """The scores of every test set by every method, measured with the weights at `path`."""
     model = load_model(path, options.device)
     plain = task_scores(model, task, None, count, options.seed, batch_size=options.batch_size)
     sets = plain["test_set"].values.astype(str).tolist()

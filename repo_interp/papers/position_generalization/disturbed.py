@@ -130,12 +130,14 @@ def measure_judged(subject: Subject, options: Options, plain: xr.Dataset, kind: 
 
 
 def _judged(subject: Subject, plain: xr.Dataset, options: Options, cache: Cache) -> xr.Dataset:
+    """The group `judged`: every kind of disturbance at its judged point."""
     return _joined([_judged_at(subject, plain, options, cache, kind, point) for kind, point in POINTS.items()])
 
 
 def _judged_at(
     subject: Subject, plain: xr.Dataset, options: Options, cache: Cache, kind: str, point: tuple[float, int]
 ) -> xr.Dataset:
+    """One kind of disturbance at one point, from the cache where it was measured before."""
     return _kept(subject, options, cache, plain, measure_judged, kind, *point, draws=options.draws, point=str(point))
 
 
@@ -155,6 +157,7 @@ def _kept(
     *point: float,
     **depends: Any,
 ) -> xr.Dataset:
+    """What `function` measures with one kind of disturbance, from the cache where it was measured before."""
     prompts = digest(prompts_of(subject, options))
     return subject.measured(cache, function, options, plain, kind, *point, kind=kind, prompts=prompts, **depends)
 

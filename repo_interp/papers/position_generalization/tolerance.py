@@ -106,6 +106,7 @@ def judge(measured: Sequence[Measured]) -> Iterator[Evidence]:
 
 
 def _text(measured: Measured) -> Iterator[Evidence]:
+    """P6 from the rise of log perplexity, at every judged point."""
     judged = measured.group("judged")
     plain = float(judged["plain"])
     rows = [
@@ -133,6 +134,7 @@ def _text(measured: Measured) -> Iterator[Evidence]:
 
 
 def _task_score(measured: Measured) -> Iterator[Evidence]:
+    """P6 from the fall of a task's score, at every judged point."""
     judged = measured.group("judged")
     metric, count, plain = str(judged.attrs["metric"]), int(judged.attrs["prompts"]), float(judged["plain_score"])
     better = 1.0 if measured.group("perturbation").attrs["higher_is_better"] == "True" else -1.0
@@ -157,6 +159,7 @@ def _task_score(measured: Measured) -> Iterator[Evidence]:
 
 
 def _beside_twin(own: Measured, twin: Measured) -> Evidence:
+    """P6 (learned): whether targets that no move touched suffer less than in the RoPE twin."""
     rises = [each.group("judged")["log_perplexity_rise"].sel(kind="text_order").values for each in (own, twin)]
     if not np.round(rises, _ROUNDING).any():
         same = f"nothing to compare: where no move touched them, neither its predictions nor those of {twin.name} change"

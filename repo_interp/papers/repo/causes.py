@@ -47,6 +47,7 @@ NEEDED = 0.05
 
 
 def _needed(quantity: str, least: float = NEEDED) -> All:
+    """The rule that a quantity is large enough to matter, and not by chance."""
     return All(AtLeast(quantity, least), Significant(f"{quantity}, prompt by prompt,"))
 
 
@@ -73,6 +74,7 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.D
 
 
 def _scores(subject: Subject, options: Options) -> xr.Dataset:
+    """`score [kind, where, prompt]`, `plain [prompt]` in one dataset: every change of positions at every place."""
     assert isinstance(subject.task, Task)
     task, model = subject.task, load_model(subject.path, options.device)
     length = getattr(task, "longest", 0) if subject.kind == "reversal" else subject.training_length
@@ -121,6 +123,7 @@ def judge(data: xr.Dataset) -> Iterator[Evidence]:
 
 
 def _evidence(data: xr.Dataset, claim: Claim, quantity: str, where: str) -> Evidence:
+    """How far the score falls with every kind of change at the place `where`, as evidence on `claim`."""
     falls = {str(kind): fall(data, str(kind), where) for kind in data["kind"].values}
     linear = falls["linearised"]
     others = [

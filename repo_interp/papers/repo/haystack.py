@@ -87,6 +87,7 @@ def judge(searched: Sequence[Searched]) -> Iterator[Evidence]:
 
 
 def _at_training_length(own: Searched, rope: Searched, without: WithoutPositions) -> Evidence:
+    """R9: needles found at the training length, beside RoPE."""
     length = own.subject.training_length
     mine, theirs = own.sample([length], PLAIN), rope.sample([length], PLAIN)
     difference = between(mine, theirs)
@@ -108,6 +109,7 @@ def _at_training_length(own: Searched, rope: Searched, without: WithoutPositions
 
 
 def _longer(own: Searched, rope: Searched, without: WithoutPositions) -> Evidence:
+    """R9 (longer): needles found at every longer length with YaRN, beside RoPE."""
     longer = [length for length in own.lengths if length > own.subject.training_length]
     mine, theirs = own.sample(longer, YARN), rope.sample(longer, YARN)
     pairs = {length: (own.sample([length], YARN), rope.sample([length], YARN)) for length in longer}
@@ -141,6 +143,7 @@ def _longer(own: Searched, rope: Searched, without: WithoutPositions) -> Evidenc
 
 
 def _with_budgets(text: str, *compared: Searched) -> str:
+    """`text` with the final losses of the checkpoints compared, and what differs in their budgets of training."""
     return note([searched.recorded for searched in compared if searched.recorded is not None], text)
 
 

@@ -182,7 +182,6 @@ def task_of(subject: Subject) -> Reversal:
 def judge(data: xr.Dataset) -> Iterator[Evidence]:
     """R2 from the distances of copies, R3 from the range of the instruction."""
     yield _mirror_effect(data)
-    inside = data["instruction_range"]
     ranges = data[["instruction_range", "words_range"]].sel(weights="trained").mean("prompt")
     remarks = {
         int(layer): f" (instruction {float(ranges['instruction_range'].sel(layer=layer)):.2f}, "
@@ -190,10 +189,11 @@ def judge(data: xr.Dataset) -> Iterator[Evidence]:
         for layer in data["layer"].values
     }
     yield _near_constant(data, R3, FLATNESS, data["flatness"], "as many consecutive words", remarks)
-    yield _near_constant(data, R3_OF_ALL, FLATNESS_OF_ALL, inside / data["text_range"], "words and copies", {})
+    yield _near_constant(data, R3_OF_ALL, FLATNESS_OF_ALL, data["instruction_range"] / data["text_range"], "words and copies", {})
 
 
 def _mirror_effect(data: xr.Dataset) -> Evidence:
+    """R2 from the layer, other than 0, whose copies are nearest to their source against other words."""
     by_text = data["mirror"].sel(layer=data["layer"] > 0)
     means = by_text.mean("prompt")
     ratios = means.sel(kind="copies") / means.sel(kind="random")

@@ -114,6 +114,7 @@ def _counts(prompts: Mapping[int, Sequence[Prompt]]) -> xr.DataArray | None:
 
 
 def _ruler(subject: Subject, options: Options, lengths: Sequence[int], rotates: bool) -> xr.Dataset:
+    """Scores on RULER's needles, generated: plainly, and with YaRN where a layer rotates."""
     model = load_model(subject.path, options.device)
     count = options.score_prompts
     prompts = {length: niah(subject.tokenizer, VARIANT, length, count, options.seed, answer="none") for length in lengths}

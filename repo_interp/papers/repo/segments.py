@@ -115,6 +115,7 @@ def judge(by_kind: Mapping[str, xr.Dataset]) -> Iterator[Evidence]:
 
 
 def _aligned(data: xr.Dataset, kind: str) -> Evidence:
+    """R8 for one kind of segments: scores beside those of shuffled edges, over prompts."""
     trained = data.sel(weights="trained")
     means = {name: trained[name].mean(("layer", "head")).values for score in SCORES for name in (score, f"{score}_shuffled")}
     known = _known(trained)
@@ -202,12 +203,14 @@ def _figure(data: xr.Dataset, name: str, kind: str) -> PaperFigure:
 
 
 def _bands(ax: Axes, labels: np.ndarray) -> None:
+    """Shade every other segment over the height of `ax`."""
     for label in range(0, int(labels.max()) + 1, 2):
         for first, last in contiguous(np.flatnonzero(labels == label).tolist()):
             ax.axvspan(first - 0.5, last + 0.5, facecolor=_BAND, alpha=0.3, linewidth=0, zorder=0, gid=f"segment {label}")
 
 
 def _against(ax: Axes, data: xr.Dataset, score: str, colour: str) -> None:
+    """Every head's score over that of shuffled edges: trained weights in `colour`, twins grey."""
     means = data[[score, f"{score}_shuffled"]].mean("prompt")
     for weights in reversed(data["weights"].values.astype(str).tolist()):
         of_weights = means.sel(weights=weights)
