@@ -30,9 +30,10 @@ from repo_interp.papers.kit.learned_positions import why_not
 from repo_interp.papers.kit.rules import Above, All
 from repo_interp.papers.kit.subjects import Subject
 from repo_interp.papers.repo.checkpoints import OLMO
-from repo_interp.plots.marks.drawing import contiguous, legend_below
+from repo_interp.plots.marks.drawing import legend_below
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, style
 from repo_interp.plots.views.positions import draw_positions
+from repo_interp.plots.views.segments import SHADE, shade_segments
 from repo_interp.tasks import Prompt, few_shot_prompts
 
 if TYPE_CHECKING:
@@ -153,7 +154,6 @@ def _known(trained: xr.Dataset) -> np.ndarray:
 # ---- drawn ----------------------------------------------------------------------------------------------------------
 
 _TEXTS = {"examples": f"few-shot prompts of {SHOTS} examples", "lines": "held-out code"}
-_BAND = "#56B4E9"
 
 
 def draw(by_kind: Mapping[str, xr.Dataset]) -> Iterator[Drawing]:
@@ -182,7 +182,7 @@ def _figure(data: xr.Dataset, name: str, kind: str) -> PaperFigure:
         figure = paper_figure(PAGE_WIDTH, 2.3)
         left, middle, right = figure.subplots(1, 3, width_ratios=(2.2, 1, 1))
         draw_positions(left, data["example"].sel(layer=layer, head=head).values, colour)
-        _bands(left, data["example_segment"].values)
+        shade_segments(left, data["example_segment"].values)
         left.set(xlabel="token", ylabel="position z (positions)")
         left.set_title(f"{name}, layer {layer}, head {head}")
         for ax, score, title in ((middle, "variance_between", f"Variance between {kind}"), (right, "boundary_f1", "Boundary F1")):
@@ -193,20 +193,13 @@ def _figure(data: xr.Dataset, name: str, kind: str) -> PaperFigure:
         legend_below(
             figure,
             [
-                Patch(facecolor=_BAND, alpha=0.3, label=f"every second of the {kind}"),
+                Patch(facecolor=SHADE, alpha=0.3, label=f"every second of the {kind}"),
                 Line2D([], [], color=colour, label="a head", **dot),
                 Line2D([], [], color="#5A5A5A", markerfacecolor="none", label="a head, random weights", **dot),
                 Line2D([], [], color="#222222", linewidth=0.6, linestyle="--", label="as shuffled edges"),
             ],
         )
     return figure
-
-
-def _bands(ax: Axes, labels: np.ndarray) -> None:
-    """Shade every other segment over the height of `ax`."""
-    for label in range(0, int(labels.max()) + 1, 2):
-        for first, last in contiguous(np.flatnonzero(labels == label).tolist()):
-            ax.axvspan(first - 0.5, last + 0.5, facecolor=_BAND, alpha=0.3, linewidth=0, zorder=0, gid=f"segment {label}")
 
 
 def _against(ax: Axes, data: xr.Dataset, score: str, colour: str) -> None:
