@@ -25,9 +25,11 @@ def prompts(count: int, length: int = 64) -> list[Prompt]:
     return [Prompt(tokens=tuple(row), spans={"needle": (1, 2)}, generated=(length - 1,)) for row in tokens]
 
 
+@pytest.mark.usefixtures("a_millisecond_each")
 def test_more_prompts_measures_passes_and_layers_cost_more(bridge):
     few = estimate(bridge, prompts(2), MEASURES)
     assert 0 < few.seconds < estimate(bridge, prompts(200), MEASURES).seconds / 20
+    assert estimate(bridge, prompts(2), MEASURES[:1]).seconds < few.seconds
     assert few.seconds < estimate(bridge, prompts(2), MEASURES, passes=[64] * 2000).seconds
     assert estimate(bridge, prompts(40), MEASURES, layers=[0]).seconds < estimate(bridge, prompts(40), MEASURES).seconds
 

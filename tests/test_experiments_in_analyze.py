@@ -224,6 +224,7 @@ def test_an_exception_inside_a_pass_leaves_no_hook(bridge):
         assert hooks_of(bridge) == before
 
 
+@pytest.mark.usefixtures("a_millisecond_each")
 @pytest.mark.parametrize("name", ["perturbation", "extrapolation"])
 def test_the_passes_that_are_said_are_those_that_are_made(name, bridge):
     (plan,) = planned(bridge, TASK.prompts(5), (SMALL if name == "perturbation" else Extrapolation(sequences=4),), TASK)

@@ -117,7 +117,7 @@ def test_a_paper_makes_its_directory_and_the_page_has_every_claim_with_its_comma
         assert (out / link).is_file() or not (out / link).parent.exists()
     assert "Not made yet: `repo-interp figures cope`." in gallery and "- **H1** " in gallery
     short = gallery.partition("## In short")[2].partition("## Claims")[0]
-    assert "*Cannot be told here:*" in short and "(H7) - " in short and "CoPE" not in short
+    assert "- *Cannot be told here* (" in short and "(H7)" in short and "CoPE" not in short
 
 
 def test_the_same_gives_the_same_bytes_measured_kept_or_elsewhere(checkpoints, tmp_path):

@@ -384,6 +384,7 @@ def test_a_capped_length_is_drawn_and_not_judged(tmp_path):
     assert all(f"capped at {L} of the {4 * L} tokens" in drawing.caption for drawing in drawings)
 
 
+@pytest.mark.usefixtures("a_millisecond_each")
 def test_what_it_costs_grows_with_what_is_measured(checkpoints):
     rope = subject("rope", checkpoints / "rope")
     assert replicates.seconds([], SMALL) == 0

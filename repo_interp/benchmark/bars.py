@@ -109,8 +109,20 @@ BARS = (
     Bar("layer", OLMO2, "4,096 tokens: the textbook's components and fit over ours", 1000, _beyond_textbook, relation="at least"),
     Bar("model", SMOLLM2, "2,048 tokens: with all measures beside the forward pass", 2.25, _times(2048, WITH_ALL, FORWARD)),
     Bar("model", SMOLLM2, "all measures, 4,096 tokens over 2,048", 2.5, _growth(2048, 4096, WITH_ALL, FORWARD)),
-    Bar("model", OLMO2, "2,048 tokens: with all measures beside the forward pass", 1.10, _times(2048, WITH_ALL, FORWARD)),
-    Bar("model", OLMO2, "2,048 tokens: memory beyond the model", 300, _megabytes(2048, WITH_ALL), "MB"),
+    *(
+        bar
+        for tokens in (2048, 4096)
+        for bar in (
+            Bar(
+                "model",
+                OLMO2,
+                f"{tokens:,} tokens: with all measures beside the forward pass",
+                1.10,
+                _times(tokens, WITH_ALL, FORWARD),
+            ),
+            Bar("model", OLMO2, f"{tokens:,} tokens: memory beyond the model", 300, _megabytes(tokens, WITH_ALL), "MB"),
+        )
+    ),
     *(
         Bar("loading", subject, "memory at the peak beside the weights", 1.15, _megabytes(0, LOAD, WEIGHTS))
         for subject in (SMOLLM2, OLMO2)
@@ -118,7 +130,7 @@ BARS = (
     *(Bar("inspect", subject, "beside importing its libraries", 1.5, _times(0, INSPECT, IMPORT)) for subject in (NIAH, SMOLLM2)),
     *(
         Bar("analysis", subject, f"announced {what} and what it was, the larger over the smaller", limit, _far(tokens, field))
-        for subject, tokens in ((NIAH, 256), (SMOLLM2, 512))
+        for subject, tokens in ((NIAH, 256), (SMOLLM2, 512), (OLMO2, 256))
         for what, limit, field in (("time", 1.25, "cpu_seconds"), ("memory", 1.10, "megabytes"))
     ),
     *(

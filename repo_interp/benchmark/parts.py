@@ -136,7 +136,7 @@ ROWS: dict[str, Row] = {
         "Random weights in these shapes. Memory is beyond the model.",
         "models:lines",
         (SMOLLM2, OLMO2),
-        {SMOLLM2: (512, 1024, 2048, 4096), OLMO2: (2048,)},
+        {SMOLLM2: (512, 1024, 2048, 4096), OLMO2: (2048, 4096)},
         accelerated=True,
     ),
     "patterns": Row(
@@ -165,8 +165,9 @@ ROWS: dict[str, Row] = {
         "An analysis of four prompts with the measures that it takes by itself, figures and page, beside what it was announced to cost; "
         "and of the first quarter of the layers (`--layers`). Memory is all that the process ever held, loading included.",
         "commands:analysis_lines",
-        (NIAH, SMOLLM2),
-        {NIAH: (256,), SMOLLM2: (512,)},
+        (NIAH, SMOLLM2, OLMO2),
+        {NIAH: (256,), SMOLLM2: (512,), OLMO2: (256,)},
+        dtypes={OLMO2: "bfloat16"},
     ),
     "long": Row(
         "Long prompts",

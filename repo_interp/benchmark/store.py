@@ -104,10 +104,15 @@ def write(directory: Path, measured: Iterable[Measured]) -> None:
 
 
 def with_part(measured: Sequence[Measured], new: Measured, order: Sequence[Part]) -> list[Measured]:
-    """`measured` with `new` in place of the same part of before; those of `order` in its order, then others."""
-    places = {part: place for place, part in enumerate(order)}
+    """`measured` with `new` in place of the same part of before; rows and subjects as in `order`, then others; shorter prompts first."""
+    places = {(part.row, part.subject): place for place, part in reversed(list(enumerate(order)))}
     others = [one for one in measured if one.part != new.part]
-    return sorted([*others, new], key=lambda one: places.get(one.part, len(places)))
+
+    def place(one: Measured) -> tuple[int, str, str, int]:
+        part = one.part
+        return places.get((part.row, part.subject), len(places)), part.row, part.subject, part.tokens
+
+    return sorted([*others, new], key=place)
 
 
 def standing(measured: Iterable[Measured], part: Part, now: Circumstances) -> Measured | None:

@@ -26,7 +26,7 @@ from repo_interp.inputs import AttentionInputs, Spans, select_prompts
 from repo_interp.measures.labels import arrays, described
 from repo_interp.measures.statistics import Measure, Statistics
 
-_CELLS = 2**22
+_CELLS = 2**20
 """Logits that exist at a time."""
 _NOT_MARKED = ("rest", "separator")
 """Spans, beside segments, that say nothing about which rows are of interest."""

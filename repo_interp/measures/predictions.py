@@ -21,7 +21,7 @@ from repo_interp.measures.attention_rows import rows_of_interest
 from repo_interp.measures.labels import described
 from repo_interp.measures.statistics import Measure, Statistics
 
-_CELLS = 2**22
+_CELLS = 2**20
 """Logits that exist at a time."""
 
 

@@ -17,7 +17,7 @@ from repo_interp.errors import InputError
 from repo_interp.files import write_text
 from repo_interp.papers.kit.claims import FAILS, HOLDS, UNMEASURED, markdown_table
 from repo_interp.papers.kit.experiment import Paper
-from repo_interp.papers.kit.outcomes import EXTENSION, NOT_YET, number, primary, together
+from repo_interp.papers.kit.outcomes import EXTENSION, NOT_YET, Told, number, paragraph, primary, reason, together
 from repo_interp.papers.kit.own_subjects import own_subjects, section, thumbnails
 from repo_interp.papers.kit.paper_directory import FIGURES, VERDICTS, read_rows
 
@@ -114,25 +114,18 @@ def _pictures(directory: Path, papers: Sequence[Paper]) -> list[str]:
 
 
 def in_short(verdicts: Sequence[Mapping[str, str]], papers: Sequence[Paper]) -> list[str]:
-    """By paper, a paragraph: which of its claims stand on their primary checkpoint, which do not, and which cannot be told, and why."""
-    told = []
+    """By paper, a list: which of its claims stand on their primary checkpoint, which do not, and which cannot be told, and why."""
+    headings = {HOLDS: "Stands", FAILS: "Does not stand", UNMEASURED: "Cannot be told here"}
+    parts = []
     for paper in papers:
-        by_outcome: dict[str, list[str]] = {}
-        for claim in paper.claims:
+        told = []
+        for claim in (each for each in paper.claims if each.paper_number != EXTENSION):
             own = [row for row in verdicts if row["claim"] == claim.label and row["paper_name"] == paper.name]
-            if claim.paper_number == EXTENSION or not own:
-                continue
-            outcome = primary(own, paper, claim)
-            words = f"{claim.statement.rstrip('.')} ({claim.label})"
-            if outcome == UNMEASURED:
-                why = next((row["note"] for row in own if row["note"]), "")
-                words += f" - {why.partition(': ')[0].partition('; ')[0]}" if why else ""
-            by_outcome.setdefault(outcome, []).append(words)
-        headings = {HOLDS: "Stands", FAILS: "Does not stand", UNMEASURED: "Cannot be told here"}
-        sentences = [f"*{headings[outcome]}:* {'; '.join(by_outcome[outcome])}." for outcome in headings if outcome in by_outcome]
-        if sentences:
-            told.append(f"**{paper.title.partition(',')[0]}.** {' '.join(sentences)}")
-    return told
+            outcome = primary(own, paper, claim) if own else NOT_YET
+            if outcome in headings:
+                told.append(Told(claim, headings[outcome], reason(own) if outcome == UNMEASURED else ""))
+        parts += paragraph(paper, told, tuple(headings.values()))
+    return parts
 
 
 def _lines(verdicts: Sequence[Mapping[str, str]], papers: Sequence[Paper]) -> list[str]:

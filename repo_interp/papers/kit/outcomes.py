@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from repo_interp.papers.kit.claims import FAILS, HOLDS, UNMEASURED, Claim
 from repo_interp.papers.kit.experiment import Paper
@@ -38,3 +39,37 @@ def primary(rows: Sequence[Mapping[str, str]], paper: Paper, claim: Claim) -> st
     by_checkpoint = {row["checkpoint"]: row["verdict"] for row in reversed(rows)}
     known = [by_checkpoint[name] for name in (*names, *reversed(by_checkpoint)) if name in by_checkpoint]
     return next((verdict for verdict in known if verdict != UNMEASURED), UNMEASURED if known else NOT_YET)
+
+
+@dataclass(frozen=True)
+class Told:
+    """A claim with what became of it, in words."""
+
+    claim: Claim
+    outcome: str
+    """The heading that it stands under."""
+    why: str = ""
+    """The reason, where nothing can be told."""
+    where: str = ""
+    """On which data alone it was asked, where not on all."""
+
+
+def paragraph(paper: Paper, told: Sequence[Told], headings: Sequence[str]) -> list[str]:
+    """The paper's name and a list: under each of `headings` its claims; those of one wording once, those of one reason together."""
+    items = []
+    for heading in headings:
+        some = [each for each in told if each.outcome == heading]
+        for why in dict.fromkeys(each.why for each in some):
+            labels: dict[str, list[str]] = {}
+            for each in some:
+                if each.why == why:
+                    labels.setdefault(each.claim.statement.rstrip("."), []).append(each.claim.label + each.where)
+            claims = "; ".join(f"{statement} ({', '.join(known)})" for statement, known in labels.items())
+            items.append(f"- *{heading}*{f' ({why})' if why else ''}: {claims}.")
+    return [f"**{paper.title.partition(',')[0]}**\n\n" + "\n".join(items)] if items else []
+
+
+def reason(rows: Sequence[Mapping[str, str]]) -> str:
+    """Why nothing can be told: the first words of the first note of rows of verdicts."""
+    why = next((row["note"] for row in rows if row["note"]), "")
+    return why.partition(": ")[0].partition("; ")[0]

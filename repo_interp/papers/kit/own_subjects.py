@@ -14,11 +14,12 @@ from pathlib import Path
 
 from repo_interp.papers.kit.claims import FAILS, HOLDS, UNMEASURED, Claim, markdown_table
 from repo_interp.papers.kit.experiment import Paper
-from repo_interp.papers.kit.outcomes import EXTENSION, primary, together
+from repo_interp.papers.kit.outcomes import EXTENSION, Told, paragraph, primary, reason, together
 from repo_interp.papers.kit.paper_directory import FIGURES, PROVENANCE, VERDICTS, read_rows
 
 Row = Mapping[str, str]
 _OUTCOMES = {HOLDS: "Stands", FAILS: "Does not stand", UNMEASURED: "Cannot be told"}
+_DEPENDS = "Depends on what it reads"
 
 
 @dataclass(frozen=True)
@@ -78,30 +79,23 @@ def section(subject: OwnSubject, directory: Path, verdicts: Sequence[Row], paper
 
 
 def in_words(subject: OwnSubject, papers: Sequence[Paper]) -> list[str]:
-    """By paper, a paragraph: which claims stand on the subject, which do not, which cannot be told, and which depend on the data."""
-    told = []
+    """By paper, a list: which claims stand on the subject, which do not, which cannot be told, and which depend on the data."""
+    parts = []
     for paper in papers:
-        by_outcome: dict[str, list[str]] = {}
+        told = []
         asked = [data for data, of_data in subject.pages.items() if paper.name in of_data]
         for claim in (claim for claim in paper.claims if claim.paper_number != EXTENSION):
             outcomes = _outcomes(subject, paper, claim)
-            if not outcomes:
-                continue
-            words = f"{claim.statement.rstrip('.')} ({claim.label}"
-            words += ")" if len(outcomes) == len(asked) else f", on {' and '.join(outcomes)} alone)"
-            if len(set(outcomes.values())) == 1:
+            where = "" if len(outcomes) == len(asked) else f", on {' and '.join(outcomes)} alone"
+            if len(set(outcomes.values())) > 1:
+                where = "".join(f", {data}: {outcome}" for data, outcome in outcomes.items())
+                told.append(Told(claim, _DEPENDS, "", where))
+            elif outcomes:
                 outcome = next(iter(outcomes.values()))
-                if outcome == UNMEASURED:
-                    words += _why([row for data in outcomes for row in subject.rows(data, paper, claim)])
-                by_outcome.setdefault(_OUTCOMES[outcome], []).append(words)
-            else:
-                each = ", ".join(f"{data}: {outcome}" for data, outcome in outcomes.items())
-                by_outcome.setdefault("Depends on what it reads", []).append(f"{words} - {each}")
-        order = (*_OUTCOMES.values(), "Depends on what it reads")
-        sentences = [f"*{heading}:* {'; '.join(by_outcome[heading])}." for heading in order if heading in by_outcome]
-        if sentences:
-            told.append(f"**{paper.title.partition(',')[0]}.** {' '.join(sentences)}")
-    return told
+                rows = [row for data in outcomes for row in subject.rows(data, paper, claim)]
+                told.append(Told(claim, _OUTCOMES[outcome], reason(rows) if outcome == UNMEASURED else "", where))
+        parts += paragraph(paper, told, (*_OUTCOMES.values(), _DEPENDS))
+    return parts
 
 
 def thumbnails(directory: Path, paper: Paper, below: str = "", title: str = "") -> list[str]:
@@ -140,11 +134,6 @@ def _row(subject: OwnSubject, paper: Paper, claim: Claim, verdicts: Sequence[Row
         numbers = [row["ours"] + (f" ± {row['spread']}" if row["spread"] else "") for row in own if row["ours"]]
         row[data] = f"{together(own)}{': ' if numbers else ''}{'; '.join(numbers)}" if own else ""
     return row
-
-
-def _why(rows: Sequence[Row]) -> str:
-    why = next((row["note"] for row in rows if row["note"]), "")
-    return f" - {why.partition(': ')[0].partition('; ')[0]}" if why else ""
 
 
 def _provenance(directory: Path) -> list[str]:

@@ -82,7 +82,7 @@ P2_NULL = Claim(
 )
 P3 = Claim(
     "P3",
-    "... and near 0 for random weights: learned, not built in",
+    "fake-distance logits of random weights are fitted near 0: what is fitted is learned, not built in",
     f"{SOURCE} sec. 3.2",
     "0.028",
     All(AtMost(RANDOM_R, 0.2), AtMost("this r", 0.5, of=TRAINED_R)),
