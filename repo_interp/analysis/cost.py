@@ -34,6 +34,7 @@ from repo_interp.inputs import AttentionInputs, Spans
 from repo_interp.measures.statistics import Measure, Statistics, share
 from repo_interp.models.bridge import tokenizer_of
 from repo_interp.models.capture import decode, predictions_of
+from repo_interp.models.feed_forward import block_of
 from repo_interp.models.reposition import attentions, decoder_of, layout
 from repo_interp.side_by_side import BatchSize, SideBySide
 from repo_interp.tasks.prompt import Prompt
@@ -310,7 +311,9 @@ def _bytes(
     config, parameters = next(attentions(bridge)).config, list(bridge.parameters())
     longest, elements = max(len(prompt.tokens) for prompt in prompts), parameters[0].element_size()
     batch_size = min(len(prompts), size.of_length(longest))
-    activations = float(elements) * batch_size * longest * (8 * config.hidden_size + 3 * config.intermediate_size)
+    tokens = batch_size * longest
+    wide = min(tokens, block_of(config.intermediate_size)) * config.intermediate_size
+    activations = float(elements) * (8 * tokens * config.hidden_size + 3 * wide)
     statistics = layers * (probe.bytes * sum(len(prompt.tokens) for prompt in prompts) / probe.tokens + probe.bounded)
     logits = 20.0 * config.vocab_size * max(passes, default=0) * batch_size
     running = max(activations, logits) + statistics

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from repo_interp.errors import NotFinite
 from repo_interp.inputs import AttentionInputs, Predictions
 from repo_interp.models.attention import LogitsOfRows, RepositionedAttention
+from repo_interp.models.feed_forward import in_blocks
 from repo_interp.models.reposition import attentions, decoder_of
 from repo_interp.positions.contextual import ContextualPositions
 
@@ -59,8 +60,13 @@ def decode(
 ) -> Tensor:
     """The decoder's last hidden states: the forward pass without the unembedding, which at long prompts is the largest array.
 
-    With a `last_layer` the pass ends after it: its hidden states, before the final norm.
+    With a `last_layer` the pass ends after it: its hidden states, before the final norm. Feed-forward parts work in blocks of tokens.
     """
+    with in_blocks(model):
+        return _decoded(model, tokens, valid, last_layer)
+
+
+def _decoded(model: nn.Module, tokens: Tensor, valid: Tensor, last_layer: int | None) -> Tensor:
     decoder = decoder_of(model)
     starts_late = not bool(valid[:, 0].all())
     # Right padding needs no mask, since no token sees a later one: then the fused causal kernel runs.

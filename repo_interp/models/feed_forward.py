@@ -1,0 +1,72 @@
+"""Feed-forward parts computed in blocks of tokens, so that their wide arrays do not grow with the prompt.
+
+    y_i = W_down (f(W_gate x_i) * W_up x_i)        of token i alone: a block of tokens needs three arrays of block x intermediate size
+
+Whole, the three arrays of a prompt are most of what a forward pass holds: at 2,048 tokens of OLMo-2-1B 64 MB each. A part with a
+hook within it is computed whole, so that the hook sees what it would see anyway (those on its input and output see all tokens in either
+case); so is one whose weights stay on a disk until they are needed (Accelerate), which would be read once per block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from repo_interp.models.reposition import decoder_of
+
+_CELLS = 2**22
+"""Numbers of one array of intermediate size at a time."""
+
+
+def block_of(intermediate: int) -> int:
+    """Tokens of a block, of all prompts together."""
+    return max(1, _CELLS // intermediate)
+
+
+@contextmanager
+def in_blocks(model: nn.Module) -> Iterator[None]:
+    """While the context lasts, feed-forward parts of a repositioned model or bridge work in blocks of tokens."""
+    with ExitStack() as stack:
+        for layer in decoder_of(model).layers:
+            part = getattr(layer.mlp, "_original_component", layer.mlp)  # of a bridge
+            size = getattr(part, "intermediate_size", None)
+            if isinstance(size, int) and not _is_watched(part):
+                stack.enter_context(_one_in_blocks(part, block_of(size)))
+        yield
+
+
+def _is_watched(part: nn.Module) -> bool:
+    """Whether a hook stands on a module within `part`: TransformerLens', torch's own, or one that fetches weights from elsewhere."""
+    within = (module for module in part.modules() if module is not part)
+    return any(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or hasattr(module, "_hf_hook")
+        for module in within
+    )
+
+
+@contextmanager
+def _one_in_blocks(part: nn.Module, block: int) -> Iterator[None]:
+    whole: Callable[..., Any] = part.forward
+
+    def forward(x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        if len(rows) <= block or torch.is_grad_enabled():
+            return whole(x)
+        out = torch.empty_like(rows)
+        for start in range(0, len(rows), block):
+            out[start : start + block] = whole(rows[None, start : start + block])[0]
+        return out.reshape(x.shape)
+
+    own = part.__dict__.get("forward")
+    part.forward = forward  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        yield
+    finally:
+        if own is None:
+            del part.forward
+        else:
+            part.forward = own

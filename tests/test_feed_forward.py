@@ -1,0 +1,77 @@
+"""Feed-forward parts in blocks of tokens: the same numbers, in parts of the size that is said; whole where a hook is within."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from families import tiny
+
+import repo_interp as ri
+from repo_interp.models import feed_forward
+from repo_interp.models.capture import decode
+from repo_interp.models.feed_forward import block_of, in_blocks
+from repo_interp.models.reposition import decoder_of
+
+TOKENS = torch.randint(3, 64, (2, 23), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(params=["llama", "olmo2", "gemma2"])
+def bridge(request):
+    return ri.bridge(ri.reposition(tiny(request.param), "repo@1"))
+
+
+def passed(bridge) -> tuple[torch.Tensor, list[int]]:
+    """Hidden states, and how many tokens every call of a feed-forward part's activation got."""
+    tokens: list[int] = []
+    activations = [layer.mlp._original_component.act_fn for layer in decoder_of(bridge).layers]
+    originals = [activation.forward for activation in activations]
+    for activation, original in zip(activations, originals, strict=True):
+        activation.forward = lambda x, original=original: tokens.append(x.shape[:-1].numel()) or original(x)
+    try:
+        with torch.no_grad():
+            return decode(bridge, TOKENS, torch.ones_like(TOKENS, dtype=torch.bool)), tokens
+    finally:
+        for activation in activations:
+            del activation.forward
+
+
+def test_blocks_give_the_same_and_have_the_size_that_is_said(bridge, monkeypatch):
+    whole, tokens = passed(bridge)
+    layers = len(tokens)
+    assert tokens == [TOKENS.numel()] * layers, "short prompts are one block"
+    size = decoder_of(bridge).layers[0].mlp._original_component.intermediate_size
+    monkeypatch.setattr(feed_forward, "_CELLS", 10 * size + 1)
+    assert block_of(size) == 10
+    in_parts, tokens = passed(bridge)
+    assert tokens == [10, 10, 10, 10, 6] * layers
+    torch.testing.assert_close(in_parts, whole, rtol=1e-5, atol=1e-6)
+    monkeypatch.setattr(feed_forward, "_CELLS", 1)
+    assert set(passed(bridge)[1]) == {1}
+
+
+def test_hooks_see_all_tokens_at_a_time(bridge, monkeypatch):
+    monkeypatch.setattr(feed_forward, "_CELLS", 1)
+    seen = []
+    bridge.blocks[0].mlp.hook_out.add_hook(lambda value, hook: seen.append(tuple(value.shape[:2])))
+    bridge.blocks[1].mlp.gate.hook_out.add_hook(lambda value, hook: seen.append(tuple(value.shape[:2])))
+    tokens = passed(bridge)[1]
+    assert seen == [tuple(TOKENS.shape)] * 2
+    assert tokens == [1] * TOKENS.numel() + [TOKENS.numel()] + [1] * TOKENS.numel() * (bridge.cfg.n_layers - 2)
+    bridge.reset_hooks()
+    assert set(passed(bridge)[1]) == {1}
+
+
+def test_nothing_stays_behind_also_after_a_failure(bridge):
+    parts = [layer.mlp._original_component for layer in decoder_of(bridge).layers]
+    with in_blocks(bridge):
+        assert all("forward" in vars(part) for part in parts)
+    assert not any("forward" in vars(part) for part in parts)
+
+    def stop(*given):
+        raise RuntimeError("stopped")
+
+    handle = parts[-1].register_forward_hook(stop)
+    with pytest.raises(RuntimeError, match="stopped"):
+        passed(bridge)
+    handle.remove()
+    assert not any("forward" in vars(part) for part in parts)
