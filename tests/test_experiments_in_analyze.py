@@ -268,7 +268,9 @@ def test_given_prompts_are_scored_by_what_they_mark():
     assert (scoring.metric, scoring.higher_is_better) == ("exact match", True) and scoring.targets(marked[0]) == (2,)
     assert scoring.score([Response((5,)), Response((8,))], marked).tolist() == [1, 0]
     mixed = scoring_of([*marked, Prompt(tokens=(3, 4))])
-    assert (mixed.metric, mixed.units, mixed.higher_is_better) == ("log perplexity", "nat", False) and mixed.targets(marked[0]) == (1, 2)
+    assert (mixed.metric, mixed.units, mixed.higher_is_better) == ("log perplexity", "nat", False) and mixed.targets(
+        marked[0]
+    ) == (1, 2)
     assert mixed.score([Response((0, 0), (-1.0, -3.0))], marked[:1]).tolist() == [2]
     assert not isinstance(scoring, Task) and not isinstance(mixed, Task)
 
