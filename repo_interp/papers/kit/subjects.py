@@ -12,18 +12,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import xarray as xr
+from torch import nn
 
 from repo_interp.errors import InputError
 from repo_interp.models.checkpoints import identify, load_tokenizer
 from repo_interp.models.configuration import tokens_of
 from repo_interp.models.families import training_length
+from repo_interp.models.load import load, load_fresh
 from repo_interp.models.provenance import checkpoint_digest
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.positions.layouts import LEARNED, format_layout
@@ -106,6 +108,12 @@ class Subject:
         if self.task is not None:
             return self.task.prompts(count, seed, str(length))
         return niah(self.tokenizer, VARIANT, length, count, seed)
+
+    def bridges(self, options: Any) -> Iterator[tuple[str, nn.Module]]:
+        """This checkpoint, "trained", then its `controls` twins with random weights, "random 0", ...; each is made when it is asked for."""
+        yield "trained", load(self.path, options.device)
+        for seed in range(options.controls):
+            yield f"random {seed}", load_fresh(self.path, seed, options.device)
 
     def measured(
         self, cache: Cache, function: Callable[..., xr.Dataset], options: Any, *given: Any, **depends: str | int | float

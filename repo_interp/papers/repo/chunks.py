@@ -16,7 +16,6 @@ from jaxtyping import Bool, Float
 
 from repo_interp.analysis.analyze import analyze
 from repo_interp.measures.labels import described
-from repo_interp.models.load import load, load_fresh
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import SEEN, Claim, Evidence
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, each
@@ -68,10 +67,9 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.D
 
 def _patterns(subject: Subject, options: Options) -> xr.Dataset:
     prompts = subject.prompts(subject.training_length, options.prompts, options.seed)
-    bridges = [load(subject.path, options.device)]
-    bridges += [load_fresh(subject.path, seed, options.device) for seed in range(options.controls)]
     trained, *twins = (
-        analyze(bridge, prompts, ("patterns",), batch_size=options.batch_size)["patterns"].to_dataset() for bridge in bridges
+        analyze(bridge, prompts, ("patterns",), batch_size=options.batch_size)["patterns"].to_dataset()
+        for _, bridge in subject.bridges(options)
     )
     random = xr.concat([twin["pattern_share_all"] for twin in twins], dim="weights")
     return trained.assign(random_share=described(random, "the same with random weights", "1"))

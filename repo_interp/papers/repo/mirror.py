@@ -23,7 +23,7 @@ from matplotlib.patches import Patch
 from repo_interp.analysis.analyze import analyze
 from repo_interp.measures.kernels.mirror import Mirror, mirror
 from repo_interp.measures.labels import described
-from repo_interp.models.load import load, load_fresh
+from repo_interp.models.load import load
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import SEEN, Claim, Evidence
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, each
@@ -101,21 +101,20 @@ def _of_texts(subject: Subject, options: Options) -> xr.Dataset:
     """`mirror [weights, layer, prompt, kind]`; `flatness`, `instruction_range`, `words_range`, `text_range [weights, layer, prompt]`; from
     the trained weights `example [layer, token]` with `example_part` and `example_text`, and `pair [layer, point, end]` for the scatter.
     """
-    bridges = {"trained": load(subject.path, options.device)} | {
-        f"random {seed}": load_fresh(subject.path, seed, options.device) for seed in range(options.controls)
-    }
     prompts = subject.prompts(task_of(subject).longest, options.prompts, options.seed)
-    by_weights = []
-    for bridge in bridges.values():
+    by_weights = {}
+    for name, bridge in subject.bridges(options):
         run = analyze(bridge, prompts, ("positions",), subject.learned, batch_size=options.batch_size)
-        by_weights.append(_of_positions(run["positions"].to_dataset()["position"], prompts))
-    data = xr.concat([part.drop_vars("pair") for part in by_weights], dim=xr.IndexVariable("weights", list(bridges)), **_TOGETHER)
+        by_weights[name] = _of_positions(run["positions"].to_dataset()["position"], prompts)
+    weights = xr.IndexVariable("weights", list(by_weights))
+    data = xr.concat([part.drop_vars("pair") for part in by_weights.values()], dim=weights, **_TOGETHER)
     (example,) = subject.prompts(options.example_words, 1, options.seed)
-    shown = analyze(bridges["trained"], [example], ("positions",), subject.learned)["positions"].to_dataset()["position"]
+    trained = load(subject.path, options.device)
+    shown = analyze(trained, [example], ("positions",), subject.learned)["positions"].to_dataset()["position"]
     parts = ["words" if place in example.spans["words"] else "other" for place in range(len(example.tokens))]
     parts = ["copies" if place in example.generated else part for place, part in enumerate(parts)]
     return data.assign(
-        pair=by_weights[0]["pair"],
+        pair=by_weights["trained"]["pair"],
         example=described(
             shown.isel(prompt=0, drop=True).mean("head").transpose("layer", "token"), "position, mean over heads", "positions"
         ),

@@ -7,6 +7,7 @@ paper.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,7 +20,6 @@ from matplotlib.lines import Line2D
 from repo_interp.analysis.analyze import analyze
 from repo_interp.errors import InputError
 from repo_interp.measures.labels import described
-from repo_interp.models.load import load, load_fresh
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import SEEN, Claim, Evidence
 from repo_interp.papers.kit.differences import Difference, difference
@@ -79,31 +79,30 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.D
 
 def _ranges(subject: Subject, options: Options) -> xr.Dataset:
     """`range [length, prompt, unit]`, and `random_range [weights, judged, prompt, unit]` of twins at the two lengths that are judged."""
-    bridge = load(subject.path, options.device)
-    twins = [load_fresh(subject.path, seed, options.device) for seed in range(options.controls)]
-    parts, lengths = [], []
-    random: dict[int, list[np.ndarray]] = {}
+    prompts: dict[int, list[Prompt]] = {}
+    judged = [int(subject.training_length * share) for share in JUDGED]
+    for length in (int(subject.training_length * share) for share in SHARES):
+        with suppress(InputError):  # shorter than a prompt of this task can be, or longer than a document of its corpus
+            prompts[length] = subject.prompts(length, options.prompts, options.seed)
+    parts: list[xr.DataArray] = []
+    random: dict[int, list[np.ndarray]] = {length: [] for length in judged if length in prompts}
 
-    def ranges_of(model: Any, prompts: list[Prompt]) -> xr.DataArray:
-        run = analyze(model, prompts, ("positions",), subject.learned, batch_size=options.batch_size)
+    def range_of(bridge: Any, length: int) -> xr.DataArray:
+        run = analyze(bridge, prompts[length], ("positions",), subject.learned, batch_size=options.batch_size)
         return run["positions"].to_dataset()["position_range"].transpose("prompt", "layer", "head")
 
-    for share in SHARES:
-        length = int(subject.training_length * share)
-        try:
-            prompts = subject.prompts(length, options.prompts, options.seed)
-        except InputError:  # shorter than a prompt of this task can be, or longer than a document of its corpus
+    for weights, bridge in subject.bridges(options) if prompts else ():
+        if weights == "trained":
+            parts = [range_of(bridge, length) for length in prompts]
             continue
-        parts.append(ranges_of(bridge, prompts))
-        lengths.append(length)
-        if share in JUDGED:
-            random[length] = [ranges_of(twin, prompts).values.reshape(len(prompts), -1) for twin in twins]
+        for length, ranges in random.items():
+            ranges.append(range_of(bridge, length).values.reshape(len(prompts[length]), -1))
     if not parts:
         wanted = f"{subject.training_length // 4} to {4 * subject.training_length} tokens"
         raise InputError(f"{subject.name}: no prompts could be made of {wanted}")
     units = [f"layer {layer} head {head}" for layer in parts[0]["layer"].values for head in parts[0]["head"].values]
     values = np.stack([part.values.reshape(part.shape[0], -1) for part in parts]).astype(float)
-    array = xr.DataArray(values, {"length": lengths, "unit": units}, ("length", "prompt", "unit"))
+    array = xr.DataArray(values, {"length": list(prompts), "unit": units}, ("length", "prompt", "unit"))
     data = described(array, "largest minus smallest position of a prompt", "positions").to_dataset(name="range")
     if len(random) < len(JUDGED):
         return data

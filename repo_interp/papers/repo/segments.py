@@ -21,7 +21,7 @@ from repo_interp.analysis.analyze import analyze
 from repo_interp.errors import InputError
 from repo_interp.measures.labels import described
 from repo_interp.measures.segments import Segments
-from repo_interp.models.load import load, load_fresh
+from repo_interp.models.load import load
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import Claim, Evidence
 from repo_interp.papers.kit.differences import paired_difference
@@ -80,23 +80,20 @@ def segment_prompts(subject: Subject, kind: str, options: Options) -> list[Promp
 
 def _scores(subject: Subject, options: Options, kind: str, prompts: Sequence[Prompt]) -> xr.Dataset:
     """Scores [weights, prompt, layer, head], the segments of the first prompt, and its positions in the trained weights."""
-    bridges = {"trained": load(subject.path, options.device)} | {
-        f"random {seed}": load_fresh(subject.path, seed, options.device) for seed in range(options.controls)
-    }
     segments: Any = Segments(kinds=(kind,), seed=options.seed)
-    parts = []
-    for bridge in bridges.values():
+    by_weights = {}
+    for name, bridge in subject.bridges(options):
         run = analyze(bridge, prompts, [segments], subject.learned, batch_size=options.batch_size)
-        parts.append(run["segments"].to_dataset().sel(kind=kind, drop=True).drop_vars("segment"))
+        by_weights[name] = run["segments"].to_dataset().sel(kind=kind, drop=True).drop_vars("segment")
     scores = xr.concat(
-        parts,
-        dim=xr.IndexVariable("weights", list(bridges)),
+        list(by_weights.values()),
+        dim=xr.IndexVariable("weights", list(by_weights)),
         data_vars="all",
         join="exact",
         coords="minimal",
         compat="override",
     )
-    first = analyze(bridges["trained"], prompts[:1], ("positions", segments), subject.learned)
+    first = analyze(load(subject.path, options.device), prompts[:1], ("positions", segments), subject.learned)
     positions = first["positions"].to_dataset()
     labels = first["segments"].to_dataset()["segment"].sel(kind=kind, drop=True).isel(prompt=0, drop=True)
     return scores.drop_attrs(deep=False).assign(
