@@ -29,7 +29,7 @@ FRESH: Mapping[str, Mapping[str, Any]] = {
     "niah_keys": {
         "task_options": {"length": 64, "longest_test": 256},
         "heads": 2,
-        "steps": 3000,
+        "steps": 6000,
         "batch": 32,
         "learning_rate": 2e-3,
         "scheme_deviation": 0.113,
