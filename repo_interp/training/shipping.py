@@ -137,7 +137,8 @@ _TASKS = {
     "`hope_ab3` puts high ones in the place of both, `rope_high` nothing.",
     "language": "Language modelling on the Python standard library: log perplexity by tokens, nats, lower is better; trained at 256. "
     "`rope_continued`, `repo` (after 1/3), `nope`, `r2n1` and `n2r1` go on from `rope` on the same data and budget, as in the RePo paper; "
-    "`cope` has p_max = 64, `cope_16` 16.",
+    "`cope` has p_max = 64, `cope_16` 16; `cope_sep_keys` makes gates from keys of their own, `cope_open` leaves all gates open, which is "
+    "relative position.",
 }
 """What a task is, and what its numbers are."""
 
