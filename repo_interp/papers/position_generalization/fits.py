@@ -164,7 +164,7 @@ def draw(measured: Measured) -> Iterator[Drawing]:
     name, three, fake, maps = measured.name, *(measured.group(group) for group in ("three_axis", "fake_distance", "maps"))
     caption = (
         f"{name}: correlation of the logits and the three-axis fit (sec. 3.1), and of fake-distance logits and their two axes "
-        f"(sec. 3.2), by layer and head, mean over {three.sizes['prompt']} sequences of {tokens_of(measured)} of held-out text. Colours "
+        f"(sec. 3.2), by layer and head, mean over {three.sizes['prompt']} sequences of {measured.tokens} of held-out text. Colours "
         "from 0 to 1 in all figures; grey: an exact fit by construction."
     )
     correlations = {f"three_axis_{variable}": three[variable] for variable in ("r", "r_position", "r_shuffled", "r2_held_out")}
@@ -189,12 +189,6 @@ def draw(measured: Measured) -> Iterator[Drawing]:
         "axes, and the sum of these (fig. 3)."
     )
     yield Drawing(f"fake_distance_{name}", fake_distance_fit(measured.run, layer, head), caption, data)
-
-
-def tokens_of(measured: Measured) -> str:
-    """How long the sequences of text are, as captions say it."""
-    trained = measured.subject.training_length
-    return f"{measured.length} tokens" + (f" (of the {trained} of training)" if measured.length < trained else "")
 
 
 def rotating_layers(measured: Measured) -> list[int]:

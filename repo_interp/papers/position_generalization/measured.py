@@ -105,6 +105,12 @@ class Measured:
         """What the caller calls the checkpoint."""
         return self.subject.name
 
+    @property
+    def tokens(self) -> str:
+        """How long a sequence is, as captions say it."""
+        trained = self.subject.training_length
+        return f"{self.length} tokens" + (f" (of the {trained} of training)" if self.length < trained else "")
+
     def group(self, name: str) -> xr.Dataset:
         """One group of the run."""
         return self.run[name].to_dataset()

@@ -186,7 +186,7 @@ def draw(measured: Sequence[Measured]) -> Iterator[Drawing]:
     own = measured[0]
     grid, by_text = own.group("perturbation"), is_judged_by_text(own.subject)
     value = "log perplexity" if by_text else str(grid.attrs["metric"])
-    drawn_on = "sequences of held-out text" if by_text else f"prompts of {own.subject.kind}"
+    drawn_on = f"sequences of {own.tokens} of held-out text" if by_text else f"prompts of {own.subject.kind}"
     caption = (
         f"{own.name}: {value} with a share of tokens, keys or positions moved by up to l_max (fig. 5), on {grid.attrs['prompts']} "
         f"{drawn_on}. Text is judged as it then stands."
