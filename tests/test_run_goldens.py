@@ -1,11 +1,9 @@
-"""The authors' checkpoints through the command line: frequency components and disentanglement fits, read back from run.nc.
+"""The authors' checkpoints, analysed: frequency components and disentanglement fits, read back from run.nc.
 
 Goldens: official/expected_analysis.npz, float64 NumPy from the arrays of the original code (official/README.md).
 """
 
 from __future__ import annotations
-
-import json
 
 import numpy as np
 import pytest
@@ -13,24 +11,26 @@ from attention_inputs import OFFICIAL
 from numpy.testing import assert_allclose
 
 import repo_interp as ri
-from repo_interp.cli import main
+from repo_interp.tasks import Prompt
 
 ANALYSIS = np.load(OFFICIAL / "expected_analysis.npz")
-MEASURES = "positions,components,three_axis,fake_distance"
 CHECKPOINTS = ["repo_mha", "repo_scaled", "multihead_continuous", "rope_none", "nope"]
 
 
 @pytest.fixture(scope="module", params=CHECKPOINTS)
 def analysed(request, tmp_path_factory):
-    """Name and run of a checkpoint, analysed by the command line on the authors' prompts."""
-    name, directory = request.param, tmp_path_factory.mktemp(request.param)
+    """Name and run of a checkpoint, analysed on the authors' prompts and read back from its file."""
+    name, file = request.param, tmp_path_factory.mktemp(request.param) / "run.nc"
     tokens = np.load(OFFICIAL / name / "expected.npz")["input_ids"]
-    (directory / "prompts.jsonl").write_text("".join(json.dumps({"tokens": row.tolist()}) + "\n" for row in tokens))
-    command = ["analyze", str(OFFICIAL / name), "--prompts", str(directory / "prompts.jsonl"), "--out", str(directory / "run")]
     # The goldens rotate NoPE layers as if they were RoPE with the checkpoint's base; by definition their r is 1.
-    options = ["three_axis.axes=first_prompt", "three_axis.extras=attention", "fake_distance.nope_base=500000"]
-    assert main([*command, "--measures", MEASURES, *(word for option in options for word in ("--set", option))]) == 0
-    return name, ri.read_run(directory / "run")
+    measures = [
+        ri.measures.Positions(),
+        ri.measures.Components(),
+        ri.measures.ThreeAxis(axes="first_prompt", extras=("attention",)),
+        ri.measures.FakeDistance(nope_base=500_000),
+    ]
+    ri.write_run(ri.analyze(ri.load(OFFICIAL / name), [Prompt(tokens=tuple(row.tolist())) for row in tokens], measures), file)
+    return name, ri.read_run(file)
 
 
 VAFS = {"vaf": "pairs_var", "vaf_printed": "pairs_literal", "vaf_curve": "curve_var", "vaf_curve_printed": "curve_literal"}
