@@ -40,8 +40,9 @@ figures: env
 	cp runs/mirror/run.nc $(addprefix runs/mirror/figures/positions_of_all_heads.,png svg pdf) figures/first/
 	$(BIN)/repo-interp figures all --out figures --overwrite
 
-# SmolLM2-135M beside the zoo: HoPE's claims on random tokens, Position Generalization's on code and on prose. It is fetched first; each
-# of the three takes one core about half an hour. Interrupted, the next time goes on.
+# SmolLM2-135M beside the zoo: HoPE's claims on random tokens, Position Generalization's on code and on prose; and the adapter with learned
+# positions that comes with the package, RePo's on held-out text. It is fetched first; each takes one core about half an hour. Interrupted,
+# the next time goes on.
 pretrained: env
 	$(BIN)/repo-interp fetch smollm2-135m
 	$(BIN)/repo-interp figures hope --no-zoo --checkpoint smollm2-135m=smollm2-135m --set controls=10 \
@@ -50,6 +51,9 @@ pretrained: env
 		$(BIN)/repo-interp figures position-generalization --no-zoo --checkpoint smollm2-135m=smollm2-135m \
 			--set corpus=installed-$$text --out figures/smollm2-135m/$$text --cache figures/.cache --overwrite || exit 1; \
 	done
+	$(BIN)/repo-interp figures repo --no-zoo --checkpoint smollm2-135m-repo=smollm2-135m/repo \
+		--experiment 'ranges of positions' --experiment 'chunks of positions' --experiment segments --set prompts=8 --set batch_size=4 \
+		--out figures/smollm2-135m-repo/held-out --cache figures/.cache --overwrite
 
 # Every notebook, from a clean kernel; then read their prose against what they show.
 notebooks: env

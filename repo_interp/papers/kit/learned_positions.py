@@ -38,8 +38,8 @@ FOLLOWS_FROM_TOKEN = 0.9
 """Share of variance from which on a head's positions are said to follow from the token alone."""
 LEAST_RISE = 0.02
 """Nats per target, 2 % of perplexity: the rise from which on positions are said to be used."""
-PROMPTS = 16
-"""Of the training length."""
+WINDOWS, PROMPTS = 16, 64
+"""Of the training length: windows of text, in which every token is a target, and prompts of other tasks, which have a few."""
 
 
 def why_not(subject: Subject, options: Any, cache: Cache) -> str:
@@ -47,7 +47,7 @@ def why_not(subject: Subject, options: Any, cache: Cache) -> str:
     if not subject.learned:
         return ""
     try:
-        data = subject.measured(cache, _measure, options, positions_of=PROMPTS)
+        data = subject.measured(cache, _measure, options, positions_of=_count(subject))
     except InputError:  # there are no prompts as long as those of training, so nothing speaks against it
         return ""
     spans, shares = data["range"], data["from_token"]
@@ -61,15 +61,15 @@ def why_not(subject: Subject, options: Any, cache: Cache) -> str:
     if rise.exceeds(LEAST_RISE):
         return ""
     return (
-        f"the learned positions are not used: freezing those of all learned layers raises the loss by {rise.margin:.2g} nats per target "
-        f"(standard error {rise.standard_error:.2g} over {rise.over}; wanted at least {LEAST_RISE:g})"
+        f"it is not shown that the learned positions are used: freezing those of all learned layers raises the loss by "
+        f"{rise.margin:.2g} nats per target (standard error {rise.standard_error:.2g} over {rise.over}; wanted at least {LEAST_RISE:g})"
     )
 
 
 def _measure(subject: Subject, options: Any) -> xr.Dataset:
     """`range`, `from_token` [layer, head] of the learned layers; `plain`, `frozen` [prompt], the loss as it is and without positions."""
     length = getattr(subject.task, "longest", 0) if subject.kind == "reversal" else subject.training_length
-    prompts = subject.prompts(length, PROMPTS, options.seed)
+    prompts = subject.prompts(length, _count(subject), options.seed)
     run = analyze(load(subject.path, options.device), prompts, ("positions",), subject.learned, batch_size=options.batch_size)
     position = run["positions"].to_dataset()["position"].transpose("layer", "head", "prompt", "token")
     tokens = [np.asarray(prompt.tokens) for prompt in prompts]
@@ -93,6 +93,10 @@ def _measure(subject: Subject, options: Any) -> xr.Dataset:
         coords={"layer": position["layer"].values},
         attrs={"length": max(map(len, tokens))},
     )
+
+
+def _count(subject: Subject) -> int:
+    return WINDOWS if subject.kind in ("language", "text") else PROMPTS
 
 
 def from_token(positions: Float[np.ndarray, " token"], tokens: Int[np.ndarray, " token"] | Sequence[int]) -> float:
