@@ -41,7 +41,10 @@ def test_the_share_that_a_token_explains_is_that_of_its_means():
         ("reversal/repo", ""),
         ("reversal/rope", ""),  # learns no positions
         ("niah/repo", "it is not shown that the learned positions are used"),  # solved without positions, as by NoPE
-        ("language/repo", "it is not shown that the learned positions are used"),  # found: freezing them all costs 0.003 nats of 3.4
+        (
+            "language/repo",
+            "it is not shown that the learned positions are used",
+        ),  # found: freezing them all costs 0.003 nats of 3.4
     ],
 )
 def test_positions_are_judged_only_where_the_model_uses_them(name, reason, kept):

@@ -88,7 +88,7 @@ def test_a_part_of_the_plan_comes_with_what_it_continues():
     assert [planned.name for planned in chosen(plan, ["niah/repo"])] == ["niah/pretrained", "niah/repo"]
     assert [planned.name for planned in chosen(plan, ["reversal"])] == ["reversal/repo"]
     assert chosen(plan, []) == plan
-    with pytest.raises(InputError, match="niah/r'; give a task or one of niah/pretrained"):
+    with pytest.raises(InputError, match="niah/r'; give a task, one of niah, reversal, or a TASK/NAME"):
         chosen(plan, ["niah/r"])
     with pytest.raises(InputError, match="continues niah/pretrained, which the plan lacks"):
         planned_runs(plan[1:])
@@ -134,7 +134,7 @@ def test_the_command_lists_what_ships(capsys):
     assert cli.main(["zoo", "list", "no/such"]) == 2
     assert "no checkpoint no/such comes with the package; these do: " in capsys.readouterr().err
     assert cli.main(["zoo", "train", "no/such"]) == 2
-    assert "give a task or one of" in capsys.readouterr().err
+    assert "give a task, one of" in capsys.readouterr().err
 
 
 def test_the_command_says_how_far_training_is(tmp_path, monkeypatch, capsys):
