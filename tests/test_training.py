@@ -21,6 +21,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from repo_interp.cli import main
 from repo_interp.errors import InputError
 from repo_interp.models.checkpoints import load_model
+from repo_interp.models.load import load_fresh
 from repo_interp.models.reposition import attentions, layout, mix_with_index
 from repo_interp.tasks import Batch, make_task
 from repo_interp.training import step as schedule
@@ -153,6 +154,22 @@ def test_fresh_twins_of_different_schemes_start_with_the_same_weights():
     assert all(torch.equal(weight, repo[name]) for name, weight in rope.items())
     parts = [f"{part}_map.weight" for part in ("gate", "content", "final")]
     assert set(repo) - set(rope) == {f"model.layers.{layer}.self_attn.assigner.{part}" for layer in (0, 1) for part in parts}
+
+
+def test_a_random_twin_is_drawn_as_the_trained_checkpoint_was(tmp_path):
+    """Weights with the deviation of the model that training went on from, f_phi with its own; both are there when it is loaded again."""
+    deviations = {"width": 64, "initial_deviation": 0.02, "scheme_deviation": 0.113, "steps": 1}
+    began = trained(replaced(TINY, {**deviations, "scheme": "rope"}), tmp_path / "rope").directory
+    went_on = replaced(TINY, {"scheme_deviation": 0.113, "steps": 1, "continue_from": str(began)})
+    twin = load_fresh(trained(went_on, tmp_path / "repo").directory, 0).original_model
+    for layer in twin.model.layers:
+        assert layer.self_attn.q_proj.weight.std().item() == pytest.approx(0.02, rel=0.1)
+        assert layer.self_attn.assigner.gate_map.weight.std().item() == pytest.approx(0.113, rel=0.2)
+
+
+def test_the_deviation_of_a_scheme_is_given_once():
+    with pytest.raises(InputError, match="scheme_deviation is 0.02; wanted once"):
+        replaced(TINY, {"scheme_options": {"scheme_deviation": 0.1}})
 
 
 def test_gradients_reach_f_phi_and_the_loss_goes_down():

@@ -1,7 +1,8 @@
 """Put a layout of position schemes into a stock Hugging Face decoder.
 
 Every layer's attention becomes the one `RepositionedAttention`, with the stock projections and norms; only what a scheme learns
-(f_phi: 2 d d_p + d_p P parameters per layer) is new, drawn from normal(0, initializer_range) as in the RePo paper.
+(f_phi: 2 d d_p + d_p P parameters per layer) is new, drawn from normal(0, initializer_range) as in the RePo paper, or with a deviation of
+its own.
 
 Learned absolute positions enter at the decoder's input, one vector per position added to the token embeddings, so they are no part of any
 attention layer, whose scheme is then "learned": no rotation. The table is `model.position_table`; the token embeddings are looked up as
@@ -10,7 +11,6 @@ ever (a bridge's hook_embed fires), then the vectors are added.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Collection, Iterator
 from typing import Any
@@ -35,7 +35,7 @@ TABLE = "position_table"
 _HANDLE = "_position_table_hook"
 
 
-def reposition(model: PreTrainedModel, layout: str, **options: str | int) -> PreTrainedModel:
+def reposition(model: PreTrainedModel, layout: str, **options: str | float) -> PreTrainedModel:
     """Give `model` the position schemes of `layout` (see `positions.layouts`), in place, and return it.
 
     `options` are choices within schemes (see `models.schemes.SchemeOptions`), above all `assignment`: what has a row of learned
@@ -49,19 +49,19 @@ def reposition(model: PreTrainedModel, layout: str, **options: str | int) -> Pre
     except ValueError as error:
         raise InputError(str(error)) from None
     builder = SchemeBuilder(model.config, scheme_options(options))
-    learn_absolute_positions(model, builder.length if "learned" in schemes else None)
+    learn_absolute_positions(model, builder.length if "learned" in schemes else None, builder.deviation)
     for layer, rotation in zip(model.model.layers, rotations(model), strict=True):
         stock = layer.self_attn
         d_head = stock.d_head if isinstance(stock, RepositionedAttention) else stock.head_dim
         parts = builder.build(schemes[stock.layer_idx], rotation, d_head)
         if parts.assigner is not None:
-            initialise(parts.assigner, model.config.initializer_range)
+            initialise(parts.assigner, builder.deviation)
         attention = RepositionedAttention(stock, parts)
         attention.train(stock.training)
         layer.self_attn = attention
     _settle(model)
     _declare_shared(model)
-    repositioned(model.config, schemes, dataclasses.asdict(builder.options))
+    repositioned(model.config, schemes, builder.options.stated())
     added = added_parameters(model)
     share = 100 * added / max(1, sum(p.numel() for p in model.parameters()) - added)
     logger.info("layout %s adds %d parameters (%.2f %%)", format_layout(schemes), added, share)
@@ -165,8 +165,8 @@ def _settle(model: PreTrainedModel) -> None:
             module.to(device=reference.device, dtype=reference.dtype)
 
 
-def learn_absolute_positions(model: PreTrainedModel, length: int | None) -> None:
-    """Give `model` a freshly drawn table of `length` positions in place of any that it has; None removes the table."""
+def learn_absolute_positions(model: PreTrainedModel, length: int | None, deviation: float) -> None:
+    """Give `model` a table of `length` positions, drawn with a standard `deviation`, in place of any that it has; None removes the table."""
     decoder = model.model
     if getattr(decoder, TABLE, None) is not None:
         decoder.__dict__.pop(_HANDLE).remove()
@@ -175,7 +175,7 @@ def learn_absolute_positions(model: PreTrainedModel, length: int | None) -> None
         setattr(
             decoder,
             TABLE,
-            AbsoluteEmbedding(length, model.config.hidden_size, model.config.initializer_range),
+            AbsoluteEmbedding(length, model.config.hidden_size, deviation),
         )
         decoder.__dict__[_HANDLE] = decoder.register_forward_pre_hook(_add_vectors, with_kwargs=True)
 

@@ -47,7 +47,7 @@ from repo_interp.positions.contextual import (
 )
 from repo_interp.positions.layouts import SCHEMES
 from repo_interp.positions.logits import PositionLogits
-from repo_interp.values import TokensOrNone, check_fields
+from repo_interp.values import PositiveOrZero, TokensOrNone, check_fields
 
 Assignment = Literal["kv_head", "head", "layer"]
 """What has a row of learned positions of its own: each key-value head, each head, or the layer as a whole."""
@@ -64,11 +64,18 @@ class SchemeOptions:
     """What has a map from CoPE's positions of its own: each layer, or the model as a whole."""
     p_max: TokensOrNone = 0
     """Whole positions of CoPE's map; 0: the training length."""
+    scheme_deviation: PositiveOrZero = 0.0
+    """Standard deviation of what the schemes learn, as it is drawn; 0: the configuration's initializer_range."""
     training_length: TokensOrNone = 0
     """L of HoPE, of FIRE's threshold and of the learned table, in tokens; 0: the configuration's."""
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+    def stated(self) -> dict[str, Any]:
+        """What a configuration says of them: all, but a deviation only where the schemes have one of their own."""
+        stated = dataclasses.asdict(self)
+        return stated if self.scheme_deviation else {name: stated[name] for name in stated if name != "scheme_deviation"}
 
 
 def scheme_options(stated: Mapping[str, Any]) -> SchemeOptions:
@@ -88,6 +95,8 @@ class SchemeBuilder:
         self.config = config
         self.options = options
         self.length = options.training_length or training_length(config)
+        self.deviation: float = options.scheme_deviation or config.initializer_range
+        """Of what a layer's parts learn, as it is drawn."""
         self.heads: int = config.num_attention_heads
         self.kv_heads: int = config.num_key_value_heads
         self._maps: dict[str, PositionMap] = {}
@@ -148,9 +157,7 @@ class SchemeBuilder:
         else:
             position_map = self._position_map(scheme, d_head)
         if self.options.gates == "separate_keys":
-            return SeparatelyGatedPositions(
-                position_map, self.config.hidden_size, self.kv_heads, d_head, self.config.initializer_range
-            )
+            return SeparatelyGatedPositions(position_map, self.config.hidden_size, self.kv_heads, d_head, self.deviation)
         return ContextualPositions(position_map, self.options.gates)
 
     def _position_map(self, scheme: str, d_head: int) -> PositionMap:

@@ -42,7 +42,7 @@ class TrainingConfiguration:
     """Options of the task, in its own names; those that are left out are as its size has them."""
 
     scheme: str = _option("repo", "position scheme or layout, such as rope, nope, repo, repo@1/3, r2n1")
-    scheme_options: Mapping[str, int | str] = field(default_factory=dict)
+    scheme_options: Mapping[str, int | float | str] = field(default_factory=dict)
     """Choices within schemes, as `reposition` takes them: assignment (kv_head, head, layer), gates, p_max, ..."""
     continue_from: str = _option("", "a checkpoint to reposition and go on from; it keeps its size and weights")
     index_share_until: Share = _option(
@@ -100,6 +100,8 @@ class TrainingConfiguration:
         self._require("width", self.width // self.heads % 2 == 0, f"wanted heads of even width, not {self.width // self.heads}")
         self._require("kv_heads", self.heads % (self.kv_heads or self.heads) == 0, f"wanted a divisor of the {self.heads} heads")
 
+        twice = "scheme_deviation" in self.scheme_options
+        self._require("scheme_deviation", not twice, "wanted once: not among the scheme's options too (give --scheme-deviation)")
         self._require("adapter", not self.adapter or self.continue_from, "wanted with continue_from, a checkpoint to stand on")
         mixes = self.execution == "compiled" and self.index_share_until > 0
         self._require(

@@ -171,8 +171,9 @@ def _continued_model(configuration: TrainingConfiguration) -> tuple[PreTrainedMo
 
 
 def _with_layout(model: PreTrainedModel, configuration: TrainingConfiguration) -> PreTrainedModel:
-    model.config.initializer_range = configuration.scheme_deviation
-    reposition(model, configuration.scheme, **configuration.scheme_options)
+    own = configuration.scheme_deviation != model.config.initializer_range
+    deviation = {"scheme_deviation": configuration.scheme_deviation} if own else {}
+    reposition(model, configuration.scheme, **configuration.scheme_options, **deviation)
     return model.to(torch.device(configuration.device))  # type: ignore[arg-type]
 
 
