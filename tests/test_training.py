@@ -168,7 +168,7 @@ def test_a_random_twin_is_drawn_as_the_trained_checkpoint_was(tmp_path):
 
 
 def test_the_deviation_of_a_scheme_is_given_once():
-    with pytest.raises(InputError, match="scheme_deviation is 0.02; wanted once"):
+    with pytest.raises(InputError, match=r"scheme_deviation is 0\.02; wanted once"):
         replaced(TINY, {"scheme_options": {"scheme_deviation": 0.1}})
 
 

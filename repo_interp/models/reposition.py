@@ -166,7 +166,7 @@ def _settle(model: PreTrainedModel) -> None:
 
 
 def learn_absolute_positions(model: PreTrainedModel, length: int | None, deviation: float) -> None:
-    """Give `model` a table of `length` positions, drawn with a standard `deviation`, in place of any that it has; None removes the table."""
+    """Give `model` a table of `length` positions, drawn with a standard `deviation`, in place of any that it has; None: no table."""
     decoder = model.model
     if getattr(decoder, TABLE, None) is not None:
         decoder.__dict__.pop(_HANDLE).remove()
