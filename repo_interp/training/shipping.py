@@ -127,12 +127,13 @@ _TASKS = {
     "niah_keys": "Needle in a haystack that needs positions: share of the values found by tokens of context; a RoPE model is trained at 64 "
     "tokens, then goes on with each scheme at 128. `repo`: from L/3 on, as in the RePo paper; `repo_from_N`: from layer N on.",
     "flip_flop": "Flip-flop (CoPE, table 2): accuracy of reads; trained on 128 tokens, 80 % of them ignored "
-    "(sparse: 98 %, dense: 10 %, long: 512 tokens).",
+    "(sparse: 98 %, dense: 10 %, long: 512 tokens). `_256`: trained on 256 tokens, long: 1,024.",
     "selective_copy": "Selective copy (CoPE, table 2): exact match with as many blanks as in training, half and twice as many.",
     "counting": "Counting (CoPE, tables 3 and 4): exact match with contexts as in training, longer and shorter ones; "
     "`_3` and `_5`: trained and tested with three and five variables instead of one.",
     "copying": "In-context copying (HoPE, table 1): exact match by number of sequences in the context; trained on 4, four of them asked "
-    "for behind each other, so that the training prompts are as long as one with 7. "
+    "for behind each other, so that the training prompts are as long as one with 7. `_varied`: trained on 1 to 6 sequences, any number "
+    "of them asked for, with a separator before each, so that no place in the context has the answer more often than another. "
     "Ablations (table 3): `hope_ab1` makes only the activated components independent of position, `hope_ab2` only the low ones; "
     "`hope_ab3` puts high ones in the place of both, `rope_high` nothing.",
     "language": "Language modelling on the Python standard library: log perplexity by tokens, nats, lower is better; trained at 256. "
