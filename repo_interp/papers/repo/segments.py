@@ -178,8 +178,9 @@ def _figure(data: xr.Dataset, name: str, kind: str) -> PaperFigure:
     with style():
         figure = paper_figure(PAGE_WIDTH, 2.3)
         left, middle, right = figure.subplots(1, 3, width_ratios=(2.2, 1, 1))
-        draw_positions(left, data["example"].sel(layer=layer, head=head).values, colour)
-        shade_segments(left, data["example_segment"].values)
+        first = data[["example", "example_segment"]].dropna("token", subset=["example_segment"])  # others may be longer
+        draw_positions(left, first["example"].sel(layer=layer, head=head).values, colour)
+        shade_segments(left, first["example_segment"].values)
         left.set(xlabel="token", ylabel="position z (positions)")
         left.set_title(f"{name}, layer {layer}, head {head}")
         for ax, score, title in ((middle, "variance_between", f"Variance between {kind}"), (right, "boundary_f1", "Boundary F1")):
