@@ -389,6 +389,10 @@ def test_a_checkpoint_of_no_task_of_ours_gets_text(tmp_path):
     result, rest = run(SEGMENTS, [mine], TINY, Cache(), lambda text: None)
     assert result.drawings[0].data["variance_between"].sel(weights="trained").dims[-1] == "head"
     assert [verdict.claim.label for verdict in (*result.verdicts, *rest.verdicts)] == ["R8", "R8 (lines of code)"]
+    longer = result.drawings[0].data.drop_vars("token").pad(token=(0, 3))  # where the first prompt is shorter than another one
+    (drawn,) = SEGMENTS.draw({"examples": longer})
+    ends = [axes.get_xlim()[1] for axes in (drawn.figure.axes[0], result.drawings[0].figure.axes[0])]
+    assert ends[0] == ends[1]
 
 
 def test_a_checkpoint_of_no_task_of_ours_is_asked_for_rulers_needles(tmp_path):
