@@ -168,7 +168,8 @@ def _words(task: str) -> str:
 
 def _table(plan: Sequence[Planned], zoo: Path) -> str:
     scores = {planned.name: _scores(planned, zoo) for planned in plan}
-    sets = _thinned(list(dict.fromkeys(name for of_seeds in scores.values() for means in of_seeds for name in means)))
+    names = dict.fromkeys(name for of_seeds in scores.values() for means in of_seeds for name in means)
+    sets = _thinned(sorted(names, key=lambda name: int(name) if name.isdigit() else 0))
     lines = [f"| name | seeds | loss | {' | '.join(sets)} |", "|" + "---|" * (3 + len(sets))]
     for planned in plan:
         name = planned.name if planned.weights else f"{planned.name} (records)"
