@@ -273,8 +273,8 @@ def test_every_part_of_a_claim_is_a_row_of_its_own():
     assert rows[1]["statement"] == "statement of X1 (here)"
     assert rows[-1]["command"] == "`repo-interp figures mine`"
     assert tally(rows) == (
-        "Of 6 claims of the papers, parts counted apart and each on its primary checkpoint, 3 hold, 1 do not hold, "
-        "1 are not measurable here, 1 are not measured yet."
+        "Of 6 claims of the papers, parts counted apart and each on its primary checkpoint, 3 hold, 1 does not hold, "
+        "1 is not measurable here, 1 is not measured yet."
     )
     numbers = number_rows(verdicts, [mine])
     assert [row["claim"] for row in numbers] == ["X1", "X1", "X1 (part)", "X2", "X2", "X3", "X4", "X4", "X5"]
@@ -302,7 +302,7 @@ def test_a_new_claim_is_on_every_page_by_its_experiment_alone(tmp_path):
     page = (tmp_path / "mine" / "README.md").read_text()
     assert "- **X9** (nowhere): a new claim. Holds when: the share is at least 0.5." in page
     gallery = write_gallery(tmp_path, [mine]).read_text()
-    assert "Of 3 claims of the papers, parts counted apart and each on its primary checkpoint, 1 hold, 2 are not m" in gallery
+    assert "Of 3 claims of the papers, parts counted apart and each on its primary checkpoint, 1 holds, 2 are not m" in gallery
     assert "- **X9** a new claim. " in gallery and "(paper: 0.9)" in gallery
     assert "| [X9](mine/README.md) | a new claim (nowhere) | 0.9 |" in (tmp_path / "claims.md").read_text()
 

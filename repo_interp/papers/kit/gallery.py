@@ -195,15 +195,16 @@ def _verdicts(directory: Path, papers: Sequence[Paper]) -> list[dict[str, str]]:
 def tally(rows: Sequence[Mapping[str, str]]) -> str:
     """How many claims came out how on their primary checkpoint, from `claim_rows`: the papers', then our own extensions of them."""
     words = {
-        HOLDS: "hold",
-        FAILS: "do not hold",
-        UNMEASURED: "are not measurable here",
-        NOT_YET: "are not measured yet",
+        HOLDS: ("holds", "hold"),
+        FAILS: ("does not hold", "do not hold"),
+        UNMEASURED: ("is not measurable here", "are not measurable here"),
+        NOT_YET: ("is not measured yet", "are not measured yet"),
     }
     sentences = []
     for ours, what in (("", "claims of the papers"), (EXTENSION, "further ones of ours")):
         verdicts = [row["primary"] for row in rows if row["ours alone"] == ours]
-        counts = ", ".join(f"{verdicts.count(verdict)} {told}" for verdict, told in words.items() if verdict in verdicts)
+        counts = {verdict: verdicts.count(verdict) for verdict in words if verdict in verdicts}
+        told = ", ".join(f"{count} {words[verdict][count > 1]}" for verdict, count in counts.items())
         if verdicts:
-            sentences.append(f"Of {len(verdicts)} {what}, parts counted apart and each on its primary checkpoint, {counts}.")
+            sentences.append(f"Of {len(verdicts)} {what}, parts counted apart and each on its primary checkpoint, {told}.")
     return " ".join(sentences)
