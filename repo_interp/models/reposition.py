@@ -61,7 +61,7 @@ def reposition(model: PreTrainedModel, layout: str, **options: str | float) -> P
         layer.self_attn = attention
     _settle(model)
     _declare_shared(model)
-    repositioned(model.config, schemes, builder.options.stated())
+    repositioned(model.config, schemes, builder.stated())
     added = added_parameters(model)
     share = 100 * added / max(1, sum(p.numel() for p in model.parameters()) - added)
     logger.info("layout %s adds %d parameters (%.2f %%)", format_layout(schemes), added, share)

@@ -72,11 +72,6 @@ class SchemeOptions:
     def __post_init__(self) -> None:
         check_fields(self)
 
-    def stated(self) -> dict[str, Any]:
-        """What a configuration says of them: all, but a deviation only where the schemes have one of their own."""
-        stated = dataclasses.asdict(self)
-        return stated if self.scheme_deviation else {name: stated[name] for name in stated if name != "scheme_deviation"}
-
 
 def scheme_options(stated: Mapping[str, Any]) -> SchemeOptions:
     """Options by name. Raises InputError for a name that is none."""
@@ -100,6 +95,13 @@ class SchemeBuilder:
         self.heads: int = config.num_attention_heads
         self.kv_heads: int = config.num_key_value_heads
         self._maps: dict[str, PositionMap] = {}
+
+    def stated(self) -> dict[str, Any]:
+        """The options as the configuration is to state them: a deviation only where it is not the configuration's."""
+        stated = dataclasses.asdict(self.options)
+        if self.deviation == self.config.initializer_range:
+            del stated["scheme_deviation"]
+        return stated
 
     def build(self, scheme: str, rotation: Rotation, d_head: int) -> SchemeParts:
         """The parts of `scheme` for one layer, freshly made but for what the model's layers share."""

@@ -177,9 +177,10 @@ _VARIED: Mapping[str, Any] = {
     "steps": 5000,
 }
 """Of copying, where neither the number of sequences nor that of questions is always the same. RoPE and HoPE do not come to their end in it
-(losses .8 and .5, ALiBi .2). With contexts that grow RoPE does (3,000 steps, loss .06: .95 to .75 of the questions in 2 to 10 sequences),
-but HoPE learns less (6,000 steps, loss .9): under those two recipes nothing could have been judged. They were run after this one, and this
-one was kept with their results seen; beyond the training length RoPE and HoPE find nothing under any that was run."""
+(mean losses of the last 500 steps .8 and .5, ALiBi .2). With contexts that grow RoPE does (3,000 steps, loss .06: .95 to .75 of questions
+in 2 to 10 sequences), but HoPE learns less (6,000 steps, loss .9): under those two recipes nothing could have been judged. They were run
+after this one, and this one was kept with their results seen; beyond the training length RoPE and HoPE find nothing under any that was
+run."""
 
 _COPYING = ("rope", "alibi", "kerple", "fire", "hope")
 _ABLATIONS = ("hope_ab1", "hope_ab2", "hope_ab3", "rope_high")

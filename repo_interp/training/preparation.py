@@ -171,9 +171,7 @@ def _continued_model(configuration: TrainingConfiguration) -> tuple[PreTrainedMo
 
 
 def _with_layout(model: PreTrainedModel, configuration: TrainingConfiguration) -> PreTrainedModel:
-    own = configuration.scheme_deviation != model.config.initializer_range
-    deviation = {"scheme_deviation": configuration.scheme_deviation} if own else {}
-    reposition(model, configuration.scheme, **configuration.scheme_options, **deviation)
+    reposition(model, configuration.scheme, scheme_deviation=configuration.scheme_deviation, **configuration.scheme_options)
     return model.to(torch.device(configuration.device))  # type: ignore[arg-type]
 
 
