@@ -26,6 +26,7 @@ from repo_interp.papers.kit.paper_directory import write_paper
 from repo_interp.papers.kit.scores import Scored
 from repo_interp.papers.kit.subjects import Given, subject
 from repo_interp.papers.repo import attention, mirror, mirror_by_seed, ranges, start_layer
+from repo_interp.papers.repo.checkpoints import needles, reads_text
 from repo_interp.papers.repo.chunks import PATTERNS, R6, SHARE, same_as_claimed
 from repo_interp.papers.repo.efficiency import EFFICIENCY, SIZES, configuration, counts
 from repo_interp.papers.repo.haystack import HAYSTACK
@@ -403,6 +404,39 @@ def test_a_checkpoint_of_no_task_of_ours_is_asked_for_rulers_needles(tmp_path):
     assert searched.scores["score"].shape == (1, 3, 2)
     assert searched.scores["map"].dims == ("method", "depth", "length")
     assert searched.sample([640], "yarn").mean == searched.sample([640], "plain").mean
+
+
+def test_adapters_of_text_on_a_checkpoint_of_no_task_of_ours_are_asked_for_rulers_needles(tmp_path):
+    """As the paper continues one model with several schemes: RePo, RoPE, and NoPE in the layers where RePo's positions are learned."""
+    words = tokenizer("words")
+    base = checkpoint(tmp_path / "base", "rope", len(words), 320, words)
+    corpus = tmp_path / "text.txt"
+    corpus.write_text(" ".join(f"word {number} of many" for number in range(4000)))
+    options = {"corpus": str(corpus), "length": 16, "grown_length": 64, "longest_test": 64}
+    tuned = {"continue_from": str(base), "adapter": 2, "task_options": options}
+    paths = {
+        name: trained(tmp_path / name, "language", scheme, **tuned)
+        for name, scheme in {"repo": "repo@1", "rope": "rope", "nope": "nope@1"}.items()
+    }
+    for path in paths.values():  # windows may be shorter than RULER's shortest prompt; the model was made for longer ones
+        config = json.loads((path / "config.json").read_text()) | {"max_position_embeddings": 320}
+        (path / "config.json").write_text(json.dumps(config))
+    subjects = [subject(name, path) for name, path in paths.items()]
+    assert [each.kind for each in subjects] == ["language"] * 3 and all(reads_text(each) for each in subjects)
+    assert HAYSTACK.needs.groups(subjects) == attention.ATTENTION.needs.groups(subjects) == [subjects]
+    prompts = needles(subjects[0], 320, 2, 0)
+    assert prompts == needles(subjects[2], 320, 2, 0) and {"needle", "query"} <= set(prompts[0].spans)
+    cache = Cache()
+    data = attention.measure(subjects, TINY, cache)
+    assert data.attrs["task"] == "text" and data.attrs["training_length"] == 320 and data.attrs["found_by_nope"] == 0
+    evidence = list(attention.judge(data))
+    assert [each.control.split()[::2] for each in evidence] == [["RoPE", "NoPE"]] * 2
+    assert not any(each.unmeasurable for each in evidence)
+    without = search(subjects[2], TINY, cache)
+    assert without.scores["method"].values.tolist() == ["plain", "yarn"]  # layer 0 rotates
+    assert found_without_positions([without]).share == 0 and not found_without_positions([without]).why_not
+    ours = trained(tmp_path / "ours", "language", "repo@1", **{**tuned, "continue_from": str(zoo_path("language/rope"))})
+    assert not reads_text(subject("ours", ours)) and not reads_text(subject("rope", zoo_path("language/rope")))
 
 
 def test_several_questions_about_keyed_needles_go_through_every_experiment(tmp_path):

@@ -26,7 +26,7 @@ from repo_interp.papers.kit.differences import SIGNIFICANT, paired_difference
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, asked_the_same
 from repo_interp.papers.kit.rules import Above, All, Where
 from repo_interp.papers.kit.subjects import Subject
-from repo_interp.papers.repo.checkpoints import HAYSTACKS, NO_HAYSTACK, OLMO, finds_needles
+from repo_interp.papers.repo.checkpoints import HAYSTACKS, NO_HAYSTACK, OLMO, finds_needles, needles, needles_of, omits_positions
 from repo_interp.papers.repo.needles import NEEDS_POSITIONS, NOPE, found_without_positions, search
 from repo_interp.plots.marks.drawing import counted, legend_below, number
 from repo_interp.plots.marks.scores import handles, looks
@@ -75,10 +75,10 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.D
         layout=("checkpoint", [subject.layout for subject in subjects]),
         learned_layers=("checkpoint", [len(subject.learned) for subject in subjects]),
     )
-    nope = [search(subject, options, cache) for subject in subjects if subject.layout == "nope"][:1]
+    nope = [search(subject, options, cache) for subject in subjects if omits_positions(subject.layout)][:1]
     without = found_without_positions(nope)
     return mass.to_dataset(name="mass_per_token").assign_attrs(
-        task=subjects[0].kind,
+        task=needles_of(subjects[0]),
         training_length=subjects[0].training_length,
         found_by_nope=without.share,
         why_not=without.why_not,
@@ -87,7 +87,7 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.D
 
 def _mass(subject: Subject, options: Options) -> xr.Dataset:
     """`mass [rows, prompt, span]` in 0.01."""
-    prompts = subject.prompts(subject.training_length, options.prompts, options.seed)
+    prompts = needles(subject, subject.training_length, options.prompts, options.seed)
     measures: list[Any] = [AttentionMass(rows=rows, name=rows) for rows in ROWS]
     run = analyze(load(subject.path, options.device), prompts, measures, batch_size=options.batch_size)
     by_rows = [100 * run[rows].to_dataset()["mass_per_token"].mean(("layer", "head")) for rows in ROWS]
@@ -104,9 +104,11 @@ def _mass(subject: Subject, options: Options) -> xr.Dataset:
 def judge(data: xr.Dataset) -> Iterator[Evidence]:
     """Every checkpoint with learned positions beside those of RoPE and NoPE, in both readings."""
     mass = data["mass_per_token"]
-    by_layout = dict(zip(reversed(mass["layout"].values.tolist()), reversed(mass["checkpoint"].values.tolist()), strict=True))
-    if {"rope", "nope"} <= set(by_layout):
-        rivals = {"RoPE": by_layout["rope"], "NoPE": by_layout["nope"]}
+    layouts = dict(zip(mass["checkpoint"].values.tolist(), mass["layout"].values.tolist(), strict=True))
+    rope = next((name for name, layout in layouts.items() if layout == "rope"), None)
+    nope = next((name for name, layout in layouts.items() if omits_positions(layout)), None)
+    if rope is not None and nope is not None:
+        rivals = {"RoPE": rope, "NoPE": nope}
         for checkpoint in mass["checkpoint"].values[mass["learned_layers"].values > 0].tolist():
             for rows, claim in CLAIMS.items():
                 evidence = _beside(mass.sel(rows=rows), checkpoint, rivals, claim)

@@ -1,9 +1,16 @@
-"""The models that RePo's claims are about: the paper's, by scale, and ours, by name and by what they can be asked."""
+"""The models that RePo's claims are about: the paper's, by scale, and ours, by name and by what they can be asked.
+
+A checkpoint of a task of needles is asked for needles of that task; one that reads text - trained on no task of ours, or on text as an
+adapter on top of such a one - for RULER's, in its own tokens.
+"""
 
 from __future__ import annotations
 
+from repo_interp.models.configuration import identify, identify_base
 from repo_interp.papers.kit.scale import Scale
-from repo_interp.papers.kit.subjects import Subject
+from repo_interp.papers.kit.subjects import VARIANT, Subject
+from repo_interp.tasks import Prompt, niah
+from repo_interp.training.trained import trained_configuration
 
 GPT2 = Scale(4)
 """Of text reversal; appendix C."""
@@ -20,8 +27,33 @@ NO_LEARNED = "no checkpoint with learned positions that was trained on needles i
 
 
 def finds_needles(subject: Subject) -> bool:
-    """Whether a checkpoint can be asked for needles: those of our task, and those of no task of ours."""
-    return subject.has_weights and subject.kind in ("niah_keys", "niah", "text")
+    """Whether a checkpoint can be asked for needles: those of our tasks of needles, and those that read text."""
+    return subject.has_weights and (subject.kind in ("niah_keys", "niah") or reads_text(subject))
+
+
+def reads_text(subject: Subject) -> bool:
+    """Whether questions in words can be put to a checkpoint: see above. Raises InputError where the base of an adapter is not there."""
+    if subject.kind != "language" or not subject.has_weights:
+        return subject.kind == "text"
+    known = identify(subject.path)
+    return known.base is not None and trained_configuration(identify_base(known.directory, known.base).directory) is None
+
+
+def needles_of(subject: Subject) -> str:
+    """The task whose needles a checkpoint is asked for; "text" for RULER's."""
+    return "text" if reads_text(subject) else subject.kind
+
+
+def needles(subject: Subject, length: int, count: int, seed: int, answer: str = "reference") -> list[Prompt]:
+    """`count` prompts of `length` that ask a checkpoint for needles; `answer` of RULER's as in `tasks.niah`."""
+    if reads_text(subject):
+        return niah(subject.tokenizer, VARIANT, length, count, seed, answer=answer)
+    return subject.prompts(length, count, seed)
+
+
+def omits_positions(layout: str) -> bool:
+    """Whether a layout, in short, is NoPE: in every layer, or - nope@10 - in those from one on, as where others learn theirs."""
+    return layout.partition("@")[0] == "nope"
 
 
 def learns_long_positions(subject: Subject) -> bool:

@@ -16,7 +16,7 @@ from repo_interp.papers.kit.rules import Above, All, Below, Custom, Values, Wher
 from repo_interp.papers.kit.samples import between, numbers_of
 from repo_interp.papers.kit.scores import PLAIN, note
 from repo_interp.papers.kit.subjects import Subject
-from repo_interp.papers.repo.checkpoints import HAYSTACKS, NO_HAYSTACK, OLMO, finds_needles
+from repo_interp.papers.repo.checkpoints import HAYSTACKS, NO_HAYSTACK, OLMO, finds_needles, needles_of
 from repo_interp.papers.repo.needles import (
     CEILING,
     METHODS,
@@ -153,7 +153,11 @@ def _with_budgets(text: str, *compared: Searched) -> str:
 def draw(searched: Sequence[Searched]) -> Iterator[Drawing]:
     """Fig. 1, 5 and table 1 by length, and as maps."""
     first = searched[0].subject
-    group, length, count = f"{first.kind}_{first.training_length}", first.training_length, searched[0].scores.sizes["prompt"]
+    group, length, count = (
+        f"{needles_of(first)}_{first.training_length}",
+        first.training_length,
+        searched[0].scores.sizes["prompt"],
+    )
     by_length = _by_length(searched)
     yield Drawing(
         f"haystack_by_length_{group}",

@@ -2,8 +2,8 @@
 
     plain     as it was trained              YaRN     from n tokens beyond the training length L on, with the factor n / L
 
-Lengths are L, 2 L and 4 L. A checkpoint of our task finds needles of that task, teacher-forced; any other one RULER's, generated. YaRN
-changes nothing where no layer rotates. All checkpoints of one training length answer the same prompts, so that differences are taken
+Lengths are L, 2 L and 4 L. A checkpoint of our task finds needles of that task, teacher-forced; one that reads text finds RULER's, generated.
+YaRN changes nothing where no layer rotates. All checkpoints of one training length answer the same prompts, so that differences are taken
 prompt by prompt - or over seeds where both have several.
 
 Needles that NoPE finds as well say nothing about positions: where NoPE finds 0.9 of them at L there is no verdict, nor where a task of ours
@@ -28,8 +28,9 @@ from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.rules import Custom
 from repo_interp.papers.kit.samples import Sample
 from repo_interp.papers.kit.scores import PLAIN, Scored, ScoreOptions, score_subject
-from repo_interp.papers.kit.subjects import VARIANT, Subject
-from repo_interp.tasks import Prompt, niah
+from repo_interp.papers.kit.subjects import Subject
+from repo_interp.papers.repo.checkpoints import needles, omits_positions, reads_text
+from repo_interp.tasks import Prompt
 
 if TYPE_CHECKING:
     from repo_interp.papers.repo.options import Options
@@ -89,7 +90,7 @@ def search(subject: Subject, options: Options, cache: Cache) -> Searched:
     """The needles that one checkpoint found. Raises InputError where it cannot be asked."""
     lengths = [subject.training_length * multiple for multiple in MULTIPLES]
     rotates = bool(set(subject.schemes) & set(ROTATING))
-    if subject.task is None:
+    if reads_text(subject):
         scores = subject.measured(cache, _ruler, options, lengths, rotates, prompts=options.score_prompts)
         return Searched(subject, scores, None)
     asked = ScoreOptions(options.score_prompts, batch_size=options.batch_size, seed=options.seed, device=options.device)
@@ -117,7 +118,7 @@ def _ruler(subject: Subject, options: Options, lengths: Sequence[int], rotates: 
     """Scores on RULER's needles, generated: plainly, and with YaRN where a layer rotates."""
     model = load_model(subject.path, options.device)
     count = options.score_prompts
-    prompts = {length: niah(subject.tokenizer, VARIANT, length, count, options.seed, answer="none") for length in lengths}
+    prompts = {length: needles(subject, length, count, options.seed, answer="none") for length in lengths}
     methods = [PLAIN, *([YARN] if rotates else [])]
     values = np.empty((len(methods), len(lengths), count))
     for row, method in enumerate(methods):
@@ -156,8 +157,8 @@ class WithoutPositions:
 
 
 def found_without_positions(searched: Sequence[Searched]) -> WithoutPositions:
-    """What the first of `searched` with NoPE in every layer finds."""
-    nope = next((each for each in searched if each.subject.layout == "nope"), None)
+    """What the first of `searched` with NoPE finds."""
+    nope = next((each for each in searched if omits_positions(each.subject.layout)), None)
     if nope is None:
         ours = any(each.recorded is not None for each in searched)
         return WithoutPositions(np.nan, "no NoPE was given to show that the task needs positions" if ours else "")

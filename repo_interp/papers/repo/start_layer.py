@@ -13,7 +13,7 @@ from repo_interp.papers.kit.claims import SEEN, Claim, Evidence
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, asked_the_same
 from repo_interp.papers.kit.rules import All, AtMost, Below, Where
 from repo_interp.papers.kit.subjects import Subject
-from repo_interp.papers.repo.checkpoints import HAYSTACKS, OLMO, finds_needles
+from repo_interp.papers.repo.checkpoints import HAYSTACKS, OLMO, finds_needles, needles_of, omits_positions
 from repo_interp.papers.repo.needles import CEILING, METHODS, NEEDS_POSITIONS, NOPE, found_without_positions, search
 from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, scheme_colour, style
 
@@ -44,7 +44,11 @@ def starting_layer(subject: Subject) -> int | None:
 
 def _groups(subjects: Sequence[Subject]) -> Sequence[Sequence[Subject]]:
     """Checkpoints that are asked the same and start RePo at different layers, with NoPE where it is asked too."""
-    groups = asked_the_same(lambda subject: finds_needles(subject) and (_starts(subject) or subject.layout == "nope"))(subjects)
+
+    def fits(subject: Subject) -> bool:
+        return finds_needles(subject) and (_starts(subject) or omits_positions(subject.layout))
+
+    groups = asked_the_same(fits)(subjects)
     return [group for group in groups if len({starting_layer(subject) for subject in group if _starts(subject)}) > 1]
 
 
@@ -75,7 +79,7 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.D
             "seeds": ("checkpoint", [max(len(sample.seeds) for sample in row) for row in samples[0]]),
         },
         {
-            "task": order[0].kind,
+            "task": needles_of(order[0]),
             "training_length": order[0].training_length,
             "layers": len(order[0].schemes),
             "prompts": searched[0].scores.sizes["prompt"],
