@@ -2,9 +2,9 @@
 
     plain     as it was trained              YaRN     from n tokens beyond the training length L on, with the factor n / L
 
-Lengths are L, 2 L and 4 L. A checkpoint of our task finds needles of that task, teacher-forced; one that reads text finds RULER's, generated.
-YaRN changes nothing where no layer rotates. All checkpoints of one training length answer the same prompts, so that differences are taken
-prompt by prompt - or over seeds where both have several.
+Lengths are L, 2 L and 4 L. A checkpoint of our task finds needles of that task, teacher-forced; one that reads text finds RULER's,
+generated. YaRN changes nothing where no layer rotates. All checkpoints of one training length answer the same prompts, so that differences
+are taken prompt by prompt - or over seeds where both have several.
 
 Needles that NoPE finds as well say nothing about positions: where NoPE finds 0.9 of them at L there is no verdict, nor where a task of ours
 comes without NoPE. Judged are scores (`haystack`), start layers (`start_layer`) and attention (`attention`).
