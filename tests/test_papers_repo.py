@@ -25,7 +25,7 @@ from repo_interp.papers.kit.experiment import run
 from repo_interp.papers.kit.paper_directory import write_paper
 from repo_interp.papers.kit.scores import Scored
 from repo_interp.papers.kit.subjects import Given, subject
-from repo_interp.papers.repo import attention, mirror, mirror_by_seed, ranges, start_layer
+from repo_interp.papers.repo import attention, mirror, mirror_by_seed, ranges, segments, start_layer
 from repo_interp.papers.repo.checkpoints import needles, reads_text
 from repo_interp.papers.repo.chunks import PATTERNS, R6, SHARE, same_as_claimed
 from repo_interp.papers.repo.efficiency import EFFICIENCY, SIZES, configuration, counts
@@ -387,9 +387,15 @@ def test_a_checkpoint_of_no_task_of_ours_gets_text(tmp_path):
     assert attention.ATTENTION.needs.groups([mine]) == [[mine]]
     prompts = segment_prompts(mine, "examples", TINY)
     assert len(prompts) == 2 and segment_prompts(mine, "lines", TINY) == []
+    throughout = segment_prompts(mine, "examples throughout", TINY)
+    for few, many in zip(prompts, throughout, strict=True):
+        examples = [name for name in many.spans if name.startswith("examples.") and name.count(".") == 1]
+        padding = len(many.spans["padding"])
+        assert len(examples) > 5 and len(many.tokens) <= 512 and padding < len(few.spans["padding"]) / 2
     result, rest = run(SEGMENTS, [mine], TINY, Cache(), lambda text: None)
     assert result.drawings[0].data["variance_between"].sel(weights="trained").dims[-1] == "head"
-    assert [verdict.claim.label for verdict in (*result.verdicts, *rest.verdicts)] == ["R8", "R8 (lines of code)"]
+    labels = ["R8", "R8 (examples throughout)", "R8 (heads)", "R8 (lines of code)"]
+    assert [verdict.claim.label for verdict in (*result.verdicts, *rest.verdicts)] == labels
     longer = result.drawings[0].data.drop_vars("token").pad(token=(0, 3))  # where the first prompt is shorter than another one
     (drawn,) = SEGMENTS.draw({"examples": longer})
     ends = [axes.get_xlim()[1] for axes in (drawn.figure.axes[0], result.drawings[0].figure.axes[0])]
@@ -437,6 +443,27 @@ def test_adapters_of_text_on_a_checkpoint_of_no_task_of_ours_are_asked_for_ruler
     assert found_without_positions([without]).share == 0 and not found_without_positions([without]).why_not
     ours = trained(tmp_path / "ours", "language", "repo@1", **{**tuned, "continue_from": str(zoo_path("language/rope"))})
     assert not reads_text(subject("ours", ours)) and not reads_text(subject("rope", zoo_path("language/rope")))
+
+
+@pytest.mark.parametrize(("followed", "verdict"), [(6, HOLDS), (2, FAILS)])
+def test_heads_that_follow_examples_count_beyond_random_weights(followed, verdict):
+    chance = np.full((4, 3, 2, 5), 0.5)  # the trained model and three twins, prompts, layers, heads
+    chance[0].reshape(3, -1)[:, :followed] = 0.0
+    chance[1:, :, 0, :3] = 0.01
+    chance[0, 0, 1, 4] = 0.0  # on one prompt alone
+    data = xr.Dataset(
+        {"variance_between_chance": (("weights", "prompt", "layer", "head"), chance)},
+        {"weights": ["trained", "random 0", "random 1", "random 2"], "layer": [1, 2], "head": range(5)},
+        {"checkpoint": "mine"},
+    )
+    (judged,) = (judge(each) for each in segments.judge({"examples throughout": made_whole(data)}) if each.claim.part == "heads")
+    assert judged.ours == followed and judged.verdict == verdict and "random weights 3, 3, 3" in judged.control
+
+
+def made_whole(data: xr.Dataset) -> xr.Dataset:
+    """`data` with the other scores of segments, the same everywhere."""
+    names = ("variance_between", "variance_between_shuffled", "boundary_f1", "boundary_f1_shuffled", "variance_between_index")
+    return data.assign(dict.fromkeys(names, 0.5 + 0.1 * data["variance_between_chance"]))
 
 
 def test_several_questions_about_keyed_needles_go_through_every_experiment(tmp_path):

@@ -2,12 +2,14 @@
 
     variance_between, boundary_f1 of every learned head (measures.segments), each against shuffled edges of the same prompt
 
-A checkpoint of our tasks that knows no text is left out. Few-shot prompts are sentences with labels in the checkpoint's own tokens; code is
-held-out text of its corpus, where it was trained on one.
+A checkpoint of our tasks that knows no text is left out. Few-shot prompts are sentences with labels in the checkpoint's own tokens: five of
+them and then meaningless sentences, or - as the paper's prompts are - as many as fit. Code is held-out text of its corpus, where it was
+trained on one. The paper draws single heads (fig. 8b), so the heads that follow the examples are counted, too, beside random weights.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +25,11 @@ from repo_interp.measures.labels import described
 from repo_interp.measures.segments import Segments
 from repo_interp.models.load import load
 from repo_interp.papers.kit.cache import Cache
-from repo_interp.papers.kit.claims import Claim, Evidence
+from repo_interp.papers.kit.claims import SEEN, Claim, Evidence
 from repo_interp.papers.kit.differences import paired_difference
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, each
 from repo_interp.papers.kit.learned_positions import why_not
-from repo_interp.papers.kit.rules import Above, All
+from repo_interp.papers.kit.rules import Above, All, BeyondNull, Observed, beside_null
 from repo_interp.papers.kit.subjects import Subject
 from repo_interp.papers.repo.checkpoints import OLMO
 from repo_interp.plots.marks.drawing import legend_below
@@ -48,34 +50,54 @@ SCORES = {
 """The scores of `measures.segments` that count, and what is asked of each."""
 R8 = Claim("R8", "positions align with the examples of a few-shot prompt", "RePo fig. 8", "figure", All(*SCORES.values()))
 R8_CODE = Claim("R8", "positions align with the lines of code", R8.source, R8.paper_number, R8.rule, part="lines of code")
-CLAIMS: Mapping[str, Claim] = {"examples": R8, "lines": R8_CODE}
-"""By kind of segment."""
+R8_THROUGHOUT = Claim(
+    "R8", R8.statement + " that has nothing else", R8.source, R8.paper_number, R8.rule, part="examples throughout", written=SEEN
+)
+FOLLOWS = 0.05
+"""Share of shuffles that do as well, mean over prompts, up to which a head is said to follow its segments."""
+FOLLOWING = BeyondNull("the number of heads whose variance between examples beats 95 % of the shuffles, mean over prompts,", 0.95)
+R8_HEADS = Claim(
+    "R8", "positions of some heads align with the examples", R8.source, R8.paper_number, FOLLOWING, part="heads", written=SEEN
+)
+EXAMPLES, THROUGHOUT, LINES = "examples", "examples throughout", "lines"
+CLAIMS: Mapping[str, Claim] = {EXAMPLES: R8, LINES: R8_CODE, THROUGHOUT: R8_THROUGHOUT}
+"""By kind of prompt."""
+SEGMENTS_OF = {EXAMPLES: EXAMPLES, LINES: LINES, THROUGHOUT: EXAMPLES}
+"""The kind of segment, as `measures.segments` knows it, by kind of prompt."""
 
 
 # ---- measured -------------------------------------------------------------------------------------------------------
 
 
 def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> dict[str, xr.Dataset] | None:
-    """What `_scores` measures of one checkpoint by kind of segment; None where it can be given no prompts of any kind."""
+    """What `_scores` measures of one checkpoint by kind of prompt; None where it can be given no prompts of any kind."""
     (subject,) = subjects
     by_kind = {}
     for kind in CLAIMS:
         prompts = segment_prompts(subject, kind, options)
         if prompts:
             depends = {"kind": kind, "prompts": options.prompts, "controls": options.controls}
-            data = subject.measured(cache, _scores, options, kind, prompts, **depends)
+            data = subject.measured(cache, _scores, options, SEGMENTS_OF[kind], prompts, **depends)
             by_kind[kind] = data.assign_attrs(checkpoint=subject.name, stem=subject.stem, training_length=subject.training_length)
     return by_kind or None
 
 
 def segment_prompts(subject: Subject, kind: str, options: Options) -> list[Prompt]:
-    """Prompts with segments of `kind`; empty where the checkpoint can be given none."""
-    if kind == "lines":
-        return subject.prompts(subject.training_length, options.prompts, options.seed) if subject.kind == "language" else []
-    try:
-        return few_shot_prompts(subject.tokenizer, None, subject.training_length, options.prompts, SHOTS, options.seed)
-    except InputError:  # the examples are longer than what the checkpoint was trained on
-        return []
+    """Prompts of a kind that `CLAIMS` has; empty where the checkpoint can be given none."""
+    length = subject.training_length
+    if kind == LINES:
+        return subject.prompts(length, options.prompts, options.seed) if subject.kind == "language" else []
+
+    def few_shot(shots: int) -> list[Prompt]:
+        try:
+            return few_shot_prompts(subject.tokenizer, None, length, options.prompts, shots, options.seed)
+        except InputError:  # the examples are longer than what the checkpoint was trained on, or more than there are
+            return []
+
+    if kind == EXAMPLES:
+        return few_shot(SHOTS)
+    most = bisect_left(range(SHOTS + 1, length), True, key=lambda shots: not few_shot(shots)) + SHOTS
+    return few_shot(most)
 
 
 def _scores(subject: Subject, options: Options, kind: str, prompts: Sequence[Prompt]) -> xr.Dataset:
@@ -108,12 +130,34 @@ def _scores(subject: Subject, options: Options, kind: str, prompts: Sequence[Pro
 
 
 def judge(by_kind: Mapping[str, xr.Dataset]) -> Iterator[Evidence]:
-    """R8 by kind of segment."""
+    """R8 by kind of prompt."""
     yield from (_aligned(data, kind) for kind, data in by_kind.items())
+    if THROUGHOUT in by_kind:
+        yield _by_heads(by_kind[THROUGHOUT])
+
+
+def _by_heads(data: xr.Dataset) -> Evidence:
+    """R8 (heads): how many follow the examples, beside as many of every twin with random weights."""
+    chance = data["variance_between_chance"].mean("prompt", skipna=False)
+    counts = (chance <= FOLLOWS).sum(("layer", "head")).transpose("weights").values
+    observed = Observed(float(counts[0]), counts[1:].astype(float))
+    best = chance.sel(weights="trained").transpose("layer", "head")
+    row, column = np.unravel_index(int(best.values.argmin()), best.shape)
+    return Evidence(
+        R8_HEADS,
+        data.attrs["checkpoint"],
+        f"heads of {best.size} that follow the examples",
+        {FOLLOWING.quantity: observed},
+        observed.value,
+        n=data.sizes["prompt"],
+        control=f"random weights {', '.join(map(str, counts[1:]))}",
+        note=f"{beside_null(observed)}; layer {int(best['layer'].values[row])}, head {int(best['head'].values[column])} follows them most: "
+        f"{100 * float(best.values[row, column]):.1f} % of the shuffles do as well",
+    )
 
 
 def _aligned(data: xr.Dataset, kind: str) -> Evidence:
-    """R8 for one kind of segments: scores beside those of shuffled edges, over prompts."""
+    """R8 for one kind of prompt: scores beside those of shuffled edges, over prompts."""
     trained = data.sel(weights="trained")
     means = {name: trained[name].mean(("layer", "head")).values for score in SCORES for name in (score, f"{score}_shuffled")}
     known = _known(trained)
@@ -126,7 +170,7 @@ def _aligned(data: xr.Dataset, kind: str) -> Evidence:
     return Evidence(
         CLAIMS[kind],
         data.attrs["checkpoint"],
-        f"share of position variance between {kind}, mean over learned heads",
+        f"share of position variance between {SEGMENTS_OF[kind]}, mean over learned heads",
         {rule.quantity: {SHUFFLED: above[score]} for score, rule in SCORES.items()},
         float(own.mean()),
         float(own.std(ddof=1)),
@@ -137,7 +181,7 @@ def _aligned(data: xr.Dataset, kind: str) -> Evidence:
         f"above shuffled by {above['variance_between'].margin:+.3f} (standard error {above['variance_between'].standard_error:.2g}); "
         f"boundary F1 {means['boundary_f1'][known].mean():.3f}, above shuffled by {above['boundary_f1'].margin:+.3f} (standard error "
         f"{above['boundary_f1'].standard_error:.2g}); heads that beat 95 % of the shuffles on average: "
-        f"{int((chance <= 0.05).sum())} of {chance.size}",
+        f"{int((chance <= FOLLOWS).sum())} of {chance.size}",
     )
 
 
@@ -150,19 +194,24 @@ def _known(trained: xr.Dataset) -> np.ndarray:
 
 # ---- drawn ----------------------------------------------------------------------------------------------------------
 
-_TEXTS = {"examples": f"few-shot prompts of {SHOTS} examples", "lines": "held-out code"}
+_TEXTS = {
+    EXAMPLES: f"few-shot prompts of {SHOTS} examples",
+    LINES: "held-out code",
+    THROUGHOUT: "few-shot prompts with as many examples as fit",
+}
 
 
 def draw(by_kind: Mapping[str, xr.Dataset]) -> Iterator[Drawing]:
     """Fig. 8."""
     for kind, data in by_kind.items():
-        name = data.attrs["checkpoint"]
+        name, segments = data.attrs["checkpoint"], SEGMENTS_OF[kind]
         yield Drawing(
-            f"segments_{kind}_{data.attrs['stem']}",
-            _figure(data, name, kind),
-            f"{name}: positions and {kind} of {_TEXTS[kind]}, up to {data.attrs['training_length']} tokens. Left: the head whose variance "
-            f"lies most between {kind}, above shuffled edges (RePo fig. 8), on the first prompt; bands: {kind}. Right: every learned "
-            f"head, mean over {int(_known(data.sel(weights='trained')).sum())} prompts, against shuffled edges; hollow: random weights.",
+            f"segments_{kind.replace(' ', '_')}_{data.attrs['stem']}",
+            _figure(data, name, segments),
+            f"{name}: positions and {segments} of {_TEXTS[kind]}, up to {data.attrs['training_length']} tokens. Left: the head whose "
+            f"variance lies most between {segments}, above shuffled edges (RePo fig. 8), on the first prompt; bands: {segments}. Right: every "
+            f"learned head, mean over {int(_known(data.sel(weights='trained')).sum())} prompts, against shuffled edges; hollow: random "
+            "weights.",
             data,
         )
 
@@ -218,7 +267,7 @@ def _against(ax: Axes, data: xr.Dataset, score: str, colour: str) -> None:
 
 SEGMENTS = Experiment(
     "segments",
-    (R8, R8_CODE),
+    (R8, R8_CODE, R8_THROUGHOUT, R8_HEADS),
     Needs(
         each(lambda subject: bool(subject.learned) and subject.kind in ("language", "text")),
         "no checkpoint with learned positions that knows text was given, or its training length is too short for five examples",
