@@ -210,8 +210,8 @@ def draw(by_kind: Mapping[str, xr.Dataset]) -> Iterator[Drawing]:
             _figure(data, name, segments),
             f"{name}: positions and {segments} of {_TEXTS[kind]}, up to {data.attrs['training_length']} tokens. Left: the head whose "
             f"variance lies most between {segments}, above shuffled edges (RePo fig. 8), on the first prompt; bands: {segments}. Right: "
-            f"every learned head, mean over {int(_known(data.sel(weights='trained')).sum())} prompts, against shuffled edges; hollow: random "
-            "weights.",
+            f"every learned head, mean over {int(_known(data.sel(weights='trained')).sum())} prompts, against shuffled edges; hollow: "
+            "random weights.",
             data,
         )
 
