@@ -26,7 +26,7 @@ from repo_interp.papers.kit.paper_directory import write_paper
 from repo_interp.papers.kit.scores import Scored
 from repo_interp.papers.kit.subjects import Given, subject
 from repo_interp.papers.repo import attention, mirror, mirror_by_seed, ranges, segments, start_layer
-from repo_interp.papers.repo.checkpoints import needles, reads_text
+from repo_interp.papers.repo.checkpoints import longest_trained, needles, reads_text
 from repo_interp.papers.repo.chunks import PATTERNS, R6, SHARE, same_as_claimed
 from repo_interp.papers.repo.efficiency import EFFICIENCY, SIZES, configuration, counts
 from repo_interp.papers.repo.haystack import HAYSTACK
@@ -415,7 +415,7 @@ def test_a_checkpoint_of_no_task_of_ours_is_asked_for_rulers_needles(tmp_path):
 def test_adapters_of_text_on_a_checkpoint_of_no_task_of_ours_are_asked_for_rulers_needles(tmp_path):
     """As the paper continues one model with several schemes: RePo, RoPE, and NoPE in the layers where RePo's positions are learned."""
     words = tokenizer("words")
-    base = checkpoint(tmp_path / "base", "rope", len(words), 320, words)
+    base = checkpoint(tmp_path / "base", "rope", len(words), 1280, words)
     corpus = tmp_path / "text.txt"
     corpus.write_text(" ".join(f"word {number} of many" for number in range(4000)))
     options = {"corpus": str(corpus), "length": 16, "grown_length": 64, "longest_test": 64}
@@ -441,6 +441,11 @@ def test_adapters_of_text_on_a_checkpoint_of_no_task_of_ours_are_asked_for_ruler
     without = search(subjects[2], TINY, cache)
     assert without.scores["method"].values.tolist() == ["plain", "yarn"]  # layer 0 rotates
     assert found_without_positions([without]).share == 0 and not found_without_positions([without]).why_not
+    assert without.lengths == [320] and longest_trained(subjects[2]) == 1280  # the base knows longer ones
+    searched = [search(each, TINY, cache) for each in subjects]
+    at_length, longer = [judge(evidence) for evidence in HAYSTACK.judge(searched)]
+    assert at_length.verdict == FAILS and longer.verdict == UNMEASURED and "trained on 1,280 tokens" in longer.note
+    assert all(drawing.figure for drawing in HAYSTACK.draw(searched))
     ours = trained(tmp_path / "ours", "language", "repo@1", **{**tuned, "continue_from": str(zoo_path("language/rope"))})
     assert not reads_text(subject("ours", ours)) and not reads_text(subject("rope", zoo_path("language/rope")))
 

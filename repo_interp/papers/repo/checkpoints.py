@@ -6,7 +6,8 @@ adapter on top of such a one - for RULER's, in its own tokens.
 
 from __future__ import annotations
 
-from repo_interp.models.configuration import identify, identify_base
+from repo_interp.models.configuration import Checkpoint, identify, identify_base
+from repo_interp.models.families import training_length
 from repo_interp.papers.kit.scale import Scale
 from repo_interp.papers.kit.subjects import VARIANT, Subject
 from repo_interp.tasks import Prompt, niah
@@ -35,8 +36,19 @@ def reads_text(subject: Subject) -> bool:
     """Whether questions in words can be put to a checkpoint: see above. Raises InputError where the base of an adapter is not there."""
     if subject.kind != "language" or not subject.has_weights:
         return subject.kind == "text"
+    base = _base(subject)
+    return base is not None and trained_configuration(base.directory) is None
+
+
+def longest_trained(subject: Subject) -> int:
+    """The tokens of the longest prompts that a checkpoint was trained on, or the one that it stands on as an adapter."""
+    base = _base(subject)
+    return max(subject.training_length, 0 if base is None else training_length(base.config))
+
+
+def _base(subject: Subject) -> Checkpoint | None:
     known = identify(subject.path)
-    return known.base is not None and trained_configuration(identify_base(known.directory, known.base).directory) is None
+    return None if known.base is None else identify_base(known.directory, known.base)
 
 
 def needles_of(subject: Subject) -> str:

@@ -16,7 +16,7 @@ from repo_interp.papers.kit.rules import Above, All, Below, Custom, Values, Wher
 from repo_interp.papers.kit.samples import between, numbers_of
 from repo_interp.papers.kit.scores import PLAIN, note
 from repo_interp.papers.kit.subjects import Subject
-from repo_interp.papers.repo.checkpoints import HAYSTACKS, NO_HAYSTACK, OLMO, finds_needles, needles_of
+from repo_interp.papers.repo.checkpoints import HAYSTACKS, NO_HAYSTACK, OLMO, finds_needles, longest_trained, needles_of
 from repo_interp.papers.repo.needles import (
     CEILING,
     METHODS,
@@ -111,6 +111,9 @@ def _at_training_length(own: Searched, rope: Searched, without: WithoutPositions
 def _longer(own: Searched, rope: Searched, without: WithoutPositions) -> Evidence:
     """R9 (longer): needles found at every longer length with YaRN, beside RoPE."""
     longer = [length for length in own.lengths if length > own.subject.training_length]
+    if not longer:
+        known = longest_trained(own.subject)
+        return Evidence(R9_LONGER, own.name, "", unmeasurable=f"it goes on from a model that was trained on {known:,} tokens")
     mine, theirs = own.sample(longer, YARN), rope.sample(longer, YARN)
     pairs = {length: (own.sample([length], YARN), rope.sample([length], YARN)) for length in longer}
     differences = {length: between(*pair) for length, pair in pairs.items()}

@@ -2,9 +2,9 @@
 
     plain     as it was trained              YaRN     from n tokens beyond the training length L on, with the factor n / L
 
-Lengths are L, 2 L and 4 L. A checkpoint of our task finds needles of that task, teacher-forced; one that reads text finds RULER's,
-generated. YaRN changes nothing where no layer rotates. All checkpoints of one training length answer the same prompts, so that differences
-are taken prompt by prompt - or over seeds where both have several.
+Lengths are L, 2 L and 4 L; of an adapter those beyond L that its base was not trained on either. A checkpoint of our task finds needles of
+that task, teacher-forced; one that reads text finds RULER's, generated. YaRN changes nothing where no layer rotates. All checkpoints of
+one training length answer the same prompts, so that differences are taken prompt by prompt - or over seeds where both have several.
 
 Needles that NoPE finds as well say nothing about positions: where NoPE finds 0.9 of them at L there is no verdict, nor where a task of ours
 comes without NoPE. Judged are scores (`haystack`), start layers (`start_layer`) and attention (`attention`).
@@ -29,7 +29,7 @@ from repo_interp.papers.kit.rules import Custom
 from repo_interp.papers.kit.samples import Sample
 from repo_interp.papers.kit.scores import PLAIN, Scored, ScoreOptions, score_subject
 from repo_interp.papers.kit.subjects import Subject
-from repo_interp.papers.repo.checkpoints import needles, omits_positions, reads_text
+from repo_interp.papers.repo.checkpoints import longest_trained, needles, omits_positions, reads_text
 from repo_interp.tasks import Prompt
 
 if TYPE_CHECKING:
@@ -88,7 +88,9 @@ class Searched:
 
 def search(subject: Subject, options: Options, cache: Cache) -> Searched:
     """The needles that one checkpoint found. Raises InputError where it cannot be asked."""
-    lengths = [subject.training_length * multiple for multiple in MULTIPLES]
+    longest = longest_trained(subject)
+    multiples = [subject.training_length * multiple for multiple in MULTIPLES]
+    lengths = [length for length in multiples if length == subject.training_length or length > longest]
     rotates = bool(set(subject.schemes) & set(ROTATING))
     if reads_text(subject):
         scores = subject.measured(cache, _ruler, options, lengths, rotates, prompts=options.score_prompts)
