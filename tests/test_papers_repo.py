@@ -445,7 +445,8 @@ def test_adapters_of_text_on_a_checkpoint_of_no_task_of_ours_are_asked_for_ruler
     searched = [search(each, TINY, cache) for each in subjects]
     at_length, longer = [judge(evidence) for evidence in HAYSTACK.judge(searched)]
     assert at_length.verdict == FAILS and longer.verdict == UNMEASURED and "trained on 1,280 tokens" in longer.note
-    assert all(drawing.figure for drawing in HAYSTACK.draw(searched))
+    (drawn_by_length, _) = HAYSTACK.draw(searched)
+    assert drawn_by_length.data["method"].values.tolist() == ["plain"] and "YaRN" not in drawn_by_length.caption
     ours = trained(tmp_path / "ours", "language", "repo@1", **{**tuned, "continue_from": str(zoo_path("language/rope"))})
     assert not reads_text(subject("ours", ours)) and not reads_text(subject("rope", zoo_path("language/rope")))
 

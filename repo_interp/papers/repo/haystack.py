@@ -156,18 +156,16 @@ def _with_budgets(text: str, *compared: Searched) -> str:
 def draw(searched: Sequence[Searched]) -> Iterator[Drawing]:
     """Fig. 1, 5 and table 1 by length, and as maps."""
     first = searched[0].subject
-    group, length, count = (
-        f"{needles_of(first)}_{first.training_length}",
-        first.training_length,
-        searched[0].scores.sizes["prompt"],
-    )
-    by_length = _by_length(searched)
+    length, count = first.training_length, searched[0].scores.sizes["prompt"]
+    group = f"{needles_of(first)}_{length}"
+    by_length, extended = _by_length(searched), ""
+    if YARN in _methods(searched):
+        extended = "; YaRN by the factor n / L beyond the training length L (dotted): one seed, standard error over prompts"
     yield Drawing(
         f"haystack_by_length_{group}",
         method_panels(by_length),
         f"Needles found by context length (RePo table 1, fig. 1, 5), {count} prompts each. Plain: mean over seeds, small dots: "
-        "each; YaRN by the factor n / L beyond the training length L (dotted): one seed, standard error over prompts. Marks of one length "
-        "stand beside each other so that equal ones can be seen.",
+        f"each{extended}. Marks of one length stand beside each other so that equal ones can be seen.",
         by_length,
     )
     maps = _maps(searched)
@@ -183,7 +181,8 @@ def draw(searched: Sequence[Searched]) -> Iterator[Drawing]:
                 if counts is None
                 else "; the last column says how many a cell has, the same for all checkpoints"
             )
-            + f"; grey: none there. Right of the dotted line: beyond the training length, {length} tokens.",
+            + "; grey: none there."
+            + (f" Right of the dotted line: beyond the training length, {length} tokens." if extended else ""),
             described(maps, "share of the needles found", "1").to_dataset(name="score").assign(known),
         )
 
@@ -191,9 +190,10 @@ def draw(searched: Sequence[Searched]) -> Iterator[Drawing]:
 def _by_length(searched: Sequence[Searched]) -> xr.Dataset:
     """`score [method, checkpoint, test_set, seed]` and `standard_error`, as `plots.marks.scores` draws them."""
     lengths = searched[0].lengths
-    samples = [[[each.sample([length], method) for length in lengths] for each in searched] for method in METHODS]
+    methods = _methods(searched)
+    samples = [[[each.sample([length], method) for length in lengths] for each in searched] for method in methods]
     seeds = max(len(sample.seeds) for rows in samples for row in rows for sample in row)
-    values = np.full((len(METHODS), len(searched), len(lengths), seeds), np.nan)
+    values = np.full((len(methods), len(searched), len(lengths), seeds), np.nan)
     errors = np.full(values.shape[:3], np.nan)
     for method, row, place in np.ndindex(errors.shape):
         sample = samples[method][row][place]
@@ -206,7 +206,7 @@ def _by_length(searched: Sequence[Searched]) -> xr.Dataset:
             "standard_error": (axes, errors, {"long_name": "standard error over prompts", "units": "1"}),
         },
         {
-            "method": list(METHODS.values()),
+            "method": list(methods.values()),
             "checkpoint": [each.name for each in searched],
             "test_set": lengths,
             "layout": ("checkpoint", [each.subject.layout for each in searched]),
@@ -215,16 +215,22 @@ def _by_length(searched: Sequence[Searched]) -> xr.Dataset:
     )
 
 
+def _methods(searched: Sequence[Searched]) -> dict[str, str]:
+    """Titles of the methods that are drawn: YaRN where there are lengths that it is for."""
+    longer = searched[0].lengths[-1] > searched[0].subject.training_length
+    return {name: title for name, title in METHODS.items() if longer or name == PLAIN}
+
+
 def _maps(searched: Sequence[Searched]) -> xr.DataArray | None:
     """`[checkpoint, method, depth, length]`; None where no prompts have a depth."""
     mapped = [each for each in searched if "map" in each.scores]
     if not mapped:
         return None
-    parts = []
+    methods, parts = _methods(searched), []
     for each in mapped:
         known = each.scores["map"]
-        chosen = [known.sel({"method": name if name in known["method"].values else PLAIN}, drop=True) for name in METHODS]
-        parts.append(xr.concat(chosen, dim=xr.IndexVariable("method", list(METHODS.values())), **TOGETHER))
+        chosen = [known.sel({"method": name if name in known["method"].values else PLAIN}, drop=True) for name in methods]
+        parts.append(xr.concat(chosen, dim=xr.IndexVariable("method", list(methods.values())), **TOGETHER))
     maps: xr.DataArray = xr.concat(parts, dim=xr.IndexVariable("checkpoint", [each.name for each in mapped]), **TOGETHER)
     return maps.assign_coords(layout=("checkpoint", [each.subject.layout for each in mapped]))
 

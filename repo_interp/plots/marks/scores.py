@@ -235,6 +235,8 @@ def _axis(ax: Axes, sets: np.ndarray, numeric: bool, data: xr.Dataset) -> None:
         ax.set_xscale("log", base=2)
         ax.set_xticks(sets, [f"{value:,}" for value in sets])
         ax.minorticks_off()
+    elif len(sets) == 1:
+        ax.set_xticks(sets, [f"{sets[0]:,}"])
     if "training_length" in data.attrs:
         ax.axvline(
             float(data.attrs["training_length"]), color="#222222", linewidth=0.6, linestyle=(0, (1, 1.5)), gid="training length"
