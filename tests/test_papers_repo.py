@@ -458,6 +458,7 @@ def test_heads_that_follow_examples_count_beyond_random_weights(followed, verdic
     chance[0].reshape(3, -1)[:, :followed] = 0.0
     chance[1:, :, 0, :3] = 0.01
     chance[0, 0, 1, 4] = 0.0  # on one prompt alone
+    chance[0, :, 1, 3] = np.nan  # a head whose positions are constant
     data = xr.Dataset(
         {"variance_between_chance": (("weights", "prompt", "layer", "head"), chance)},
         {"weights": ["trained", "random 0", "random 1", "random 2"], "layer": [1, 2], "head": range(5)},
@@ -465,6 +466,7 @@ def test_heads_that_follow_examples_count_beyond_random_weights(followed, verdic
     )
     (judged,) = (judge(each) for each in segments.judge({"examples throughout": made_whole(data)}) if each.claim.part == "heads")
     assert judged.ours == followed and judged.verdict == verdict and "random weights 3, 3, 3" in judged.control
+    assert "layer 1, head 0 follows them most: 0.0 %" in judged.note
 
 
 def made_whole(data: xr.Dataset) -> xr.Dataset:
