@@ -28,6 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     checkpoint = identify(find(arguments.checkpoint))
     model = skeleton(checkpoint)
+    model.tie_weights()  # so that an embedding that is the unembedding too counts once
     config, console = checkpoint.config, Console()
     total, added = sum(parameter.numel() for parameter in model.parameters()), added_parameters(model)
     console.print(
