@@ -145,10 +145,7 @@ def test_the_scores_are_those_of_what_is_stored(adapter):
 
 def test_every_command_takes_it(adapter, base, tmp_path, capsys):
     assert main(["inspect", str(adapter)]) == 0
-    said = capsys.readouterr().out
-    assert "an adapter on top of" in said
-    counted = sum(parameter.numel() for parameter in load_model(adapter).parameters())
-    assert f"{counted:,} parameters" in said.replace("\n", " ")
+    assert "an adapter on top of" in capsys.readouterr().out
     (tmp_path / "prompts.jsonl").write_text('{"tokens": [5, 6, 7, 8, 9, 10]}\n')
     asked = ["--prompts", str(tmp_path / "prompts.jsonl"), "--measures", "positions", "--out", str(tmp_path / "run")]
     assert main(["analyze", str(adapter), *asked]) == 0

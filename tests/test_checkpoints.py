@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import repo_interp as ri
 from repo_interp.analysis.notes import RoundedPositions
+from repo_interp.cli import main
 from repo_interp.models.reposition import scheme_modules
 from repo_interp.shipped import zoo_names
 from repo_interp.tasks.prompt import Prompt
@@ -75,6 +76,14 @@ def test_tied_embeddings_are_tied_as_hugging_face_ties_them(change, stock, tmp_p
     assert model.config.tie_word_embeddings is (change is not another_head)
     ri.save(model, tmp_path / "again")
     assert torch.equal(logits(ri.load_model(tmp_path / "again")), logits(model))
+
+
+@pytest.mark.parametrize("change", [the_same_head, no_head, no_embedding])
+def test_inspect_counts_a_tied_embedding_once(change, stock, capsys):
+    rewritten(stock, change, tie_word_embeddings=True)
+    assert main(["inspect", str(stock)]) == 0
+    counted = sum(parameter.numel() for parameter in ri.load_model(stock).parameters())
+    assert f"{counted:,} parameters" in capsys.readouterr().out
 
 
 def test_frequencies_that_old_checkpoints_store_are_skipped_as_hugging_face_skips_them(stock):
@@ -294,7 +303,6 @@ def test_loading_needs_the_memory_of_the_model(dtype, shards, tmp_path):
 
 def test_inspecting_reads_headers_alone(tmp_path, capsys):
     """A file of 4 GB of zeros on paper: reading it would take its memory and time."""
-    from repo_interp.cli import main
 
     ri.save(ri.reposition(tiny("llama"), "repo"), tmp_path)
     header, shapes, offset = {}, {}, 0

@@ -17,6 +17,8 @@ from repo_interp.positions.layouts import SCHEMES, format_layout, parse_layout
         ("nope@1/2", 4, ("rope", "rope", "nope", "nope")),
         ("r2n1", 5, ("rope", "rope", "nope", "rope", "rope")),
         ("n2r1", 4, ("nope", "nope", "rope", "nope")),
+        ("r2n1@1/3", 6, ("rope", "rope", "rope", "rope", "nope", "rope")),
+        ("n2r1@1", 5, ("rope", "nope", "nope", "rope", "nope")),
         (" rope, nope ,repo", 3, ("rope", "nope", "repo")),
     ],
 )
@@ -30,7 +32,7 @@ def test_the_papers_layers():
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3, 7, 16])
-@pytest.mark.parametrize("text", [*SCHEMES, "r2n1", "n2r1", "repo@1/3", "hope@1/2"])
+@pytest.mark.parametrize("text", [*SCHEMES, "r2n1", "n2r1", "repo@1/3", "hope@1/2", "r2n1@1/3", "n2r1@1/3"])
 def test_formatting_is_undone_by_parsing(text, layers):
     schemes = parse_layout(text, layers)
     assert parse_layout(format_layout(schemes), layers) == schemes
@@ -40,6 +42,11 @@ def test_the_shortest_name_is_used():
     assert format_layout(("rope", "rope", "repo", "repo")) == "repo@2"
     assert format_layout(("repo", "rope")) == "repo,rope"
     assert format_layout(("rope", "rope", "nope")) == "r2n1"
+    assert format_layout(("rope", "rope", "rope", "nope")) == "nope@3"
+    assert format_layout(("rope", "rope", "rope", "nope", "rope")) == "r2n1@1"
+    assert format_layout(("rope", "nope", "nope", "rope")) == "n2r1@1"
+    assert format_layout(("another package's",) * 2) == "another package's"
+    assert format_layout(("repo", "rope", "another package's")) == "repo,rope,another package's"
 
 
 @pytest.mark.parametrize(

@@ -34,12 +34,13 @@ def drawn(ax, gid: str):
 def test_a_layout_has_its_schemes_colour_and_mixed_ones_that_of_the_more_frequent_scheme():
     assert layout_colour("repo@1") == layout_colour("repo") == SCHEME_COLOURS["repo"]
     assert layout_colour("r2n1") == SCHEME_COLOURS["rope"]
-    assert layout_colour("n2r1") == SCHEME_COLOURS["nope"]
-    assert [layout_name(layout) for layout in ("repo", "repo@2", "repo@1/3", "n2r1")] == [
+    assert layout_colour("n2r1") == layout_colour("n2r1@2") == SCHEME_COLOURS["nope"]
+    assert [layout_name(layout) for layout in ("repo", "repo@2", "repo@1/3", "n2r1", "r2n1@1/3")] == [
         "RePo",
         "RePo from layer 2",
         "RePo after 1/3",
         "N2R1",
+        "R2N1 after 1/3",
     ]
 
 

@@ -7,8 +7,8 @@
     r2n1, n2r1                     two RoPE layers then a NoPE layer, repeated; two NoPE layers then a RoPE layer
     rope,rope,repo,...             an explicit list, one scheme a layer
 
-`SCHEME@START` works for every scheme. Other packages add schemes by entry points of the group `repo_interp.schemes`; here only their
-names are read. Knows nothing about how a scheme is built.
+`@START` works for every scheme and for the two that repeat: `r2n1@1/3` counts its periods from there. Other packages add schemes by entry
+points of the group `repo_interp.schemes`; here only their names are read. Knows nothing about how a scheme is built.
 """
 
 from __future__ import annotations
@@ -71,13 +71,12 @@ def parse_layout(text: str, layers: int) -> tuple[str, ...]:
             _known(scheme)
         _whole(schemes, text)
         return schemes
-    if text in _PERIODS:
-        period = _PERIODS[text]
-        return tuple(period[layer % 3] for layer in range(layers))
     scheme, at, start_text = text.partition("@")
-    _known(scheme)
+    if scheme not in _PERIODS:
+        _known(scheme)
+    period = _PERIODS.get(scheme, (scheme,))
     start = _start(start_text, layers, text) if at else 0
-    schemes = ("rope",) * start + (scheme,) * (layers - start)
+    schemes = _repeated(period, start, layers)
     _whole(schemes, text)
     return schemes
 
@@ -89,9 +88,15 @@ def format_layout(schemes: tuple[str, ...]) -> str:
         if parse_layout(name, layers) == schemes:
             return name
     start = next(layer for layer, scheme in enumerate(schemes) if scheme != "rope")  # all rope has a name
-    if len(set(schemes[start:])) > 1:
-        return ",".join(schemes)
-    return f"{schemes[-1]}@{start}" if start else schemes[-1]
+    for name, period in ((schemes[start], (schemes[start],)), *_PERIODS.items()):
+        first = start - next(place for place, scheme in enumerate(period) if scheme != "rope")
+        if first >= 0 and _repeated(period, first, layers) == schemes:
+            return f"{name}@{first}" if first else name
+    return ",".join(schemes)
+
+
+def _repeated(period: tuple[str, ...], start: int, layers: int) -> tuple[str, ...]:
+    return ("rope",) * start + tuple(period[layer % len(period)] for layer in range(layers - start))
 
 
 def _known(scheme: str) -> None:

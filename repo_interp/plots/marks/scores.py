@@ -53,17 +53,17 @@ SEED_DOTS: Mapping[str, Any] = {"markersize": 1.4, "markeredgewidth": 0}
 
 def layout_colour(layout: str) -> str:
     """The colour of a layout: its scheme's; that of the more frequent scheme where two are mixed."""
-    return scheme_colour(_MIXED.get(layout, (layout.split("@")[0], ""))[0])
+    name = layout.split("@")[0]
+    return scheme_colour(_MIXED.get(name, (name, ""))[0])
 
 
 def layout_name(layout: str) -> str:
     """A layout as papers write it: "repo@1" -> "RePo from layer 1", "repo@1/3" -> "RePo after 1/3", "r2n1" -> "R2N1"."""
-    if layout in _MIXED:
-        return _MIXED[layout][1]
     scheme, at, start = layout.partition("@")
+    name = _MIXED[scheme][1] if scheme in _MIXED else scheme_name(scheme)
     if not at:
-        return scheme_name(scheme)
-    return f"{scheme_name(scheme)} {'after' if '/' in start else 'from layer'} {start}"  # a share of the layers, or one of them
+        return name
+    return f"{name} {'after' if '/' in start else 'from layer'} {start}"  # a share of the layers, or one of them
 
 
 def looks(data: xr.Dataset) -> dict[str, dict[str, Any]]:
