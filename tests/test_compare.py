@@ -12,6 +12,7 @@ from run_fixture import small_run
 import repo_interp as ri
 from repo_interp.cli import main
 from repo_interp.comparison.align import compare_named, notes
+from repo_interp.comparison.variable_tables import comparison_tables
 
 
 def run(checkpoint, layout="rope", layers=2, heads=2, shift=0.0, prompts="same", digest=None, measure="three_axis", **attributes):
@@ -35,6 +36,7 @@ def scored(checkpoint, digest, value=0.5):
     described = {"long_name": "exact match, mean over prompts", "units": "1"}
     group = xr.Dataset(
         {
+            "score": (("test_set", "prompt"), np.outer([value, value / 2], [0.9, 1.1]), described),
             "mean_score": ("test_set", [value, value / 2], described),
             "standard_error": ("test_set", [0.05, 0.05], {**described, "long_name": "standard error"}),
         },
@@ -119,6 +121,46 @@ def test_a_measure_of_one_run_other_axes_and_other_units_are_left_out_and_said()
     ]
 
 
+def asked_and_scored(scores, prompts, **options):
+    """A run of scores of one test set and `prompts` of another."""
+    tree = scored("zoo/a", "a")
+    group = tree["scores"].to_dataset().assign_attrs(options)
+    values = np.array([[0.2, 0.4, 0.9], scores])
+    group["score"] = (("test_set", "prompt"), values, {"long_name": "exact match of every prompt", "units": "1"})
+    group["prompts_digest"] = ("test_set", ["same", prompts], {"long_name": "SHA-256 over the prompts", "units": "1"})
+    tree["scores"] = group
+    return tree
+
+
+def rows_of(found):
+    return {row[:2]: row[2:] for table in comparison_tables(found) if table.name == "scores" for row in table.rows}
+
+
+def test_scores_of_the_same_prompts_are_paired_test_set_by_test_set():
+    """Found: a difference of two scores had no error, though both were of the same prompts; that of their errors stood below it."""
+    one, other = asked_and_scored([0.5, 0.6, 0.7], "x", task_file="a"), asked_and_scored([0.6, 0.8, 0.7], "x", task_file="b")
+    rows = rows_of(ri.compare({"one": one, "other": other}))
+    mean, error = rows["score", "128"][2:]
+    np.testing.assert_allclose((mean, error), (0.1, np.std([0.1, 0.2, 0.0], ddof=1) / 3**0.5))
+    assert set(rows) == {("score", "64"), ("score", "128")} and rows["score", "64"][2:] == (0, 0)
+
+
+def test_scores_of_different_prompts_are_not_paired_and_said():
+    one, other = asked_and_scored([0.5, 0.6, 0.7], "x", task_file="a"), asked_and_scored([0.6, 0.8, np.nan], "y", task_file="b")
+    found = ri.compare({"one": one, "other": other})
+    rows = rows_of(found)
+    assert rows["score", "64"][2:] == (0, 0) and rows["score", "128"][3] is None
+    np.testing.assert_allclose(rows["score", "128"][2], 0.7 - 0.6)
+    assert "scores: the prompts of 128 differ, so that differences may be the prompts'" in notes(found)
+    assert "scores: task_file differs, a for one; b for other" in notes(found)
+
+
+def test_a_tasks_options_are_not_named_where_the_prompts_are_the_same():
+    """Found: the same tokenizer in two checkpoints' directories was named as a difference."""
+    one, other = asked_and_scored([0.5, 0.6, 0.7], "x", task_file="a"), asked_and_scored([0.6, 0.8, 0.7], "x", task_file="b")
+    assert notes(ri.compare({"one": one, "other": other})) == []
+
+
 def test_maps_whose_blocks_count_other_numbers_of_tokens_are_not_compared():
     one, other = run("one"), run("other")
     for tree, size in ((one, 2), (other, 4)):
@@ -184,7 +226,11 @@ def test_the_command_writes_the_same_bytes_twice_and_prints_tables_and_warnings(
     arguments = ["compare", f"RoPE with=sign={one}", other, *scores]
     assert main(["compare", one, other, *scores]) == 0
     out = capsys.readouterr().out
-    assert "the prompts differ (same for one; others for other)" in out and "Three axis" in out and "exact match" not in out
+    assert (
+        "the prompts differ (same for one; others for other)" in out
+        and "Three axis" in out
+        and "Score: exact match." in " ".join(out.split())
+    )
     assert "3.00" in out  # the difference
     first = tmp_path / "runs" / "compare-one-other"
     assert main(["compare", one, other, *scores]) == 0

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import xarray as xr
 from torch import nn
 
@@ -31,8 +32,9 @@ from repo_interp.models.reposition import attentions
 from repo_interp.processes import from_first
 from repo_interp.run import make_run, versions
 from repo_interp.side_by_side import BatchSize
-from repo_interp.tasks import Task, make_task
+from repo_interp.tasks import Prompt, Task, make_task
 from repo_interp.tasks.data_sets import data_set_prompts
+from repo_interp.tasks.niah import niah
 from repo_interp.tasks.prompt import digest as prompts_digest
 from repo_interp.training.trained import in_tokens_of, puts_into_any_tokens, trained_task
 
@@ -52,7 +54,7 @@ def score(
     """A run of scores: how well a repositioned model or bridge answers `task`, by test set and over the axes that the task names.
 
     `task`: a task or the name of one - the one that the model was trained on as it was then, another at its small size; None: the one it
-    was trained on. Group `scores`: `score [test_set, prompt]`, `mean_score`, `standard_error` and, with `answers` "forced",
+    was trained on. Group `scores`: `score [test_set, prompt]`, `mean_score`, `standard_error`, `prompts_digest`, with `answers` "forced"
     `log_perplexity` [test_set]; `score_map` over the task's own axes, such as depth and length. Hooks on the bridge take part, so what an
     intervention costs can be scored. `test_sets`: names (None: all that fit the model); `count` prompts of each, drawn with `seed`;
     `answers` "generated": token by token. `progress` is called with batches done and in all. `store`, a
@@ -71,7 +73,8 @@ def score(
         require_memory_for_pass(bridge, longest, min(count, size.of_length(longest)))
     asked = {"task": chosen.name, **chosen.options(), "test_sets": test_sets, "count": count, "seed": seed, "answers": answers}
     grid = _grid(bridge, store, store_every, {**asked, "batch_size": size})
-    return _run(bridge, task_scores(model_of(bridge), chosen, test_sets, count, seed, answers, size, progress, grid))
+    scores = task_scores(model_of(bridge), chosen, test_sets, count, seed, answers, size, progress, grid)
+    return _run(bridge, scores, [chosen.prompts(count, seed, str(name)) for name in scores["test_set"].values])
 
 
 def score_needles(
@@ -98,7 +101,7 @@ def score_needles(
     asked = {"task": "ruler", "lengths": lengths, "variant": variant, "count": count, "seed": seed, **options}
     grid = _grid(bridge, store, store_every, {**asked, "batch_size": size})
     scores = needle_scores(model_of(bridge), tokenizer, lengths, variant, count, seed, size, progress, grid, **options)
-    return _run(bridge, scores)
+    return _run(bridge, scores, [niah(tokenizer, variant, length, count, seed, answer="none", **options) for length in lengths])
 
 
 def score_data_set(
@@ -126,7 +129,9 @@ def score_data_set(
     size = batch_limit(bridge, batch_size)
     grid = _grid(bridge, store, store_every, {**options, "prompts": prompts_digest(prompts), "batch_size": size})
     scores = question_scores(model_of(bridge), tokenizer, prompts, size, grid=grid, progress=progress)
-    return _run(bridge, scores.assign_attrs(answers="generated", left_out=[], higher_is_better="True", **options))
+    scores = scores.assign_attrs(answers="generated", left_out=[], higher_is_better="True", **options)
+    by_subset = [[prompt for prompt in prompts if prompt.attributes["subset"] == subset] for subset in scores["subset"].values]
+    return _run(bridge, scores, by_subset)
 
 
 def task_of(bridge: nn.Module, name: str | None = None, size: str | None = None, **options: Any) -> Task:
@@ -168,8 +173,17 @@ def _tokenizer(bridge: Any) -> Any:
     return tokenizer
 
 
-def _run(bridge: nn.Module, scores: xr.Dataset) -> xr.DataTree:
+def _run(bridge: nn.Module, scores: xr.Dataset, prompts: Sequence[Sequence[Prompt]]) -> xr.DataTree:
+    """The run of `scores`, with `prompts_digest [test_set]`, by which a comparison knows what it may pair; of files their names alone."""
+    digests = np.array([prompts_digest(of_set) for of_set in prompts])
+    described = {"long_name": "SHA-256 over the prompts", "units": "1"}
+    options = {name: Path(value).name if _is_path(value) else value for name, value in scores.attrs.items()}
+    scores = scores.assign(prompts_digest=("test_set", digests, described)).assign_attrs(options)
     notes = {"notes": "\n".join(said)} if (said := notes_on(bridge)) else {}
     return make_run(
         {"scores": scores}, {**identity(bridge), **{f"version_{name}": number for name, number in versions().items()}, **notes}
     )
+
+
+def _is_path(value: Any) -> bool:
+    return isinstance(value, str) and Path(value).is_absolute()

@@ -190,7 +190,7 @@ def _root(runs: Mapping[str, xr.DataTree], steps: Sequence[int] | None) -> xr.Da
 
 def _joined(measure: str, groups: Mapping[str, xr.Dataset], names: Sequence[str]) -> tuple[xr.Dataset, list[str]]:
     """The variables that two of `groups` or more have, along `run` with all of `names`; and notes on them."""
-    lines = _parameter_notes(measure, groups)
+    lines = [*_parameter_notes(measure, groups), *_prompts_of_sets_notes(measure, groups)]
     binding = _MUST_AGREE.get(measure)
     if binding is not None and len({float(group[binding]) for group in groups.values() if binding in group}) > 1:
         return xr.Dataset(), [*lines, f"{measure}: {binding} differs, so that labels do not mean the same; not compared"]
@@ -308,10 +308,32 @@ def _shape_notes(groups: Mapping[str, xr.Dataset], joined: xr.Dataset) -> list[s
     ]
 
 
+def _prompts_of_sets_notes(measure: str, groups: Mapping[str, xr.Dataset]) -> list[str]:
+    """A line where runs of scores were asked different prompts of test sets that they share."""
+    differing = _sets_of_other_prompts(groups)
+    named = f"the prompts of {', '.join(differing)} differ" if differing else ""
+    return [f"{measure}: {named}, so that differences may be the prompts'"] if differing else []
+
+
+def _sets_of_other_prompts(groups: Mapping[str, xr.Dataset]) -> list[str]:
+    """The test sets that two of `groups` asked with different prompts."""
+    known: dict[str, set[str]] = {}
+    for group in groups.values():
+        if "prompts_digest" in group:
+            for test_set, digest in zip(group["test_set"].values, group["prompts_digest"].values, strict=True):
+                known.setdefault(str(test_set), set()).add(str(digest))
+    return [test_set for test_set, digests in known.items() if len(digests) > 1]
+
+
 def _parameter_notes(measure: str, groups: Mapping[str, xr.Dataset]) -> list[str]:
-    """A line for every parameter of a measure that differs between its `groups`."""
+    """A line for every parameter of a measure that differs between its `groups`.
+
+    Options of a task say how its prompts came about: where these are the same, so that their digests agree, none of them is named.
+    """
+    same = all("prompts_digest" in group for group in groups.values()) and not _sets_of_other_prompts(groups)
     lines = []
-    for parameter in dict.fromkeys(name for group in groups.values() for name in group.attrs):
+    parameters = dict.fromkeys(name for group in groups.values() for name in group.attrs)
+    for parameter in [name for name in parameters if not (same and str(name).startswith("task_"))]:
         values: dict[str, list[str]] = {}
         for run, group in groups.items():
             values.setdefault(_text(group.attrs.get(parameter, "not stated")), []).append(run)

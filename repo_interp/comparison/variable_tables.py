@@ -1,7 +1,8 @@
 """The numbers of a comparison as tables: one table per measure, one row per variable (and name), one column per run.
 
     cell        mean over everything that a run has of the variable; what is the same in every run, value by value, is named alone
-    difference  second run - first, for two runs;  +-  its standard error over prompts, paired, where both saw the same ones
+    difference  second run - first, for two runs;  +-  its standard error over prompts, paired, where both saw the same ones: all of a
+                run's, or those of a test set
 
 `View.not_averaged` says whose mean over everything says nothing. Knows no terminal and no page.
 """
@@ -41,7 +42,7 @@ def measure_table(comparison: xr.DataTree, measure: str, runs: Runs) -> Table:
     dataset, not_averaged = comparison[measure].to_dataset(), _not_averaged(measure)
     shown = spread(runs.names, MOST)
     pair = len(runs.names) == PAIR
-    paired = pair and comparison.attrs.get("same_prompts") == "yes"
+    paired = _same_prompts(comparison, dataset) if pair else xr.DataArray(False)
     rows: list[tuple[Cell, ...]] = []
     numbers = {
         str(variable): array
@@ -59,7 +60,9 @@ def measure_table(comparison: xr.DataTree, measure: str, runs: Runs) -> Table:
             means = [float(nanmean(values.sel(run=name).values)) for name in shown]
             if np.isfinite(means).any():
                 name, of = unit_label(variable.replace("_", " "), array), "" if label is None else str(label)
-                rows.append((name, of, *map(_cell, means), *(_difference(values, runs, paired) if pair else ())))
+                rows.append(
+                    (name, of, *map(_cell, means), *(_difference(values, runs, _of_label(paired, axis, label)) if pair else ()))
+                )
     named = any(row[1] for row in rows)
     rows = rows if named else [(row[0], *row[2:]) for row in rows]
     columns = ("variable", *(("of",) if named else ()), *(runs.title(name) for name in shown))
@@ -81,8 +84,23 @@ def _is_the_same(array: xr.DataArray) -> bool:
     return all(np.array_equal(first, other, equal_nan=True) for other in others)
 
 
+def _same_prompts(comparison: xr.DataTree, dataset: xr.Dataset) -> xr.DataArray:
+    """Whether both runs saw the same prompts; by test set where the measure has prompts of its own."""
+    if "prompts_digest" not in dataset:
+        return xr.DataArray("mean_score" not in dataset and comparison.attrs.get("same_prompts") == "yes")
+    first, second = dataset["prompts_digest"].values
+    return xr.DataArray((first == second) & (first != ""), {"test_set": dataset["test_set"]}, ("test_set",))
+
+
+def _of_label(same: xr.DataArray, axis: str | None, label: str | None) -> bool:
+    """Whether the prompts behind one row are the same."""
+    return bool((same.sel({axis: label}) if axis in same.dims else same).all())
+
+
 def _difference(array: xr.DataArray, runs: Runs, paired: bool) -> tuple[Cell, Cell]:
-    """Second run minus first over what both have, and its standard error over prompts."""
+    """Second run minus first over what both have, and its standard error over prompts; of different prompts the means are subtracted."""
+    if not paired and "prompt" in array.dims:
+        array = array.mean("prompt")
     change = array.sel(run=runs.names[1]) - array.sel(run=runs.names[0])
     if not np.isfinite(change.values).any():
         return None, None
@@ -105,12 +123,14 @@ def _ordered(array: xr.DataArray, axis: str) -> list[str]:
     return ordered_spans(names) if axis == "span" else names
 
 
-def _note(dataset: xr.Dataset, runs: Runs, shown: list[str], pair: bool, paired: bool, same: list[str]) -> str:
+def _note(dataset: xr.Dataset, runs: Runs, shown: list[str], pair: bool, paired: xr.DataArray, same: list[str]) -> str:
     counts = [f"{dataset.sizes[axis]} {axis}s" for axis in ("prompt", "layer", "head") if axis in dataset.sizes]
     note = f"Means over all that a run has of {', '.join(counts)}." if counts else "Means over all that a run has."
+    note += f" Score: {dataset.attrs['metric']}." if "metric" in dataset.attrs else ""
     if pair:
         note += f" Difference: {runs.title(runs.names[1])} minus {runs.title(runs.names[0])}, over what both have"
-        note += "; ±: its standard error over prompts, paired." if paired else "."
+        everywhere = "" if paired.all() else ", where both saw the same ones"
+        note += f"; ±: its standard error over prompts, paired{everywhere}." if paired.any() else "."
     note += f" The same in every run: {', '.join(same).replace('_', ' ')}." if same else ""
     return note + (f" {len(shown)} of {len(runs.names)} runs; compare.nc has all." if len(shown) < len(runs.names) else "")
 

@@ -180,5 +180,5 @@ VIEW = View(
     figures_of_scores,
     tables=lambda run: (score_table(run),),
     compared=(),
-    not_averaged=("score", "score_map"),
+    not_averaged=("mean_score", "standard_error", "score_map"),  # those of `score`
 )
