@@ -29,7 +29,7 @@ from repo_interp.papers.kit.subjects import Subject
 from repo_interp.papers.repo.checkpoints import HAYSTACKS, NO_HAYSTACK, OLMO, finds_needles, needles, needles_of, omits_positions
 from repo_interp.papers.repo.needles import NEEDS_POSITIONS, NOPE, found_without_positions, search
 from repo_interp.plots.marks.drawing import counted, legend_below, number
-from repo_interp.plots.marks.scores import handles, looks
+from repo_interp.plots.marks.scores import handles, layout_name, looks
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
 
 if TYPE_CHECKING:
@@ -132,7 +132,8 @@ def _beside(mass: xr.DataArray, checkpoint: str, rivals: Mapping[str, str], clai
         "query below NoPE": values[QUERY]["NoPE"],
     }
     own = of(checkpoint, "needle")
-    query = ", ".join(f"{name} {of(name, 'query').mean():.3f}" for name in rivals)
+    layouts = {name: layout_name(str(mass.sel(checkpoint=rival)["layout"].item())) for name, rival in rivals.items()}
+    query = ", ".join(f"{layout} {of(name, 'query').mean():.3f}" for name, layout in layouts.items())
     return Evidence(
         claim,
         checkpoint,
@@ -142,7 +143,7 @@ def _beside(mass: xr.DataArray, checkpoint: str, rivals: Mapping[str, str], clai
         float(own.std(ddof=1)),
         "prompts",
         len(own),
-        ", ".join(f"{name} {of(name, 'needle').mean():.3f}" for name in rivals),
+        ", ".join(f"{layout} {of(name, 'needle').mean():.3f}" for name, layout in layouts.items()),
         f"query {of(checkpoint, 'query').mean():.3f} ({query}); "
         + "; ".join(
             f"{what}: {'yes' if difference.exceeds() else 'no'} ({difference.margin:+.3f}, standard error {difference.standard_error:.2g})"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 _SAMPLES = {
@@ -37,9 +38,14 @@ _PAGE = 0.6
 
 def drawing_seconds(names: Iterable[str]) -> float:
     """Seconds that the figures of the measures and experiments `names` take on this machine, with the page."""
+    return _sample_seconds() * (_PAGE + sum(_SAMPLES.get(name, 1.0) for name in names))
+
+
+@cache
+def _sample_seconds() -> float:
+    """Seconds of a sample figure, measured once in a process."""
     times = [_draw_sample() for _ in range(3)]
-    sample = min(times[1:])  # the first figure looks for fonts; one of the others may be disturbed
-    return sample * (_PAGE + sum(_SAMPLES.get(name, 1.0) for name in names))
+    return min(times[1:])  # the first figure looks for fonts; one of the others may be disturbed
 
 
 def _draw_sample() -> float:
