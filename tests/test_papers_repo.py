@@ -437,7 +437,8 @@ def test_adapters_of_text_on_a_checkpoint_of_no_task_of_ours_are_asked_for_ruler
     data = attention.measure(subjects, TINY, cache)
     assert data.attrs["task"] == "text" and data.attrs["training_length"] == 320 and data.attrs["found_by_nope"] == 0
     evidence = list(attention.judge(data))
-    assert [each.control.split()[::2] for each in evidence] == [["RoPE", "NoPE"]] * 2
+    shown = [[rival.rsplit(" ", 1)[0] for rival in each.control.split(", ")] for each in evidence]
+    assert shown == [["RoPE", "NoPE from layer 1"]] * 2
     assert not any(each.unmeasurable for each in evidence)
     without = search(subjects[2], TINY, cache)
     assert without.scores["method"].values.tolist() == ["plain", "yarn"]  # layer 0 rotates
