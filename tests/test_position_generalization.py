@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from families import tiny
+from trained_tiny import trained
 
 import repo_interp as ri
 from repo_interp.errors import InputError
@@ -210,3 +211,14 @@ def test_a_score_of_nothing_cannot_fall(made):
     verdicts = results[0].verdicts
     assert {verdict.verdict for verdict in verdicts} == {UNMEASURED}
     assert all("0 undisturbed" in verdict.note for verdict in verdicts)
+
+
+def test_an_adapter_is_judged_in_the_tokens_of_its_base(made, tmp_path):
+    """Found: it was refused for a tokenizer.json, which an adapter has in its base alone."""
+    _, options, home = made
+    corpus = {"corpus": options.corpus, "length": LENGTH, "longest_test": 2 * LENGTH}
+    tuned = {"continue_from": str(home / "rope"), "adapter": 2, "task_options": corpus}
+    repo, rope = (subject(name, str(trained(tmp_path / name, "language", name, **tuned))) for name in ("repo", "rope"))
+    results = list(run(TOLERANCE, [repo, rope], options, Cache(), lambda _: None))
+    judged = {(verdict.claim.label, verdict.checkpoint) for result in results for verdict in result.verdicts}
+    assert {("P6", "repo"), ("P6", "rope"), ("P6 (learned)", "repo")} <= judged

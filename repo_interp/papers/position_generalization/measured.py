@@ -28,6 +28,7 @@ from repo_interp.measures.rotation import Rotation
 from repo_interp.measures.statistics import Measure
 from repo_interp.measures.three_axis import ThreeAxis
 from repo_interp.models.checkpoints import load_model
+from repo_interp.models.configuration import tokens_of
 from repo_interp.models.load import load, load_fresh
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.scale import Scale
@@ -135,7 +136,7 @@ def task_of(subject: Subject, options: Options) -> Task:
     if not is_language_model(subject):
         assert subject.task is not None, subject.path
         return subject.task
-    tokenizer = Path(subject.path) / "tokenizer.json"
+    tokenizer = tokens_of(Path(subject.path)) / "tokenizer.json"
     if not tokenizer.is_file():
         raise InputError(f"{subject.path} has no tokenizer.json; language checkpoints are judged with their own tokenizer")
     corpus = options.corpus or (str(subject.task.options()["corpus"]) if subject.task is not None else "")
