@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,9 @@ from repo_interp.models.checkpoints import save
 from repo_interp.models.reposition import reposition
 from repo_interp.papers.catalogue import PAPERS, named, paper
 from repo_interp.papers.hope import replicates
-from repo_interp.papers.kit.build import Build, stated_options, with_data
+from repo_interp.papers.kit.build import Build, Durations, stated_options, with_data
 from repo_interp.papers.kit.claims import UNMEASURED
+from repo_interp.papers.kit.experiment import Experiment
 from repo_interp.papers.kit.gallery import NOT_YET
 from repo_interp.papers.kit.paper_directory import stem
 from repo_interp.papers.kit.scale import Scale, difference, scale_beside, scale_of
@@ -270,6 +272,21 @@ def test_how_long_it_takes_is_measured(checkpoints, tmp_path):
 
     assert not estimate({})
     assert (estimate({"language/learned": str(checkpoints / "0")}) or 0) > 0
+
+
+def test_the_last_time_is_that_of_the_same_experiments(checkpoints, tmp_path):
+    """Found: what one experiment had taken was announced for another that had never been made."""
+    hope, durations = paper("hope"), Durations(tmp_path)
+    users = given([], {"language/learned": str(checkpoints / "0")})
+
+    def build(*experiments: Experiment) -> Build:
+        some = replace(hope, experiments=experiments)
+        return Build(some, users, hope.options(sequences=2, repeats=2, controls=0), "make", tmp_path / "hope")
+
+    first, second, *_ = hope.experiments
+    build(first).make(tmp_path / "kept", lambda _: None, durations)
+    assert build(first).previous_duration(durations) is not None
+    assert build(second).previous_duration(durations) is None and build(first, second).previous_duration(durations) is None
 
 
 def test_scale_is_what_the_files_say():

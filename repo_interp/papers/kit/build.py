@@ -64,7 +64,7 @@ class Build:
         return is_made_from(self.directory, self.provenance)
 
     def previous_duration(self, durations: Durations) -> Duration | None:
-        """How long the last build took on the same checkpoints with the same options; None where there was none."""
+        """How long the last build of the same experiments took on the same checkpoints with the same options; None where there was none."""
         return durations.get(self._key)
 
     def longest_other_duration(self, durations: Durations) -> Duration | None:
@@ -101,9 +101,10 @@ class Build:
 
     @property
     def _key(self) -> str:
-        """What durations are kept by: the paper, its options and its checkpoints."""
+        """What durations are kept by: the paper, its experiments, options and checkpoints."""
         digests = ",".join(f"{name}={digest[:12]}" for name, digest in sorted(self.given.digests.items()))
-        return f"{self.name} {self.options} {digests}"
+        names = ",".join(experiment.name for experiment in self.paper.experiments)
+        return f"{self.name} {names} {self.options} {digests}"
 
 
 def measure_together(builds: Sequence[Build], directory: Path, progress: Callable[[int, int], None]) -> None:
