@@ -20,7 +20,7 @@ analyze: env
 	$(BIN)/repo-interp analyze --out runs/first --overwrite
 
 test: env
-	$(BIN)/python -m pytest --numprocesses 3 --dist worksteal
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 lint: env
 	$(BIN)/ruff format --check repo_interp tests benchmarks trust docs noxfile.py
