@@ -228,3 +228,17 @@ def test_bad_input_is_one_line_and_nothing_is_left(words, said, tmp_path, capsys
     error = capsys.readouterr().err
     assert said in error and len(error.strip().splitlines()) == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_a_run_says_which_prompts_each_test_set_had_and_no_path():
+    """Found: an absolute path to the tokenizer stood in the run file."""
+    asked = {"test_sets": ["256", "512"], "count": 2}
+    rope, repo = (ri.score(ri.zoo(name), **asked)["scores"] for name in ("language/rope", "language/repo"))
+    assert (
+        rope["prompts_digest"].values.tolist() == repo["prompts_digest"].values.tolist()
+        and len(set(rope["prompts_digest"].values)) == 2
+    )
+    others = ri.score(ri.zoo("language/rope"), **asked, seed=1)["scores"]
+    assert not (others["prompts_digest"] == rope["prompts_digest"]).any()
+    assert rope.attrs["task_tokenizer_file"] == "tokenizer.json"
+    assert not [name for name, value in rope.attrs.items() if str(value).startswith("/")]

@@ -87,7 +87,7 @@ def _is_the_same(array: xr.DataArray) -> bool:
 def _same_prompts(comparison: xr.DataTree, dataset: xr.Dataset) -> xr.DataArray:
     """Whether both runs saw the same prompts; by test set where the measure has prompts of its own."""
     if "prompts_digest" not in dataset:
-        return xr.DataArray("mean_score" not in dataset and comparison.attrs.get("same_prompts") == "yes")
+        return xr.DataArray("test_set" not in dataset.dims and comparison.attrs.get("same_prompts") == "yes")
     first, second = dataset["prompts_digest"].values
     return xr.DataArray((first == second) & (first != ""), {"test_set": dataset["test_set"]}, ("test_set",))
 
