@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import xarray as xr
+from matplotlib.text import Text
 from numpy.testing import assert_allclose
 
 from repo_interp.papers.hope.copying import copying_by_sequences
 from repo_interp.plots.marks.perplexity import perplexity_panels
 from repo_interp.plots.marks.scores import layout_colour, layout_name, looks, method_panels, score_by_length, score_maps
-from repo_interp.plots.style import SCHEME_COLOURS, save_figure
+from repo_interp.plots.style import SCHEME_COLOURS, save_figure, style
 
 
 def scores(values: np.ndarray, layouts: list[str], test_sets: list, **attributes) -> xr.Dataset:
@@ -155,3 +158,20 @@ def test_a_map_says_how_many_prompts_a_cell_has():
     counts = xr.DataArray([[7, 8], [9, 0]], {name: axes[name] for name in ("depth", "length")}, ("depth", "length"))
     _, last = score_maps(maps, 64, counts).axes
     assert sorted(text.get_text() for text in last.texts) == ["7", "8", "9"]
+
+
+def test_titles_of_maps_of_one_length_stand_apart_and_inside():
+    """Found: "from layer 10" of one panel ran into the next panel's title, and the last one out of the figure."""
+    layouts = ["repo@10", "rope", "nope@10", "r2n1@10"]
+    maps = xr.DataArray(
+        np.zeros((1, 4, 3, 1)),
+        {"method": ["plain"], "checkpoint": layouts, "depth": [0, 50, 100], "length": [1024], "layout": ("checkpoint", layouts)},
+        ("method", "checkpoint", "depth", "length"),
+    )
+    with style():
+        figure = score_maps(maps, 1024)
+        figure.draw_without_rendering()
+        titles = [next(text for text in ax.findobj(Text) if text.get_text() == ax.get_title(loc="left")) for ax in figure.axes]
+        boxes = [title.get_window_extent() for title in titles]
+    space = min(right.x0 - left.x1 for left, right in pairwise(boxes)) * 72 / figure.dpi
+    assert space > 3 and boxes[-1].x1 <= figure.bbox.x1, "points"

@@ -48,6 +48,8 @@ CLOSEST = 120.0
 """Points that all marks of a panel may take side by side, so that those of neighbouring lengths stay apart."""
 DASHED = 2.6
 """Letters' widths of a legend's lines, for dashes to be told apart."""
+LETTER = 0.062
+"""Inches of a panel's width for each letter of the longest line of a title, so that titles side by side stay apart."""
 SEED_DOTS: Mapping[str, Any] = {"markersize": 1.4, "markeredgewidth": 0}
 
 
@@ -101,7 +103,7 @@ def score_by_length(data: xr.Dataset, title: str = "") -> PaperFigure:
 @style()
 def method_panels(data: xr.Dataset) -> PaperFigure:
     """Scores by test set with an axis `method` more: one panel per method, side by side."""
-    figure = paper_figure(PAGE_WIDTH, 2.4)
+    figure = paper_figure(PAGE_WIDTH if data.sizes["method"] > 1 else COLUMN_WIDTH, 2.4)
     axes = figure.subplots(1, data.sizes["method"], sharey=True, squeeze=False)[0]
     for ax, method in zip(axes, data["method"].values, strict=True):
         of_method = data.sel({"method": method})
@@ -157,9 +159,10 @@ def score_maps(maps: xr.DataArray, training_length: int, counts: xr.DataArray | 
     """
     maps = maps.transpose("method", "checkpoint", "depth", "length")
     methods, checkpoints, depths, lengths = maps.shape
-    titles = [look["label"] for look in looks(maps.to_dataset(name="score")).values()]
-    columns = checkpoints + (counts is not None)
-    width = min(PAGE_WIDTH, max(COLUMN_WIDTH, 0.55 + 0.36 * lengths * columns))
+    titles = [look["label"].replace(" from", "\nfrom") for look in looks(maps.to_dataset(name="score")).values()]
+    titles += [] if counts is None else ["prompts\nper cell"]
+    columns, letters = len(titles), max(len(line) for title in titles for line in title.split("\n"))
+    width = min(PAGE_WIDTH, max(COLUMN_WIDTH, 0.55 + max(0.36 * lengths, LETTER * letters) * columns))
     figure = paper_figure(width, 0.75 + methods * (0.35 + 0.125 * depths))
     axes: Any = figure.subplots(methods, columns, sharex=True, sharey=True, squeeze=False)
     numbers = np.full((depths, lengths), np.nan) if counts is None else counts.transpose("depth", "length").values
@@ -174,7 +177,7 @@ def score_maps(maps: xr.DataArray, training_length: int, counts: xr.DataArray | 
         if 0 < inside < lengths:
             ax.axvline(inside - 0.5, color="#E69F00", linewidth=1.0, linestyle=(0, (1, 1)), gid="training length")
         if not row:
-            ax.set_title("prompts\nper cell" if column == checkpoints else titles[column].replace(" from", "\nfrom"))
+            ax.set_title(titles[column])
         if row == methods - 1:
             ax.set_xticks(range(lengths), [f"{length:,}" for length in maps["length"].values], rotation=90)
         if not column:
