@@ -203,10 +203,10 @@ def _print(console, title: str, verdicts) -> None:
     from repo_interp.papers.kit.claims import verdict_rows
 
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), show_edge=False)
-    table.add_column("claim", no_wrap=True)
+    table.add_column("claim")
     table.add_column("verdict", no_wrap=True)
     table.add_column("ours", no_wrap=True)
-    table.add_column("checkpoint", overflow="fold")
+    table.add_column("checkpoint", overflow="fold", min_width=18)
     for (claim, verdict, ours), rows in groupby(
         verdict_rows(verdicts), key=lambda row: (row["claim"], row["verdict"], _ours(row))
     ):

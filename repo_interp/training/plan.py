@@ -128,7 +128,7 @@ def _plan() -> Iterator[Planned]:
     learned = (0, 1, 3)
     yield Planned("niah_keys/pretrained", "rope", learned, weights=())
     for name, layout in (("rope", "rope"), ("nope", "nope"), ("repo", "repo@1/3")):
-        yield Planned(f"niah_keys/{name}", layout, learned, "niah_keys/pretrained", weights=learned if name == "repo" else (0,))
+        yield Planned(f"niah_keys/{name}", layout, learned, "niah_keys/pretrained", weights=learned)
     for name, layout in (("repo_from_0", "repo"), ("repo_from_2", "repo@2"), ("repo_from_3", "repo@3")):
         yield Planned(f"niah_keys/{name}", layout, learned, "niah_keys/pretrained")
 

@@ -117,10 +117,7 @@ def run(
         data = experiment.measure(group, options, cache)
         if data is None:
             continue
-        reasons = {subject.name: experiment.needs.why_not(subject, options, cache) for subject in group}
-        evidence.append(
-            [replace(each, unmeasurable=each.unmeasurable or reasons.get(each.checkpoint, "")) for each in experiment.judge(data)]
-        )
+        evidence.append(evidence_of(experiment, data, reasons_against(experiment, group, options, cache)))
         drawings.append(tuple(experiment.draw(data)))
     verdicts = iter(judge_together([each for of_group in evidence for each in of_group]))
     for of_group, drawn in zip(evidence, drawings, strict=True):
@@ -130,6 +127,16 @@ def run(
     if missing:
         reasons = {claim: needs.otherwise_of.get(claim.label, needs.otherwise) for claim in missing}
         yield Result(experiment, (), tuple(unmeasured(claim, reason, needs.checkpoint) for claim, reason in reasons.items()))
+
+
+def reasons_against(experiment: Experiment, group: Sequence[Subject], options: Any, cache: Cache) -> dict[str, str]:
+    """Why the checkpoints of a group say nothing, by name; empty texts for those that do."""
+    return {subject.name: experiment.needs.why_not(subject, options, cache) for subject in group}
+
+
+def evidence_of(experiment: Experiment, data: Any, reasons: Mapping[str, str]) -> list[Evidence]:
+    """What `data` of one group say on the claims; rows of checkpoints with one of `reasons` cannot be judged."""
+    return [replace(each, unmeasurable=each.unmeasurable or reasons.get(each.checkpoint, "")) for each in experiment.judge(data)]
 
 
 def each(fits: Callable[[Subject], bool]) -> Callable[[Sequence[Subject]], Sequence[Sequence[Subject]]]:

@@ -85,7 +85,7 @@ class Subject:
     @property
     def stem(self) -> str:
         """Its name as a part of a file's name."""
-        return "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in self.name)
+        return stem(self.name)
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -164,6 +164,22 @@ def subject(name: str, path: str | os.PathLike[str]) -> Subject:
     length = training_length(known.config)
     checkpoint = checkpoint_digest(known.directory)
     return Subject(name, str(known.directory), known.layout, length, checkpoint, trained_task(known.directory), configuration)
+
+
+def seeds_of(own: Subject) -> dict[int, Subject]:
+    """The same checkpoint trained with other seeds, by seed and under one name: itself, and those of seed-N beside it that have weights."""
+    first = 0 if own.configuration is None else own.configuration.seed
+    others = {
+        int(file.parent.name.removeprefix("seed-")): subject(own.name, file.parent)
+        for file in Path(own.path).glob("seed-*/config.json")
+        if own.has_weights
+    }
+    return dict(sorted(({first: own} | others).items()))
+
+
+def stem(name: str) -> str:
+    """A name as a part of a file's name."""
+    return "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in name)
 
 
 def _configuration(path: Path) -> TrainingConfiguration | None:

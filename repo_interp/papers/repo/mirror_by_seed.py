@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,7 +24,7 @@ from repo_interp.papers.kit.claims import Claim, Evidence
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, each
 from repo_interp.papers.kit.recorded_scores import recorded_scores
 from repo_interp.papers.kit.rules import BeyondNull, Observed, beside_null
-from repo_interp.papers.kit.subjects import Subject, subject
+from repo_interp.papers.kit.subjects import Subject, seeds_of
 from repo_interp.papers.repo.checkpoints import GPT2
 from repo_interp.papers.repo.mirror import MIRRORS, QUANTITIES, R2, mirror_of_texts, task_of
 from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, scheme_colour, style
@@ -52,10 +51,7 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.D
     """`mirror [seed, layer, kind]`, mean over texts, and `score [seed]`; None where fewer than five seeds have weights."""
     (own,) = subjects
     scores = {run.seed: run for run in recorded_scores(own.path)}
-    of_seeds = {0: own} | {
-        int(file.parent.name.removeprefix("seed-")): subject(f"{own.name}/{file.parent.name}", file.parent)
-        for file in Path(own.path).glob("seed-*/config.json")
-    }
+    of_seeds = seeds_of(own)
     seeds = sorted(set(of_seeds) & set(scores))
     if len(seeds) < LEAST:
         return None

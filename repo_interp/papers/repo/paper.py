@@ -5,6 +5,7 @@
     needle in a haystack   R4 attention mass, R5 ranges, R6 chunks, R9 scores          attention, ranges, chunks, haystack, start_layer
     language               R5, R6, and R8 segments                                     ranges, chunks, segments
     fresh models           R7 cost                                                     efficiency
+    several seeds          R2 to R6 of every seed whose weights are there              kit.over_seeds
 
 A checkpoint is asked what its task has an answer to; one of no task of ours, such as the authors', is given RULER's needle in a haystack
 and few-shot prompts. Checkpoints are compared within a task and training length.
@@ -13,6 +14,7 @@ and few-shot prompts. Checkpoints are compared within a task and training length
 from __future__ import annotations
 
 from repo_interp.papers.kit.experiment import Paper
+from repo_interp.papers.kit.over_seeds import over_seeds
 from repo_interp.papers.repo.attention import ATTENTION
 from repo_interp.papers.repo.causes import CAUSES
 from repo_interp.papers.repo.chunks import CHUNKS
@@ -41,6 +43,7 @@ PAPER = Paper(
         SEGMENTS,
         HAYSTACK,
         START_LAYER,
+        *map(over_seeds, (MIRROR, ATTENTION, RANGES, CAUSES, CHUNKS)),
     ),
     options=Options,
     fast={

@@ -1,0 +1,211 @@
+"""An experiment asked of every training seed whose weights are there: whether what one trained model shows is a matter of its seed.
+
+    seeds         NAME, NAME/seed-1, ...: those of every checkpoint of a group; each seed is a group of its own
+    one seed      measured and judged as the experiment does it, with its own reasons why nothing can be said
+    every seed    holds where the claim's rule holds for all seeds that can be judged, of which there are at least two
+
+A row of one checkpoint says what one model does, and its spread is one over prompts. Beside it stands a row of this, whose number is the
+mean over seeds and whose spread is theirs. Knows nothing about any paper.
+"""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import takewhile
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from matplotlib.lines import Line2D
+
+from repo_interp.measures.labels import described
+from repo_interp.papers.kit.cache import Cache
+from repo_interp.papers.kit.claims import HOLDS, SEEN, Claim, Evidence, Verdict
+from repo_interp.papers.kit.claims import judge as verdict_on
+from repo_interp.papers.kit.experiment import Drawing, Experiment, evidence_of, reasons_against
+from repo_interp.papers.kit.rules import AtLeast
+from repo_interp.papers.kit.subjects import Subject, seeds_of, stem
+from repo_interp.plots.marks.drawing import legend_below
+from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper_figure, style
+
+LEAST = 2
+"""Seeds that have to be judged for a row over them."""
+PART = "every seed"
+LETTERS = 30
+"""In a line of an axis's label."""
+BySeed = Mapping[int, Verdict]
+"""The verdict on one claim of every seed alone."""
+
+
+def over_seeds(experiment: Experiment) -> Experiment:
+    """`experiment` on every training seed of its checkpoints; each of its claims becomes one about every seed."""
+    claims = {claim: _of_every_seed(claim) for claim in experiment.claims}
+
+    def measure(subjects: Sequence[Subject], options: Any, cache: Cache) -> xr.DataTree | None:
+        return _measure(experiment, subjects, options, cache)
+
+    def judge(data: xr.DataTree) -> Iterator[Evidence]:
+        for (claim, checkpoint), by_seed in _rows(experiment, data).items():
+            yield _together(claims[claim], checkpoint, by_seed, _share_of(claim))
+
+    def draw(data: xr.DataTree) -> Iterator[Drawing]:
+        rows = _rows(experiment, data)
+        for checkpoint in dict.fromkeys(name for _, name in rows):
+            own = {claim: by_seed for (claim, name), by_seed in rows.items() if name == checkpoint}
+            yield _drawing(f"{experiment.name} {checkpoint}", checkpoint, _numbers(own))
+
+    otherwise = f"needs the weights of at least {LEAST} training seeds"
+    return Experiment(
+        f"{experiment.name} over seeds",
+        tuple(claims.values()),
+        replace(experiment.needs, otherwise=otherwise, otherwise_of={}, why_not=lambda subject, options, cache: ""),
+        measure,
+        judge,
+        draw,
+        experiment.scale,
+    )
+
+
+def _of_every_seed(claim: Claim) -> Claim:
+    """The same claim about all seeds: a question of ours, whatever the claim itself is."""
+    part = ", ".join(filter(None, (claim.part, PART)))
+    statement = f"{claim.statement}, in {PART}"
+    return replace(claim, statement=statement, paper_number="none", rule=AtLeast(_share_of(claim), 1), part=part, written=SEEN)
+
+
+def _share_of(claim: Claim) -> str:
+    return f"the share of training seeds for which the rule of {claim.label} holds"
+
+
+# ---- measured -------------------------------------------------------------------------------------------------------
+
+
+def _measure(experiment: Experiment, subjects: Sequence[Subject], options: Any, cache: Cache) -> xr.DataTree | None:
+    """What the experiment measures of every seed, a group "seed N" each; None where fewer than two seeds have anything."""
+    by_subject = [seeds_of(subject) for subject in subjects]
+    seeds = sorted({seed for of_subject in by_subject for seed in of_subject})
+    groups: dict[str, xr.Dataset] = {}
+    for seed in seeds if len(seeds) >= LEAST else ():
+        for group in experiment.needs.groups([of_subject[seed] for of_subject in by_subject if seed in of_subject]):
+            data = experiment.measure(group, options, cache)
+            if data is not None:
+                reasons = reasons_against(experiment, group, options, cache)
+                groups[f"seed {seed}"] = data.assign_attrs(reasons=json.dumps(reasons))
+    return xr.DataTree.from_dict(groups) if len(groups) >= LEAST else None
+
+
+# ---- judged ---------------------------------------------------------------------------------------------------------
+
+
+def _rows(experiment: Experiment, data: xr.DataTree) -> dict[tuple[Claim, str], BySeed]:
+    """The verdicts on every claim and checkpoint that has at least two seeds."""
+    rows: dict[tuple[Claim, str], dict[int, Verdict]] = {}
+    for name, of_seed in data.children.items():
+        own = of_seed.to_dataset()
+        for evidence in evidence_of(experiment, own, json.loads(own.attrs["reasons"])):
+            rows.setdefault((evidence.claim, evidence.checkpoint), {})[int(name.split()[-1])] = verdict_on(evidence)
+    return {row: by_seed for row, by_seed in rows.items() if len(by_seed) >= LEAST}
+
+
+def _together(claim: Claim, checkpoint: str, by_seed: BySeed, share: str) -> Evidence:
+    """What the verdicts on single seeds come to, as evidence on `claim` about all of them."""
+    numbers = [verdict.ours for verdict in by_seed.values() if verdict.ours is not None]
+    held = sum(verdict.verdict == HOLDS for verdict in by_seed.values())
+    of_seeds = "; ".join(
+        f"seed {seed}: {verdict.verdict}, " + (verdict.note if verdict.ours is None else f"{verdict.ours:.3g}")
+        for seed, verdict in by_seed.items()
+    )
+    if len(numbers) < LEAST:
+        why = f"{len(numbers)} of {len(by_seed)} training seeds can be judged: {of_seeds}"
+        return Evidence(claim, checkpoint, _measured(by_seed), unmeasurable=why)
+    return Evidence(
+        claim,
+        checkpoint,
+        _measured(by_seed),
+        {share: held / len(numbers)},
+        float(np.mean(numbers)),
+        float(np.std(numbers, ddof=1)),
+        "training seeds",
+        len(numbers),
+        note=f"holds in {held} of {len(numbers)} seeds: {of_seeds}",
+        seeds=len(numbers),
+    )
+
+
+def _measured(by_seed: BySeed) -> str:
+    """What was measured of all seeds: the phrases that every seed's words begin with ("in layer 2" is one seed's)."""
+    phrases = zip(*(verdict.measured.split(", ") for verdict in by_seed.values()), strict=False)
+    return ", ".join(same[0] for same in takewhile(lambda same: len(set(same)) == 1, phrases))
+
+
+# ---- drawn ----------------------------------------------------------------------------------------------------------
+
+
+def _numbers(rows: Mapping[Claim, BySeed]) -> xr.Dataset:
+    """`number`, `holds` [claim, seed]; NaN where nothing can be said."""
+    seeds = sorted({seed for by_seed in rows.values() for seed in by_seed})
+    number, holds = np.full((2, len(rows), len(seeds)), np.nan)
+    for row, by_seed in enumerate(rows.values()):
+        for seed, verdict in by_seed.items():
+            if verdict.ours is not None:
+                place = row, seeds.index(seed)
+                number[place], holds[place] = verdict.ours, verdict.verdict == HOLDS
+    coords = {
+        "claim": [claim.label for claim in rows],
+        "seed": seeds,
+        "measured": ("claim", [_measured(by_seed) for by_seed in rows.values()]),
+    }
+    return xr.Dataset(
+        {
+            "number": described(xr.DataArray(number, coords, ("claim", "seed")), "what the claim is judged by", "see measured"),
+            "holds": described(xr.DataArray(holds, coords, ("claim", "seed")), "whether the claim's rule holds", "1"),
+        }
+    )
+
+
+def _drawing(name: str, checkpoint: str, data: xr.Dataset) -> Drawing:
+    """One dot per seed and claim."""
+    numbers = "; ".join(
+        f"{claim}: {measured}" for claim, measured in zip(data["claim"].values, data["measured"].values, strict=True)
+    )
+    return Drawing(
+        f"every_seed_{stem(name)}",
+        _figure(data),
+        f"{checkpoint}: one dot per training seed. {numbers}. Filled: the claim's rule holds for that seed alone; open: it does not. "
+        "Crosses at the bottom: seeds of which nothing can be said.",
+        data,
+    )
+
+
+def _figure(data: xr.Dataset) -> PaperFigure:
+    """One panel per claim."""
+    ink, grey = "#222222", "#777777"
+    places = np.arange(data.sizes["seed"])
+    with style():
+        figure = paper_figure(PAGE_WIDTH if data.sizes["claim"] > 1 else COLUMN_WIDTH, 2.1)
+        axes = figure.subplots(1, data.sizes["claim"], squeeze=False)[0]
+        for row, ax in enumerate(axes):
+            number, holds = (data[name].values[row] for name in ("number", "holds"))
+            for dots, filling in ((holds == 1, ink), (holds == 0, "white")):
+                ax.plot(places[dots], number[dots], "o", color=ink, markerfacecolor=filling, markersize=4, gid="seeds")
+            nothing = places[np.isnan(number)]
+            ax.plot(nothing, np.full(len(nothing), 0.05), "x", color=grey, transform=ax.get_xaxis_transform(), gid="nothing")
+            low, high = np.nanmin([0, *number]), np.nanmax([0, *number])
+            room = 0.12 * ((high - low) or 1)
+            ax.set(xlim=(-0.6, len(places) - 0.4), ylim=(low - room, high + room), xlabel="training seed")
+            ax.set_xticks(places, [str(int(seed)) for seed in data["seed"].values])
+            ax.set_ylabel(textwrap.fill(str(data["measured"].values[row]).partition(",")[0], LETTERS))
+            ax.set_title(str(data["claim"].values[row]).replace(" (", "\n("))
+            ax.grid(axis="y")
+        legend_below(
+            figure,
+            [
+                Line2D([], [], color=ink, marker="o", linestyle="", label="the rule holds"),
+                Line2D([], [], color=ink, marker="o", markerfacecolor="white", linestyle="", label="it does not"),
+                Line2D([], [], color=grey, marker="x", linestyle="", label="nothing can be said"),
+            ],
+        )
+    return figure

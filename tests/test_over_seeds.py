@@ -1,0 +1,121 @@
+"""Experiments over training seeds: what single seeds give, put together, and real seeds of the zoo beside themselves alone."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from repo_interp.papers.kit.cache import Cache
+from repo_interp.papers.kit.claims import BLIND, FAILS, HOLDS, SEEN, UNMEASURED, Claim, Evidence
+from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, run, together
+from repo_interp.papers.kit.over_seeds import over_seeds
+from repo_interp.papers.kit.rules import AtLeast
+from repo_interp.papers.kit.subjects import seeds_of, subject
+from repo_interp.papers.repo.mirror import MIRROR
+from repo_interp.papers.repo.options import Options
+from repo_interp.training.zoo import zoo_path
+
+CLAIM = Claim("X1", "the share is large", "nowhere", "0.9", AtLeast("the share", 0.5), "part", BLIND)
+
+
+def experiment(shares: dict[tuple[str, int], float], silent: tuple[int, ...] = ()) -> Experiment:
+    """One whose number is known by checkpoint and seed; of the seeds in `silent` nothing can be said."""
+
+    def seed(of) -> int:
+        return of.configuration.seed
+
+    def measure(subjects, options, cache):
+        known = {of.name: shares[of.name, seed(of)] for of in subjects}
+        return xr.Dataset({"share": ("checkpoint", list(known.values()))}, {"checkpoint": list(known)})
+
+    def judge(data):
+        for name, share in zip(data["checkpoint"].values, data["share"].values, strict=True):
+            yield Evidence(CLAIM, str(name), f"share, in layer {share:.2g}", {"the share": share}, float(share))
+
+    def draw(data):
+        yield Drawing("never", None, "", data)  # pyright: ignore[reportArgumentType]
+
+    def why_not(of, options, cache):
+        return "it is silent" if seed(of) in silent else ""
+
+    return Experiment("shares", (CLAIM,), Needs(together(lambda of: True), "none", why_not=why_not), measure, judge, draw)
+
+
+def seeded(directory, name: str, seeds: tuple[int, ...]):
+    """A checkpoint of the zoo with copies of itself that say they are other seeds."""
+    shutil.copytree(zoo_path("reversal/repo"), directory, ignore=shutil.ignore_patterns("seed-*"))
+    for seed in seeds:
+        other = directory / f"seed-{seed}"
+        shutil.copytree(directory, other, ignore=shutil.ignore_patterns("seed-*"))
+        text = (other / "training.toml").read_text()
+        (other / "training.toml").write_text(text.replace("seed = 0", f"seed = {seed}"))
+    return subject(name, directory)
+
+
+def results(of: Experiment, subjects, options=None):
+    return list(run(over_seeds(of), subjects, options, Cache(), lambda text: None))
+
+
+def test_a_claim_holds_in_every_seed_or_not(tmp_path):
+    mine = seeded(tmp_path / "mine", "mine", (1, 10))
+    assert {seed: (of.name, of.configuration.seed) for seed, of in seeds_of(mine).items() if of.configuration} == {
+        seed: ("mine", seed) for seed in (0, 1, 10)
+    }
+    (result,) = results(experiment({("mine", 0): 0.6, ("mine", 1): 0.8, ("mine", 10): 1.0}), [mine])
+    (verdict,) = result.verdicts
+    assert verdict.claim.label == "X1 (part, every seed)" and verdict.claim.written == SEEN
+    assert (verdict.verdict, verdict.seeds, verdict.n, verdict.measured) == (HOLDS, 3, 3, "share")
+    assert verdict.ours == pytest.approx(0.8) and verdict.spread == pytest.approx(0.2)
+    assert "holds in 3 of 3 seeds: seed 0: holds, 0.6; seed 1: holds, 0.8; seed 10: holds, 1" in verdict.note
+    (result,) = results(experiment({("mine", 0): 0.6, ("mine", 1): 0.4, ("mine", 10): 1.0}), [mine])
+    (verdict,) = result.verdicts
+    assert verdict.verdict == FAILS and "holds in 2 of 3 seeds" in verdict.note
+    (drawing,) = result.drawings
+    np.testing.assert_array_equal(drawing.data["holds"], [[1, 0, 1]])
+    filled, open_, crosses = drawing.figure.axes[0].get_lines()
+    assert [line.get_xdata().tolist() for line in (filled, open_, crosses)] == [[0, 2], [1], []]
+
+
+def test_seeds_that_say_nothing_do_not_count_and_two_have_to(tmp_path):
+    mine = seeded(tmp_path / "mine", "mine", (1, 2))
+    shares = {("mine", 0): 0.6, ("mine", 1): 0.1, ("mine", 2): 0.8}
+    (result,) = results(experiment(shares, (1,)), [mine])
+    ((verdict,), (drawing,)) = result.verdicts, result.drawings
+    assert (verdict.verdict, verdict.seeds) == (HOLDS, 2) and "seed 1: not measurable here, it is silent" in verdict.note
+    np.testing.assert_array_equal(drawing.data["number"], [[0.6, np.nan, 0.8]])
+    (result,) = results(experiment(shares, (1, 2)), [mine])
+    (verdict,) = result.verdicts
+    assert verdict.verdict == UNMEASURED and "1 of 3 training seeds can be judged: seed 0: holds, 0.6" in verdict.note
+
+
+def test_checkpoints_of_one_group_are_compared_seed_by_seed_and_those_of_one_seed_have_no_row(tmp_path):
+    mine, single = seeded(tmp_path / "mine", "mine", (1,)), seeded(tmp_path / "single", "single", ())
+    shares = {("mine", 0): 0.6, ("mine", 1): 0.8, ("single", 0): 0.9}
+    (result,) = results(experiment(shares), [mine, single])
+    assert [verdict.checkpoint for verdict in result.verdicts] == ["mine"]
+    (missing,) = results(experiment(shares), [single])
+    (verdict,) = missing.verdicts
+    assert verdict.verdict == UNMEASURED and verdict.note == "needs the weights of at least 2 training seeds"
+
+
+def test_a_seed_of_the_zoo_counts_as_it_does_alone(tmp_path):
+    options = Options(prompts=2, controls=1, example_words=4)
+    own = subject("mine", shutil.copytree(zoo_path("reversal/repo"), tmp_path / "mine", ignore=_but("seed-3")))
+    (result,) = results(MIRROR, [own], options)
+    alone = [
+        verdict
+        for path in (zoo_path("reversal/repo"), zoo_path("reversal/repo") / "seed-3")
+        for each in run(MIRROR, [subject("alone", path)], options, Cache(), lambda text: None)
+        for verdict in each.verdicts
+    ]
+    for verdict in result.verdicts:
+        numbers = [each.ours for each in alone if f"{each.claim.statement}, in every seed" == verdict.claim.statement]
+        assert len(numbers) == 2 and verdict.ours == pytest.approx(np.mean(numbers)) and verdict.seeds == 2
+
+
+def _but(kept: str):
+    """For `copytree`: leaves out all seeds but one."""
+    return lambda folder, names: [name for name in names if name.startswith("seed-") and name != kept]
