@@ -26,7 +26,7 @@ from repo_interp.models.interventions.extension import extended
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.recorded_scores import Recorded, final_losses, recorded_scores, unequal_budgets
 from repo_interp.papers.kit.samples import Sample
-from repo_interp.papers.kit.subjects import Subject
+from repo_interp.papers.kit.subjects import Subject, records_of
 from repo_interp.tasks import Task
 from repo_interp.training.configuration import TrainingConfiguration
 from repo_interp.training.trained import configured_task
@@ -117,7 +117,7 @@ def score_subject(
         raise InputError(
             f"{subject.name} ({path}) has no training.toml, so its task is unknown; give a checkpoint of `repo-interp train`"
         )
-    recorded = tuple(recorded_scores(path))
+    recorded = tuple(recorded_scores(records_of(subject)))
     if not subject.has_weights:
         if not recorded:
             raise InputError(f"{subject.name} ({path}) has neither weights nor scores.json; give a finished training run")

@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,8 @@ class Subject:
     """The task it was trained on, where that is one of ours."""
     configuration: TrainingConfiguration | None = None
     """How it was trained, where training.toml says it."""
+    runs: str = ""
+    """The directory that holds the records of its training, and other seeds in seed-N, where that is not `path`."""
 
     @property
     def has_weights(self) -> bool:
@@ -156,9 +158,14 @@ def given(wanted: Iterable[str], users: Mapping[str, str], zoo: Path = ZOO) -> G
 
 
 def subject(name: str, path: str | os.PathLike[str]) -> Subject:
-    """The checkpoint at `path`, or the record of training there. Raises InputError where neither can be read."""
+    """The checkpoint at `path`, or the record of training there; of a directory of seeds alone, the first that has weights.
+
+    Raises InputError where neither can be read.
+    """
     configuration = _configuration(Path(path))
     if configuration is not None and not (Path(path) / "config.json").is_file():
+        for first in _seeds_below(Path(path)).values():
+            return replace(subject(name, first), runs=os.fspath(path))
         return Subject(name, os.fspath(path), (), 0, "", None, configuration)
     known = identify(path)
     length = training_length(known.config)
@@ -167,14 +174,21 @@ def subject(name: str, path: str | os.PathLike[str]) -> Subject:
 
 
 def seeds_of(own: Subject) -> dict[int, Subject]:
-    """The same checkpoint trained with other seeds, by seed and under one name: itself, and those of seed-N beside it that have weights."""
+    """The same checkpoint trained with other seeds, by seed and under one name: itself, and those of seed-N that have weights."""
     first = 0 if own.configuration is None else own.configuration.seed
-    others = {
-        int(file.parent.name.removeprefix("seed-")): subject(own.name, file.parent)
-        for file in Path(own.path).glob("seed-*/config.json")
-        if own.has_weights
-    }
+    others = {seed: subject(own.name, path) for seed, path in _seeds_below(records_of(own)).items() if seed != first}
     return dict(sorted(({first: own} | others).items()))
+
+
+def records_of(own: Subject) -> Path:
+    """The directory with the records of all training runs of a checkpoint, one per seed."""
+    return Path(own.runs or own.path)
+
+
+def _seeds_below(directory: Path) -> dict[int, Path]:
+    """The directories seed-N that have weights, by N."""
+    named = {file.parent.name.removeprefix("seed-"): file.parent for file in directory.glob("seed-*/config.json")}
+    return {int(digits): named[digits] for digits in sorted(filter(str.isdecimal, named), key=int)}
 
 
 def stem(name: str) -> str:

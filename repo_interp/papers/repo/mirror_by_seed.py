@@ -24,7 +24,7 @@ from repo_interp.papers.kit.claims import Claim, Evidence
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, each
 from repo_interp.papers.kit.recorded_scores import recorded_scores
 from repo_interp.papers.kit.rules import BeyondNull, Observed, beside_null
-from repo_interp.papers.kit.subjects import Subject, seeds_of
+from repo_interp.papers.kit.subjects import Subject, records_of, seeds_of
 from repo_interp.papers.repo.checkpoints import GPT2
 from repo_interp.papers.repo.mirror import MIRRORS, QUANTITIES, R2, mirror_of_texts, task_of
 from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, scheme_colour, style
@@ -50,7 +50,7 @@ R2_STRENGTH = Claim(
 def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.Dataset | None:
     """`mirror [seed, layer, kind]`, mean over texts, and `score [seed]`; None where fewer than five seeds have weights."""
     (own,) = subjects
-    scores = {run.seed: run for run in recorded_scores(own.path)}
+    scores = {run.seed: run for run in recorded_scores(records_of(own))}
     of_seeds = seeds_of(own)
     seeds = sorted(set(of_seeds) & set(scores))
     if len(seeds) < LEAST:
