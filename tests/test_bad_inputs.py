@@ -24,7 +24,7 @@ def test_every_case_is_an_input_of_its_own():
     assert len(CASES) >= 300 and not [shown for shown, count in inputs.items() if count > 1]
 
 
-PROCESSES = [case for case in CASES if case.name in ("config-0", "paths-12", "flags-1", "train-6")]
+PROCESSES = [case for case in CASES if case.name in ("config-0", "paths-12", "flags-1")]
 
 
 @pytest.mark.parametrize("case", PROCESSES, ids=lambda case: case.name)

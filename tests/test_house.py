@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import subprocess
 import sys
@@ -40,6 +41,7 @@ LIBRARIES = {
 }
 
 
+@functools.cache
 def imports() -> dict[str, set[str]]:
     """Every module of ours with the modules of ours that it imports, wherever in the file; the facades that load lazily are left out."""
     paths = {".".join(path.relative_to(ROOT.parent).with_suffix("").parts): path for path in ROOT.rglob("*.py")}

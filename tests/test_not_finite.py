@@ -77,7 +77,13 @@ def test_a_query_that_is_not_finite_stops_the_measures_that_read_queries(model, 
     assert run.attrs["stopped"] == f"components: {where}\nattention_mass: {where}"
     ri.write_run(run, tmp_path / "run.nc")
     assert ri.read_run(tmp_path / "run.nc").attrs["stopped"] == run.attrs["stopped"]
+
+
+def test_the_page_says_what_was_stopped(model, tmp_path):
+    spoil(model, 2, 1, 5, float("nan"), len(PROMPTS[1].tokens))
+    run = ri.analyze(model, PROMPTS, ("positions", "components"))
     assert write_report(run, tmp_path / "report.html", tmp_path / "figures") == []
+    where = "queries of layer 2, head 1 in prompt 1 are NaN or infinite"
     assert f"not measured: components: {where}" in (tmp_path / "report.html").read_text()
 
 

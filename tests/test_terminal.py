@@ -13,11 +13,11 @@ from families import tiny
 from rich.console import Console
 
 import repo_interp as ri
-from repo_interp.analysis.analyze import analyze
+from repo_interp.analysis.analyze import analyze, default_measures
 from repo_interp.cli import main
 from repo_interp.cli.progress import steps
 from repo_interp.cli.tables import MOST_ROWS, print_tables
-from repo_interp.models.checkpoints import save
+from repo_interp.models.reposition import layout as layout_of
 from repo_interp.tasks.prompt import Prompt
 
 
@@ -80,12 +80,10 @@ TOKENS = ("attention_rows", "predictions")
         ("repo@1", {"positions", "patterns", "attention_mass", *TOKENS}),
     ],
 )
-def test_default_measures_follow_the_checkpoint(layout, groups, tmp_path):
-    save(ri.reposition(tiny("llama"), layout), tmp_path / "model")
-    (tmp_path / "prompts.jsonl").write_text('{"tokens": [3, 4, 5, 6, 7, 8, 9, 10, 11, 12], "generated": [9]}\n')
-    words = ["analyze", str(tmp_path / "model"), "--prompts", str(tmp_path / "prompts.jsonl"), "--out", str(tmp_path / "out")]
-    assert main(words) == 0
-    assert set(ri.read_run(tmp_path / "out").children) == groups
+def test_default_measures_follow_the_checkpoint(layout, groups):
+    bridge, prompts = ri.bridge(ri.reposition(tiny("llama"), layout)), [Prompt(tokens=tuple(range(3, 13)), generated=(9,))]
+    measures = default_measures(prompts, layout_of(bridge))
+    assert set(measures) == set(analyze(bridge, prompts, measures).children) == groups
 
 
 def test_layers_are_refused_before_anything_is_announced(tmp_path, capsys):
