@@ -69,10 +69,10 @@ def test_a_claim_holds_in_every_seed_or_not(tmp_path):
     assert verdict.claim.label == "X1 (part, every seed)" and verdict.claim.written == SEEN
     assert (verdict.verdict, verdict.seeds, verdict.n, verdict.measured) == (HOLDS, 3, 3, "share")
     assert verdict.ours == pytest.approx(0.8) and verdict.spread == pytest.approx(0.2)
-    assert "holds in 3 of 3 seeds: seed 0: holds, 0.6; seed 1: holds, 0.8; seed 10: holds, 1" in verdict.note
+    assert verdict.note == "3 of 3 seeds; holds: 0 (0.6), 1 (0.8), 10 (1)"
     (result,) = results(experiment({("mine", 0): 0.6, ("mine", 1): 0.4, ("mine", 10): 1.0}), [mine])
     (verdict,) = result.verdicts
-    assert verdict.verdict == FAILS and "holds in 2 of 3 seeds" in verdict.note
+    assert verdict.verdict == FAILS and verdict.note == "2 of 3 seeds; holds: 0 (0.6), 10 (1); does not hold: 1 (0.4)"
     (drawing,) = result.drawings
     np.testing.assert_array_equal(drawing.data["holds"], [[1, 0, 1]])
     filled, open_, crosses = drawing.figure.axes[0].get_lines()
@@ -84,11 +84,11 @@ def test_seeds_that_say_nothing_do_not_count_and_two_have_to(tmp_path):
     shares = {("mine", 0): 0.6, ("mine", 1): 0.1, ("mine", 2): 0.8}
     (result,) = results(experiment(shares, (1,)), [mine])
     ((verdict,), (drawing,)) = result.verdicts, result.drawings
-    assert (verdict.verdict, verdict.seeds) == (HOLDS, 2) and "seed 1: not measurable here, it is silent" in verdict.note
+    assert (verdict.verdict, verdict.seeds) == (HOLDS, 2) and verdict.note.endswith("; not measurable here: 1 (it is silent)")
     np.testing.assert_array_equal(drawing.data["number"], [[0.6, np.nan, 0.8]])
     (result,) = results(experiment(shares, (1, 2)), [mine])
     (verdict,) = result.verdicts
-    assert verdict.verdict == UNMEASURED and "1 of 3 training seeds can be judged: seed 0: holds, 0.6" in verdict.note
+    assert verdict.verdict == UNMEASURED and "1 of 3 training seeds can be judged; holds: 0 (0.6)" in verdict.note
 
 
 def test_checkpoints_of_one_group_are_compared_seed_by_seed_and_those_of_one_seed_have_no_row(tmp_path):

@@ -5,7 +5,8 @@
     every seed    holds where the claim's rule holds for all seeds that can be judged, of which there are at least two
 
 A row of one checkpoint says what one model does, and its spread is one over prompts. Beside it stands a row of this, whose number is the
-mean over seeds and whose spread is theirs. Knows nothing about any paper.
+mean over seeds and whose spread is theirs. A seed is judged by itself, without Holm's correction, which is for the best of several: what
+has to hold for all of them is no more probable by chance than for one. Knows nothing about any paper.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def _of_every_seed(claim: Claim) -> Claim:
 
 
 def _share_of(claim: Claim) -> str:
-    return f"the share of training seeds for which the rule of {claim.label} holds"
+    return f"the share of the training seeds that can be judged for which the rule of {claim.label} holds"
 
 
 # ---- measured -------------------------------------------------------------------------------------------------------
@@ -114,12 +115,8 @@ def _together(claim: Claim, checkpoint: str, by_seed: BySeed, share: str) -> Evi
     """What the verdicts on single seeds come to, as evidence on `claim` about all of them."""
     numbers = [verdict.ours for verdict in by_seed.values() if verdict.ours is not None]
     held = sum(verdict.verdict == HOLDS for verdict in by_seed.values())
-    of_seeds = "; ".join(
-        f"seed {seed}: {verdict.verdict}, " + (verdict.note if verdict.ours is None else f"{verdict.ours:.3g}")
-        for seed, verdict in by_seed.items()
-    )
     if len(numbers) < LEAST:
-        why = f"{len(numbers)} of {len(by_seed)} training seeds can be judged: {of_seeds}"
+        why = f"{len(numbers)} of {len(by_seed)} training seeds can be judged; {_listed(by_seed)}"
         return Evidence(claim, checkpoint, _measured(by_seed), unmeasurable=why)
     return Evidence(
         claim,
@@ -130,9 +127,18 @@ def _together(claim: Claim, checkpoint: str, by_seed: BySeed, share: str) -> Evi
         float(np.std(numbers, ddof=1)),
         "training seeds",
         len(numbers),
-        note=f"holds in {held} of {len(numbers)} seeds: {of_seeds}",
+        note=f"{held} of {len(numbers)} seeds; {_listed(by_seed)}",
         seeds=len(numbers),
     )
+
+
+def _listed(by_seed: BySeed) -> str:
+    """The seeds under their verdicts, each with its number, or with the reason why there is none."""
+    listed: dict[str, list[str]] = {}
+    for seed, verdict in by_seed.items():
+        shown = verdict.note if verdict.ours is None else f"{verdict.ours:.3g}"
+        listed.setdefault(verdict.verdict, []).append(f"{seed} ({shown})")
+    return "; ".join(f"{verdict}: {', '.join(seeds)}" for verdict, seeds in listed.items())
 
 
 def _measured(by_seed: BySeed) -> str:
