@@ -13,7 +13,8 @@ from repo_interp.papers.kit.claims import BLIND, FAILS, HOLDS, SEEN, UNMEASURED,
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, run, together
 from repo_interp.papers.kit.over_seeds import over_seeds
 from repo_interp.papers.kit.rules import AtLeast
-from repo_interp.papers.kit.subjects import seeds_of, subject
+from repo_interp.papers.kit.scores import ScoreOptions, score_subject
+from repo_interp.papers.kit.subjects import records_of, seeds_of, subject
 from repo_interp.papers.repo.mirror import MIRROR
 from repo_interp.papers.repo.options import Options
 from repo_interp.training.zoo import zoo_path
@@ -114,6 +115,17 @@ def test_a_seed_of_the_zoo_counts_as_it_does_alone(tmp_path):
     for verdict in result.verdicts:
         numbers = [each.ours for each in alone if f"{each.claim.statement}, in every seed" == verdict.claim.statement]
         assert len(numbers) == 2 and verdict.ours == pytest.approx(np.mean(numbers)) and verdict.seeds == 2
+
+
+def test_a_directory_of_seeds_alone_is_the_first_of_them_with_the_others(tmp_path):
+    """As `train --seeds 3,4 --out DIR` leaves it: DIR itself holds nothing."""
+    for seed in (3, 4):
+        shutil.copytree(seeded(tmp_path / f"{seed}", "one", ()).path, tmp_path / "mine" / f"seed-{seed}")
+        file = tmp_path / "mine" / f"seed-{seed}" / "training.toml"
+        file.write_text(file.read_text().replace("seed = 0", f"seed = {seed}"))
+    mine = subject("mine", tmp_path / "mine")
+    assert mine.path.endswith("seed-3") and records_of(mine) == tmp_path / "mine"
+    assert list(seeds_of(mine)) == [3, 4] and score_subject(mine, ScoreOptions(count=2), Cache()).sample(["2"]).seeds.size == 2
 
 
 def _but(kept: str):

@@ -26,7 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="checkpoints",
         metavar="NAME=CHECKPOINT",
         help="a checkpoint and what to call it: a directory, a hub id, or a name of the zoo. Stands in for the zoo's of the same name, "
-        "such as language/rope=DIR, or is added; may be repeated",
+        "such as language/rope=DIR, or is added; other training seeds of it stand in DIR/seed-N, where `train --seeds` puts them; may be "
+        "repeated",
     )
     parser.add_argument(
         "--no-zoo",
