@@ -17,6 +17,7 @@ from repo_interp.analysis.analyze import analyze, default_measures
 from repo_interp.cli import main
 from repo_interp.cli.progress import steps
 from repo_interp.cli.tables import MOST_ROWS, print_tables
+from repo_interp.cli.training_display import training_bars
 from repo_interp.models.reposition import layout as layout_of
 from repo_interp.tasks.prompt import Prompt
 
@@ -124,6 +125,21 @@ def test_steps_stand_under_train_and_the_old_name_still_works(tmp_path, capsys):
         [sys.executable, "-m", "repo_interp", "train", "steps", "--help"], capture_output=True, text=True, check=True
     )
     assert shown.stdout.startswith("usage: repo-interp train steps")
+
+
+def test_without_a_terminal_lines_say_how_far_training_is(capsys):
+    """Found: hours of training into a file left two lines at its beginning."""
+    with training_bars(Console(force_terminal=False), ["seed 0", "seed 1"], 10, every=0.05) as display:
+        display.record("seed 0", {"step": 3, "loss": 2.5, "score": 0.5})
+        display.record("seed 0", {"step": 4, "loss": 2.25, "score": None})
+        display.record("seed 1", {"step": 10, "loss": 1.0, "score": None})
+        time.sleep(0.3)
+        display.scoring("seed 0", 20, 40)
+        display.ended_steps("seed 1")
+        time.sleep(0.3)
+    lines = capsys.readouterr().err.splitlines()
+    assert "seed 0 4/10 steps, loss 2.2500, score 0.500; seed 1 10/10 steps, loss 1.0000, score -, 1 s so far" in lines
+    assert "seed 0 20/40 prompts of the test sets scored; seed 1 10/10 steps; scoring the test sets, 1 s so far" in lines
 
 
 def test_without_a_terminal_a_line_says_what_is_being_done(capsys):

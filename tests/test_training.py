@@ -325,10 +325,24 @@ def test_every_recipe_is_a_configuration_of_a_task_that_exists():
     assert recipe("a task of tomorrow", continued=False) == {}
 
 
+def test_a_run_asked_to_stop_while_it_is_scored_is_scored_the_next_time(undisturbed, tmp_path):
+    """Found: the scores at the end, minutes long for CoPE, came without a word and went on after an interrupt."""
+    folder, told = TrainingFolder(tmp_path / "run"), []
+    folder.begin(to_toml(TINY))
+    list(train(prepare(TINY), folder, stop=lambda: bool(told), scoring=lambda done, total: told.append((done, total))))
+    prompts = TINY.score_prompts * len(make_task(TINY.task, **TINY.task_options).test_sets)
+    assert told == [(TINY.score_prompts, prompts)] and not folder.is_finished and not folder.scores.exists()
+    told.clear()
+    list(train(prepare(TINY), folder, scoring=lambda done, total: told.append(done)))
+    assert told[-1] == prompts and told == sorted(told)
+    assert weights(folder) == weights(undisturbed) and folder.scores.read_bytes() == undisturbed.scores.read_bytes()
+
+
 def test_rehearsing_costs_nothing_but_time():
     prepared = prepare(TINY)
     before = {name: weight.clone() for name, weight in prepared.model.state_dict().items()}
     cost = estimate_cost(prepared)
+    assert cost.scoring_seconds > 0 and cost.seconds == cost.steps * cost.seconds_per_step + cost.scoring_seconds
     assert cost.seconds_per_step > 0 and cost.parameters > cost.position_parameters == 2 * (2 * 16 * 2 + 2 * 2)
     assert all(torch.equal(weight, before[name]) for name, weight in prepared.model.state_dict().items())
     assert all(weight.grad is None for weight in prepared.model.parameters())

@@ -213,7 +213,7 @@ def _train_here(
     arguments: argparse.Namespace,
 ) -> bool:
     """One run in this process. Returns whether it came to its end."""
-    from repo_interp.cli.training_display import advance, announce, training_bars
+    from repo_interp.cli.training_display import announce, training_bars
     from repo_interp.training.loop import train
     from repo_interp.training.preparation import prepare
     from repo_interp.training.processes import stoppable
@@ -221,32 +221,31 @@ def _train_here(
     prepared = prepare(configuration)
     announce(console, prepared, [configuration.seed], jobs=1)
     _begin(configuration, folder, arguments)
-    with stoppable() as stop, training_bars(console) as progress:
-        bar = progress.add_task("", total=configuration.steps, loss="-", score="-")
-        for record in train(prepared, folder, stop):
-            advance(progress, bar, vars(record))
+    with stoppable() as stop, training_bars(console, [""], configuration.steps) as display:
+        for record in train(prepared, folder, stop, scoring=lambda done, total: display.scoring("", done, total)):
+            display.record("", vars(record))
     return folder.is_finished
 
 
 def _train_several(console: Console, runs: list[Run], arguments: argparse.Namespace) -> bool:
     """Runs side by side. Returns whether all came to their end."""
-    from repo_interp.cli.training_display import advance, announce, training_bars
+    from repo_interp.cli.training_display import announce, training_bars
     from repo_interp.training.preparation import prepare
     from repo_interp.training.processes import train_side_by_side
 
     announce(console, prepare(runs[0][0]), [configuration.seed for configuration, _ in runs], arguments.jobs)
     for configuration, folder in runs:
         _begin(configuration, folder, arguments)
-    with training_bars(console) as progress:
-        bars = [
-            (folder, progress.add_task(f"seed {configuration.seed}", total=configuration.steps, loss="-", score="-"))
-            for configuration, folder in runs
-        ]
+    folders = {f"seed {configuration.seed}": folder for configuration, folder in runs}
+    with training_bars(console, list(folders), runs[0][0].steps) as display:
 
         def watch() -> None:
-            for folder, bar in bars:
-                for record in folder.records():
-                    advance(progress, bar, record)
+            for run, folder in folders.items():
+                if records := folder.records():
+                    for record in records:
+                        display.record(run, record)
+                    if records[-1]["step"] == runs[0][0].steps and not folder.is_finished:
+                        display.ended_steps(run)
 
         return train_side_by_side([(configuration, folder.directory) for configuration, folder in runs], arguments.jobs, watch)
 

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from repo_interp.cli.console import Console, plain
+from repo_interp.cli.progress import steps
 
 if TYPE_CHECKING:
     from repo_interp.training.folder import TrainingFolder
     from repo_interp.training.preparation import Prepared
+
+
+EVERY = 60.0
+"""Seconds between the lines where there is no terminal."""
 
 
 def announce(console: Console, prepared: Prepared, seeds: Sequence[int], jobs: int) -> None:
@@ -32,31 +38,60 @@ def announce(console: Console, prepared: Prepared, seeds: Sequence[int], jobs: i
     )
     with console.status("rehearsing some steps"):
         cost = estimate_cost(prepared)
-    seconds = cost.steps * cost.seconds_per_step * -(-len(seeds) // jobs)
+    waves = -(-len(seeds) // jobs)
     console.print(
         f"{cost.parameters:,} parameters, {cost.position_parameters:,} of them for positions; "
-        f"{1000 * cost.seconds_per_step:.0f} ms per step on {configuration.device}: about {duration(seconds)} in all",
+        f"{1000 * cost.seconds_per_step:.0f} ms per step on {configuration.device}: about {duration(cost.seconds * waves)} in all, "
+        f"{duration(cost.scoring_seconds * waves)} of it for the scores at the end",
         highlight=False,
     )
 
 
-def step_bars(console: Console, *columns: TextColumn) -> Progress:
-    """Bars over the steps of runs; `columns` stand behind the number of steps."""
-    first = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    return Progress(*first, *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console)
+class TrainingDisplay:
+    """What is known of every run: its steps with loss and score, then how many prompts of the test sets have been scored."""
+
+    def __init__(self, put: Callable[[str, int, int, str], None], steps: int) -> None:
+        """`put` shows, of a run by name, how much is done, of how much, and a text; `steps`: those of each run."""
+        self._put, self._steps = put, steps
+        self._scores: dict[str, str] = {}
+
+    def record(self, run: str, record: Mapping[str, Any]) -> None:
+        """Show a record of the log."""
+        if record["score"] is not None:
+            self._scores[run] = f"{record['score']:.3f}"
+        score = self._scores.get(run, "-")
+        self._put(run, record["step"], self._steps, f"steps, loss {record['loss']:.4f}, score {score}")
+
+    def scoring(self, run: str, done: int, total: int) -> None:
+        """Show how far the scores at the end are."""
+        self._put(run, done, total, "prompts of the test sets scored")
+
+    def ended_steps(self, run: str) -> None:
+        """Show that a run of another process is being scored, where nobody tells how far."""
+        self._put(run, self._steps, self._steps, "steps; scoring the test sets")
 
 
-def training_bars(console: Console) -> Progress:
-    """Bars over the steps of runs, with loss and score."""
-    return step_bars(console, TextColumn("loss {task.fields[loss]}  score {task.fields[score]}"))
+@contextmanager
+def training_bars(console: Console, runs: Sequence[str], steps_of_each: int, every: float = EVERY) -> Iterator[TrainingDisplay]:
+    """A bar per run; where there is no terminal, a line about all runs on standard error now and then."""
+    if console.is_terminal:
+        first = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[text]}"))
+        with Progress(*first, TimeElapsedColumn(), TimeRemainingColumn(), console=console) as progress:
+            bars = {run: progress.add_task(run, total=steps_of_each, text="steps") for run in runs}
 
+            def bar(run: str, done: int, total: int, text: str) -> None:
+                progress.update(bars[run], completed=done, total=total, text=text)
 
-def advance(progress: Progress, bar: TaskID, record: dict[str, Any]) -> None:
-    """Put a record of the log onto its bar."""
-    shown: dict[str, Any] = {"loss": f"{record['loss']:.4f}"}
-    if record["score"] is not None:
-        shown["score"] = f"{record['score']:.3f}"
-    progress.update(bar, completed=record["step"], **shown)
+            yield TrainingDisplay(bar, steps_of_each)
+        return
+    lines: dict[str, str] = {}
+    with steps(console, every) as step:
+
+        def line(run: str, done: int, total: int, text: str) -> None:
+            lines[run] = " ".join(filter(None, (run, f"{done:,}/{total:,}", text)))
+            step("; ".join(lines.values()))
+
+        yield TrainingDisplay(line, steps_of_each)
 
 
 def print_scores(console: Console, folders: Sequence[TrainingFolder]) -> None:

@@ -119,7 +119,8 @@ def _short(test_set: str) -> str:
 
 def _train(console: Console, arguments: argparse.Namespace) -> int:
     from repo_interp import processes
-    from repo_interp.cli.training_display import step_bars
+    from repo_interp.cli.progress import steps
+    from repo_interp.cli.training_display import EVERY
     from repo_interp.errors import InputError
     from repo_interp.training.folder import TrainingFolder
     from repo_interp.training.plan import AHEAD, PLAN, chosen, planned_runs
@@ -132,12 +133,12 @@ def _train(console: Console, arguments: argparse.Namespace) -> int:
     console.print(f"{len(runs)} training runs, {len(runs) - len(waiting)} of them finished", highlight=False)
     if waiting:
         processes.from_first(lambda: _announce(console, waiting, processes.launched() * arguments.jobs))
-        with step_bars(console) as progress:
-            bar = progress.add_task("steps", total=sum(run.configuration.steps for run in waiting))
+        total = sum(run.configuration.steps for run in waiting)
+        with steps(console, EVERY) as step:
 
             def watch() -> None:
                 logs = [TrainingFolder(run.directory).records() for run in waiting]
-                progress.update(bar, completed=sum(records[-1]["step"] for records in logs if records))
+                step("steps of training", sum(records[-1]["step"] for records in logs if records), total)
 
             ended = make(runs, arguments.jobs, watch)
         if not ended:
@@ -187,7 +188,7 @@ def _announce(console: Console, waiting: list[PlannedRun], jobs: int) -> None:
                 status.update(f"rehearsing {name}")
                 fresh = run.configuration if not run.configuration.continue_from else _from_random_weights(run)
                 costs[name] = estimate_cost(prepare(fresh), samples=1)
-            seconds += costs[name].steps * costs[name].seconds_per_step
+            seconds += costs[name].seconds
     console.print(
         f"{len(waiting)} to train, {jobs} at a time: about {duration(seconds / jobs)} if processes do not slow each other",
         highlight=False,

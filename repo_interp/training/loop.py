@@ -15,13 +15,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from repo_interp.files import write_text
 from repo_interp.models.adapters import rounded
-from repo_interp.models.reposition import longest_prompt, mix_with_index
+from repo_interp.models.reposition import mix_with_index
 from repo_interp.training.configuration import TrainingConfiguration
 from repo_interp.training.folder import Moment, TrainingFolder, load_state, save_state
-from repo_interp.training.preparation import Prepared, reproducible
+from repo_interp.training.preparation import Prepared, reproducible, test_prompts
 from repo_interp.training.responses import forced_responses, prompts_of
 from repo_interp.training.step import (
     executing,
@@ -55,11 +56,13 @@ def train(
     folder: TrainingFolder,
     stop: Callable[[], bool] = lambda: False,
     save_seconds: float = 15.0,
+    scoring: Callable[[int, int], object] = lambda done, total: None,
 ) -> Iterator[Record]:
     """Train from where `folder` stands - its beginning, if it was just begun - to the end, yielding every record of the log.
 
-    `stop` is asked after every step; when it says so, the state is saved and the run ends there, to go on later. The state is saved
-    every `save_seconds` too. At the end the folder holds the finished checkpoint.
+    `stop` is asked after every step, and after every batch of prompts of the final scores; when it says so, the state is saved and the
+    run ends there, to go on later. The state is saved every `save_seconds` too. `scoring` is called with how many prompts of all test
+    sets have been answered. At the end the folder holds the finished checkpoint.
     """
     configuration, model = prepared.configuration, prepared.model
     with reproducible(configuration), executing(model, configuration.execution):
@@ -89,21 +92,46 @@ def train(
             model.eval()
             if prepared.base is not None:
                 rounded(model)  # scored is what is stored
-            with _scoring(configuration):
-                write_text(folder.scores, json.dumps(final_scores(prepared), indent=1) + "\n")
+
+            def answered(done: int, total: int) -> None:
+                scoring(done, total)
+                if stop():
+                    raise _Stopped
+
+            try:
+                with _scoring(configuration):
+                    scores = final_scores(prepared, answered)
+            except _Stopped:
+                return
+            write_text(folder.scores, json.dumps(scores, indent=1) + "\n")
             folder.finish(prepared.write)
 
 
-def final_scores(prepared: Prepared) -> dict:
-    """The mean score of every test set, on prompts that training has not seen; None where they are longer than the model can take."""
-    task, count, longest = prepared.task, prepared.configuration.score_prompts, longest_prompt(prepared.model)
+class _Stopped(Exception):
+    """Asked to stop while the final scores were made: the state is saved, so they are made the next time."""
+
+
+def final_scores(prepared: Prepared, answered: Callable[[int, int], object]) -> dict:
+    """The mean score of every test set, on prompts that training has not seen; None where they are longer than the model can take.
+
+    `answered` is called after every batch, with the prompts of all test sets that are done, and their number.
+    """
+    task, count = prepared.task, prepared.configuration.score_prompts
+    total, done = count * len(task.test_sets), 0
     means: dict[str, float | None] = {}
-    for test_set in task.test_sets:
-        prompts = task.prompts(count, prepared.configuration.seed, test_set)
-        if longest is not None and max(len(prompt.tokens) for prompt in prompts) > longest:
+
+    def after_batch(module: nn.Module, given: Any, output: Any) -> None:
+        nonlocal done
+        done += len(output.last_hidden_state)
+        answered(done, total)
+
+    decoder: Any = prepared.model.model
+    with decoder.register_forward_hook(after_batch):
+        for number, test_set in enumerate(task.test_sets, start=1):
             means[test_set] = None
-            continue
-        means[test_set] = float(np.mean(task.score(forced_responses(prepared.model, task, prompts), prompts)))
+            if prompts := test_prompts(prepared, test_set, count):
+                means[test_set] = float(np.mean(task.score(forced_responses(prepared.model, task, prompts), prompts)))
+            done = number * count
     return {"metric": task.metric, "prompts": count, "steps": prepared.configuration.steps, "test_sets": means}
 
 
