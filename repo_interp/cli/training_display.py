@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 EVERY = 60.0
 """Seconds between the lines where there is no terminal."""
+WORTH_SAYING = 0.1
+"""Share of the whole from which on the time of the scores is announced by itself."""
 
 
 def announce(console: Console, prepared: Prepared, seeds: Sequence[int], jobs: int) -> None:
@@ -39,10 +41,11 @@ def announce(console: Console, prepared: Prepared, seeds: Sequence[int], jobs: i
     with console.status("rehearsing some steps"):
         cost = estimate_cost(prepared)
     waves = -(-len(seeds) // jobs)
+    scoring = f", {duration(cost.scoring_seconds * waves)} of it for the scores at the end"
     console.print(
         f"{cost.parameters:,} parameters, {cost.position_parameters:,} of them for positions; "
-        f"{1000 * cost.seconds_per_step:.0f} ms per step on {configuration.device}: about {duration(cost.seconds * waves)} in all, "
-        f"{duration(cost.scoring_seconds * waves)} of it for the scores at the end",
+        f"{1000 * cost.seconds_per_step:.0f} ms per step on {configuration.device}: about {duration(cost.seconds * waves)} in all"
+        + (scoring if cost.scoring_seconds > WORTH_SAYING * cost.seconds else ""),
         highlight=False,
     )
 
