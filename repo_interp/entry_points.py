@@ -10,10 +10,11 @@ means ours. Knows nothing about what the objects are.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import Any
 
 from repo_interp.errors import InputError
+from repo_interp.installed_points import installed_points
 
 MEASURES, EXPERIMENTS, VIEWS = "repo_interp.measures", "repo_interp.experiments", "repo_interp.plots"
 SCHEMES, TASKS = "repo_interp.schemes", "repo_interp.tasks"
@@ -83,7 +84,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
 def names(group: str) -> tuple[str, ...]:
     """Every name of `group`: ours in order, then those of other packages, sorted. Imports nothing."""
     own = OWN.get(group, {})
-    return (*own, *sorted({point.name for point in entry_points(group=group)} - set(own)))
+    return (*own, *sorted({point.name for point in installed_points(group)} - set(own)))
 
 
 def find(group: str, name: str) -> Any:
@@ -93,7 +94,7 @@ def find(group: str, name: str) -> Any:
     """
     if name in OWN.get(group, {}):
         return EntryPoint(name, OWN[group][name], group).load()
-    points = list(entry_points(group=group, name=name))
+    points = [point for point in installed_points(group) if point.name == name]
     if not points:
         return None
     what = f"the {group.rpartition('.')[2].removesuffix('s')} {name!r}"

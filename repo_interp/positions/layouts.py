@@ -16,7 +16,8 @@ from __future__ import annotations
 import math
 import re
 from fractions import Fraction
-from importlib.metadata import entry_points
+
+from repo_interp.installed_points import installed_points
 
 SCHEMES: dict[str, str] = {
     "rope": "rotation by the token index",
@@ -51,7 +52,7 @@ _PERIODS = {"r2n1": ("rope", "rope", "nope"), "n2r1": ("nope", "nope", "rope")}
 
 def scheme_names() -> tuple[str, ...]:
     """Every scheme that a layer can have: ours, then those that other packages add. Imports none of theirs."""
-    points = entry_points(group="repo_interp.schemes")
+    points = installed_points("repo_interp.schemes")
     return (*SCHEMES, *sorted({point.name for point in points if point.name not in SCHEMES}))
 
 
