@@ -48,6 +48,6 @@ def a_millisecond_each(monkeypatch):
 
 
 def pytest_collection_finish():
-    """What is imported and collected by now stays to the end: looking through it again and again takes some hundredths of the suite's time."""
+    """What is imported and collected by now stays to the end; looking through it again and again takes time."""
     gc.collect()
     gc.freeze()

@@ -14,7 +14,7 @@ from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, run, t
 from repo_interp.papers.kit.over_seeds import over_seeds
 from repo_interp.papers.kit.rules import AtLeast
 from repo_interp.papers.kit.scores import ScoreOptions, score_subject
-from repo_interp.papers.kit.subjects import records_of, seeds_of, subject
+from repo_interp.papers.kit.subjects import ZOO, records_of, seeds_of, subject
 from repo_interp.papers.repo.mirror import MIRROR
 from repo_interp.papers.repo.options import Options
 from repo_interp.training.zoo import zoo_path
@@ -126,6 +126,20 @@ def test_a_directory_of_seeds_alone_is_the_first_of_them_with_the_others(tmp_pat
     mine = subject("mine", tmp_path / "mine")
     assert mine.path.endswith("seed-3") and records_of(mine) == tmp_path / "mine"
     assert list(seeds_of(mine)) == [3, 4] and score_subject(mine, ScoreOptions(count=2), Cache()).sample(["2"]).seeds.size == 2
+
+
+def test_other_seeds_of_a_language_model_are_scored_on_the_texts_of_the_first():
+    """Found: training scores every seed on other windows, whose perplexities differ by more than seeds do."""
+    options = ScoreOptions(language_count=2)
+    together = score_subject(subject("mine", zoo_path("language/repo")), options, Cache())
+    for seed in (1, 2):
+        (run,) = (run for run in together.recorded if run.seed == seed)
+        alone = score_subject(subject("alone", zoo_path("language/repo") / f"seed-{seed}"), options, Cache())
+        assert alone.live is not None
+        for name in alone.test_sets:
+            assert run.means[name] == float(alone.live["score"].sel({"method": "plain", "test_set": name}).mean())
+    without = score_subject(subject("records", ZOO / "language" / "nope"), options, Cache())
+    assert [run.seed for run in without.recorded] == [0]
 
 
 def _but(kept: str):

@@ -137,9 +137,8 @@ def _plan() -> Iterator[Planned]:
     # Twice as long, for a verdict on C1 that is blind.
     for name, layout in _CONTEXTUAL:
         longer = {"task_options": {"length": 256, "longest_test": 1024}, "batch": 16, "steps": 1600}
-        yield Planned(
-            f"flip_flop/{name}_256", layout, fields={**_contextual(name), **longer}, weights=(0,) if name == "cope" else ()
-        )
+        seeds, weights = ((0,) if name == "repo" else three), ((0,) if name == "cope" else ())
+        yield Planned(f"flip_flop/{name}_256", layout, seeds, fields={**_contextual(name), **longer}, weights=weights)
     for name, layout in _CONTEXTUAL:
         yield Planned(f"selective_copy/{name}", layout, fields=_contextual(name), weights=())
     for suffix, variables in (("", 1), ("_3", 3), ("_5", 5)):
@@ -158,16 +157,15 @@ def _plan() -> Iterator[Planned]:
     for scheme in _ABLATIONS:
         yield Planned(f"copying/{scheme}_varied", scheme, fields=_VARIED, weights=())
 
-    yield Planned("language/rope", "rope", fields={"checkpoint_every": 100})
+    yield Planned("language/rope", "rope", three, fields={"checkpoint_every": 100})
     for scheme in ("learned", "alibi", "kerple", "fire", "hope", "cope"):
         yield Planned(f"language/{scheme}", scheme, fields=_contextual(scheme))
     yield Planned("language/cope_16", "cope", fields={"scheme_options": {"p_max": 16}})
     # The gates of the paper's figures, and its own rival: all gates open is relative position.
     for name, gates in (("cope_sep_keys", "separate_keys"), ("cope_open", "open")):
         yield Planned(f"language/{name}", "cope", fields={"scheme_options": {"p_max": 64, "gates": gates}})
-    for name, layout in (("rope_continued", "rope"), ("repo", "repo@1/3")):
-        yield Planned(f"language/{name}", layout, continue_from="language/rope")
-    yield Planned("language/nope", "nope", continue_from="language/rope", weights=())
+    for name, layout, weights in (("rope_continued", "rope", (0,)), ("repo", "repo@1/3", three), ("nope", "nope", ())):
+        yield Planned(f"language/{name}", layout, three, "language/rope", weights=weights)
     for scheme in ("r2n1", "n2r1"):
         yield Planned(f"language/{scheme}", scheme, continue_from="language/rope", weights=())
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +26,7 @@ from repo_interp.models.interventions.extension import extended
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.recorded_scores import Recorded, final_losses, recorded_scores, unequal_budgets
 from repo_interp.papers.kit.samples import Sample
-from repo_interp.papers.kit.subjects import Subject, records_of
+from repo_interp.papers.kit.subjects import Subject, records_of, seeds_of
 from repo_interp.tasks import Task
 from repo_interp.training.configuration import TrainingConfiguration
 from repo_interp.training.trained import configured_task
@@ -118,26 +118,51 @@ def score_subject(
             f"{subject.name} ({path}) has no training.toml, so its task is unknown; give a checkpoint of `repo-interp train`"
         )
     recorded = tuple(recorded_scores(records_of(subject)))
+    if configuration.task == "language":
+        recorded = tuple(_on_the_same_texts(subject, recorded, options, cache))
     if not subject.has_weights:
         if not recorded:
             raise InputError(f"{subject.name} ({path}) has neither weights nor scores.json; give a finished training run")
         length = configured_task(configuration).training_length
         return Scored(subject.name, configuration.scheme, configuration, length, recorded[0].metric, None, recorded)
     assert subject.task is not None, path
-    chosen = tuple(methods(subject.layout))
+    live = _scored(subject, configuration, options, cache, tuple(methods(subject.layout)))
+    length, metric = subject.training_length, subject.task.metric
+    return Scored(subject.name, subject.layout, configuration, length, metric, live, recorded, subject.digest)
+
+
+def _scored(
+    subject: Subject, configuration: TrainingConfiguration, options: ScoreOptions, cache: Cache, methods: Sequence[str]
+) -> xr.Dataset:
+    """The scores of a checkpoint that has weights, with each method."""
+    path, task = Path(subject.path), subject.task
+    assert task is not None, path
     count = options.language_count if configuration.task == "language" else options.count
     depends = {
         "checkpoint": subject.digest,
-        "task": task_digest(path, configuration, subject.task),
-        "methods": ",".join(chosen),
+        "task": task_digest(path, configuration, task),
+        "methods": ",".join(methods),
         "count": count,
         "seed": options.seed,
         "batch_size": options.batch_size,
         "device": options.device,
     }
-    live = cache.dataset(_live, depends, path, subject.task, subject.training_length, count, options, chosen)
-    length, metric = subject.training_length, subject.task.metric
-    return Scored(subject.name, subject.layout, configuration, length, metric, live, recorded, subject.digest)
+    return cache.dataset(_live, depends, path, task, subject.training_length, count, options, methods)
+
+
+def _on_the_same_texts(subject: Subject, recorded: Sequence[Recorded], options: ScoreOptions, cache: Cache) -> Iterator[Recorded]:
+    """What is recorded of a language model's first run, and of other seeds that have weights their scores on the very texts of that one.
+
+    Training scores every seed on other windows of the held-out text, which differ by more than seeds do.
+    """
+    others = seeds_of(subject)
+    for place, run in enumerate(recorded):
+        if place == 0:
+            yield run
+        elif run.seed in others and others[run.seed].has_weights:
+            scores = _scored(others[run.seed], run.configuration, options, cache, ())["score"].sel({"method": PLAIN})
+            means = scores.mean("prompt")
+            yield replace(run, means={str(name): float(means.sel(test_set=name)) for name in means["test_set"].values})
 
 
 def score_table(scored: Sequence[Scored], test_sets: Sequence[str] = (), method: str = PLAIN) -> xr.Dataset:
