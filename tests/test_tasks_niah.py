@@ -121,8 +121,11 @@ def test_spans_hold_what_they_say(variant, family):
 @pytest.mark.parametrize("length", [700, 2048])
 def test_lengths_are_exact(variant, family, length):
     """Prompt, prefix and 128 tokens fit; one more word or line would not."""
-    unit = {"noise": NOISE + "\n", "essay": " configuration", "needle": None}[VARIANTS[variant].haystack]
     for prompt in niah(tokenizer(family), variant, length, 2, answer="none"):
+        word = essay().words(prompt.attributes["haystack_size"] + 1)[
+            -1
+        ]  # of a Python version's docstrings: some have forty tokens
+        unit = {"noise": NOISE + "\n", "essay": f" {word}", "needle": None}[VARIANTS[variant].haystack]
         assert prompt.generated == ()
         assert prompt.text.endswith(prompt.attributes["prefix"])
         assert len(prompt.tokens) == count_tokens(prompt.text, tokenizer(family))
