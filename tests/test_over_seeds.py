@@ -90,6 +90,8 @@ def test_seeds_that_say_nothing_do_not_count_and_two_have_to(tmp_path):
     (result,) = results(experiment(shares, (1, 2)), [mine])
     (verdict,) = result.verdicts
     assert verdict.verdict == UNMEASURED and "1 of 3 training seeds can be judged; holds: 0 (0.6)" in verdict.note
+    (result,) = results(experiment(shares, (0, 1, 2)), [mine])
+    assert result.verdicts[0].verdict == UNMEASURED and not result.drawings, "a figure that says nothing"
 
 
 def test_checkpoints_of_one_group_are_compared_seed_by_seed_and_those_of_one_seed_have_no_row(tmp_path):

@@ -54,8 +54,9 @@ def over_seeds(experiment: Experiment) -> Experiment:
 
     def draw(data: xr.DataTree) -> Iterator[Drawing]:
         rows = _rows(experiment, data)
-        for checkpoint in dict.fromkeys(name for _, name in rows):
-            own = {claim: by_seed for (claim, name), by_seed in rows.items() if name == checkpoint}
+        told = {row: by_seed for row, by_seed in rows.items() if any(verdict.ours is not None for verdict in by_seed.values())}
+        for checkpoint in dict.fromkeys(name for _, name in told):
+            own = {claim: by_seed for (claim, name), by_seed in told.items() if name == checkpoint}
             yield _drawing(f"{experiment.name} {checkpoint}", checkpoint, _numbers(own))
 
     otherwise = f"needs the weights of at least {LEAST} training seeds"
@@ -206,12 +207,14 @@ def _figure(data: xr.Dataset) -> PaperFigure:
             ax.set_ylabel(textwrap.fill(str(data["measured"].values[row]).partition(",")[0], LETTERS))
             ax.set_title(str(data["claim"].values[row]).replace(" (", "\n("))
             ax.grid(axis="y")
-        legend_below(
-            figure,
-            [
-                Line2D([], [], color=ink, marker="o", linestyle="", label="the rule holds"),
+        marks: list[tuple[Any, Line2D]] = [
+            (data["holds"] == 1, Line2D([], [], color=ink, marker="o", linestyle="", label="the rule holds")),
+            (
+                data["holds"] == 0,
                 Line2D([], [], color=ink, marker="o", markerfacecolor="white", linestyle="", label="it does not"),
-                Line2D([], [], color=grey, marker="x", linestyle="", label="nothing can be said"),
-            ],
-        )
+            ),
+            (data["number"].isnull(), Line2D([], [], color=grey, marker="x", linestyle="", label="nothing can be said")),
+        ]
+        shown = [mark for there, mark in marks if bool(there.any())]
+        legend_below(figure, shown)
     return figure
