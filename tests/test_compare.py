@@ -11,7 +11,8 @@ from run_fixture import small_run
 
 import repo_interp as ri
 from repo_interp.cli import main
-from repo_interp.comparison.align import compare_named, notes
+from repo_interp.comparison.align import compare_named
+from repo_interp.comparison.notes import notes
 from repo_interp.comparison.variable_tables import comparison_tables
 
 

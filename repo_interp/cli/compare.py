@@ -31,7 +31,8 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.cli.progress import steps
     from repo_interp.cli.results import print_results
     from repo_interp.cli.tables import print_table
-    from repo_interp.comparison.align import compare_named, notes
+    from repo_interp.comparison.align import compare_named
+    from repo_interp.comparison.notes import notes
     from repo_interp.comparison.page import draw_comparison
     from repo_interp.comparison.variable_tables import comparison_tables
 

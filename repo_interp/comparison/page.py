@@ -12,10 +12,10 @@ from pathlib import Path
 
 import xarray as xr
 
-from repo_interp.comparison.align import notes
 from repo_interp.comparison.figures import Drawn, comparison_figures
 from repo_interp.comparison.linked import linked_section
 from repo_interp.comparison.looks import group_title, runs_of
+from repo_interp.comparison.notes import notes
 from repo_interp.comparison.variable_tables import comparison_tables
 from repo_interp.failures import noted
 from repo_interp.plots.marks.table import Table

@@ -1,0 +1,104 @@
+"""Runs as they are given - trees, run files, directories - as runs by name.
+
+Runs of one checkpoint that measure different things - an analysis and its scores - are one run. A run is called what the caller says, else
+by its checkpoint where that tells runs apart, else by its directory. Knows nothing about what they are compared by.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import xarray as xr
+
+from repo_interp.errors import InputError
+from repo_interp.positions.layouts import format_layout
+from repo_interp.run import read_run
+
+Run = xr.DataTree | str | os.PathLike[str]
+"""A run in memory, its run file, or the directory that holds run.nc - and, in folders score*, those of its scores."""
+
+
+def runs_by_name(runs: Sequence[tuple[str | None, Run]]) -> dict[str, xr.DataTree]:
+    """The runs of pairs of name and run, by name; None: the checkpoint names it. Pairs of one name and one checkpoint are one run.
+
+    Raises InputError for a name that is given to runs of two checkpoints.
+    """
+    return _named(_merged([(name, *opened) for name, run in runs for opened in _opened(run)]))
+
+
+def training_steps(runs: Sequence[xr.DataTree]) -> list[int] | None:
+    """The step of every run, where they are the saved steps (steps/000100, ...) of checkpoints of one layout; None otherwise."""
+    names = [re.search(r"(?:^|/)(\d+)$", str(run.attrs.get("checkpoint", ""))) for run in runs]
+    layouts = {layout_of(run) for run in runs}
+    steps = [int(name[1]) for name in names if name is not None]
+    return steps if len(steps) == len(runs) == len(set(steps)) and len(layouts) == 1 else None
+
+
+def layout_of(run: xr.DataTree) -> str:
+    """The layout of a run's checkpoint, in its short form."""
+    layout = str(run.attrs.get("layout", ""))
+    return format_layout(tuple(layout.split(","))) if "," in layout else layout
+
+
+def _opened(run: Run) -> list[tuple[str, xr.DataTree]]:
+    """The name of the directory and the run in it, and the same for those of its scores beside it."""
+    if isinstance(run, xr.DataTree):
+        return [(run.name or "", run)]
+    path = Path(run)
+    directory = path.absolute().parent.name if path.is_file() else Path(os.path.abspath(path)).name
+    beside = sorted(path.glob("score*/run.nc")) if path.is_dir() else []
+    return [(directory, read_run(file)) for file in (path, *beside)]
+
+
+def _merged(opened: Sequence[tuple[str | None, str, xr.DataTree]]) -> list[tuple[str | None, str, xr.DataTree]]:
+    """Runs with their given name and that of their directory; those of one checkpoint that complement each other are one run."""
+    merged: list[tuple[str | None, str, xr.DataTree]] = []
+    for name, directory, run in opened:
+        for place, (other_name, other_directory, other) in enumerate(merged):
+            if (name is None or other_name is None or name == other_name) and _complements(run, other):
+                nodes = {**_nodes(other), **_nodes(run)}
+                both = xr.DataTree.from_dict({f"/{node}": group for node, group in nodes.items()})
+                both.attrs = {**run.attrs, **other.attrs}
+                merged[place] = (other_name or name, other_directory, both)
+                break
+        else:
+            merged.append((name, directory, run))
+    return merged
+
+
+def _nodes(run: xr.DataTree) -> dict[str, xr.Dataset]:
+    return {name: node.to_dataset() for name, node in run.children.items()}
+
+
+def _complements(run: xr.DataTree, other: xr.DataTree) -> bool:
+    """Whether both measure different things of one checkpoint, in the same way."""
+    digest = run.attrs.get("checkpoint_digest")
+    agree = all(
+        name not in run.attrs or name not in other.attrs or str(run.attrs[name]) == str(other.attrs[name])
+        for name in ("prompts_digest", "dtype", "scaling")
+    )
+    return (
+        bool(digest) and digest == other.attrs.get("checkpoint_digest") and agree and not set(run.children) & set(other.children)
+    )
+
+
+def _named(runs: Sequence[tuple[str | None, str, xr.DataTree]]) -> dict[str, xr.DataTree]:
+    """Runs by name: the given one, else the checkpoint's where that tells them apart, else the directory's."""
+    given = [name for name, _, _ in runs if name is not None]
+    twice = next((name for name in given if given.count(name) > 1), None)
+    if twice is not None:
+        raise InputError(f"the name {twice!r} was given to two runs that are not of one checkpoint; wanted a name for each")
+    checkpoints = [str(run.attrs.get("checkpoint") or directory) for _, directory, run in runs]
+    tell_apart = len(set(checkpoints)) == len(checkpoints) and all(checkpoints)
+    by_name: dict[str, xr.DataTree] = {}
+    for (name, directory, run), checkpoint in zip(runs, checkpoints, strict=True):
+        wanted = name or (checkpoint if tell_apart else directory or checkpoint) or "run"
+        unique, number = wanted, 1
+        while unique in by_name or (name is None and unique in given):
+            number += 1
+            unique = f"{wanted}-{number}"
+        by_name[unique] = run
+    return by_name
