@@ -16,7 +16,7 @@ from repo_interp.errors import InputError
 from repo_interp.experiments.extrapolation import extrapolation
 from repo_interp.experiments.gaussians import VectorSums, gaussian_divergence, principal_plane, vector_sums
 from repo_interp.experiments.prompt_sets import cut
-from repo_interp.models.interventions import interpolated, lm_infinite, yarn
+from repo_interp.models.interventions import extension, interpolated, lm_infinite, yarn
 from repo_interp.models.interventions.extension import METHODS, extended
 from repo_interp.models.outputs import attention_outputs
 from repo_interp.models.reposition import attentions
@@ -109,6 +109,39 @@ def test_learned_positions_are_capped_by_their_difference():
     turned = queries[:, :, :, None] * keys.conj()[:, :, None] * torch.polar(torch.ones_like(angles), angles)
     causal = torch.ones(20, 20, dtype=torch.bool).tril()
     assert_close(seen["scores"][..., causal], (turned.real.sum(-1) * attention.scaling)[..., causal], atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("scheme", ["rope", "nope", "repo", "repo head", "hope", "alibi", "kerple", "fire"])
+@pytest.mark.parametrize("first", [0, 2, 9])
+def test_lm_infinite_in_blocks_of_rows_is_the_whole_map_and_makes_no_far_score(scheme, first, monkeypatch):
+    model, shapes = repositioned(scheme), []
+    if scheme.startswith("repo"):  # spread beyond the cap, in one layer: the next would enlarge what rounding leaves
+        next(attentions(model)).assigner.final_map.weight.data.mul_(1000)
+    monkeypatch.setattr(extension, "ROWS", 3)
+    with lm_infinite(model, 6, first):
+        for attention in attentions(model):
+            attention.weigh = lambda scores, *rest, weigh=attention.weigh: shapes.append(scores.shape) or weigh(scores, *rest)
+        blocks = model(TOKENS).logits
+        assert {shape[-2] for shape in shapes} == {3, 2}
+        assert max(shape[-1] for shape in shapes) <= 6 + first + 3
+        shapes.clear()
+        hooks = [attention.sites.pattern.register_forward_hook(lambda *given: None) for attention in attentions(model)]
+        whole = model(TOKENS).logits
+        assert {shape[-2:] for shape in shapes} == {(20, 20)}
+    assert len(hooks) == 3
+    assert_close(blocks, whole, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("padding", ["right", "none"])
+def test_lm_infinite_sees_the_mask_of_padded_prompts(padding, monkeypatch):
+    model, mask = repositioned("rope"), torch.ones_like(TOKENS)
+    if padding == "right":
+        mask[1, 13:] = 0
+    monkeypatch.setattr(extension, "ROWS", 4)
+    with lm_infinite(model, 5, 2), torch.no_grad():
+        both = model(TOKENS, attention_mask=mask).logits
+        alone = model(TOKENS[1:, : int(mask[1].sum())]).logits
+    assert_close(both[1:, : alone.shape[1]], alone, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("scheme", ["rope", "repo", "alibi", "fire"])

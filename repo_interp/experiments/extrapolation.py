@@ -70,9 +70,8 @@ def extrapolation(
     least 4 prompts). Variables `kl [method, length, layer]` in nats, `log_perplexity [method, length]` of the judged tokens in nats,
     `task_score [method, length]` with `task_score_error` over prompts.
 
-    `judged`: how many tokens at the end of a prompt; None: a quarter of the training length. LM-Infinite makes n^2 scores per
-    head, in one layer at a time. `grid` keeps finished points for when it is called again. Raises InputError for methods that the model
-    cannot use.
+    `judged`: how many tokens at the end of a prompt; None: a quarter of the training length. `grid` keeps finished points for when it is
+    called again. Raises InputError for methods that the model cannot use.
     """
     judged = max(2, training_length // 4) if judged is None else judged
     if training_length not in prompts or len(prompts[training_length]) < 4:

@@ -264,16 +264,31 @@ class RepositionedAttention(nn.Module):
         dropout: float,
     ) -> tuple[Float[Tensor, "batch token head d_head"], Float[Tensor, "batch head token key"]]:
         """As `attend`, with scores and pattern materialised so that hooks can read or edit them."""
-        heads = queries.shape[1]
-        scores = queries @ expand_heads(keys, heads).transpose(-1, -2) * self.scaling
+        return self.weigh(self.scores(queries, keys, attention_mask, added), values, dropout)
+
+    def scores(
+        self,
+        queries: Float[Tensor, "batch head row d_head"],
+        keys: Float[Tensor, "batch any key d_head"],
+        attention_mask: Tensor | None,
+        added: Float[Tensor, "batch head row key"] | None,
+    ) -> Float[Tensor, "batch head row key"]:
+        """Scores of rotated queries and keys: scaled, soft-capped, with `added`, and masked."""
+        scores = queries @ expand_heads(keys, queries.shape[1]).transpose(-1, -2) * self.scaling
         if self.attn_logit_softcapping is not None:
             scores = torch.tanh(scores / self.attn_logit_softcapping) * self.attn_logit_softcapping
         if added is not None:
             scores = scores + added.to(scores.dtype)
-        scores = self.sites.scores(masked(scores, attention_mask))
-        pattern = torch.softmax(scores, dim=-1, dtype=torch.float32).to(queries.dtype)
+        return masked(scores, attention_mask)
+
+    def weigh(
+        self, scores: Float[Tensor, "batch head row key"], values: Float[Tensor, "batch any key d_head"], dropout: float
+    ) -> tuple[Float[Tensor, "batch row head d_head"], Float[Tensor, "batch head row key"]]:
+        """Values weighted by the softmax of `scores`, and these weights, the pattern; hooks see, and may replace, both."""
+        scores = self.sites.scores(scores)
+        pattern = torch.softmax(scores, dim=-1, dtype=torch.float32).to(values.dtype)
         pattern = self.sites.pattern(torch.dropout(pattern, dropout, train=dropout > 0.0))
-        return (pattern @ expand_heads(values, heads)).transpose(1, 2), pattern
+        return (pattern @ expand_heads(values, scores.shape[1])).transpose(1, 2), pattern
 
     def _added(
         self, content: Content, index: Tensor, keys: int, attention_mask: Tensor | None

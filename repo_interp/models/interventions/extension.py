@@ -8,8 +8,9 @@ Schemes that add a function of the distance are given divided indices, or the ca
 
 LM-Infinite's capped distance is no position of a token: it depends on the pair. Only the G global keys are ever further than L,
 so their logits alone are computed anew, rotate(q_i, min(z_i - z_j, L)) . k_j - what the authors get from a second pass with the query
-at L and global keys at 0 - in O(n G d); the other far keys are masked. Scores of the whole map are materialised meanwhile, by eager
-attention: n^2 numbers per head, one layer at a time. Learned positions are capped to +-L by their difference, and masked by the index.
+at L and global keys at 0 - in O(n G d); the other far keys are never computed. ROWS queries at a time meet the keys that they may see:
+ROWS (L + G + ROWS) scores per head at once, n (L + G) in all, the whole map only where a hook asks for it. Learned positions are capped
+to +-L by their difference, and masked by the index.
 
 By name: `METHODS`, those that a model's positions allow (`allowed_methods`), and the context of one of them (`extended`).
 
@@ -24,11 +25,11 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from repo_interp.errors import InputError
-from repo_interp.models.attention import RepositionedAttention
+from repo_interp.models.attention import RepositionedAttention, visible
 from repo_interp.models.reposition import attentions
 from repo_interp.positions.biases import PositionBias
 from repo_interp.positions.rotary import expand_heads, rotate
@@ -38,6 +39,8 @@ Method = Literal["plain", "lm_infinite", "interpolation", "yarn"]
 METHODS: tuple[Method, ...] = get_args(Method)
 GLOBAL_TOKENS = 10
 """First tokens that LM-Infinite always shows, by default."""
+ROWS = 256
+"""Queries whose scores LM-Infinite makes at a time."""
 
 
 def extended(
@@ -116,7 +119,7 @@ def lm_infinite(model: nn.Module, length: int, global_tokens: int = 10) -> Itera
             mask = _Lambda(attention, length, global_tokens)
             attention.observers.append(mask.observe)
             undo.callback(attention.observers.remove, mask.observe)
-            undo.callback(attention.sites.scores.register_forward_hook(mask.change).remove)
+            _put(undo, attention, "attend", mask.attend)
         yield
 
 
@@ -133,33 +136,57 @@ class _Lambda:
         """Remember the tensors of this pass, before rotation."""
         self.seen = queries, keys, positions
 
-    def change(self, module: nn.Module, arguments: tuple, scores: Tensor) -> Tensor:
-        """Scores [batch, head, query, key] with far keys masked and global ones at the capped distance."""
+    def attend(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        attention_mask: Tensor | None,
+        added: Tensor | None,
+        kwargs: dict,
+    ) -> tuple[Float[Tensor, "batch token head d_head"], Tensor | None]:
+        """In place of the layer's own `attend`: every row over its window and the global keys; the pattern where a hook asks for one."""
         assert self.seen is not None
-        (queries, keys, positions), self.seen = self.seen, None
-        rows, count = scores.shape[-2:]
-        if rows != count:
+        (raw_queries, raw_keys, positions), self.seen = self.seen, None
+        attention, tokens = self.attention, queries.shape[2]
+        if keys.shape[2] != tokens:
             raise InputError("LM-Infinite is offered for whole prompts, not with cached keys; pass use_cache=False")
-        lowest = torch.finfo(scores.dtype).min
-        index = torch.arange(count, device=scores.device)
-        distance = index[:, None] - index
-        scores = scores.masked_fill((distance >= self.length) & (index >= self.global_tokens), lowest)
-        for key in range(min(self.global_tokens, count)):
-            far, capped = self._global_scores(queries, keys, positions, key)
-            column = scores[..., key]
-            scores[..., key] = torch.where(far & (column > lowest / 2), capped.to(scores.dtype), column)
-        return scores
+        index = torch.arange(tokens, device=queries.device)
+        dropout = attention.attention_dropout if attention.training else 0.0
+        whole = attention.sites.needs_eager
+        parts, pattern = [], None
+        for rows in index.split(tokens if whole else ROWS):
+            begin, end = int(rows[0]), int(rows[-1]) + 1
+            window = max(0, begin - self.length + 1)
+            shown = torch.cat([index[: min(self.global_tokens, window)], index[window:end]])  # the global keys come first
+            distance = rows[:, None] - shown
+            seen = (distance >= 0) & ((distance < self.length) | (shown < self.global_tokens))
+            if attention_mask is not None:
+                seen = seen & visible(tokens, tokens, attention_mask, queries.device)[..., begin:end, :][..., shown]
+            scores = attention.scores(
+                queries[:, :, begin:end],
+                keys[:, :, shown],
+                seen,
+                None if added is None else added[:, :, begin:end, shown],
+            )
+            for key in range(min(self.global_tokens, end)):
+                far, capped = self._global_scores(raw_queries[:, :, begin:end], raw_keys, positions, rows, key)
+                scores[..., key] = torch.where(far & seen[..., key], capped.to(scores.dtype), scores[..., key])
+            attended, of_rows = attention.weigh(scores, values[:, :, shown], dropout)
+            parts.append(attended)
+            pattern = of_rows if whole else None
+        return torch.cat(parts, dim=1), pattern
 
     def _global_scores(
-        self, queries: Tensor, keys: Tensor, positions: Tensor | None, key: int
-    ) -> tuple[Tensor, Float[Tensor, "batch head query"]]:
-        """Which pairs with the global token `key` are too far apart, and all their scores at the capped distance."""
+        self, queries: Tensor, keys: Tensor, positions: Tensor | None, rows: Int[Tensor, "row"], key: int
+    ) -> tuple[Tensor, Float[Tensor, "batch head row"]]:
+        """Which pairs of `rows` with the global token `key` are too far apart, and all their scores at the capped distance."""
         attention, heads = self.attention, queries.shape[1]
         its_key = expand_heads(keys, heads)[:, :, key, :, None]
-        far = torch.zeros(1, 1, queries.shape[2], dtype=torch.bool, device=queries.device)
+        far = torch.zeros(1, 1, len(rows), dtype=torch.bool, device=queries.device)
         if attention.frequencies is not None:
             assert positions is not None
-            distance = expand_heads(positions - positions[..., key, None], heads)
+            distance = expand_heads(positions[..., rows] - positions[..., key, None], heads)
             far = distance.abs() > self.length
             distance = distance.clamp(-self.length, self.length)
             queries = rotate(queries, distance, attention.frequencies, attention.attention_scaling**2)
@@ -167,14 +194,13 @@ class _Lambda:
         if attention.attn_logit_softcapping is not None:
             scores = torch.tanh(scores / attention.attn_logit_softcapping) * attention.attn_logit_softcapping
         if attention.position_logits is not None:
-            index = torch.arange(queries.shape[2], device=queries.device)[None]
-            far = far | (index - key > self.length)
+            far = far | (rows - key > self.length)
             added = attention.position_logits(
                 queries,
                 keys[:, :, key, None],
-                index.clamp(max=key + self.length),
-                index[:, key, None],
-                torch.ones(1, 1, queries.shape[2], 1, dtype=torch.bool, device=queries.device),
+                rows[None].clamp(max=key + self.length),
+                rows.new_tensor([[key]]),
+                torch.ones(1, 1, len(rows), 1, dtype=torch.bool, device=queries.device),
                 attention.scaling,
             )
             scores = scores + added[..., 0]
@@ -195,7 +221,14 @@ def _with_distances(
 
 def _retune(undo: ExitStack, attention: RepositionedAttention, frequencies: Tensor, scaling: float) -> None:
     """Rotate by `frequencies`, with `scaling` times the attention scaling, until undone."""
-    undo.callback(setattr, attention, "frequencies", attention.frequencies)
-    undo.callback(setattr, attention, "attention_scaling", attention.attention_scaling)
-    attention.frequencies = frequencies
-    attention.attention_scaling *= scaling
+    _put(undo, attention, "frequencies", frequencies)
+    _put(undo, attention, "attention_scaling", attention.attention_scaling * scaling)
+
+
+def _put(undo: ExitStack, attention: RepositionedAttention, name: str, value: object) -> None:
+    """`value` in place of the layer's attribute `name`, or of its method, until undone."""
+    if name in vars(attention):
+        undo.callback(setattr, attention, name, vars(attention)[name])
+    else:
+        undo.callback(delattr, attention, name)
+    setattr(attention, name, value)

@@ -77,11 +77,17 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> Meas
 
 
 def cost(subjects: Sequence[Subject], options: Options) -> float:
-    """Seconds of the passes over longer prompts by one method, plain; 0 where sequences are cut below the training length."""
+    """Seconds of the passes over longer prompts, by every method and for the reference, and of those that are traced; 0 where sequences
+    are cut below the training length.
+    """
     (subject,) = subjects
     if length_of(subject, options) < subject.training_length:
         return 0.0
-    return seconds(subject, options, dict.fromkeys(_lengths(subject, options), options.longer // 2))
+    methods, compared = len(allowed_methods(load_model(subject.path, options.device))), options.longer // 2
+    passes = dict.fromkeys(_lengths(subject, options), methods * compared)
+    passes[min(passes)] += compared + options.sequences
+    passes[max(passes)] += 1
+    return seconds(subject, options, passes)
 
 
 def measure_extrapolation(subject: Subject, options: Options) -> xr.Dataset:
