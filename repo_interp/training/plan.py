@@ -199,6 +199,10 @@ PLAN: tuple[Planned, ...] = tuple(_plan())
 
 def _ahead() -> Iterator[Planned]:
     three = (0, 1, 2)
+    # A larger language model on longer windows: do learned positions take part there? Its weights, 29 MB each, are too large to ship.
+    yield Planned("language/rope_512", "rope", fields=_LARGER | {"steps": 1000}, weights=())
+    for name, layout in (("repo_512", "repo@1/3"), ("rope_continued_512", "rope"), ("nope_512", "nope")):
+        yield Planned(f"language/{name}", layout, (0,), "language/rope_512", fields=_LARGER_CONTINUED, weights=())
     # CPU minutes of a run stand behind each: C3, 12, CoPE 77.
     for suffix, variables in (("", 1), ("_3", 3), ("_5", 5)):
         options = {"variables": variables, "operations": 256}
@@ -206,6 +210,27 @@ def _ahead() -> Iterator[Planned]:
             fields = {**_contextual(name), "task_options": options, "batch": 16, "score_prompts": 2000}
             yield Planned(f"counting/{name}{suffix}_256", layout, three, fields=fields, weights=(0,) if name == "cope" else ())
 
+
+_LARGER: Mapping[str, Any] = {
+    "task_options": {"length": 512},
+    "layers": 8,
+    "width": 256,
+    "heads": 8,
+    "batch": 8,
+    "learning_rate": 1e-3,
+    "precision": "bfloat16",
+    "score_every": 250,
+}
+# 0.0566 is to width 256 what the paper's 0.02 is to 2048.
+_LARGER_CONTINUED: Mapping[str, Any] = {
+    "task_options": {"length": 512},
+    "steps": 600,
+    "batch": 8,
+    "learning_rate": 5e-4,
+    "scheme_deviation": 0.0566,
+    "precision": "bfloat16",
+    "score_every": 200,
+}
 
 AHEAD: tuple[Planned, ...] = tuple(_ahead())
 """Checkpoints that are planned and not trained yet, in the order of what they decide. `repo-interp zoo train NAME` trains them; with their

@@ -86,7 +86,9 @@ def in_words(subject: OwnSubject, papers: Sequence[Paper]) -> list[str]:
         asked = [data for data, of_data in subject.pages.items() if paper.name in of_data]
         for claim in (claim for claim in paper.claims if claim.paper_number != EXTENSION):
             outcomes = _outcomes(subject, paper, claim)
-            where = "" if len(outcomes) == len(asked) else f", on {' and '.join(outcomes)} alone"
+            judged = {data: outcome for data, outcome in outcomes.items() if outcome != UNMEASURED}
+            outcomes = judged or outcomes  # windows that are too short for a claim on one page may be long enough on another
+            where = f", on {next(iter(outcomes))} alone" if len(outcomes) == 1 < len(asked) else ""
             if len(set(outcomes.values())) > 1:
                 where = "".join(f", {data}: {outcome}" for data, outcome in outcomes.items())
                 told.append(Told(claim, _DEPENDS, "", where))
