@@ -43,6 +43,7 @@ from repo_interp.papers.kit.differences import (
 )
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, Paper, run, without_checkpoints
 from repo_interp.papers.kit.gallery import NOT_YET, claim_rows, number_rows, page_above, tally, write_gallery
+from repo_interp.papers.kit.own_subjects import OwnSubject, in_words
 from repo_interp.papers.kit.rules import (
     Above,
     All,
@@ -330,6 +331,25 @@ def test_a_checkpoint_beside_the_zoo_has_a_section_of_its_own(tmp_path):
     assert "make code" in own and "real/prose/mine/shares.png" in own
     assert page_above(tmp_path / "real" / "code") == tmp_path
     assert page_above(tmp_path / "real" / "code" / "deeper") is None
+
+
+def test_what_one_page_of_a_checkpoint_could_not_measure_another_may_tell():
+    """Windows that are too short on one page are no dependence on the text; a page that was not asked is none either."""
+    mine = paper(0.6)
+    rows = {
+        verdict: {"claim": "X1", "checkpoint": "real", "verdict": verdict, "ours": "", "note": "too short"}
+        for verdict in (HOLDS, FAILS, UNMEASURED)
+    }
+
+    def told(**verdicts):
+        pages = {data: {"mine": [rows[verdict]] if verdict else []} for data, verdict in verdicts.items()}
+        return "".join(in_words(OwnSubject("real", pages), [mine]))
+
+    assert "- *Stands*: a statement (X1, on long alone)." in told(short=UNMEASURED, long=HOLDS)
+    assert "- *Stands*: a statement (X1)." in told(short=UNMEASURED, code=HOLDS, prose=HOLDS)
+    assert "- *Depends on what it reads*: a statement (X1, code: holds, prose: does not hold)." in told(code=HOLDS, prose=FAILS)
+    assert "- *Cannot be told* (too short): a statement (X1)." in told(short=UNMEASURED, shorter=UNMEASURED)
+    assert "- *Stands*: a statement (X1, on code alone)." in told(code=HOLDS, other="")
 
 
 def test_a_claim_of_ours_stands_in_the_file_of_its_experiment_alone():
