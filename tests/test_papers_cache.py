@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import shutil
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from repo_interp.experiments.resumable_grid import ResumableGrid
 from repo_interp.papers.catalogue import PAPERS
 from repo_interp.papers.kit import closure
 from repo_interp.papers.kit.build import Duration, Durations
@@ -62,6 +64,34 @@ def test_groups_are_kept_together_and_come_back_as_they_were(tmp_path):
     xr.testing.assert_identical(first, again)
     xr.testing.assert_identical(again["whole"].to_dataset(), measured([]))
     assert again["shorter"].sizes["step"] == 2 and not again.attrs
+
+
+def by_points(grid: ResumableGrid, stop_at: int) -> xr.Dataset:
+    """A measurement of four points that is stopped at one of them."""
+
+    def point(number: int) -> dict[str, float]:
+        MADE.append(number)
+        if number == stop_at:
+            raise KeyboardInterrupt
+        return {"value": number / 3}
+
+    points = {str(number): partial(point, number) for number in range(4)}
+    return xr.Dataset({"x": ("point", [found["value"] for found in grid.get_or_compute(points).values()])})
+
+
+MADE: list[int] = []
+
+
+def test_an_interrupted_measurement_goes_on_from_its_finished_points(tmp_path):
+    cache = Cache(tmp_path)
+    for stop_at in (2, 3):
+        with pytest.raises(KeyboardInterrupt):
+            cache.dataset(by_points, DEPENDS, cache.points(by_points, DEPENDS), stop_at)
+    whole = cache.dataset(by_points, DEPENDS, cache.points(by_points, DEPENDS), -1)
+    assert MADE == [0, 1, 2, 2, 3, 3]
+    np.testing.assert_array_equal(whole["x"], np.arange(4) / 3)
+    assert [file.suffix for file in tmp_path.iterdir() if file.name != ".gitignore"] == [".nc"]
+    assert Cache().points(by_points, DEPENDS).get_or_compute({"a": lambda: {"value": 1.0}}) == {"a": {"value": 1.0}}
 
 
 def test_the_same_is_measured_once_and_comes_back_as_it_was(tmp_path):

@@ -1,6 +1,7 @@
 """What was measured once, kept by what it depends on, so that an interrupted or repeated experiment measures only what is new.
 
     key = SHA-256(function, everything that it computes with (`closure`), what it depends on)          file = DIRECTORY/NAME-KEY.nc
+    finished points of a measurement that is not there as a whole yet                                  DIRECTORY/NAME-KEY.points/
 
 A changed checkpoint, option or line of code that computes has another key: nothing old is ever taken for new. Drawings, captions, rules and
 commands are no part of it: what was measured is drawn and judged anew each time. Knows nothing about any paper.
@@ -11,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,6 +20,7 @@ from typing import Any, TypeVar
 
 import xarray as xr
 
+from repo_interp.experiments.resumable_grid import ResumableGrid
 from repo_interp.files import replaced
 from repo_interp.papers.kit.closure import closure_digest
 
@@ -49,13 +52,21 @@ class Cache:
         """The same of a function that measures several groups at once: the tree of them."""
         return self._kept(_read_tree, function, depends, given)
 
+    def points(self, function: Callable[..., xr.Dataset], depends: Depends) -> ResumableGrid:
+        """What keeps the finished points of `function` until the whole is there; measurements of hours take it as an argument."""
+        return ResumableGrid(None if self._directory is None else self._place(function, depends, "points"))
+
+    def _place(self, function: Callable[..., Any], depends: Depends, ending: str) -> Path:
+        assert self._directory is not None
+        return self._directory / f"{_name(function)}-{_key(function, depends)}.{ending}"
+
     def _kept(
         self, read: Callable[[Path], tuple[Kept, float]], function: Callable[..., Kept], depends: Depends, given: tuple[Any, ...]
     ) -> Kept:
         """What `function` gives, read from its file where that exists, else computed and written there."""
         if self._directory is None:
             return self._timed(function, given)[0]
-        file = self._directory / f"{_name(function)}-{_key(function, depends)}.nc"
+        file = self._place(function, depends, "nc")
         if file.exists():
             measured, seconds = read(file)
             self.seconds += seconds
@@ -66,6 +77,7 @@ class Cache:
         measured.attrs[_SECONDS] = seconds
         with replaced(file) as unfinished:
             measured.to_netcdf(unfinished, engine=_ENGINE)
+        shutil.rmtree(file.with_suffix(".points"), ignore_errors=True)
         return read(file)[0]
 
     def _timed(self, function: Callable[..., Kept], given: tuple[Any, ...]) -> tuple[Kept, float]:

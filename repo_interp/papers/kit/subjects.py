@@ -129,6 +129,13 @@ class Subject:
         """The same of a function that measures several groups at once."""
         return cache.tree(function, self._decisive(options) | depends, self, options, *given)
 
+    def measured_by_points(
+        self, cache: Cache, function: Callable[..., xr.Dataset], options: Any, **depends: str | int | float
+    ) -> xr.Dataset:
+        """`function(self, options, grid)`, kept as `measured` keeps it; interrupted, it goes on from the points that `grid` has."""
+        known = self._decisive(options) | depends
+        return cache.dataset(function, known, self, options, cache.points(function, known))
+
     def _decisive(self, options: Any) -> dict[str, str | int | float]:
         task = "" if self.task is None else json.dumps([self.task.name, self.task.options()], sort_keys=True)
         fixed = {"checkpoint": self.digest, "task": task, "seed": options.seed, "device": options.device}

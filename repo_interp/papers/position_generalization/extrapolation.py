@@ -13,6 +13,7 @@ import xarray as xr
 
 from repo_interp.experiments.extrapolation import extrapolation, output_traces
 from repo_interp.experiments.prompt_sets import cut
+from repo_interp.experiments.resumable_grid import ResumableGrid
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.interventions.extension import allowed_methods
 from repo_interp.models.reposition import attentions
@@ -66,7 +67,7 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> Meas
         return Measured(subject, length, xr.DataTree())
     prompts, longer = prompts_of(subject, options), longer_prompts(subject, options)
     groups = {
-        "extrapolation": subject.measured(
+        "extrapolation": subject.measured_by_points(
             cache, measure_extrapolation, options, prompts=digest(longer), lengths=str(_lengths(subject, options))
         )
     }
@@ -90,12 +91,12 @@ def cost(subjects: Sequence[Subject], options: Options) -> float:
     return seconds(subject, options, passes)
 
 
-def measure_extrapolation(subject: Subject, options: Options) -> xr.Dataset:
-    """The group `extrapolation` by all methods that the checkpoint's positions allow."""
+def measure_extrapolation(subject: Subject, options: Options, grid: ResumableGrid) -> xr.Dataset:
+    """The group `extrapolation` by all methods that the checkpoint's positions allow; `grid` keeps what is finished."""
     model, task = load_model(subject.path, options.device), task_of(subject, options)
     by_length = cut(task.describe, longer_prompts(subject, options), _lengths(subject, options))
     methods = allowed_methods(model)
-    return extrapolation(model, task, by_length, length_of(subject, options), methods, batch_size=options.batch_size)
+    return extrapolation(model, task, by_length, length_of(subject, options), methods, batch_size=options.batch_size, grid=grid)
 
 
 def measure_traces(subject: Subject, options: Options) -> xr.Dataset:
