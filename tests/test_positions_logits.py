@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from repo_interp.positions.biases import FIRE, ALiBi, KerpleLog, KerplePower
+from repo_interp.positions.biases import FIRE, ALiBi, KerpleLog, KerplePower, PositionBias
 from repo_interp.positions.contextual import (
     ContextualPositions,
     FixedSlopes,
@@ -301,10 +301,13 @@ def test_heads_that_cannot_share_keys_are_refused():
         grouped_product(torch.zeros(1, 4, 2, 5), torch.zeros(1, 3, 2, 5))
 
 
-def test_a_base_class_refuses_to_add_anything():
-    prompts = Prompts(whole())
-    with pytest.raises(NotImplementedError, match="PositionLogits"):
-        prompts.logits(PositionLogits())
+@pytest.mark.parametrize("base", [PositionLogits, PositionBias])
+def test_a_scheme_that_does_not_say_what_it_adds_cannot_be_made(base):
+    class Silent(base):
+        pass
+
+    with pytest.raises(TypeError, match="abstract class Silent"):
+        Silent()
 
 
 @pytest.mark.parametrize("units", [1, 2, 16])

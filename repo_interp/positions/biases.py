@@ -17,6 +17,7 @@ Knows nothing about queries and keys: these logits are the same whatever the tok
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 
 import torch
 from jaxtyping import Bool, Float, Num
@@ -50,11 +51,11 @@ class PositionBias(PositionLogits):
         super().__init__()
         self.heads = heads
 
+    @abstractmethod
     def bias(
         self, query_positions: Float[Tensor, "batch any row"], key_positions: Float[Tensor, "batch any key"]
     ) -> Float[Tensor, "batch head row key"]:
         """The bias of every pair, visible or not, finite everywhere."""
-        raise NotImplementedError(f"{type(self).__name__} does not define its bias")
 
     def forward(
         self,

@@ -25,6 +25,7 @@ e[p] would depend on where the prompt starts.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from typing import Literal, get_args
 
 import torch
@@ -58,7 +59,7 @@ def contextual_positions(gates: Float[Tensor, "... row key"], maximum: float = m
     return counted if maximum == math.inf else counted.clamp(max=maximum)
 
 
-class PositionMap(nn.Module):
+class PositionMap(nn.Module, ABC):
     """Base of the maps from queries and contextual positions to position logits."""
 
     @property
@@ -66,11 +67,11 @@ class PositionMap(nn.Module):
         """Larger positions are taken for this one; infinite where every position is its own."""
         return math.inf
 
+    @abstractmethod
     def forward(
         self, queries: Float[Tensor, "batch head row d_head"], positions: Float[Tensor, "batch head row key"]
     ) -> Float[Tensor, "batch head row key"]:
         """Position logits of positions from 0 to `maximum`, in float32 (float64 for float64 input)."""
-        raise NotImplementedError(f"{type(self).__name__} does not say how positions become logits")
 
 
 class InterpolatedEmbedding(PositionMap):

@@ -11,12 +11,14 @@ Knows nothing about models, masks' origin, or which scheme it is.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import torch
 from jaxtyping import Bool, Float, Num
 from torch import Tensor, nn
 
 
-class PositionLogits(nn.Module):
+class PositionLogits(nn.Module, ABC):
     """Base of all schemes that add to the logits."""
 
     def gate_keys(
@@ -28,6 +30,7 @@ class PositionLogits(nn.Module):
         """
         return None
 
+    @abstractmethod
     def forward(
         self,
         queries: Float[Tensor, "batch head row d_head"],
@@ -46,7 +49,6 @@ class PositionLogits(nn.Module):
         `visible`: which keys a row may attend to. Batch axes of 1 broadcast. Returns float32 (float64 for float64 input) whatever
         the model's dtype; its batch axis is 1 where nothing it depends on differs between prompts.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not say what it adds to the logits")
 
 
 def exact(tensor: Tensor) -> Tensor:
