@@ -42,7 +42,7 @@ figures: env
 
 # SmolLM2-135M beside the zoo: HoPE's claims on random tokens, Position Generalization's on code and on prose; and the adapters that come
 # with the package, RePo's claims on held-out text and on needles, Position Generalization's on prose. It is fetched first; each takes one
-# core about half an hour. Interrupted, the next time goes on.
+# core about half an hour, P7 at 8,192 and 16,384 tokens (long-code) more than an hour. Interrupted, the next time goes on.
 pretrained: env
 	$(BIN)/repo-interp fetch smollm2-135m
 	$(BIN)/repo-interp figures hope --no-zoo --checkpoint smollm2-135m=smollm2-135m --set controls=10 \
@@ -51,6 +51,9 @@ pretrained: env
 		$(BIN)/repo-interp figures position-generalization --no-zoo --checkpoint smollm2-135m=smollm2-135m \
 			--set corpus=installed-$$text --out figures/smollm2-135m/$$text --cache figures/.cache --overwrite || exit 1; \
 	done
+	$(BIN)/repo-interp figures position-generalization --no-zoo --checkpoint smollm2-135m=smollm2-135m --experiment extrapolation \
+		--set length=0 --set reach=2 --set longer=8 --set sequences=2 --set batch_size=1 \
+		--out figures/smollm2-135m/long-code --cache figures/.cache --overwrite
 	$(BIN)/repo-interp figures repo --no-zoo --checkpoint smollm2-135m-repo=smollm2-135m/repo \
 		--experiment 'ranges of positions' --experiment 'chunks of positions' --experiment segments --set prompts=8 --set batch_size=4 \
 		--out figures/smollm2-135m-repo/held-out --cache figures/.cache --overwrite

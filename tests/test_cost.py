@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from families import tiny
@@ -71,3 +73,11 @@ def test_every_measure_can_be_probed(name):
 )
 def test_durations_read_well(seconds, said):
     assert str(Cost(seconds, 3 * 2**30)) == f"{said} and 3.0 GiB of memory"
+
+
+@pytest.mark.parametrize("generated", [range(100, 200), range(10, 20), (5, 199)])
+def test_prompts_with_long_or_early_answers_can_be_estimated(bridge, generated):
+    """The probe is the end of a prompt: none of its tokens is generated from nothing."""
+    long = [replace(prompt, generated=tuple(generated)) for prompt in prompts(2, 200)]
+    assert estimate(bridge, long, MEASURES).seconds > 0
+    assert 0 not in _shortened(long[0], 64).generated

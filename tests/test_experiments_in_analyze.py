@@ -159,6 +159,8 @@ def test_a_model_that_cannot_take_longer_prompts_or_other_tokens_is_refused(brid
         planned(bridge, TASK.prompts(4), ("perturbation",), make_task("niah"))
     with pytest.raises(InputError, match="nothing to predict for reversal"):
         planned(bridge, [Prompt(tokens=(3, 4, 5))], ("perturbation",), TASK)
+    with pytest.raises(InputError, match="nothing stands before token 0 of prompt 0"):
+        planned(bridge, [Prompt(tokens=(3, 4, 5), generated=(0, 2))], ("perturbation",), TASK)
     assert [experiment_named(name).name for name in experiment_names()] == [
         "perturbation",
         "extrapolation",

@@ -263,3 +263,10 @@ def test_extrapolation_measures_every_method_layer_and_length(task):
         extrapolation(model, task, {32: prompts[32]}, 16)
     with pytest.raises(InputError, match="a prompt has 64"):
         cut(task.describe, task.prompts(2, test_set="64"), (128,))
+
+
+def test_lm_infinite_refuses_padding_on_the_left():
+    model, mask = repositioned("rope"), torch.ones_like(TOKENS)
+    mask[1, :3] = 0
+    with lm_infinite(model, 5, 2), torch.no_grad(), pytest.raises(InputError, match="pad prompts on the right"):
+        model(TOKENS, attention_mask=mask)

@@ -14,6 +14,7 @@ from torch.testing import assert_close
 import repo_interp as ri
 from repo_interp import interventions as iv
 from repo_interp.errors import InputError
+from repo_interp.models.generation import continue_greedily
 from repo_interp.models.reposition import attentions
 
 generator = torch.Generator().manual_seed(1)
@@ -392,3 +393,17 @@ def test_patching_token_by_token_has_transformer_lens_order_and_options(patched)
         iv.get_act_patch_positions_all_pos(bridge, short, cache, metric)
     with pytest.raises(InputError, match="no bridge of ours"):
         iv.get_act_patch_positions_all_pos(bridge.original_model, OTHERS, cache, metric)
+
+
+@pytest.mark.parametrize("scheme", ["cope_rope", "cope_rope separate keys"])
+def test_what_is_cached_beside_keys_follows_heads_that_rotate_their_own_copy(scheme):
+    """Two key-value heads for four heads: an intervention on one head repeats keys, and what CoPE counts them by with them."""
+    model = repositioned(scheme)
+    prompts = [row.tolist() for row in TOKENS]
+    with iv.frozen(model, [(1, 0)]):
+        cached = continue_greedily(model, prompts, [5, 5], 2)
+        tokens = TOKENS
+        with torch.no_grad():
+            for _ in range(5):
+                tokens = torch.cat([tokens, model(tokens, use_cache=False).logits[:, -1].argmax(-1, keepdim=True)], dim=1)
+    assert [list(row) for row in cached] == tokens[:, 20:].tolist()

@@ -327,3 +327,11 @@ def test_selected_heads_are_those_heads(kv_heads):
     rows = torch.tensor([5, 23])
     chosen = select_heads(inputs, [3, 1])
     assert_allclose(chosen.logits(rows), inputs.logits(rows)[:, [3, 1]])
+
+
+def test_labels_in_another_order_keep_their_values():
+    """Ends that look like a run of places are none where the places between are in another order."""
+    one = Statistics(sums=xr.Dataset({"s": (("layer", "span"), [[1.0, 2, 3, 4]])}, {"layer": [0], "span": list("acbd")}))
+    two = Statistics(sums=xr.Dataset({"s": (("layer", "span"), [[10.0]])}, {"layer": [0], "span": ["e"]}))
+    merged = merge([one, two]).sums["s"].sel(layer=0)
+    assert {str(span): float(merged.sel(span=span)) for span in "abcde"} == {"a": 1, "b": 3, "c": 2, "d": 4, "e": 10}

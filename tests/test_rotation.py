@@ -268,3 +268,9 @@ def test_tensors_are_made_where_the_inputs_are(softcap):
     with torch.device("meta"):
         elsewhere = measure.observe(inputs, {})
     xr.testing.assert_allclose(measure.conclude(elsewhere), measure.conclude(measure.observe(inputs, {})))
+
+
+def test_where_no_head_has_components_and_logits_are_no_dot_product_there_is_no_correlation():
+    """Rows are written out there, of no head at all."""
+    group = measured(replace(random_inputs(), softcap=1.0), prominence=1e9)
+    assert np.isnan(group["closed_form_r"]).all()

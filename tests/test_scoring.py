@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -15,10 +17,14 @@ from repo_interp.analysis.score import task_of
 from repo_interp.errors import InputError
 from repo_interp.experiments.task_scores import task_scores
 from repo_interp.models.checkpoints import load_model
+from repo_interp.models.provenance import identity
 from repo_interp.plots.views.task_scores import figures_of_scores, score_grid, score_table, task_perplexity
 from repo_interp.plots.views.task_scores import task_scores as draw_task_scores
 from repo_interp.shipped import zoo_path
 from repo_interp.tasks import make_task
+from repo_interp.training.responses import generated_responses
+
+YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 256}
 
 
 def drawn(ax, gid: str):
@@ -242,3 +248,26 @@ def test_a_run_says_which_prompts_each_test_set_had_and_no_path():
     assert not (others["prompts_digest"] == rope["prompts_digest"]).any()
     assert rope.attrs["task_tokenizer_file"] == "tokenizer.json"
     assert not [name for name, value in rope.attrs.items() if str(value).startswith("/")]
+
+
+def test_what_a_store_keeps_is_of_the_model_as_it_computes_now(tmp_path, bridge):
+    """No name says that an intervention is under way or that weights were edited."""
+    asked = {"test_sets": ["5"], "count": 4, "store": tmp_path}
+    plain = ri.score(bridge, **asked)
+    with ri.interventions.frozen(bridge):
+        frozen = ri.score(bridge, **asked)
+    assert float(plain["scores"]["mean_score"][0]) == 1 and float(frozen["scores"]["mean_score"][0]) < 1
+    assert_array_equal(ri.score(bridge, **asked)["scores"]["log_perplexity"], plain["scores"]["log_perplexity"])
+
+
+def test_answers_are_read_in_the_order_of_the_text():
+    task = make_task("reversal")
+    model, prompts = load_model(zoo_path("reversal/repo")), task.prompts(4, 0, "3")
+    turned = [replace(prompt, generated=prompt.generated[::-1]) for prompt in prompts]
+    assert [task.targets(prompt) for prompt in turned] == [task.targets(prompt) for prompt in prompts]
+    assert task.score(generated_responses(model, task, turned), turned).tolist() == [1, 1, 1, 1]
+
+
+def test_runs_of_a_scaled_model_say_so():
+    plain, scaled = (ri.load(zoo_path("niah/rope"), **given) for given in ({}, {"rope_scaling": YARN}))
+    assert "scaling" not in identity(plain) and identity(scaled)["scaling"] == "yarn 2.0"

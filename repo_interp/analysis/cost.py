@@ -266,9 +266,9 @@ def _shortened(prompt: Prompt, length: int) -> Prompt:
     cut = len(prompt.tokens) - length
     if cut <= 0:
         return prompt
-    generated = tuple(place - cut for place in prompt.generated if place >= cut)
+    generated = tuple(place - cut for place in prompt.generated if place > cut)  # a token is predicted from the one before
     spans = {name: tuple(place - cut for place in places if place >= cut) for name, places in prompt.spans.items()}
-    free = iter(sorted(set(range(length)).difference(generated, *spans.values())))
+    free = iter(sorted(set(range(1, length)).difference(generated, *spans.values())))
     if prompt.generated and not generated:
         generated = tuple(islice(free, 1))
     spans = {name: places or (() if "." in name else tuple(islice(free, 1))) for name, places in spans.items()}

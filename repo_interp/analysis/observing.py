@@ -86,7 +86,7 @@ def observe_batch(
             and measure.chosen_heads is None
             and not common.broken.keys() & set(measure.reads)
         ]
-        share(sound, common.inputs, batch.spans)
+        share(sound, common.inputs, {name: mask.to(here) for name, mask in batch.spans.items()})
         for measure in measures:
             own = measure.chosen_heads
             if measure.name in found.stopped or (own is not None and inputs.layer not in own):
@@ -117,7 +117,7 @@ def observe_batch(
             if fault is not None:
                 found.stop(measure.name, fault)
                 continue
-            predictions = predictions_of(bridge, hidden, batch.tokens, batch.valid, numbers)
+            predictions = predictions_of(bridge, hidden.to(batch.tokens.device), batch.tokens, batch.valid, numbers)
             parts[measure.name].append(measure.observe_predictions(predictions, batch.spans))
     if faults is None:
         found.require_none()

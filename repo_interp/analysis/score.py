@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 import xarray as xr
 from torch import nn
 
@@ -27,6 +28,7 @@ from repo_interp.experiments.generated_scores import needle_scores, question_sco
 from repo_interp.experiments.resumable_grid import ResumableGrid, belonging_to
 from repo_interp.experiments.task_scores import task_scores
 from repo_interp.models.bridge import model_of, tokenizer_of
+from repo_interp.models.capture import decode
 from repo_interp.models.provenance import identity, length_trained, loaded_from
 from repo_interp.models.reposition import attentions
 from repo_interp.processes import from_first
@@ -72,7 +74,8 @@ def score(
         longest = max(len(prompt.tokens) for prompt in chosen.prompts(1, seed, name))
         require_memory_for_pass(bridge, longest, min(count, size.of_length(longest)))
     asked = {"task": chosen.name, **chosen.options(), "test_sets": test_sets, "count": count, "seed": seed, "answers": answers}
-    grid = _grid(bridge, store, store_every, {**asked, "batch_size": size})
+    first = chosen.prompts(1, seed, str((test_sets or chosen.test_sets)[0]))
+    grid = _grid(bridge, first, store, store_every, {**asked, "batch_size": size})
     scores = task_scores(model_of(bridge), chosen, test_sets, count, seed, answers, size, progress, grid)
     return _run(bridge, scores, [chosen.prompts(count, seed, str(name)) for name in scores["test_set"].values])
 
@@ -99,7 +102,8 @@ def score_needles(
     lengths = [multiple * length_trained(bridge) for multiple in (1, 2, 4)] if lengths is None else list(lengths)
     size = batch_limit(bridge, batch_size)
     asked = {"task": "ruler", "lengths": lengths, "variant": variant, "count": count, "seed": seed, **options}
-    grid = _grid(bridge, store, store_every, {**asked, "batch_size": size})
+    first = niah(tokenizer, variant, lengths[0], 1, seed, answer="none", **options) if lengths else []
+    grid = _grid(bridge, first, store, store_every, {**asked, "batch_size": size})
     scores = needle_scores(model_of(bridge), tokenizer, lengths, variant, count, seed, size, progress, grid, **options)
     return _run(bridge, scores, [niah(tokenizer, variant, length, count, seed, answer="none", **options) for length in lengths])
 
@@ -127,7 +131,7 @@ def score_data_set(
     prompts = data_set_prompts(name, Path(file), tokenizer, length, count, seed)
     options = {"task": name, "metric": "score", "count": count, "seed": seed, "length": length}
     size = batch_limit(bridge, batch_size)
-    grid = _grid(bridge, store, store_every, {**options, "prompts": prompts_digest(prompts), "batch_size": size})
+    grid = _grid(bridge, prompts, store, store_every, {**options, "prompts": prompts_digest(prompts), "batch_size": size})
     scores = question_scores(model_of(bridge), tokenizer, prompts, size, grid=grid, progress=progress)
     scores = scores.assign_attrs(answers="generated", left_out=[], higher_is_better="True", **options)
     by_subset = [[prompt for prompt in prompts if prompt.attributes["subset"] == subset] for subset in scores["subset"].values]
@@ -155,15 +159,30 @@ def task_of(bridge: nn.Module, name: str | None = None, size: str | None = None,
     return made if origin is None else in_tokens_of(made, origin.directory)
 
 
-def _grid(bridge: nn.Module, store: str | Path | None, every: float, asked: Mapping[str, Any]) -> ResumableGrid:
-    """The answers that `store` keeps of just this question to just this model."""
-    if store is None:
+def _grid(
+    bridge: nn.Module, prompts: Sequence[Prompt], store: str | Path | None, every: float, asked: Mapping[str, Any]
+) -> ResumableGrid:
+    """The answers that `store` keeps of just this question to just this model, as it computes now."""
+    if store is None or not prompts:
         return ResumableGrid()
-    origin = loaded_from(bridge)
-    model = {**identity(bridge), "scaling": None if origin is None else origin.scaling, "versions": versions()}
-    decisive = json.dumps({"model": model, **asked}, sort_keys=True, default=str)
-    fingerprint = hashlib.sha256(decisive.encode()).hexdigest()
-    return ResumableGrid(from_first(lambda: belonging_to(fingerprint, Path(store))), every)
+
+    def directory() -> Path:
+        model = {**identity(bridge), "computes": _computed(bridge, prompts[0]), "versions": versions()}
+        decisive = json.dumps({"model": model, **asked}, sort_keys=True, default=str)
+        return belonging_to(hashlib.sha256(decisive.encode()).hexdigest(), Path(store))
+
+    return ResumableGrid(from_first(directory), every)
+
+
+def _computed(bridge: nn.Module, prompt: Prompt) -> list[float]:
+    """What a model makes of `prompt`, with the hooks and weights that it has now: no name says that an intervention is under way.
+
+    The last hidden states, mean over tokens, in hundredths of the largest: coarse, so that another number of threads gives the same.
+    """
+    tokens = torch.tensor([prompt.tokens], device=next(bridge.parameters()).device)
+    with torch.inference_mode():
+        mean = decode(bridge, tokens, torch.ones_like(tokens, dtype=torch.bool)).float().mean((0, 1))
+    return (100 * mean / mean.abs().max()).round().tolist()
 
 
 def _tokenizer(bridge: Any) -> Any:

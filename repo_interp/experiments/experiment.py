@@ -62,11 +62,16 @@ class Experiment(ABC):
 
 
 def require_targets(experiment: str, scoring: Scoring, prompts: Sequence[Prompt]) -> None:
-    """Raise InputError for the first of `prompts` that has nothing to predict."""
+    """Raise InputError for the first of `prompts` that has nothing to predict, or nothing to predict it from."""
     for number, prompt in enumerate(prompts):
         if not scoring.targets(prompt):
             raise InputError(
                 f"{experiment} judges what is predicted, but prompt {number} has nothing to predict for {scoring.name}"
+            )
+        if 0 in scoring.targets(prompt):
+            raise InputError(
+                f"{experiment} judges what is predicted, but nothing stands before token 0 of prompt {number}; "
+                "leave it out of the generated tokens, or begin the prompt with another one"
             )
 
 

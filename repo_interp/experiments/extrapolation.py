@@ -14,7 +14,7 @@ prompts are cut to every length, so lengths differ in nothing else but which tok
 Beside the distances, where outputs are (`output_traces`, fig. 6). Dots: outputs of a layer at all tokens of prompts of the training
 length, run plainly; the plane is that of their two largest variances (PCA). Lines: a token beyond the training length of one longer
 prompt - run by LM-Infinite, so that its features are in distribution; its query over every `step`-th window of the training length's
-keys and values (see `models.windows`).
+keys and values (see `models.outputs`).
 
 An axis named `method` is chosen by `group.sel({"method": "plain"})`: as a keyword xarray takes it for a way of filling.
 Knows nothing about how a method works.
@@ -249,7 +249,7 @@ def _run(model: PreTrainedModel, tokens: Sequence[int]) -> None:
 def _distances(vectors: Tensor, sums: VectorSums) -> Tensor:
     """Mahalanobis distance from the Gaussian fitted to `sums`, slightly widened where it is flat."""
     covariance = sums.covariance
-    covariance = covariance + 1e-4 * covariance.trace() / len(covariance) * torch.eye(len(covariance), dtype=torch.float64)
+    covariance = covariance + 1e-4 * covariance.trace() / len(covariance) * torch.eye(len(covariance)).to(covariance)
     factor = torch.linalg.cholesky(covariance)
     return torch.linalg.solve_triangular(factor, (vectors - sums.mean).mT, upper=False).norm(dim=0)
 

@@ -323,6 +323,9 @@ class RepositionedAttention(nn.Module):
         rotated = self.frequencies is not None
         beside = [content.keys] if self.position_logits is not None and rotated else []
         beside += [] if content.gate_keys is None else [content.gate_keys]
+        beside = [
+            expand_heads(each, keys.shape[1]) for each in beside
+        ]  # heads that share a key may rotate it each in its own way
         stored, values = past_key_values.update(torch.cat([keys, *beside], dim=-1), values, self.layer_idx)
         keys, *rest = stored.split(self.d_head, dim=-1)
         unrotated = rest.pop(0) if self.position_logits is not None and rotated else keys

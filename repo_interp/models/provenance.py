@@ -79,7 +79,8 @@ def positions_dtype(model: nn.Module) -> torch.dtype:
 def identity(model: nn.Module) -> dict[str, str | int]:
     """Names and digests of a repositioned model or bridge, for a run. No path is among them: a checkpoint may move.
 
-    `positions_dtype` is there where learned positions have another precision than the model.
+    `positions_dtype` is there where learned positions have another precision than the model, `scaling` where its rotation was scaled when
+    it was loaded.
     """
     checkpoint = loaded_from(model)
     of_positions = positions_dtype(model)
@@ -88,6 +89,7 @@ def identity(model: nn.Module) -> dict[str, str | int]:
         "dtype": _named(next(model.parameters()).dtype),
         **({} if of_positions == next(model.parameters()).dtype else {"positions_dtype": _named(of_positions)}),
         "training_length": length_trained(model),
+        **({"scaling": checkpoint.scaling} if checkpoint is not None and checkpoint.scaling else {}),
         "checkpoint": checkpoint.name if checkpoint is not None else "",
         "checkpoint_digest": checkpoint.digest if checkpoint is not None else weights_digest(model),
     }

@@ -72,7 +72,7 @@ class Scoring:
 
     def targets(self, prompt: Prompt) -> tuple[int, ...]:
         """Indices of the tokens that are to be predicted, ascending: where a response is asked for."""
-        return prompt.generated
+        return tuple(sorted(prompt.generated))
 
     def score(self, responses: Sequence[Response], prompts: Sequence[Prompt]) -> Float[np.ndarray, " prompt"]:
         """One number per prompt, in the unit `metric` names; here exact match: 1 where every target is right, else 0."""

@@ -200,10 +200,10 @@ PLAN: tuple[Planned, ...] = tuple(_plan())
 def _ahead() -> Iterator[Planned]:
     three = (0, 1, 2)
     # A larger language model on longer windows: do learned positions take part there? Its weights, 29 MB each, are too large to ship.
-    yield Planned("language/rope_512", "rope", fields=_LARGER | {"steps": 1000}, weights=())
+    yield Planned("language/rope_512", "rope", fields={**_LARGER, "steps": 1000}, weights=())
     for name, layout in (("repo_512", "repo@1/3"), ("rope_continued_512", "rope"), ("nope_512", "nope")):
         yield Planned(f"language/{name}", layout, (0,), "language/rope_512", fields=_LARGER_CONTINUED, weights=())
-    # CPU minutes of a run stand behind each: C3, 12, CoPE 77.
+    # For C3; CPU minutes of a run: 12, CoPE 77.
     for suffix, variables in (("", 1), ("_3", 3), ("_5", 5)):
         options = {"variables": variables, "operations": 256}
         for name, layout in _CONTEXTUAL:
@@ -221,7 +221,7 @@ _LARGER: Mapping[str, Any] = {
     "precision": "bfloat16",
     "score_every": 250,
 }
-# 0.0566 is to width 256 what the paper's 0.02 is to 2048.
+# 0.0566 = 0.02 sqrt(2048 / 256): the paper's, at this width.
 _LARGER_CONTINUED: Mapping[str, Any] = {
     "task_options": {"length": 512},
     "steps": 600,

@@ -155,6 +155,8 @@ def _written_out(inputs: AttentionInputs, asked: ClosedForm) -> Float[Tensor, "p
     correlation = torch.full(asked.chosen.shape[:2], torch.nan, dtype=torch.float64, device=asked.chosen.device)
     exact = torch.float64 if inputs.queries.dtype == torch.float64 else torch.float32
     items = asked.chosen.any(-1).flatten().nonzero()[:, 0]
+    if not len(items):
+        return correlation
     bytes_per_item = inputs.queries.shape[2] * 8 * (2 * inputs.queries.shape[3] + 12 * int(asked.chosen.sum(-1).max()))
     for some in items.split(max(1, MEMORY // bytes_per_item)):
         prompt, head = some // inputs.heads, some % inputs.heads

@@ -9,8 +9,8 @@ Schemes that add a function of the distance are given divided indices, or the ca
 LM-Infinite's capped distance is no position of a token: it depends on the pair. Only the G global keys are ever further than L,
 so their logits alone are computed anew, rotate(q_i, min(z_i - z_j, L)) . k_j - what the authors get from a second pass with the query
 at L and global keys at 0 - in O(n G d); the other far keys are never computed. ROWS queries at a time meet the keys that they may see:
-ROWS (L + G + ROWS) scores per head at once, n (L + G) in all, the whole map only where a hook asks for it. Learned positions are capped
-to +-L by their difference, and masked by the index.
+ROWS (L + G + ROWS) scores per head at once, n (L + G) in all; the whole map where a hook asks for it, or a scheme adds to the logits.
+Learned positions are masked by the index; of global keys their difference is capped to +-L.
 
 By name: `METHODS`, those that a model's positions allow (`allowed_methods`), and the context of one of them (`extended`).
 
@@ -103,7 +103,7 @@ def yarn(model: nn.Module, factor: float, training_length: int) -> Iterator[None
 
 
 @contextmanager
-def lm_infinite(model: nn.Module, length: int, global_tokens: int = 10) -> Iterator[None]:
+def lm_infinite(model: nn.Module, length: int, global_tokens: int = GLOBAL_TOKENS) -> Iterator[None]:
     """LM-Infinite's Lambda-shaped mask and capped distance: window and cap of `length` tokens, and `global_tokens` first ones.
 
     Raises InputError for a model with contextual positions, and inside it for cached keys.
@@ -151,6 +151,10 @@ class _Lambda:
         attention, tokens = self.attention, queries.shape[2]
         if keys.shape[2] != tokens:
             raise InputError("LM-Infinite is offered for whole prompts, not with cached keys; pass use_cache=False")
+        if attention_mask is not None and not bool(visible(1, tokens, attention_mask[..., :1, :], queries.device)[..., 0].all()):
+            raise InputError(
+                "LM-Infinite shows the first tokens of every prompt, and one is padded there; pad prompts on the right"
+            )
         index = torch.arange(tokens, device=queries.device)
         dropout = attention.attention_dropout if attention.training else 0.0
         whole = attention.sites.needs_eager
@@ -162,7 +166,7 @@ class _Lambda:
             distance = rows[:, None] - shown
             seen = (distance >= 0) & ((distance < self.length) | (shown < self.global_tokens))
             if attention_mask is not None:
-                seen = seen & visible(tokens, tokens, attention_mask, queries.device)[..., begin:end, :][..., shown]
+                seen = seen & visible(end - begin, tokens, attention_mask[..., begin:end, :], queries.device)[..., shown]
             scores = attention.scores(
                 queries[:, :, begin:end],
                 keys[:, :, shown],
@@ -182,7 +186,7 @@ class _Lambda:
     ) -> tuple[Tensor, Float[Tensor, "batch head row"]]:
         """Which pairs of `rows` with the global token `key` are too far apart, and all their scores at the capped distance."""
         attention, heads = self.attention, queries.shape[1]
-        its_key = expand_heads(keys, heads)[:, :, key, :, None]
+        its_key = expand_heads(keys[:, :, key, None], heads).mT
         far = torch.zeros(1, 1, len(rows), dtype=torch.bool, device=queries.device)
         if attention.frequencies is not None:
             assert positions is not None
