@@ -108,7 +108,7 @@ def together() -> Iterator[None]:
 
 
 def speaks() -> bool:
-    """Whether this process is the one that says why the command ends: the first that asks."""
+    """Whether this process reports why the command ended: the first to ask does."""
     if launched() == 1:
         return True
     try:

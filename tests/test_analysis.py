@@ -168,7 +168,7 @@ BAD_OPTIONS = {
     ),
     "layer beyond": (["--layers", "4-6"], "layer 6 was asked for; the model's are 0 to 5"),
     "head beyond": (["--heads", "4"], "head 4 was asked for; the model's are 0 to 3"),
-    "no such device": (["--device", "quantum"], "device 'quantum' is not to be had here"),
+    "no such device": (["--device", "quantum"], "device 'quantum' is not available here"),
 }
 
 

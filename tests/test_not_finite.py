@@ -153,7 +153,7 @@ def test_prompts_beyond_training_and_measures_that_say_nothing_are_noted(model):
     run = ri.analyze(model, [PROMPTS[0], long], ("gates",))
     assert run.attrs["notes"].splitlines() == [
         "1 of 2 prompts are longer (up to 150 tokens) than the training length, 128 tokens",
-        "gates says nothing here: it is about cope, cope_alibi, cope_mlp, cope_rope, and the layout is repo@1",
+        "gates gives nothing here: it measures cope, cope_alibi, cope_mlp, cope_rope, and the layout is repo@1",
     ]
     assert "notes" not in ri.analyze(ri.reposition(tiny("llama"), "cope"), PROMPTS, ("gates",)).attrs
 
@@ -188,5 +188,5 @@ def test_what_no_machine_holds_is_refused_before_it_is_tried():
 
 @pytest.mark.parametrize("name", ["meta", "bogus", "", "cpu:x"])
 def test_devices_that_are_not_there_are_refused(name):
-    with pytest.raises(InputError, match=f"^device {name!r} is not to be had here"):
+    with pytest.raises(InputError, match=f"^device {name!r} is not available here"):
         device_named(name)

@@ -62,7 +62,7 @@ SMALL = Sampling(**SIZES)
 
 def holds(shape: UShape, standard_error: float) -> bool:
     """Whether H1 holds of a curve of that shape."""
-    return H1.rule.holds(shape.values(standard_error))
+    return H1.rule.holds(shape.values(standard_error, 100))
 
 
 def results_on(paths: dict[str, object], options: Options, cache: Cache | None = None) -> list[Result]:
@@ -150,9 +150,9 @@ def test_leaving_a_range_and_the_upper_half():
 def test_a_curve_that_rises_again_does_not_decay_even_where_it_is_no_u():
     falls = np.linspace(5, 0, 100)
     shallow = u_shape(np.concatenate([falls, np.linspace(0, 0.6, 28)]))
-    assert not H1.rule.holds(shallow.values(0.01))
-    assert H1_NO_DECAY.rule.holds(shallow.values(0.01))
-    assert not H1_NO_DECAY.rule.holds(u_shape(falls).values(0.01))
+    assert not H1.rule.holds(shallow.values(0.01, 4))
+    assert H1_NO_DECAY.rule.holds(shallow.values(0.01, 4))
+    assert not H1_NO_DECAY.rule.holds(u_shape(falls).values(0.01, 4))
 
 
 def test_random_phases_have_equal_strength_and_turn_with_their_frequency():
@@ -329,7 +329,7 @@ def test_a_small_file_stands_in_for_the_saved_steps(checkpoints, tmp_path):
         read_steps(moved)
     with pytest.raises(InputError, match="kept no steps"):
         write_steps(moved, SMALL)
-    with pytest.raises(InputError, match="rotates"):
+    with pytest.raises(InputError, match="does not have RoPE in every layer"):
         write_steps(checkpoints / "repo", SMALL)
 
 

@@ -36,6 +36,7 @@ from repo_interp.papers.kit.differences import (
     Difference,
     difference,
     holm,
+    level,
     paired_difference,
     quantile,
     share_difference,
@@ -57,9 +58,12 @@ from repo_interp.papers.kit.rules import (
     Rule,
     Significant,
     Where,
+    chance,
 )
 from repo_interp.papers.kit.scale import Scale
-from repo_interp.papers.kit.subjects import Given
+from repo_interp.papers.kit.subjects import Given, Subject
+from repo_interp.papers.repo.haystack import ABOVE_AT_LONGER
+from repo_interp.papers.repo.needles import NOPE
 
 ROOT = Path(__file__).parents[1] / "repo_interp"
 
@@ -118,6 +122,7 @@ def test_several_rows_of_a_claim_are_corrected_together():
 # ---- rules ----------------------------------------------------------------------------------------------------------
 
 CLEAR, UNCLEAR, REVERSED = (Difference(margin, 0.1, "prompts") for margin in (0.3, 0.1, -0.3))
+UNKNOWN = Difference(np.nan, np.inf, "a single value of one")
 
 
 @pytest.mark.parametrize(
@@ -136,7 +141,11 @@ CLEAR, UNCLEAR, REVERSED = (Difference(margin, 0.1, "prompts") for margin in (0.
         ),
         (Above("x", ("a",), more=0.25), [{"x": {"a": CLEAR}}], [{"x": {"a": Difference(0.25, 0.1, "")}}]),
         (Above("x", ("a", "b"), required=("a",)), [{"x": {"a": CLEAR}}], [{"x": {"b": CLEAR}}, {"x": {}}]),
-        (NotBelow("x", ("a",)), [{"x": {"a": CLEAR}}, {"x": {"a": UNCLEAR}}], [{"x": {"a": REVERSED}}, {"x": {}}]),
+        (
+            NotBelow("x", ("a",)),
+            [{"x": {"a": CLEAR}}, {"x": {"a": UNCLEAR}}],
+            [{"x": {"a": REVERSED}}, {"x": {}}, {"x": {"a": UNKNOWN}}],
+        ),
         (BeyondNull("x"), [{"x": Observed(2, [1, 1.5])}, {"x": Observed(2, [])}], [{"x": Observed(1.5, [1, 1.5])}]),
         (BeyondNull("x", 0.95, relation="below"), [{"x": Observed(0.5, [1, 1.5])}], [{"x": Observed(1.2, [1, 1.5])}]),
         (BeyondNull("x", 0.5), [{"x": Observed(1.4, [1, 1.5])}], [{"x": Observed(1.2, [1, 1.5])}]),
@@ -239,6 +248,28 @@ def test_a_claim_without_evidence_says_why():
     needs = dataclasses.replace(experiment.needs, otherwise_of={"X1 (part)": "needs another"})
     _, rest = run(dataclasses.replace(experiment, needs=needs), [], None, Cache(), told.append)
     assert [verdict.note for verdict in rest.verdicts] == ["needs another"]
+
+
+def test_figures_of_one_name_from_several_groups_are_called_by_their_checkpoints_too():
+    (experiment,) = paper(0.6).experiments
+    subjects = [Subject(name, name, ("rope",), 8, name, None, None) for name in ("one/rope", "two/rope")]
+
+    def drawn(*chosen):
+        needs = dataclasses.replace(experiment.needs, groups=lambda subjects: [[subject] for subject in subjects])
+        results = run(dataclasses.replace(experiment, needs=needs), list(chosen), None, Cache(), lambda text: None)
+        return [drawing.name for result in results for drawing in result.drawings]
+
+    assert drawn(*subjects) == ["shares_one/rope", "shares_two/rope"]
+    assert drawn(subjects[0]) == ["shares"]
+
+
+def test_claims_of_ours_are_not_counted_as_a_papers_and_every_test_takes_part_in_holm():
+    papers = named(())
+    for claim in (claim for each in papers.values() for claim in each.claims):
+        assert claim.paper_number == "none" or not claim.paper_number.startswith("none"), claim.label
+    (longer,) = (claim for claim in papers["repo"].claims if claim.label == "R9 (longer)")
+    values = {NOPE: 0.1, ABOVE_AT_LONGER.quantity: {"RoPE": CLEAR}}
+    assert longer.rule.holds(values) and chance(longer.rule, values) == pytest.approx(CLEAR.p_value() / level(2))
 
 
 # ---- the page over all papers ---------------------------------------------------------------------------------------

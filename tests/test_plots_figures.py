@@ -382,3 +382,12 @@ def test_runs_of_some_layers_and_heads_keep_their_numbers(run):
     assert {"2", "5", "1", "3"} <= set(texts(position_grid(part)))
     assert "L5 H3" in texts(heads_ranked(part))
     assert set(heads_to_show(part)) <= {(2, 1), (2, 3), (5, 1), (5, 3)}
+
+
+def test_a_run_without_any_chunk_has_no_map_of_sensitivity(run, tmp_path):
+    """Prompts shorter than every chunk size, or schemes that learn no positions: there is nothing to draw, and nothing fails."""
+    shares = ("sensitivity", "share_by_head", "share_overall")
+    short = changed(run, patterns=lambda group: group.assign({name: group[name] * np.nan for name in shares if name in group}))
+    assert "pattern_sensitivity" not in {file.stem for file in write_figures(short, tmp_path)}
+    with pytest.raises(InputError, match="no chunk of learned positions"):
+        pattern_sensitivity(short)

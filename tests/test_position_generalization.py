@@ -177,9 +177,9 @@ def test_of_long_text_fewer_sequences_are_drawn_than_judged():
 
 
 def test_the_twin_is_a_rope_model_of_the_same_task_and_budget():
-    def given(name, schemes, task, continued):
+    def given(name, schemes, task, continued, length=16):
         configuration = TrainingConfiguration(task=task, continue_from="another" if continued else "")
-        return Subject(name, name, schemes, 16, name, None, configuration)
+        return Subject(name, name, schemes, length, "the same tokens", None, configuration)
 
     def twin(of, others):
         groups = {group[0].name: group[1:] for group in with_rope_twins([of, *others])}
@@ -191,6 +191,7 @@ def test_the_twin_is_a_rope_model_of_the_same_task_and_budget():
     assert twin(given("learned", ("learned", "learned"), "language", False), [other, mixed, fresh, continued]) == ["fresh"]
     assert twin(mixed, [other, fresh]) == ["fresh"]
     assert twin(mixed, [other]) == [] == twin(fresh, [continued])
+    assert twin(mixed, [given("longer", ("rope", "rope"), "language", True, 32)]) == [], "it would be given other prompts"
 
 
 def test_a_cost_is_known_before_anything_is_measured(made):

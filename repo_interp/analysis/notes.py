@@ -44,7 +44,7 @@ def notes_on(bridge: nn.Module, prompts: Sequence[Prompt] = (), measures: Sequen
         wanted = as_measure(measure).schemes
         if wanted and set(schemes) <= set(SCHEMES) and not set(schemes) & set(wanted):
             notes.append(
-                f"{measure.name} says nothing here: it is about {', '.join(wanted)}, and the layout is {format_layout(schemes)}"
+                f"{measure.name} gives nothing here: it measures {', '.join(wanted)}, and the layout is {format_layout(schemes)}"
             )
     return tuple(notes)
 

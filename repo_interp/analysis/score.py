@@ -188,7 +188,7 @@ def _computed(bridge: nn.Module, prompt: Prompt) -> list[float]:
 def _tokenizer(bridge: Any) -> Any:
     tokenizer = tokenizer_of(bridge)
     if tokenizer is None:
-        raise InputError("this checkpoint has no tokenizer, so it can be asked nothing; put its tokenizer there")
+        raise InputError("this checkpoint has no tokenizer to make prompts with; put its tokenizer there")
     return tokenizer
 
 

@@ -145,6 +145,8 @@ def _builds(arguments: argparse.Namespace, out: Path):
     users = {name: find(path) for name, path in arguments.checkpoints}
     if len(users) < len(arguments.checkpoints):
         raise InputError("two checkpoints have the same name; give each its own: --checkpoint rope=... --checkpoint rope_2=...")
+    if len(dict(arguments.data)) < len(arguments.data):
+        raise InputError("two data sets have the same name; give each once: --data qasper=...")
     fields = {name: dict(paper.fast) if arguments.fast else {} for name, paper in papers.items()}
     values = [*arguments.options, ("seed", str(arguments.seed)), ("device", arguments.device)]
     options = with_data(papers, stated_options(papers, values, fields), dict(arguments.data))
@@ -191,7 +193,7 @@ def _estimated(build, durations) -> str:
         return f"{duration(estimate)} or more, from a timed part of it"
     if elsewhere is not None:
         return f"not made so before; with other checkpoints or options it took {duration(elsewhere.seconds)}"
-    return "not made before, so nobody knows how long"
+    return "not made before, so the time is unknown"
 
 
 def _print(console, title: str, verdicts) -> None:

@@ -28,14 +28,20 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure and write."""
     from repo_interp.cli.console import Console, plain
     from repo_interp.cli.progress import steps
+    from repo_interp.errors import InputError
     from repo_interp.papers.hope.over_training import read_steps, write_steps
     from repo_interp.papers.hope.replicates import Sampling
 
+    if not 2 <= arguments.repeats <= arguments.sequences:
+        raise InputError(
+            f"--repeats is {arguments.repeats}, --sequences {arguments.sequences}; wanted at least two replicates, and a sequence for each"
+        )
     console = Console()
     sampling = Sampling(
         step_sequences=arguments.sequences,
         repeats=arguments.repeats,
-        sequences=max(arguments.sequences, arguments.repeats),
+        sequences=arguments.sequences,
+        repeated_sequences=arguments.sequences,
         batch_size=arguments.batch_size,
         seed=arguments.seed,
         device=arguments.device,

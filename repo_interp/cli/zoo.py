@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from repo_interp.cli.options import count
 
 if TYPE_CHECKING:
     from repo_interp.cli.console import Console
+    from repo_interp.training.configuration import TrainingConfiguration
     from repo_interp.training.plan import PlannedRun
 
 SHARED = True
@@ -132,7 +134,7 @@ def _train(console: Console, arguments: argparse.Namespace) -> int:
     waiting = processes.from_first(lambda: unfinished(runs))
     console.print(f"{len(runs)} training runs, {len(runs) - len(waiting)} of them finished", highlight=False)
     if waiting:
-        processes.from_first(lambda: _announce(console, waiting, processes.launched() * arguments.jobs))
+        processes.from_first(lambda: _announce(console, waiting, runs, processes.launched() * arguments.jobs))
         total = sum(run.configuration.steps for run in waiting)
         with steps(console, EVERY) as step:
 
@@ -175,7 +177,7 @@ def _keep_steps(console: Console, run: PlannedRun) -> None:
             write_steps(run.directory, Sampling(step_sequences=64))
 
 
-def _announce(console: Console, waiting: list[PlannedRun], jobs: int) -> None:
+def _announce(console: Console, waiting: list[PlannedRun], runs: Sequence[PlannedRun], jobs: int) -> None:
     """Print what training will cost: one step of each task's heaviest scheme would mislead, so a run of every checkpoint is rehearsed."""
     from repo_interp.training.preparation import estimate_cost, prepare
     from repo_interp.values import duration
@@ -186,7 +188,7 @@ def _announce(console: Console, waiting: list[PlannedRun], jobs: int) -> None:
             name = run.planned.name
             if name not in costs:
                 status.update(f"rehearsing {name}")
-                fresh = run.configuration if not run.configuration.continue_from else _from_random_weights(run)
+                fresh = run.configuration if not run.configuration.continue_from else _from_random_weights(run, runs)
                 costs[name] = estimate_cost(prepare(fresh), samples=1)
             seconds += costs[name].seconds
     console.print(
@@ -195,12 +197,10 @@ def _announce(console: Console, waiting: list[PlannedRun], jobs: int) -> None:
     )
 
 
-def _from_random_weights(run: PlannedRun):
-    """A run of the same size and cost whose beginning need not be there yet."""
+def _from_random_weights(run: PlannedRun, runs: Sequence[PlannedRun]) -> TrainingConfiguration:
+    """How a run of the same size and cost is trained whose beginning need not be there yet: the size is that of the run it continues."""
     from repo_interp.training.configuration import replaced
-    from repo_interp.training.recipes import recipe
 
-    size = {
-        name: value for name, value in recipe(run.planned.task, continued=False).items() if name in ("width", "heads", "layers")
-    }
+    continued = next(each for each in runs if each.directory.as_posix() == run.configuration.continue_from).configuration
+    size = {name: getattr(continued, name) for name in ("layers", "width", "heads", "kv_heads", "feed_forward")}
     return replaced(run.configuration, {"continue_from": "", **size})

@@ -54,7 +54,7 @@ _EMPTY = "#D9D9D9"
 def heads_beside(values: xr.DataArray, runs: Runs) -> PaperFigure:
     """`values` [run, layer, head] as maps with one colour scale, and their differences to the first run with another."""
     values = values.transpose("run", "layer", "head")
-    shown = values.sel(run=spread(list(values["run"].values), BESIDE))
+    shown = values.sel(run=_shown(values))
     layers, heads = shown.sizes["layer"], shown.sizes["head"]
     with style():
         figure, maps = _beside(shown, runs, height=0.55 + 0.13 * max(6, min(layers, 32)))
@@ -72,7 +72,7 @@ def heads_beside(values: xr.DataArray, runs: Runs) -> PaperFigure:
 def blocks_beside(values: xr.DataArray, runs: Runs, detail: str) -> PaperFigure:
     """`values` [run, row, column] as maps with one colour scale, and the differences to the first run; `detail` stands below the title."""
     row, column = values.dims[-2:]
-    shown = values.transpose("run", row, column).sel(run=spread(list(values["run"].values), BESIDE))
+    shown = values.transpose("run", row, column).sel(run=_shown(values))
     with style():
         figure, maps = _beside(shown, runs, height=1.75)
         for ax, _ in maps:
@@ -163,6 +163,12 @@ def over_steps(values: xr.DataArray, runs: Runs, series: str | None) -> PaperFig
         detail = "thick: mean over heads, thin: a head" if series is None else averaged_over(values, series, None, "mean over")
         name_figure(figure, _title(values), detail)
     return figure
+
+
+def _shown(values: xr.DataArray) -> list[str]:
+    """The runs that are drawn: all where there is room, also those that have no value; else some of those that have."""
+    names = [str(name) for name in values["run"].values]
+    return names if len(names) <= BESIDE else spread(runs_with_values(values), BESIDE)
 
 
 def _beside(values: xr.DataArray, runs: Runs, height: float) -> tuple[PaperFigure, list[tuple[Axes, str]]]:

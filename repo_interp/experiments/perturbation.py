@@ -92,7 +92,7 @@ def perturbation(
     (over prompts), `log_perplexity_rise`, `moved_share`; gamma = 0 is always among them.
 
     `layers`: where features and positions are disturbed; None: all. Costs a forward pass per prompt and point, and one for gamma = 0,
-    unless what is answered `undisturbed` is given.
+    unless `undisturbed` responses are given.
     `grid` keeps finished points for when it is called again. Raises InputError for unknown kinds and layers, and shares or reaches
     that are none.
     """

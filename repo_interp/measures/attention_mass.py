@@ -96,7 +96,7 @@ class AttentionMass(Measure):
 
     @property
     def may_be_nan(self) -> tuple[str, ...]:
-        """What not every prompt, layer and head has, or what is a share or a correlation of nothing."""
+        """What some prompts, layers or heads lack, and ratios and correlations that are undefined."""
         return ("mass", "chance")
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:

@@ -1,6 +1,6 @@
 """Fake-distance fit of a head's logits (Position Generalization sec. 3.2, eq. 3, 9-13, app. B).
 
-    W'_dj = w(d, q, k_j): the logit that one query would give key j, were it d back         d, j = 0 .. n-1
+    W'_dj = w(d, q, k_j): the logit that one query would give key j if it were d back         d, j = 0 .. n-1
     W'_dj ~ a_d + b_j,   r = Pearson correlation        (fake_logits: how, without making W')
 
 The distance rotates as in the model itself, which sees i - j = d (`sign="causal"`); the paper's formula, taken literally,
@@ -59,7 +59,7 @@ class FakeDistance(Measure):
 
     @property
     def may_be_nan(self) -> tuple[str, ...]:
-        """What not every prompt, layer and head has, or what is a share or a correlation of nothing."""
+        """What some prompts, layers or heads lack, and ratios and correlations that are undefined."""
         return ("r",)
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:

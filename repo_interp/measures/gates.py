@@ -86,7 +86,7 @@ class Gates(SegmentMeasure):
 
     @property
     def may_be_nan(self) -> tuple[str, ...]:
-        """What not every prompt, layer and head has, or what is a share or a correlation of nothing."""
+        """What some prompts, layers or heads lack, and ratios and correlations that are undefined."""
         return (
             *_TOKENS,
             *_SEPARATORS,

@@ -42,7 +42,7 @@ class NextTokens(Measure):
 
     @property
     def reads_predictions(self) -> bool:
-        """Yes, and nothing else."""
+        """True: predictions alone."""
         return True
 
     @property

@@ -7,7 +7,7 @@ They ask different things: a head with an outlier at every line break has jumps 
 variance between lines. Neither says anything alone: any trend over the prompt lies between segments, and where edges are dense every
 jump is near one. So each comes with its mean over shuffled edges (segmentation), the share of the shuffles that do at least as
 well, and what the token index would have. Kinds: examples, sections, paragraphs, lines, sentences, blocks; tokens in no segment of a
-kind are left out as if they were not there. NaN where a layer has no positions (NoPE, additive schemes), a prompt lacks two
+kind are left out as if they were not there. NaN where a layer has no positions (NoPE, CoPE, learned), a prompt lacks two
 segments of a kind, or - for the variance - a head's positions are constant. A layer that rotates by the index (`scheme` rope, hope)
 has the index' values.
 
@@ -71,7 +71,7 @@ class Segments(SegmentMeasure):
 
     @property
     def may_be_nan(self) -> tuple[str, ...]:
-        """What not every prompt, layer and head has, or what is a share or a correlation of nothing."""
+        """What some prompts, layers or heads lack, and ratios and correlations that are undefined."""
         return (*_SCORES, "variance_between_index", "boundary_f1_index")
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:

@@ -34,7 +34,7 @@ STATISTICS = ("per_prompt", "sums", "first_prompt")
 class Statistics:
     """Labelled arrays of some layers and prompts. Every variable has the axis `layer` with its coordinate; or, of predictions, none has.
 
-    Each part is given as `labels.Arrays` or as a Dataset, and is a Dataset to whoever reads it: made at the first question.
+    Each part is given as `labels.Arrays` or as a Dataset, and read as a Dataset, made on first access.
     """
 
     def __init__(

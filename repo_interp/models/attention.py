@@ -150,7 +150,7 @@ class RepositionedAttention(nn.Module):
 
     @property
     def head_dim(self) -> int:
-        """Refused: whoever asks re-implements attention, and would silently put the token index in place of the positions."""
+        """Raises InputError: code that reads it re-implements attention, and would silently rotate by the token index."""
         raise InputError(
             f"layer {self.layer_idx} assigns positions by {self.scheme!r}, which a stock TransformerLens adapter would lose; "
             "make the bridge with repo_interp.load(path) or repo_interp.bridge(model)"

@@ -113,7 +113,7 @@ class RepositionedAttentionBridge(PositionEmbeddingsAttentionBridge):
 
 
 def bridge(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> TransformerBridge:
-    """Wrap a repositioned `model`. The bridge takes the model over: save it before, train it before.
+    """Wrap a repositioned `model`. This changes the model in place: train and save it first.
 
     Raises InputError when the model was not repositioned.
     """

@@ -131,7 +131,7 @@ def device_named(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         reason = one_line(str(error).partition("\n")[0])
         reason = reason if len(reason) < 80 else "no such kind of device"
-        raise InputError(f"device {name!r} is not to be had here ({reason}); cpu always is") from None
+        raise InputError(f"device {name!r} is not available here ({reason}); use cpu") from None
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase | None:

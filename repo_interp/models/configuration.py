@@ -55,7 +55,7 @@ class Checkpoint:
 def identify(path: str | os.PathLike[str], **hub: Any) -> Checkpoint:
     """The checkpoint at `path`: a directory, the name of a checkpoint of the zoo, or a hub id (fetched with the options `hub`).
 
-    Raises InputError when it is none that can be read. A name of the zoo is never looked for on the hub.
+    Raises InputError where none can be read. A name of the zoo is never looked for on the hub.
     """
     directory = _directory(path, hub)
     raw = json_object(directory / "config.json")

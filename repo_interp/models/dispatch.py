@@ -34,7 +34,7 @@ _OFFLOADED = ("cpu", "disk")
 def device_of_weights(
     model: PreTrainedModel, device_map: DeviceMap, most_memory: MostMemory | None, dtype: torch.dtype
 ) -> dict[str, str | int]:
-    """The device of every weight of `model`, which may be without them. Raises InputError for a map or memory that is none."""
+    """The device of every weight of `model`, which may be without them. Raises InputError for an invalid map or memory."""
     if isinstance(device_map, str) and device_map != "auto":
         raise InputError(f"device map {device_map!r} is unknown; wanted auto, or in Python a device for every module")
     if device_map == "auto":

@@ -1,4 +1,4 @@
-"""Which checkpoint a model came from, and digests that say it without doubt."""
+"""Which checkpoint a model came from, and digests that identify it."""
 
 from __future__ import annotations
 

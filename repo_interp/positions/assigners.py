@@ -15,6 +15,8 @@ Knows nothing about how positions enter attention.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -32,14 +34,14 @@ class TokenIndex(nn.Module):
         return index.expand(hidden_states.shape[0], -1)[:, None].to(torch.float32)
 
 
-class MixedAssigner(nn.Module):
+class MixedAssigner(nn.Module, ABC):
     """Mixes what a subclass assigns with the token index: (1 - index_share) z + index_share i."""
 
     index_share: float = 0.0
 
+    @abstractmethod
     def assign(self, hidden_states: Tensor) -> Float[Tensor, "batch token any"]:
         """Positions of every token, one column per row of positions."""
-        raise TypeError(f"{type(self).__name__} does not say how it assigns")
 
     def forward(
         self, hidden_states: Float[Tensor, "batch token d_model"], index: Int[Tensor, "batch token"]

@@ -87,7 +87,7 @@ def square_products(
 
 @dataclass(frozen=True)
 class CausalPairs:
-    """Sums over the seen pairs of every head; each is made at the first question. Features are 0 where a token takes no part."""
+    """Sums over the seen pairs of every head; each is computed on first access. Features are 0 where a token takes no part."""
 
     queries: Float[Tensor, "key member token d_head"]
     keys: Float[Tensor, "key any token d_head"]

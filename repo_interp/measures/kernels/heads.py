@@ -2,7 +2,7 @@
 
     reduced(inputs, reductions)    results of `reductions` over all heads, from one pass; kept with `inputs` for whoever asks for them again
     Reduction                      what a measure needs of every head, by its parameters: those who ask for equal ones share the result
-    HeadBlock                      some heads: rotated features, and what is made of them at the first question
+    HeadBlock                      some heads: rotated features, and what is computed of them on first access
 
 One pass rotates every head once. Its products within chunks, Grams, sums and spectra are made when the first reduction asks for them and
 are gone with the block, so nothing large - n x n, a profile of every head, rotated features of a layer - ever stands whole.

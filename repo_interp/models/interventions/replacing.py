@@ -67,7 +67,7 @@ def replaced(
     `rows`: rows of positions that the change needs at least (1, the key-value heads, or the heads). Contexts nest: the inner one is
     given what the outer one left. Measures, caches and hooks on `hook_positions` that are attached inside see what was put. Hooks are gone
     when the context ends, also by an error. Raises InputError for layers and heads that the model lacks, for layers without positions to
-    replace - by name -, for tokens that are none, and, in the pass, for positions of another length.
+    replace - by name -, for invalid token indices, and, in the pass, for positions of another length.
     """
     chosen = _chosen_heads(model, heads, layer)
     table = None if tokens is None else token_table(tokens)

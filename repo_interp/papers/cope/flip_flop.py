@@ -41,7 +41,7 @@ C1_LONG = Claim(
     "C1",
     "flip-flop, longer and out of distribution: CoPE below RoPE and absolute in error",
     C1.source,
-    "none: the paper's sequences are as long as those of training",
+    "none",  # the paper's sequences are as long as those of training
     LowerError("CoPE's error on the long sparse test set"),
     "longer",
     SEEN,

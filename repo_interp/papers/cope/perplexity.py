@@ -17,7 +17,7 @@ import numpy as np
 from repo_interp.papers.cope.errors import COPE, needs
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import Claim, Evidence
-from repo_interp.papers.kit.experiment import Drawing, Experiment, together
+from repo_interp.papers.kit.experiment import Drawing, Experiment, trained_alike
 from repo_interp.papers.kit.legends import in_layers
 from repo_interp.papers.kit.perplexities import (
     differences,
@@ -274,7 +274,7 @@ PERPLEXITY = Experiment(
     (C4, C4_OPEN, C4_POSITIONS, C5, C5_OPEN),
     replace(
         needs("language", (COPE, RELATIVE, ABSOLUTE, "cope_16", "cope_open", "cope_sep_keys", "alibi", "kerple", "fire", "hope")),
-        groups=together(of_tasks("language")),
+        groups=trained_alike(of_tasks("language")),
         otherwise_of={
             **dict.fromkeys(
                 (C4_OPEN.label, C5_OPEN.label), "no CoPE with open gates beside another one, trained on language, was given"

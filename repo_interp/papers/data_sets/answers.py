@@ -129,7 +129,7 @@ def _beside_rope(comparison: Comparison, subject: Subject, rivals: Sequence[Subj
     difference = between(mine, theirs)
     values = {ANSWERED.quantity: max(mine.mean, theirs.mean), SCORE: {"RoPE": difference}}
     if not ANSWERED.holds(values):
-        return _without(claim, f"nobody answers: {mine.mean:.3f}, {rival.name} {theirs.mean:.3f}", subject.name)
+        return _without(claim, f"no checkpoint answers: {mine.mean:.3f}, {rival.name} {theirs.mean:.3f}", subject.name)
     return Evidence(
         claim,
         subject.name,

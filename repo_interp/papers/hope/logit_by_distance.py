@@ -76,14 +76,14 @@ class UShape:
         """Rise over fall: 0 for a decay, 1 for a symmetric U; 0 where nothing falls."""
         return self.rise / self.fall if self.fall > 0 else 0.0
 
-    def values(self, standard_error: float) -> dict[str, Any]:
-        """What the rule asks for, given the standard error of the curve's points."""
-        over = "replicates"
+    def values(self, standard_error: float, replicates: int) -> dict[str, Any]:
+        """What the rule asks for, given the standard error of the curve's points over so many replicates."""
+        over, degrees = "replicates", replicates - 1
         return {
             INSIDE: self.inside,
             RATIO: self.ratio,
-            FALL: Difference(self.fall, standard_error, over),
-            RISE: Difference(self.rise, standard_error, over),
+            FALL: Difference(self.fall, standard_error, over, degrees),
+            RISE: Difference(self.rise, standard_error, over, degrees),
         }
 
 
@@ -202,7 +202,7 @@ def _evidence(data: xr.Dataset, kind: Kind) -> Iterator[Evidence]:
         CLAIMS[kind][0],
         name,
         "rise on the right over the fall on the left",
-        shape.values(error),
+        shape.values(error, len(of_replicates)),
         shape.ratio,
         float(np.std([u_shape(curve).ratio for curve in of_replicates], ddof=1)),
         replicates.OVER_REPLICATES,

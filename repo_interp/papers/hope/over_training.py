@@ -82,12 +82,12 @@ def write_steps(directory: str | os.PathLike[str], sampling: Sampling) -> Path:
     checkpoint = identify(directory)
     if set(checkpoint.layout) != {"rope"}:
         layouts = ", ".join(sorted(set(checkpoint.layout)))
-        raise InputError(f"{directory} rotates by the token index in some layers only ({layouts})")
+        raise InputError(f"{directory} does not have RoPE in every layer; its layers are {layouts}")
     data = measure_steps(directory, training_length(checkpoint.config), sampling)
     integers = {name: array.astype("int8") for name, array in data.items() if array.dtype == bool}
     unused = ("sequences", "repeated_sequences", "controls", "length")
     options = {field.name: getattr(sampling, field.name) for field in fields(sampling) if field.name not in unused}
-    attributes = {"made_with": "repo-interp steps", **options}
+    attributes = {"made_with": "repo-interp train steps", **options}
     file = Path(directory) / FILE
     with replaced(file) as unfinished:
         data.drop_attrs(deep=False).assign(integers).assign_attrs(attributes).to_netcdf(unfinished, engine=_ENGINE)
@@ -121,11 +121,15 @@ class Fall:
     change: float
     """Mean of the last third of steps minus mean of the first third."""
     standard_error: float
+    replicates: int
 
     @property
     def values(self) -> dict[str, float | Difference]:
         """What the rule asks for."""
-        return {CORRELATION: self.correlation, FALL: Difference(-self.change, self.standard_error, "replicates")}
+        return {
+            CORRELATION: self.correlation,
+            FALL: Difference(-self.change, self.standard_error, "replicates", self.replicates - 1),
+        }
 
 
 def fall(values: Float[np.ndarray, "step repeat"]) -> Fall:
@@ -135,9 +139,9 @@ def fall(values: Float[np.ndarray, "step repeat"]) -> Fall:
         raise ValueError(f"a course over training needs at least {FEWEST} steps, not {steps}")
     third = max(1, steps // 3)
     changes = values[-third:].mean(0) - values[:third].mean(0)
-    error = float(changes.std(ddof=1) / np.sqrt(repeats)) if repeats > 1 else 0.0
+    error = float(changes.std(ddof=1) / np.sqrt(repeats)) if repeats > 1 else np.inf
     correlation = float(spearmanr(np.arange(steps), values.mean(1))[0])  # pyright: ignore[reportArgumentType]
-    return Fall(correlation, float(changes.mean()), error)
+    return Fall(correlation, float(changes.mean()), error, repeats)
 
 
 def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> xr.Dataset | None:

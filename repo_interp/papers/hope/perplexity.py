@@ -23,7 +23,7 @@ from repo_interp.papers.hope.extended_scores import (
 )
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import Claim, Evidence
-from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, together
+from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, trained_alike
 from repo_interp.papers.kit.perplexities import (
     differences,
     differences_caption,
@@ -115,7 +115,7 @@ PERPLEXITY = Experiment(
     "perplexity",
     (H6_PERPLEXITY,),
     Needs(
-        together(of_tasks("language")),
+        trained_alike(of_tasks("language")),
         "no checkpoints of HoPE trained on language were given",
         tuple(f"language/{layout}" for layout in (HOPE, *RIVALS)),
         "language",

@@ -40,7 +40,7 @@ from repo_interp.values import Count, CountOrNone, Seed
 
 TRAINED = "trained"
 KINDS: tuple[Kind, ...] = ("independent", "repeated")
-OVER_REPLICATES = "lots of sequences"
+OVER_REPLICATES = "replicates"
 """What the spread of a verdict is taken over, as tables have always called replicates."""
 LONG = 2048
 """Training length, in tokens, above which sequences and layers are fewer: SmolLM2's 8,192 then take two cores less than an hour."""
@@ -61,7 +61,7 @@ class Sampling:
     """Sequences of each length, in all replicates together."""
     repeats: Count = 4
     """Independent replicates."""
-    controls: CountOrNone = 2
+    controls: Count = 2
     """Twins with random weights."""
     repeated_sequences: Count = 16
     """Sequences of one repeated token of each length, in all replicates together."""

@@ -3,7 +3,7 @@
     options       the paper's defaults, changed by NAME=VALUE for every paper that has it, PAPER.NAME=VALUE for one
     durations     what took how long, in a file beside what was measured, so that the next build is told of it before it starts
 
-An interrupted build is remembered as that. Knows nothing about any paper, nor about terminals.
+Interrupted builds are remembered as interrupted. Knows nothing about any paper, nor about terminals.
 """
 
 from __future__ import annotations

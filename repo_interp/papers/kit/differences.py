@@ -1,4 +1,4 @@
-"""The difference of two quantities with what it is uncertain by: over seeds where both have several, else over prompts.
+"""The difference of two quantities with its standard error: over seeds where both have several, else over prompts.
 
     over seeds          Welch: s^2 = s1^2 / n1 + s2^2 / n2, with Welch and Satterthwaite's degrees of freedom
     prompt by prompt    paired: s = sd(x1 - x2) / sqrt(n), n - 1 degrees of freedom

@@ -9,6 +9,7 @@ about any paper.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -110,7 +111,7 @@ def run(
 
     At the end come verdicts "not measurable here" on the claims of which nothing was said. `progress` is told what is being done.
     """
-    drawings: list[tuple[Drawing, ...]] = []
+    drawings: list[tuple[Sequence[Subject], tuple[Drawing, ...]]] = []
     evidence: list[list[Evidence]] = []
     for group in experiment.needs.groups(subjects):
         progress(f"{experiment.name}: {', '.join(subject.name for subject in group)}" if group else experiment.name)
@@ -118,15 +119,25 @@ def run(
         if data is None:
             continue
         evidence.append(evidence_of(experiment, data, reasons_against(experiment, group, options, cache)))
-        drawings.append(tuple(experiment.draw(data)))
+        drawings.append((group, tuple(experiment.draw(data))))
     verdicts = iter(judge_together([each for of_group in evidence for each in of_group]))
-    for of_group, drawn in zip(evidence, drawings, strict=True):
+    for of_group, drawn in zip(evidence, _told_apart(drawings), strict=True):
         yield Result(experiment, drawn, tuple(next(verdicts) for _ in of_group))
     judged, needs = {each.claim for of_group in evidence for each in of_group}, experiment.needs
     missing = [claim for claim in experiment.claims if claim not in judged]
     if missing:
         reasons = {claim: needs.otherwise_of.get(claim.label, needs.otherwise) for claim in missing}
         yield Result(experiment, (), tuple(unmeasured(claim, reason, needs.checkpoint) for claim, reason in reasons.items()))
+
+
+def _told_apart(drawings: Sequence[tuple[Sequence[Subject], tuple[Drawing, ...]]]) -> Iterator[tuple[Drawing, ...]]:
+    """The drawings of every group; those of one name in several groups are also called by their group's first checkpoint."""
+    names = Counter(drawing.name for _, drawn in drawings for drawing in drawn)
+    for group, drawn in drawings:
+        yield tuple(
+            replace(drawing, name=f"{drawing.name}_{group[0].name}") if names[drawing.name] > 1 and group else drawing
+            for drawing in drawn
+        )
 
 
 def reasons_against(experiment: Experiment, group: Sequence[Subject], options: Any, cache: Cache) -> dict[str, str]:

@@ -62,7 +62,8 @@ def why_not(subject: Subject, options: Any, cache: Cache) -> str:
         return ""
     return (
         f"it is not shown that the learned positions are used: freezing those of all learned layers raises the loss by "
-        f"{rise.margin:.2g} nats per target (standard error {rise.standard_error:.2g} over {rise.over}; wanted at least {LEAST_RISE:g})"
+        f"{rise.margin:.2g} nats per target (standard error {rise.standard_error:.2g} over {rise.over}; wanted more "
+        f"than {LEAST_RISE:g}, and two standard errors above 0)"
     )
 
 

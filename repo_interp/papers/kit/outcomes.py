@@ -34,7 +34,9 @@ def together(rows: Sequence[Mapping[str, str]]) -> str:
 
 
 def primary(rows: Sequence[Mapping[str, str]], paper: Paper, claim: Claim) -> str:
-    """The verdict on the checkpoint that the claim is about first of all: of those its experiment names, the first that has a row."""
+    """The verdict on the checkpoint that the claim is about first of all: the first of those its experiment names that could be judged,
+    else any other that could.
+    """
     names = [name for experiment in paper.experiments if claim in experiment.claims for name in experiment.needs.zoo]
     by_checkpoint = {row["checkpoint"]: row["verdict"] for row in reversed(rows)}
     known = [by_checkpoint[name] for name in (*names, *reversed(by_checkpoint)) if name in by_checkpoint]

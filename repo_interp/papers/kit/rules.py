@@ -151,9 +151,11 @@ class NotBelow:
         return f"{self.quantity} is not below that of {_listed(self.rivals)} by more than {self.errors:g} standard errors"
 
     def holds(self, values: Values) -> bool:
-        """Whether every difference to a rival is there and none is that far below zero."""
+        """Whether every difference to a rival is there, with an error, and none is that far below zero."""
         differences: Mapping[str, Difference] = values[self.quantity]
-        return set(self.rivals) <= set(differences) and not any(each.falls_short(self.errors) for each in differences.values())
+        known = all(np.isfinite([each.margin, each.standard_error]).all() for each in differences.values())
+        complete = known and set(self.rivals) <= set(differences)
+        return complete and not any(each.falls_short(self.errors) for each in differences.values())
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -136,9 +137,16 @@ class Subject:
         known = self._decisive(options) | depends
         return cache.dataset(function, known, self, options, cache.points(function, known))
 
+    @cached_property
+    def _texts(self) -> str:
+        """What decides the text of prompts beside options: Python's version, whose sources are read by default, or the corpus."""
+        if self.task is None or not self.task.options().get("corpus"):
+            return platform.python_version()
+        return hashlib.sha256(self.task.data.held_out.tobytes()).hexdigest()  # pyright: ignore[reportAttributeAccessIssue]
+
     def _decisive(self, options: Any) -> dict[str, str | int | float]:
         task = "" if self.task is None else json.dumps([self.task.name, self.task.options()], sort_keys=True)
-        fixed = {"checkpoint": self.digest, "task": task, "seed": options.seed, "device": options.device}
+        fixed = {"checkpoint": self.digest, "task": task, "texts": self._texts, "seed": options.seed, "device": options.device}
         return {**fixed, "batch_size": options.batch_size}
 
 

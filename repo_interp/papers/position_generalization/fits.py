@@ -133,7 +133,7 @@ def judge(measured: Measured) -> Iterator[Evidence]:
         float(random.mean()),
         float(random.std(ddof=1)) if len(random) > 1 else None,
         "draws of weights",
-        len(by_prompt),
+        measured.of_twins("three_axis")[0].sizes["prompt"],
         f"trained {r:.3g}",
         f"by chance about {np.sqrt(6 / measured.length):.2g} at {measured.length} tokens",
     )

@@ -224,15 +224,16 @@ def with_rope_twins(subjects: Sequence[Subject]) -> list[list[Subject]]:
 
 
 def rope_twin(subject: Subject, subjects: Sequence[Subject]) -> Subject | None:
-    """The RoPE model of the same task: of equal budget where there is one, so what was continued is compared with what was continued; None
-    where there is no RoPE model.
+    """The RoPE model that can be given the same prompts: of equal budget where there is one, so what was continued is compared with what
+    was continued; None where there is no RoPE model.
     """
-    twins = [other for other in subjects if set(other.schemes) == {"rope"} and _task(other) == _task(subject)]
+    twins = [other for other in subjects if set(other.schemes) == {"rope"} and _asked(other) == _asked(subject)]
     return min(twins, key=lambda twin: _is_continued(twin) is not _is_continued(subject), default=None)
 
 
-def _task(subject: Subject) -> str:
-    return "language" if is_language_model(subject) else subject.kind
+def _asked(subject: Subject) -> tuple[object, int]:
+    """What decides the prompts: of a language model its tokens, else the task; and the training length."""
+    return (subject.tokenizer_digest if is_language_model(subject) else subject.task), subject.training_length
 
 
 def _is_continued(subject: Subject) -> bool:

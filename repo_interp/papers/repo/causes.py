@@ -25,7 +25,7 @@ from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, each
 from repo_interp.papers.kit.learned_positions import why_not
 from repo_interp.papers.kit.rules import All, AtLeast, Significant
 from repo_interp.papers.kit.subjects import Subject
-from repo_interp.papers.repo.checkpoints import GPT2
+from repo_interp.papers.repo.checkpoints import GPT2, can_mirror
 from repo_interp.papers.repo.mirror import R2, R3, mirror_of_texts
 from repo_interp.papers.repo.mirror_by_seed import strengths_by_layer
 from repo_interp.papers.repo.ranges import R5
@@ -186,7 +186,7 @@ def _figure(data: xr.Dataset) -> PaperFigure:
 
 
 def _can_be_scored(subject: Subject) -> bool:
-    return bool(subject.learned) and subject.task is not None
+    return bool(subject.learned) and subject.task is not None and (subject.kind != "reversal" or can_mirror(subject))
 
 
 CAUSES = Experiment(

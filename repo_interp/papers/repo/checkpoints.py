@@ -68,6 +68,11 @@ def omits_positions(layout: str) -> bool:
     return layout.partition("@")[0] == "nope"
 
 
+def can_mirror(subject: Subject) -> bool:
+    """Whether a checkpoint reverses text with learned positions in a layer other than 0, which does not see what the words are for yet."""
+    return subject.kind == "reversal" and any(layer > 0 for layer in subject.learned)
+
+
 def learns_long_positions(subject: Subject) -> bool:
     """Whether a checkpoint has learned positions and prompts of any length."""
     return bool(subject.learned) and subject.kind in ("niah_keys", "niah", "language", "text")

@@ -11,8 +11,9 @@ import xarray as xr
 from repo_interp.measures.labels import described
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import SEEN, Claim, Evidence
+from repo_interp.papers.kit.differences import Difference
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, asked_the_same
-from repo_interp.papers.kit.rules import Above, All, Below, Custom, Values, Where
+from repo_interp.papers.kit.rules import Above, All, Below, Where
 from repo_interp.papers.kit.samples import between, numbers_of
 from repo_interp.papers.kit.scores import PLAIN, note
 from repo_interp.papers.kit.subjects import Subject
@@ -36,11 +37,7 @@ if TYPE_CHECKING:
 
 TOLD_APART = Below("the lower of both shares of needles found", CEILING)
 ABOVE = Above("the share of needles found", ("RoPE",))
-LONGER = "lengths"
-
-
-def _above_at_longer(values: Values) -> bool:
-    return all(ABOVE.holds(at_length) for at_length in values[LONGER] if TOLD_APART.holds(at_length))
+ABOVE_AT_LONGER = Above(f"at every longer length where {TOLD_APART.words}, {ABOVE.quantity}", ABOVE.rivals)
 
 
 R9 = Claim(
@@ -55,11 +52,7 @@ R9_LONGER = Claim(
     "needle in a haystack at twice and four times the training length, with YaRN: RePo above RoPE",
     "RePo fig. 1, 5",
     "figure",
-    Custom(
-        _above_at_longer,
-        f"at every longer length where {TOLD_APART.words}, {ABOVE.words}; not measurable where there is no such length, nor unless "
-        f"{NEEDS_POSITIONS.words}",
-    ),
+    Where(NEEDS_POSITIONS, ABOVE_AT_LONGER),
     part="longer",
     written=SEEN,
 )
@@ -93,7 +86,7 @@ def _at_training_length(own: Searched, rope: Searched, without: WithoutPositions
     difference = between(mine, theirs)
     values = {NOPE: without.share, TOLD_APART.quantity: min(mine.mean, theirs.mean), ABOVE.quantity: {"RoPE": difference}}
     text = f"above by {difference.margin:+.3f} (standard error {difference.standard_error:.2g} over {difference.over})"
-    both = f"{mine.mean:.3f} and {rope.name} {theirs.mean:.3f}: both find all of them, so neither is above"
+    both = f"{mine.mean:.3f} and {rope.name} {theirs.mean:.3f}: both find nearly all of them, so they cannot be told apart"
     told_apart = TOLD_APART.holds(values)
     return Evidence(
         R9,
@@ -117,10 +110,13 @@ def _longer(own: Searched, rope: Searched, without: WithoutPositions) -> Evidenc
     mine, theirs = own.sample(longer, YARN), rope.sample(longer, YARN)
     pairs = {length: (own.sample([length], YARN), rope.sample([length], YARN)) for length in longer}
     differences = {length: between(*pair) for length, pair in pairs.items()}
-    values = {
-        length: {TOLD_APART.quantity: min(sample.mean for sample in pair), ABOVE.quantity: {"RoPE": differences[length]}}
+    told_apart = [
+        differences[length]
         for length, pair in pairs.items()
-    }
+        if TOLD_APART.holds({TOLD_APART.quantity: min(sample.mean for sample in pair)})
+    ]
+    # Above at every one of them: above where it is most probable by chance.
+    least = {"RoPE": max(told_apart, key=Difference.p_value)} if told_apart else {}
     bare = "; ".join(
         f"{length} without YaRN {own.sample([length], PLAIN).mean:.3f} and {rope.sample([length], PLAIN).mean:.3f}"
         for length in longer
@@ -130,13 +126,14 @@ def _longer(own: Searched, rope: Searched, without: WithoutPositions) -> Evidenc
         f"{difference.standard_error:.2g})"
         for length, difference in differences.items()
     )
-    told_apart = any(TOLD_APART.holds(at_length) for at_length in values.values())
-    both = f"{mine.mean:.3f} and {rope.name} {theirs.mean:.3f}: both find all of them, so neither is above; {bare}"
+    both = (
+        f"{mine.mean:.3f} and {rope.name} {theirs.mean:.3f}: both find nearly all of them, so they cannot be told apart; {bare}"
+    )
     return Evidence(
         R9_LONGER,
         own.name,
         f"share of needles found at {' and '.join(map(str, longer))} tokens with YaRN",
-        {LONGER: list(values.values())},
+        {NOPE: without.share, ABOVE_AT_LONGER.quantity: least},
         mine.mean,
         **numbers_of(mine),
         control=f"{rope.name} {theirs.mean:.3f}" if told_apart else "",

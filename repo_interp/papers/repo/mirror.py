@@ -30,7 +30,7 @@ from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, each
 from repo_interp.papers.kit.learned_positions import why_not
 from repo_interp.papers.kit.rules import All, AtLeast, AtMost, Custom
 from repo_interp.papers.kit.subjects import Subject
-from repo_interp.papers.repo.checkpoints import GPT2
+from repo_interp.papers.repo.checkpoints import GPT2, can_mirror
 from repo_interp.plots.marks.drawing import contiguous, counted, legend_below, token_label
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, span_colours, style
 from repo_interp.tasks.reversal import Reversal
@@ -337,8 +337,8 @@ MIRROR = Experiment(
     "mirror effect",
     (R2, R3, R3_OF_ALL),
     Needs(
-        each(lambda subject: bool(subject.learned) and subject.kind == "reversal"),
-        "no checkpoint with learned positions trained on text reversal was given",
+        each(can_mirror),
+        "no checkpoint trained on text reversal with learned positions in a layer other than 0 was given",
         ("reversal/repo",),
         why_not=why_not,
     ),

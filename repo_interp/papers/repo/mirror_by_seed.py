@@ -25,7 +25,7 @@ from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, each
 from repo_interp.papers.kit.recorded_scores import recorded_scores
 from repo_interp.papers.kit.rules import BeyondNull, Observed, beside_null
 from repo_interp.papers.kit.subjects import Subject, records_of, seeds_of
-from repo_interp.papers.repo.checkpoints import GPT2
+from repo_interp.papers.repo.checkpoints import GPT2, can_mirror
 from repo_interp.papers.repo.mirror import MIRRORS, QUANTITIES, R2, mirror_of_texts, task_of
 from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, scheme_colour, style
 
@@ -157,7 +157,7 @@ MIRROR_BY_SEED = Experiment(
     "mirror by seed",
     (R2_STRENGTH,),
     Needs(
-        each(lambda subject: bool(subject.learned) and subject.kind == "reversal"),
+        each(can_mirror),
         f"needs the weights of at least {LEAST} seeds of a checkpoint with learned positions trained on text reversal",
         ("reversal/repo",),
     ),

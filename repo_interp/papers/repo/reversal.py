@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import Claim, Evidence
-from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, together
+from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, trained_alike
 from repo_interp.papers.kit.rules import Above, AtLeast
 from repo_interp.papers.kit.samples import between, numbers_of
 from repo_interp.papers.kit.scores import Scored, ScoreOptions, note, of_tasks, score_subject, score_table
@@ -133,7 +133,7 @@ REVERSAL = Experiment(
     "text reversal by length",
     (R1, R1_TRAINED),
     Needs(
-        together(of_tasks("reversal")),
+        trained_alike(of_tasks("reversal")),
         "checkpoints of text reversal with RePo, RoPE and NoPE were not given",
         ("reversal/repo", "reversal/rope", "reversal/nope"),
         otherwise_of={R1_TRAINED.label: "no checkpoint trained on text reversal was given"},

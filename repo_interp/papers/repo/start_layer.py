@@ -102,7 +102,9 @@ def judge(data: xr.Dataset) -> Iterator[Evidence]:
         + f"; at L alone {at_length.min():.3f} to {at_length.max():.3f}; without YaRN {seeds} seeds, with it one"
     )
     values = {NOPE: data.attrs["found_by_nope"], TOLD_APART.quantity: yarn.min(), ROBUST.quantity: np.ptp(yarn)}
-    why_not = data.attrs["why_not"] or ("" if TOLD_APART.holds(values) else "all find all of them")
+    why_not = data.attrs["why_not"] or (
+        "" if TOLD_APART.holds(values) else "all find nearly all of them, so they cannot be told apart"
+    )
     yield Evidence(
         R9_START,
         ", ".join(data["checkpoint"].values.tolist()),

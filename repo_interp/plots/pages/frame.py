@@ -92,7 +92,7 @@ def table_html(table: Table) -> str:
 def page_scripts(interactives: Sequence[Interactive], further: Sequence[str]) -> list[str]:
     """Scripts in the order in which they run: plotly, those of `interactives`, the files `further` of `page/`, and the page's own last.
 
-    None where there is nothing to bring to life.
+    Empty where nothing is interactive.
     """
     if not interactives and not further:
         return []

@@ -16,6 +16,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.patches import Patch, Rectangle
 
+from repo_interp.errors import InputError
 from repo_interp.plots.marks.arrays import nanmean
 from repo_interp.plots.marks.drawing import legend_below, name_ticks, scheme_handles, scheme_swatches, write_cells
 from repo_interp.plots.marks.heads import HeadMap
@@ -108,10 +109,14 @@ def pattern_sensitivity(run: xr.DataTree) -> PaperFigure:
     """Share of each pattern over a grid of chunk size and epsilon; the run's own choice is framed (RePo sec. 5.2, footnote 5). A pattern
     that has no half per cent anywhere is named, not drawn.
 
-    Raises InputError when the run has no patterns.
+    Raises InputError when the run has no patterns, or no chunk: no layer learns positions, or prompts are shorter than every chunk size.
     """
     patterns = group(run, "patterns")
     grid = patterns["sensitivity"].transpose("pattern", "chunk_size", "epsilon")
+    if not bool(grid.notnull().any()):
+        raise InputError(
+            "this run has no chunk of learned positions at any chunk size; give longer prompts, or leave this figure out"
+        )
     there = (100 * grid >= 0.5).any(("chunk_size", "epsilon")).values
     drawn, absent = grid["pattern"].values[there], grid["pattern"].values[~there]
     figure = paper_figure(
@@ -206,7 +211,8 @@ def _chunks(patterns: xr.Dataset) -> int:
 
 def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
     yield "pattern_shares", pattern_shares(run)
-    yield "pattern_sensitivity", pattern_sensitivity(run)
+    if bool(group(run, "patterns")["sensitivity"].notnull().any()):
+        yield "pattern_sensitivity", pattern_sensitivity(run)
 
 
 def _not_all_monotonic(run: xr.DataTree) -> bool:

@@ -113,7 +113,7 @@ def source_table(run: xr.DataTree) -> Table:
     tokens = counted(int(dataset["counted_tokens"]), "token")
     note = (
         f"% of the variance of positions (CoPE: of gates) within prompts, held-out ones, over {tokens} "
-        f"({number(100 * float(dataset['counted_share']))} % of all: those that other prompts hold too). Token to rest sum to 100; a "
+        f"({number(100 * float(dataset['counted_share']))} % of all: tokens that also occur in other prompts). Token to rest sum to 100; a "
         "negative share misleads on prompts that were not fitted to. Of heads whose numbers are the same the first is named. Last: whether "
         "positions follow from the token alone."
     )

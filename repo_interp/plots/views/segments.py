@@ -116,7 +116,7 @@ def segment_grid(run: xr.DataTree, kind: str | None = None) -> PaperFigure:
     kind = _chosen(dataset, kind)
     prompts = counted(int((dataset["segment_count"].sel(kind=kind) > 1).sum()), "prompt")
     values = _beyond_shuffled(dataset, kind)
-    return head_grid_figure(values.assign_attrs(long_name=f"η² of {kind} minus shuffled edges', {prompts}", units="1"))
+    return head_grid_figure(values.assign_attrs(long_name=f"η² of {kind} minus that of shuffled edges, {prompts}", units="1"))
 
 
 def figures_of_segments(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:

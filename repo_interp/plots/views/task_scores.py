@@ -49,7 +49,7 @@ def task_perplexity(run: xr.DataTree) -> PaperFigure:
 
 @style()
 def score_grid(run: xr.DataTree) -> PaperFigure:
-    """The mean score over the task's two axes, such as depth and length, in per cent; white where no prompt was.
+    """The mean score over the task's two axes, such as depth and length, in per cent; grey where there is no prompt.
 
     Raises InputError where the task lacks two axes.
     """

@@ -197,7 +197,7 @@ def correlations(dataset: xr.Dataset, names: Mapping[str, str]) -> dict[str, xr.
 def correlation_table(dataset: xr.Dataset, group_name: str, names: Mapping[str, str]) -> Table:
     """One row per layer of the correlations `names` of the group `group_name`, as `layer_table` writes it."""
     present = correlations(dataset, names)
-    note = "Means over heads and prompts; a dash where nothing varies or a layer has no such thing."
+    note = "Means over heads and prompts; a dash where the correlation is undefined."
     return layer_table(group_name, next(iter(present)).removeprefix("r of ").capitalize(), present, note)
 
 

@@ -36,7 +36,7 @@ REST = "rest"
 class Prompt:
     """Tokens of a prompt and of what was generated after it, with the tokens of every named span.
 
-    Raises InputError when the spans do not fit together (see `spans.check_spans`).
+    Raises InputError when the spans do not fit together (see `check_spans`).
     """
 
     tokens: tuple[int, ...]
