@@ -12,6 +12,7 @@ from families import tiny
 from torch.testing import assert_close
 
 import repo_interp as ri
+from repo_interp.errors import InputError
 
 TOKENS = torch.randint(3, 64, (2, 20), generator=torch.Generator().manual_seed(1))
 
@@ -270,3 +271,29 @@ def test_a_text_within_the_length_warns_of_nothing(niah, task_prompts):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         niah.to_tokens(task_prompts[0].text)
+
+
+def test_the_last_tokens_are_those_that_cover_text_also_where_a_character_has_several():
+    bridge = ri.zoo("language/rope")
+    for text, last, wanted in (("so 😀", -1, "😀"), ("😀 so 😀", -1, "😀"), ("a = b", -1, " b")):
+        made = ri.prompt(text, bridge, generated=last)
+        (interval,) = made.characters["generated"]
+        assert text[slice(*interval)] == wanted
+        assert made.generated == tuple(range(made.generated[0], len(made.tokens)))
+    made = ri.prompt("😀 so 😀", bridge, generated=-6)
+    assert made.generated[0] > 1, "not the first face, though its pieces have the same texts"
+    with pytest.raises(InputError, match="wanted -1 to -"):
+        ri.prompt("a = b", bridge, generated=-4)
+
+
+def test_layers_and_measures_of_natural_types(niah, task_prompts):
+    names = {"layers": np.array([0, 1]), "measures": "positions"}
+    run = ri.analyze(niah, task_prompts[:1], **names)
+    assert run["positions"]["layer"].values.tolist() == [0, 1]
+    for changes, message in (
+        ({"layers": [1.0]}, "wanted whole numbers"),
+        ({"measures": [ri.measures.Components]}, "Components is a class; make one"),
+    ):
+        with pytest.raises(InputError, match=message):
+            ri.analyze(niah, task_prompts[:1], **names | changes)
+    assert ri.load("reversal/repo", dtype=torch.float16) is not None

@@ -407,3 +407,10 @@ def test_what_is_cached_beside_keys_follows_heads_that_rotate_their_own_copy(sch
             for _ in range(5):
                 tokens = torch.cat([tokens, model(tokens, use_cache=False).logits[:, -1].argmax(-1, keepdim=True)], dim=1)
     assert [list(row) for row in cached] == tokens[:, 20:].tolist()
+
+
+@pytest.mark.parametrize("tokens", [torch.tensor([False, True, True]), [[True, False], [False, True]], 3, slice(2, 4)])
+def test_masks_and_other_things_that_are_no_indices_are_refused(repo, tokens):
+    """A mask of truth values would be read as the tokens 0 and 1."""
+    with pytest.raises(InputError, match="tokens are indices from 0"), iv.shifted(repo, 1.0, tokens=tokens):
+        logits(repo)

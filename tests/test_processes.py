@@ -20,6 +20,7 @@ from repo_interp.analysis.publication import stage
 from repo_interp.cli import main
 from repo_interp.errors import InputError
 from repo_interp.side_by_side import SideBySide, batches
+from repo_interp.tasks import make_task
 
 ANALYZE = (
     "analyze",
@@ -180,3 +181,33 @@ def test_automatic_batches_follow_lengths_and_memory(monkeypatch):
     alone, together = (ri.analyze(bridge, rows, ["positions", "components"], batch_size=size) for size in (1, "auto"))
     for name, values in alone["components"].data_vars.items():
         xr.testing.assert_allclose(together["components"][name], values, rtol=1e-4, atol=1e-4)
+
+
+def test_resume_refuses_the_results_of_another_checkpoint_or_command(tmp_path, capsys):
+    out = ["--out", str(tmp_path / "out")]
+    assert main(["analyze", "reversal/rope", "--measures", "positions", "--length", "3", "--count", "1", *out]) == 0
+    finished = contents(tmp_path / "out")
+    for command, said in (
+        (["analyze", "reversal/nope"], "holds results of another checkpoint"),
+        (["analyze", "no/such"], "no/such"),
+        (["score", "reversal/rope"], "holds an analysis"),
+    ):
+        assert main([*command, *out, "--resume"]) == 2
+        assert said in " ".join(capsys.readouterr().err.split())
+    assert contents(tmp_path / "out") == finished
+
+
+def test_a_batch_that_was_damaged_is_observed_again(tmp_path):
+    bridge = ri.zoo("reversal/repo")
+    given = make_task("reversal").prompts(4, 0, "3")
+
+    def stop(run):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ri.analyze(bridge, given, ["positions"], store=tmp_path / "store", finished=stop)
+    first, *others = sorted((tmp_path / "store").glob("batch-*.nc"))
+    assert others
+    first.write_bytes(first.read_bytes()[:100])
+    again = ri.analyze(bridge, given, ["positions"], store=tmp_path / "store")
+    xr.testing.assert_identical(again, ri.analyze(bridge, given, ["positions"]))

@@ -271,3 +271,16 @@ def test_answers_are_read_in_the_order_of_the_text():
 def test_runs_of_a_scaled_model_say_so():
     plain, scaled = (ri.load(zoo_path("niah/rope"), **given) for given in ({}, {"rope_scaling": YARN}))
     assert "scaling" not in identity(plain) and identity(scaled)["scaling"] == "yarn 2.0"
+
+
+def test_test_sets_are_named_by_one_or_several_numbers_or_texts_each_once(bridge):
+    for one in ("12", 12, [12], ("012",)):
+        assert ri.score(bridge, test_sets=one, count=2)["scores"]["test_set"].values.tolist() == ["12"]
+    for none in ([], [3, "03"]):
+        with pytest.raises(InputError, match=r"no test set was named|test set '3' was asked for twice"):
+            ri.score(bridge, test_sets=none, count=2)
+
+
+def test_text_that_is_scored_by_its_perplexity_is_not_generated():
+    with pytest.raises(InputError, match="language is scored by the log perplexity of its text, so nothing is generated"):
+        ri.score(ri.zoo("language/rope"), test_sets=["256"], count=2, answers="generated")

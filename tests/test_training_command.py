@@ -116,7 +116,9 @@ def test_an_interrupt_leaves_a_state_and_says_how_to_go_on(somewhere):
         ((*TINY, "--set", "colour=red"), "no option 'colour'"),
         ((*TINY, "--scheme-set", "colour=red"), "no option 'colour'"),
         ((*TINY, "--learning-rate", "-1"), "learning_rate is -1"),
-        ((*TINY, "--continue-from", "nowhere"), "no checkpoint directory nowhere"),
+        (("reversal", "--continue-from", "nowhere"), "no checkpoint directory nowhere"),
+        (("reversal", "--continue-from", "reversal/rope", "--width", "32"), "--width is of a fresh model"),
+        ((*TINY, "--scheme", "cope", "--scheme-set", "p_max=1"), "needs at least 2; got p_max = 1"),
         ((*TINY, "--config", "nowhere.toml"), "no configuration file"),
         ((*TINY, "--resume", "--overwrite"), "one of them"),
         (("--resume",), "needs to know what"),
@@ -158,3 +160,12 @@ def test_scores_by_length_in_a_run_file_forced_and_generated_alike(somewhere, ca
     with pytest.raises(InputError, match="yarn:FACTOR"):
         command(score_command, "run", "--scaling", "magic:2")
     assert command(score_command, "run", "--count", "3", "--test-sets", "2", "--scaling", "yarn:2", "--out", "scaled") == 0
+
+
+@pytest.mark.parametrize("continued", ["run", "run/steps/000002", "./run/../run"])
+def test_what_is_continued_is_not_removed_to_make_room(somewhere, continued):
+    train(*TINY, "--steps", "4", "--checkpoint-every", "2", "--out", "run")
+    before = Path("run/model.safetensors").read_bytes()
+    with pytest.raises(InputError, match="--overwrite would remove it with run; give another --out"):
+        train("reversal", "--scheme", "rope", "--continue-from", continued, "--steps", "2", "--out", "run", "--overwrite")
+    assert Path("run/model.safetensors").read_bytes() == before

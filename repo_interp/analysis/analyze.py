@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -140,7 +141,11 @@ def default_measures(
 
 def measures_named(measures: Sequence[str | Measure]) -> list[Measure]:
     """`measures` as objects. Beside `maps`, a `three_axis` that is only named keeps the axes that its figure shows."""
+    measures = [measures] if isinstance(measures, str) else list(measures)
     objects = [measure_named(measure) if isinstance(measure, str) else measure for measure in measures]
+    for measure in objects:
+        if isinstance(measure, type):
+            raise InputError(f"the measure {measure.__name__} is a class; make one, {measure.__name__}(), or give its name")
     names = [measure.name for measure in objects]
     twice = [name for place, name in enumerate(names) if name in names[:place]]
     if twice:
@@ -202,6 +207,10 @@ def _require_chosen(measure: Measure, layers: Sequence[int], heads: int) -> None
 def _within(chosen: Sequence[int] | None, count: int, what: str) -> list[int]:
     if chosen is None:
         return list(range(count))
+    try:
+        chosen = [operator.index(number) for number in chosen]
+    except TypeError:
+        raise InputError(f"{what} {chosen!r} was asked for; wanted whole numbers from 0 to {count - 1}") from None
     for number in chosen:
         if not 0 <= number < count:
             raise InputError(f"{what} {number} was asked for; the model's are 0 to {count - 1}")

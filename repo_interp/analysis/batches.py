@@ -164,12 +164,14 @@ class BatchStore:
         return self._directory is not None and self._file(number).is_file()
 
     def read(self, number: int) -> dict[str, Statistics] | None:
-        """The statistics of batch `number` by measure, or None where they are not kept."""
+        """The statistics of batch `number` by measure, or None where they are not kept, or damaged."""
         if not self.has(number):
             return None
-        file = self._file(number)
-        with xr.open_datatree(file, engine=_ENGINE) as stored:
-            tree = stored.load()
+        try:
+            with xr.open_datatree(self._file(number), engine=_ENGINE) as stored:
+                tree = stored.load()
+        except (OSError, ValueError, KeyError):
+            return None  # it is observed again
         return {
             name: Statistics(**{part: node[part].to_dataset() for part in node.children}) for name, node in tree.children.items()
         }

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from repo_interp.errors import InputError
 from repo_interp.tasks import Prompt, prompt_from_text
+from repo_interp.tasks.prompt.text import EncodedText, encode
 
 Prompts = Prompt | str | Tensor | np.ndarray | Iterable[Any]
 """What `as_prompts` takes."""
@@ -79,8 +80,8 @@ def prompt(
     if isinstance(generated, str):
         characters["generated"] = _intervals(text, "generated", generated)
     elif generated is not None:
-        characters["generated"] = (_last_tokens(prompt_from_text(text, {}, tokenizer), text, generated),)
-    return prompt_from_text(text, characters, tokenizer, answers)
+        characters["generated"] = (_last_tokens(encode(text, tokenizer), generated),)
+    return prompt_from_text(text, characters, tokenizer, (answers,) if isinstance(answers, str) else answers)
 
 
 def _prompt(given: Any, tokenizer: Any, what: str) -> Prompt:
@@ -98,6 +99,8 @@ def _prompt(given: Any, tokenizer: Any, what: str) -> Prompt:
     if wrong:
         raise InputError(f"{what} holds {str(wrong[0])[:40]!r}; {_WANTED}")
     numbers = tuple(int(token) for token in given)
+    if numbers and max(numbers) >= 1 << 31:
+        raise InputError(f"{what} holds {max(numbers)}; {_WANTED}")
     texts = None if tokenizer is None else tuple(str(tokenizer.decode([token])) for token in numbers)
     return Prompt(tokens=numbers, token_text=texts)
 
@@ -120,14 +123,11 @@ def _intervals(text: str, name: str, parts: Any) -> tuple[tuple[int, int], ...]:
     return tuple(intervals)
 
 
-def _last_tokens(encoded: Prompt, text: str, count: int) -> tuple[int, int]:
-    """The characters of the last -`count` tokens."""
-    pieces = encoded.token_text or ()
-    if isinstance(count, bool) or not -len(pieces) <= count < 0:
+def _last_tokens(encoded: EncodedText, count: int) -> tuple[int, int]:
+    """The characters of the last -`count` tokens that cover some; a character of several tokens is among them with all of these."""
+    covering = [(start, end) for start, end in encoded.offsets if start < end]
+    if isinstance(count, bool) or not -len(covering) <= count < 0:
         raise InputError(
-            f"generated is {count!r}; wanted -1 to -{len(pieces)}, minus the number of last tokens, or a part of the text"
+            f"generated is {count!r}; wanted -1 to -{len(covering)}, minus the number of last tokens, or a part of the text"
         )
-    start = len(text)
-    for piece in reversed(pieces[count:]):
-        start = text.rindex(piece, 0, start)
-    return start, len(text)
+    return covering[count][0], covering[-1][1]

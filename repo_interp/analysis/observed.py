@@ -69,8 +69,7 @@ class ObservedBatches:
                 faults.add(part.faults)
                 faults.require_some(needed)
                 observed = part.observed if part.observed is not None else self._store.read(number)
-                assert observed is not None
-                yield observed
+                yield self._observe(number, faults) if observed is None else observed
             return
         for number in range(len(self._batches)):
             observed = self._store.read(number)

@@ -26,7 +26,7 @@ from repo_interp.analysis.room import batch_limit, require_memory_for_pass
 from repo_interp.errors import InputError
 from repo_interp.experiments.generated_scores import needle_scores, question_scores
 from repo_interp.experiments.resumable_grid import ResumableGrid, belonging_to
-from repo_interp.experiments.task_scores import task_scores
+from repo_interp.experiments.task_scores import sets_named, task_scores
 from repo_interp.models.bridge import model_of, tokenizer_of
 from repo_interp.models.capture import decode
 from repo_interp.models.provenance import identity, length_trained, loaded_from
@@ -44,7 +44,7 @@ from repo_interp.training.trained import in_tokens_of, puts_into_any_tokens, tra
 def score(
     bridge: nn.Module,
     task: str | Task | None = None,
-    test_sets: Sequence[str] | None = None,
+    test_sets: Sequence[str | int] | str | int | None = None,
     count: int = 200,
     seed: int = 0,
     answers: str = "forced",
@@ -70,6 +70,7 @@ def score(
             f"the task {chosen.name} has {wanted} tokens, the checkpoint {present}; wanted a checkpoint trained on it"
         )
     size = batch_limit(bridge, batch_size)
+    test_sets = None if test_sets is None else sets_named(test_sets)
     for name in test_sets or ():
         longest = max(len(prompt.tokens) for prompt in chosen.prompts(1, seed, name))
         require_memory_for_pass(bridge, longest, min(count, size.of_length(longest)))
@@ -82,7 +83,7 @@ def score(
 
 def score_needles(
     bridge: Any,
-    lengths: Sequence[int] | None = None,
+    lengths: Sequence[int] | int | None = None,
     variant: str = "multikey_1",
     count: int = 20,
     seed: int = 0,
@@ -99,10 +100,12 @@ def score_needles(
     tokenizer, and for what `needle_scores` refuses.
     """
     tokenizer = _tokenizer(bridge)
-    lengths = [multiple * length_trained(bridge) for multiple in (1, 2, 4)] if lengths is None else list(lengths)
+    if lengths is None:
+        lengths = [multiple * length_trained(bridge) for multiple in (1, 2, 4)]
+    lengths = [int(length) for length in sets_named(lengths)]
     size = batch_limit(bridge, batch_size)
     asked = {"task": "ruler", "lengths": lengths, "variant": variant, "count": count, "seed": seed, **options}
-    first = niah(tokenizer, variant, lengths[0], 1, seed, answer="none", **options) if lengths else []
+    first = niah(tokenizer, variant, lengths[0], 1, seed, answer="none", **options)
     grid = _grid(bridge, first, store, store_every, {**asked, "batch_size": size})
     scores = needle_scores(model_of(bridge), tokenizer, lengths, variant, count, seed, size, progress, grid, **options)
     return _run(bridge, scores, [niah(tokenizer, variant, length, count, seed, answer="none", **options) for length in lengths])

@@ -90,15 +90,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="ruler (needle in a haystack), or a synthetic task of ours (default: the task that the checkpoint was trained on by "
         "repo-interp train, else ruler)",
     )
-    generated.add_argument("--variant", choices=_VARIANTS, default="multikey_1", help="of ruler (default: multikey_1)")
+    generated.add_argument("--variant", choices=_VARIANTS, help="of ruler (default: multikey_1)")
     generated.add_argument(
         "--length",
         type=tokens,
         metavar="N",
         help="tokens of a ruler prompt (default: the training length, at most 4096), or the test set of a synthetic task",
     )
-    generated.add_argument("--count", type=count, default=20, metavar="N", help="how many prompts (default: 20)")
-    generated.add_argument("--seed", type=seed, default=0, help="seed of the prompts (default: 0)")
+    generated.add_argument("--count", type=count, metavar="N", help="how many prompts (default: 20)")
+    generated.add_argument("--seed", type=seed, help="seed of the prompts (default: 0)")
     add_device(parser)
     add_batch_size(parser, default=1)
 
@@ -129,9 +129,9 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.tasks.prompt.jsonl import read_prompts
 
     console = Console()
-    if (code := gone_on_with(console, arguments)) is not None:
-        return code
     name = arguments.checkpoint or DEFAULT
+    if (code := gone_on_with(console, arguments, name, makes_scores=False)) is not None:
+        return code
     for measure in arguments.measures or ():
         measure_named(measure)  # an unknown name is refused before the checkpoint is read
     experiments = [experiment_named(experiment) for experiment in arguments.experiments]
@@ -140,6 +140,7 @@ def run(arguments: argparse.Namespace) -> int:
     path = find(name)
     bridge = load(path, **placed(arguments))
     if arguments.prompts is not None:
+        _require_none_made(arguments)
         prompts, task = read_prompts(arguments.prompts, tokenizer=bridge.tokenizer, vocab_size=bridge.cfg.d_vocab), None
     else:
         with steps(console) as step:
@@ -240,6 +241,17 @@ def _with_parameters(measures, experiments, parameters):
     return [configured[measure.name] for measure in measures], [configured[experiment.name] for experiment in experiments]
 
 
+def _require_none_made(arguments: argparse.Namespace) -> None:
+    """Raise InputError for options of prompts that are made, beside a file of prompts."""
+    from repo_interp.errors import InputError
+
+    for option in ("task", "variant", "length", "count", "seed"):
+        if getattr(arguments, option) is not None:
+            raise InputError(
+                f"--{option} is of prompts that are made, and --prompts gives a file of them; leave one of the two out"
+            )
+
+
 def _make_prompts(arguments: argparse.Namespace, bridge, path: str):
     """Prompts and their task; None for those of ruler, which are judged by the tokens that they mark as generated."""
     from repo_interp import tasks
@@ -248,6 +260,8 @@ def _make_prompts(arguments: argparse.Namespace, bridge, path: str):
     from repo_interp.models.provenance import loaded_from
     from repo_interp.training.trained import trained_task
 
+    count = 20 if arguments.count is None else arguments.count
+    seed = 0 if arguments.seed is None else arguments.seed
     trained = trained_task(path)
     name = arguments.task or (trained.name if trained is not None else "ruler")
     if name == "ruler":
@@ -255,15 +269,17 @@ def _make_prompts(arguments: argparse.Namespace, bridge, path: str):
         length = arguments.length or min(4096, origin.training_length if origin else 4096)
         if bridge.tokenizer is None:
             raise InputError("this checkpoint has no tokenizer, so no prompts can be made for it; give --prompts with token ids")
-        count, seed = arguments.count, arguments.seed
         require_room_for_prompts(count, length)
-        return tasks.niah(bridge.tokenizer, variant=arguments.variant, length=length, count=count, seed=seed), None
+        variant = arguments.variant or "multikey_1"
+        return tasks.niah(bridge.tokenizer, variant=variant, length=length, count=count, seed=seed), None
+    if arguments.variant is not None:
+        raise InputError(f"--variant is of the task ruler, and this checkpoint is asked {name}; give --task ruler with it")
     task = trained if trained is not None and trained.name == name else tasks.make_task(name)
     if bridge.cfg.d_vocab < task.vocabulary_size:
         raise InputError(
             f"the task {name} has {task.vocabulary_size} tokens, the checkpoint {bridge.cfg.d_vocab}; "
             "wanted a checkpoint trained on it, or --prompts"
         )
-    require_room_for_prompts(arguments.count, arguments.length or task.training_length)
+    require_room_for_prompts(count, arguments.length or task.training_length)
     test_set = None if arguments.length is None else str(arguments.length)
-    return task.prompts(arguments.count, seed=arguments.seed, test_set=test_set), task
+    return task.prompts(count, seed=seed, test_set=test_set), task

@@ -15,7 +15,7 @@ KEEP_EVERY = 10.0
 """Seconds between writes of finished batches to disk, from which an interrupted or killed command goes on."""
 
 
-def gone_on_with(console: Console, arguments: argparse.Namespace) -> int | None:
+def gone_on_with(console: Console, arguments: argparse.Namespace, checkpoint: str, makes_scores: bool) -> int | None:
     """The exit code, where `--resume` finds that all is measured in `--out`, and draws what is not drawn yet; None where it is not.
 
     Raises InputError for a `--resume` without `--out`, or beside `--overwrite`.
@@ -38,6 +38,7 @@ def gone_on_with(console: Console, arguments: argparse.Namespace) -> int | None:
         return None
     if not processes.is_first():
         return 0
+    _require_same(out, checkpoint, makes_scores)
     if reached == "finished":
         from repo_interp.cli.console import plain
 
@@ -46,6 +47,24 @@ def gone_on_with(console: Console, arguments: argparse.Namespace) -> int | None:
     with processes.alone(), claimed(out, out.name, overwrite=True) as results:
         published = results.draw(read_run(results.data_file), write_report)
     return print_results(console, results, published)
+
+
+def _require_same(out: Path, checkpoint: str, makes_scores: bool) -> None:
+    """Raise InputError where the run in `out` was made by another command, or of another checkpoint."""
+    from repo_interp.cli.checkpoint import find
+    from repo_interp.errors import InputError
+    from repo_interp.models.checkpoints import identify
+    from repo_interp.models.provenance import checkpoint_digest
+    from repo_interp.run import read_run
+
+    run = read_run(out)
+    if ("scores" in run.children) is not makes_scores:
+        kind = "an analysis" if makes_scores else "scores"
+        raise InputError(f"{out} holds {kind}, which --resume of this command cannot go on with; give another --out")
+    if run.attrs.get("checkpoint_digest") != checkpoint_digest(identify(find(checkpoint)).directory):
+        raise InputError(
+            f"{out} holds results of another checkpoint ({run.attrs.get('checkpoint')}); give another --out, or --overwrite"
+        )
 
 
 def print_results(console: Console, results: Results, published: Published) -> int:

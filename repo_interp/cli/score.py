@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     console = Console()
     _require_fitting_options(arguments)
-    if (code := gone_on_with(console, arguments)) is not None:
+    if (code := gone_on_with(console, arguments, arguments.checkpoint, makes_scores=True)) is not None:
         return code
     path = find(arguments.checkpoint)
     scaling = _scaling(arguments.scaling, training_length(identify(path).config))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 SUMMARY = "Train a small model on a task with any position scheme, or go on from a checkpoint with another scheme."
 
+_SIZES = ("layers", "width", "heads", "kv_heads", "feed_forward", "initial_deviation")
+"""What only a fresh model has."""
 _SHORT = {"index_share_until": ("--index-share-until", "--p-drop")}
 
 
@@ -122,7 +125,23 @@ def _runs(arguments: argparse.Namespace) -> list[Run]:
     if arguments.seeds is not None and arguments.seed is not None:
         raise InputError("--seed is for one run and --seeds for several; give one of them")
     seeds = arguments.seeds or (None,)
-    return [_one_run(arguments, seed) for seed in seeds]
+    runs = [_one_run(arguments, seed) for seed in seeds]
+    if arguments.overwrite:
+        _require_apart(runs)
+    return runs
+
+
+def _require_apart(runs: Sequence[Run]) -> None:
+    """Raise InputError where a run continues what would be removed to begin the runs anew."""
+    from repo_interp.errors import InputError
+    from repo_interp.models.checkpoints import identify
+
+    removed = [folder.directory.resolve() for _, folder in runs]
+    for continued in dict.fromkeys(configuration.continue_from for configuration, _ in runs if configuration.continue_from):
+        directory = identify(continued).directory.resolve()
+        inside = next((place for place in removed if directory.is_relative_to(place)), None)
+        if inside is not None:
+            raise InputError(f"{continued} is continued, and --overwrite would remove it with {inside.name}; give another --out")
 
 
 def _one_run(arguments: argparse.Namespace, seed: int | None) -> Run:
@@ -147,6 +166,12 @@ def _one_run(arguments: argparse.Namespace, seed: int | None) -> Run:
             )
         return configuration, folder
     task = str(asked["task"])
+    sizes = [name for name in _SIZES if getattr(arguments, name) is not None]
+    if asked.get("continue_from") and sizes:
+        flag = sizes[0].replace("_", "-")
+        raise InputError(
+            f"--{flag} is of a fresh model, and {asked['continue_from']} keeps its own size and weights; leave it out"
+        )
     configuration = replaced(
         TrainingConfiguration(task=task), _joined(recipe(task, continued=bool(asked.get("continue_from"))), asked)
     )

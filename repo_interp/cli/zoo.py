@@ -124,12 +124,15 @@ def _train(console: Console, arguments: argparse.Namespace) -> int:
     from repo_interp.cli.progress import steps
     from repo_interp.cli.training_display import EVERY
     from repo_interp.errors import InputError
+    from repo_interp.files import require_directory
     from repo_interp.training.folder import TrainingFolder
     from repo_interp.training.plan import AHEAD, PLAN, chosen, planned_runs
     from repo_interp.training.shipping import make, unfinished
 
     if processes.count() > 1 and arguments.jobs > 1:
         raise InputError("--jobs is for one process; several that were launched together train one run each: leave it out")
+    if arguments.into:
+        require_directory(Path(arguments.into))
     runs = planned_runs(chosen((*PLAN, *AHEAD) if arguments.names else PLAN, arguments.names))
     waiting = processes.from_first(lambda: unfinished(runs))
     console.print(f"{len(runs)} training runs, {len(runs) - len(waiting)} of them finished", highlight=False)

@@ -22,6 +22,7 @@ from repo_interp.experiments.resumable_grid import ResumableGrid
 from repo_interp.models.reposition import longest_prompt
 from repo_interp.side_by_side import BatchSize, batches
 from repo_interp.tasks import Prompt, Response, Task
+from repo_interp.tasks.task import PlainText
 from repo_interp.training.responses import forced_responses, generated_responses
 
 ANSWERS = ("forced", "generated")
@@ -49,7 +50,11 @@ def task_scores(
     """
     if answers not in ANSWERS:
         raise InputError(f"answers {answers!r} are unknown; wanted one of {', '.join(ANSWERS)}")
-    chosen = list(task.test_sets if test_sets is None else test_sets)
+    if answers == "generated" and isinstance(task, PlainText):
+        raise InputError(
+            f"{task.name} is scored by the log perplexity of its text, so nothing is generated; leave the answers out"
+        )
+    chosen = list(task.test_sets) if test_sets is None else sets_named(test_sets)
     longest, left_out = longest_prompt(model), []
     asked: dict[str, list[Prompt]] = {}
     for test_set in chosen:
@@ -96,6 +101,18 @@ def task_scores(
         "left_out": left_out,
     }
     return result.assign_attrs(attributes | options | {"higher_is_better": str(task.higher_is_better)})
+
+
+def sets_named(test_sets: Sequence[str | int] | str | int) -> list[str]:
+    """Names of test sets, from one or several, which may be whole numbers. Raises InputError for none, and for one that is named twice."""
+    several = [test_sets] if isinstance(test_sets, str | int) else test_sets
+    names = [str(int(name)) if str(name).isdecimal() else str(name) for name in several]
+    twice = [name for place, name in enumerate(names) if name in names[:place]]
+    if not names or twice:
+        raise InputError(
+            f"test set {twice[0]!r} was asked for twice; name it once" if twice else "no test set was named; name one or more"
+        )
+    return names
 
 
 def score_map(prompts: Sequence[Prompt], scores: np.ndarray, axes: Sequence[str]) -> xr.DataArray | None:

@@ -115,6 +115,7 @@ def load_model(
 
 
 def _dtype_named(name: str) -> torch.dtype:
+    name = str(name).removeprefix("torch.")
     if name not in DTYPES:
         raise InputError(f"dtype {name!r} is unknown; wanted one of {', '.join(DTYPES)}")
     return getattr(torch, name)

@@ -13,11 +13,12 @@ Knows nothing about what a change does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -206,11 +207,17 @@ def _pairs(heads: Any) -> list[tuple[int, int]]:
 
 def token_table(tokens: Any) -> Bool[Tensor, "prompt token"]:
     """Which tokens are named: one row for all prompts, or one for each, as long as the last named token needs it."""
+    if not isinstance(tokens, Iterable):
+        raise InputError(f"tokens are indices from 0, for all prompts or a sequence for each; got {tokens!r}")
     named = [each.tolist() if isinstance(each, Tensor) else each for each in tokens]
     by_prompt: list[list[Any]] = (
         [list(each) for each in named] if named and all(hasattr(each, "__len__") for each in named) else [named]
     )
     indices: list[Any] = [token for each in by_prompt for token in each]
+    if any(isinstance(token, bool | np.bool_) for token in indices):
+        raise InputError(
+            "tokens are indices from 0, and a mask was given; give mask.nonzero()[:, 0], or a sequence for each prompt"
+        )
     if not indices or not all(hasattr(token, "__index__") for token in indices) or min(indices) < 0:
         raise InputError(f"tokens are indices from 0, for all prompts or a sequence for each; got {tokens!r}")
     table = torch.zeros(len(by_prompt), max(indices) + 1, dtype=torch.bool)
