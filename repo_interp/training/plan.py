@@ -169,6 +169,10 @@ def _plan() -> Iterator[Planned]:
     for scheme in ("r2n1", "n2r1"):
         yield Planned(f"language/{scheme}", scheme, continue_from="language/rope", weights=())
 
+    # A larger language model on longer windows: do learned positions take part there? Its weights, 29 MB each, are too large to ship.
+    yield Planned("language/rope_512", "rope", fields={**_LARGER, "steps": 1000}, weights=())
+    yield Planned("language/repo_512", "repo@1/3", (0,), "language/rope_512", fields=_LARGER_CONTINUED, weights=())
+
 
 _VARIED: Mapping[str, Any] = {
     "task_options": {"sequences": 6, "first_sequences": 6, "fewest": 1, "questions": 6, "separator": 1, "test_from": 2},
@@ -183,33 +187,6 @@ run."""
 _COPYING = ("rope", "alibi", "kerple", "fire", "hope")
 _ABLATIONS = ("hope_ab1", "hope_ab2", "hope_ab3", "rope_high")
 """Of HoPE."""
-
-# RePo with RoPE in the first layer: in all layers, flip-flop was not learned in a pilot of this budget.
-_CONTEXTUAL = (("learned", "learned"), ("rope", "rope"), ("cope", "cope"), ("repo", "repo@1/3"))
-"""Name and layout of the schemes that CoPE's tasks compare, and RePo."""
-
-
-def _contextual(scheme: str) -> Mapping[str, Any]:
-    return {"scheme_options": {"p_max": 64}} if scheme == "cope" else {}
-
-
-PLAN: tuple[Planned, ...] = tuple(_plan())
-"""Every checkpoint of the zoo."""
-
-
-def _ahead() -> Iterator[Planned]:
-    three = (0, 1, 2)
-    # A larger language model on longer windows: do learned positions take part there? Its weights, 29 MB each, are too large to ship.
-    yield Planned("language/rope_512", "rope", fields={**_LARGER, "steps": 1000}, weights=())
-    for name, layout in (("repo_512", "repo@1/3"), ("rope_continued_512", "rope"), ("nope_512", "nope")):
-        yield Planned(f"language/{name}", layout, (0,), "language/rope_512", fields=_LARGER_CONTINUED, weights=())
-    # For C3; CPU minutes of a run: 12, CoPE 77.
-    for suffix, variables in (("", 1), ("_3", 3), ("_5", 5)):
-        options = {"variables": variables, "operations": 256}
-        for name, layout in _CONTEXTUAL:
-            fields = {**_contextual(name), "task_options": options, "batch": 16, "score_prompts": 2000}
-            yield Planned(f"counting/{name}{suffix}_256", layout, three, fields=fields, weights=(0,) if name == "cope" else ())
-
 
 _LARGER: Mapping[str, Any] = {
     "task_options": {"length": 512},
@@ -231,6 +208,31 @@ _LARGER_CONTINUED: Mapping[str, Any] = {
     "precision": "bfloat16",
     "score_every": 200,
 }
+
+# RePo with RoPE in the first layer: in all layers, flip-flop was not learned in a pilot of this budget.
+_CONTEXTUAL = (("learned", "learned"), ("rope", "rope"), ("cope", "cope"), ("repo", "repo@1/3"))
+"""Name and layout of the schemes that CoPE's tasks compare, and RePo."""
+
+
+def _contextual(scheme: str) -> Mapping[str, Any]:
+    return {"scheme_options": {"p_max": 64}} if scheme == "cope" else {}
+
+
+PLAN: tuple[Planned, ...] = tuple(_plan())
+"""Every checkpoint of the zoo."""
+
+
+def _ahead() -> Iterator[Planned]:
+    three = (0, 1, 2)
+    for name, layout in (("rope_continued_512", "rope"), ("nope_512", "nope")):
+        yield Planned(f"language/{name}", layout, (0,), "language/rope_512", fields=_LARGER_CONTINUED, weights=())
+    # For C3; CPU minutes of a run: 12, CoPE 77.
+    for suffix, variables in (("", 1), ("_3", 3), ("_5", 5)):
+        options = {"variables": variables, "operations": 256}
+        for name, layout in _CONTEXTUAL:
+            fields = {**_contextual(name), "task_options": options, "batch": 16, "score_prompts": 2000}
+            yield Planned(f"counting/{name}{suffix}_256", layout, three, fields=fields, weights=(0,) if name == "cope" else ())
+
 
 AHEAD: tuple[Planned, ...] = tuple(_ahead())
 """Checkpoints that are planned and not trained yet, in the order of what they decide. `repo-interp zoo train NAME` trains them; with their
