@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: env analyze test lint types format bench fuzz trust figures pretrained docs notebooks zoo clean
+.PHONY: env analyze test lint types format bench fuzz trust figures pretrained larger docs notebooks zoo clean
 .DEFAULT_GOAL := analyze
 
 env: $(VENV)/.installed
@@ -65,6 +65,14 @@ pretrained: env
 		$(foreach scheme,repo rope,--checkpoint smollm2-135m-$(scheme)=smollm2-135m/$(scheme)) \
 		--set corpus=installed-prose --set sequences=4 --experiment fits --experiment tolerance \
 		--out figures/smollm2-135m-repo/prose --cache figures/.cache --overwrite
+
+# A language model of 8 layers x 256 on windows of 512 tokens, and RePo's claims on it: an hour and a half of training on one core, whose
+# weights are too large to ship. Interrupted, the next time goes on.
+larger: env
+	$(BIN)/repo-interp zoo train language/repo_512
+	$(BIN)/repo-interp figures repo --no-zoo --checkpoint language-512-repo=runs/zoo/language/repo_512 \
+		--experiment 'ranges of positions' --experiment 'chunks of positions' --experiment causes --experiment segments \
+		--set prompts=16 --out figures/language-512-repo/held-out --cache figures/.cache --overwrite
 
 # Every notebook, from a clean kernel; then read their prose against what they show.
 notebooks: env
