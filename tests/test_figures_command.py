@@ -25,7 +25,7 @@ from repo_interp.papers.kit.paper_directory import stem
 from repo_interp.papers.kit.scale import Scale, difference, scale_beside, scale_of
 from repo_interp.papers.kit.subjects import ZOO, file_digest, given
 
-SIZES = ["sequences=2", "repeats=2", "controls=0", "batch_size=2"]
+SIZES = ["sequences=2", "repeats=2", "controls=1", "batch_size=2"]
 
 
 @pytest.fixture(scope="module")
@@ -265,7 +265,7 @@ def test_a_users_data_set_goes_to_the_papers_that_take_it(tmp_path):
 
 def test_how_long_it_takes_is_measured(checkpoints, tmp_path):
     hope = paper("hope")
-    small = hope.options(sequences=2, repeats=2, controls=0)
+    small = hope.options(sequences=2, repeats=2, controls=1)
 
     def estimate(users: dict[str, str]) -> float | None:
         return Build(hope, given([], users), small, "make", tmp_path / "hope").estimate()
@@ -281,7 +281,7 @@ def test_the_last_time_is_that_of_the_same_experiments(checkpoints, tmp_path):
 
     def build(*experiments: Experiment) -> Build:
         some = replace(hope, experiments=experiments)
-        return Build(some, users, hope.options(sequences=2, repeats=2, controls=0), "make", tmp_path / "hope")
+        return Build(some, users, hope.options(sequences=2, repeats=2, controls=1), "make", tmp_path / "hope")
 
     first, second, *_ = hope.experiments
     build(first).make(tmp_path / "kept", lambda _: None, durations)

@@ -143,7 +143,7 @@ def test_fixed_slopes_may_be_others():
 
 def test_the_smallest_embedding_has_two_vectors_and_a_network_the_paper_s_width():
     assert InterpolatedEmbedding(2, 4).maximum == 1.0
-    with pytest.raises(ValueError, match="whole positions and needs at least 2"):
+    with pytest.raises(ValueError, match="at least 2 whole positions"):
         InterpolatedEmbedding(1, 4)
     network = PositionMLP(4)
     assert (network.hidden.out_features, network.unit) == (64, 64.0)

@@ -167,7 +167,10 @@ class SchemeBuilder:
             return FixedSlopes(self.heads)
         if scheme == "cope_mlp":
             return PositionMLP(d_head)
-        return InterpolatedEmbedding(self.options.p_max or self.length, d_head)
+        positions = self.options.p_max or self.length
+        if positions < 2:
+            raise InputError(f"CoPE interpolates between whole positions and needs at least 2; got p_max = {positions}")
+        return InterpolatedEmbedding(positions, d_head)
 
 
 def carried(chosen: Float[Tensor, "component"], rotation: Rotation) -> Float[Tensor, "component"]:

@@ -32,7 +32,6 @@ import torch
 from jaxtyping import Bool, Float, Num
 from torch import Tensor, nn
 
-from repo_interp.errors import InputError
 from repo_interp.positions.biases import geometric_slopes
 from repo_interp.positions.logits import PositionLogits, exact, full_precision, grouped_product
 from repo_interp.positions.piecewise import relu_network
@@ -82,7 +81,7 @@ class InterpolatedEmbedding(PositionMap):
         """`p_max` vectors of width `d_head`, for positions 0 .. p_max - 1."""
         super().__init__()
         if p_max < 2:
-            raise InputError(f"CoPE interpolates between whole positions and needs at least 2; got p_max = {p_max}")
+            raise ValueError(f"interpolation needs at least 2 whole positions; got p_max = {p_max}")
         self.weight = nn.Parameter(torch.zeros(p_max, d_head))
 
     @property
