@@ -16,7 +16,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.lines import Line2D
 
-from repo_interp.plots.marks.drawing import legend_below, scheme_swatches
+from repo_interp.plots.marks.drawing import legend_below, name_ticks, scheme_swatches
 from repo_interp.plots.marks.reading import group, schemes, unit_label
 from repo_interp.plots.marks.table import Table, cells
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
@@ -61,8 +61,8 @@ def extrapolation_by_length(run: xr.DataTree) -> PaperFigure:
     for ax in (by_length, perplexity):
         _length_axis(ax, lengths, int(dataset.attrs["training_length"]))
     by_length.set_ylim(0, None)
-    by_layer.set(ylim=(0, None), xlim=(-0.5, kl.sizes["layer"] - 0.5), xlabel="layer", xticks=range(kl.sizes["layer"]))
-    by_layer.set_xticklabels([str(layer) for layer in kl["layer"].values])
+    by_layer.set(ylim=(0, None), xlim=(-0.5, kl.sizes["layer"] - 0.5), xlabel="layer")
+    name_ticks(by_layer.xaxis, kl["layer"].values, 8)
     scheme_swatches(by_layer, schemes(dataset), "x")
     by_layer.grid(axis="y")
     handles = [Line2D([], [], **_look(str(name)), label=METHOD_NAMES.get(str(name), str(name))) for name in kl["method"].values]
@@ -97,7 +97,7 @@ def output_traces(run: xr.DataTree) -> PaperFigure:
         ax.add_collection(parts)
         ax.plot(*line[0], "o", markerfacecolor="white", markeredgecolor=shades(0.5), markersize=3.5, zorder=4)
         ax.plot(*line[-1], "o", color=shades(1.0), markeredgewidth=0, markersize=3.5, zorder=4)
-        ax.set_title(f"query {int(trace['trace']):,}: {share:.0f} % outside")
+        ax.set_title(f"query {int(trace['trace']):,}\n{share:.0f} % outside")
     for ax in axes.flat[len(traces) :]:
         ax.set_visible(False)
     figure.supxlabel(f"first component ({shares[0]:.0f} % of variance)", fontsize=7)
