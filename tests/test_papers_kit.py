@@ -359,6 +359,7 @@ def test_a_checkpoint_beside_the_zoo_has_a_section_of_its_own(tmp_path):
     own = page.partition("## real")[2].partition("## Claims")[0]
     assert "- *Depends on what it reads*: " in own and "(X1, code: holds, prose: does not hold)" in own
     assert "| claim | what the paper says | paper's number | code | prose | zoo's primary |" in own
+    assert "| **holds**: 0.6 | " in own
     assert "make code" in own and "real/prose/mine/shares.png" in own
     assert page_above(tmp_path / "real" / "code") == tmp_path
     assert page_above(tmp_path / "real" / "code" / "deeper") is None

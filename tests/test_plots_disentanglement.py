@@ -176,6 +176,13 @@ def test_extrapolation_is_drawn_by_method_and_length(run):
     np.testing.assert_allclose(line.get_ydata(), group["kl"].sel({"method": "plain", "length": 64}))
 
 
+def test_layers_that_leave_far_further_than_others_do_not_hide_these(run):
+    assert extrapolation_by_length(run).axes[2].get_yscale() == "linear"
+    far = run.copy()
+    far["extrapolation/kl"] = far["extrapolation/kl"].where(far["extrapolation/layer"] > 0, 1000 * far["extrapolation/kl"])
+    assert extrapolation_by_length(far).axes[2].get_yscale() == "log"
+
+
 def test_traces_wander_in_the_plane_of_the_reference(run):
     figure = traces_in_plane(run)
     group = run["output_traces"]

@@ -277,8 +277,14 @@ def test_test_sets_are_named_by_one_or_several_numbers_or_texts_each_once(bridge
     for one in ("12", 12, [12], ("012",)):
         assert ri.score(bridge, test_sets=one, count=2)["scores"]["test_set"].values.tolist() == ["12"]
     for none in ([], [3, "03"]):
-        with pytest.raises(InputError, match=r"no test set was named|test set '3' was asked for twice"):
+        with pytest.raises(InputError, match=r"^test sets: (none was given|3 was asked for twice)"):
             ri.score(bridge, test_sets=none, count=2)
+
+
+@pytest.mark.parametrize("lengths", [["x"], [1.5], 300.5, [], [300, 300]])
+def test_lengths_of_needles_are_whole_numbers_each_once(lengths):
+    with pytest.raises(InputError, match="number"):
+        ri.score_needles(ri.zoo("language/rope"), lengths, count=1)
 
 
 def test_text_that_is_scored_by_its_perplexity_is_not_generated():

@@ -38,6 +38,7 @@ from repo_interp.tasks import Prompt, Task, make_task
 from repo_interp.tasks.data_sets import data_set_prompts
 from repo_interp.tasks.niah import niah
 from repo_interp.tasks.prompt import digest as prompts_digest
+from repo_interp.tasks.task import whole_number
 from repo_interp.training.trained import in_tokens_of, puts_into_any_tokens, trained_task
 
 
@@ -102,7 +103,7 @@ def score_needles(
     tokenizer = _tokenizer(bridge)
     if lengths is None:
         lengths = [multiple * length_trained(bridge) for multiple in (1, 2, 4)]
-    lengths = [int(length) for length in sets_named(lengths)]
+    lengths = [whole_number(length, "the number of tokens") for length in sets_named(lengths)]
     size = batch_limit(bridge, batch_size)
     asked = {"task": "ruler", "lengths": lengths, "variant": variant, "count": count, "seed": seed, **options}
     first = niah(tokenizer, variant, lengths[0], 1, seed, answer="none", **options)

@@ -105,13 +105,14 @@ def task_scores(
 
 def sets_named(test_sets: Sequence[str | int] | str | int) -> list[str]:
     """Names of test sets, from one or several, which may be whole numbers. Raises InputError for none, and for one that is named twice."""
-    several = [test_sets] if isinstance(test_sets, str | int) else test_sets
+    several = [test_sets] if isinstance(test_sets, str | int | float) else test_sets
     names = [str(int(name)) if str(name).isdecimal() else str(name) for name in several]
     twice = [name for place, name in enumerate(names) if name in names[:place]]
     if not names or twice:
-        raise InputError(
-            f"test set {twice[0]!r} was asked for twice; name it once" if twice else "no test set was named; name one or more"
+        wanted = (
+            f"{twice[0]} was asked for twice; give each number or name once" if twice else "none was given; give a number or name"
         )
+        raise InputError(f"test sets: {wanted}")
     return names
 
 

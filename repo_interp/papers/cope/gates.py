@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,7 +33,7 @@ from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import Claim, Evidence
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, each
 from repo_interp.papers.kit.rules import All, AtLeast, AtMost, BeyondNull, Observed
-from repo_interp.papers.kit.scores import ScoreOptions, of_tasks, task_digest
+from repo_interp.papers.kit.scores import ScoreOptions, of_tasks
 from repo_interp.papers.kit.subjects import Subject
 from repo_interp.plots.marks.drawing import legend_below
 from repo_interp.plots.style import COLUMN_WIDTH, SCHEME_COLOURS, PaperFigure, darker, paper_figure, style
@@ -103,8 +102,7 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> tupl
     """The name of the checkpoint and its gates, as `measure_gates` describes them."""
     (subject,) = subjects
     assert subject.configuration is not None and subject.task is not None, subject.path
-    texts = task_digest(Path(subject.path), subject.configuration, subject.task)
-    depends = {"gate_texts": options.gate_texts, "draws": options.draws, "texts": texts}
+    depends = {"gate_texts": options.gate_texts, "draws": options.draws, "tokenizer": subject.tokenizer_digest}
     return subject.name, subject.measured(cache, measure_gates, options, **depends)
 
 

@@ -134,7 +134,8 @@ def _row(subject: OwnSubject, paper: Paper, claim: Claim, verdicts: Sequence[Row
     for data in subject.pages:
         own = subject.rows(data, paper, claim)
         numbers = [row["ours"] + (f" ± {row['spread']}" if row["spread"] else "") for row in own if row["ours"]]
-        row[data] = f"{together(own)}{': ' if numbers else ''}{'; '.join(numbers)}" if own else ""
+        why = reason(own) if not numbers else ""
+        row[data] = ": ".join(filter(None, (together(own).partition(":")[0], why, "; ".join(numbers)))) if own else ""
     return row
 
 

@@ -11,7 +11,6 @@ Knows nothing about claims and figures.
 from __future__ import annotations
 
 import hashlib
-import platform
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +25,7 @@ from repo_interp.models.interventions.extension import extended
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.recorded_scores import Recorded, final_losses, recorded_scores, unequal_budgets
 from repo_interp.papers.kit.samples import Sample
-from repo_interp.papers.kit.subjects import Subject, records_of, seeds_of
+from repo_interp.papers.kit.subjects import Subject, records_of, seeds_of, texts_of
 from repo_interp.tasks import Task
 from repo_interp.training.configuration import TrainingConfiguration
 from repo_interp.training.trained import configured_task
@@ -210,10 +209,7 @@ def task_digest(path: Path, configuration: TrainingConfiguration, task: Task) ->
     tokenizer = path / "tokenizer.json"
     if tokenizer.is_file():
         digest.update(tokenizer.read_bytes())
-    if configuration.task == "language":
-        digest.update(platform.python_version().encode())  # by default the corpus is Python's own sources
-        if configuration.task_options.get("corpus"):
-            digest.update(task.data.held_out.tobytes())  # pyright: ignore[reportAttributeAccessIssue]
+    digest.update(texts_of(task).encode())
     return digest.hexdigest()
 
 

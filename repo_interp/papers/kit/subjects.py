@@ -137,16 +137,15 @@ class Subject:
         known = self._decisive(options) | depends
         return cache.dataset(function, known, self, options, cache.points(function, known))
 
-    @cached_property
-    def _texts(self) -> str:
-        """What decides the text of prompts beside options: Python's version, whose sources are read by default, or the corpus."""
-        if self.task is None or not self.task.options().get("corpus"):
-            return platform.python_version()
-        return hashlib.sha256(self.task.data.held_out.tobytes()).hexdigest()  # pyright: ignore[reportAttributeAccessIssue]
-
     def _decisive(self, options: Any) -> dict[str, str | int | float]:
         task = "" if self.task is None else json.dumps([self.task.name, self.task.options()], sort_keys=True)
-        fixed = {"checkpoint": self.digest, "task": task, "texts": self._texts, "seed": options.seed, "device": options.device}
+        fixed = {
+            "checkpoint": self.digest,
+            "task": task,
+            "texts": texts_of(self.task),
+            "seed": options.seed,
+            "device": options.device,
+        }
         return {**fixed, "batch_size": options.batch_size}
 
 
@@ -232,6 +231,13 @@ def digest(path: str | os.PathLike[str]) -> str:
             f"there is no checkpoint at {directory}; wanted a directory with config.json and weights, or with scores.json"
         )
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def texts_of(task: Task | None) -> str:
+    """What decides the text of prompts beside the task's options: Python's version, whose sources are read by default, or the corpus."""
+    if task is None or not task.options().get("corpus"):
+        return platform.python_version()
+    return hashlib.sha256(task.data.held_out.tobytes()).hexdigest()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def file_digest(file: str | os.PathLike[str]) -> str:

@@ -30,6 +30,8 @@ METHOD_LOOKS: dict[str, dict[str, Any]] = {
 }
 METHOD_NAMES = {"plain": "plain", "lm_infinite": "LM-Infinite", "interpolation": "position interpolation", "yarn": "YaRN"}
 FLOOR: dict[str, Any] = {"color": "#9A9A9A", "linewidth": 0.8, "linestyle": (0, (3, 2)), "zorder": 0}
+LOG_ABOVE = 50.0
+"""Largest over smallest KL of a layer from which the axis is logarithmic."""
 TRACE_COLUMNS = 4
 """Queries per row."""
 
@@ -61,7 +63,12 @@ def extrapolation_by_length(run: xr.DataTree) -> PaperFigure:
     for ax in (by_length, perplexity):
         _length_axis(ax, lengths, int(dataset.attrs["training_length"]))
     by_length.set_ylim(0, None)
-    by_layer.set(ylim=(0, None), xlim=(-0.5, kl.sizes["layer"] - 0.5), xlabel="layer")
+    by_layer.set(xlim=(-0.5, kl.sizes["layer"] - 0.5), xlabel="layer")
+    of_layers = kl.values[:, -1]
+    if of_layers.min() > 0 and of_layers.max() > LOG_ABOVE * of_layers.min():  # a few layers leave far further than all others
+        by_layer.set_yscale("log")
+    else:
+        by_layer.set_ylim(0, None)
     name_ticks(by_layer.xaxis, kl["layer"].values, 8)
     scheme_swatches(by_layer, schemes(dataset), "x")
     by_layer.grid(axis="y")
