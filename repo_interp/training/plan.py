@@ -226,12 +226,15 @@ def _ahead() -> Iterator[Planned]:
     three = (0, 1, 2)
     for name, layout in (("rope_continued_512", "rope"), ("nope_512", "nope")):
         yield Planned(f"language/{name}", layout, (0,), "language/rope_512", fields=_LARGER_CONTINUED, weights=())
-    # For C3; CPU minutes of a run: 12, CoPE 77.
+    # For C3. Compiled, a step of CoPE's takes half the time.
+    longer = {"batch": 16, "score_every": 0, "score_prompts": 2000}
     for suffix, variables in (("", 1), ("_3", 3), ("_5", 5)):
         options = {"variables": variables, "operations": 256}
         for name, layout in _CONTEXTUAL:
-            fields = {**_contextual(name), "task_options": options, "batch": 16, "score_prompts": 2000}
-            yield Planned(f"counting/{name}{suffix}_256", layout, three, fields=fields, weights=(0,) if name == "cope" else ())
+            execution = {"execution": "compiled"} if name == "cope" else {}
+            fields = {**_contextual(name), **longer, **execution, "task_options": options}
+            seeds, weights = ((0,) if name == "repo" else three), ((0,) if name == "cope" else ())
+            yield Planned(f"counting/{name}{suffix}_256", layout, seeds, fields=fields, weights=weights)
 
 
 AHEAD: tuple[Planned, ...] = tuple(_ahead())
