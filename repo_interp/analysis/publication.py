@@ -170,7 +170,7 @@ def claimed(
         results = Results(results.directory, data_file, None, ())
     try:
         yield results
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Taken):
         raise
     except OSError as error:
         if error.errno not in _NO_ROOM:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from repo_interp.cli.options import (
     add_batch_size,
@@ -20,6 +20,18 @@ from repo_interp.cli.options import (
     seed,
     tokens,
 )
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+    from repo_interp.analysis.cost import Cost
+    from repo_interp.analysis.publication import Published, Results
+    from repo_interp.cli.console import Console
+    from repo_interp.cli.progress import Step
+    from repo_interp.experiments.experiment import Plan
+    from repo_interp.measures.statistics import Measure
+    from repo_interp.tasks import Task
+    from repo_interp.tasks.prompt import Prompt
 
 SUMMARY = "Measure what the heads of a checkpoint do with positions: a run file, figures and a report page."
 SHARED = True
@@ -106,37 +118,66 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Analyse, write and print; return the exit code."""
     from repo_interp import processes
-    from repo_interp.analysis.analyze import analyze, default_measures, measures_named, require_measurable
-    from repo_interp.analysis.cost import estimate
-    from repo_interp.analysis.notes import RoundedPositions, notes_on
-    from repo_interp.analysis.observing import measures_for
     from repo_interp.analysis.publication import claimed
-    from repo_interp.analysis.room import require_memory
-    from repo_interp.cli.checkpoint import DEFAULT, find, stem
-    from repo_interp.cli.console import Console, plain
+    from repo_interp.cli.checkpoint import DEFAULT, stem
+    from repo_interp.cli.console import Console
     from repo_interp.cli.progress import steps
-    from repo_interp.cli.results import KEEP_EVERY, gone_on_with, print_results
+    from repo_interp.cli.results import asked_as_before, gone_on_with, print_results
     from repo_interp.cli.tables import print_tables
-    from repo_interp.errors import InputError
+
+    console, name = Console(), arguments.checkpoint or DEFAULT
+    if (code := gone_on_with(console, arguments, name, makes_scores=False)) is not None:
+        return code
+    question = _question(console, arguments, name)
+    with claimed(arguments.out, stem(name), arguments.overwrite or arguments.resume) as results:
+        cost = _announced(console, arguments, name, question)
+        with asked_as_before(console, arguments.resume), steps(console) as step:
+            measured = _measured(arguments, question, results, step, cost)
+            if not processes.is_first():
+                return 0
+            published = _published(results, measured, step)
+    print_tables(console, measured)
+    for line in measured.attrs.get("stopped", "").splitlines():
+        console.print(f"not measured: {line}", style="yellow", highlight=False, markup=False)
+    return print_results(console, results, published) or int("stopped" in measured.attrs)
+
+
+@dataclass(frozen=True)
+class _Question:
+    """What is measured of which model on which prompts."""
+
+    bridge: Any
+    prompts: list[Prompt]
+    task: Task | None
+    measures: list[Measure]
+    plans: list[Plan]
+    layers: list[int]
+    heads: list[int] | None
+
+    @property
+    def passes(self) -> list[int]:
+        """Tokens of every prompt that the experiments put through the model."""
+        return [length for plan in self.plans for length in plan.passes]
+
+
+def _question(console: Console, arguments: argparse.Namespace, name: str) -> _Question:
+    """What `arguments` ask of the checkpoint `name`. Raises InputError for what does not fit, unknown names before anything is read."""
+    from repo_interp.analysis.analyze import default_measures, measures_named, require_measurable
+    from repo_interp.analysis.observing import measures_for
+    from repo_interp.cli.checkpoint import find
+    from repo_interp.cli.progress import steps
     from repo_interp.experiments.catalogue import experiment_named, planned
-    from repo_interp.failures import is_out_of_memory
     from repo_interp.measures.catalogue import measure_named
     from repo_interp.models.load import load
     from repo_interp.models.reposition import layout
     from repo_interp.plots.catalogue import view_of
-    from repo_interp.plots.pages.duration import drawing_seconds
-    from repo_interp.plots.pages.report import write_report
     from repo_interp.tasks.prompt.jsonl import read_prompts
 
-    console = Console()
-    name = arguments.checkpoint or DEFAULT
-    if (code := gone_on_with(console, arguments, name, makes_scores=False)) is not None:
-        return code
     for measure in arguments.measures or ():
-        measure_named(measure)  # an unknown name is refused before the checkpoint is read
+        measure_named(measure)
     experiments = [experiment_named(experiment) for experiment in arguments.experiments]
     for measure in arguments.measures or ():
-        view_of(measure)  # and so is a view of another package that cannot be imported
+        view_of(measure)  # one of another package that cannot be imported is refused here too
     path = find(name)
     bridge = load(path, **placed(arguments))
     if arguments.prompts is not None:
@@ -151,66 +192,79 @@ def run(arguments: argparse.Namespace) -> int:
         wanted = tuple(dict.fromkeys((*wanted, "maps")))
         parameters = [*parameters, ("maps.heads", arguments.save_maps)]
     measures, experiments = _with_parameters(measures_named(wanted), experiments, parameters)
-    layers, heads = require_measurable(
-        bridge, prompts, measures_for(bridge, measures), arguments.layers, arguments.heads
-    )  # what does not fit is refused before anything is announced
-    plans = planned(bridge, prompts, experiments, task)
-    passes = [length for plan in plans for length in plan.passes]
-    with claimed(arguments.out, stem(name), arguments.overwrite or arguments.resume) as results:
-        names = [part.name for part in (*measures, *experiments)]
-
-        def estimated():
-            cost = estimate(bridge, prompts, measures, arguments.batch_size, layers, heads, passes)
-            return replace(cost, seconds=cost.seconds / processes.launched() + drawing_seconds(names))
-
-        cost = processes.from_first(estimated)
-        require_memory(cost.bytes * processes.beside() if arguments.device == "cpu" else 0, "this analysis")
-        added = f", experiments {', '.join(arguments.experiments)} ({len(passes):,} more prompts)" if experiments else ""
-        longest = max(len(prompt.tokens) for prompt in prompts)
-        for note in notes_on(bridge, prompts, measures):
-            console.print(note, style="yellow", highlight=False, markup=False)
-        console.print(
-            f"[bold]{plain(name)}[/bold]: {len(prompts)} prompt{'s' if len(prompts) > 1 else ''} of up to {longest} tokens, "
-            f"measures {', '.join(measure.name for measure in measures)}{added}; {cost}"
-            + (f" in each of {processes.count()} processes" if processes.count() > 1 else ""),
-            highlight=False,
-        )
-        with steps(console) as step, warnings.catch_warnings():
-            warnings.simplefilter("ignore", RoundedPositions)  # it was said above
-            try:
-                measured = analyze(
-                    bridge,
-                    prompts,
-                    measures,
-                    layers=arguments.layers,
-                    heads=arguments.heads,
-                    batch_size=arguments.batch_size,
-                    store=results.store,
-                    progress=lambda done, total: step("observing layers", done, total),
-                    experiments=plans,
-                    task=task,
-                    experiment_progress=step,
-                    store_every=KEEP_EVERY,
-                    finished=results.write,
-                )
-            except KeyboardInterrupt as interruption:
-                kept = "finished batches are kept; the same command goes on from there" if results.has_batches else ""
-                raise KeyboardInterrupt("; ".join(filter(None, (str(interruption), kept)))) from None
-            except BaseException as error:
-                if is_out_of_memory(error):
-                    raise InputError(f"not enough memory ({cost}); give shorter prompts or a smaller --batch-size") from None
-                raise
-            if not processes.is_first():
-                return 0
-            published = _published(results, measured, write_report, step)
-    print_tables(console, measured)
-    for line in measured.attrs.get("stopped", "").splitlines():
-        console.print(f"not measured: {line}", style="yellow", highlight=False, markup=False)
-    return print_results(console, results, published) or int("stopped" in measured.attrs)
+    layers, heads = require_measurable(bridge, prompts, measures_for(bridge, measures), arguments.layers, arguments.heads)
+    return _Question(bridge, prompts, task, measures, planned(bridge, prompts, experiments, task), layers, heads)
 
 
-def _published(results, measured, write_report, step):
+def _announced(console: Console, arguments: argparse.Namespace, name: str, question: _Question) -> Cost:
+    """What the analysis will cost, once that and its notes are printed. Raises InputError where there is not enough memory."""
+    from repo_interp import processes
+    from repo_interp.analysis.cost import estimate
+    from repo_interp.analysis.notes import notes_on
+    from repo_interp.analysis.room import require_memory
+    from repo_interp.cli.console import plain
+    from repo_interp.plots.pages.duration import drawing_seconds
+
+    prompts, measures, passes = question.prompts, question.measures, question.passes
+    names = [part.name for part in (*measures, *(plan.experiment for plan in question.plans))]
+
+    def estimated() -> Cost:
+        cost = estimate(question.bridge, prompts, measures, arguments.batch_size, question.layers, question.heads, passes)
+        return replace(cost, seconds=cost.seconds / processes.launched() + drawing_seconds(names))
+
+    cost = processes.from_first(estimated)
+    require_memory(cost.bytes * processes.beside() if arguments.device == "cpu" else 0, "this analysis")
+    for note in notes_on(question.bridge, prompts, measures):
+        console.print(note, style="yellow", highlight=False, markup=False)
+    added = f", experiments {', '.join(arguments.experiments)} ({len(passes):,} more prompts)" if question.plans else ""
+    console.print(
+        f"[bold]{plain(name)}[/bold]: {len(prompts)} prompt{'s' if len(prompts) > 1 else ''} of up to "
+        f"{max(len(prompt.tokens) for prompt in prompts)} tokens, measures {', '.join(measure.name for measure in measures)}{added}; {cost}"
+        + (f" in each of {processes.count()} processes" if processes.count() > 1 else ""),
+        highlight=False,
+    )
+    return cost
+
+
+def _measured(arguments: argparse.Namespace, question: _Question, results: Results, step: Step, cost: Cost) -> xr.DataTree:
+    """The run, written to `results`."""
+    from repo_interp.analysis.analyze import analyze
+    from repo_interp.analysis.notes import RoundedPositions
+    from repo_interp.cli.results import KEEP_EVERY
+    from repo_interp.errors import InputError
+    from repo_interp.failures import is_out_of_memory
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RoundedPositions)  # it was said above
+        try:
+            return analyze(
+                question.bridge,
+                question.prompts,
+                question.measures,
+                layers=arguments.layers,
+                heads=arguments.heads,
+                batch_size=arguments.batch_size,
+                store=results.store,
+                progress=lambda done, total: step("observing layers", done, total),
+                experiments=question.plans,
+                task=question.task,
+                experiment_progress=step,
+                store_every=KEEP_EVERY,
+                finished=results.write,
+            )
+        except KeyboardInterrupt as interruption:
+            kept = "finished batches are kept; the same command goes on from there" if results.has_batches else ""
+            raise KeyboardInterrupt("; ".join(filter(None, (str(interruption), kept)))) from None
+        except BaseException as error:
+            if is_out_of_memory(error):
+                raise InputError(f"not enough memory ({cost}); give shorter prompts or a smaller --batch-size") from None
+            raise
+
+
+def _published(results: Results, measured: xr.DataTree, step: Step) -> Published:
     """What was published: the run is written already, and stays whatever interrupts the drawing."""
+    from repo_interp.plots.pages.report import write_report
+
     step("drawing")
     try:
         return results.draw(measured, partial(write_report, drawn=lambda figure: step(f"drawing {figure}")))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from repo_interp.analysis.publication import Published, Results
@@ -65,6 +68,31 @@ def _require_same(out: Path, checkpoint: str, makes_scores: bool) -> None:
         raise InputError(
             f"{out} holds results of another checkpoint ({run.attrs.get('checkpoint')}); give another --out, or --overwrite"
         )
+
+
+@contextmanager
+def asked_as_before(console: Console, resume: bool) -> Iterator[None]:
+    """While the context lasts, what is kept of another question is thrown away with a line that says so; refused, where it is to go on.
+
+    Raises Taken, and what is kept stays then.
+    """
+    from repo_interp.errors import Taken
+    from repo_interp.experiments.resumable_grid import OtherQuestion
+
+    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if issubclass(category, OtherQuestion):
+            said = f"{message}: thrown away, all is measured from the beginning"
+            console.print(said, style="yellow", highlight=False, markup=False)
+        else:
+            others(message, category, *place, **more)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error" if resume else "always", OtherQuestion)
+        others, warnings.showwarning = warnings.showwarning, show
+        try:
+            yield
+        except OtherQuestion as kept:
+            raise Taken(f"{kept}; give --resume with the command that it was begun with, another --out, or --overwrite") from None
 
 
 def print_results(console: Console, results: Results, published: Published) -> int:

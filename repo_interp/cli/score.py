@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.cli.checkpoint import find
     from repo_interp.cli.console import Console
     from repo_interp.cli.progress import steps
-    from repo_interp.cli.results import gone_on_with, print_results
+    from repo_interp.cli.results import asked_as_before, gone_on_with, print_results
     from repo_interp.cli.tables import print_tables
     from repo_interp.models.checkpoints import identify
     from repo_interp.models.families import training_length
@@ -110,7 +110,11 @@ def run(arguments: argparse.Namespace) -> int:
         console.print(note, style="yellow", highlight=False, markup=False)
     scored = _asked(arguments, bridge, factor)
     replacing = arguments.overwrite or arguments.resume
-    with claimed(arguments.out, f"score-{stem(arguments.checkpoint)}", replacing) as results, steps(console) as step:
+    with (
+        claimed(arguments.out, f"score-{stem(arguments.checkpoint)}", replacing) as results,
+        asked_as_before(console, arguments.resume),
+        steps(console) as step,
+    ):
         step("scoring")
         scores = scored(results.store, lambda done, total: step("scoring, batches", done, total))
         scores.attrs["scaling"] = arguments.scaling or "none"

@@ -3,7 +3,8 @@
     point = a name and a few numbers        DIRECTORY/NAME.json, written whole or not at all
 
 Numbers come back as they were, to the last bit. Several processes share the points of a grid (`processes.spread`). Whoever gives the
-directory sees to it that it belongs to one experiment on one model and its prompts (`belonging_to`). Without a directory nothing is kept.
+directory sees to it that it belongs to one experiment on one model and its prompts (`belonging_to`): what another question left there is
+thrown away, with a warning. Without a directory nothing is kept.
 Knows nothing about what is measured.
 """
 
@@ -13,6 +14,7 @@ import json
 import os
 import shutil
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -25,10 +27,20 @@ Point = dict[str, Any]
 """Numbers and lists of numbers, by name."""
 
 
+class OtherQuestion(UserWarning):
+    """What is kept belongs to another question, and is thrown away."""
+
+
 def belonging_to(fingerprint: str, directory: Path) -> Path:
-    """`directory`, emptied where it holds what belongs to another `fingerprint`."""
+    """`directory`, emptied where it holds what belongs to another `fingerprint`; warns OtherQuestion before."""
     mark = directory / "fingerprint"
     if not mark.is_file() or mark.read_text(encoding="utf-8") != fingerprint:
+        if mark.is_file() and any(path.is_file() and path != mark for path in directory.rglob("*")):
+            warnings.warn(
+                f"{directory} keeps finished parts of another question (prompts, measures or options differ)",
+                OtherQuestion,
+                stacklevel=3,
+            )
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True)
         write_text(mark, fingerprint)
