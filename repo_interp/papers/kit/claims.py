@@ -41,6 +41,10 @@ class Claim:
     """Whether the rule was written blind or after results were seen."""
     scale: Scale | None = None
     """The model that the claim is about, where it is another than its experiment's."""
+    also: tuple[str, ...] = ()
+    """Parts of the same id, of ours, that have to hold too for it to stand: beyond a null, in every seed."""
+    about_each: bool = False
+    """Whether it speaks of each of the checkpoints that its experiment names - several schemes, several tasks -, not of the first."""
 
     @property
     def label(self) -> str:

@@ -10,14 +10,27 @@ Knows no paper by name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from repo_interp.errors import InputError
 from repo_interp.files import write_text
-from repo_interp.papers.kit.claims import FAILS, HOLDS, UNMEASURED, markdown_table
+from repo_interp.papers.kit.claims import FAILS, HOLDS, UNMEASURED, Claim, markdown_table
 from repo_interp.papers.kit.experiment import Paper
-from repo_interp.papers.kit.outcomes import EXTENSION, NOT_YET, Told, number, paragraph, primary, reason, together
+from repo_interp.papers.kit.outcomes import (
+    AS_WORDED,
+    EXTENSION,
+    HEADINGS,
+    IN_PART,
+    NOT_YET,
+    Told,
+    number,
+    paragraph,
+    primary_rows,
+    standing,
+    together,
+    with_spread,
+)
 from repo_interp.papers.kit.own_subjects import own_subjects, section, thumbnails
 from repo_interp.papers.kit.paper_directory import FIGURES, VERDICTS, read_rows
 
@@ -114,18 +127,22 @@ def _pictures(directory: Path, papers: Sequence[Paper]) -> list[str]:
 
 
 def in_short(verdicts: Sequence[Mapping[str, str]], papers: Sequence[Paper]) -> list[str]:
-    """By paper, a list: which of its claims stand on their primary checkpoint, which do not, and which cannot be told, and why."""
-    headings = {HOLDS: "Stands", FAILS: "Does not stand", UNMEASURED: "Cannot be told here"}
+    """By paper, a list: which of its claims stand on their primary checkpoint, which in part or as worded alone, which do not, and which
+    cannot be told, and why.
+    """
     parts = []
     for paper in papers:
-        told = []
-        for claim in (each for each in paper.claims if each.paper_number != EXTENSION):
-            own = [row for row in verdicts if row["claim"] == claim.label and row["paper_name"] == paper.name]
-            outcome = primary(own, paper, claim) if own else NOT_YET
-            if outcome in headings:
-                told.append(Told(claim, headings[outcome], reason(own) if outcome == UNMEASURED else ""))
-        parts += paragraph(paper, told, tuple(headings.values()))
+        rows_of = primary_of(verdicts, paper)
+        standings = {claim: standing(rows_of, paper, claim) for claim in paper.claims if claim.paper_number != EXTENSION}
+        told = [Told(claim, HEADINGS[own.outcome], own.why) for claim, own in standings.items() if own.outcome in HEADINGS]
+        parts += paragraph(paper, told, tuple(HEADINGS.values()))
     return parts
+
+
+def primary_of(verdicts: Sequence[Mapping[str, str]], paper: Paper) -> Callable[[Claim], list[Mapping[str, str]]]:
+    """The rows that decide on each claim of `paper`."""
+    own = [row for row in verdicts if row["paper_name"] == paper.name]
+    return lambda claim: primary_rows(own, paper, claim)
 
 
 def _lines(verdicts: Sequence[Mapping[str, str]], papers: Sequence[Paper]) -> list[str]:
@@ -162,7 +179,7 @@ def claim_rows(verdicts: Sequence[Mapping[str, str]], papers: Sequence[Paper]) -
                 "paper": claim.paper_number,
                 "ours": "<br>".join(number(row) for row in own if row["ours"]),
                 "verdict": together(own),
-                "primary": primary(own, paper, claim),
+                "primary": standing(primary_of(verdicts, paper), paper, claim).outcome,
                 "ours alone": claim.paper_number if claim.paper_number == EXTENSION else "",
                 "written": claim.written,
                 "command": "<br>".join(f"`{command}`" for command in commands),
@@ -177,7 +194,7 @@ def number_rows(verdicts: Sequence[Mapping[str, str]], papers: Sequence[Paper]) 
     for paper, claim in ((each, claim) for each in papers for claim in each.claims):
         own = [row for row in verdicts if row["claim"] == claim.label and row["paper_name"] == paper.name]
         for row in own:
-            spread = f"± {row['spread']} ({row['spread_over']})" if row["spread"] else ""
+            spread = with_spread(row).removeprefix(row["ours"]).strip()
             rows.append({**row, "spread": spread, "measured": row["measured"] or row["note"]})
         if not own:
             rows.append(dict.fromkeys(NUMBER_COLUMNS, "") | {"claim": claim.label, "verdict": NOT_YET})
@@ -196,6 +213,8 @@ def tally(rows: Sequence[Mapping[str, str]]) -> str:
     """How many claims came out how on their primary checkpoint, from `claim_rows`: the papers', then our own extensions of them."""
     words = {
         HOLDS: ("holds", "hold"),
+        IN_PART: ("holds in part", "hold in part"),
+        AS_WORDED: ("holds as worded alone", "hold as worded alone"),
         FAILS: ("does not hold", "do not hold"),
         UNMEASURED: ("is not measurable here", "are not measurable here"),
         NOT_YET: ("is not measured yet", "are not measured yet"),

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from repo_interp.papers.kit.claims import FAILS, HOLDS, UNMEASURED, Claim
 from repo_interp.papers.kit.experiment import Paper
 
 NOT_YET = "not measured yet"
+IN_PART, AS_WORDED = "holds in part", "holds as worded alone"
+"""Some of the rows that decide hold; all of them do, but not what has to hold beside them, such as that more holds than by chance."""
+HEADINGS = {
+    HOLDS: "Stands",
+    IN_PART: "Stands in part",
+    AS_WORDED: "Holds as the paper puts it, but",
+    FAILS: "Does not stand",
+    UNMEASURED: "Cannot be told here",
+}
 EXTENSION = "none"
 """The paper's number of a claim that no paper makes: a question of ours to one of theirs."""
 
 
 def number(row: Mapping[str, str]) -> str:
-    """The number of one row with its checkpoint and spread."""
-    spread = f" ± {row['spread']}" if row["spread"] else ""
-    return f"{row['checkpoint']}: {row['ours']}{spread}"
+    """The number of one row with its checkpoint."""
+    return f"{row['checkpoint']}: {with_spread(row)}"
+
+
+def with_spread(row: Mapping[str, str]) -> str:
+    """The number of one row, with its spread and what that is taken over."""
+    return row["ours"] + (f" ± {row['spread']} ({row['spread_over']})" if row["spread"] else "")
 
 
 def together(rows: Sequence[Mapping[str, str]]) -> str:
@@ -33,14 +46,43 @@ def together(rows: Sequence[Mapping[str, str]]) -> str:
     return f"{HOLDS} in {held} of {len(judged)}" if held else FAILS
 
 
-def primary(rows: Sequence[Mapping[str, str]], paper: Paper, claim: Claim) -> str:
-    """The verdict on the checkpoint that the claim is about first of all: the first of those its experiment names that could be judged,
-    else any other that could.
+@dataclass(frozen=True)
+class Standing:
+    """What became of a claim."""
+
+    outcome: str
+    """`HOLDS`, `IN_PART`, `AS_WORDED`, `FAILS`, `UNMEASURED` or `NOT_YET`."""
+    why: str = ""
+    """What is lacking where it holds in part or as worded alone; why nothing can be told."""
+
+
+def standing(rows_of: Callable[[Claim], Sequence[Mapping[str, str]]], paper: Paper, claim: Claim) -> Standing:
+    """What became of `claim`, given the rows of verdicts that decide on each claim (`primary_rows`).
+
+    It holds where all of its rows do, and those parts of ours that it has to hold in `also`: beyond a null, in every seed.
     """
+    rows = rows_of(claim)
+    judged = [row for row in rows if row["verdict"] != UNMEASURED]
+    if not judged:
+        return Standing(UNMEASURED, reason(rows)) if rows else Standing(NOT_YET)
+    held = sum(row["verdict"] == HOLDS for row in judged)
+    if held < len(judged):
+        return Standing(IN_PART, f"in {held} of {len(judged)}") if held else Standing(FAILS)
+    further = [each for each in paper.claims if each.id == claim.id and each.part in claim.also]
+    lacking = [each.part for each in further if standing(rows_of, paper, each).outcome in (FAILS, IN_PART)]
+    return Standing(AS_WORDED, f"not {', nor '.join(lacking)}") if lacking else Standing(HOLDS)
+
+
+def primary_rows(verdicts: Sequence[Mapping[str, str]], paper: Paper, claim: Claim) -> list[Mapping[str, str]]:
+    """The rows on the checkpoint that `claim` is about first of all: the first of those its experiment names that could be judged, else any
+    other that could; on each of those for a claim `about_each`. All rows where none could be judged.
+    """
+    rows = [row for row in verdicts if row["claim"] == claim.label]
     names = [name for experiment in paper.experiments if claim in experiment.claims for name in experiment.needs.zoo]
-    by_checkpoint = {row["checkpoint"]: row["verdict"] for row in reversed(rows)}
-    known = [by_checkpoint[name] for name in (*names, *reversed(by_checkpoint)) if name in by_checkpoint]
-    return next((verdict for verdict in known if verdict != UNMEASURED), UNMEASURED if known else NOT_YET)
+    judged = {row["checkpoint"] for row in rows if row["verdict"] != UNMEASURED}
+    known = [name for name in dict.fromkeys((*names, *(row["checkpoint"] for row in rows))) if name in judged]
+    chosen = known if claim.about_each else known[:1]
+    return [row for row in rows if row["checkpoint"] in chosen] or rows
 
 
 @dataclass(frozen=True)
@@ -67,7 +109,8 @@ def paragraph(paper: Paper, told: Sequence[Told], headings: Sequence[str]) -> li
                 if each.why == why:
                     labels.setdefault(each.claim.statement.rstrip("."), []).append(each.claim.label + each.where)
             claims = "; ".join(f"{statement} ({', '.join(known)})" for statement, known in labels.items())
-            items.append(f"- *{heading}*{f' ({why})' if why else ''}: {claims}.")
+            because = "" if not why else f" {why}" if heading.endswith("but") else f" ({why})"
+            items.append(f"- *{heading}*{because}: {claims}.")
     return [f"**{paper.title.partition(',')[0]}**\n\n" + "\n".join(items)] if items else []
 
 

@@ -75,7 +75,9 @@ def _of_every_seed(claim: Claim) -> Claim:
     """The same claim about all seeds: a question of ours, whatever the claim itself is."""
     part = ", ".join(filter(None, (claim.part, PART)))
     statement = f"{claim.statement}, in {PART}"
-    return replace(claim, statement=statement, paper_number="none", rule=AtLeast(_share_of(claim), 1), part=part, written=SEEN)
+    return replace(
+        claim, statement=statement, paper_number="none", rule=AtLeast(_share_of(claim), 1), part=part, written=SEEN, also=()
+    )
 
 
 def _share_of(claim: Claim) -> str:

@@ -12,13 +12,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from repo_interp.papers.kit.claims import FAILS, HOLDS, UNMEASURED, Claim, markdown_table
+from repo_interp.papers.kit.claims import UNMEASURED, Claim, markdown_table
 from repo_interp.papers.kit.experiment import Paper
-from repo_interp.papers.kit.outcomes import EXTENSION, Told, paragraph, primary, reason, together
+from repo_interp.papers.kit.outcomes import (
+    EXTENSION,
+    HEADINGS,
+    Standing,
+    Told,
+    paragraph,
+    primary_rows,
+    reason,
+    standing,
+    together,
+    with_spread,
+)
 from repo_interp.papers.kit.paper_directory import FIGURES, PROVENANCE, VERDICTS, read_rows
 
 Row = Mapping[str, str]
-_OUTCOMES = {HOLDS: "Stands", FAILS: "Does not stand", UNMEASURED: "Cannot be told"}
 _DEPENDS = "Depends on what it reads"
 
 
@@ -86,17 +96,16 @@ def in_words(subject: OwnSubject, papers: Sequence[Paper]) -> list[str]:
         asked = [data for data, of_data in subject.pages.items() if paper.name in of_data]
         for claim in (claim for claim in paper.claims if claim.paper_number != EXTENSION):
             outcomes = _outcomes(subject, paper, claim)
-            judged = {data: outcome for data, outcome in outcomes.items() if outcome != UNMEASURED}
+            judged = {data: outcome for data, outcome in outcomes.items() if outcome.outcome != UNMEASURED}
             outcomes = judged or outcomes  # windows that are too short for a claim on one page may be long enough on another
             where = f", on {next(iter(outcomes))} alone" if len(outcomes) == 1 < len(asked) else ""
-            if len(set(outcomes.values())) > 1:
-                where = "".join(f", {data}: {outcome}" for data, outcome in outcomes.items())
+            if len({outcome.outcome for outcome in outcomes.values()}) > 1:
+                where = "".join(f", {data}: {outcome.outcome}" for data, outcome in outcomes.items())
                 told.append(Told(claim, _DEPENDS, "", where))
             elif outcomes:
                 outcome = next(iter(outcomes.values()))
-                rows = [row for data in outcomes for row in subject.rows(data, paper, claim)]
-                told.append(Told(claim, _OUTCOMES[outcome], reason(rows) if outcome == UNMEASURED else "", where))
-        parts += paragraph(paper, told, (*_OUTCOMES.values(), _DEPENDS))
+                told.append(Told(claim, HEADINGS[outcome.outcome], outcome.why, where))
+        parts += paragraph(paper, told, (*HEADINGS.values(), _DEPENDS))
     return parts
 
 
@@ -116,24 +125,22 @@ def thumbnails(directory: Path, paper: Paper, below: str = "", title: str = "") 
     return [heading, "\n".join(lines) if len(lines) > 2 else "No figure."]
 
 
-def _outcomes(subject: OwnSubject, paper: Paper, claim: Claim) -> dict[str, str]:
+def _outcomes(subject: OwnSubject, paper: Paper, claim: Claim) -> dict[str, Standing]:
     """What became of a claim, by data; nothing of what was not asked or has no checkpoint."""
-    outcomes = {}
-    for data in subject.pages:
-        rows = subject.rows(data, paper, claim)
-        judged = [row["verdict"] for row in rows if row["verdict"] != UNMEASURED]
-        if rows:
-            outcomes[data] = UNMEASURED if not judged else HOLDS if set(judged) == {HOLDS} else FAILS
-    return outcomes
+    return {
+        data: standing(lambda each, data=data: subject.rows(data, paper, each), paper, claim)
+        for data in subject.pages
+        if subject.rows(data, paper, claim)
+    }
 
 
 def _row(subject: OwnSubject, paper: Paper, claim: Claim, verdicts: Sequence[Row]) -> dict[str, str]:
-    zoo = [row for row in verdicts if row["claim"] == claim.label and row["paper_name"] == paper.name]
+    zoo = [row for row in verdicts if row["paper_name"] == paper.name]
     row = {"claim": claim.label, "statement": f"{claim.statement} ({claim.source})", "paper": claim.paper_number}
-    row["zoo"] = primary(zoo, paper, claim)
+    row["zoo"] = standing(lambda each: primary_rows(zoo, paper, each), paper, claim).outcome
     for data in subject.pages:
         own = subject.rows(data, paper, claim)
-        numbers = [row["ours"] + (f" ± {row['spread']}" if row["spread"] else "") for row in own if row["ours"]]
+        numbers = [with_spread(row) for row in own if row["ours"]]
         why = reason(own) if not numbers else ""
         row[data] = ": ".join(filter(None, (together(own).partition(":")[0], why, "; ".join(numbers)))) if own else ""
     return row

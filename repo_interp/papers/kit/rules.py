@@ -102,7 +102,7 @@ class Significant:
     @property
     def words(self) -> str:
         """The rule in words."""
-        return f"{self.quantity} is above {self.errors:g} standard errors"
+        return f"{self.quantity} is above {in_errors(self.errors)}"
 
     def holds(self, values: Values) -> bool:
         """Whether the number is positive and that large."""
@@ -126,7 +126,7 @@ class Above:
     @property
     def words(self) -> str:
         """The rule in words."""
-        by = f"more than {self.errors:g} standard errors of the difference" + (f" and {self.more:g}" if self.more else "")
+        by = f"more than {in_errors(self.errors)} of the difference" + (f" and {self.more:g}" if self.more else "")
         among = _listed(self.rivals) + ("" if self.required is None else ", as far as they were given,")
         return f"{self.quantity} is {self.relation} that of {among} by {by}"
 
@@ -148,7 +148,7 @@ class NotBelow:
     @property
     def words(self) -> str:
         """The rule in words."""
-        return f"{self.quantity} is not below that of {_listed(self.rivals)} by more than {self.errors:g} standard errors"
+        return f"{self.quantity} is not below that of {_listed(self.rivals)} by more than {in_errors(self.errors)}"
 
     def holds(self, values: Values) -> bool:
         """Whether every difference to a rival is there, with an error, and none is that far below zero."""
@@ -174,14 +174,13 @@ class BeyondNull:
         return f"{self.quantity} is {self.relation} that of {count} of the {self.null}"
 
     def holds(self, values: Values) -> bool:
-        """Whether the number is beyond that quantile of the null; True where there is no null, and the evidence has to say so."""
+        """Whether the number is beyond that share of the null. Raises ValueError where there is no null: then nothing can be said."""
         observed: Observed = values[self.quantity]
-        null = np.asarray(observed.null, dtype=float)
-        if not len(null):
-            return True
+        if not len(observed.null):
+            raise ValueError(f"{self.quantity}: there are no {self.null}; the evidence has to say that it is unmeasurable")
         if self.relation == "below":
-            return bool(observed.value < np.quantile(null, 1 - self.share))
-        return bool(observed.value > np.quantile(null, self.share))
+            return bool(observed.value < -limit(-np.asarray(observed.null, dtype=float), self.share))
+        return bool(observed.value > limit(observed.null, self.share))
 
 
 @dataclass(frozen=True)
@@ -234,6 +233,11 @@ class Where:
         return self.rule.holds(values)
 
 
+def limit(null: Sequence[float] | np.ndarray, share: float) -> float:
+    """The number of the null that `share` of it does not exceed: one of them, so that of 10 twins it is the largest."""
+    return float(np.quantile(np.asarray(null, dtype=float), share, method="higher"))
+
+
 def beside_null(observed: Observed, digits: str = ".3g", share: float = 0.95) -> str:
     """The null in words, with its quantile of `share` and the effect size: how far the number is above the null's mean, in its standard
     deviations.
@@ -243,7 +247,7 @@ def beside_null(observed: Observed, digits: str = ".3g", share: float = 0.95) ->
     effect = f"; {(observed.value - null.mean()) / deviation:+.2g} standard deviations from its mean" if deviation > 0 else ""
     return (
         f"{observed.value:{digits}} beside {len(null)} of the null: mean {null.mean():{digits}}, "
-        f"{100 * share:.0f} % {np.quantile(null, share):{digits}}{effect}"
+        f"{100 * share:.0f} % {limit(null, share):{digits}}{effect}"
     )
 
 
@@ -261,6 +265,11 @@ def chance(rule: Rule, values: Values) -> float | None:
         case Where():
             return chance(rule.rule, values)
     return None
+
+
+def in_errors(errors: float) -> str:
+    """So many normal standard errors, and the probability that stands for them where samples are few."""
+    return f"{errors:g} standard errors (p < {level(errors):.2g} by Student's t)"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -24,7 +24,9 @@ from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import Claim, Evidence
 from repo_interp.papers.kit.differences import SIGNIFICANT, paired_difference
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, asked_the_same
+from repo_interp.papers.kit.learned_positions import why_not
 from repo_interp.papers.kit.rules import Above, All, Where
+from repo_interp.papers.kit.scores import PLAIN
 from repo_interp.papers.kit.subjects import Subject
 from repo_interp.papers.repo.checkpoints import HAYSTACKS, NO_HAYSTACK, OLMO, finds_needles, needles, needles_of, omits_positions
 from repo_interp.papers.repo.needles import NEEDS_POSITIONS, NOPE, found_without_positions, search
@@ -58,6 +60,8 @@ R4_PRODUCING = Claim(
 )
 CLAIMS: Mapping[str, Claim] = {"generated": R4, "producing": R4_PRODUCING}
 """By the rows that attention is read from."""
+LEAST_FOUND = 0.5
+"""Share of the needles that a checkpoint finds itself, below which its attention says nothing about finding them."""
 
 
 # ---- measured -------------------------------------------------------------------------------------------------------
@@ -96,6 +100,16 @@ def _mass(subject: Subject, options: Options) -> xr.Dataset:
         parts, dim=xr.IndexVariable("rows", list(ROWS)), join="exact", coords="minimal", compat="override"
     )
     return described(mass, "attention mass per token", "0.01").to_dataset(name="mass")
+
+
+def _why_not(subject: Subject, options: Options, cache: Cache) -> str:
+    """Why the attention of `subject` says nothing on learned positions: it does not use them, or does not find the needles."""
+    if not subject.learned:
+        return ""
+    found = search(subject, options, cache).sample([subject.training_length], PLAIN).prompts.mean()
+    if found < LEAST_FOUND:
+        return f"it finds {found:.3f} of the needles at its training length (wanted at least {LEAST_FOUND:g})"
+    return why_not(subject, options, cache)
 
 
 # ---- judged ---------------------------------------------------------------------------------------------------------
@@ -213,7 +227,7 @@ def _dots(data: xr.Dataset) -> list[Line2D]:
 ATTENTION = Experiment(
     "attention mass",
     (R4, R4_PRODUCING),
-    Needs(asked_the_same(finds_needles), NO_HAYSTACK, HAYSTACKS),
+    Needs(asked_the_same(finds_needles), NO_HAYSTACK, HAYSTACKS, why_not=_why_not),
     measure,
     judge,
     draw,

@@ -45,6 +45,7 @@ R6 = Claim(
             "more chunks are constant than mono (chunks of 16 tokens, epsilon 0.2)",
         ),
     ),
+    also=("beyond random weights", "every seed"),
 )
 R6_NULL = Claim(
     "R6",

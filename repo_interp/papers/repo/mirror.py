@@ -28,7 +28,7 @@ from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import SEEN, Claim, Evidence
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, each
 from repo_interp.papers.kit.learned_positions import why_not
-from repo_interp.papers.kit.rules import All, AtLeast, AtMost, Custom
+from repo_interp.papers.kit.rules import All, AtLeast, AtMost, BeyondNull, Custom, Observed
 from repo_interp.papers.kit.subjects import Subject
 from repo_interp.papers.repo.checkpoints import GPT2, can_mirror
 from repo_interp.plots.marks.drawing import contiguous, counted, legend_below, token_label
@@ -58,19 +58,22 @@ R2 = Claim(
     "RePo fig. 6",
     "layers 0, 2, 3 of 4",
     Custom(lambda values: any(map(MIRRORS.holds, values[LATER_LAYERS])), f"in one of the {LATER_LAYERS}: {MIRRORS.words}"),
+    also=("every seed",),
 )
 R3 = Claim(
     "R3", "opening instruction tokens get near-constant positions", R2.source, "layers 1 to 3 of 4", AtMost(FLATNESS, 0.25)
 )
+BESIDE_TWINS = "this share"
 FLATNESS_OF_ALL = f"the instruction's range over that of words and copies, median over {LATER_LAYERS},"
 R3_OF_ALL = Claim(
     "R3",
     "opening instruction tokens get positions in a small part of the text's range",
     R2.source,
     "layers 1 to 3 of 4",
-    AtMost(FLATNESS_OF_ALL, 0.25),
+    All(AtMost(FLATNESS_OF_ALL, 0.25), BeyondNull(BESIDE_TWINS, 0.95, relation="below")),
     "over all words and copies",
     SEEN,
+    also=("over all words and copies, every seed",),
 )
 _TOGETHER: Any = {"join": "exact", "coords": "minimal", "compat": "override"}
 
@@ -239,7 +242,10 @@ def _near_constant(
         claim,
         data.attrs["checkpoint"],
         f"range of the instruction's positions over that of {others}, median over {LATER_LAYERS}",
-        {quantity: float(median.sel(weights="trained"))},
+        {
+            quantity: float(median.sel(weights="trained")),
+            BESIDE_TWINS: Observed(float(median.sel(weights="trained")), median.values[data["weights"].values != "trained"]),
+        },
         float(median.sel(weights="trained")),
         float(trained.median("layer").std("prompt", ddof=1)),
         "texts",

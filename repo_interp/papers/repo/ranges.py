@@ -48,6 +48,7 @@ R5 = Claim(
     "RePo fig. 2",
     "figure",
     All(GROWS, FAR_BELOW, UNEVEN),
+    also=("beyond random weights", "every seed"),
 )
 BESIDE_TWINS = (
     "the growth of the mean range, in positions, beside random weights,",
