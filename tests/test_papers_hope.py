@@ -26,15 +26,17 @@ from repo_interp.models.checkpoints import save
 from repo_interp.models.load import load, load_fresh
 from repo_interp.models.reposition import layout, reposition
 from repo_interp.papers.hope import over_training, replicates
+from repo_interp.papers.hope.analysed import is_analysed
 from repo_interp.papers.hope.beyond import BEYOND, OUTSIDE, outside, upper
 from repo_interp.papers.hope.beyond import CLAIMS as H4_CLAIMS
 from repo_interp.papers.hope.components import COMPONENTS, relative_swing
 from repo_interp.papers.hope.logit_by_distance import CLAIMS as H1_CLAIMS
 from repo_interp.papers.hope.logit_by_distance import LOGIT_BY_DISTANCE, UShape, u_shape
+from repo_interp.papers.hope.mean_curves import curve_vaf
 from repo_interp.papers.hope.over_training import FILE, H3, OVER_TRAINING, fall, read_steps, write_steps
 from repo_interp.papers.hope.paper import PAPER, Options
 from repo_interp.papers.hope.random_phases import DRAWS, random_phases
-from repo_interp.papers.hope.replicates import Sampling, curve_vaf, random_prompts
+from repo_interp.papers.hope.replicates import Sampling, random_prompts
 from repo_interp.papers.hope.rotary_pairs import components_of_pair
 from repo_interp.papers.hope.vaf import VAF, outstanding
 from repo_interp.papers.kit.cache import Cache
@@ -415,7 +417,7 @@ def test_checkpoints_that_copy_are_not_looked_at(tmp_path, checkpoints):
     (tmp_path / "copying" / "training.toml").write_text('task = "copying"\n')
     recorded = Subject("recorded", str(tmp_path), (), 0, "", None)
     copying, rope = subject("copying", tmp_path / "copying"), subject("rope", checkpoints / "rope")
-    assert [replicates.is_analysed(each) for each in (copying, recorded, rope)] == [False, False, True]
+    assert [is_analysed(each) for each in (copying, recorded, rope)] == [False, False, True]
 
 
 @pytest.mark.parametrize(

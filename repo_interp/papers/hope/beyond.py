@@ -17,7 +17,11 @@ from jaxtyping import Float
 
 from repo_interp.measures.labels import described
 from repo_interp.papers.hope import replicates
+from repo_interp.papers.hope.analysed import NEEDS_ROPE
+from repo_interp.papers.hope.bands import bands
+from repo_interp.papers.hope.mean_curves import smoothed
 from repo_interp.papers.hope.replicates import Sampling
+from repo_interp.papers.hope.wording import OVER_REPLICATES, capped, labelled, named_bands, random_weights
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import SEEN, Claim, Evidence
 from repo_interp.papers.kit.experiment import Drawing, Experiment
@@ -35,13 +39,13 @@ UPPER_MORE = "this share minus that in the second half of [0, L)"
 
 def _range(kind: Kind) -> Claim:
     statement = "beyond L the activated components leave their training range in the first layer"
-    return Claim("H4", statement, "HoPE fig. 3c", "figure", AtLeast(OUTSIDE, 0.25), replicates.labelled(kind), SEEN)
+    return Claim("H4", statement, "HoPE fig. 3c", "figure", AtLeast(OUTSIDE, 0.25), labelled(kind), SEEN)
 
 
 def _wording(kind: Kind) -> Claim:
     statement = "beyond L the activated components are in the upper half-cycle in the first layer"
     rule = All(AtLeast(UPPER, 0.5), AtLeast(UPPER_MORE, 0.25))
-    return Claim("H4", statement, "HoPE sec. 3.3.2 (2)", "figure", rule, replicates.labelled(kind, "wording"), SEEN)
+    return Claim("H4", statement, "HoPE sec. 3.3.2 (2)", "figure", rule, labelled(kind, "wording"), SEEN)
 
 
 CLAIMS = {kind: (_range(kind), _wording(kind)) for kind in replicates.KINDS}
@@ -67,7 +71,7 @@ def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> xr.
     """Replicates of the checkpoint "within" and "beyond" L; None where it has no activated component."""
     (subject,) = subjects
     within = replicates.within(subject, options, cache)
-    if not replicates.bands(within)["activated"].any():
+    if not bands(within)["activated"].any():
         return None
     repeated = replicates.within(subject, options, cache, "repeated"), replicates.beyond(subject, options, cache, "repeated")
     return xr.DataTree.from_dict(
@@ -89,7 +93,7 @@ def judge(tree: xr.DataTree) -> Iterable[Evidence]:
 def _evidence(within: xr.Dataset, beyond: xr.Dataset, kind: Kind) -> Iterator[Evidence]:
     near = within["first_layer_by_distance"]
     far = beyond["first_layer_by_distance"].sel(distance=slice(within.attrs["length"], None))
-    activated = np.flatnonzero(replicates.bands(within)["activated"].values)
+    activated = np.flatnonzero(bands(within)["activated"].values)
 
     def averaged(shares: Callable[[Curve, Curve], dict[str, float]], **chosen: object) -> dict[str, float]:
         """Shares of the chosen weights, and replicate if one is chosen, as means over the activated components."""
@@ -110,20 +114,20 @@ def _evidence(within: xr.Dataset, beyond: xr.Dataset, kind: Kind) -> Iterator[Ev
             ours,
             ours[quantity],
             float(np.std(of_replicates, ddof=1)),
-            replicates.OVER_REPLICATES,
+            OVER_REPLICATES,
             within.attrs["sequences"],
-            replicates.random_weights({weights: values[quantity] for weights, values in by_weights.items()}),
+            random_weights({weights: values[quantity] for weights, values in by_weights.items()}),
             f"in the second half of [0, L): {ours[UPPER] - ours[UPPER_MORE]:.2f}"
             if shares is upper
             else "a cosine without phase passes its lowest value within L and cannot leave its range: only phases can",
-            replicates.capped(within),
+            capped(within),
         )
 
 
 def draw(tree: xr.DataTree) -> Iterator[Drawing]:
     """Fig. 3c: the first layer and the later ones on sequences of 2 L tokens."""
     within, trained = tree["within"].to_dataset(), tree["beyond"].to_dataset().sel(weights="trained").mean("repeat")
-    name, length, band = within.attrs["checkpoint"], within.attrs["length"], replicates.bands(within)
+    name, length, band = within.attrs["checkpoint"], within.attrs["length"], bands(within)
     drawn = band.assign(
         component_by_distance=described(trained["first_layer_by_distance"], "mean component", "q·k"),
         logit_by_distance=described(trained["logit"], "mean logit", "q·k"),
@@ -133,15 +137,13 @@ def draw(tree: xr.DataTree) -> Iterator[Drawing]:
     caption = (
         f"{name} on sequences of 2L = {2 * length} tokens: components and mean logit of the first layer, and mean logit of the "
         "later ones (HoPE fig. 3c), smoothed over L/32. Orange band: the range of the activated component within L. "
-        f"{few}{replicates.named_bands(band, within)}"
+        f"{few}{named_bands(band, within)}"
     )
     yield Drawing(f"beyond_training_length_{name}", beyond_training_length(drawn, length), caption, drawn)
 
 
-BEYOND = Experiment(
-    "beyond", tuple(claim for claims in CLAIMS.values() for claim in claims), replicates.NEEDS_ROPE, measure, judge, draw
-)
+BEYOND = Experiment("beyond", tuple(claim for claims in CLAIMS.values() for claim in claims), NEEDS_ROPE, measure, judge, draw)
 
 
 def _both_smoothed(within: Curve, beyond: Curve) -> tuple[Curve, Curve]:
-    return replicates.smoothed(within[1:], len(within)), replicates.smoothed(beyond, len(within))
+    return smoothed(within[1:], len(within)), smoothed(beyond, len(within))

@@ -14,8 +14,12 @@ from jaxtyping import Bool, Float
 
 from repo_interp.measures.labels import described
 from repo_interp.papers.hope import replicates
+from repo_interp.papers.hope.analysed import NEEDS_ROPE
+from repo_interp.papers.hope.bands import bands
+from repo_interp.papers.hope.mean_curves import smoothed
 from repo_interp.papers.hope.random_phases import NAME, random_phases
 from repo_interp.papers.hope.replicates import Sampling
+from repo_interp.papers.hope.wording import OVER_REPLICATES, capped, named_bands, random_weights
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import SEEN, Claim, Evidence
 from repo_interp.papers.kit.experiment import Drawing, Experiment
@@ -57,7 +61,7 @@ def relative_swing(
     low: Bool[np.ndarray, " component"],
 ) -> Float[np.ndarray, " low_component"]:
     """Peak to peak of every lower component's smoothed curve over the mean peak to peak of the activated ones."""
-    swing = np.array([np.ptp(replicates.smoothed(curve[1:], components.shape[1])) for curve in components])
+    swing = np.array([np.ptp(smoothed(curve[1:], components.shape[1])) for curve in components])
     return swing[low] / swing[activated].mean()
 
 
@@ -68,7 +72,7 @@ def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> xr.
 
 def judge(data: xr.Dataset) -> Iterable[Evidence]:
     """Evidence on the checkpoint, where it has activated components and lower ones."""
-    band, name = replicates.bands(data), data.attrs["checkpoint"]
+    band, name = bands(data), data.attrs["checkpoint"]
     masks = band["activated"].values, band["low_frequency"].values
     if not (masks[0].any() and masks[1].any()):
         return
@@ -82,8 +86,8 @@ def judge(data: xr.Dataset) -> Iterable[Evidence]:
     swings = {str(weights): swing(means.sel(weights=weights)) for weights in curves["weights"].values}
     of_replicates = [swing(curves.sel(weights="trained", repeat=repeat)) for repeat in curves["repeat"].values]
     ours, spread = swings["trained"], float(np.std(of_replicates, ddof=1))
-    numbers = (ours, spread, replicates.OVER_REPLICATES, data.attrs["sequences"], replicates.random_weights(swings))
-    evidence = Evidence(H5, name, measured, {SWING: ours}, *numbers, unmeasurable=replicates.capped(data))
+    numbers = (ours, spread, OVER_REPLICATES, data.attrs["sequences"], random_weights(swings))
+    evidence = Evidence(H5, name, measured, {SWING: ours}, *numbers, unmeasurable=capped(data))
     yield evidence
     twins = Observed(ours, [value for weights, value in swings.items() if weights != "trained"])
     of_phases = random_phases(
@@ -98,14 +102,14 @@ def judge(data: xr.Dataset) -> Iterable[Evidence]:
 
 def draw(data: xr.Dataset) -> Iterator[Drawing]:
     """Fig. 3a: every component by distance, averaged over layers and heads."""
-    name, band = data.attrs["checkpoint"], replicates.bands(data)
+    name, band = data.attrs["checkpoint"], bands(data)
     curves = data["component_by_distance"].sel(weights="trained").mean("repeat")
     drawn = band.assign(component_by_distance=described(curves, "mean component", "q·k"))
     caption = (
         f"Rotary components of {name} by distance, averaged over layers and heads, each from its own mean; below, all together "
-        f"and by band (HoPE fig. 3a). {replicates.named_bands(band, data)}"
+        f"and by band (HoPE fig. 3a). {named_bands(band, data)}"
     )
     yield Drawing(f"components_{name}", component_curves(drawn, name), caption, drawn)
 
 
-COMPONENTS = Experiment("components", (H5, H5_NULLS), replicates.NEEDS_ROPE, measure, judge, draw)
+COMPONENTS = Experiment("components", (H5, H5_NULLS), NEEDS_ROPE, measure, judge, draw)

@@ -19,7 +19,10 @@ from jaxtyping import Float
 
 from repo_interp.measures.labels import described
 from repo_interp.papers.hope import replicates
+from repo_interp.papers.hope.analysed import is_analysed
+from repo_interp.papers.hope.mean_curves import smoothed, smoothing_width
 from repo_interp.papers.hope.replicates import Sampling
+from repo_interp.papers.hope.wording import OVER_REPLICATES, capped, capped_caption, labelled, parts_caption, random_weights
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import BLIND, SEEN, Claim, Evidence
 from repo_interp.papers.kit.differences import Difference
@@ -47,12 +50,12 @@ _RISES = All(Custom(lambda values: values[INSIDE], f"smoothed over L/16 distance
 def _claim(kind: Kind) -> Claim:
     statement = "mean logit by distance is U-shaped for learned APE, RoPE and KERPLE, no global decay"
     written = BLIND if kind == "independent" else SEEN
-    return Claim("H1", statement, "HoPE fig. 2", "figure", _U, replicates.labelled(kind), written)
+    return Claim("H1", statement, "HoPE fig. 2", "figure", _U, labelled(kind), written)
 
 
 def _no_decay(kind: Kind) -> Claim:
     statement = "mean logit by distance rises again for learned APE, RoPE and KERPLE"
-    return Claim("H1", statement, "HoPE fig. 2", "figure", _RISES, replicates.labelled(kind, "no decay"), SEEN)
+    return Claim("H1", statement, "HoPE fig. 2", "figure", _RISES, labelled(kind, "no decay"), SEEN)
 
 
 CLAIMS = {kind: (_claim(kind), _no_decay(kind)) for kind in replicates.KINDS}
@@ -89,12 +92,12 @@ class UShape:
 
 def u_shape(curve: Float[np.ndarray, " distance"]) -> UShape:
     """The shape of a curve over distances 0 .. L-1; distance 0 is left out, and neighbours are averaged over L/16."""
-    smooth = replicates.smoothed(np.asarray(curve, dtype=float)[1:], len(curve))
+    smooth = smoothed(np.asarray(curve, dtype=float)[1:], len(curve))
     lowest = int(smooth.argmin())
     return UShape(
         fall=float(smooth[0] - smooth[lowest]),
         rise=float(smooth[-1] - smooth[lowest]),
-        minimum=1 + lowest + replicates.smoothing_width(len(curve)) // 2,
+        minimum=1 + lowest + smoothing_width(len(curve)) // 2,
         inside=0 < lowest < len(smooth) - 1,
     )
 
@@ -131,7 +134,7 @@ def draw(measured: Sequence[xr.DataTree]) -> Iterator[Drawing]:
     data = [_in_all_layers([tree[name].to_dataset() for name in ("within", "beyond") if name in tree]) for tree in measured]
     logit = xr.concat([_by_length(lengths) for lengths in data], dim="checkpoint", join="outer", **_JOINED)
     logit = described(logit, "mean logit of the pairs at a distance", "q·k")
-    notes = (replicates.capped_caption(lengths[0]) + replicates.parts_caption(lengths[0]) for lengths in data)
+    notes = (capped_caption(lengths[0]) + parts_caption(lengths[0]) for lengths in data)
     caps = "".join(dict.fromkeys(notes))
     longer = "" if all(len(lengths) == 1 for lengths in data) else " and, paler, 2L"
     caption = (
@@ -147,7 +150,7 @@ LOGIT_BY_DISTANCE = Experiment(
     "logit_by_distance",
     tuple(claim for claims in CLAIMS.values() for claim in claims),
     Needs(
-        together(replicates.is_analysed),
+        together(is_analysed),
         "no checkpoint of a scheme that the claim is about was given",
         tuple(f"language/{scheme}" for scheme in ("rope", "learned", "kerple", "hope", "repo")),
     ),
@@ -205,11 +208,11 @@ def _evidence(data: xr.Dataset, kind: Kind) -> Iterator[Evidence]:
         shape.values(error, len(of_replicates)),
         shape.ratio,
         float(np.std([u_shape(curve).ratio for curve in of_replicates], ddof=1)),
-        replicates.OVER_REPLICATES,
+        OVER_REPLICATES,
         data.attrs["sequences"],
-        replicates.random_weights({weights: rise / shape.fall if shape.fall > 0 else np.nan for weights, rise in rises.items()}),
+        random_weights({weights: rise / shape.fall if shape.fall > 0 else np.nan for weights, rise in rises.items()}),
         f"fall {shape.fall:.3g}, rise {shape.rise:.3g} (q·k, standard error {error:.2g}), minimum at distance {shape.minimum} of "
         f"{length}; without the first token rise over fall is {without_first.ratio:.3g}",
-        replicates.capped(data),
+        capped(data),
     )
     yield from (replace(evidence, claim=claim) for claim in CLAIMS[kind])

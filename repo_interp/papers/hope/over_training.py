@@ -26,7 +26,11 @@ from repo_interp.models.checkpoints import identify
 from repo_interp.models.families import training_length
 from repo_interp.models.provenance import checkpoint_digest
 from repo_interp.papers.hope import replicates
+from repo_interp.papers.hope.analysed import NEEDS_ROPE
+from repo_interp.papers.hope.bands import bands
+from repo_interp.papers.hope.mean_curves import mean_curve_vaf
 from repo_interp.papers.hope.replicates import Sampling
+from repo_interp.papers.hope.wording import OVER_REPLICATES, capped, named_bands
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import Claim, Evidence
 from repo_interp.papers.kit.differences import Difference
@@ -66,8 +70,8 @@ def measure_steps(directory: str | os.PathLike[str], length: int, sampling: Samp
 
     def of_step(bridge: object) -> xr.Dataset:
         data = replicates.of_model(bridge, length, length, sampling.step_sequences, sampling)
-        shares = replicates.mean_curve_vaf(data["component_by_distance"])
-        return replicates.bands(data).assign(vaf=shares.transpose("repeat", "component"))
+        shares = mean_curve_vaf(data["component_by_distance"])
+        return bands(data).assign(vaf=shares.transpose("repeat", "component"))
 
     steps = over_steps(saved, of_step, sampling.device)
     vaf = described(steps["vaf"], _VAF, "%").assign_attrs(sequences=sampling.step_sequences)
@@ -168,8 +172,8 @@ def judge(data: xr.Dataset) -> Iterable[Evidence]:
     course = fall(vaf.values[..., data["activated"].values.astype(bool)].mean(-1))
     first, *_, last = vaf["step"].values
     note = f"rank correlation with the step {course.correlation:.2f} over {vaf.sizes['step']} steps, {first} to {last}"
-    numbers = (course.change, course.standard_error, f"{replicates.OVER_REPLICATES}, standard error", int(vaf.attrs["sequences"]))
-    yield Evidence(H3, name, measured, course.values, *numbers, note=note, unmeasurable=replicates.capped(data))
+    numbers = (course.change, course.standard_error, f"{OVER_REPLICATES}, standard error", int(vaf.attrs["sequences"]))
+    yield Evidence(H3, name, measured, course.values, *numbers, note=note, unmeasurable=capped(data))
 
 
 def draw(data: xr.Dataset) -> Iterator[Drawing]:
@@ -178,7 +182,7 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
     drawn = band.assign(vaf=described(data["vaf"].mean("repeat"), _VAF, "%"))
     caption = (
         f"VAF of every component of {name} over training, on {data['vaf'].attrs['sequences']} sequences at each saved step "
-        f"(HoPE fig. 3b). {replicates.named_bands(band, data)}"
+        f"(HoPE fig. 3b). {named_bands(band, data)}"
     )
     yield Drawing(f"vaf_over_training_{name}", vaf_over_training(drawn), caption, drawn)
 
@@ -188,4 +192,4 @@ def _measure(subject: Subject, options: Sampling, length: int) -> xr.Dataset:
 
 
 NO_STEPS = "no steps of training were kept; train with --checkpoint-every, then repo-interp train steps RUN"
-OVER_TRAINING = Experiment("over_training", (H3,), replace(replicates.NEEDS_ROPE, otherwise=NO_STEPS), measure, judge, draw)
+OVER_TRAINING = Experiment("over_training", (H3,), replace(NEEDS_ROPE, otherwise=NO_STEPS), measure, judge, draw)

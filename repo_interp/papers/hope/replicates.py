@@ -14,13 +14,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import xarray as xr
-from jaxtyping import Float
 
 from repo_interp.analysis.cost import estimate
 from repo_interp.analysis.observing import stream
@@ -30,9 +28,7 @@ from repo_interp.measures.statistics import Measure
 from repo_interp.models.load import load, load_fresh
 from repo_interp.models.reposition import attentions
 from repo_interp.papers.kit.cache import Cache
-from repo_interp.papers.kit.experiment import Needs, each
 from repo_interp.papers.kit.scale import scale_of
-from repo_interp.papers.kit.scores import of_tasks
 from repo_interp.papers.kit.subjects import Subject
 from repo_interp.tasks.prompt import Prompt
 from repo_interp.tasks.random_tokens import Kind, drawn, random_token_prompts
@@ -40,8 +36,6 @@ from repo_interp.values import Count, CountOrNone, Seed
 
 TRAINED = "trained"
 KINDS: tuple[Kind, ...] = ("independent", "repeated")
-OVER_REPLICATES = "replicates"
-"""What the spread of a verdict is taken over, as tables have always called replicates."""
 LONG = 2048
 """Training length, in tokens, above which sequences and layers are fewer: SmolLM2's 8,192 then take two cores less than an hour."""
 FIRST_LAYERS = 4
@@ -89,22 +83,6 @@ class Sampling:
     def tokens_of(self, training_length: int) -> int:
         """L: the tokens of a sequence within the training length."""
         return min(self.length or training_length, training_length)
-
-
-# ---- which checkpoints ----------------------------------------------------------------------------------------------
-
-
-def is_analysed(subject: Subject) -> bool:
-    """Whether the attention of a checkpoint is looked at: those trained to copy are there for their scores."""
-    return subject.has_weights and not of_tasks("copying")(subject)
-
-
-def has_rope_alone(subject: Subject) -> bool:
-    """Whether a checkpoint that is looked at has RoPE in every layer."""
-    return is_analysed(subject) and set(subject.schemes) == {"rope"}
-
-
-NEEDS_ROPE = Needs(each(has_rope_alone), "no checkpoint with RoPE in every layer was given", ("language/rope",), "rope")
 
 
 # ---- measuring ------------------------------------------------------------------------------------------------------
@@ -245,85 +223,3 @@ def _of_one_size(subject: Subject, options: Sampling) -> float:
         (prompt,) = random_prompts(bridge, tokens, 1, options.seed)
         total += models * estimate(bridge, [prompt] * sequences, _measures(length), layers=range(layers)).seconds
     return total
-
-
-# ---- what judging and drawing have in common ------------------------------------------------------------------------
-
-
-def bands(data: xr.Dataset) -> xr.Dataset:
-    """`frequency`, `activated` and `low_frequency` [component] of the first layer that rotates, of replicates or of one of them."""
-    by_layer = data[["frequency", "activated", "low_frequency"]].drop_attrs(deep=False)
-    by_layer = by_layer.isel({axis: 0 for axis in by_layer.dims if axis not in ("layer", "component")}, drop=True)
-    rotating = np.flatnonzero(by_layer["frequency"].notnull().any("component").values)
-    place = int(rotating[0]) if rotating.size else 0
-    chosen = by_layer.isel(layer=place).drop_vars(["layer", "scheme"], errors="ignore")
-    return chosen.assign({name: chosen[name].astype(bool) for name in ("activated", "low_frequency")})
-
-
-def named_bands(band: xr.Dataset, data: xr.Dataset) -> str:
-    """Which components are activated and how many are lower, and whether L was capped, as sentences for a caption."""
-    chosen = np.flatnonzero(band["activated"].values)
-    thetas = band["frequency"].values[chosen]
-    named = ", ".join(f"r = {place} (θ = {theta:.4g} rad)" for place, theta in zip(chosen, thetas, strict=True))
-    return f"Activated: {named or 'none'}; {int(band['low_frequency'].sum())} components are lower.{capped_caption(data)}"
-
-
-def parts_caption(data: xr.Dataset) -> str:
-    """What a caption adds where twins have fewer layers than the trained weights."""
-    layers = data["logit"].notnull().any(("repeat", "distance")).sum("layer").values
-    trained, *twins = map(int, layers)
-    few = f" Random weights: the first {twins[0]} of {trained} layers, one sequence each." if twins and twins[0] < trained else ""
-    return few
-
-
-def capped(data: xr.Dataset) -> str:
-    """Why claims about the training length cannot be judged on `data`, where L was capped below it; "" where it was not."""
-    length, trained = data.attrs["length"], data.attrs["training_length"]
-    if length == trained:
-        return ""
-    return f"L was capped at {length} tokens, and the claim is about the {trained} of training; --set hope.length=0 measures them"
-
-
-def capped_caption(data: xr.Dataset) -> str:
-    """What a caption adds where L was capped."""
-    length, trained = data.attrs["length"], data.attrs["training_length"]
-    return f" Here L is capped at {length} of the {trained} tokens of training." if length < trained else ""
-
-
-def labelled(kind: Kind, part: str = "") -> str:
-    """The part of a claim that is about sequences of a kind; independent tokens are not named."""
-    return ", ".join(filter(None, (part, "one token repeated" if kind == "repeated" else "")))
-
-
-def random_weights(values: Mapping[str, float]) -> str:
-    """The numbers of the twins with random weights, of all by `weights`, as the control of a verdict."""
-    twins = [value for weights, value in values.items() if weights != "trained"]
-    return "random weights: " + ", ".join(f"{value:.3g}" for value in twins) if twins else ""
-
-
-def smoothed(curve: Float[np.ndarray, " distance"], length: int) -> np.ndarray:
-    """Means of a curve over w = L / 16 neighbouring distances (`smoothing_width`): w - 1 values fewer, since only whole windows count."""
-    width = smoothing_width(length)
-    return np.convolve(curve, np.full(width, 1 / width), mode="valid")
-
-
-def smoothing_width(length: int) -> int:
-    """Distances that each value of `smoothed` is the mean over."""
-    return max(1, length // 16)
-
-
-def mean_curve_vaf(curves: xr.DataArray) -> xr.DataArray:
-    """VAF [..., component] of `curves` [..., component, distance], in per cent: `curve_vaf` along all other axes."""
-    core = ["component", "distance"]
-    return xr.apply_ufunc(curve_vaf, curves, input_core_dims=[core], output_core_dims=[core[:1]], vectorize=True)
-
-
-def curve_vaf(components: Float[np.ndarray, "component distance"]) -> Float[np.ndarray, " component"]:
-    """VAF of every component's mean curve in their sum, in per cent (HoPE, eq. 5 in its standard form). NaN for a flat sum.
-
-    100 (1 - var(m - C_r) / var(m)),   m = sum_r C_r
-    """
-    total = components.sum(0)
-    variance = total.var()
-    left = (total - components).var(axis=1)
-    return 100 * (1 - left / variance) if variance > 0 else np.full(len(components), np.nan)

@@ -25,7 +25,10 @@ from repo_interp.measures.statistics import Measure
 from repo_interp.models.capture import capture
 from repo_interp.models.load import load
 from repo_interp.papers.hope import replicates
+from repo_interp.papers.hope.analysed import has_rope_alone, is_analysed
+from repo_interp.papers.hope.bands import bands
 from repo_interp.papers.hope.replicates import Sampling
+from repo_interp.papers.hope.wording import capped_caption, named_bands
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, each
 from repo_interp.papers.kit.subjects import Subject
@@ -58,7 +61,7 @@ def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> xr.
     (subject,) = subjects
     data = replicates.within(subject, options, cache)
     nodes = {"within": data}
-    if replicates.has_rope_alone(subject):
+    if has_rope_alone(subject):
         length, count = data.attrs["length"], _sequences_of_norms(data)
         nodes["norms"] = subject.measured(cache, _norms, options, length, count, length=length, sequences=count)
         nodes["pair"] = subject.measured(cache, _pair, options, length, length=length)
@@ -70,13 +73,13 @@ def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> xr.
 def draw(tree: xr.DataTree) -> Iterator[Drawing]:
     """The figures that the checkpoint allows."""
     data = tree["within"].to_dataset()
-    name, length, band = data.attrs["checkpoint"], data.attrs["length"], replicates.bands(data)
+    name, length, band = data.attrs["checkpoint"], data.attrs["length"], bands(data)
     if "norms" in tree:
         norms = tree["norms"].to_dataset().drop_attrs(deep=False)
         caption = (
             f"Mean norm of the rotary pairs of queries and keys of {name} by component and head, on "
             f"{_sequences_of_norms(data)} sequences of random tokens. Triangle: activated. "
-            f"{replicates.named_bands(band, data)}"
+            f"{named_bands(band, data)}"
         )
         yield Drawing(f"norms_{name}", pair_norms(norms, band), caption, norms.assign(band.data_vars))
     if "pair" in tree:
@@ -85,7 +88,7 @@ def draw(tree: xr.DataTree) -> Iterator[Drawing]:
         logit = described(of_heads.mean(("layer", "head")), "component of the logit of a pair, mean over heads", "q·k")
         caption = (
             f"Components of {name}'s logit between query {query} and key {key} of one sequence of random tokens, mean over layers and "
-            f"heads, and their sum from the fastest on. {replicates.named_bands(band, data)}"
+            f"heads, and their sum from the fastest on. {named_bands(band, data)}"
         )
         figure = pair_of_tokens(band.assign(logit=logit), f"{name}: token {query} to token {key}")
         yield Drawing(f"pair_{name}", figure, caption, band.assign(logit=logit, logit_of_head=of_heads))
@@ -93,10 +96,10 @@ def draw(tree: xr.DataTree) -> Iterator[Drawing]:
         turns = tree["turns"].to_dataset()
         share = turns["turn_share"].mean(("repeat", "layer", "head"))
         share = described(share, "share of pairs by the angle that they turn", "1")
-        drawn = replicates.bands(turns).assign(turn_share=share, turn_upper=turns["turn_upper"].isel(repeat=0, drop=True))
+        drawn = bands(turns).assign(turn_share=share, turn_upper=turns["turn_upper"].isel(repeat=0, drop=True))
         caption = (
             f"Angles by which the learned positions of {name} turn each component, over the pairs of {data.attrs['sequences']} sequences "
-            f"of {length} random tokens, mean over the heads that learn positions.{replicates.capped_caption(data)}"
+            f"of {length} random tokens, mean over the heads that learn positions.{capped_caption(data)}"
         )
         yield Drawing(f"turns_{name}", turn_histogram(drawn, f"{name}: turns by learned positions"), caption, drawn)
 
@@ -105,7 +108,7 @@ ROTARY_PAIRS = Experiment(
     "rotary_pairs",
     (),
     Needs(
-        each(lambda subject: replicates.is_analysed(subject) and (replicates.has_rope_alone(subject) or bool(subject.learned))),
+        each(lambda subject: is_analysed(subject) and (has_rope_alone(subject) or bool(subject.learned))),
         "no checkpoint with RoPE alone or learned positions was given",
         ("language/rope", "language/repo"),
     ),

@@ -14,8 +14,12 @@ from jaxtyping import Bool, Float
 
 from repo_interp.measures.labels import described
 from repo_interp.papers.hope import replicates
+from repo_interp.papers.hope.analysed import NEEDS_ROPE
+from repo_interp.papers.hope.bands import bands
+from repo_interp.papers.hope.mean_curves import curve_vaf, mean_curve_vaf
 from repo_interp.papers.hope.random_phases import NAME, random_phases
 from repo_interp.papers.hope.replicates import Sampling
+from repo_interp.papers.hope.wording import OVER_REPLICATES, capped, named_bands, parts_caption, random_weights
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import SEEN, Claim, Evidence
 from repo_interp.papers.kit.experiment import Drawing, Experiment
@@ -54,13 +58,13 @@ def outstanding(vaf: Float[np.ndarray, " component"], activated: Bool[np.ndarray
 def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> xr.Dataset | None:
     """Replicates of the checkpoint within L; None where it has no activated component."""
     data = replicates.within(subjects[0], options, cache)
-    return data if replicates.bands(data)["activated"].any() else None
+    return data if bands(data)["activated"].any() else None
 
 
 def judge(data: xr.Dataset) -> Iterable[Evidence]:
     """Evidence on the checkpoint."""
-    name, activated = data.attrs["checkpoint"], replicates.bands(data)["activated"].values
-    shares = replicates.mean_curve_vaf(data["component_by_distance"])
+    name, activated = data.attrs["checkpoint"], bands(data)["activated"].values
+    shares = mean_curve_vaf(data["component_by_distance"])
     trained = shares.sel(weights="trained")
     means = trained.mean("repeat").values
     heights = {
@@ -77,16 +81,16 @@ def judge(data: xr.Dataset) -> Iterable[Evidence]:
         {HEIGHT: ours, SAME: Observed(ours, twins)},
         ours,
         float(np.std([outstanding(values, activated) for values in trained.values], ddof=1)),
-        replicates.OVER_REPLICATES,
+        OVER_REPLICATES,
         data.attrs["sequences"],
-        replicates.random_weights(heights),
+        random_weights(heights),
         f"VAF of the activated {_percent(means[activated])}, largest other {_percent(means[~activated].max(keepdims=True))}; "
         f"over heads, of all pairs' logits: {_percent(of_pairs)}",
-        replicates.capped(data),
+        capped(data),
     )
     yield evidence
-    frequencies = replicates.bands(data)["frequency"].values
-    null = random_phases(frequencies, data.attrs["length"], lambda curves: outstanding(replicates.curve_vaf(curves), activated))
+    frequencies = bands(data)["frequency"].values
+    null = random_phases(frequencies, data.attrs["length"], lambda curves: outstanding(curve_vaf(curves), activated))
     observed = Observed(ours, null)
     values = {**evidence.values, BESIDE_PHASES: observed}
     yield replace(evidence, claim=H2_PHASES, values=values, note=beside_null(observed))
@@ -94,8 +98,8 @@ def judge(data: xr.Dataset) -> Iterable[Evidence]:
 
 def draw(data: xr.Dataset) -> Iterator[Drawing]:
     """Fig. 7: VAF of every component's mean curve, beside random weights."""
-    name, band = data.attrs["checkpoint"], replicates.bands(data)
-    shares = replicates.mean_curve_vaf(data["component_by_distance"])
+    name, band = data.attrs["checkpoint"], bands(data)
+    shares = mean_curve_vaf(data["component_by_distance"])
     of_pairs = data["vaf"].mean(("repeat", "layer", "head"))
     drawn = band.assign(
         vaf=described(shares.mean("repeat"), "variance of the mean logit by distance that a component accounts for", "%"),
@@ -104,12 +108,12 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
     )
     caption = (
         f"Variance of the mean logit by distance that each component of {name} accounts for (HoPE fig. 7; standard definition). "
-        f"Diamonds: random weights. {replicates.named_bands(band, data)}{replicates.parts_caption(data)}"
+        f"Diamonds: random weights. {named_bands(band, data)}{parts_caption(data)}"
     )
     yield Drawing(f"vaf_{name}", vaf_by_component(drawn, f"{name}: share of the mean curve's variance"), caption, drawn)
 
 
-VAF = Experiment("vaf", (H2, H2_PHASES), replicates.NEEDS_ROPE, measure, judge, draw)
+VAF = Experiment("vaf", (H2, H2_PHASES), NEEDS_ROPE, measure, judge, draw)
 
 
 def _percent(values: np.ndarray) -> str:

@@ -1,0 +1,57 @@
+"""What HoPE's verdicts and captions say of the replicates behind their numbers: kind of sequences, bands, twins, where L was capped.
+
+Knows the attributes of what `replicates` measured, and no claim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import xarray as xr
+
+from repo_interp.tasks.random_tokens import Kind
+
+OVER_REPLICATES = "replicates"
+"""What the spread of a verdict is taken over, as tables have always called replicates."""
+
+
+def labelled(kind: Kind, part: str = "") -> str:
+    """The part of a claim that is about sequences of a kind; independent tokens are not named."""
+    return ", ".join(filter(None, (part, "one token repeated" if kind == "repeated" else "")))
+
+
+def random_weights(values: Mapping[str, float]) -> str:
+    """The numbers of the twins with random weights, of all by `weights`, as the control of a verdict."""
+    twins = [value for weights, value in values.items() if weights != "trained"]
+    return "random weights: " + ", ".join(f"{value:.3g}" for value in twins) if twins else ""
+
+
+def named_bands(band: xr.Dataset, data: xr.Dataset) -> str:
+    """Which components are activated and how many are lower, and whether L was capped, as sentences for a caption."""
+    chosen = np.flatnonzero(band["activated"].values)
+    thetas = band["frequency"].values[chosen]
+    named = ", ".join(f"r = {place} (θ = {theta:.4g} rad)" for place, theta in zip(chosen, thetas, strict=True))
+    return f"Activated: {named or 'none'}; {int(band['low_frequency'].sum())} components are lower.{capped_caption(data)}"
+
+
+def parts_caption(data: xr.Dataset) -> str:
+    """What a caption adds where twins have fewer layers than the trained weights."""
+    layers = data["logit"].notnull().any(("repeat", "distance")).sum("layer").values
+    trained, *twins = map(int, layers)
+    few = f" Random weights: the first {twins[0]} of {trained} layers, one sequence each." if twins and twins[0] < trained else ""
+    return few
+
+
+def capped(data: xr.Dataset) -> str:
+    """Why claims about the training length cannot be judged on `data`, where L was capped below it; "" where it was not."""
+    length, trained = data.attrs["length"], data.attrs["training_length"]
+    if length == trained:
+        return ""
+    return f"L was capped at {length} tokens, and the claim is about the {trained} of training; --set hope.length=0 measures them"
+
+
+def capped_caption(data: xr.Dataset) -> str:
+    """What a caption adds where L was capped."""
+    length, trained = data.attrs["length"], data.attrs["training_length"]
+    return f" Here L is capped at {length} of the {trained} tokens of training." if length < trained else ""
