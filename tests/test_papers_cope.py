@@ -16,7 +16,7 @@ from trained_tiny import trained, without_weights
 from repo_interp.errors import InputError
 from repo_interp.papers.cope import gates
 from repo_interp.papers.cope.counting import C3, C3_BALANCED, COUNTING, Counted
-from repo_interp.papers.cope.errors import error_bars
+from repo_interp.papers.cope.error_bars import error_bars
 from repo_interp.papers.cope.flip_flop import C1, FLIP_FLOP
 from repo_interp.papers.cope.paper import PAPER
 from repo_interp.papers.cope.perplexity import C4, C4_OPEN, C4_POSITIONS, C5, C5_OPEN, PERPLEXITY

@@ -18,15 +18,14 @@ from typing import TYPE_CHECKING
 
 import xarray as xr
 
+from repo_interp.papers.cope.error_bars import bars_caption, error_bars
 from repo_interp.papers.cope.errors import (
     COPE,
     IN_DISTRIBUTION,
     RIVALS,
     SCHEMES,
     LowerError,
-    error_bars,
     error_table,
-    errors_caption,
     errors_of,
     lower_error,
     needs,
@@ -190,7 +189,7 @@ def draw(counted: Counted) -> Iterator[Drawing]:
         f"Counting, up to {task.operations} operations: share of sequences whose value is wrong (CoPE table 3, 4), with the weight of pass "
         f"of training ({task.pass_weight:g}), longer contexts ({task.longer_pass_weight:g}) and shorter ones "
         f"({task.shorter_pass_weight:g}); balanced: all values equally frequent. Dashed: the error of always saying the most frequent "
-        f"value. {errors_caption(scored)}"
+        f"value. {bars_caption(scored)}"
     )
     figure = error_bars({_variables(count): table for count, table in tables.items()})
     data = together.assign_coords(variables=("checkpoint", numbers))

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from repo_interp.papers.cope.error_bars import bars_caption, error_bars
 from repo_interp.papers.cope.errors import (
     COPE,
     SCHEMES,
     LowerError,
-    error_bars,
     error_table,
-    errors_caption,
     lower_error,
     measure,
     needs,
@@ -63,7 +62,7 @@ def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
     caption = (
         f"Flip-flop: error of reads by test set (CoPE table 2, left). {100 * task.ignore:g} % of instructions are ignored in training, "
         f"{100 * task.sparse:g} % in sparse and {100 * task.dense:g} % in dense test sets; sequences have {task.length} tokens, in long "
-        f"test sets {task.longest_test}. {errors_caption(scored)}"
+        f"test sets {task.longest_test}. {bars_caption(scored)}"
     )
     yield Drawing(f"flip_flop_{task.length}", error_bars({f"Flip-flop, {task.length} tokens": table}), caption, table)
 

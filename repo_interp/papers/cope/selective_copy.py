@@ -10,13 +10,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from repo_interp.papers.cope.error_bars import bars_caption, error_bars
 from repo_interp.papers.cope.errors import (
     COPE,
     IN_DISTRIBUTION,
     SCHEMES,
-    error_bars,
     error_table,
-    errors_caption,
     errors_of,
     measure,
     needs,
@@ -79,7 +78,7 @@ def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
     caption = (
         f"Selective copy: share of sequences that are not copied exactly (CoPE table 2, right). {task.copied} of {task.symbols} symbols "
         f"are copied, with as many blanks as in training ({task.blanks}), half as many (dense) and twice as many (sparse). "
-        f"{errors_caption(scored)}"
+        f"{bars_caption(scored)}"
     )
     yield Drawing("selective_copy", error_bars({"Selective copy": table}), caption, table)
 
