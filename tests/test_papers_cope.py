@@ -18,9 +18,11 @@ from repo_interp.papers.cope import gates
 from repo_interp.papers.cope.counting import C3, C3_BALANCED, COUNTING, Counted
 from repo_interp.papers.cope.error_bars import error_bars
 from repo_interp.papers.cope.flip_flop import C1, FLIP_FLOP
+from repo_interp.papers.cope.options import Options
 from repo_interp.papers.cope.paper import PAPER
 from repo_interp.papers.cope.perplexity import C4, C4_OPEN, C4_POSITIONS, C5, C5_OPEN, PERPLEXITY
 from repo_interp.papers.cope.selective_copy import SELECTIVE_COPY
+from repo_interp.papers.cope.standing_out import Chosen, stands_out
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import FAILS, HOLDS, UNMEASURED, Verdict, judge
 from repo_interp.papers.kit.experiment import Experiment, run
@@ -31,7 +33,7 @@ from repo_interp.papers.kit.scores import PLAIN, Scored, ScoreOptions, of_tasks,
 from repo_interp.papers.kit.subjects import subject
 from repo_interp.training.configuration import TrainingConfiguration, replaced
 
-SMALL = gates.Options(count=4, counting_count=4, language_count=4, gate_texts=4, draws=4, batch_size=4)
+SMALL = Options(count=4, counting_count=4, language_count=4, gate_texts=4, draws=4, batch_size=4)
 FLIP_FLOP_SIZE = {"length": 8, "first_length": 8, "longest_test": 16}
 COPY = {"symbols": 3, "copied": 2, "first_copied": 2, "blanks": 2}
 COUNT = {"operations": 6, "fewest": 3, "first_operations": 6}
@@ -117,11 +119,11 @@ def test_spread_is_over_seeds_else_over_prompts():
 # ---- the rules ------------------------------------------------------------------------------------------------------
 
 
-def marks_separators(trained: gates.Chosen, random: gates.Chosen | None) -> bool:
+def marks_separators(trained: Chosen, random: Chosen | None) -> bool:
     return gates.C6.rule.holds(gates.gate_values(trained, random))
 
 
-def stays_within(trained: gates.Chosen, random: gates.Chosen | None) -> bool:
+def stays_within(trained: Chosen, random: Chosen | None) -> bool:
     return gates.C6_ATTENTION.rule.holds(gates.attention_values(trained, random))
 
 
@@ -130,12 +132,12 @@ def test_a_head_is_chosen_on_one_half_and_judged_on_the_other():
     observed[::2, 0, 1] = 0.9  # only where it is chosen
     observed[:, 1, 0] = 0.5
     control = np.full((8, 2, 2), 0.1)
-    chosen = gates.stands_out(observed, control, np.zeros((8, 2, 2)))
+    chosen = stands_out(observed, control, np.zeros((8, 2, 2)))
     assert chosen is not None and chosen.place == (0, 1)
     assert_allclose([chosen.observed, chosen.ratio], [0.1, 1])
     assert not marks_separators(chosen, None)
     observed[1::2, 0, 1] = 0.8
-    chosen = gates.stands_out(observed, control, np.zeros((8, 2, 2)))
+    chosen = stands_out(observed, control, np.zeros((8, 2, 2)))
     assert chosen is not None and marks_separators(chosen, None) and stays_within(chosen, None)
     assert not marks_separators(chosen, chosen) and not stays_within(chosen, chosen)
 
@@ -143,11 +145,11 @@ def test_a_head_is_chosen_on_one_half_and_judged_on_the_other():
 def test_a_head_that_chance_reaches_or_that_is_nowhere_does_not_stand_out():
     observed = np.full((6, 1, 1, 2), 0.9)
     observed[..., 1] = np.nan
-    chosen = gates.stands_out(observed, observed / 3, np.full(observed.shape, 0.3))
+    chosen = stands_out(observed, observed / 3, np.full(observed.shape, 0.3))
     assert chosen is not None and chosen.place == (0, 0, 0)
     assert not marks_separators(chosen, None) and not stays_within(chosen, None)
-    assert gates.stands_out(np.full((6, 1, 1), np.nan), observed[..., 0], observed[..., 0]) is None
-    assert gates.stands_out(observed[:2], observed[:2], observed[:2]) is None
+    assert stands_out(np.full((6, 1, 1), np.nan), observed[..., 0], observed[..., 0]) is None
+    assert stands_out(observed[:2], observed[:2], observed[:2]) is None
 
 
 def test_flip_flop_is_judged_on_the_sparse_set_over_seeds():
@@ -441,4 +443,4 @@ def test_rules_say_their_thresholds():
 def test_fast_fields_are_options_and_few_texts_are_refused():
     assert PAPER.options(**PAPER.fast) != PAPER.options()
     with pytest.raises(InputError, match="at least 4"):
-        gates.Options(gate_texts=3)
+        Options(gate_texts=3)

@@ -44,7 +44,7 @@ from repo_interp.tasks.counting import BALANCED, Counting, majority
 from repo_interp.training.trained import configured_task
 
 if TYPE_CHECKING:
-    from repo_interp.papers.cope.gates import Options
+    from repo_interp.papers.cope.options import Options
 
 CONTEXTS = ("longer", "shorter")
 

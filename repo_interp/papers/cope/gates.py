@@ -14,30 +14,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
-from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.lines import Line2D
 
 from repo_interp.analysis.analyze import analyze
-from repo_interp.errors import InputError
 from repo_interp.measures.gates import KINDS, Gates
 from repo_interp.measures.labels import described
 from repo_interp.models.load import load, load_fresh
 from repo_interp.papers.cope.perplexity import LANGUAGE
+from repo_interp.papers.cope.standing_out import Chosen, stands_out
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import Claim, Evidence
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, each
 from repo_interp.papers.kit.rules import All, AtLeast, AtMost, BeyondNull, Observed
-from repo_interp.papers.kit.scores import ScoreOptions, of_tasks
+from repo_interp.papers.kit.scores import of_tasks
 from repo_interp.papers.kit.subjects import Subject
 from repo_interp.plots.marks.drawing import legend_below
 from repo_interp.plots.style import COLUMN_WIDTH, SCHEME_COLOURS, PaperFigure, darker, paper_figure, style
-from repo_interp.values import Count
+
+if TYPE_CHECKING:
+    from repo_interp.papers.cope.options import Options
 
 RATIO = (
     "in the head that stands out on half of the texts, on the other half, the separators' share of the gates' sum over that of as many "
@@ -68,25 +69,6 @@ C6_ATTENTION = Claim(
     All(AtLeast(WITHIN, 0.5), AtMost(KEPT, CHANCE), BeyondNull(MARGIN)),
     part="attention",
 )
-
-
-@dataclass(frozen=True)
-class Options(ScoreOptions):
-    """How much is measured of CoPE's claims: prompts to score, and texts whose gates are measured."""
-
-    counting_count: Count = 2000
-    """Prompts of every test set of counting."""
-    gate_texts: Count = 32
-    """Texts whose gates are measured."""
-    draws: Count = 40
-    """Random choices of separators, and shuffled segments, of each text."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.gate_texts < 4:
-            raise InputError(f"gate_texts is {self.gate_texts}; wanted at least 4, two to choose a head on and two to judge it")
-        if self.counting_count < 2:
-            raise InputError(f"counting_count is {self.counting_count}; wanted at least 2 prompts, for an error")
 
 
 # ---- measuring -------------------------------------------------------------------------------------------------------
@@ -127,52 +109,6 @@ def measure_gates(subject: Subject, options: Options) -> xr.Dataset:
 
 
 # ---- judging ---------------------------------------------------------------------------------------------------------
-
-
-class Chosen(NamedTuple):
-    """What stands out on one half of the prompts, as it is on the other half."""
-
-    place: tuple[int, ...]
-    """Where it is: layer, head, and kind where there are kinds."""
-    observed: float
-    """Mean over the other half."""
-    control: float
-    """The same for random separators or shuffled segments."""
-    chance: float
-    """Share of their draws that are at least as high, mean over the other half."""
-    by_prompt: Float[np.ndarray, " prompt"]
-
-    @property
-    def ratio(self) -> float:
-        """Over its control; 0 where the control is 0."""
-        return self.observed / self.control if self.control > 0 else 0.0
-
-    @property
-    def margin(self) -> float:
-        """Above its control."""
-        return self.observed - self.control
-
-
-def stands_out(
-    observed: Float[np.ndarray, "prompt *place"],
-    control: Float[np.ndarray, "prompt *place"],
-    chance: Float[np.ndarray, "prompt *place"],
-) -> Chosen | None:
-    """The place whose observed value is furthest above its control on even prompts, measured on odd ones.
-
-    A prompt without separators or segments has NaN; a place needs two prompts with values in each half. None where no place has them.
-    """
-    margins = observed - control
-    enough = np.isfinite(margins[::2]).sum(0) >= 2
-    enough &= np.isfinite(margins[1::2]).sum(0) >= 2
-    if not enough.any():
-        return None
-    means = np.where(np.isfinite(margins[::2]), margins[::2], 0.0).sum(0) / np.maximum(np.isfinite(margins[::2]).sum(0), 1)
-    place = np.unravel_index(np.where(enough, means, -np.inf).argmax(), enough.shape)
-    other = [array[(slice(1, None, 2), *place)] for array in (observed, control, chance)]
-    known = np.isfinite(other[0])
-    value, expected, reached = (float(array[known].mean()) for array in other)
-    return Chosen(tuple(int(index) for index in place), value, expected, reached, other[0][known])
 
 
 @dataclass(frozen=True)

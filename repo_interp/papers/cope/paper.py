@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from repo_interp.papers.cope.counting import COUNTING
 from repo_interp.papers.cope.flip_flop import FLIP_FLOP
-from repo_interp.papers.cope.gates import GATES, Options
+from repo_interp.papers.cope.gates import GATES
+from repo_interp.papers.cope.options import Options
 from repo_interp.papers.cope.perplexity import PERPLEXITY
 from repo_interp.papers.cope.selective_copy import SELECTIVE_COPY
 from repo_interp.papers.kit.experiment import Paper
