@@ -21,7 +21,7 @@ from repo_interp.papers.kit.build import Build, Durations, stated_options, with_
 from repo_interp.papers.kit.claims import UNMEASURED
 from repo_interp.papers.kit.experiment import Experiment
 from repo_interp.papers.kit.gallery import NOT_YET
-from repo_interp.papers.kit.paper_directory import stem
+from repo_interp.papers.kit.paper_directory import figure_name
 from repo_interp.papers.kit.scale import Scale, difference, scale_beside, scale_of
 from repo_interp.papers.kit.subjects import ZOO, file_digest, given
 
@@ -309,4 +309,4 @@ def test_a_verdict_on_several_checkpoints_has_the_scale_of_all(checkpoints):
 
 
 def test_files_of_figures_have_plain_names():
-    assert stem("vaf_niah/repo at 2 L") == "vaf_niah_repo_at_2_L"
+    assert figure_name("vaf_niah/repo at 2 L") == "vaf_niah_repo_at_2_L"

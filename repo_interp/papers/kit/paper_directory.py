@@ -74,7 +74,7 @@ def write_paper(
     `paths`: the checkpoints by name, beside whose verdicts it is said how they differ in size from the paper's model.
     """
     drawings = [drawing for result in results for drawing in result.drawings]
-    names = [stem(drawing.name) for drawing in drawings]
+    names = [figure_name(drawing.name) for drawing in drawings]
     if len(set(names)) < len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
         raise InputError(f"two figures would have the same name, {', '.join(twice)}; give the checkpoints other names")
@@ -106,9 +106,9 @@ def plain(data: xr.Dataset) -> xr.Dataset:
     return data.assign({name: array.astype("int8") for name, array in data.items() if array.dtype == bool})
 
 
-def stem(name: str) -> str:
-    """The name of a figure's files: checkpoints may be called niah/repo."""
-    return name.replace("/", "_").replace(" ", "_")
+def figure_name(drawing: str) -> str:
+    """The name of a figure's files, given that of its drawing: checkpoints may be called niah/repo."""
+    return drawing.replace("/", "_").replace(" ", "_")
 
 
 def read_rows(file: Path) -> list[dict[str, str]]:
