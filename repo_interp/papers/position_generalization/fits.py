@@ -103,10 +103,16 @@ def cost(subjects: Sequence[Subject], options: Options) -> float:
 
 def judge(measured: Measured) -> Iterator[Evidence]:
     """What there is on P1 and P3, and on P2 where some layer rotates."""
-    three, fake = measured.group("three_axis"), measured.group("fake_distance")
-    by_prompt = three["r"].mean(("layer", "head")).values
+    yield from _three_axes(measured)
+    yield _random_weights(measured)
+    yield from _fake_distances(measured)
+
+
+def _three_axes(measured: Measured) -> Iterator[Evidence]:
+    """P1: r of the three-axis fit, alone and beside random weights and shuffled distances."""
+    three, random = measured.group("three_axis"), _r_of_twins(measured)
+    by_prompt, shuffled = _r_by_prompt(measured), three["r_shuffled"].mean(("layer", "head")).values
     r = float(by_prompt.mean())
-    random = np.array([_mean(twin["r"]) for twin in measured.of_twins("three_axis")])
     evidence = Evidence(
         P1,
         measured.name,
@@ -120,12 +126,16 @@ def judge(measured: Measured) -> Iterator[Evidence]:
         f"R² on held-out rows {_mean(three['r2_held_out']):.3g}; heads {float(three['r'].min()):.3g} to {float(three['r'].max()):.3g}",
     )
     yield evidence
-    shuffled = three["r_shuffled"].mean(("layer", "head")).values
     observed, above = Observed(r, random), paired_difference(by_prompt, shuffled)
     values = {**evidence.values, R_BESIDE_TWINS: observed, R_ABOVE_SHUFFLED: above}
     note = f"{beside_null(observed)}; above shuffled distances by {above.margin:.3g} ± {above.standard_error:.2g}"
     yield replace(evidence, claim=P1_NULL, values=values, note=note)
-    yield Evidence(
+
+
+def _random_weights(measured: Measured) -> Evidence:
+    """P3: r of the three-axis fit of the twins with random weights."""
+    random, r = _r_of_twins(measured), float(_r_by_prompt(measured).mean())
+    return Evidence(
         P3,
         measured.name,
         "mean r of the three-axis fit with random weights",
@@ -137,26 +147,31 @@ def judge(measured: Measured) -> Iterator[Evidence]:
         f"trained {r:.3g}",
         f"by chance about {np.sqrt(6 / measured.length):.2g} at {measured.length} tokens",
     )
-    rotating = rotating_layers(measured)
-    if rotating:
-        layers = fake["r"].mean(("prompt", "head")).sel(layer=rotating).values
-        prompts = fake["r"].sel(layer=rotating).mean(("layer", "head")).values
-        twins = [_mean(twin["r"].sel(layer=rotating)) for twin in measured.of_twins("fake_distance")]
-        evidence = Evidence(
-            P2,
-            measured.name,
-            "mean r of the fake-distance fit",
-            {LOWEST_R: layers.min()},
-            float(layers.mean()),
-            float(prompts.std(ddof=1)),
-            "sequences",
-            len(prompts),
-            f"random weights {np.mean(twins):.3g}",
-            f"layers {layers.min():.3g} to {layers.max():.3g}",
-        )
-        yield evidence
-        observed = Observed(float(layers.mean()), twins)
-        yield replace(evidence, claim=P2_NULL, values={**evidence.values, R_BESIDE_TWINS: observed}, note=beside_null(observed))
+
+
+def _fake_distances(measured: Measured) -> Iterator[Evidence]:
+    """P2: r of the fake-distance fit in the layers that rotate, alone and beside random weights; nothing where none rotates."""
+    fake, rotating = measured.group("fake_distance"), rotating_layers(measured)
+    if not rotating:
+        return
+    layers = fake["r"].mean(("prompt", "head")).sel(layer=rotating).values
+    prompts = fake["r"].sel(layer=rotating).mean(("layer", "head")).values
+    twins = [_mean(twin["r"].sel(layer=rotating)) for twin in measured.of_twins("fake_distance")]
+    evidence = Evidence(
+        P2,
+        measured.name,
+        "mean r of the fake-distance fit",
+        {LOWEST_R: layers.min()},
+        float(layers.mean()),
+        float(prompts.std(ddof=1)),
+        "sequences",
+        len(prompts),
+        f"random weights {np.mean(twins):.3g}",
+        f"layers {layers.min():.3g} to {layers.max():.3g}",
+    )
+    yield evidence
+    observed = Observed(float(layers.mean()), twins)
+    yield replace(evidence, claim=P2_NULL, values={**evidence.values, R_BESIDE_TWINS: observed}, note=beside_null(observed))
 
 
 def draw(measured: Measured) -> Iterator[Drawing]:
@@ -194,6 +209,16 @@ def draw(measured: Measured) -> Iterator[Drawing]:
 def rotating_layers(measured: Measured) -> list[int]:
     """Layers with a head that rotates."""
     return sorted({layer for layer, _ in rotating_heads(measured.group("rotation"))})
+
+
+def _r_by_prompt(measured: Measured) -> np.ndarray:
+    """r of the three-axis fit of every prompt, mean over heads."""
+    return measured.group("three_axis")["r"].mean(("layer", "head")).values
+
+
+def _r_of_twins(measured: Measured) -> np.ndarray:
+    """Mean r of the three-axis fit of every twin with random weights."""
+    return np.array([_mean(twin["r"]) for twin in measured.of_twins("three_axis")])
 
 
 def _mean(values: xr.DataArray) -> float:
