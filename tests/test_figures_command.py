@@ -22,7 +22,7 @@ from repo_interp.papers.kit.claims import UNMEASURED
 from repo_interp.papers.kit.experiment import Experiment
 from repo_interp.papers.kit.gallery import NOT_YET
 from repo_interp.papers.kit.paper_directory import figure_name
-from repo_interp.papers.kit.scale import Scale, difference, scale_beside, scale_of
+from repo_interp.papers.kit.scale import Scale, ours_and_theirs, scale_beside, scale_of
 from repo_interp.papers.kit.subjects import ZOO, file_digest, given
 
 SIZES = ["sequences=2", "repeats=2", "controls=1", "batch_size=2"]
@@ -293,8 +293,8 @@ def test_scale_is_what_the_files_say():
     ours = scale_of(ZOO / "niah/repo")
     assert (ours.layers, ours.width, ours.length) == (4, 64, 256)
     assert ours.training == "1,200 steps of 8 sequences, continuing another"
-    assert difference(Scale(2, 16), Scale(length=512)) == "2 layers × width 16; paper: 512 tokens"
-    assert difference(Scale(), Scale()) == ""
+    assert ours_and_theirs(Scale(2, 16), Scale(length=512)) == "2 layers × width 16; paper: 512 tokens"
+    assert ours_and_theirs(Scale(), Scale()) == ""
 
 
 def test_a_verdict_on_several_checkpoints_has_the_scale_of_all(checkpoints):

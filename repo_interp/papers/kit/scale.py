@@ -44,7 +44,7 @@ def scale_of(directory: str | os.PathLike[str]) -> Scale:
     return scale
 
 
-def difference(ours: Scale, theirs: Scale) -> str:
+def ours_and_theirs(ours: Scale, theirs: Scale) -> str:
     """One line: ours, then the paper's, as layers × width, length of sequences, training; what is not stated is left out."""
     return "; paper: ".join(filter(None, (_in_words(ours), _in_words(theirs))))
 
@@ -66,7 +66,7 @@ def scale_beside(paper: Scale, checkpoint: str, paths: Mapping[str, str]) -> str
     names = names or [name for name in paths if name.split("/")[0] in words]
     lines: dict[str, list[str]] = {}
     for name in names:
-        lines.setdefault(difference(scale_of(paths[name]), paper), []).append(name)
+        lines.setdefault(ours_and_theirs(scale_of(paths[name]), paper), []).append(name)
     if len(lines) == 1:
         return next(iter(lines))
     return " / ".join(f"{', '.join(named)}: {line}" for line, named in lines.items())
