@@ -25,13 +25,12 @@ from matplotlib.lines import Line2D
 from repo_interp.analysis.analyze import analyze
 from repo_interp.measures.gates import KINDS, Gates
 from repo_interp.measures.labels import described
-from repo_interp.models.load import load, load_fresh
 from repo_interp.papers.cope.perplexity import LANGUAGE
 from repo_interp.papers.cope.standing_out import Chosen, stands_out
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import Claim, Evidence
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, each
-from repo_interp.papers.kit.rules import All, AtLeast, AtMost, BeyondNull, Observed
+from repo_interp.papers.kit.rules import All, AtLeast, AtMost, BeyondNull, Observed, beside_null
 from repo_interp.papers.kit.scores import of_tasks
 from repo_interp.papers.kit.subjects import Subject
 from repo_interp.plots.marks.drawing import legend_below
@@ -45,7 +44,7 @@ RATIO = (
     "random tokens"
 )
 REACHED = "the share of draws of random tokens that reach it"
-RATIO_BESIDE_TWIN = "this ratio"
+RATIO_BESIDE_TWINS = "this ratio"
 WITHIN = (
     "in the head and kind of segment that stand out on half of the texts, on the other half, the share of attention from position alone "
     "within the query's own segment"
@@ -59,7 +58,7 @@ C6 = Claim(
     "gates fall on separators",
     "CoPE fig. 6",
     "figure",
-    All(AtLeast(RATIO, 2.0), AtMost(REACHED, CHANCE), BeyondNull(RATIO_BESIDE_TWIN)),
+    All(AtLeast(RATIO, 2.0), AtMost(REACHED, CHANCE), BeyondNull(RATIO_BESIDE_TWINS)),
 )
 C6_ATTENTION = Claim(
     "C6",
@@ -84,26 +83,30 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> tupl
     """The name of the checkpoint and its gates, as `measure_gates` describes them."""
     (subject,) = subjects
     assert subject.configuration is not None and subject.task is not None, subject.path
-    depends = {"gate_texts": options.gate_texts, "draws": options.draws, "tokenizer": subject.tokenizer_digest}
+    depends = {
+        "gate_texts": options.gate_texts,
+        "draws": options.draws,
+        "controls": options.controls,
+        "tokenizer": subject.tokenizer_digest,
+    }
     return subject.name, subject.measured(cache, measure_gates, options, **depends)
 
 
 def measure_gates(subject: Subject, options: Options) -> xr.Dataset:
-    """Shares and masses [weights, prompt, layer, head, kind] of the checkpoint and of a twin with random weights; of the first window with
+    """Shares and masses [weights, prompt, layer, head, kind] of the checkpoint and of twins with random weights; of the first window with
     the trained weights `position_attention`, `gate_by_token`, `counted`, `separator`, and `text [key]`.
     """
     assert subject.task is not None, subject.path
-    bridges = {"trained": load(subject.path, options.device), "random": load_fresh(subject.path, options.seed, options.device)}
     prompts = subject.prompts(subject.training_length, options.gate_texts, options.seed)
-    datasets = []
-    for name, bridge in bridges.items():
+    datasets = dict[str, xr.Dataset]()
+    for name, bridge in subject.bridges(options):
         maps, tokens = int(name == "trained"), len(prompts[0].tokens)
         gates = Gates(kinds=KINDS, maps=maps, map_tokens=tokens, draws=options.draws, seed=options.seed)
         run = analyze(bridge, prompts, [gates], batch_size=options.batch_size)  # pyright: ignore[reportArgumentType]
-        datasets.append(run["gates"].to_dataset())
-    weights = xr.IndexVariable("weights", list(bridges))
-    by_head = xr.concat([dataset[list(_BY_HEAD)] for dataset in datasets], dim=weights, **_TOGETHER)
-    first = {name: datasets[0][name].isel(prompt=0, drop=True) for name in _OF_FIRST_TEXT}
+        datasets[name] = run["gates"].to_dataset()
+    weights = xr.IndexVariable("weights", list(datasets))
+    by_head = xr.concat([dataset[list(_BY_HEAD)] for dataset in datasets.values()], dim=weights, **_TOGETHER)
+    first = {name: datasets["trained"][name].isel(prompt=0, drop=True) for name in _OF_FIRST_TEXT}
     words = xr.DataArray(list(prompts[0].token_text or map(str, prompts[0].tokens)), dims="key")
     return by_head.assign(first).assign(text=described(words, "text of a token", "1"))
 
@@ -139,36 +142,37 @@ def judge(measured: tuple[str, xr.Dataset]) -> Iterator[Evidence]:
     """What there is on C6: of the head whose gates mark separators most, and of the one whose attention stays in a segment most."""
     name, data = measured
     for part in _PARTS:
-        trained, random = (_chosen(data, part, weights) for weights in ("trained", "random"))
-        if trained is None:
+        trained, *random = (_chosen(data, part, str(weights)) for weights in data["weights"].values)
+        twins = [twin for twin in random if twin is not None]
+        if trained is None or not twins:
             yield Evidence(part.claim, name, "", unmeasurable="too few of the texts have separators or segments")
             continue
-        twins = f"{random.observed:.3g}, {random.control:.3g}" if random is not None else "none"
+        values, null = (gate_values if part.claim is C6 else attention_values)(trained, twins)
         yield Evidence(
             part.claim,
             name,
             f"{part.measured} ({_title(data, trained)})",
-            gate_values(trained, random) if part.claim is C6 else attention_values(trained, random),
+            values,
             trained.observed,
             float(trained.by_prompt.std(ddof=1)) if len(trained.by_prompt) > 1 else None,
             "texts",
             len(trained.by_prompt),
-            f"{part.control} {trained.control:.3g}; random weights {twins}",
+            f"{part.control} {trained.control:.3g}; random weights {', '.join(f'{twin.observed:.3g}' for twin in twins)}",
             f"{trained.ratio:.2f} times {part.control}, which reach it in {100 * trained.chance:.3g} % of the draws; the head was chosen "
-            f"among {_places(data[part.variables[0]])} on the other half of the texts",
+            f"among {_places(data[part.variables[0]])} on the other half of the texts; {beside_null(null, share=1)}",
         )
 
 
-def gate_values(trained: Chosen, random: Chosen | None) -> dict[str, Any]:
-    """What C6's rule asks for; `random`: the head that stands out in the twin, None where none does."""
-    null = [] if random is None else [random.ratio]
-    return {RATIO: trained.ratio, REACHED: trained.chance, RATIO_BESIDE_TWIN: Observed(trained.ratio, null)}
+def gate_values(trained: Chosen, twins: Sequence[Chosen]) -> tuple[dict[str, Any], Observed]:
+    """What C6's rule asks for, and the null in it; `twins`: the heads that stand out in them."""
+    observed = Observed(trained.ratio, [twin.ratio for twin in twins])
+    return {RATIO: trained.ratio, REACHED: trained.chance, RATIO_BESIDE_TWINS: observed}, observed
 
 
-def attention_values(trained: Chosen, random: Chosen | None) -> dict[str, Any]:
-    """What the rule of C6 (attention) asks for; `random` as in `gate_values`."""
-    null = [] if random is None else [random.margin]
-    return {WITHIN: trained.observed, KEPT: trained.chance, MARGIN: Observed(trained.margin, null)}
+def attention_values(trained: Chosen, twins: Sequence[Chosen]) -> tuple[dict[str, Any], Observed]:
+    """What the rule of C6 (attention) asks for, and the null in it; `twins` as in `gate_values`."""
+    observed = Observed(trained.margin, [twin.margin for twin in twins])
+    return {WITHIN: trained.observed, KEPT: trained.chance, MARGIN: observed}, observed
 
 
 def _chosen(data: xr.Dataset, part: _Part, weights: str) -> Chosen | None:

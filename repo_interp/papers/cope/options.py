@@ -17,6 +17,8 @@ class Options(ScoreOptions):
     """Prompts of every test set of counting."""
     gate_texts: Count = 32
     """Texts whose gates are measured."""
+    controls: Count = 10
+    """Twins with random weights of every checkpoint whose gates are measured."""
     draws: Count = 40
     """Random choices of separators, and shuffled segments, of each text."""
 

@@ -19,5 +19,5 @@ PAPER = Paper(
     "Contextual Position Encoding (CoPE), made again",
     (FLIP_FLOP, SELECTIVE_COPY, COUNTING, PERPLEXITY, GATES),
     Options,
-    {"count": 50, "counting_count": 100, "language_count": 12, "gate_texts": 8, "draws": 20},
+    {"count": 50, "counting_count": 100, "language_count": 12, "gate_texts": 8, "controls": 1, "draws": 20},
 )

@@ -20,11 +20,15 @@ from repo_interp.papers.kit.claims import Claim, Evidence
 from repo_interp.papers.kit.experiment import Drawing, Experiment, trained_alike
 from repo_interp.papers.kit.legends import in_layers
 from repo_interp.papers.kit.perplexities import (
+    BEYOND_SEEDS,
+    beyond_seeds,
     differences,
     differences_caption,
     errors_caption,
+    evidence_beyond_seeds,
     on_the_same_windows,
     perplexity_table,
+    seed_spread,
     shortest_and_longest,
 )
 from repo_interp.papers.kit.rules import Above, All, AtMost
@@ -54,7 +58,9 @@ C4 = Claim(
         Above(OWN, (RIVALS[RELATIVE],), more=MATERIAL, relation="below"),
         Above(RELATIVES, (RIVALS[ABSOLUTE],), more=MATERIAL, relation="below"),
     ),
+    also=(BEYOND_SEEDS,),
 )
+C4_SEEDS = beyond_seeds(C4)
 C4_OPEN = Claim(
     "C4",
     "perplexity: CoPE below the paper's relative positions, CoPE with every gate open",
@@ -70,7 +76,9 @@ C5 = Claim(  # absolute positions end at the training length
     "CoPE fig. 3",
     "figure",
     Above(RISE, (RIVALS[RELATIVE],), more=MATERIAL, relation="below"),
+    also=(BEYOND_SEEDS,),
 )
+C5_SEEDS = beyond_seeds(C5)
 C5_OPEN = Claim(
     "C5",
     "contexts longer than trained on: CoPE degrades less than with every gate open",
@@ -91,12 +99,21 @@ def judge(scored: Sequence[Scored]) -> Iterator[Evidence]:
     gated = [each for each in scored if gates_of(each) != OPEN]
     cope, opened = first_of(gated, COPE), first_of([each for each in scored if gates_of(each) == OPEN], COPE)
     if cope is not None:
-        yield _ordered(cope, gated)
+        ordered, degrades = _ordered(cope, gated), _degrades(cope, gated)
+        yield ordered
+        yield evidence_beyond_seeds(ordered, C4_SEEDS, seed_spread(scored, lambda each: _of_seeds(each)[0]))
         yield from _few_positions([each for each in gated if gates_of(each) == gates_of(cope)])
-        yield _degrades(cope, gated)
+        yield degrades
+        yield evidence_beyond_seeds(degrades, C5_SEEDS, seed_spread(scored, lambda each: np.subtract(*reversed(_of_seeds(each)))))
     if cope is not None and opened is not None:
         yield _below_open(cope, opened)
         yield _degrades_less(cope, opened)
+
+
+def _of_seeds(scored: Scored) -> tuple[np.ndarray, np.ndarray]:
+    """Log perplexity of every training seed at the training length and at the longest."""
+    short, long = (scored.sample((name,)).seeds for name in shortest_and_longest(scored))
+    return short, long
 
 
 def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
@@ -271,9 +288,12 @@ def _cope_label(scored: Scored) -> str:
 
 PERPLEXITY = Experiment(
     "perplexity",
-    (C4, C4_OPEN, C4_POSITIONS, C5, C5_OPEN),
+    (C4, C4_SEEDS, C4_OPEN, C4_POSITIONS, C5, C5_SEEDS, C5_OPEN),
     replace(
-        needs("language", (COPE, RELATIVE, ABSOLUTE, "cope_16", "cope_open", "cope_sep_keys", "alibi", "kerple", "fire", "hope")),
+        needs(
+            "language",
+            (COPE, RELATIVE, ABSOLUTE, "cope_16", "cope_open", "cope_sep_keys", "alibi", "kerple", "fire", "hope", "repo"),
+        ),
         groups=trained_alike(of_tasks("language")),
         otherwise_of={
             **dict.fromkeys(

@@ -4,12 +4,14 @@
 
 As the paper words it, they are in their upper half-cycle there: above the middle of their range. A cosine that passes its lowest point
 within L, as theta L > pi makes it, has seen most of its values there: of a lone component without phase the wording can hold, and the range
-of values cannot be left. So both are judged, on sequences of independent tokens and of one repeated token.
+of values cannot be left. So both are judged, on sequences of independent tokens and of one repeated token - and beside what the same
+components show with random phases (`random_phases`), which are in their upper half beyond L in many draws.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import xarray as xr
@@ -20,12 +22,13 @@ from repo_interp.papers.hope import replicates
 from repo_interp.papers.hope.analysed import NEEDS_ROPE
 from repo_interp.papers.hope.bands import bands
 from repo_interp.papers.hope.mean_curves import smoothed
+from repo_interp.papers.hope.random_phases import NAME, random_phases
 from repo_interp.papers.hope.replicates import Sampling
 from repo_interp.papers.hope.wording import OVER_REPLICATES, capped, labelled, named_bands, random_weights
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import SEEN, Claim, Evidence
 from repo_interp.papers.kit.experiment import Drawing, Experiment
-from repo_interp.papers.kit.rules import All, AtLeast
+from repo_interp.papers.kit.rules import All, AtLeast, BeyondNull, Observed, beside_null
 from repo_interp.papers.kit.subjects import Subject
 from repo_interp.plots.views.component_curves import beyond_training_length
 from repo_interp.tasks.random_tokens import Kind
@@ -37,18 +40,31 @@ UPPER = "the share of the distances in [L, 2L) where they are above the middle o
 UPPER_MORE = "this share minus that in the second half of [0, L)"
 
 
+BESIDE_PHASES, BEYOND_PHASES = "the first of these shares", "beyond random phases"
+
+
 def _range(kind: Kind) -> Claim:
     statement = "beyond L the activated components leave their training range in the first layer"
-    return Claim("H4", statement, "HoPE fig. 3c", "figure", AtLeast(OUTSIDE, 0.25), labelled(kind), SEEN)
+    also = (labelled(kind, BEYOND_PHASES),)
+    return Claim("H4", statement, "HoPE fig. 3c", "figure", AtLeast(OUTSIDE, 0.25), labelled(kind), SEEN, also=also)
 
 
 def _wording(kind: Kind) -> Claim:
     statement = "beyond L the activated components are in the upper half-cycle in the first layer"
     rule = All(AtLeast(UPPER, 0.5), AtLeast(UPPER_MORE, 0.25))
-    return Claim("H4", statement, "HoPE sec. 3.3.2 (2)", "figure", rule, labelled(kind, "wording"), SEEN)
+    also = (labelled(kind, f"wording, {BEYOND_PHASES}"),)
+    return Claim("H4", statement, "HoPE sec. 3.3.2 (2)", "figure", rule, labelled(kind, "wording"), SEEN, also=also)
+
+
+def _beyond_phases(claim: Claim) -> Claim:
+    """The same claim, beyond what geometry makes of it."""
+    rule = All(claim.rule, BeyondNull(BESIDE_PHASES, 0.95, NAME))
+    statement = f"{claim.statement}, more than geometry makes them"
+    return Claim("H4", statement, claim.source, "none", rule, claim.also[0], SEEN)
 
 
 CLAIMS = {kind: (_range(kind), _wording(kind)) for kind in replicates.KINDS}
+BESIDE_NULL = {claim: _beyond_phases(claim) for claims in CLAIMS.values() for claim in claims}
 Curve = Float[np.ndarray, " distance"]
 
 
@@ -107,7 +123,7 @@ def _evidence(within: xr.Dataset, beyond: xr.Dataset, kind: Kind) -> Iterator[Ev
         by_weights = {str(weights): averaged(shares, weights=weights) for weights in near["weights"].values}
         of_replicates = [averaged(shares, weights="trained", repeat=repeat)[quantity] for repeat in near["repeat"].values]
         ours = by_weights["trained"]
-        yield Evidence(
+        evidence = Evidence(
             claim,
             within.attrs["checkpoint"],
             f"share of distances in [L, 2L) {where} the range within L",
@@ -122,6 +138,23 @@ def _evidence(within: xr.Dataset, beyond: xr.Dataset, kind: Kind) -> Iterator[Ev
             else "a cosine without phase passes its lowest value within L and cannot leave its range: only phases can",
             capped(within),
         )
+        yield evidence
+        null = _with_random_phases(within, activated, lambda curves, shares=shares, name=quantity: shares(*curves)[name])
+        observed = Observed(ours[quantity], null)
+        values = {**ours, BESIDE_PHASES: observed}
+        yield replace(evidence, claim=BESIDE_NULL[claim], values=values, note=beside_null(observed))
+
+
+def _with_random_phases(
+    within: xr.Dataset, activated: np.ndarray, share: Callable[[tuple[Curve, Curve]], float]
+) -> Float[np.ndarray, " draw"]:
+    """`share` of the curves within and beyond L, mean over the activated components, of components with random phases."""
+    length = within.attrs["length"]
+
+    def of_draw(curves: Float[np.ndarray, "component distance"]) -> float:
+        return float(np.mean([share((curve[:length], curve[length:])) for curve in curves]))
+
+    return random_phases(bands(within)["frequency"].values[activated], 2 * length, of_draw)
 
 
 def draw(tree: xr.DataTree) -> Iterator[Drawing]:
@@ -142,7 +175,14 @@ def draw(tree: xr.DataTree) -> Iterator[Drawing]:
     yield Drawing(f"beyond_training_length_{name}", beyond_training_length(drawn, length), caption, drawn)
 
 
-BEYOND = Experiment("beyond", tuple(claim for claims in CLAIMS.values() for claim in claims), NEEDS_ROPE, measure, judge, draw)
+BEYOND = Experiment(
+    "beyond",
+    tuple(each for claims in CLAIMS.values() for claim in claims for each in (claim, BESIDE_NULL[claim])),
+    NEEDS_ROPE,
+    measure,
+    judge,
+    draw,
+)
 
 
 def _both_smoothed(within: Curve, beyond: Curve) -> tuple[Curve, Curve]:

@@ -38,6 +38,7 @@ H5 = Claim(
     "figure",
     AtMost(SWING, 0.1),
     written=SEEN,
+    also=("beyond random weights and phases",),
 )
 SWING_BESIDE_TWINS, SWING_BESIDE_PHASES = "this number", "and"
 H5_NULLS = Claim(

@@ -41,7 +41,8 @@ BEST = "the highest mean exact match of the schemes compared, beyond the trainin
 WORST = "the lowest of those that are judged, at lengths trained on,"
 BEYOND = "mean exact match over the numbers of sequences that are longer than training"
 AB1, AB2, AB3 = (f"mean exact match of {name} over all test sets" for name in ABLATIONS.values())
-COPIES = All(AtLeast(BEST, 0.05), AtLeast(WORST, 0.5))
+EACH = "their lowest at any single length trained on (asked for after results were seen)"
+COPIES = All(AtLeast(BEST, 0.05), AtLeast(WORST, 0.5), AtLeast(EACH, 0.5))
 """Otherwise no scheme copies, or one did not learn to, and nothing can be compared."""
 
 
@@ -177,7 +178,8 @@ def _ahead(claim: Claim, hope: Scored, rivals: Sequence[Scored], method: str) ->
     inside = [name for name in hope.test_sets if name not in sets]
     trained = {each.name: each.sample(inside, method) for each in (hope, *rivals)} if inside else {}
     judged = [trained[each.name] for each in (hope, *rivals) if inside and each.layout in (HOPE, ROPE)]
-    copying = _copying(samples.values(), judged)
+    lowest = [each.sample([name], method) for each in (hope, *rivals) if each.layout in (HOPE, ROPE) for name in inside]
+    copying = _copying(samples.values(), judged, lowest)
     if not COPIES.holds(copying):
         return Evidence(claim, hope.name, "", unmeasurable=note([hope, *rivals], _nobody(sets, samples, inside, trained)))
     mine = samples.pop(hope.name)
@@ -211,7 +213,8 @@ def _ablations(rope: Scored, ablations: Mapping[str, Scored]) -> Iterator[Eviden
     beyond = [name for name in sets if _tokens(rope, name) > rope.training_length]
     inside = [name for name in sets if name not in beyond]
     longer, trained = ({layout: each.sample(part) for layout, each in compared.items() if part} for part in (beyond, inside))
-    copying = _copying(longer.values(), trained.values())
+    lowest = [each.sample([name]) for each in compared.values() for name in inside]
+    copying = _copying(longer.values(), trained.values(), lowest)
     if not COPIES.holds(copying):
         nobody = note(list(compared.values()), _nobody(beyond, longer, inside, trained))
         for claim, each in ((H7, first), (H7_REMOVED, third or first)):
@@ -258,11 +261,12 @@ def _task(scored: Scored) -> Copying:
     return task
 
 
-def _copying(longer: Iterable[Sample], trained: Iterable[Sample]) -> dict[str, float]:
+def _copying(longer: Iterable[Sample], trained: Iterable[Sample], single: Iterable[Sample]) -> dict[str, float]:
     """What is asked for before anything is compared; a test without lengths beyond those trained on, or within, shows neither."""
     return {
         BEST: max((sample.mean for sample in longer), default=0.0),
         WORST: min((sample.mean for sample in trained), default=0.0),
+        EACH: min((sample.mean for sample in single), default=0.0),
     }
 
 

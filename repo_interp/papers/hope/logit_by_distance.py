@@ -50,12 +50,12 @@ _RISES = All(Custom(lambda values: values[INSIDE], f"smoothed over L/16 distance
 def _claim(kind: Kind) -> Claim:
     statement = "mean logit by distance is U-shaped for learned APE, RoPE and KERPLE, no global decay"
     written = BLIND if kind == "independent" else SEEN
-    return Claim("H1", statement, "HoPE fig. 2", "figure", _U, labelled(kind), written)
+    return Claim("H1", statement, "HoPE fig. 2", "figure", _U, labelled(kind), written, about_each=True)
 
 
 def _no_decay(kind: Kind) -> Claim:
     statement = "mean logit by distance rises again for learned APE, RoPE and KERPLE"
-    return Claim("H1", statement, "HoPE fig. 2", "figure", _RISES, labelled(kind, "no decay"), SEEN)
+    return Claim("H1", statement, "HoPE fig. 2", "figure", _RISES, labelled(kind, "no decay"), SEEN, about_each=True)
 
 
 CLAIMS = {kind: (_claim(kind), _no_decay(kind)) for kind in replicates.KINDS}
@@ -79,15 +79,24 @@ class UShape:
         """Rise over fall: 0 for a decay, 1 for a symmetric U; 0 where nothing falls."""
         return self.rise / self.fall if self.fall > 0 else 0.0
 
-    def values(self, standard_error: float, replicates: int) -> dict[str, Any]:
-        """What the rule asks for, given the standard error of the curve's points over so many replicates."""
+    def values(self, errors: tuple[float, float], replicates: int) -> dict[str, Any]:
+        """What the rule asks for, given the standard errors of fall and rise over so many replicates."""
         over, degrees = "replicates", replicates - 1
         return {
             INSIDE: self.inside,
             RATIO: self.ratio,
-            FALL: Difference(self.fall, standard_error, over, degrees),
-            RISE: Difference(self.rise, standard_error, over, degrees),
+            FALL: Difference(self.fall, errors[0], over, degrees),
+            RISE: Difference(self.rise, errors[1], over, degrees),
         }
+
+
+def errors_of(curves: Float[np.ndarray, "repeat distance"]) -> tuple[float, float]:
+    """Standard errors of fall and rise of the mean of `curves`: each replicate's, to and from where that mean is lowest."""
+    smooth = np.array([smoothed(np.asarray(curve, dtype=float)[1:], len(curve)) for curve in curves])
+    lowest = int(smooth.mean(0).argmin())
+    falls, rises = smooth[:, 0] - smooth[:, lowest], smooth[:, -1] - smooth[:, lowest]
+    fall, rise = (float(values.std(ddof=1) / np.sqrt(len(values))) for values in (falls, rises))
+    return fall, rise
 
 
 def u_shape(curve: Float[np.ndarray, " distance"]) -> UShape:
@@ -194,8 +203,7 @@ def _evidence(data: xr.Dataset, kind: Kind) -> Iterator[Evidence]:
     name, length = data.attrs["checkpoint"], data.attrs["length"]
     curves = data["logit"].mean("layer")
     of_replicates = curves.sel(weights="trained").values
-    error = float(of_replicates.std(axis=0, ddof=1)[1:].mean() / np.sqrt(len(of_replicates)))
-    shape = u_shape(of_replicates.mean(0))
+    errors, shape = errors_of(of_replicates), u_shape(of_replicates.mean(0))
     without_first = u_shape(data["logit_without_first"].sel(weights="trained").mean(("layer", "repeat")).values[:-1])
     # What is random varies about a flat line: its rise counts only beside the fall of the trained curve.
     rises = {
@@ -205,14 +213,14 @@ def _evidence(data: xr.Dataset, kind: Kind) -> Iterator[Evidence]:
         CLAIMS[kind][0],
         name,
         "rise on the right over the fall on the left",
-        shape.values(error, len(of_replicates)),
+        shape.values(errors, len(of_replicates)),
         shape.ratio,
         float(np.std([u_shape(curve).ratio for curve in of_replicates], ddof=1)),
         OVER_REPLICATES,
         data.attrs["sequences"],
         random_weights({weights: rise / shape.fall if shape.fall > 0 else np.nan for weights, rise in rises.items()}),
-        f"fall {shape.fall:.3g}, rise {shape.rise:.3g} (q·k, standard error {error:.2g}), minimum at distance {shape.minimum} of "
-        f"{length}; without the first token rise over fall is {without_first.ratio:.3g}",
+        f"fall {shape.fall:.3g}, rise {shape.rise:.3g} (q·k, standard errors {errors[0]:.2g} and {errors[1]:.2g}), minimum at distance "
+        f"{shape.minimum} of {length}; without the first token rise over fall is {without_first.ratio:.3g}",
         capped(data),
     )
     yield from (replace(evidence, claim=claim) for claim in CLAIMS[kind])

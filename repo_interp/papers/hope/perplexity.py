@@ -25,11 +25,15 @@ from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import Claim, Evidence
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, trained_alike
 from repo_interp.papers.kit.perplexities import (
+    BEYOND_SEEDS,
+    beyond_seeds,
     differences,
     differences_caption,
     errors_caption,
+    evidence_beyond_seeds,
     on_the_same_windows,
     perplexity_table,
+    seed_spread,
     shortest_and_longest,
 )
 from repo_interp.papers.kit.rules import Above
@@ -47,7 +51,9 @@ H6_PERPLEXITY = Claim(
     "figure; HoPE 8.52 at L, 13.03 at 8 L",
     Above(LOG_PERPLEXITY, (RIVALS[ROPE],), MATERIAL, relation="below"),
     "perplexity",
+    also=(f"perplexity, {BEYOND_SEEDS}",),
 )
+H6_SEEDS = beyond_seeds(H6_PERPLEXITY)
 
 
 def measure(subjects: Sequence[Subject], options: ScoreOptions, cache: Cache) -> list[Scored]:
@@ -74,7 +80,7 @@ def judge(scored: Sequence[Scored]) -> Iterable[Evidence]:
         for method in METHODS
         if has_method(each, method)
     ]
-    yield Evidence(
+    evidence = Evidence(
         H6_PERPLEXITY,
         hope.name,
         f"perplexity at {long} tokens",
@@ -89,6 +95,9 @@ def judge(scored: Sequence[Scored]) -> Iterable[Evidence]:
             ", ".join(extended),
         ),
     )
+    yield evidence
+    have_long = [each for each in scored if long in each.test_sets]
+    yield evidence_beyond_seeds(evidence, H6_SEEDS, seed_spread(have_long, lambda each: each.sample((long,)).seeds))
 
 
 def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
@@ -113,7 +122,7 @@ def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
 
 PERPLEXITY = Experiment(
     "perplexity",
-    (H6_PERPLEXITY,),
+    (H6_PERPLEXITY, H6_SEEDS),
     Needs(
         trained_alike(of_tasks("language")),
         "no checkpoints of HoPE trained on language were given",

@@ -27,6 +27,7 @@ from repo_interp.measures.components import Components
 from repo_interp.measures.statistics import Measure
 from repo_interp.models.load import load, load_fresh
 from repo_interp.models.reposition import attentions
+from repo_interp.papers.hope.analysed import has_rope_alone
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.scale import scale_of
 from repo_interp.papers.kit.subjects import Subject
@@ -36,6 +37,8 @@ from repo_interp.values import Count, CountOrNone, Seed
 
 TRAINED = "trained"
 KINDS: tuple[Kind, ...] = ("independent", "repeated")
+DRAWN = 2
+"""Twins, at most, of other checkpoints, beside which nothing is judged: they are drawn."""
 LONG = 2048
 """Training length, in tokens, above which sequences and layers are fewer: SmolLM2's 8,192 then take two cores less than an hour."""
 FIRST_LAYERS = 4
@@ -55,8 +58,8 @@ class Sampling:
     """Sequences of each length, in all replicates together."""
     repeats: Count = 4
     """Independent replicates."""
-    controls: Count = 2
-    """Twins with random weights."""
+    controls: Count = 10
+    """Twins with random weights of a checkpoint with RoPE in every layer, which is judged beside them."""
     repeated_sequences: Count = 16
     """Sequences of one repeated token of each length, in all replicates together."""
     step_sequences: Count = 32
@@ -148,11 +151,16 @@ def extent(options: Sampling, tokens: int, length: int, kind: Kind, weights: str
     return Extent(1, FIRST_LAYERS if tokens == length else 1)
 
 
+def twins(subject: Subject, options: Sampling) -> int:
+    """How many twins of `subject` are measured."""
+    return options.controls if has_rope_alone(subject) else min(DRAWN, options.controls)
+
+
 def _of_length(subject: Subject, options: Sampling, cache: Cache, multiple: int, kind: Kind) -> xr.Dataset:
     """Replicates on sequences of `multiple` times L tokens, from the cache where they were measured before."""
     length = options.tokens_of(subject.training_length)
     own = extent(options, multiple * length, length, kind, TRAINED)
-    depends = {"sequences": own.sequences, "repeats": options.repeats, "controls": options.controls}
+    depends = {"sequences": own.sequences, "repeats": options.repeats, "controls": twins(subject, options)}
     lengths = {"tokens": multiple * length, "length": length}
     data = subject.measured(cache, _measure, options, multiple * length, length, kind, **depends, **lengths, kind=kind)
     attributes = {"length": length, "training_length": subject.training_length, "sequences": own.sequences, "kind": kind}
@@ -168,7 +176,7 @@ def _measure(subject: Subject, options: Sampling, tokens: int, length: int, kind
         return of_model(bridge, tokens, length, measured.sequences, options, kind, layers)
 
     datasets = {TRAINED: of_weights(TRAINED, load(subject.path, options.device))}
-    for seed in range(options.controls):
+    for seed in range(twins(subject, options)):
         datasets[f"random {seed}"] = of_weights(f"random {seed}", load_fresh(subject.path, seed, options.device))
     return xr.concat(list(datasets.values()), dim=xr.IndexVariable("weights", list(datasets)), **_BESIDE)
 
@@ -215,10 +223,10 @@ def _of_one_size(subject: Subject, options: Sampling) -> float:
     wanted: Counter[tuple[int, int, int]] = Counter()
     for kind in KINDS:
         for tokens in (length,) if "learned" in subject.schemes else (length, 2 * length):  # a table ends at L
-            for weights, models in ((TRAINED, 1), ("random", options.controls)):
+            for weights, models in ((TRAINED, 1), ("random", twins(subject, options))):
                 part = extent(options, tokens, length, kind, weights)
                 wanted[tokens, part.layers or len(subject.schemes), part.sequences] += models
-    total = 2 * len(KINDS) * (1 + options.controls) * loading
+    total = 2 * len(KINDS) * (1 + twins(subject, options)) * loading
     for (tokens, layers, sequences), models in wanted.items():
         (prompt,) = random_prompts(bridge, tokens, 1, options.seed)
         total += models * estimate(bridge, [prompt] * sequences, _measures(length), layers=range(layers)).seconds

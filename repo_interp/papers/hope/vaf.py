@@ -36,6 +36,7 @@ H2 = Claim(
     "HoPE fig. 3b, 7",
     "figure",
     All(AtLeast(HEIGHT, 2), BeyondNull(SAME)),
+    also=("beyond random phases",),
 )
 BESIDE_PHASES = "this number"
 H2_PHASES = Claim(

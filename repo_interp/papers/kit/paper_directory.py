@@ -22,6 +22,7 @@ from repo_interp.errors import InputError
 from repo_interp.files import replaced
 from repo_interp.papers.kit.claims import ROW, markdown_table, verdict_rows
 from repo_interp.papers.kit.experiment import Result
+from repo_interp.papers.kit.recorded_scores import LOSSES, training_rows
 from repo_interp.papers.kit.scale import scale_beside
 from repo_interp.plots.style import save_figure
 
@@ -94,7 +95,7 @@ def write_paper(
             VERDICTS: _csv(rows, (*ROW, "scale", "command")),
             FIGURES: _csv(captions, ("figure", "caption")),
             PROVENANCE: json.dumps(dict(provenance), indent=1) + "\n",
-            "README.md": _page(title, captions, rows, command, provenance),
+            "README.md": _page(title, captions, rows, training_rows(paths), command, provenance),
         }
         for name, text in texts.items():
             (unfinished / name).write_text(text, encoding="utf-8", newline="\n")
@@ -118,7 +119,12 @@ def read_rows(file: Path) -> list[dict[str, str]]:
 
 
 def _page(
-    title: str, captions: Sequence[Mapping[str, str]], rows: list[dict[str, str]], command: str, provenance: Mapping[str, str]
+    title: str,
+    captions: Sequence[Mapping[str, str]],
+    rows: list[dict[str, str]],
+    trained: list[dict[str, str]],
+    command: str,
+    provenance: Mapping[str, str],
 ) -> str:
     claims = {row["claim"]: row for row in rows}
     parts = [f"# {title}", "Made by", f"```\n{command}\n```", "## Verdicts", markdown_table(rows, COLUMNS), "### What was asked"]
@@ -127,6 +133,12 @@ def _page(
             f"- **{name}** ({row['source']}): {row['statement']}. Holds when: {row['rule']}." for name, row in claims.items()
         )
     )
+    if trained:
+        parts += [
+            "## Final losses",
+            "Mean over the last steps of training, nats per target; ± over seeds.",
+            markdown_table(trained, LOSSES),
+        ]
     parts.append("## Figures")
     for figure in captions:
         name = figure["figure"]

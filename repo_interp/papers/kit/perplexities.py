@@ -2,18 +2,25 @@
 
     perplexity = exp of the mean of -log p over the tokens of held-out windows; compared as log perplexity, window by window
 
-Windows of text differ far more than models do: only perplexities of the same windows can stand side by side. Knows nothing about claims
-and figures.
+Windows of text differ far more than models do: only perplexities of the same windows can stand side by side.
+
+    what seeds change    d^2 = mean over checkpoints with several seeds of their variance over these;  error^2 = s^2 + 2 d^2
+
+A difference of two models of one seed each has an error s over windows alone. What another training seed would have made of both is known
+from the checkpoints beside them that have several, on the same windows; it has as many degrees of freedom as these have seeds to spare.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import xarray as xr
 
 from repo_interp.measures.labels import described
+from repo_interp.papers.kit.claims import SEEN, Claim, Evidence
+from repo_interp.papers.kit.differences import Difference
 from repo_interp.papers.kit.legends import in_layers
 from repo_interp.papers.kit.samples import between
 from repo_interp.papers.kit.scores import PLAIN, Scored, score_table
@@ -82,3 +89,58 @@ def shortest_and_longest(scored: Scored) -> tuple[str, str]:
     """The training length, and the longest length that there are scores of, as names of test sets."""
     lengths = sorted(int(name) for name in scored.test_sets)
     return str(min(lengths, key=lambda length: abs(length - scored.training_length))), str(lengths[-1])
+
+
+# ---- beside what another training seed would change ------------------------------------------------------------------
+
+BEYOND_SEEDS = "beyond training seeds"
+"""The part of a claim that says so."""
+
+
+@dataclass(frozen=True)
+class SeedSpread:
+    """How much a number differs between training seeds of one checkpoint."""
+
+    deviation: float
+    degrees: int
+    of: str
+    """The checkpoints that have several seeds."""
+
+
+def seed_spread(scored: Sequence[Scored], seeds_of: Callable[[Scored], np.ndarray]) -> SeedSpread | None:
+    """The standard deviation over seeds of `seeds_of` a checkpoint, pooled over those that have several; None where none has."""
+    several = {each.name: values for each in scored if len(values := seeds_of(each)) > 1}
+    if not several:
+        return None
+    degrees = sum(len(values) - 1 for values in several.values())
+    squares = sum(float(((values - values.mean()) ** 2).sum()) for values in several.values())
+    return SeedSpread(float(np.sqrt(squares / degrees)), degrees, ", ".join(several))
+
+
+def beyond_seeds(claim: Claim) -> Claim:
+    """The same claim, a question of ours to it: by more than training seeds differ."""
+    statement = f"{claim.statement}, by more than training seeds differ"
+    part = ", ".join(filter(None, (claim.part, BEYOND_SEEDS)))
+    return replace(claim, statement=statement, paper_number="none", part=part, written=SEEN, also=())
+
+
+def evidence_beyond_seeds(evidence: Evidence, claim: Claim, spread: SeedSpread | None) -> Evidence:
+    """The evidence on `claim`, made by `beyond_seeds`, from that on the claim itself: its differences, with the error that seeds add."""
+    if evidence.unmeasurable or spread is None:
+        why = evidence.unmeasurable or "no checkpoint has several training seeds that were scored on the same windows"
+        return replace(evidence, claim=claim, unmeasurable=why)
+
+    def widened(difference: Difference) -> Difference:
+        error = float(np.hypot(difference.standard_error, np.sqrt(2) * spread.deviation))
+        return Difference(difference.margin, error, f"{difference.over} and seeds", spread.degrees)
+
+    values = {
+        quantity: {rival: widened(difference) for rival, difference in differences.items()}
+        if isinstance(differences, Mapping)
+        else differences
+        for quantity, differences in evidence.values.items()
+    }
+    margins = [each for differences in values.values() if isinstance(differences, Mapping) for each in differences.values()]
+    told = ", ".join(f"{each.margin:.3g} (standard error {each.standard_error:.2g})" for each in margins)
+    note = f"nats: {told}; deviation over seeds {spread.deviation:.2g}, as of {spread.of} ({spread.degrees} degrees of freedom)"
+    return replace(evidence, claim=claim, values=values, note=note)

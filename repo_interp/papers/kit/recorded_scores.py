@@ -82,6 +82,40 @@ def final_losses(runs: Mapping[str, Sequence[Recorded]]) -> str:
     return f"final loss {', '.join(known)}" if known else ""
 
 
+LOSSES = {
+    "checkpoint": "checkpoint",
+    "task": "task",
+    "scheme": "scheme",
+    "steps": "steps x batch",
+    "seeds": "seeds",
+    "loss": "final loss",
+}
+"""Columns of `training_rows`, and what stands above them."""
+
+
+def training_rows(paths: Mapping[str, str]) -> list[dict[str, str]]:
+    """How each of the checkpoints at `paths`, by name, was trained, and the loss that it ended with: mean and standard deviation over its
+    seeds, in nats per target. Those that say nothing of their training are left out.
+    """
+    rows = []
+    for name, path in paths.items():
+        runs = [run for run in recorded_scores(path) if np.isfinite(run.loss)]
+        if runs:
+            losses, configuration = [run.loss for run in runs], runs[0].configuration
+            spread = f" ± {np.std(losses, ddof=1):.2g}" if len(losses) > 1 else ""
+            rows.append(
+                {
+                    "checkpoint": name,
+                    "task": configuration.task,
+                    "scheme": configuration.scheme + (", continued" if configuration.continue_from else ""),
+                    "steps": f"{configuration.steps:,} x {configuration.batch * configuration.accumulation}",
+                    "seeds": ", ".join(str(run.seed) for run in runs),
+                    "loss": f"{np.mean(losses):.3g}{spread}",
+                }
+            )
+    return rows
+
+
 def by_seed(runs: Sequence[Recorded], test_sets: Iterable[str]) -> np.ndarray:
     """Mean scores [seed, test_set] of `runs`; NaN where a run lacks that test set."""
     return np.array([[run.means.get(name, np.nan) for name in test_sets] for run in runs], dtype=float).reshape(len(runs), -1)

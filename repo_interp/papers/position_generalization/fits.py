@@ -52,6 +52,7 @@ P1 = Claim(
     "0.8650",
     AtLeast(THREE_AXIS_R, math.sqrt(0.5)),
     written=SEEN,
+    also=("beyond nulls",),
 )
 P2 = Claim(
     "P2",
@@ -60,6 +61,7 @@ P2 = Claim(
     "0.9470 (0.914 - 0.967 over layers)",
     AtLeast(LOWEST_R, 0.9),
     written=SEEN,
+    also=("beyond random weights",),
 )
 R_BESIDE_TWINS, R_ABOVE_SHUFFLED = "this r", "this r minus that with the distances shuffled, prompt by prompt,"
 P1_NULL = Claim(
@@ -82,7 +84,7 @@ P2_NULL = Claim(
 )
 P3 = Claim(
     "P3",
-    "fake-distance logits of random weights are fitted near 0: what is fitted is learned, not built in",
+    "the three axes fit logits of random weights near 0: what is fitted is learned, not built in",
     f"{SOURCE} sec. 3.2",
     "0.028",
     All(AtMost(RANDOM_R, 0.2), AtMost("this r", 0.5, of=TRAINED_R)),

@@ -17,7 +17,7 @@ from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import SEEN, Claim, Evidence
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, each
 from repo_interp.papers.kit.learned_positions import why_not
-from repo_interp.papers.kit.rules import All, AtLeast, AtMost, BeyondNull, Observed, Rule, beside_null
+from repo_interp.papers.kit.rules import All, AtLeast, AtMost, BeyondNull, Observed, beside_null
 from repo_interp.papers.kit.subjects import Subject
 from repo_interp.papers.position_generalization.measured import (
     MODEL,
@@ -47,19 +47,25 @@ P4 = Claim(
 CLOSE = AtLeast(CLOSED_FORM_R, 0.9)
 
 
-def _closed_form(part: str = "", rule: Rule = CLOSE) -> Claim:
+def _closed_form(part: str = "") -> Claim:
     statement = "the closed form f + g from those components alone gives the logits"
-    return Claim("P5", statement, f"{SOURCE} theorem 2", "0.959", rule, part, SEEN)
+    return Claim("P5", statement, f"{SOURCE} theorem 2", "0.959", CLOSE, part, SEEN)
+
+
+def _beyond_twins(claim: Claim) -> Claim:
+    """The same claim, a question of ours to it: more than with random weights."""
+    rule, part = All(claim.rule, BeyondNull(R_BESIDE_TWINS, 0.95)), "beyond random weights"
+    return replace(claim, paper_number="none", rule=rule, part=part, also=())
 
 
 R_BESIDE_TWINS = "this r"
 P5 = {
-    "rotation": _closed_form(),
+    "rotation": replace(_closed_form(), also=("beyond random weights",)),
     "rotation_printed": _closed_form("g as printed"),
     "rotation_wider": _closed_form("more components"),
 }
 """By group: g with the sign that the proof needs, as it is printed, and with components that are less prominent."""
-P5_NULL = _closed_form("beyond random weights", All(CLOSE, BeyondNull(R_BESIDE_TWINS, 0.95)))
+P5_NULL = _beyond_twins(P5["rotation"])
 
 
 def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> Measured | None:
@@ -107,9 +113,11 @@ def judge(measured: Measured) -> Iterator[Evidence]:
         )
         yield evidence
         if group == "rotation":
-            observed = Observed(r, twins)
-            note = beside_null(observed) if twins else evidence.control
-            yield replace(evidence, claim=P5_NULL, values={CLOSED_FORM_R: r, R_BESIDE_TWINS: observed}, note=note)
+            observed, values = Observed(r, twins), {CLOSED_FORM_R: r, R_BESIDE_TWINS: Observed(r, twins)}
+            few = f"{len(twins)} of {len(measured.twins)} twins with random weights have such components"
+            why_not = few if 2 * len(twins) < len(measured.twins) or not twins else ""
+            note = beside_null(observed) if twins else ""
+            yield replace(evidence, claim=P5_NULL, values=values, note=note, unmeasurable=why_not)
 
 
 def draw(measured: Measured) -> Iterator[Drawing]:
