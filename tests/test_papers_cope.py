@@ -20,13 +20,14 @@ from repo_interp.papers.cope.error_bars import error_bars
 from repo_interp.papers.cope.flip_flop import C1, FLIP_FLOP
 from repo_interp.papers.cope.options import Options
 from repo_interp.papers.cope.paper import PAPER
-from repo_interp.papers.cope.perplexity import C4, C4_OPEN, C4_POSITIONS, C5, C5_OPEN, PERPLEXITY
+from repo_interp.papers.cope.perplexity import C4, C4_OPEN, C4_POSITIONS, C5, C5_OPEN, OWN, PERPLEXITY, RELATIVES
 from repo_interp.papers.cope.selective_copy import SELECTIVE_COPY
 from repo_interp.papers.cope.standing_out import Chosen, stands_out
 from repo_interp.papers.kit.cache import Cache
-from repo_interp.papers.kit.claims import FAILS, HOLDS, UNMEASURED, Verdict, judge
+from repo_interp.papers.kit.claims import FAILS, HOLDS, UNMEASURED, Evidence, Verdict, judge
+from repo_interp.papers.kit.differences import Difference
 from repo_interp.papers.kit.experiment import Experiment, run
-from repo_interp.papers.kit.perplexities import on_the_same_windows
+from repo_interp.papers.kit.perplexities import beyond_seeds, evidence_beyond_seeds, on_the_same_windows, seed_spread
 from repo_interp.papers.kit.recorded_scores import Recorded, by_seed, recorded_scores, unequal_budgets
 from repo_interp.papers.kit.samples import MATERIAL, NOTHING, Sample, between, between_rises
 from repo_interp.papers.kit.scores import PLAIN, Scored, ScoreOptions, of_tasks, score_subject, score_table
@@ -119,12 +120,20 @@ def test_spread_is_over_seeds_else_over_prompts():
 # ---- the rules ------------------------------------------------------------------------------------------------------
 
 
-def marks_separators(trained: Chosen, random: Chosen | None) -> bool:
-    return gates.C6.rule.holds(gates.gate_values(trained, random))
+def flat() -> Chosen:
+    """A twin in which no head differs from chance."""
+    even = np.full((8, 2, 2), 0.1)
+    chosen = stands_out(even, even, np.ones((8, 2, 2)))
+    assert chosen is not None
+    return chosen
 
 
-def stays_within(trained: Chosen, random: Chosen | None) -> bool:
-    return gates.C6_ATTENTION.rule.holds(gates.attention_values(trained, random))
+def marks_separators(trained: Chosen, twin: Chosen | None = None) -> bool:
+    return gates.C6.rule.holds(gates.gate_values(trained, [flat(), twin or flat()])[0])
+
+
+def stays_within(trained: Chosen, twin: Chosen | None = None) -> bool:
+    return gates.C6_ATTENTION.rule.holds(gates.attention_values(trained, [flat(), twin or flat()])[0])
 
 
 def test_a_head_is_chosen_on_one_half_and_judged_on_the_other():
@@ -135,10 +144,10 @@ def test_a_head_is_chosen_on_one_half_and_judged_on_the_other():
     chosen = stands_out(observed, control, np.zeros((8, 2, 2)))
     assert chosen is not None and chosen.place == (0, 1)
     assert_allclose([chosen.observed, chosen.ratio], [0.1, 1])
-    assert not marks_separators(chosen, None)
+    assert not marks_separators(chosen)
     observed[1::2, 0, 1] = 0.8
     chosen = stands_out(observed, control, np.zeros((8, 2, 2)))
-    assert chosen is not None and marks_separators(chosen, None) and stays_within(chosen, None)
+    assert chosen is not None and marks_separators(chosen) and stays_within(chosen)
     assert not marks_separators(chosen, chosen) and not stays_within(chosen, chosen)
 
 
@@ -147,7 +156,7 @@ def test_a_head_that_chance_reaches_or_that_is_nowhere_does_not_stand_out():
     observed[..., 1] = np.nan
     chosen = stands_out(observed, observed / 3, np.full(observed.shape, 0.3))
     assert chosen is not None and chosen.place == (0, 0, 0)
-    assert not marks_separators(chosen, None) and not stays_within(chosen, None)
+    assert not marks_separators(chosen) and not stays_within(chosen)
     assert stands_out(np.full((6, 1, 1), np.nan), observed[..., 0], observed[..., 0]) is None
     assert stands_out(observed[:2], observed[:2], observed[:2]) is None
 
@@ -238,14 +247,32 @@ def language(rows: dict[str, tuple[float, ...]], **options) -> list[Scored]:
 
 def test_perplexities_in_order_and_the_smallest_rise():
     rows = {"cope": (2.0, 2.1, 2.2), "rope": (2.1, 2.5, 3.5), "learned": (2.2,), "alibi": (2.1, 2.1, 2.05)}
-    ordered, degrades = verdicts_of(PERPLEXITY, language(rows))
+    ordered, _, degrades, _ = verdicts_of(PERPLEXITY, language(rows))
     assert (ordered.claim, ordered.verdict, degrades.claim, degrades.verdict) == (C4, HOLDS, C5, HOLDS)
     assert ordered.ours == pytest.approx(np.exp(2))
     assert degrades.ours == pytest.approx(0.2)
     assert "alibi" in degrades.note
     rows |= {"rope": (1.9, 1.9, 1.95)}
-    assert [verdict.verdict for verdict in verdicts_of(PERPLEXITY, language(rows))] == [FAILS, FAILS]
-    assert [verdict.verdict for verdict in verdicts_of(PERPLEXITY, language({"cope": (2.0, 2.1)}))] == [UNMEASURED, UNMEASURED]
+    assert [verdict.verdict for verdict in verdicts_of(PERPLEXITY, language(rows))] == [FAILS, UNMEASURED, FAILS, UNMEASURED]
+    assert {verdict.verdict for verdict in verdicts_of(PERPLEXITY, language({"cope": (2.0, 2.1)}))} == {UNMEASURED}
+
+
+def test_a_difference_counts_beside_what_training_seeds_change():
+    """0.1 nats apart on windows without noise: beyond seeds that differ by .01, within those that differ by .1."""
+    one, other = (made(name, {"32": [mean]}) for name, mean in (("a", 2.0), ("b", 2.1)))
+    claim = dataclasses.replace(C4, also=())
+    evidence = Evidence(claim, "a", "", {OWN: {"RoPE": Difference(0.1, 0.001, "windows", 63)}, RELATIVES: {}}, 2.0)
+    for deviation, holds in ((0.01, True), (0.1, False)):
+        several = made("c", {"32": [3 - deviation, 3.0, 3 + deviation]})
+        spread = seed_spread([one, other, several], lambda each: each.sample(("32",)).seeds)
+        assert spread is not None and (spread.deviation, spread.degrees) == (pytest.approx(deviation), 2)
+        wider = evidence_beyond_seeds(evidence, beyond_seeds(claim), spread).values[OWN]["RoPE"]
+        assert wider.standard_error == pytest.approx(np.hypot(0.001, np.sqrt(2) * deviation))
+        assert wider.exceeds() is holds
+    alone = evidence_beyond_seeds(
+        evidence, beyond_seeds(claim), seed_spread([one, other], lambda each: each.sample(("32",)).seeds)
+    )
+    assert "several training seeds" in alone.unmeasurable
 
 
 def test_perplexities_stand_side_by_side_on_the_same_windows_alone():

@@ -31,7 +31,7 @@ from repo_interp.papers.hope.beyond import BEYOND, OUTSIDE, outside, upper
 from repo_interp.papers.hope.beyond import CLAIMS as H4_CLAIMS
 from repo_interp.papers.hope.components import COMPONENTS, relative_swing
 from repo_interp.papers.hope.logit_by_distance import CLAIMS as H1_CLAIMS
-from repo_interp.papers.hope.logit_by_distance import LOGIT_BY_DISTANCE, UShape, u_shape
+from repo_interp.papers.hope.logit_by_distance import LOGIT_BY_DISTANCE, UShape, errors_of, u_shape
 from repo_interp.papers.hope.mean_curves import curve_vaf
 from repo_interp.papers.hope.over_training import FILE, H3, OVER_TRAINING, fall, read_steps, write_steps
 from repo_interp.papers.hope.paper import PAPER, Options
@@ -64,7 +64,7 @@ SMALL = Sampling(**SIZES)
 
 def holds(shape: UShape, standard_error: float) -> bool:
     """Whether H1 holds of a curve of that shape."""
-    return H1.rule.holds(shape.values(standard_error, 100))
+    return H1.rule.holds(shape.values((standard_error, standard_error), 100))
 
 
 def results_on(paths: dict[str, object], options: Options, cache: Cache | None = None) -> list[Result]:
@@ -101,6 +101,15 @@ def test_a_u_must_rise_by_a_quarter_and_stand_out_of_the_noise():
     assert holds(u_shape(dip(0.4)), 0.01)
     assert not holds(u_shape(dip(0.15)), 0.01)
     assert not holds(u_shape(dip(0.4)), 0.2)
+
+
+def test_errors_of_fall_and_rise_are_those_of_each_replicates_own():
+    """Where replicates differ by a constant alone, fall and rise have no error; where their right ends differ, the rise has."""
+    curve = np.abs(np.linspace(-1, 1, 256))
+    assert_allclose(errors_of(np.array([curve, curve + 5, curve - 3])), (0, 0), atol=1e-12)
+    tilted = np.array([curve + tilt * np.maximum(np.linspace(-1, 1, 256), 0) for tilt in (-0.1, 0.0, 0.1)])
+    fall, rise = errors_of(tilted)
+    assert fall == pytest.approx(0, abs=0.003) and rise == pytest.approx(0.1 / np.sqrt(3), rel=0.1)
 
 
 def test_what_a_token_has_with_itself_does_not_make_a_u():
@@ -152,9 +161,9 @@ def test_leaving_a_range_and_the_upper_half():
 def test_a_curve_that_rises_again_does_not_decay_even_where_it_is_no_u():
     falls = np.linspace(5, 0, 100)
     shallow = u_shape(np.concatenate([falls, np.linspace(0, 0.6, 28)]))
-    assert not H1.rule.holds(shallow.values(0.01, 4))
-    assert H1_NO_DECAY.rule.holds(shallow.values(0.01, 4))
-    assert not H1_NO_DECAY.rule.holds(u_shape(falls).values(0.01, 4))
+    assert not H1.rule.holds(shallow.values((0.01, 0.01), 4))
+    assert H1_NO_DECAY.rule.holds(shallow.values((0.01, 0.01), 4))
+    assert not H1_NO_DECAY.rule.holds(u_shape(falls).values((0.01, 0.01), 4))
 
 
 def test_random_phases_have_equal_strength_and_turn_with_their_frequency():

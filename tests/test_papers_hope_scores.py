@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose
 from trained_tiny import trained, without_weights
 
 from repo_interp.papers.hope import copying, perplexity
-from repo_interp.papers.hope.copying import AB1, AB2, BEST, COPYING, H7, WORST
+from repo_interp.papers.hope.copying import AB1, AB2, BEST, COPYING, EACH, H7, WORST
 from repo_interp.papers.hope.extended_scores import METHODS, scores
 from repo_interp.papers.hope.perplexity import PERPLEXITY
 from repo_interp.papers.kit.cache import Cache
@@ -67,7 +67,7 @@ def test_activated_above_low_and_low_not_below_neither():
     clear, slight, below = Difference(0.2, 0.01, ""), Difference(-0.01, 0.01, ""), Difference(-0.2, 0.01, "")
 
     def holds(first: Difference, second: Difference) -> bool:
-        return H7.rule.holds({BEST: 0.9, WORST: 0.9, AB1: {"AB2": first}, AB2: {"RoPE": second}})
+        return H7.rule.holds({BEST: 0.9, WORST: 0.9, EACH: 0.9, AB1: {"AB2": first}, AB2: {"RoPE": second}})
 
     assert holds(clear, slight) and holds(clear, clear)
     assert not holds(slight, clear) and not holds(clear, below)
@@ -121,7 +121,7 @@ def test_perplexity_beyond_training_is_compared_with_rope():
         return Scored(f"language/{layout}", layout, configuration, 32, "log perplexity", live, ())
 
     def judged(*models: Scored) -> Verdict:
-        (evidence,) = perplexity.judge(models)
+        evidence, *_ = perplexity.judge(models)
         return judge(evidence)
 
     models = [model("hope", 2.0, 2.1), model("rope", 2.0, 3.0), model("alibi", 2.0, 2.0)]

@@ -21,6 +21,7 @@ from repo_interp.papers.kit.build import Build, Durations, with_experiments
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import (
     BLIND,
+    BY_CHANCE,
     FAILS,
     HOLDS,
     SEEN,
@@ -44,6 +45,7 @@ from repo_interp.papers.kit.differences import (
 )
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, Paper, run, without_checkpoints
 from repo_interp.papers.kit.gallery import NOT_YET, claim_rows, number_rows, page_above, tally, write_gallery
+from repo_interp.papers.kit.outcomes import AS_WORDED, IN_PART, primary_rows, standing
 from repo_interp.papers.kit.own_subjects import OwnSubject, in_words
 from repo_interp.papers.kit.rules import (
     Above,
@@ -59,6 +61,7 @@ from repo_interp.papers.kit.rules import (
     Significant,
     Where,
     chance,
+    in_errors,
 )
 from repo_interp.papers.kit.scale import Scale
 from repo_interp.papers.kit.subjects import Given, Subject
@@ -146,9 +149,10 @@ UNKNOWN = Difference(np.nan, np.inf, "a single value of one")
             [{"x": {"a": CLEAR}}, {"x": {"a": UNCLEAR}}],
             [{"x": {"a": REVERSED}}, {"x": {}}, {"x": {"a": UNKNOWN}}],
         ),
-        (BeyondNull("x"), [{"x": Observed(2, [1, 1.5])}, {"x": Observed(2, [])}], [{"x": Observed(1.5, [1, 1.5])}]),
+        (BeyondNull("x"), [{"x": Observed(2, [1, 1.5])}], [{"x": Observed(1.5, [1, 1.5])}]),
+        (BeyondNull("x", 0.95), [{"x": Observed(2.1, [*range(10), 2.0])}], [{"x": Observed(8.9, range(10))}]),
         (BeyondNull("x", 0.95, relation="below"), [{"x": Observed(0.5, [1, 1.5])}], [{"x": Observed(1.2, [1, 1.5])}]),
-        (BeyondNull("x", 0.5), [{"x": Observed(1.4, [1, 1.5])}], [{"x": Observed(1.2, [1, 1.5])}]),
+        (BeyondNull("x", 0.5), [{"x": Observed(1.4, [1, 1.2, 1.5])}], [{"x": Observed(1.2, [1, 1.2, 1.5])}]),
         (Custom(lambda values: values["x"] > values["y"], "x is above y"), [{"x": 2, "y": 1}], [{"x": 1, "y": 1}]),
         (All(AtLeast("x", 0), AtMost("x", 1)), [{"x": 0.5}], [{"x": 2}, {"x": -1}]),
         (Where(Below("y", 1), AtLeast("x", 0)), [{"x": 1, "y": 0}], [{"x": -1, "y": 0}]),
@@ -170,13 +174,14 @@ def test_rules_decide_at_their_thresholds(rule: Rule, holds, fails):
         (AtMost("the rise", 2, " %"), "the rise is at most 2 %"),
         (AtMost("the fall", 0.02, of="the score"), "the fall is at most 0.02 of the score"),
         (Below("the score", 0.99), "the score is below 0.99"),
-        (Above("the score", ("a",)), "the score is above that of a by more than 2 standard errors of the difference"),
+        (Above("the score", ("a",)), f"the score is above that of a by more than {in_errors(2)} of the difference"),
         (
             Above("the error", ("a", "b", "c"), more=0.5, errors=3, relation="below", required=()),
-            "the error is below that of each of a, b and c, as far as they were given, by more than 3 standard errors of the difference "
+            "the error is below that of each of a, b and c, as far as they were given, by more than "
+            "3 standard errors (p < 0.0013 by Student's t) of the difference "
             "and 0.5",
         ),
-        (NotBelow("the score", ("a", "b")), "the score is not below that of each of a and b by more than 2 standard errors"),
+        (NotBelow("the score", ("a", "b")), f"the score is not below that of each of a and b by more than {in_errors(2)}"),
         (BeyondNull("r", 0.95, "shuffles"), "r is above that of 95 % of the shuffles"),
         (All(AtLeast("x", 1), Custom(bool, "y holds")), "x is at least 1; y holds"),
         (Where(Below("y", 1), AtLeast("x", 0)), "x is at least 0; not measurable unless y is below 1"),
@@ -301,7 +306,7 @@ def test_every_part_of_a_claim_is_a_row_of_its_own():
     assert [row["verdict"] for row in rows] == [
         *("holds in 1 of 2", FAILS, "**holds** (2 of 2)", "not measurable here: needs steps", "**holds**", NOT_YET)
     ]
-    assert rows[0]["ours"] == "a: 0.5 ± 0.1<br>b: 0.25"
+    assert rows[0]["ours"] == "a: 0.5 ± 0.1 (seeds)<br>b: 0.25"
     assert rows[1]["statement"] == "statement of X1 (here)"
     assert rows[-1]["command"] == "`repo-interp figures mine`"
     assert tally(rows) == (
@@ -337,6 +342,45 @@ def test_a_new_claim_is_on_every_page_by_its_experiment_alone(tmp_path):
     assert "Of 3 claims of the papers, parts counted apart and each on its primary checkpoint, 1 holds, 2 are not m" in gallery
     assert "- **X9** a new claim. " in gallery and "(paper: 0.9)" in gallery
     assert "| [X9](mine/README.md) | a new claim (nowhere) | 0.9 |" in (tmp_path / "claims.md").read_text()
+
+
+def test_a_claim_stands_where_it_holds_on_all_that_it_speaks_of_and_beyond_its_null():
+    claim = Claim("X1", "a statement", "nowhere", "0.9", SHARE, also=("beyond twins",))
+    null = Claim("X1", "more than twins", "nowhere", "none", SHARE, "beyond twins")
+    several = Claim("X2", "on both", "nowhere", "0.9", SHARE, about_each=True)
+    mine = paper(claims=(claim, null, several))
+
+    def stands(about: Claim, *verdicts: Verdict):
+        rows = rows_of(*verdicts)
+        found = standing(lambda each: primary_rows(rows, mine, each), mine, about)
+        return found.outcome, found.why
+
+    above, beside = Verdict(claim, "a", HOLDS, "x", 1.0), Verdict(null, "a", HOLDS, "x", 1.0)
+    assert stands(claim, above, beside) == (HOLDS, "") == stands(claim, above)
+    assert stands(claim, above, dataclasses.replace(beside, verdict=FAILS)) == (AS_WORDED, "not beyond twins")
+    # Of two rows on the checkpoint that decides both count; rows on another one do not.
+    assert stands(claim, above, Verdict(claim, "a", FAILS, "x", 0.1)) == (IN_PART, "in 1 of 2")
+    assert stands(claim, above, Verdict(claim, "b", FAILS, "x", 0.1)) == (HOLDS, "")
+    assert stands(several, *(Verdict(several, name, HOLDS, "x", 1.0) for name in "ab")) == (HOLDS, "")
+    assert stands(several, Verdict(several, "a", HOLDS, "x", 1.0), Verdict(several, "b", FAILS, "x", 0.1))[0] == IN_PART
+    assert stands(claim, Verdict(claim, "a", FAILS, "x", 0.1, note=f"p; {BY_CHANCE}")) == (FAILS, BY_CHANCE)
+    assert stands(claim, Verdict(claim, "a", UNMEASURED, "", note="too short")) == (UNMEASURED, "too short")
+    assert stands(several) == (NOT_YET, "")
+
+
+def test_a_claim_that_fails_for_its_errors_alone_says_so():
+    claim = Claim("X", "x", "", "1", Above("x", ("a",), more=0.05))
+
+    def note(margin: float) -> str:
+        return judge(Evidence(claim, "c", "x", {"x": {"a": Difference(margin, 0.1, "seeds")}}, margin, note="noted")).note
+
+    assert note(0.1) == f"noted; {BY_CHANCE}"
+    assert note(0.04) == "noted" == note(0.5)
+
+
+def test_where_there_are_no_twins_nothing_is_decided():
+    with pytest.raises(ValueError, match="unmeasurable"):
+        BeyondNull("x").holds({"x": Observed(2, [])})
 
 
 def test_some_experiments_of_the_papers_are_chosen_by_name():
@@ -380,7 +424,7 @@ def test_what_one_page_of_a_checkpoint_could_not_measure_another_may_tell():
     assert "- *Stands*: a statement (X1, on long alone)." in told(short=UNMEASURED, long=HOLDS)
     assert "- *Stands*: a statement (X1)." in told(short=UNMEASURED, code=HOLDS, prose=HOLDS)
     assert "- *Depends on what it reads*: a statement (X1, code: holds, prose: does not hold)." in told(code=HOLDS, prose=FAILS)
-    assert "- *Cannot be told* (too short): a statement (X1)." in told(short=UNMEASURED, shorter=UNMEASURED)
+    assert "- *Cannot be told here* (too short): a statement (X1)." in told(short=UNMEASURED, shorter=UNMEASURED)
     assert "- *Stands*: a statement (X1, on code alone)." in told(code=HOLDS, other="")
 
 

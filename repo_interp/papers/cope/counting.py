@@ -73,6 +73,7 @@ C3 = Claim(
     "CoPE table 3",
     "0.0 / 1.2 / 7.4 %",
     LowerCountingError("CoPE's error for a number of variables"),
+    about_each=True,
 )
 C3_CONTEXTS = Claim(
     "C3",
@@ -81,6 +82,7 @@ C3_CONTEXTS = Claim(
     "0.0, 4.0 / 8.8, 34.1 %",
     LowerCountingError("with weights 100 (longer contexts) and 10 (shorter ones) of pass, each, CoPE's error"),
     part="contexts",
+    about_each=True,
 )
 C3_BALANCED = Claim(
     "C3",

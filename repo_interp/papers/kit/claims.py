@@ -14,12 +14,14 @@ from dataclasses import dataclass, field, fields, replace
 import numpy as np
 
 from repo_interp.papers.kit.differences import holm
-from repo_interp.papers.kit.rules import Rule, Values, chance
+from repo_interp.papers.kit.rules import Rule, Values, chance, holds_but_for_chance
 from repo_interp.papers.kit.scale import Scale
 
 HOLDS = "holds"
 FAILS = "does not hold"
 UNMEASURED = "not measurable here"
+BY_CHANCE = "as claimed, but no more than chance may make it with so few samples"
+"""What a note ends with where a claim fails for its errors alone."""
 BLIND, SEEN = "blind", "after results were seen"
 """When a rule was written."""
 
@@ -100,8 +102,10 @@ def judge(evidence: Evidence) -> Verdict:
         return Verdict(claim, name, UNMEASURED, evidence.measured, control=evidence.control, note=evidence.unmeasurable)
     if evidence.ours is None:
         raise ValueError(f"{evidence.claim.label} on {evidence.checkpoint}: a verdict stands on a number")
-    verdict = HOLDS if evidence.claim.rule.holds(evidence.values) else FAILS
-    numbers = (evidence.ours, evidence.spread, evidence.spread_over, evidence.n, evidence.control, evidence.note, evidence.seeds)
+    verdict, note = HOLDS if evidence.claim.rule.holds(evidence.values) else FAILS, evidence.note
+    if verdict == FAILS and holds_but_for_chance(evidence.claim.rule, evidence.values):
+        note = "; ".join(filter(None, (note, BY_CHANCE)))
+    numbers = (evidence.ours, evidence.spread, evidence.spread_over, evidence.n, evidence.control, note, evidence.seeds)
     return Verdict(evidence.claim, evidence.checkpoint, verdict, evidence.measured, *numbers)
 
 

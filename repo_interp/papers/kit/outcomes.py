@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from repo_interp.papers.kit.claims import FAILS, HOLDS, UNMEASURED, Claim
+from repo_interp.papers.kit.claims import BY_CHANCE, FAILS, HOLDS, UNMEASURED, Claim
 from repo_interp.papers.kit.experiment import Paper
 
 NOT_YET = "not measured yet"
@@ -53,7 +53,7 @@ class Standing:
     outcome: str
     """`HOLDS`, `IN_PART`, `AS_WORDED`, `FAILS`, `UNMEASURED` or `NOT_YET`."""
     why: str = ""
-    """What is lacking where it holds in part or as worded alone; why nothing can be told."""
+    """What is lacking where it holds in part or as worded alone, or but for chance; why nothing can be told."""
 
 
 def standing(rows_of: Callable[[Claim], Sequence[Mapping[str, str]]], paper: Paper, claim: Claim) -> Standing:
@@ -67,7 +67,8 @@ def standing(rows_of: Callable[[Claim], Sequence[Mapping[str, str]]], paper: Pap
         return Standing(UNMEASURED, reason(rows)) if rows else Standing(NOT_YET)
     held = sum(row["verdict"] == HOLDS for row in judged)
     if held < len(judged):
-        return Standing(IN_PART, f"in {held} of {len(judged)}") if held else Standing(FAILS)
+        by_chance = all(row["note"].endswith(BY_CHANCE) for row in judged)
+        return Standing(IN_PART, f"in {held} of {len(judged)}") if held else Standing(FAILS, BY_CHANCE if by_chance else "")
     further = [each for each in paper.claims if each.id == claim.id and each.part in claim.also]
     lacking = [each.part for each in further if standing(rows_of, paper, each).outcome in (FAILS, IN_PART)]
     return Standing(AS_WORDED, f"not {', nor '.join(lacking)}") if lacking else Standing(HOLDS)

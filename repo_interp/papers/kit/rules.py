@@ -267,6 +267,22 @@ def chance(rule: Rule, values: Values) -> float | None:
     return None
 
 
+def holds_but_for_chance(rule: Rule, values: Values) -> bool:
+    """Whether `rule` would hold if every difference that it tests had no error: all are as claimed, and too few samples tell."""
+    match rule:
+        case Significant(quantity):
+            return values[quantity].margin > 0
+        case Above(quantity):
+            differences: Mapping[str, Difference] = values[quantity]
+            required = set(rule.rivals if rule.required is None else rule.required)
+            return required <= set(differences) and all(each.margin > max(rule.more, 0) for each in differences.values())
+        case All():
+            return all(holds_but_for_chance(each, values) for each in rule.rules)
+        case Where():
+            return holds_but_for_chance(rule.rule, values)
+    return rule.holds(values)
+
+
 def in_errors(errors: float) -> str:
     """So many normal standard errors, and the probability that stands for them where samples are few."""
     return f"{errors:g} standard errors (p < {level(errors):.2g} by Student's t)"

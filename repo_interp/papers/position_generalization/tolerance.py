@@ -246,9 +246,9 @@ TOLERANCE = Experiment(
     Needs(
         with_rope_twins,
         "needs a language model, such as language/rope",
-        (*TEXT_MODELS, "niah/rope", "niah/repo"),
+        (*TEXT_MODELS, "niah_keys/rope", "niah_keys/repo"),  # a task that needs positions
         otherwise_of={
-            **{claim.label: "needs a model of a scored task, such as niah/rope" for claim in P6_TASK.values()},
+            **{claim.label: "needs a model of a scored task, such as niah_keys/rope" for claim in P6_TASK.values()},
             P6_LEARNED.label: (
                 "needs a model with learned positions and one with RoPE of the same task, such as language/repo and language/rope"
             ),
