@@ -45,6 +45,8 @@ class Claim:
     """The model that the claim is about, where it is another than its experiment's."""
     also: tuple[str, ...] = ()
     """Parts of the same id, of ours, that have to hold too for it to stand: beyond a null, in every seed."""
+    cause: str = ""
+    """The part of the same id, of ours, that asks what breaks where this is removed; empty where none does."""
     about_each: bool = False
     """Whether it speaks of each of the checkpoints that its experiment names - several schemes, several tasks -, not of the first."""
 

@@ -27,6 +27,7 @@ from repo_interp.papers.kit.outcomes import (
     number,
     paragraph,
     primary_rows,
+    remark_on_cause,
     standing,
     together,
     with_spread,
@@ -134,7 +135,11 @@ def in_short(verdicts: Sequence[Mapping[str, str]], papers: Sequence[Paper]) -> 
     for paper in papers:
         rows_of = primary_of(verdicts, paper)
         standings = {claim: standing(rows_of, paper, claim) for claim in paper.claims if claim.paper_number != EXTENSION}
-        told = [Told(claim, HEADINGS[own.outcome], own.why) for claim, own in standings.items() if own.outcome in HEADINGS]
+        told = [
+            Told(claim, HEADINGS[own.outcome], own.why, remark_on_cause(rows_of, paper, claim) if own.outcome == HOLDS else "")
+            for claim, own in standings.items()
+            if own.outcome in HEADINGS
+        ]
         parts += paragraph(paper, told, tuple(HEADINGS.values()))
     return parts
 

@@ -74,6 +74,13 @@ def standing(rows_of: Callable[[Claim], Sequence[Mapping[str, str]]], paper: Pap
     return Standing(AS_WORDED, f"not {', nor '.join(lacking)}") if lacking else Standing(HOLDS)
 
 
+def remark_on_cause(rows_of: Callable[[Claim], Sequence[Mapping[str, str]]], paper: Paper, claim: Claim) -> str:
+    """What is added to a claim that stands, where removing what it describes breaks nothing; "" where it does, or nobody asked."""
+    causes = [each for each in paper.claims if claim.cause and each.id == claim.id and each.part == claim.cause]
+    breaks_nothing = any(standing(rows_of, paper, each).outcome == FAILS for each in causes)
+    return ", though nothing breaks without it" if breaks_nothing else ""
+
+
 def primary_rows(verdicts: Sequence[Mapping[str, str]], paper: Paper, claim: Claim) -> list[Mapping[str, str]]:
     """The rows on the checkpoint that `claim` is about first of all: the first of those its experiment names that could be judged, else any
     other that could; on each of those for a claim `about_each`. All rows where none could be judged.
@@ -96,7 +103,7 @@ class Told:
     why: str = ""
     """The reason, where nothing can be told."""
     where: str = ""
-    """On which data alone it was asked, where not on all."""
+    """What follows its label: on which data alone it was asked, where not on all; that nothing needs what it describes."""
 
 
 def paragraph(paper: Paper, told: Sequence[Told], headings: Sequence[str]) -> list[str]:

@@ -76,7 +76,14 @@ def _of_every_seed(claim: Claim) -> Claim:
     part = ", ".join(filter(None, (claim.part, PART)))
     statement = f"{claim.statement}, in {PART}"
     return replace(
-        claim, statement=statement, paper_number="none", rule=AtLeast(_share_of(claim), 1), part=part, written=SEEN, also=()
+        claim,
+        statement=statement,
+        paper_number="none",
+        rule=AtLeast(_share_of(claim), 1),
+        part=part,
+        written=SEEN,
+        also=(),
+        cause="",
     )
 
 

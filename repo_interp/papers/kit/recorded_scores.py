@@ -99,7 +99,8 @@ def training_rows(paths: Mapping[str, str]) -> list[dict[str, str]]:
     """
     rows = []
     for name, path in paths.items():
-        runs = [run for run in recorded_scores(path) if np.isfinite(run.loss)]
+        known = trained_configuration(Path(path)) is not None
+        runs = [run for run in recorded_scores(path) if np.isfinite(run.loss)] if known else []
         if runs:
             losses, configuration = [run.loss for run in runs], runs[0].configuration
             spread = f" ± {np.std(losses, ddof=1):.2g}" if len(losses) > 1 else ""

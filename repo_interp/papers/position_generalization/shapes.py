@@ -48,7 +48,7 @@ class Shape:
 
 
 SHAPES = (Shape(4, 64, 4, 4), Shape(4, 256, 8, 8), Shape(4, 576, 9, 3))
-"""That of the zoo, one four times as wide, and four layers of SmolLM2's."""
+"""The zoo's width with twice as many heads as its language models have, one four times as wide, and four layers of SmolLM2's."""
 
 P3_EXCESS = Claim(
     "P3",

@@ -57,7 +57,15 @@ MIRROR_NEEDED = Claim(
 INSTRUCTION_NEEDED = Claim(
     "R3", "the model needs the instruction's near-constant positions", R3.source, "none", _needed(OF_INSTRUCTION), "cause", SEEN
 )
-RANGE_NEEDED = Claim("R5", "the model needs the narrow ranges", R5.source, "none", _needed(OF_ALL), "cause", SEEN)
+RANGE_NEEDED = Claim(
+    "R5",
+    "the model needs the narrow ranges: with the token index in their place it is worse",
+    R5.source,
+    "none",
+    _needed(OF_ALL),
+    "cause",
+    SEEN,
+)
 
 
 # ---- measured -------------------------------------------------------------------------------------------------------

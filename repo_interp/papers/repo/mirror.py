@@ -59,6 +59,7 @@ R2 = Claim(
     "layers 0, 2, 3 of 4",
     Custom(lambda values: any(map(MIRRORS.holds, values[LATER_LAYERS])), f"in one of the {LATER_LAYERS}: {MIRRORS.words}"),
     also=("every seed",),
+    cause="cause",
 )
 R3 = Claim(
     "R3", "opening instruction tokens get near-constant positions", R2.source, "layers 1 to 3 of 4", AtMost(FLATNESS, 0.25)
@@ -74,6 +75,7 @@ R3_OF_ALL = Claim(
     "over all words and copies",
     SEEN,
     also=("over all words and copies, every seed",),
+    cause="cause",
 )
 _TOGETHER: Any = {"join": "exact", "coords": "minimal", "compat": "override"}
 

@@ -49,6 +49,7 @@ R5 = Claim(
     "figure",
     All(GROWS, FAR_BELOW, UNEVEN),
     also=("beyond random weights", "every seed"),
+    cause="cause",
 )
 BESIDE_TWINS = (
     "the growth of the mean range, in positions, beside random weights,",
