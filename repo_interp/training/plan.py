@@ -171,7 +171,8 @@ def _plan() -> Iterator[Planned]:
 
     # A larger language model on longer windows: do learned positions take part there? Its weights, 29 MB each, are too large to ship.
     yield Planned("language/rope_512", "rope", fields={**_LARGER, "steps": 1000}, weights=())
-    yield Planned("language/repo_512", "repo@1/3", (0,), "language/rope_512", fields=_LARGER_CONTINUED, weights=())
+    for name, layout in (("rope_continued_512", "rope"), ("repo_512", "repo@1/3")):
+        yield Planned(f"language/{name}", layout, (0,), "language/rope_512", fields=_LARGER_CONTINUED, weights=())
 
 
 _VARIED: Mapping[str, Any] = {
@@ -224,8 +225,7 @@ PLAN: tuple[Planned, ...] = tuple(_plan())
 
 def _ahead() -> Iterator[Planned]:
     three = (0, 1, 2)
-    for name, layout in (("rope_continued_512", "rope"), ("nope_512", "nope")):
-        yield Planned(f"language/{name}", layout, (0,), "language/rope_512", fields=_LARGER_CONTINUED, weights=())
+    yield Planned("language/nope_512", "nope", (0,), "language/rope_512", fields=_LARGER_CONTINUED, weights=())
     # For C3. Compiled, a step of CoPE's takes half the time.
     longer = {"batch": 16, "score_every": 0, "score_prompts": 2000}
     for suffix, variables in (("", 1), ("_3", 3), ("_5", 5)):
