@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from repo_interp.positions.logits import soft_capped
 from repo_interp.positions.rotary import expand_heads, rotate
 
 Spans = Mapping[str, Bool[Tensor, "prompt token"]]
@@ -72,7 +73,7 @@ class AttentionInputs:
     window: int | None = None
     """Query i sees keys i - window + 1 .. i; None sees all earlier keys."""
     softcap: float | None = None
-    """Logits become softcap * tanh(logit / softcap) before the softmax (Gemma 2)."""
+    """Of `soft_capped`, for the logits before position logits are added; None: they stay."""
     position_logits: PositionLogits | None = None
     gate_features: Float[Tensor, "prompt kv_head token d_head"] | None = None
     """x_j of CoPE: what decides, with a query, which tokens that query counts; None where nothing is counted."""
@@ -185,9 +186,7 @@ class AttentionInputs:
         shared = max(self.kv_heads, 1 if self.positions is None else self.positions.shape[1])
         keys, group = expand_heads(self.keys, shared), self.heads // shared
         blocks = [self._logits_of_heads(rows, keys[:, head : head + 1], head * group, group) for head in range(shared)]
-        logits = torch.cat(blocks, dim=1)
-        if self.softcap is not None:
-            logits = torch.tanh(logits / self.softcap) * self.softcap
+        logits = soft_capped(torch.cat(blocks, dim=1), self.softcap)
         if self.position_logits is not None:
             logits = logits + self.position_logits(rows)
         return logits.masked_fill(~self.visible(rows)[:, None], float("-inf"))

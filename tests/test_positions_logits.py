@@ -16,7 +16,7 @@ from repo_interp.positions.contextual import (
     PositionMLP,
     SeparatelyGatedPositions,
 )
-from repo_interp.positions.logits import PositionLogits, grouped_product
+from repo_interp.positions.logits import PositionLogits, grouped_product, soft_capped
 from repo_interp.positions.piecewise import relu_network
 
 HEADS, KV_HEADS, D_HEAD, D_MODEL = 4, 2, 6, 12
@@ -346,3 +346,9 @@ def test_the_piecewise_form_makes_no_array_with_an_axis_of_units():
     with torch.autograd.graph.saved_tensors_hooks(watch, lambda tensor: tensor):
         relu_network(inputs, torch.randn(32), torch.randn(32), torch.randn(2, 1, 32))
     assert sizes and max(sizes) <= 2 * 64 * 64
+
+
+def test_soft_cap_bounds_large_logits_and_leaves_small_ones():
+    logits = torch.tensor([-1e6, -0.01, 0.0, 0.01, 1e6], dtype=torch.float64)
+    torch.testing.assert_close(soft_capped(logits, 50.0), logits.clamp(-50, 50), atol=1e-8, rtol=0)
+    assert soft_capped(logits, None) is logits

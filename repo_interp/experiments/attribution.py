@@ -25,6 +25,7 @@ from repo_interp.experiments.position_changes import PlacedChange
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.interventions.replacing import heads_with_positions, replaced
 from repo_interp.models.reposition import attentions
+from repo_interp.positions.logits import exact
 from repo_interp.positions.rotary import expand_heads
 
 SCREENINGS = ("positions", "output")
@@ -92,8 +93,7 @@ class _Watched:
         self.called = arguments, keywords
 
     def _copy(self, module: nn.Module, arguments: tuple, positions: Tensor) -> Tensor:
-        positions = positions.float() if positions.dtype in (torch.float16, torch.bfloat16) else positions
-        positions = expand_heads(positions, self.attention.config.num_attention_heads)
+        positions = expand_heads(exact(positions), self.attention.config.num_attention_heads)
         if torch.is_grad_enabled() and not positions.requires_grad:  # the token index
             positions = positions.detach().requires_grad_()
         self.positions = positions

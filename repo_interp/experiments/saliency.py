@@ -43,6 +43,7 @@ from repo_interp.experiments.resumable_grid import ResumableGrid
 from repo_interp.measures.labels import described
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.reposition import attentions, layout
+from repo_interp.positions.logits import exact
 from repo_interp.positions.rotary import expand_heads
 from repo_interp.run import with_schemes
 from repo_interp.tasks import Batch, Prompt
@@ -179,8 +180,7 @@ def position_gradients(
 
     def move(place: int, assigned: Tensor) -> Tensor:
         """`assigned` with a row of its own for every head, plus 0, by which is differentiated."""
-        rows = expand_heads(assigned, heads)
-        rows = rows.float() if rows.dtype in (torch.float16, torch.bfloat16) else rows  # a path in steps of 0.5 would be none
+        rows = exact(expand_heads(assigned, heads))  # in half precision a path in steps of 0.5 would be none
         positions.append(rows.detach())
         moves.append(torch.zeros_like(rows, requires_grad=True))
         return rows + moves[-1]

@@ -23,7 +23,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from repo_interp.errors import InputError
 from repo_interp.models.families import Kernel, kernel
 from repo_interp.positions.hope import keep_components
-from repo_interp.positions.logits import PositionLogits
+from repo_interp.positions.logits import PositionLogits, soft_capped
 from repo_interp.positions.rotary import expand_heads, rotation_tables, turn
 
 
@@ -210,7 +210,7 @@ class RepositionedAttention(nn.Module):
         if self.components is not None:  # a pair that is 0 stays 0 when rotated
             queries = keep_components(queries, self.components.to(queries.device))
         keys = self._normed(self.k_proj(hidden_states), self.k_norm, self.sites.keys)
-        return queries, keys, self._split(self.v_proj(hidden_states))
+        return queries, keys, self.split_heads(self.v_proj(hidden_states))
 
     def rotate(self, queries: Tensor, keys: Tensor, positions: Float[Tensor, "batch any token"] | None) -> tuple[Tensor, Tensor]:
         """Queries and keys turned by their positions; as they are where the scheme does not rotate."""
@@ -275,8 +275,7 @@ class RepositionedAttention(nn.Module):
     ) -> Float[Tensor, "batch head row key"]:
         """Scores of rotated queries and keys: scaled, soft-capped, with `added`, and masked."""
         scores = queries @ expand_heads(keys, queries.shape[1]).transpose(-1, -2) * self.scaling
-        if self.attn_logit_softcapping is not None:
-            scores = torch.tanh(scores / self.attn_logit_softcapping) * self.attn_logit_softcapping
+        scores = soft_capped(scores, self.attn_logit_softcapping)
         if added is not None:
             scores = scores + added.to(scores.dtype)
         return masked(scores, attention_mask)
@@ -333,12 +332,13 @@ class RepositionedAttention(nn.Module):
 
     def _normed(self, flat: Tensor, norm: nn.Module | None, site: nn.Module) -> Tensor:
         if norm is None:
-            return self._split(flat)
+            return self.split_heads(flat)
         if self.norm_spans_heads:  # OLMo-2: one norm over all heads jointly
-            return self._split(site(norm(flat)))
-        return site(norm(self._split(flat)))  # Qwen3, Gemma 3: one norm, head by head
+            return self.split_heads(site(norm(flat)))
+        return site(norm(self.split_heads(flat)))  # Qwen3, Gemma 3: one norm, head by head
 
-    def _split(self, flat: Float[Tensor, "batch token width"]) -> Float[Tensor, "batch any token d_head"]:
+    def split_heads(self, flat: Float[Tensor, "batch token width"]) -> Float[Tensor, "batch any token d_head"]:
+        """What a projection gives, split into the heads that stand side by side in it."""
         return flat.view(*flat.shape[:2], -1, self.d_head).transpose(1, 2)
 
     def token_index(self, hidden_states: Tensor, position_ids: Tensor | None, past_key_values) -> Int[Tensor, "any token"]:

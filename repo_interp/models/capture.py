@@ -22,6 +22,7 @@ from repo_interp.models.attention import LogitsOfRows, RepositionedAttention
 from repo_interp.models.feed_forward import in_blocks
 from repo_interp.models.reposition import attentions, decoder_of
 from repo_interp.positions.contextual import ContextualPositions
+from repo_interp.positions.logits import exact, soft_capped
 
 
 @torch.no_grad()
@@ -92,8 +93,7 @@ def next_token_logits(model: nn.Module, hidden: Float[Tensor, "row width"]) -> F
     """Logits of the next token, float32, from last hidden states that `decode` gave."""
     owner: Any = getattr(model, "original_model", model)  # of a bridge
     logits = owner.lm_head(hidden).float()
-    softcap = getattr(owner.config, "final_logit_softcapping", None)
-    return logits if softcap is None else torch.tanh(logits / softcap) * softcap
+    return soft_capped(logits, getattr(owner.config, "final_logit_softcapping", None))
 
 
 def predictions_of(
@@ -129,9 +129,9 @@ def observing(
         inputs = AttentionInputs(
             layer=attention.layer_idx,
             scheme=attention.scheme,
-            queries=_wide(queries),
-            keys=_wide(keys),
-            positions=None if positions is None else _wide(positions).expand(valid.shape[0], -1, -1),
+            queries=exact(queries),
+            keys=exact(keys),
+            positions=None if positions is None else exact(positions).expand(valid.shape[0], -1, -1),
             frequencies=attention.frequencies,
             attention_scaling=attention.attention_scaling,
             logit_scale=attention.scaling,
@@ -147,7 +147,7 @@ def observing(
             if isinstance(scheme, ContextualPositions):
                 features = scheme.counted_by(content.keys, content.values, content.gate_keys)
                 if features is not None:
-                    inputs = replace(inputs, gate_features=_wide(features), largest_position=scheme.position_map.maximum)
+                    inputs = replace(inputs, gate_features=exact(features), largest_position=scheme.position_map.maximum)
         receive(inputs)
 
     watched = [attention for attention in attentions(model) if layers is None or attention.layer_idx in layers]
@@ -158,10 +158,6 @@ def observing(
     finally:
         for attention in watched:
             attention.observers.remove(observe)
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 def require_finite(inputs: AttentionInputs) -> None:

@@ -20,8 +20,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.bridge import model_of
+from repo_interp.models.outputs import attention_values
 from repo_interp.models.reposition import attentions, decoder_of
 
 NORMS_OUTPUT = ("olmo2", "olmo3", "gemma2", "gemma3_text")
@@ -73,12 +73,6 @@ def direct_path(model: nn.Module) -> Iterator[DirectPath]:
     decoder = decoder_of(model)
     path = DirectPath(model_of(model))
 
-    def remember_values(attention: RepositionedAttention) -> Callable:
-        def hook(module: nn.Module, arguments: tuple, flat: Tensor) -> None:
-            path.values[attention.layer_idx] = flat.view(*flat.shape[:2], -1, attention.d_head).transpose(1, 2)
-
-        return hook
-
     def remember_norm(store: Callable[[Norm], None]) -> Callable:
         def hook(module: nn.Module, arguments: tuple, normed: Tensor) -> None:
             (given, *_) = arguments
@@ -92,8 +86,7 @@ def direct_path(model: nn.Module) -> Iterator[DirectPath]:
         path.final = norm
 
     with ExitStack() as hooks:
-        for attention in attentions(model):
-            hooks.callback(attention.v_proj.register_forward_hook(remember_values(attention)).remove)
+        hooks.enter_context(attention_values(model, path.values.__setitem__))
         if path.model.config.model_type in NORMS_OUTPUT:
             for number, layer in enumerate(decoder.layers):
                 after = remember_norm(lambda norm, number=number: path.after_attention.__setitem__(number, norm))

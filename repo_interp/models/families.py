@@ -86,7 +86,7 @@ class Kernel:
     window: int | None
     """Query i sees keys i - window + 1 .. i; None: all earlier keys."""
     softcap: float | None
-    """Logits become softcap * tanh(logit / softcap); None: they stay."""
+    """Of `soft_capped`, for the scaled logits; None: they stay."""
 
 
 def kernel(stock: Any) -> Kernel:

@@ -21,6 +21,7 @@ from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.capture import capture
 from repo_interp.models.reposition import attentions, attentions_of
 from repo_interp.positions.layouts import LEARNED
+from repo_interp.positions.logits import exact, soft_capped
 from repo_interp.positions.rotary import expand_heads
 
 
@@ -45,6 +46,26 @@ def _hand_on(layer: int, receive: Callable[[int, Tensor], None]) -> Callable:
     return hook
 
 
+@contextmanager
+def attention_values(
+    model: nn.Module,
+    receive: Callable[[int, Float[Tensor, "batch kv_head token d_head"]], None],
+    layers: Collection[int] | None = None,
+) -> Iterator[None]:
+    """Every pass hands the values v_j of `layers` (None: all) to `receive`."""
+
+    def hand_on(attention: RepositionedAttention) -> Callable:
+        def hook(module: nn.Module, arguments: tuple, flat: Tensor) -> None:
+            receive(attention.layer_idx, attention.split_heads(flat))
+
+        return hook
+
+    with ExitStack() as hooks:
+        for attention in attentions(model) if layers is None else attentions_of(model, layers):
+            hooks.callback(attention.v_proj.register_forward_hook(hand_on(attention)).remove)
+        yield
+
+
 def parity_errors(model: nn.Module, tokens: Int[Tensor, "1 token"]) -> list[float]:
     """By layer, how far attention's outputs on `tokens` are from those remade of what `capture` shows to measures.
 
@@ -58,29 +79,16 @@ def parity_errors(model: nn.Module, tokens: Int[Tensor, "1 token"]) -> list[floa
 
     def receive_inputs(inputs: AttentionInputs) -> None:
         pattern = inputs.logits(torch.arange(tokens.shape[1], device=tokens.device)).softmax(-1)
-        of_heads = expand_heads(_wide(values.pop(inputs.layer)), inputs.heads)
+        of_heads = expand_heads(exact(values.pop(inputs.layer)), inputs.heads)
         expected[inputs.layer] = (pattern.to(of_heads.dtype) @ of_heads).transpose(1, 2).flatten(2)
 
     def receive_outputs(layer: int, outputs: Tensor) -> None:
         remade = expected.pop(layer)
         errors[layer] = float((outputs - remade).abs().amax() / remade.abs().amax().clamp_min(torch.finfo(torch.float32).tiny))
 
-    def remember_values(attention: RepositionedAttention) -> Callable:
-        def hook(module: nn.Module, arguments: tuple, flat: Tensor) -> None:
-            values[attention.layer_idx] = flat.view(*flat.shape[:2], -1, attention.d_head).transpose(1, 2)
-
-        return hook
-
-    with ExitStack() as hooks:
-        for attention in attentions(model):
-            hooks.callback(attention.v_proj.register_forward_hook(remember_values(attention)).remove)
-        hooks.enter_context(attention_outputs(model, receive_outputs))
+    with attention_values(model, values.__setitem__), attention_outputs(model, receive_outputs):
         capture(model, tokens, torch.ones_like(tokens, dtype=torch.bool), torch.zeros(1, dtype=torch.long), receive_inputs)
     return [errors[layer] for layer in sorted(errors)]
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 @dataclass
@@ -102,16 +110,15 @@ def layer_tensors(model: nn.Module, layer: int) -> Iterator[LayerTensors]:
     def observe(attention: RepositionedAttention, queries: Tensor, keys: Tensor, positions: Tensor | None, added: object) -> None:
         seen.queries, seen.keys, seen.positions = queries, keys, positions
 
-    def remember(module: nn.Module, arguments: tuple, values: Tensor) -> None:
-        seen.values = values.view(*values.shape[:2], -1, attention.d_head).transpose(1, 2)
+    def receive_values(layer: int, values: Tensor) -> None:
+        seen.values = values
 
-    attention.observers.append(observe)
-    handle = attention.v_proj.register_forward_hook(remember)
-    try:
-        yield seen
-    finally:
-        attention.observers.remove(observe)
-        handle.remove()
+    with attention_values(model, receive_values, [layer]):
+        attention.observers.append(observe)
+        try:
+            yield seen
+        finally:
+            attention.observers.remove(observe)
 
 
 def outputs_over_windows(
@@ -138,8 +145,7 @@ def outputs_over_windows(
         if at is not None and at.shape[1] > keys.shape[1]:
             keys = expand_heads(keys, at.shape[1])
         logits = turned @ expand_heads(attention.rotate(keys, keys, at)[1], heads).mT * attention.scaling
-        if attention.attn_logit_softcapping is not None:
-            logits = torch.tanh(logits / attention.attn_logit_softcapping) * attention.attn_logit_softcapping
+        logits = soft_capped(logits, attention.attn_logit_softcapping)
         if attention.position_logits is not None:
             seen = torch.ones(1, 1, 1, window, dtype=torch.bool, device=asked.device)
             raw = tensors.keys[:, :, part]

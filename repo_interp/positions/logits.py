@@ -1,6 +1,6 @@
 """What all schemes that add to the attention logits have in common.
 
-    S_ij = logit_scale * q_i . k_j + B_ij        B_ij: the position logits, of every head
+    S_ij = soft_capped(logit_scale * q_i . k_j) + B_ij        B_ij: the position logits, of every head
 
 A row of B depends on that row's query and on the keys it sees, never on other rows: so rows may be asked in
 blocks, or one by one against cached keys, and equal the rows of the full computation. Sums and distances are
@@ -54,6 +54,11 @@ class PositionLogits(nn.Module, ABC):
 def exact(tensor: Tensor) -> Tensor:
     """`tensor` as float32; float64 stays."""
     return tensor if tensor.dtype == torch.float64 else tensor.to(torch.float32)
+
+
+def soft_capped(logits: Tensor, cap: float | None) -> Tensor:
+    """`logits` between -cap and cap, nearly as they are where small: cap tanh(logit / cap) (Gemma 2); None: as they are."""
+    return logits if cap is None else torch.tanh(logits / cap) * cap
 
 
 def full_precision(tensor: Tensor) -> torch.autocast:

@@ -32,6 +32,7 @@ from repo_interp.errors import InputError
 from repo_interp.models.attention import RepositionedAttention, visible
 from repo_interp.models.reposition import attentions
 from repo_interp.positions.biases import PositionBias
+from repo_interp.positions.logits import soft_capped
 from repo_interp.positions.rotary import expand_heads, rotate
 from repo_interp.positions.scaling import interpolate, yarn_attention_scaling, yarn_frequencies
 
@@ -194,9 +195,7 @@ class _Lambda:
             far = distance.abs() > self.length
             distance = distance.clamp(-self.length, self.length)
             queries = rotate(queries, distance, attention.frequencies, attention.attention_scaling**2)
-        scores = (queries @ its_key)[..., 0] * attention.scaling
-        if attention.attn_logit_softcapping is not None:
-            scores = torch.tanh(scores / attention.attn_logit_softcapping) * attention.attn_logit_softcapping
+        scores = soft_capped((queries @ its_key)[..., 0] * attention.scaling, attention.attn_logit_softcapping)
         if attention.position_logits is not None:
             far = far | (rows - key > self.length)
             added = attention.position_logits(

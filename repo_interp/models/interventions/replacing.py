@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from repo_interp.errors import InputError
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.reposition import attentions, attentions_of
+from repo_interp.positions.logits import exact
 from repo_interp.positions.rotary import expand_heads
 
 Heads = Sequence[tuple[int, int]] | tuple[int, int] | None
@@ -130,9 +131,7 @@ class _Place:
         assert self.index is not None
         heads = self.attention.config.num_attention_heads
         rows = _rows(positions.shape[1], self.attention.config.num_key_value_heads, heads, self.heads, self.least)
-        if positions.dtype in (torch.float16, torch.bfloat16):
-            positions = positions.float()
-        positions = expand_heads(positions, rows).expand(len(self.index), -1, -1)
+        positions = expand_heads(exact(positions), rows).expand(len(self.index), -1, -1)
         firsts = [row * (heads // rows) for row in range(rows)]
         selected = [row for row, first in enumerate(firsts) if first in self.heads]
         here = Here(self.attention.layer_idx, tuple(firsts[row] for row in selected), self.index, self.start, self._chosen())
