@@ -1,5 +1,6 @@
 """The page: its data decode to the run's numbers, no token breaks it, nothing is requested, everything stands without JavaScript too."""
 
+import base64
 import json
 import re
 from html.parser import HTMLParser
@@ -18,7 +19,7 @@ from repo_interp.plots.marks.outliers import focused_range
 from repo_interp.plots.pages.frame import json_script
 from repo_interp.plots.view import PageOptions
 from repo_interp.plots.views.attention_mass import mass_table
-from repo_interp.plots.views.explorer import embed, unpack_layer
+from repo_interp.plots.views.explorer import embed
 
 
 class Page(HTMLParser):
@@ -49,6 +50,12 @@ class Page(HTMLParser):
         scripts = [attributes for tag, attributes in self.elements if tag == "script"]
         place = next(place for place, one in enumerate(scripts) if one.get("data-section") == section)
         return json.loads(self.texts["script"][place])
+
+
+def unpack_layer(block: dict) -> np.ndarray:
+    """The positions [head, token] of one layer as the page's scripts read them, float32."""
+    rows = np.frombuffer(base64.b64decode(block["values"]), dtype="<f4").reshape(max(block["row"]) + 1, -1)
+    return rows[block["row"]]
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ _CHARTS = ("attention_rows", "predictions")
 """Groups whose charts of the chosen head and token stand on each side."""
 
 
-def linked_section(comparison: xr.DataTree, runs: Runs, failures: list[str] | None = None) -> tuple[str, list[str]]:
+def linked_section(comparison: xr.DataTree, runs: Runs, failures: list[str]) -> tuple[str, list[str]]:
     """The section in HTML and the scripts it needs; "" and none where the prompts differ, or no two runs say what they are."""
     if comparison.attrs.get("same_prompts") != "yes":
         return "", []

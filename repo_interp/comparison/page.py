@@ -5,7 +5,6 @@ Knows how the page is put together; knows nothing about what is compared.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
@@ -23,16 +22,11 @@ from repo_interp.plots.pages.frame import framed, picture_html, table_html
 from repo_interp.plots.style import save_figure
 
 
-def comparison_page(comparison: xr.DataTree, path: str | os.PathLike[str]) -> Path:
-    """Write the page of `comparison` to `path` and return it. The same comparison gives the same bytes."""
-    path = Path(path)
-    pictures = [(drawn.measure, picture_html(drawn.figure, _caption(drawn))) for drawn in comparison_figures(comparison)]
-    path.write_text(_page(comparison, pictures), encoding="utf-8", newline="\n")
-    return path
-
-
 def draw_comparison(comparison: xr.DataTree, page: Path, directory: Path) -> list[str]:
-    """Write the page, and every figure as PNG, SVG and PDF into `directory`, drawn once; return one line per failure."""
+    """Write the page, and every figure as PNG, SVG and PDF into `directory`, drawn once; return one line per failure.
+
+    The same comparison gives the same bytes.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     failures: list[str] = []
     pictures = []
@@ -46,7 +40,7 @@ def draw_comparison(comparison: xr.DataTree, page: Path, directory: Path) -> lis
     return failures
 
 
-def _page(comparison: xr.DataTree, pictures: Sequence[tuple[str, str]], failures: list[str] | None = None) -> str:
+def _page(comparison: xr.DataTree, pictures: Sequence[tuple[str, str]], failures: list[str]) -> str:
     """The HTML of the page with `pictures`: the measure and the HTML of each."""
     runs = runs_of(comparison)
     linked, scripts = linked_section(comparison, runs, failures)

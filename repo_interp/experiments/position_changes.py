@@ -33,8 +33,6 @@ from repo_interp.tasks import Prompt
 
 PositionChange = Literal["linearised", "frozen", "permuted", "swapped", "scaled", "rounded", "clipped", "shifted", "transplanted"]
 KINDS: tuple[PositionChange, ...] = get_args(PositionChange)
-_ONLY_LEARNED = ("linearised", "transplanted")
-"""What changes nothing where positions are the token index."""
 
 
 @dataclass(frozen=True)

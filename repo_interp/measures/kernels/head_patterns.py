@@ -23,7 +23,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-DETECTORS = ("previous_token", "duplicate_token", "induction", "sink")
 FIFTH = 5
 FEWEST = 10
 """Keys, without the first, that a row needs before its fifths are told apart."""

@@ -118,12 +118,6 @@ def pack_layer(positions: xr.Dataset, prompt: int, layer: int) -> dict[str, Any]
     }
 
 
-def unpack_layer(block: dict[str, Any]) -> np.ndarray:
-    """The positions [head, token] that `pack_layer` packed, float32, bit for bit."""
-    rows = np.frombuffer(base64.b64decode(block["values"]), dtype="<f4").reshape(max(block["row"]) + 1, -1)
-    return rows[block["row"]]
-
-
 def _described(tokens: PromptTokens) -> dict[str, Any]:
     return {
         "prompt": tokens.prompt,
