@@ -42,9 +42,9 @@ def _seeded():
 @pytest.fixture
 def a_millisecond_each(monkeypatch):
     """Every part of an analysis that is timed for its announcement takes a millisecond, whatever else the machine does."""
-    from repo_interp.analysis import cost
+    from repo_interp.analysis import probe
 
-    monkeypatch.setattr(cost, "_timed", lambda call, device: (1e-3, call()))
+    monkeypatch.setattr(probe, "_timed", lambda call, device: (1e-3, call()))
 
 
 def pytest_collection_finish():

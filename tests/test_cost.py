@@ -10,7 +10,9 @@ from families import tiny
 
 import repo_interp as ri
 from repo_interp.analysis.analyze import measures_named
-from repo_interp.analysis.cost import Cost, _at_length, _of_status, _shortened, estimate
+from repo_interp.analysis.cost import Cost, _at_length, estimate
+from repo_interp.analysis.probe import shortened
+from repo_interp.analysis.room import held_bytes
 from repo_interp.measures.catalogue import measure_named
 from repo_interp.tasks.prompt import Prompt
 
@@ -38,7 +40,7 @@ def test_more_prompts_measures_passes_and_layers_cost_more(bridge):
 
 def test_memory_is_at_least_what_is_held_already_and_grows_with_what_is_kept(bridge):
     few, many = estimate(bridge, prompts(2), MEASURES), estimate(bridge, prompts(100) * 2000, MEASURES[:1])
-    assert few.bytes >= _of_status("VmRSS") > 0
+    assert few.bytes >= held_bytes() > 0
     positions_of_a_prompt = 3 * 4 * 64 * 4  # layers, heads, tokens, bytes
     assert many.bytes - few.bytes > 0.5 * 199_998 * positions_of_a_prompt
 
@@ -49,11 +51,11 @@ def test_a_probe_is_short_and_has_every_span():
         spans={"needle": (4, 5), "needle.key": (4,), "query": (1990, 1991), "query.key": (1991,)},
         generated=(1999,),
     )
-    probe = _shortened(prompt, 128)
+    probe = shortened(prompt, 128)
     assert len(probe.tokens) == 128 and probe.tokens == prompt.tokens[-128:]
     assert probe.spans["query"] == (118, 119) and probe.spans["query.key"] == (119,) and probe.generated == (127,)
     assert len(probe.spans["needle"]) == 1 and "needle.key" not in probe.spans
-    assert _shortened(prompt, 4000) is prompt
+    assert shortened(prompt, 4000) is prompt
 
 
 def test_times_grow_beyond_the_probe_as_within_it():
@@ -80,4 +82,4 @@ def test_prompts_with_long_or_early_answers_can_be_estimated(bridge, generated):
     """The probe is the end of a prompt: none of its tokens is generated from nothing."""
     long = [replace(prompt, generated=tuple(generated)) for prompt in prompts(2, 200)]
     assert estimate(bridge, long, MEASURES).seconds > 0
-    assert 0 not in _shortened(long[0], 64).generated
+    assert 0 not in shortened(long[0], 64).generated

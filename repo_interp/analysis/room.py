@@ -2,16 +2,19 @@
 
     bytes of a pass = tokens * itemsize * (8 d_model + 4 d_feed_forward)        what a layer holds at once: the residual stream, queries,
                                                                                  keys, values and its feed-forward part
+    bytes of a run  = the larger of the peak so far (loading) and what is held now + activations + statistics of all prompts + drawing
     batch "auto"    = as many prompts as have min(WORTHWHILE, SHARE * memory / (2 * bytes of a token)) tokens, with their padding
 
 Memory is that of the machine or the accelerator, divided by the processes that share it, not what happens to be free: so a command that
-is given again cuts the same batches. The factor 2 is room for measures. Knows nothing about prompts.
+is given again cuts the same batches. The factor 2 is room for measures. Knows nothing about prompts but their lengths.
 """
 
 from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -19,6 +22,7 @@ from torch import nn
 
 from repo_interp import processes
 from repo_interp.errors import InputError
+from repo_interp.models.feed_forward import block_of
 from repo_interp.models.reposition import attentions
 from repo_interp.side_by_side import BatchSize, SideBySide, limit
 
@@ -32,6 +36,8 @@ with all of them, of a large one); of CUDA it was not.
 """
 _SHARE = 0.25
 """Of the memory, for one pass."""
+_DRAWING_BYTES = 110 * 2**20
+"""Of drawing: the libraries that draw, and the figures and the page while they are made."""
 
 
 def batch_limit(bridge: nn.Module, size: BatchSize | Literal["auto"]) -> SideBySide:
@@ -48,6 +54,31 @@ def bytes_per_token(bridge: nn.Module) -> int:
     """Bytes that one layer's forward pass holds per token."""
     config, weight = next(attentions(bridge)).config, next(bridge.parameters())
     return weight.dtype.itemsize * (8 * config.hidden_size + 4 * config.intermediate_size)
+
+
+def bytes_of_run(bridge: nn.Module, lengths: Sequence[int], size: SideBySide, passes: Sequence[int], statistics: float) -> float:
+    """The most bytes that an analysis of prompts of `lengths` tokens holds: the peak so far, or that of running.
+
+    `size`: what goes through side by side. `passes`: tokens of every prompt of every pass of the experiments. `statistics`: bytes of those
+    of all prompts. On an accelerator, what the model holds there.
+    """
+    config, parameters = next(attentions(bridge)).config, list(bridge.parameters())
+    longest, elements = max(lengths), parameters[0].element_size()
+    batch_size = min(len(lengths), size.of_length(longest))
+    tokens = batch_size * longest
+    wide = min(tokens, block_of(config.intermediate_size)) * config.intermediate_size
+    activations = float(elements) * (8 * tokens * config.hidden_size + 3 * wide)
+    logits = 20.0 * config.vocab_size * max(passes, default=0) * batch_size
+    running = max(activations, logits) + statistics
+    if parameters[0].device.type != "cpu":
+        return sum(parameter.numel() * parameter.element_size() for parameter in parameters) + running
+    held, peak = held_bytes(), _peak()
+    return max(peak, held + max(running, statistics + _DRAWING_BYTES))
+
+
+def held_bytes() -> float:
+    """Bytes that this process holds now; its peak where the system does not say."""
+    return _of_status("VmRSS") or _peak()
 
 
 def require_memory(needed: float, what: str) -> None:
@@ -87,3 +118,21 @@ def _memory() -> float:
             return min(physical, float(limit.read().replace("max", "inf")))
     except (OSError, ValueError):
         return physical
+
+
+def _peak() -> float:
+    """The most bytes that this process has held so far."""
+    import resource
+    import sys
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return _of_status("VmHWM") or float(unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+
+
+def _of_status(field: str) -> float:
+    """A size of this process as the kernel says it; 0.0 where it says none."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0.0
+    return next((1024.0 * int(line.split()[1]) for line in lines if line.startswith(f"{field}:")), 0.0)
