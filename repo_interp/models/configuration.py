@@ -1,6 +1,6 @@
 """What config.json says: which of three formats, which decoder, which position scheme in every layer. Reads no weights.
 
-    released        `pe_config`, written by the RePo authors
+    released        `pe_config`, written by the RePo authors (`released`)
     repo_interp     `position_layout`, model_type "repo_interp", so that no other library can mistake it for a plain decoder
     hugging face    a stock decoder
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -22,14 +21,13 @@ from transformers import AutoConfig, PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from repo_interp.errors import InputError, one_line
+from repo_interp.models.directories import directory_of
 from repo_interp.models.families import FAMILIES, native_layout, require_family
-from repo_interp.models.fetched import fetched_directory
 from repo_interp.models.fields import Base, Fields
-from repo_interp.models.gguf import SUFFIX, converted
+from repo_interp.models.released import released_layout
 from repo_interp.models.schemes import scheme_options
 from repo_interp.positions.layouts import scheme_names
 from repo_interp.records import modelled, read_json, shown
-from repo_interp.shipped import means_zoo, zoo_path
 
 OURS = "repo_interp"
 _OF_OURS = ("pe_config", "position_layout", "base_model_type", "adapter")
@@ -57,7 +55,7 @@ def identify(path: str | os.PathLike[str], **hub: Any) -> Checkpoint:
 
     Raises InputError where none can be read. A name of the zoo is never looked for on the hub.
     """
-    directory = _directory(path, hub)
+    directory = directory_of(path, hub)
     raw = json_object(directory / "config.json")
     base = modelled(raw, Fields, str(directory / "config.json")).adapter
     config = _configuration(raw, directory)
@@ -180,39 +178,6 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _directory(path: str | os.PathLike[str], hub: Mapping[str, Any]) -> Path:
-    directory, text = Path(path), os.fspath(path)
-    try:
-        if "\0" in text:
-            raise ValueError("a path holds no NUL character")
-        if directory.is_dir():
-            return directory
-        exists = directory.exists()
-    except (OSError, ValueError) as error:
-        raise InputError(f"{text[:80]!r} names no checkpoint directory: {one_line(error)}") from None
-    if exists and directory.suffix == SUFFIX:
-        return converted(directory)
-    if exists:
-        raise InputError(f"{path} is a file; wanted a checkpoint directory with config.json and safetensors, or a GGUF file")
-    if means_zoo(text):
-        return zoo_path(text)
-    fetched = fetched_directory(text)
-    if fetched is not None:
-        return fetched
-    if text.count("/") != 1 or text.startswith((".", "/", "~")):
-        raise InputError(
-            f"there is no checkpoint directory {text}; wanted a directory with config.json, a name of the zoo such as niah/repo, "
-            "or a hub id such as owner/name"
-        )
-    from huggingface_hub import snapshot_download
-
-    try:
-        wanted = ["*.json", "*.safetensors", "tokenizer*", "*.model", "merges.txt"]
-        return Path(snapshot_download(text, allow_patterns=wanted, **hub))
-    except Exception as error:
-        raise InputError(f"{text} is no directory here and could not be fetched from the hub: {one_line(error)}") from None
-
-
 def _configuration(raw: Mapping[str, Any], directory: Path) -> PretrainedConfig:
     """The plain decoder's configuration."""
     source = directory / "config.json"
@@ -264,54 +229,3 @@ def own_layout(raw: Mapping[str, Any], layers: int, source: str) -> tuple[tuple[
     except InputError as error:
         raise InputError(f"{source}: {error}") from None
     return tuple(schemes), options
-
-
-# The checkpoints that the RePo authors released, `pe_config` in config.json:
-#
-#     dynamic_pe_mode                                 what the repositioned layers do
-#     dynmaic_pe_start_layer, dynmaic_pe_layer_ids    which layers those are: misspelt so; the released code reads this
-#                                                     spelling, the correct one stands beside it with the same value
-#
-# Repositioned are the layers from the start on - where layer ids are given, only those among them; the rest is RoPE. Modes that the
-# released code does not know run RoPE there without a word; here they are refused.
-
-_RELEASED_MODES = {
-    "none": "rope",
-    "nope": "nope",
-    "swigluex_multihead": "repo",
-    "continuous": "continuous",
-    "multihead_continuous": "multihead_continuous",
-}
-
-
-def released_layout(pe_config: Mapping[str, Any], layers: int) -> tuple[str, ...]:
-    """The scheme of every layer. Raises InputError for unknown modes, layers that the model lacks, and spellings that disagree."""
-    mode = pe_config.get("dynamic_pe_mode", "none")
-    if mode not in _RELEASED_MODES:
-        raise InputError(f"pe_config has dynamic_pe_mode {mode!r}; known are {', '.join(_RELEASED_MODES)}")
-    start = _either_spelling(pe_config, "start_layer", 0)
-    if not isinstance(start, int) or isinstance(start, bool) or not 0 <= start <= layers:
-        raise InputError(f"pe_config starts repositioning at layer {start!r}; the model's layers are 0 to {layers - 1}")
-    chosen = set(range(start, layers)) & _layer_ids(_either_spelling(pe_config, "layer_ids", ""), layers)
-    return tuple(_RELEASED_MODES[mode] if layer in chosen else "rope" for layer in range(layers))
-
-
-def _either_spelling(pe_config: Mapping[str, Any], key: str, default: Any) -> Any:
-    misspelt, correct = f"dynmaic_pe_{key}", f"dynamic_pe_{key}"
-    if misspelt in pe_config and correct in pe_config and pe_config[misspelt] != pe_config[correct]:
-        raise InputError(
-            f"pe_config says {misspelt} {pe_config[misspelt]!r} but {correct} {pe_config[correct]!r}; "
-            "make them equal (the released code reads the former)"
-        )
-    return pe_config.get(misspelt, pe_config.get(correct, default))
-
-
-def _layer_ids(text: Any, layers: int) -> set[int]:
-    if text in ("", None):
-        return set(range(layers))
-    if not isinstance(text, str) or not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", text):
-        raise InputError(f"pe_config has layer ids {text!r}; wanted layer numbers with commas, such as '1,3'")
-    chosen = {int(part) for part in text.split(",")}
-    if max(chosen) >= layers:
-        raise InputError(f"pe_config repositions layer {max(chosen)}; the model's layers are 0 to {layers - 1}")
-    return chosen

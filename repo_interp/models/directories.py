@@ -1,0 +1,59 @@
+"""Where the files of a checkpoint are, by whatever a user names it, in this order:
+
+    a directory                     as it is
+    a GGUF file                     converted, once (`gguf`)
+    a name of the zoo               niah/repo, as it comes with the package
+    a model inside a package        that was fetched from PyPI (`fetched`)
+    a hub id                        owner/name, downloaded
+
+Knows nothing about what is in them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from repo_interp.errors import InputError, one_line
+from repo_interp.models.fetched import fetched_directory
+from repo_interp.models.gguf import SUFFIX, converted
+from repo_interp.shipped import means_zoo, zoo_path
+
+
+def directory_of(path: str | os.PathLike[str], hub: Mapping[str, Any]) -> Path:
+    """The directory with the files of the checkpoint `path`. Raises InputError where there is none, or it cannot be fetched.
+
+    `hub`: options of `huggingface_hub.snapshot_download`. A name of the zoo is never looked for on the hub.
+    """
+    directory, text = Path(path), os.fspath(path)
+    try:
+        if "\0" in text:
+            raise ValueError("a path holds no NUL character")
+        if directory.is_dir():
+            return directory
+        exists = directory.exists()
+    except (OSError, ValueError) as error:
+        raise InputError(f"{text[:80]!r} names no checkpoint directory: {one_line(error)}") from None
+    if exists and directory.suffix == SUFFIX:
+        return converted(directory)
+    if exists:
+        raise InputError(f"{path} is a file; wanted a checkpoint directory with config.json and safetensors, or a GGUF file")
+    if means_zoo(text):
+        return zoo_path(text)
+    fetched = fetched_directory(text)
+    if fetched is not None:
+        return fetched
+    if text.count("/") != 1 or text.startswith((".", "/", "~")):
+        raise InputError(
+            f"there is no checkpoint directory {text}; wanted a directory with config.json, a name of the zoo such as niah/repo, "
+            "or a hub id such as owner/name"
+        )
+    from huggingface_hub import snapshot_download
+
+    try:
+        wanted = ["*.json", "*.safetensors", "tokenizer*", "*.model", "merges.txt"]
+        return Path(snapshot_download(text, allow_patterns=wanted, **hub))
+    except Exception as error:
+        raise InputError(f"{text} is no directory here and could not be fetched from the hub: {one_line(error)}") from None

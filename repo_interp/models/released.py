@@ -1,0 +1,58 @@
+"""The checkpoints that the RePo authors released: which layers `pe_config` in config.json repositions, and how.
+
+    dynamic_pe_mode                                 what the repositioned layers do
+    dynmaic_pe_start_layer, dynmaic_pe_layer_ids    which layers those are: misspelt so; the released code reads this
+                                                    spelling, the correct one stands beside it with the same value
+
+Repositioned are the layers from the start on - where layer ids are given, only those among them; the rest is RoPE. Modes that the
+released code does not know run RoPE there without a word; here they are refused. Knows nothing about the rest of config.json.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from repo_interp.errors import InputError
+
+_MODES = {
+    "none": "rope",
+    "nope": "nope",
+    "swigluex_multihead": "repo",
+    "continuous": "continuous",
+    "multihead_continuous": "multihead_continuous",
+}
+
+
+def released_layout(pe_config: Mapping[str, Any], layers: int) -> tuple[str, ...]:
+    """The scheme of every layer. Raises InputError for unknown modes, layers that the model lacks, and spellings that disagree."""
+    mode = pe_config.get("dynamic_pe_mode", "none")
+    if mode not in _MODES:
+        raise InputError(f"pe_config has dynamic_pe_mode {mode!r}; known are {', '.join(_MODES)}")
+    start = _either_spelling(pe_config, "start_layer", 0)
+    if not isinstance(start, int) or isinstance(start, bool) or not 0 <= start <= layers:
+        raise InputError(f"pe_config starts repositioning at layer {start!r}; the model's layers are 0 to {layers - 1}")
+    chosen = set(range(start, layers)) & _layer_ids(_either_spelling(pe_config, "layer_ids", ""), layers)
+    return tuple(_MODES[mode] if layer in chosen else "rope" for layer in range(layers))
+
+
+def _either_spelling(pe_config: Mapping[str, Any], key: str, default: Any) -> Any:
+    misspelt, correct = f"dynmaic_pe_{key}", f"dynamic_pe_{key}"
+    if misspelt in pe_config and correct in pe_config and pe_config[misspelt] != pe_config[correct]:
+        raise InputError(
+            f"pe_config says {misspelt} {pe_config[misspelt]!r} but {correct} {pe_config[correct]!r}; "
+            "make them equal (the released code reads the former)"
+        )
+    return pe_config.get(misspelt, pe_config.get(correct, default))
+
+
+def _layer_ids(text: Any, layers: int) -> set[int]:
+    if text in ("", None):
+        return set(range(layers))
+    if not isinstance(text, str) or not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", text):
+        raise InputError(f"pe_config has layer ids {text!r}; wanted layer numbers with commas, such as '1,3'")
+    chosen = {int(part) for part in text.split(",")}
+    if max(chosen) >= layers:
+        raise InputError(f"pe_config repositions layer {max(chosen)}; the model's layers are 0 to {layers - 1}")
+    return chosen
