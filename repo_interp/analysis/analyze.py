@@ -17,7 +17,7 @@ import hashlib
 import json
 import operator
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -97,22 +97,14 @@ def analyze(
     with kept(batch_store, store_every) as keep:
         observed = ObservedBatches(bridge, batches, chosen, layers, heads, batch_store, keep, progress)
         groups, faults = from_first(lambda: _concluded(observed, chosen, schemes, nothing_else=not plans))
-        for name, described in (("positions", prompts), ("attention_rows", prompts[:1])):
-            if name in groups:
-                groups[name] = groups[name].merge(describe_prompts(described, tokenizer_of(bridge)))
-        if "predictions" in groups:
-            groups["predictions"] = describe_predictions(groups["predictions"], prompts[0], tokenizer_of(bridge))
+        groups |= _described(groups, prompts, tokenizer_of(bridge))
         for plan in plans:
             name = plan.experiment.name
             grid = ResumableGrid(None if store is None else Path(store) / name, store_every)
-            parameters = parameter_attributes(plan.experiment.parameters)
             try:
-                made = plan.run(side_by_side, grid, _of_experiment(experiment_progress, name))
+                groups |= _made_by(plan, side_by_side, grid, _of_experiment(experiment_progress, name))
             except NotFinite as error:
                 faults.stop(name, str(error))
-                continue
-            for group_name, group in made.items():
-                groups[group_name] = group.assign_attrs(parameters | group.attrs)
         faults.require_some([*(measure.name for measure in chosen), *(plan.experiment.name for plan in plans)])
     if GROUP in groups:
         groups[GROUP] = joined(groups)
@@ -190,6 +182,25 @@ def _concluded(
             merged[name].add(each)
     finite = [measure for measure in measures if measure.name not in faults.stopped]
     return {measure.name: group_of(measure, merged[measure.name].total(), schemes) for measure in finite}, faults
+
+
+def _described(groups: Mapping[str, xr.Dataset], prompts: Sequence[Prompt], tokenizer: Any) -> dict[str, xr.Dataset]:
+    """Those of `groups` that go with tokens, with the tokens of their prompts."""
+    described = {
+        name: groups[name].merge(describe_prompts(of_group, tokenizer))
+        for name, of_group in (("positions", prompts), ("attention_rows", prompts[:1]))
+        if name in groups
+    }
+    if "predictions" in groups:
+        described["predictions"] = describe_predictions(groups["predictions"], prompts[0], tokenizer)
+    return described
+
+
+def _made_by(plan: Plan, batch_size: int, grid: ResumableGrid, progress: Progress | None) -> dict[str, xr.Dataset]:
+    """The groups of an experiment, with its parameters. Raises NotFinite where it met such numbers."""
+    parameters = parameter_attributes(plan.experiment.parameters)
+    made = plan.run(batch_size, grid, progress)
+    return {name: group.assign_attrs(parameters | group.attrs) for name, group in made.items()}
 
 
 def _of_experiment(progress: ExperimentProgress | None, name: str) -> Progress | None:

@@ -92,12 +92,8 @@ def observe_batch(
             if measure.name in found.stopped or (own is not None and inputs.layer not in own):
                 continue
             of = common if own is None else _of_heads(whole, own[inputs.layer])
-            fault = next((of.broken[name] for name in measure.reads if name in of.broken), None)
-            if fault is None:
-                named = {**batch.spans, **batch.structure} if measure.segment_kinds else batch.spans
-                spans = {name: mask.to(here) for name, mask in named.items()}
-                statistics = _with_head_numbers(measure.observe(of.inputs, spans), of.heads)
-                fault = fault_in(statistics, measure, of.inputs)
+            statistics, fault = _observe_layer(measure, of, batch)
+            if statistics is not None:
                 parts[measure.name].append(statistics)
             if fault is not None:
                 found.stop(measure.name, fault)
@@ -174,6 +170,17 @@ def _of_heads(whole: AttentionInputs, heads: Sequence[int] | None) -> _Observed:
         return _Observed(whole, None, whole.faults)
     inputs = select_heads(whole, heads)
     return _Observed(inputs, heads, whole.faults if inputs.faults else {})  # else of heads that nobody asked for
+
+
+def _observe_layer(measure: Measure, observed: _Observed, batch: Batch) -> tuple[Statistics | None, str | None]:
+    """Statistics of a measure in one layer, None where what it reads is broken; and what is wrong, None where nothing is."""
+    fault = next((observed.broken[name] for name in measure.reads if name in observed.broken), None)
+    if fault is not None:
+        return None, fault
+    named = {**batch.spans, **batch.structure} if measure.segment_kinds else batch.spans
+    spans = {name: mask.to(observed.inputs.queries.device) for name, mask in named.items()}
+    statistics = _with_head_numbers(measure.observe(observed.inputs, spans), observed.heads)
+    return statistics, fault_in(statistics, measure, observed.inputs)
 
 
 def _with_head_numbers(statistics: Statistics, heads: Sequence[int] | None) -> Statistics:

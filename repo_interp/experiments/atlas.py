@@ -11,13 +11,14 @@ nothing about how scores are computed and what names mean.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 import xarray as xr
+from jaxtyping import Float
 from transformers import PretrainedConfig, PreTrainedModel
 
 from repo_interp.errors import InputError
@@ -104,6 +105,17 @@ def atlas(
     nulls = np.full((len(RULES), asked.twins), np.nan)
     for twin, largest in enumerate(computed.values()):
         nulls[:, twin] = [largest[rule.name] for rule in RULES]
+    attributes = {"twins": asked.twins, "repeated_tokens": asked.half, "prompts": len(asked.prompts)}
+    return _labelled(scores, nulls, schemes, asked).assign_attrs(attributes)
+
+
+def _labelled(
+    scores: Mapping[str, Float[np.ndarray, "layer head"]],
+    nulls: Float[np.ndarray, "label twin"],
+    schemes: Sequence[str],
+    asked: Asked,
+) -> xr.Dataset:
+    """Scores, and the names that they give heads beside the largest scores of twins, with axes, units and long names."""
     limits = {rule.name: null_of(of_rule, asked.quantile) for rule, of_rule in zip(RULES, nulls, strict=True)}
     named = name_heads(scores, schemes, limits)
     thresholds = [
@@ -132,8 +144,7 @@ def atlas(
         "rule": ("label", [rule.words for rule in RULES]),
         "twin": np.arange(asked.seed, asked.seed + asked.twins),
     }
-    attributes = {"twins": asked.twins, "repeated_tokens": asked.half, "prompts": len(asked.prompts)}
-    return xr.Dataset(variables, coordinates).assign_attrs(attributes)
+    return xr.Dataset(variables, coordinates)
 
 
 def _special(config: PretrainedConfig) -> list[int]:

@@ -180,40 +180,14 @@ def _labelled(
     estimates: Float[np.ndarray, "kind screening layer head prompt"],
 ) -> xr.Dataset:
     """Everything with its axes, units and long name; of `by_set` the first set is the most needed heads, the others are controls."""
-    variables: dict[str, tuple] = {}
-    texts = {
-        "log_probability": ("log-probability of the answer, mean over its tokens", "nat"),
-        "logit_difference": ("logit of the answer less that of the strongest other candidate", "logit"),
-        "score": (scoring.metric, scoring.units),
-    }
-    heads, layers = ("kind", "layer", "head"), ("kind", "layer")
-    for place, (name, (text, units)) in enumerate(texts.items()):
-
-        def put(
-            prefix: str, axes: tuple[str, ...], values: np.ndarray, whose: str, place=place, name=name, text=text, units=units
-        ):
-            attributes = {"long_name": f"change of the {text}, {whose}", "units": units}
-            variables[f"{prefix}{name}_change"] = ((*axes, "prompt"), values[..., place, :], attributes)
-
-        variables[f"clean_{name}"] = (("prompt",), clean[place], {"long_name": f"{text}, undisturbed", "units": units})
-        put("", heads, by_head, "positions of one head changed")
-        put("layer_", layers, by_layer, "positions of all heads of a layer changed")
-        put("set_", ("kind",), by_set[:, 0], "positions of the most needed heads changed together")
-        put("control_", ("kind", "draw"), by_set[:, 1:], "positions of as many other heads, drawn at random, changed together")
-    nats = {"units": "nat"}
-    effect, of_layer = by_head[..., 0, :].mean(-1), by_layer[..., 0, :].mean(-1)
-    spread = by_head[..., 0, :].std(-1, ddof=1) if by_head.shape[-1] > 1 else np.full_like(effect, np.nan)
-    of_set = by_set[..., 0, :].mean(-1)
-    change = "mean change of the log-probability of the answer"
     screened = estimates.mean(-1)
+    variables = _changes(scoring, clean, by_head, by_layer, by_set) | _mean_changes(by_head, by_layer, by_set)
     variables |= {
-        "effect": (heads, effect, {"long_name": change, **nats}),
-        "effect_spread": (heads, spread, {"long_name": "standard deviation of the change over prompts", **nats}),
-        "layer_effect": (layers, of_layer, {"long_name": f"{change}, all heads of a layer", **nats}),
-        "interaction": (layers, of_layer - effect.sum(-1), {"long_name": "effect of a layer less the sum of its heads'", **nats}),
-        "set_effect": (("kind",), of_set[:, 0], {"long_name": f"{change}, the most needed heads together", **nats}),
-        "control_effect": (("kind", "draw"), of_set[:, 1:], {"long_name": f"{change}, as many other heads together", **nats}),
-        "in_set": (heads, in_set, {"long_name": "1 for the most needed heads, which are changed together", "units": "1"}),
+        "in_set": (
+            ("kind", "layer", "head"),
+            in_set,
+            {"long_name": "1 for the most needed heads, which are changed together", "units": "1"},
+        ),
         "screened_effect": (
             ("kind", "screening", "layer", "head"),
             screened,
@@ -228,11 +202,62 @@ def _labelled(
     axes = {
         "kind": list(kinds),
         "screening": list(SCREENINGS),
-        "layer": np.arange(effect.shape[1]),
-        "head": np.arange(effect.shape[2]),
+        "layer": np.arange(by_head.shape[1]),
+        "head": np.arange(by_head.shape[2]),
     }
     group = xr.Dataset(variables, coords=axes | {"prompt": np.arange(clean.shape[1])})
     return group.assign_attrs(metric=scoring.metric, higher_is_better=str(scoring.higher_is_better))
+
+
+def _changes(
+    scoring: Scoring,
+    clean: Float[np.ndarray, "reading prompt"],
+    by_head: Float[np.ndarray, "kind layer head reading prompt"],
+    by_layer: Float[np.ndarray, "kind layer reading prompt"],
+    by_set: Float[np.ndarray, "kind draw reading prompt"],
+) -> dict[str, tuple]:
+    """What is read of every prompt undisturbed, and how it changes, by name."""
+    variables: dict[str, tuple] = {}
+    texts = {
+        "log_probability": ("log-probability of the answer, mean over its tokens", "nat"),
+        "logit_difference": ("logit of the answer less that of the strongest other candidate", "logit"),
+        "score": (scoring.metric, scoring.units),
+    }
+    for place, (name, (text, units)) in enumerate(texts.items()):
+
+        def put(
+            prefix: str, axes: tuple[str, ...], values: np.ndarray, whose: str, place=place, name=name, text=text, units=units
+        ):
+            attributes = {"long_name": f"change of the {text}, {whose}", "units": units}
+            variables[f"{prefix}{name}_change"] = ((*axes, "prompt"), values[..., place, :], attributes)
+
+        variables[f"clean_{name}"] = (("prompt",), clean[place], {"long_name": f"{text}, undisturbed", "units": units})
+        put("", ("kind", "layer", "head"), by_head, "positions of one head changed")
+        put("layer_", ("kind", "layer"), by_layer, "positions of all heads of a layer changed")
+        put("set_", ("kind",), by_set[:, 0], "positions of the most needed heads changed together")
+        put("control_", ("kind", "draw"), by_set[:, 1:], "positions of as many other heads, drawn at random, changed together")
+    return variables
+
+
+def _mean_changes(
+    by_head: Float[np.ndarray, "kind layer head reading prompt"],
+    by_layer: Float[np.ndarray, "kind layer reading prompt"],
+    by_set: Float[np.ndarray, "kind draw reading prompt"],
+) -> dict[str, tuple]:
+    """Changes of the log-probability of the answer over prompts, by name."""
+    heads, layers, nats = ("kind", "layer", "head"), ("kind", "layer"), {"units": "nat"}
+    effect, of_layer = by_head[..., 0, :].mean(-1), by_layer[..., 0, :].mean(-1)
+    spread = by_head[..., 0, :].std(-1, ddof=1) if by_head.shape[-1] > 1 else np.full_like(effect, np.nan)
+    of_set = by_set[..., 0, :].mean(-1)
+    change = "mean change of the log-probability of the answer"
+    return {
+        "effect": (heads, effect, {"long_name": change, **nats}),
+        "effect_spread": (heads, spread, {"long_name": "standard deviation of the change over prompts", **nats}),
+        "layer_effect": (layers, of_layer, {"long_name": f"{change}, all heads of a layer", **nats}),
+        "interaction": (layers, of_layer - effect.sum(-1), {"long_name": "effect of a layer less the sum of its heads'", **nats}),
+        "set_effect": (("kind",), of_set[:, 0], {"long_name": f"{change}, the most needed heads together", **nats}),
+        "control_effect": (("kind", "draw"), of_set[:, 1:], {"long_name": f"{change}, as many other heads together", **nats}),
+    }
 
 
 def _rank_correlations(screened: np.ndarray, exact: np.ndarray) -> np.ndarray:

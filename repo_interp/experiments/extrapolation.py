@@ -32,6 +32,7 @@ import numpy as np
 import torch
 import xarray as xr
 from annotated_types import Interval
+from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -94,19 +95,7 @@ def extrapolation(
         kl[row, column] = point["kl"]
         for name, array in values.items():
             array[row, column] = point[name]
-    texts = {
-        "log_perplexity": ("mean of -log p over the judged targets", "nat"),
-        "task_score": (f"{scoring.metric}, mean over prompts", scoring.units),
-        "task_score_error": (f"standard error of {scoring.metric} over prompts", scoring.units),
-    }
-    of_kl = {"long_name": "divergence of attention outputs from those at the training length, mean over heads", "units": "nat"}
-    variables = {
-        name: (("method", "length"), values[name], {"long_name": text, "units": unit}) for name, (text, unit) in texts.items()
-    }
-    group = xr.Dataset(
-        {"kl": (("method", "length", "layer"), kl, of_kl), **variables},
-        coords={"method": list(methods), "length": lengths, "layer": layers},
-    )
+    group = _labelled(scoring, {"method": list(methods), "length": lengths, "layer": layers}, kl, values)
     return with_schemes(group, layout(model)).assign_attrs(
         training_length=training_length,
         judged=judged,
@@ -116,6 +105,25 @@ def extrapolation(
         metric=scoring.metric,
         higher_is_better=str(scoring.higher_is_better),
     )
+
+
+def _labelled(
+    scoring: Scoring,
+    coordinates: Mapping[str, Sequence[Any]],
+    kl: Float[np.ndarray, "method length layer"],
+    values: Mapping[str, Float[np.ndarray, "method length"]],
+) -> xr.Dataset:
+    """The numbers of every method and length with their axes, units and long names."""
+    texts = {
+        "log_perplexity": ("mean of -log p over the judged targets", "nat"),
+        "task_score": (f"{scoring.metric}, mean over prompts", scoring.units),
+        "task_score_error": (f"standard error of {scoring.metric} over prompts", scoring.units),
+    }
+    of_kl = {"long_name": "divergence of attention outputs from those at the training length, mean over heads", "units": "nat"}
+    variables = {
+        name: (("method", "length"), values[name], {"long_name": text, "units": unit}) for name, (text, unit) in texts.items()
+    }
+    return xr.Dataset({"kl": (("method", "length", "layer"), kl, of_kl), **variables}, coords=coordinates)
 
 
 def _reference(

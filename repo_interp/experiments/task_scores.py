@@ -54,42 +54,14 @@ def task_scores(
         raise InputError(
             f"{task.name} is scored by the log perplexity of its text, so nothing is generated; leave the answers out"
         )
-    chosen = list(task.test_sets) if test_sets is None else sets_named(test_sets)
-    longest, left_out = longest_prompt(model), []
-    asked: dict[str, list[Prompt]] = {}
-    for test_set in chosen:
-        of_set = task.prompts(count, seed, test_set)
-        if test_sets is None and longest is not None and max(len(prompt.tokens) for prompt in of_set) > longest:
-            left_out.append(test_set)
-            continue
-        asked[test_set] = of_set
-    answered = _responses(model, task, asked, answers, batch_size, ResumableGrid() if grid is None else grid, progress)
-    scores, log_perplexities, tokens, prompts = [], [], [], []
-    for test_set, of_set in asked.items():
-        responses = answered[test_set]
-        scores.append(np.asarray(task.score(responses, of_set), dtype=np.float64))
-        log_perplexities.append(-np.mean([value for response in responses for value in response.log_probabilities or (np.nan,)]))
-        tokens.append(max(len(prompt.tokens) for prompt in of_set))
-        prompts += of_set
-    chosen = list(asked)
-    if not chosen:
+    sets = list(task.test_sets) if test_sets is None else sets_named(test_sets)
+    longest = longest_prompt(model)
+    asked = {test_set: task.prompts(count, seed, test_set) for test_set in sets}
+    if test_sets is None and longest is not None:
+        asked = {test_set: prompts for test_set, prompts in asked.items() if _longest(prompts) <= longest}
+    if not asked:
         raise InputError(f"every prompt of {task.name} is longer than the {longest} tokens that the model's learned table has")
-    by_prompt = np.stack(scores)
-    deviation = by_prompt.std(axis=1, ddof=1) if count > 1 else np.full(len(chosen), np.nan)
-    variables = {
-        "score": _described(("test_set", "prompt"), by_prompt, f"{task.metric} of every prompt", task.units),
-        "mean_score": _described(("test_set",), by_prompt.mean(axis=1), f"{task.metric}, mean over prompts", task.units),
-        "standard_error": _described(("test_set",), deviation / np.sqrt(count), "standard error of the mean score", task.units),
-        "tokens": _described(("test_set",), np.array(tokens), "tokens of the longest prompt", "tokens"),
-    }
-    if answers == "forced":
-        variables["log_perplexity"] = _described(
-            ("test_set",), np.array(log_perplexities), "mean of -log p over all targets", "nat"
-        )
-    result = xr.Dataset(variables, coords={"test_set": chosen, "prompt": np.arange(count)})
-    mapped = score_map(prompts, by_prompt.ravel(), task.axes)
-    if mapped is not None:
-        result["score_map"] = mapped.assign_attrs(long_name=f"{task.metric} by {' and '.join(task.axes)}", units=task.units)
+    answered = _responses(model, task, asked, answers, batch_size, ResumableGrid() if grid is None else grid, progress)
     options = {f"task_{name}": value if isinstance(value, str) else repr(value) for name, value in task.options().items()}
     attributes: dict[str, Any] = {
         "task": task.name,
@@ -98,9 +70,43 @@ def task_scores(
         "count": count,
         "seed": seed,
         "answers": answers,
-        "left_out": left_out,
+        "left_out": [test_set for test_set in sets if test_set not in asked],
     }
-    return result.assign_attrs(attributes | options | {"higher_is_better": str(task.higher_is_better)})
+    attributes |= options | {"higher_is_better": str(task.higher_is_better)}
+    return _scored(task, asked, answered, answers).assign_attrs(attributes)
+
+
+def _scored(
+    task: Task, asked: Mapping[str, Sequence[Prompt]], answered: Mapping[str, Sequence[Response]], answers: str
+) -> xr.Dataset:
+    """Scores of the responses to as many prompts of every test set, labelled."""
+    by_prompt = np.stack([np.asarray(task.score(answered[test_set], asked[test_set]), dtype=np.float64) for test_set in asked])
+    count = by_prompt.shape[1]
+    deviation = by_prompt.std(axis=1, ddof=1) if count > 1 else np.full(len(asked), np.nan)
+    tokens = np.array([_longest(prompts) for prompts in asked.values()])
+    variables = {
+        "score": _described(("test_set", "prompt"), by_prompt, f"{task.metric} of every prompt", task.units),
+        "mean_score": _described(("test_set",), by_prompt.mean(axis=1), f"{task.metric}, mean over prompts", task.units),
+        "standard_error": _described(("test_set",), deviation / np.sqrt(count), "standard error of the mean score", task.units),
+        "tokens": _described(("test_set",), tokens, "tokens of the longest prompt", "tokens"),
+    }
+    if answers == "forced":
+        mean = np.array([_log_perplexity(responses) for responses in answered.values()])
+        variables["log_perplexity"] = _described(("test_set",), mean, "mean of -log p over all targets", "nat")
+    result = xr.Dataset(variables, coords={"test_set": list(asked), "prompt": np.arange(count)})
+    mapped = score_map([prompt for prompts in asked.values() for prompt in prompts], by_prompt.ravel(), task.axes)
+    if mapped is not None:
+        result["score_map"] = mapped.assign_attrs(long_name=f"{task.metric} by {' and '.join(task.axes)}", units=task.units)
+    return result
+
+
+def _longest(prompts: Sequence[Prompt]) -> int:
+    return max(len(prompt.tokens) for prompt in prompts)
+
+
+def _log_perplexity(responses: Sequence[Response]) -> float:
+    """Mean of -log p over all targets; NaN where one response has none."""
+    return -float(np.mean([value for response in responses for value in response.log_probabilities or (np.nan,)]))
 
 
 def sets_named(test_sets: Sequence[str | int] | str | int) -> list[str]:
@@ -172,8 +178,7 @@ def _respond(
     except InputError:
         raise
     except ValueError as error:
-        longest = max(len(prompt.tokens) for prompt in some)
-        raise InputError(f"the model cannot take prompts of {longest} tokens of task {task.name}: {error}") from None
+        raise InputError(f"the model cannot take prompts of {_longest(some)} tokens of task {task.name}: {error}") from None
     return {
         "tokens": [response.tokens for response in responses],
         "log_probabilities": [response.log_probabilities for response in responses],

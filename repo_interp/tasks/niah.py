@@ -106,10 +106,8 @@ def niah(
     _one_of("answer", answer, {"reference": None, "none": None})
     if count < 1:
         raise InputError(f"wanted at least one prompt, got {count}; ask for 1 or more")
-    if depth is not None and not 0 <= depth <= 100:
-        raise InputError(f"wanted a depth of 0 to 100 percent, got {depth}")
-    if depth is not None and chosen.values * chosen.queries > 1:
-        raise InputError(f"{variant} asks for several needles, which have no one depth; leave the depth out")
+    if depth is not None:
+        _require_depth(depth, variant)
     encode("One word.", tokenizer)
     text = essay_text(essay) if chosen.haystack == "essay" else None
     prompts = []
@@ -117,16 +115,7 @@ def niah(
         rng = random.Random(f"{variant}/{seed}/{index}")
         question = draw_question(rng, chosen.key_type, chosen.value_type, chosen.keys, chosen.values, chosen.queries)
         haystack = HAYSTACKS[chosen.haystack](question, rng.randrange(2**32), depth, text)
-
-        def tokens(size: int, question: Question = question, haystack: Haystack = haystack) -> int:
-            return count_tokens(_write(question, haystack, size, spoken)[0].text, tokenizer)
-
-        size = largest_size(tokens, length - RESERVE)
-        if not size:
-            raise InputError(
-                f"a {variant} prompt takes at least {tokens(1) + RESERVE} tokens with this tokenizer, "
-                f"{RESERVE} of them for the answer; got a length of {length}, ask for more"
-            )
+        size = _fitting_size(question, haystack, variant, spoken, length, tokenizer)
         marked, depths = _write(question, haystack, size, spoken)
         if answer == "reference":
             marked.add(" " + joined(question.references), GENERATED)
@@ -174,6 +163,30 @@ def _one_of(what: str, name: str, known: dict):
     if name not in known:
         raise InputError(f"wanted one of {', '.join(known)} as the {what}, got {name!r}")
     return known[name]
+
+
+def _require_depth(depth: float, variant: str) -> None:
+    if not 0 <= depth <= 100:
+        raise InputError(f"wanted a depth of 0 to 100 percent, got {depth}")
+    if VARIANTS[variant].values * VARIANTS[variant].queries > 1:
+        raise InputError(f"{variant} asks for several needles, which have no one depth; leave the depth out")
+
+
+def _fitting_size(
+    question: Question, haystack: Haystack, variant: str, dialect: Dialect, length: int, tokenizer: PreTrainedTokenizerBase
+) -> int:
+    """The largest haystack with which the prompt and its answer have at most `length` tokens."""
+
+    def tokens(size: int) -> int:
+        return count_tokens(_write(question, haystack, size, dialect)[0].text, tokenizer)
+
+    size = largest_size(tokens, length - RESERVE)
+    if not size:
+        raise InputError(
+            f"a {variant} prompt takes at least {tokens(1) + RESERVE} tokens with this tokenizer, "
+            f"{RESERVE} of them for the answer; got a length of {length}, ask for more"
+        )
+    return size
 
 
 def _prefix(question: Question, dialect: Dialect) -> str:
