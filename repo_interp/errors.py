@@ -9,6 +9,9 @@ Whatever else is raised is a mistake of ours, or of another package.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
 _LONGEST = 1000
 """Characters of a line."""
 
@@ -26,6 +29,24 @@ class Taken(InputError):
 
 class NotFinite(InputError):
     """Numbers that are NaN or infinite, where finite ones were to be measured."""
+
+
+class NotFinitePrediction(NotFinite):
+    """What a model predicts for a prompt is NaN or infinite."""
+
+    def __init__(self, prompt: int, among: str = "") -> None:
+        """`prompt`: its number; `among`: which prompts are numbered, where it does not go without saying."""
+        super().__init__(f"the model's predictions for prompt {prompt}{f' of {among}' if among else ''} are NaN or infinite")
+        self.prompt = prompt
+
+
+@contextmanager
+def numbered(numbers: Sequence[int], among: str = "") -> Iterator[None]:
+    """While the context lasts, prompts are called by `numbers` in place of their places among those that a function was given."""
+    try:
+        yield
+    except NotFinitePrediction as found:
+        raise NotFinitePrediction(numbers[found.prompt], among) from None
 
 
 def one_line(text: object, longest: int = 300) -> str:

@@ -137,6 +137,13 @@ def test_a_pass_that_ends_in_such_numbers_is_noted_and_its_answers_are_refused(m
             respond(model, scoring, PROMPTS)
 
 
+def test_a_prompt_is_called_by_its_own_number_whatever_batch_it_is_in(model):
+    """Found: its place within the batch was named."""
+    spoil(model, 2, 1, 13, float("nan"), len(PROMPTS[1].tokens))
+    run = ri.analyze(model, PROMPTS, ("positions",), experiments=("perturbation",))
+    assert run.attrs["stopped"] == "perturbation: the model's predictions for prompt 1 are NaN or infinite"
+
+
 def test_rounded_positions_are_warned_about_and_noted(model):
     with pytest.warns(RoundedPositions, match="positions are rounded in bfloat16; measure them in float32") as warned:
         run = ri.analyze(model.bfloat16(), PROMPTS, ("positions",))

@@ -36,7 +36,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, numbered
 from repo_interp.experiments.experiment import Experiment, Plan, Progress, side_by_side
 from repo_interp.experiments.gaussians import VectorSums, gaussian_divergence, principal_plane, vector_sums
 from repo_interp.experiments.prompt_sets import LEAST, prompts_by_length
@@ -173,9 +173,11 @@ def _gaussians(
     responses = []
     with context, attention_outputs(model, receive):
         for start in range(0, len(prompts), batch_size):
-            some = sorted(prompts[start : start + batch_size], key=lambda prompt: len(prompt.tokens))
+            numbers = sorted(range(start, min(start + batch_size, len(prompts))), key=lambda number: len(prompts[number].tokens))
+            some = [prompts[number] for number in numbers]
             counts[:] = [len(prompt.tokens) for prompt in some]
-            responses += list(zip(some, forced_responses(model, scoring, some, len(some)), strict=True))
+            with numbered(numbers):
+                responses += list(zip(some, forced_responses(model, scoring, some, len(some)), strict=True))
     asked, answered = (list(part) for part in zip(*responses, strict=True))
     negative_log_likelihoods = [
         -value

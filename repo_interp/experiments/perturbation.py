@@ -40,7 +40,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, numbered
 from repo_interp.experiments.experiment import Experiment, Plan, Progress, require_targets, side_by_side
 from repo_interp.experiments.resumable_grid import ResumableGrid
 from repo_interp.models.interventions import Shift, exchanged_keys, moved_keys
@@ -223,7 +223,7 @@ def _measure(
     for start in range(0, len(order), batch_size):
         numbers = order[start : start + batch_size]
         some, context, moved = disturbed(model, [prompts[number] for number in numbers], numbers, point)
-        with context:
+        with context, numbered(numbers):
             answers = forced_responses(model, scoring, some, len(some))
         for number, prompt, answer, moves in zip(numbers, some, answers, moved, strict=True):
             responses[number], changed[number] = answer, prompt

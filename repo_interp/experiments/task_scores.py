@@ -17,7 +17,7 @@ import numpy as np
 import xarray as xr
 from transformers import PreTrainedModel
 
-from repo_interp.errors import InputError, NotFinite
+from repo_interp.errors import InputError, numbered
 from repo_interp.experiments.resumable_grid import ResumableGrid
 from repo_interp.models.reposition import longest_prompt
 from repo_interp.side_by_side import BatchSize, batches
@@ -172,9 +172,8 @@ def _respond(
     """Tokens, and log-probabilities where they are known, of the responses to some of `prompts` in one pass."""
     make, some = forced_responses if answers == "forced" else generated_responses, [prompts[number] for number in numbers]
     try:
-        responses = make(model, task, some, len(some))
-    except NotFinite:
-        raise NotFinite(f"the model's predictions for prompts of test set {test_set} are NaN or infinite") from None
+        with numbered(numbers, f"test set {test_set}"):
+            responses = make(model, task, some, len(some))
     except InputError:
         raise
     except ValueError as error:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from repo_interp.errors import NotFinite
+from repo_interp.errors import NotFinitePrediction
 from repo_interp.side_by_side import BatchSize, batches
 
 
@@ -57,7 +57,7 @@ def _continue_batch(model: PreTrainedModel, prompts: Sequence[Sequence[int]], co
         logits = output.logits[:, -1]
         if not bool(torch.isfinite(logits.sum())) and not bool(torch.isfinite(logits).all()):
             row = int((~torch.isfinite(logits).all(-1)).nonzero()[0])
-            raise NotFinite(f"the model's predictions for prompt {numbers[row]} are NaN or infinite")
+            raise NotFinitePrediction(numbers[row])
         tokens = logits.argmax(-1, keepdim=True)
         continued[:, step] = tokens[:, 0]
         valid = torch.cat((valid, torch.ones_like(valid[:, :1])), dim=1)

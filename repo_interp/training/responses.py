@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from repo_interp.errors import InputError, NotFinite
+from repo_interp.errors import InputError, NotFinitePrediction
 from repo_interp.models.capture import next_token_logits
 from repo_interp.models.generation import continue_greedily
 from repo_interp.side_by_side import BatchSize, batches
@@ -92,12 +92,12 @@ def _parts(question: Question, size: int) -> Iterator[Question]:
 
 
 def _require_finite(logits: Float[Tensor, "target token_id"], numbers: Sequence[int]) -> None:
-    """Raise NotFinite where the logits of a target are NaN or infinite; `numbers`: the prompt of each."""
+    """Raise NotFinitePrediction where the logits of a target are NaN or infinite; `numbers`: the prompt of each."""
     if bool(torch.isfinite(logits.sum())):
         return
     for number, is_finite in zip(numbers, torch.isfinite(logits).all(-1).tolist(), strict=True):
         if not is_finite:
-            raise NotFinite(f"the model's predictions for prompt {number} are NaN or infinite")
+            raise NotFinitePrediction(number)
 
 
 def generated_responses(
