@@ -138,8 +138,8 @@ def test_a_pass_that_ends_in_such_numbers_is_noted_and_its_answers_are_refused(m
 
 
 def test_a_prompt_is_called_by_its_own_number_whatever_batch_it_is_in(model):
-    """Found: its place within the batch was named."""
-    spoil(model, 2, 1, 13, float("nan"), len(PROMPTS[1].tokens))
+    """Found: its place within the batch was named; the experiment puts both side by side, the shorter one first."""
+    spoil(model, 2, 1, 13, float("nan"), len(PROMPTS[0].tokens))
     run = ri.analyze(model, PROMPTS, ("positions",), experiments=("perturbation",))
     assert run.attrs["stopped"] == "perturbation: the model's predictions for prompt 1 are NaN or infinite"
 
