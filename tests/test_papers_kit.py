@@ -345,8 +345,8 @@ def test_a_new_claim_is_on_every_page_by_its_experiment_alone(tmp_path):
 
 
 def test_a_claim_stands_where_it_holds_on_all_that_it_speaks_of_and_beyond_its_null():
-    claim = Claim("X1", "a statement", "nowhere", "0.9", SHARE, also=("beyond twins",))
-    null = Claim("X1", "more than twins", "nowhere", "none", SHARE, "beyond twins")
+    claim = Claim("X1", "a statement", "nowhere", "0.9", SHARE, "wording", also=("wording, beyond twins",))
+    null = Claim("X1", "more than twins", "nowhere", "none", SHARE, "wording, beyond twins")
     several = Claim("X2", "on both", "nowhere", "0.9", SHARE, about_each=True)
     mine = paper(claims=(claim, null, several))
 

@@ -70,7 +70,12 @@ def standing(rows_of: Callable[[Claim], Sequence[Mapping[str, str]]], paper: Pap
         by_chance = all(row["note"].endswith(BY_CHANCE) for row in judged)
         return Standing(IN_PART, f"in {held} of {len(judged)}") if held else Standing(FAILS, BY_CHANCE if by_chance else "")
     further = [each for each in paper.claims if each.id == claim.id and each.part in claim.also]
-    lacking = [each.part for each in further if standing(rows_of, paper, each).outcome in (FAILS, IN_PART)]
+    own = claim.part.split(", ")
+    lacking = [
+        ", ".join(word for word in each.part.split(", ") if word not in own)
+        for each in further
+        if standing(rows_of, paper, each).outcome in (FAILS, IN_PART)
+    ]
     return Standing(AS_WORDED, f"not {', nor '.join(lacking)}") if lacking else Standing(HOLDS)
 
 
