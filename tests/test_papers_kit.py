@@ -45,7 +45,7 @@ from repo_interp.papers.kit.differences import (
 )
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, Paper, run, without_checkpoints
 from repo_interp.papers.kit.gallery import NOT_YET, claim_rows, number_rows, page_above, tally, write_gallery
-from repo_interp.papers.kit.outcomes import AS_WORDED, IN_PART, primary_rows, standing
+from repo_interp.papers.kit.outcomes import AS_WORDED, IN_PART, Standing, in_one_paragraph, primary_rows, standing
 from repo_interp.papers.kit.own_subjects import OwnSubject, in_words
 from repo_interp.papers.kit.rules import (
     Above,
@@ -366,6 +366,20 @@ def test_a_claim_stands_where_it_holds_on_all_that_it_speaks_of_and_beyond_its_n
     assert stands(claim, Verdict(claim, "a", FAILS, "x", 0.1, note=f"p; {BY_CHANCE}")) == (FAILS, BY_CHANCE)
     assert stands(claim, Verdict(claim, "a", UNMEASURED, "", note="too short")) == (UNMEASURED, "too short")
     assert stands(several) == (NOT_YET, "")
+
+
+def test_what_became_of_all_claims_is_one_paragraph():
+    one, other, third, last = (Claim(name, "a statement", "nowhere", "0.9", SHARE) for name in ("X1", "X2", "Y1", "Y2"))
+    found = {
+        one: Standing(HOLDS),
+        other: Standing(HOLDS),
+        third: Standing(AS_WORDED, "not beyond twins"),
+        last: Standing(NOT_YET),
+    }
+    assert in_one_paragraph(found) == (
+        "Of 3 claims, parts counted apart, 2 stand: X1, X2. 1 holds as its paper puts it and no further: Y1 - not beyond twins."
+    )
+    assert in_one_paragraph({last: Standing(NOT_YET)}) == ""
 
 
 def test_a_claim_that_fails_for_its_errors_alone_says_so():

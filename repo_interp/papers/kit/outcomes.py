@@ -98,6 +98,31 @@ def primary_rows(verdicts: Sequence[Mapping[str, str]], paper: Paper, claim: Cla
     return [row for row in rows if row["checkpoint"] in chosen] or rows
 
 
+_IN_SENTENCES = {
+    HOLDS: ("stands", "stand"),
+    IN_PART: ("stands in part", "stand in part"),
+    AS_WORDED: ("holds as its paper puts it and no further", "hold as their papers put them and no further"),
+    FAILS: ("does not stand", "do not stand"),
+    UNMEASURED: ("cannot be told here", "cannot be told here"),
+}
+
+
+def in_one_paragraph(standings: Mapping[Claim, Standing]) -> str:
+    """How many of the claims came out how, which ones, and what is lacking or why nothing can be told, as sentences."""
+    sentences = []
+    for outcome, words in _IN_SENTENCES.items():
+        labels: dict[str, list[str]] = {}
+        for claim, own in standings.items():
+            if own.outcome == outcome:
+                labels.setdefault("" if outcome in (HOLDS, IN_PART) else own.why, []).append(claim.label)
+        if labels:
+            count = sum(map(len, labels.values()))
+            listed = "; ".join(f"{', '.join(some)}{f' - {why}' if why else ''}" for why, some in labels.items())
+            sentences.append(f"{count} {words[count > 1]}: {listed}.")
+    known = sum(own.outcome in _IN_SENTENCES for own in standings.values())
+    return f"Of {known} claims, parts counted apart, {' '.join(sentences)}" if sentences else ""
+
+
 @dataclass(frozen=True)
 class Told:
     """A claim with what became of it, in words."""
