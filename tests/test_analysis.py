@@ -19,6 +19,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import repo_interp as ri
 from repo_interp.cli import main
+from repo_interp.experiments.resumable_grid import OtherQuestion
 
 ANALYSIS = np.load(OFFICIAL / "expected_analysis.npz")
 
@@ -331,9 +332,40 @@ def test_batches_that_wait_are_written_when_an_analysis_is_interrupted(tmp_path)
     assert not store.exists()
 
 
+def test_what_a_measure_cannot_see_is_refused():
+    """Found: inside LM-Infinite the mass of the unmasked attention was returned; and masks of layers were read as 0 and 1."""
+    bridge = ri.zoo("niah/rope")
+    prompts = ri.tasks.make_task("niah").prompts(1)
+    with ri.interventions.lm_infinite(bridge, 16, 2):
+        with pytest.raises(ri.InputError, match="layer 0 attends otherwise while an intervention lasts"):
+            ri.analyze(bridge, prompts, ("attention_mass",))
+        assert "positions" in ri.analyze(bridge, prompts, ("positions",)).children
+    assert "attention_mass" in ri.analyze(bridge, prompts, ("attention_mass",)).children
+    for chosen in ({"layers": [True, False]}, {"heads": [np.True_, np.False_]}):
+        with pytest.raises(ri.InputError, match="wanted whole numbers"):
+            ri.analyze(bridge, prompts, ("positions",), **chosen)
+
+
+def test_what_is_kept_of_a_model_is_not_used_of_a_changed_one(tmp_path):
+    """Found: batches from before an intervention and from within it stood in one run."""
+    bridge, prompts = ri.zoo("niah/repo"), ri.tasks.make_task("niah").prompts(3)
+    whole = ri.analyze(bridge, prompts, ("positions",))
+
+    def stop(done: int, total: int) -> None:
+        if done > 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ri.analyze(bridge, prompts, ("positions",), store=tmp_path / "s", progress=stop)
+    with ri.interventions.linearised(bridge):
+        with pytest.warns(OtherQuestion, match="another question"):
+            changed = ri.analyze(bridge, prompts, ("positions",), store=tmp_path / "s")
+        xr.testing.assert_identical(changed["positions"], ri.analyze(bridge, prompts, ("positions",))["positions"])
+    assert not changed["positions"].equals(whole["positions"])
+
+
 def test_a_store_of_another_analysis_is_not_used(tmp_path):
     from repo_interp.analysis.batches import BatchStore
-    from repo_interp.experiments.resumable_grid import OtherQuestion
     from repo_interp.measures.statistics import Statistics
 
     statistics = {"m": Statistics(sums=xr.Dataset({"s": ("layer", [1.0])}, {"layer": [0]}))}

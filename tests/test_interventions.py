@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 
+import numpy as np
 import pytest
 import torch
 from families import tiny
@@ -414,3 +415,17 @@ def test_masks_and_other_things_that_are_no_indices_are_refused(repo, tokens):
     """A mask of truth values would be read as the tokens 0 and 1."""
     with pytest.raises(InputError, match="tokens are indices from 0"), iv.shifted(repo, 1.0, tokens=tokens):
         logits(repo)
+
+
+def test_layers_and_heads_are_whole_numbers_numpys_too():
+    """Found: (2.7, 0.9) was layer 2, head 0; a numpy layer 0 was no layer, and another one a traceback."""
+    bridge = ri.zoo("niah/repo")
+    for wrong in ({"heads": [(2.7, 0)]}, {"heads": [(2, True)]}, {"heads": ["20"]}, {"layer": 1.0}, {"layer": [False]}):
+        with (
+            pytest.raises(InputError, match=r"is a whole number from 0; got|heads are \(layer, head\) pairs"),
+            iv.frozen(bridge, **wrong),
+        ):
+            pass
+    for layer in (np.int64(0), np.int64(2), torch.tensor(1), np.arange(2)):
+        with iv.frozen(bridge, layer=layer):
+            pass

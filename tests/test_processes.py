@@ -119,7 +119,8 @@ def test_resume_goes_on_draws_and_leaves_alone_what_is_finished(tmp_path, capsys
         assert told in capsys.readouterr().err
     finished = contents(out)
     assert main([*command, "--resume"]) == 0
-    assert "is finished" in " ".join(capsys.readouterr().out.split()) and contents(out) == finished
+    said = " ".join(capsys.readouterr().out.split())
+    assert "is finished: scores of " in said and "another question needs another --out" in said and contents(out) == finished
     (out / "report.html").unlink()
     assert stage(out) == "measured"
     assert main([*command, "--resume"]) == 0

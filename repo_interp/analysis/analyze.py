@@ -21,12 +21,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import xarray as xr
 from torch import nn
 
 from repo_interp.analysis.atlas import GROUP, joined
 from repo_interp.analysis.batches import BatchStore, describe_predictions, describe_prompts, make_batches, structure_for
 from repo_interp.analysis.coercion import Prompts, as_prompts
+from repo_interp.analysis.computed import computed
 from repo_interp.analysis.finite import Faults
 from repo_interp.analysis.notes import RoundedPositions, notes_on, rounded_positions
 from repo_interp.analysis.observed import ObservedBatches, Progress, kept
@@ -90,7 +92,8 @@ def analyze(
     structure = structure_for(prompts, chosen, tokenizer_of(bridge))
     size = batch_limit(bridge, batch_size)
     batches = make_batches(prompts, size, next(bridge.parameters()).device, structure) if chosen else []
-    batch_store = BatchStore(store, _fingerprint(bridge, prompts, chosen, layers, heads, size, structure, plans, task))
+    asked = (prompts, chosen, layers, heads, size, structure, plans, task)
+    batch_store = BatchStore(store, "" if store is None else _fingerprint(bridge, *asked))
     notes, side_by_side = notes_on(bridge, prompts, chosen), batch_size if isinstance(batch_size, int) else 1
     if (rounded := rounded_positions(bridge)) is not None:
         warnings.warn(rounded, RoundedPositions, stacklevel=2)
@@ -160,6 +163,13 @@ def require_measurable(
 
     Raises InputError where prompts, layers or heads do not fit the model or the measures.
     """
+    changed = [attention.layer_idx for attention in attentions(bridge) if not attention.attends_as_built]
+    blind = [each.name for each in measures if {"queries", "keys"} & set(each.reads) and not each.reads_predictions]
+    if changed and blind:
+        raise InputError(
+            f"layer {changed[0]} attends otherwise while an intervention lasts (LM-Infinite), which {blind[0]} cannot see; measure outside "
+            "of it, or read blocks.N.attn.hook_pattern under run_with_cache"
+        )
     layers = _within(layers, len(layout(bridge)), "layer")
     heads = None if heads is None else _within(heads, next(attentions(bridge)).config.num_attention_heads, "head")
     for measure in measures:
@@ -219,6 +229,8 @@ def _within(chosen: Sequence[int] | None, count: int, what: str) -> list[int]:
     if chosen is None:
         return list(range(count))
     try:
+        if any(isinstance(number, bool | np.bool_) for number in chosen):
+            raise TypeError("a mask")
         chosen = [operator.index(number) for number in chosen]
     except TypeError:
         raise InputError(f"{what} {chosen!r} was asked for; wanted whole numbers from 0 to {count - 1}") from None
@@ -284,5 +296,6 @@ def _fingerprint(
         "structure": structure,
         "experiments": {plan.experiment.name: dict(plan.experiment.parameters) for plan in plans},
         "task": None if task is None else {"name": task.name, **task.options()},
+        "computes": computed(bridge, prompts[0]),
     }
     return hashlib.sha256(json.dumps(decisive, sort_keys=True, default=str).encode()).hexdigest()

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 import xarray as xr
 from torch import nn
 
+from repo_interp.analysis.computed import computed
 from repo_interp.analysis.notes import notes_on
 from repo_interp.analysis.room import batch_limit, require_memory_for_pass
 from repo_interp.errors import InputError
@@ -28,7 +28,6 @@ from repo_interp.experiments.generated_scores import needle_scores, question_sco
 from repo_interp.experiments.resumable_grid import ResumableGrid, belonging_to
 from repo_interp.experiments.task_scores import sets_named, task_scores
 from repo_interp.models.bridge import model_of, tokenizer_of
-from repo_interp.models.capture import decode
 from repo_interp.models.provenance import identity, length_trained, loaded_from
 from repo_interp.models.reposition import attentions
 from repo_interp.processes import from_first
@@ -171,22 +170,11 @@ def _grid(
         return ResumableGrid()
 
     def directory() -> Path:
-        model = {**identity(bridge), "computes": _computed(bridge, prompts[0]), "versions": versions()}
+        model = {**identity(bridge), "computes": computed(bridge, prompts[0]), "versions": versions()}
         decisive = json.dumps({"model": model, **asked}, sort_keys=True, default=str)
         return belonging_to(hashlib.sha256(decisive.encode()).hexdigest(), Path(store))
 
     return ResumableGrid(from_first(directory), every)
-
-
-def _computed(bridge: nn.Module, prompt: Prompt) -> list[float]:
-    """What a model makes of `prompt`, with the hooks and weights that it has now: no name says that an intervention is under way.
-
-    The last hidden states, mean over tokens, in hundredths of the largest: coarse, so that another number of threads gives the same.
-    """
-    tokens = torch.tensor([prompt.tokens], device=next(bridge.parameters()).device)
-    with torch.inference_mode():
-        mean = decode(bridge, tokens, torch.ones_like(tokens, dtype=torch.bool)).float().mean((0, 1))
-    return (100 * mean / mean.abs().max()).round().tolist()
 
 
 def _tokenizer(bridge: Any) -> Any:

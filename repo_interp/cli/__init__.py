@@ -33,6 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parsed = _parser(given).parse_args(given)
     except _WrongUsage as error:
         return _said(error.command, str(error), 2)
+    except KeyboardInterrupt:  # while what the commands are made of is imported
+        return _said("repo-interp", "interrupted", 130)
     # Libraries must neither look for a network nor talk over our progress bars; a hub id still goes to the hub.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import xarray as xr
+
     from repo_interp.analysis.publication import Published, Results
     from repo_interp.cli.console import Console
 
@@ -45,11 +47,20 @@ def gone_on_with(console: Console, arguments: argparse.Namespace, checkpoint: st
     if reached == "finished":
         from repo_interp.cli.console import plain
 
-        console.print(f"{plain(out)} is finished", highlight=False)
+        console.print(f"{plain(out)} is finished: {_held(read_run(out))}; another question needs another --out", highlight=False)
         return 0
     with processes.alone(), claimed(out, out.name, overwrite=True) as results:
         published = results.draw(read_run(results.data_file), write_report)
     return print_results(console, results, published)
+
+
+def _held(run: xr.DataTree) -> str:
+    """What a finished run was asked, in words."""
+    if "scores" in run.children:
+        scores = run["scores"].to_dataset()
+        sets = ", ".join(map(str, scores["test_set"].values))
+        return f"scores of {scores.sizes['prompt']} prompts of {sets}, scaling {run.attrs.get('scaling', 'none')}"
+    return f"{run.attrs['prompts']} prompts, {', '.join(run.children)}"
 
 
 def _require_same(out: Path, checkpoint: str, makes_scores: bool) -> None:

@@ -223,6 +223,11 @@ class RepositionedAttention(nn.Module):
             keys = turn(keys, expand_heads(cosines, keys.shape[1]), expand_heads(sines, keys.shape[1]))
         return self.sites.rotated_queries(queries), self.sites.rotated_keys(keys)
 
+    @property
+    def attends_as_built(self) -> bool:
+        """Whether `attend` is this class's: False while an intervention stands in its place."""
+        return "attend" not in vars(self)
+
     def attend(
         self,
         queries: Tensor,

@@ -23,10 +23,18 @@ _MODES = {
     "continuous": "continuous",
     "multihead_continuous": "multihead_continuous",
 }
+_KEYS = (
+    "dynamic_pe_mode",
+    *(f"{spelling}_pe_{key}" for spelling in ("dynmaic", "dynamic") for key in ("start_layer", "layer_ids")),
+    *("dynamic_pe_init_pdrop", "dynamic_pe_dropout_anneal_step"),  # of training alone
+)
 
 
 def released_layout(pe_config: Mapping[str, Any], layers: int) -> tuple[str, ...]:
-    """The scheme of every layer. Raises InputError for unknown modes, layers that the model lacks, and spellings that disagree."""
+    """The scheme of every layer. Raises InputError for unknown keys and modes, layers that the model lacks, and spellings that disagree."""
+    unknown = [key for key in pe_config if key.startswith(("dyn", "pe_")) and key not in _KEYS]  # others are not about positions
+    if unknown:
+        raise InputError(f"pe_config has {unknown[0]!r}, which the released format does not have; it has {', '.join(_KEYS)}")
     mode = pe_config.get("dynamic_pe_mode", "none")
     if mode not in _MODES:
         raise InputError(f"pe_config has dynamic_pe_mode {mode!r}; known are {', '.join(_MODES)}")

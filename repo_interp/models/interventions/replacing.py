@@ -179,8 +179,8 @@ def _chosen_heads(model: nn.Module, heads: Heads, layer: Layers) -> dict[int, fr
         return dict.fromkeys(layers, frozenset(range(count)))
     chosen: dict[int, frozenset[int]] = {}
     if heads is None:
-        layers = [layer] if isinstance(layer, int) else list(layer or ())
-        chosen = dict.fromkeys(layers, frozenset(range(count)))
+        named: Any = [layer] if np.ndim(layer) == 0 else layer  # pyright: ignore[reportArgumentType, reportCallIssue]
+        chosen = dict.fromkeys((_number(each, "a layer") for each in named), frozenset(range(count)))
     else:
         for each in _pairs(heads):
             if not 0 <= each[1] < count:
@@ -201,7 +201,14 @@ def _pairs(heads: Any) -> list[tuple[int, int]]:
     pairs = [heads] if isinstance(heads, tuple) and len(heads) == 2 and not hasattr(heads[0], "__len__") else list(heads)
     if not all(hasattr(pair, "__len__") and len(pair) == 2 for pair in pairs):
         raise InputError(f"heads are (layer, head) pairs, such as [(2, 0), (2, 3)]; got {heads!r}")
-    return [(int(layer), int(head)) for layer, head in pairs]
+    return [(_number(layer, "a layer"), _number(head, "a head")) for layer, head in pairs]
+
+
+def _number(value: Any, what: str) -> int:
+    """A whole number as Python's own; numpy's and torch's are numbers too, truth values and fractions are not."""
+    if isinstance(value, bool | np.bool_) or not hasattr(value, "__index__"):
+        raise InputError(f"{what} is a whole number from 0; got {value!r}")
+    return int(value)
 
 
 def token_table(tokens: Any) -> Bool[Tensor, "prompt token"]:
