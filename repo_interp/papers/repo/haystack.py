@@ -88,7 +88,7 @@ def _at_training_length(own: Searched, rope: Searched, without: WithoutPositions
     text = f"above by {difference.margin:+.3f} (standard error {difference.standard_error:.2g} over {difference.over})"
     without_it = "holds" if difference.exceeds() else "does not hold"
     full = (
-        f"{mine.mean:.3f} and {rope.name} {theirs.mean:.3f}: RoPE finds nearly all of them, so nothing can be above it (without this "
+        f"RoPE finds nearly all of them, so nothing can be above it: {mine.mean:.3f} and {rope.name} {theirs.mean:.3f} (without this "
         f"condition it {without_it})"
     )
     has_room = ROOM.holds(values)
@@ -126,7 +126,7 @@ def _longer(own: Searched, rope: Searched, without: WithoutPositions) -> Evidenc
         f"{difference.standard_error:.2g})"
         for length, difference in differences.items()
     )
-    full = f"{mine.mean:.3f} and {rope.name} {theirs.mean:.3f}: RoPE finds nearly all of them, so nothing can be above it; {bare}"
+    full = f"RoPE finds nearly all of them, so nothing can be above it: {mine.mean:.3f} and {rope.name} {theirs.mean:.3f}; {bare}"
     return Evidence(
         R9_LONGER,
         own.name,
