@@ -123,7 +123,7 @@ def heads_ranked(run: xr.DataTree, span: str = "needle") -> PaperFigure:
     bars.set(ylim=(max(8, len(first)) - 0.4, -0.6), xlim=(0, None), xlabel=f"attention mass on {span} (%)")
     bars.tick_params(axis="y", length=0)
     bars.grid(axis="x")
-    bars.set_title(f"First {counted(len(first), 'head')}, {rows_in_words(dataset)}; line: smallest to largest prompt")
+    bars.set_title(f"First {counted(len(first), 'head')}, {rows_in_words(dataset)}\nline: smallest to largest prompt")
     places = np.arange(1, len(ranking) + 1)
     means = np.array([nanmean(mass.values[layer, head]) for layer, head in ranking])
     colours = [scheme_colour(named[int(layers[layer])]) for layer, _ in ranking]
