@@ -142,6 +142,17 @@ def test_legends_stand_below_their_panels():
     assert first.get_window_extent().x1 < second.get_window_extent().x0
 
 
+def test_a_legend_of_many_long_names_is_no_wider_than_the_figure():
+    """Found: with an eleventh checkpoint it was cut on both sides, and the axes shrank to make room for it."""
+    names = [f"a checkpoint of a long name, number {number}" for number in range(11)]
+    data = scores(np.full((11, 2, 1), 30.0), ["rope"] * 11, [256, 512], training_length=256)
+    figure = perplexity_panels({"text": data.assign_coords(label=("checkpoint", names))})
+    figure.draw_without_rendering()
+    (ax,) = figure.axes
+    legend = ax.get_legend().get_window_extent()
+    assert legend.x0 >= 0 and legend.x1 <= figure.bbox.width and ax.bbox.width > 0.8 * figure.bbox.width
+
+
 def test_perplexities_have_their_differences_with_paired_errors_below():
     data = scores(np.array([[[30.0], [40.0]], [[33.0], [36.0]]]), ["rope", "hope"], [256, 512], training_length=256)
     margin = xr.DataArray([[0.0, 0.0], [0.1, -0.1]], dims=("checkpoint", "test_set"), attrs={"from": "RoPE"})

@@ -161,7 +161,8 @@ def require_measurable(
 ) -> tuple[list[int], list[int] | None]:
     """The numbers of the layers (None: all) and heads (None: all) that are measured, sorted.
 
-    Raises InputError where prompts, layers or heads do not fit the model or the measures.
+    Raises InputError where prompts, layers or heads do not fit the model or the measures, and where an intervention is under way whose
+    attention they cannot see.
     """
     changed = [attention.layer_idx for attention in attentions(bridge) if not attention.attends_as_built]
     blind = [each.name for each in measures if {"queries", "keys"} & set(each.reads) and not each.reads_predictions]

@@ -22,6 +22,7 @@ from repo_interp.papers.kit.legends import in_layers
 from repo_interp.papers.kit.perplexities import (
     BEYOND_SEEDS,
     beyond_seeds,
+    continued_caption,
     differences,
     differences_caption,
     errors_caption,
@@ -122,7 +123,7 @@ def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
     windows = scored[0].sample(scored[0].test_sets[:1]).count
     caption = (
         f"Perplexity by length of the context (CoPE fig. 3, table 5), {windows} windows of held-out text of each length. Dotted: the "
-        f"training length, {length} tokens, where learned absolute positions end. {errors_caption(table)}"
+        f"training length, {length} tokens, where learned absolute positions end. {errors_caption(table)}{continued_caption(scored)}"
     )
     rope = first_of(scored, "rope")
     if rope is not None:

@@ -27,6 +27,7 @@ from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, traine
 from repo_interp.papers.kit.perplexities import (
     BEYOND_SEEDS,
     beyond_seeds,
+    continued_caption,
     differences,
     differences_caption,
     errors_caption,
@@ -115,7 +116,7 @@ def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
         panels["with PI and YaRN beyond them"] = table.sel(checkpoint=extended)
     caption = (
         f"Perplexity by length of the context (HoPE fig. 5), {windows} windows of held-out text of each length. Dotted: the training "
-        f"length, {length} tokens. PI and YaRN by the factor n / L beyond it. {errors_caption(table)}{below}"
+        f"length, {length} tokens. PI and YaRN by the factor n / L beyond it. {errors_caption(table)}{continued_caption(scored)}{below}"
     )
     yield Drawing("perplexity_by_length", perplexity_panels(panels), caption, table)
 

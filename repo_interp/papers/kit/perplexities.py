@@ -71,6 +71,12 @@ def differences_caption(name: str) -> str:
     return f"Below: log perplexity above that of {name}, with two standard errors over the windows that both have."
 
 
+def continued_caption(scored: Sequence[Scored]) -> str:
+    """What a caption says of checkpoints that went on from a trained one; "" where none did."""
+    names = [each.name for each in scored if each.configuration.continue_from]
+    return f" More training than the others, on from a trained RoPE model: {', '.join(names)}." if names else ""
+
+
 def errors_caption(table: xr.Dataset) -> str:
     """What a caption says of the training seeds and windows behind a table of perplexities."""
     errors = (table["standard_error"] / table["score"].mean("seed")).values

@@ -196,15 +196,17 @@ def draw_map(ax: Axes, per_cent: np.ndarray) -> Axes:
 
 
 def legend_under(ax: Axes, data: xr.Dataset, columns: int = 2, down: float = -0.22) -> None:
-    """The legend of the checkpoints of `data` below `ax`, with lines long enough for their dashes."""
-    ax.legend(
-        handles=handles(data),
-        loc="upper center",
-        bbox_to_anchor=(0.5, down),
-        ncols=columns,
-        handlelength=DASHED,
-        borderaxespad=0.0,
-    )
+    """The legend of the checkpoints of `data` below `ax`, with lines long enough for their dashes: in `columns`, or as many as fit into its
+    part of the figure.
+    """
+    grid, figure = ax.get_gridspec(), ax.get_figure(root=True)
+    assert figure is not None
+    width = figure.bbox.width / (1 if grid is None else grid.ncols)
+    entries: Any = {"loc": "upper center", "bbox_to_anchor": (0.5, down), "handlelength": DASHED, "borderaxespad": 0.0}
+    for count in range(columns, 0, -1):
+        legend = ax.legend(handles=handles(data), ncols=count, **entries)
+        if legend.get_window_extent().width <= width:
+            return
 
 
 def move_aside(ax: Axes, marks: Sequence[Artist], row: int, rows: int, points: float = BESIDE) -> None:
