@@ -86,14 +86,17 @@ def test_every_claim_is_judged_where_it_can_be(made, results):
     assert judged[P3_EXCESS.label] == set(map(str, SHAPES))
     assert judged["P1"] == judged["P1 (beyond nulls)"]
     assert judged["P2"] == judged["P2 (beyond random weights)"]
-    assert judged["P6 (learned)"] == {"repo@1", "learned", "reversal repo"}  # each against RoPE on its own task
+    assert judged["P6 (learned)"] == {"repo@1", "reversal repo"}  # each against RoPE on its own task
     assert judged["P7"] == checkpoints - {"learned"}  # its table ends at the training length
     assert judged["P6 (positions)"] == judged["P6 (positions, as in table 1)"] == checkpoints - {"nope"}
-    assert judged["P6 (untouched)"] == checkpoints
+    assert judged["P6 (positions, 1 %)"] == judged["P6 (positions)"]
+    assert judged["P6 (untouched)"] == judged["P6 (1 % within 1,000)"] == checkpoints
     assert set(judged) == {claim.label for claim in PAPER.claims}
     measured = {place for place, verdict in verdicts.items() if verdict.verdict != UNMEASURED}
     without = set(verdicts) - measured
+    assert {name for label, name in without if label == "P6 (1 % within 1,000)"} == checkpoints  # of 32 tokens
     assert {label for label, _ in without if not label.startswith("P5")} <= {
+        "P6 (1 % within 1,000)",
         "P6 (task)",
         "P6 (task, features)",
         "P6 (task, positions)",
@@ -166,8 +169,18 @@ def test_the_undisturbed_pass_is_made_once_for_all_kinds_and_draws(made, monkeyp
         monkeypatch.setattr(module, "forced_responses", count)
     monkeypatch.setattr(disturbed, "GRID_TOKENS", LENGTH)  # still two sequences: one has no spread
     TOLERANCE.measure([rope], options, Cache())
-    grid, judged = 3 * 1 * 1, 4 * options.draws
+    grid, judged = 3 * 1 * 1, 5 * options.draws
     assert passes == [2] * (1 + grid + judged)
+
+
+def test_tokens_move_as_far_as_the_paper_moves_them_in_longer_text_alone(made):
+    subjects, options, _ = made
+    rope = next(one for one in subjects if one.name == "rope")
+    long = dataclasses.replace(rope, training_length=2048)
+    few = {"table", "few_positions"}
+    assert set(disturbed.groups_of_text(rope, options)) == few
+    assert set(disturbed.groups_of_text(long, dataclasses.replace(options, length=1000))) == few
+    assert set(disturbed.groups_of_text(long, dataclasses.replace(options, length=1024))) == {*few, "few_tokens"}
 
 
 def test_of_long_text_fewer_sequences_are_drawn_than_judged():
@@ -188,7 +201,8 @@ def test_the_twin_is_a_rope_model_of_the_same_task_and_budget():
     fresh, continued = (given(name, ("rope", "rope"), "language", name == "continued") for name in ("fresh", "continued"))
     other, mixed = given("other", ("rope", "rope"), "niah", True), given("mixed", ("rope", "repo"), "language", True)
     assert twin(mixed, [other, fresh, continued]) == ["continued"]
-    assert twin(given("learned", ("learned", "learned"), "language", False), [other, mixed, fresh, continued]) == ["fresh"]
+    assert twin(given("own", ("repo", "repo"), "language", False), [other, mixed, fresh, continued]) == ["fresh"]
+    assert twin(given("table", ("learned", "learned"), "language", False), [fresh]) == [], "its table is not learned from context"
     assert twin(mixed, [other, fresh]) == ["fresh"]
     assert twin(mixed, [other]) == [] == twin(fresh, [continued])
     assert twin(mixed, [given("longer", ("rope", "rope"), "language", True, 32)]) == [], "it would be given other prompts"

@@ -101,7 +101,7 @@ def perturbation(
     chosen = tuple(range(len(list(attentions(model)))) if layers is None else sorted(set(layers)))
     grid = ResumableGrid() if grid is None else grid
     plain = forced_responses(model, scoring, prompts, batch_size) if undisturbed is None else undisturbed
-    of_plain = _summary(scoring, plain, prompts, [np.zeros(1)], [0.0])
+    of_plain = Answers(list(prompts), list(plain), [np.zeros(1)], [0.0]).summary(scoring)
     shape = (len(kinds), len(shares), len(l_maxes))
     measured = {name: np.zeros(shape) for name in _DESCRIBED}
     places = list(product(enumerate(kinds), enumerate(shares), enumerate(l_maxes)))
@@ -109,7 +109,7 @@ def perturbation(
     for (_, kind), (_, gamma), (_, l_max) in places:
         if gamma > 0:
             point = Disturbance(kind, gamma, l_max, chosen, offset_unit, seed)
-            points[f"{kind}-{gamma:g}-{l_max}"] = partial(_measure, model, scoring, prompts, plain, point, batch_size)
+            points[f"{kind}-{gamma:g}-{l_max}"] = partial(_numbers_at, model, scoring, prompts, plain, point, batch_size)
     computed = grid.get_or_compute(points, progress)
     for (first, kind), (second, gamma), (third, l_max) in places:
         for name, value in (of_plain if gamma == 0 else computed[f"{kind}-{gamma:g}-{l_max}"]).items():
@@ -207,7 +207,59 @@ def _moved(offsets: Tensor, counts: Tensor, unit: str) -> Shift:
     return shift
 
 
-def _measure(
+@dataclass(frozen=True)
+class Answers:
+    """What a model answered to disturbed prompts; every list by prompt."""
+
+    asked: list[Prompt]
+    """The prompts as they then stood."""
+    answered: list[Response]
+    rises: list[np.ndarray]
+    """The rise of -log p of every target that no move touched, nats."""
+    shares: list[float]
+    """Share of the tokens that were moved."""
+
+    def summary(self, scoring: Scoring) -> dict[str, float]:
+        """The numbers of one point of the grid, by name."""
+        scores = np.asarray(scoring.score(self.answered, self.asked), dtype=np.float64)
+        rise = np.concatenate(self.rises)
+        return {
+            "log_perplexity": -float(np.mean(np.concatenate([answer.log_probabilities for answer in self.answered]))),
+            "task_score": float(scores.mean()),
+            "task_score_error": float(scores.std(ddof=1) / np.sqrt(len(scores))) if len(scores) > 1 else float("nan"),
+            "log_perplexity_rise": float(rise.mean()) if len(rise) else float("nan"),
+            "moved_share": float(np.mean(self.shares)),
+        }
+
+
+def answers_at(
+    model: PreTrainedModel,
+    scoring: Scoring,
+    prompts: Sequence[Prompt],
+    plain: Sequence[Response],
+    point: Disturbance,
+    batch_size: int,
+) -> Answers:
+    """The answers to `prompts` at one point, beside the undisturbed ones, `plain`. Prompts of similar length are run side by side."""
+    order = sorted(range(len(prompts)), key=lambda number: len(prompts[number].tokens))
+    by_number: dict[int, tuple[Prompt, Response, np.ndarray, float]] = {}
+    for start in range(0, len(order), batch_size):
+        numbers = order[start : start + batch_size]
+        some, context, moved = disturbed(model, [prompts[number] for number in numbers], numbers, point)
+        with context, numbered(numbers):
+            answers = forced_responses(model, scoring, some, len(some))
+        for number, prompt, answer, moves in zip(numbers, some, answers, moved, strict=True):
+            targets = np.array(scoring.targets(prompt))
+            touched = moves[0] if point.kind == "text_order" else np.zeros_like(moves[0])
+            untouched = ~touched[targets] & ~touched[targets - 1]
+            before, after = plain[number].log_probabilities, answer.log_probabilities
+            rise = (np.array(before) - np.array(after))[untouched]
+            by_number[number] = prompt, answer, rise, float(moves[:, : len(prompt.tokens)].mean())
+    asked, answered, rises, shares = zip(*(by_number[number] for number in range(len(prompts))), strict=True)
+    return Answers(list(asked), list(answered), list(rises), list(shares))
+
+
+def _numbers_at(
     model: PreTrainedModel,
     scoring: Scoring,
     prompts: Sequence[Prompt],
@@ -215,42 +267,7 @@ def _measure(
     point: Disturbance,
     batch_size: int,
 ) -> dict[str, float]:
-    """The numbers of one point, measured with prompts of similar length side by side."""
-    order = sorted(range(len(prompts)), key=lambda number: len(prompts[number].tokens))
-    responses: dict[int, Response] = {}
-    changed: dict[int, Prompt] = {}
-    rises, shares = [], []
-    for start in range(0, len(order), batch_size):
-        numbers = order[start : start + batch_size]
-        some, context, moved = disturbed(model, [prompts[number] for number in numbers], numbers, point)
-        with context, numbered(numbers):
-            answers = forced_responses(model, scoring, some, len(some))
-        for number, prompt, answer, moves in zip(numbers, some, answers, moved, strict=True):
-            responses[number], changed[number] = answer, prompt
-            shares.append(moves[:, : len(prompt.tokens)].mean())
-            targets = np.array(scoring.targets(prompt))
-            touched = moves[0] if point.kind == "text_order" else np.zeros_like(moves[0])
-            untouched = ~touched[targets] & ~touched[targets - 1]
-            before, after = plain[number].log_probabilities, answer.log_probabilities
-            rises.append((np.array(before) - np.array(after))[untouched])
-    asked = [changed[number] for number in range(len(prompts))]
-    answered = [responses[number] for number in range(len(prompts))]
-    return _summary(scoring, answered, asked, rises, shares)
-
-
-def _summary(
-    scoring: Scoring, answered: Sequence[Response], asked: Sequence[Prompt], rises: Sequence[np.ndarray], shares: Sequence[float]
-) -> dict[str, float]:
-    """The numbers of one point: what was `answered` to what was `asked`, `rises` of untouched targets, `shares` of moved tokens."""
-    scores = np.asarray(scoring.score(answered, asked), dtype=np.float64)
-    rise = np.concatenate(rises)
-    return {
-        "log_perplexity": -float(np.mean(np.concatenate([answer.log_probabilities for answer in answered]))),
-        "task_score": float(scores.mean()),
-        "task_score_error": float(scores.std(ddof=1) / np.sqrt(len(scores))) if len(scores) > 1 else float("nan"),
-        "log_perplexity_rise": float(rise.mean()) if len(rise) else float("nan"),
-        "moved_share": float(np.mean(shares)),
-    }
+    return answers_at(model, scoring, prompts, plain, point, batch_size).summary(scoring)
 
 
 def require_grid(

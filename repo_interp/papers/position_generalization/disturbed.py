@@ -3,6 +3,8 @@
     perturbation   [kind, gamma, l_max]   over shares and distances, one draw each: what is drawn
     judged         [kind, draw]           5 % of tokens, or of keys, within 5; 10 % of positions off by up to 10: what is judged
     table          [kind, draw]           5 % of positions off by up to 5, as in table 1: of text alone
+    few_tokens     [kind, draw]           1 % of tokens within 1,000, of which the paper says its perplexity: of text of more tokens alone
+    few_positions  [kind, draw]           1 % of positions off by up to 10, the same: of text alone
 
 The undisturbed pass over the prompts is made once for all of them. Knows no claim.
 """
@@ -15,8 +17,9 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from repo_interp.experiments.perturbation import PAPER_KINDS, perturbation
+from repo_interp.experiments.perturbation import PAPER_KINDS, Disturbance, answers_at, perturbation
 from repo_interp.models.checkpoints import load_model
+from repo_interp.models.reposition import attentions
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.subjects import Subject
 from repo_interp.papers.position_generalization.measured import (
@@ -38,6 +41,12 @@ TEXT = (0.05, 5)
 OFFSET, OFFSET_OF_TABLE = (0.1, 10), (0.05, 5)
 POINTS = {"text_order": TEXT, "feature_order": TEXT, "position_offset": OFFSET}
 """Where each kind is judged; offsets are in tokens, of learned positions in as many of their range."""
+OF_TEXT = {
+    "table": ("position_offset", OFFSET_OF_TABLE),
+    "few_tokens": ("text_order", (0.01, 1000)),
+    "few_positions": ("position_offset", (0.01, 10)),
+}
+"""Where text is judged besides, by group."""
 _TOGETHER: Any = {"join": "exact", "coords": "minimal", "compat": "override"}
 
 
@@ -53,10 +62,20 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> list
     kinds = [_kept(subjects[0], options, cache, plain[0], measure_kind, kind, **grid) for kind in PAPER_KINDS]
     groups = [{"judged": _judged(*own, options, cache)} for own in zip(subjects, plain, strict=True)]
     groups[0]["perturbation"] = _joined(kinds)
-    if is_judged_by_text(subjects[0]):
-        groups[0]["table"] = _judged_at(subjects[0], plain[0], options, cache, "position_offset", OFFSET_OF_TABLE)
+    groups[0] |= {
+        group: _judged_at(subjects[0], plain[0], options, cache, *OF_TEXT[group])
+        for group in groups_of_text(subjects[0], options)
+    }
     runs = [xr.DataTree.from_dict(datasets) for datasets in groups]
     return [Measured(subject, length_of(subject, options), run) for subject, run in zip(subjects, runs, strict=True)]
+
+
+def groups_of_text(subject: Subject, options: Options) -> list[str]:
+    """The groups of OF_TEXT that can be measured: text alone, and no farther than it is long."""
+    if not is_judged_by_text(subject):
+        return []
+    length = length_of(subject, options)
+    return [group for group, (_, (_, farthest)) in OF_TEXT.items() if farthest < length]
 
 
 def cost(subjects: Sequence[Subject], options: Options) -> float:
@@ -64,7 +83,7 @@ def cost(subjects: Sequence[Subject], options: Options) -> float:
     undisturbed one. Those of its twin are counted where it is the first.
     """
     subject, prompts = subjects[0], prompts_of(subjects[0], options)
-    judged = len(PAPER_KINDS) * options.draws + (options.draws if is_judged_by_text(subject) else 0)
+    judged = (len(PAPER_KINDS) + len(groups_of_text(subject, options))) * options.draws
     drawn = len(PAPER_KINDS) * len(options.gammas) * len(options.l_maxes)
     passes = (1 + judged) * len(prompts) + drawn * len(_drawn(subject, prompts))
     return seconds(subject, options, {max(len(prompt.tokens) for prompt in prompts): passes})
@@ -107,26 +126,26 @@ def _drawn(subject: Subject, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
 
 
 def measure_judged(subject: Subject, options: Options, plain: xr.Dataset, kind: str, gamma: float, l_max: int) -> xr.Dataset:
-    """`log_perplexity`, `log_perplexity_rise`, `task_score` [kind, draw] of one kind at one point; `plain` and `plain_score`, the first and
-    the last undisturbed.
+    """`log_perplexity`, `log_perplexity_rise`, `task_score` [kind, draw] of one kind at one point, and `rise` [kind, draw, prompt], nats per
+    target that no move touched (NaN where a prompt has none); `plain` and `plain_score`, the first and the last undisturbed.
     """
     model, task, prompts = load_model(subject.path, options.device), task_of(subject, options), prompts_of(subject, options)
-    groups = [
-        perturbation(
-            *(model, task, prompts, (kind,), (gamma,), (l_max,)),
-            offset_unit="range",
-            seed=options.seed + 1 + draw,
-            batch_size=options.batch_size,
-            undisturbed=_answers(plain),
-        )
-        for draw in range(options.draws)
-    ]
-    draws = xr.concat(groups, dim=xr.IndexVariable("draw", range(options.draws)), **_TOGETHER).squeeze("l_max", drop=True)
-    disturbed = draws.sel(gamma=gamma, drop=True).transpose("kind", "draw")
-    undisturbed = draws.sel(gamma=0.0, drop=True).isel(kind=0, draw=-1, drop=True)
-    judged = disturbed[["log_perplexity", "log_perplexity_rise", "task_score"]]
-    judged = judged.assign(plain=undisturbed["log_perplexity"], plain_score=undisturbed["task_score"])
-    return judged.drop_attrs(deep=False).assign_attrs(metric=task.metric, prompts=len(prompts))
+    undisturbed, layers = _answers(plain), tuple(range(len(list(attentions(model)))))
+    points = [Disturbance(kind, gamma, l_max, layers, "range", options.seed + 1 + draw) for draw in range(options.draws)]
+    draws = [answers_at(model, task, prompts, undisturbed, point, options.batch_size) for point in points]
+    numbers = [draw.summary(task) for draw in draws]
+    rises = [[rise.mean() if len(rise) else np.nan for rise in draw.rises] for draw in draws]
+    judged = ("log_perplexity", "log_perplexity_rise", "task_score")
+    return xr.Dataset(
+        {name: (("kind", "draw"), [[each[name] for each in numbers]]) for name in judged}
+        | {
+            "rise": (("kind", "draw", "prompt"), [rises]),
+            "plain": -np.mean(np.concatenate([answer.log_probabilities for answer in undisturbed])),
+            "plain_score": np.mean(np.asarray(task.score(undisturbed, prompts), dtype=np.float64)),
+        },
+        coords={"kind": [kind]},
+        attrs={"metric": task.metric, "prompts": len(prompts)},
+    )
 
 
 def _judged(subject: Subject, plain: xr.Dataset, options: Options, cache: Cache) -> xr.Dataset:
