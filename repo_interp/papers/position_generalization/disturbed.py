@@ -126,8 +126,8 @@ def _drawn(subject: Subject, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
 
 
 def measure_judged(subject: Subject, options: Options, plain: xr.Dataset, kind: str, gamma: float, l_max: int) -> xr.Dataset:
-    """`log_perplexity`, `log_perplexity_rise`, `task_score` [kind, draw] of one kind at one point, and `rise` [kind, draw, prompt], nats per
-    target that no move touched (NaN where a prompt has none); `plain` and `plain_score`, the first and the last undisturbed.
+    """`log_perplexity`, `log_perplexity_rise`, `task_score` [kind, draw] of one kind at one point, and `rise` [kind, draw, prompt], nats
+    per target that no move touched (NaN where a prompt has none); `plain` and `plain_score`, the first and the last undisturbed.
     """
     model, task, prompts = load_model(subject.path, options.device), task_of(subject, options), prompts_of(subject, options)
     undisturbed, layers = _answers(plain), tuple(range(len(list(attentions(model)))))
