@@ -22,6 +22,7 @@ FAILS = "does not hold"
 UNMEASURED = "not measurable here"
 BY_CHANCE = "as claimed, but no more than chance may make it with so few samples"
 """What a note ends with where a claim fails for its errors alone."""
+EVERY_SEED = "every seed"
 BLIND, SEEN = "blind", "after results were seen"
 """When a rule was written."""
 
@@ -54,6 +55,11 @@ class Claim:
     def label(self) -> str:
         """What the claim is called in tables: "R1", "R1 (trained lengths)"."""
         return f"{self.id} ({self.part})" if self.part else self.id
+
+    @property
+    def part_of_every_seed(self) -> str:
+        """The part that asks the same of every training seed: "every seed", "trained lengths, every seed"."""
+        return ", ".join(filter(None, (self.part, EVERY_SEED)))
 
 
 @dataclass(frozen=True)

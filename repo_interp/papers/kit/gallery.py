@@ -67,7 +67,8 @@ _INTRODUCTION = (
     "each row says which."
 )
 _SPREAD = (
-    "± is over what stands in parentheses: a standard deviation, where it says nothing else. n: sequences, prompts or seeds."
+    "± is over what stands in parentheses: a standard deviation, where it says nothing else. n: sequences, prompts or seeds. Rows of one "
+    "seed spread over its prompts; what the same comes to over seeds stands in the row of every seed."
 )
 
 
@@ -159,13 +160,13 @@ def _lines(verdicts: Sequence[Mapping[str, str]], papers: Sequence[Paper]) -> li
     lines = []
     for paper in papers:
         lines.append(f"### {paper.title}")
-        told = []
+        told, of_paper = [], [row for row in verdicts if row["paper_name"] == paper.name]
         for claim in paper.claims:
-            own = [row for row in verdicts if row["claim"] == claim.label and row["paper_name"] == paper.name]
+            own = [row for row in of_paper if row["claim"] == claim.label]
             quantities: dict[str, list[str]] = {}
             for row in own:
                 if row["ours"]:
-                    quantities.setdefault(row["measured"], []).append(number(row))
+                    quantities.setdefault(row["measured"], []).append(number(row, claim, of_paper))
             ours = "; ".join(f"{measured}: {', '.join(numbers)}" for measured, numbers in quantities.items())
             result = together(own).split(":")[0]
             told.append(
@@ -179,16 +180,18 @@ def claim_rows(verdicts: Sequence[Mapping[str, str]], papers: Sequence[Paper]) -
     """One row per claim and part, in order of the papers: what came out on all checkpoints, with what gives the row."""
     rows = []
     for paper, claim in ((each, claim) for each in papers for claim in each.claims):
-        own = [row for row in verdicts if row["claim"] == claim.label and row["paper_name"] == paper.name]
+        of_paper = [row for row in verdicts if row["paper_name"] == paper.name]
+        own = [row for row in of_paper if row["claim"] == claim.label]
+        result = standing(primary_of(verdicts, paper), paper, claim)
         commands = dict.fromkeys(row["command"] for row in own) or {f"repo-interp figures {paper.name}": None}
         rows.append(
             {
                 "claim": f"[{claim.label}]({paper.name}/README.md)" if own else claim.label,
                 "statement": f"{claim.statement} ({claim.source})",
                 "paper": claim.paper_number,
-                "ours": "<br>".join(number(row) for row in own if row["ours"]),
-                "verdict": together(own),
-                "primary": standing(primary_of(verdicts, paper), paper, claim).outcome,
+                "ours": "<br>".join(number(row, claim, of_paper) for row in own if row["ours"]),
+                "verdict": together(own) + (f", but {result.why}" if result.outcome == AS_WORDED else ""),
+                "primary": result.outcome,
                 "ours alone": claim.paper_number if claim.paper_number == EXTENSION else "",
                 "written": claim.written,
                 "command": "<br>".join(f"`{command}`" for command in commands),

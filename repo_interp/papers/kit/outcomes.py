@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from repo_interp.papers.kit.claims import BY_CHANCE, FAILS, HOLDS, UNMEASURED, Claim
 from repo_interp.papers.kit.experiment import Paper
@@ -22,9 +22,16 @@ EXTENSION = "none"
 """The paper's number of a claim that no paper makes: a question of ours to one of theirs."""
 
 
-def number(row: Mapping[str, str]) -> str:
-    """The number of one row with its checkpoint."""
-    return f"{row['checkpoint']}: {with_spread(row)}"
+def number(row: Mapping[str, str], claim: Claim, rows: Sequence[Mapping[str, str]]) -> str:
+    """The number of one row of `claim` with its checkpoint. Where `rows`, of all claims, have the same over training seeds, the spread is
+    theirs: one over prompts is none of the claim.
+    """
+    label = replace(claim, part=claim.part_of_every_seed).label
+    of_seeds = [each for each in rows if (each["claim"], each["checkpoint"]) == (label, row["checkpoint"]) and each["ours"]]
+    if not of_seeds:
+        return f"{row['checkpoint']}: {with_spread(row)}"
+    (over,) = of_seeds
+    return f"{row['checkpoint']}: {row['ours']} (one seed; of {over['seeds']}: {over['ours']} ± {over['spread']})"
 
 
 def with_spread(row: Mapping[str, str]) -> str:

@@ -24,7 +24,7 @@ from matplotlib.lines import Line2D
 
 from repo_interp.measures.labels import described
 from repo_interp.papers.kit.cache import Cache
-from repo_interp.papers.kit.claims import HOLDS, SEEN, Claim, Evidence, Verdict
+from repo_interp.papers.kit.claims import EVERY_SEED, HOLDS, SEEN, Claim, Evidence, Verdict
 from repo_interp.papers.kit.claims import judge as verdict_on
 from repo_interp.papers.kit.experiment import Drawing, Experiment, evidence_of, reasons_against
 from repo_interp.papers.kit.rules import AtLeast
@@ -34,7 +34,6 @@ from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper
 
 LEAST = 2
 """Seeds that have to be judged for a row over them."""
-PART = "every seed"
 LETTERS = 30
 """In a line of an axis's label."""
 BySeed = Mapping[int, Verdict]
@@ -73,14 +72,13 @@ def over_seeds(experiment: Experiment) -> Experiment:
 
 def _of_every_seed(claim: Claim) -> Claim:
     """The same claim about all seeds: a question of ours, whatever the claim itself is."""
-    part = ", ".join(filter(None, (claim.part, PART)))
-    statement = f"{claim.statement}, in {PART}"
+    statement = f"{claim.statement}, in {EVERY_SEED}"
     return replace(
         claim,
         statement=statement,
         paper_number="none",
         rule=AtLeast(_share_of(claim), 1),
-        part=part,
+        part=claim.part_of_every_seed,
         written=SEEN,
         also=(),
         cause="",

@@ -1,7 +1,7 @@
 """What breaks when learned positions are taken away (ours, to RePo sec. 5.2 and app. C): causal rows of R2, R3 and R5.
 
     linearised    z_i = i, as RoPE has it          frozen    z_i = the head's mean, as NoPE          permuted    z_i of another token
-    fall          score as it is minus score while the positions are changed, prompt by prompt, teacher-forced
+    fall          score as it is minus score while the positions are changed, teacher-forced; over prompts with its standard error
 
 in one learned layer at a time, in all of them, and - for text reversal - on the tokens of the instruction alone, in all of them. What is
 described of positions (a mirror, flat instructions, a narrow range) matters to what the model does as far as the score falls.
@@ -20,7 +20,7 @@ from repo_interp.models.checkpoints import load_model
 from repo_interp.models.interventions import frozen, linearised, permuted
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import SEEN, Claim, Evidence
-from repo_interp.papers.kit.differences import paired_difference
+from repo_interp.papers.kit.differences import Difference, paired_difference, share_difference
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, each
 from repo_interp.papers.kit.learned_positions import why_not
 from repo_interp.papers.kit.rules import All, AtLeast, Significant
@@ -48,7 +48,7 @@ NEEDED = 0.05
 
 def _needed(quantity: str, least: float = NEEDED) -> All:
     """The rule that a quantity is large enough to matter, and not by chance."""
-    return All(AtLeast(quantity, least), Significant(f"{quantity}, prompt by prompt,"))
+    return All(AtLeast(quantity, least), Significant(f"{quantity}, over prompts,"))
 
 
 MIRROR_NEEDED = Claim(
@@ -134,29 +134,36 @@ def _evidence(data: xr.Dataset, claim: Claim, quantity: str, where: str) -> Evid
     """How far the score falls with every kind of change at the place `where`, as evidence on `claim`."""
     falls = {str(kind): fall(data, str(kind), where) for kind in data["kind"].values}
     linear = falls["linearised"]
-    others = [
-        f"{place} {fall(data, 'linearised', place).margin:.3g}" for place in map(str, data["where"].values) if place != where
-    ]
+    others = [f"{place} {_told(fall(data, 'linearised', place))}" for place in map(str, data["where"].values) if place != where]
     return Evidence(
         claim,
         data.attrs["checkpoint"],
         f"fall of {data.attrs['metric']}, {where} linearised",
-        {quantity: linear.margin, f"{quantity}, prompt by prompt,": linear},
+        {quantity: linear.margin, f"{quantity}, over prompts,": linear},
         linear.margin,
         linear.standard_error,
         "prompts, standard error",
         data.sizes["prompt"],
         f"score as it is {float(data['plain'].mean()):.3g}",
-        ", ".join(f"{kind} {falls[kind].margin:.3g}" for kind in falls if kind != "linearised")
+        ", ".join(f"{kind} {_told(falls[kind])}" for kind in falls if kind != "linearised")
         + f"; linearised elsewhere: {', '.join(others)}"
         + ("" if linear.margin >= NEEDED else "; what the claim describes is not needed for the score"),
     )
 
 
-def fall(data: xr.Dataset, kind: str, where: str):
-    """How far the score falls, prompt by prompt; of a score where lower is better, how far it rises."""
+def fall(data: xr.Dataset, kind: str, where: str) -> Difference:
+    """How far the score falls; of a score where lower is better, how far it rises. Prompts that are right or wrong are compared as shares:
+    their difference has an error where all or none are right too.
+    """
     changed, plain = data["score"].sel(kind=kind, where=where).values, data["plain"].values
-    return paired_difference(*((plain, changed) if data.attrs["sign"] > 0 else (changed, plain)))
+    before, after = (plain, changed) if data.attrs["sign"] > 0 else (changed, plain)
+    if np.isin([before, after], (0, 1)).all():
+        return share_difference(before.mean(), after.mean(), (len(before), len(after)))
+    return paired_difference(before, after)
+
+
+def _told(difference: Difference) -> str:
+    return f"{difference.margin:.3g} ± {difference.standard_error:.2g}"
 
 
 # ---- drawn ----------------------------------------------------------------------------------------------------------
