@@ -317,6 +317,13 @@ def test_what_both_find_cannot_tell_them_apart(results):
     assert "niah/nope finds 1.000 without positions" in found["R4", "niah/repo"].note
 
 
+def test_beyond_the_training_length_the_shipped_model_finds_what_nope_finds_and_rope_does_not(results):
+    """Recorded scores of three seeds: RoPE loses needles where nothing is extended, RePo and NoPE keep them."""
+    found = verdicts(results[0])["R9 (longer, without YaRN)", "niah/repo"]
+    assert found.verdict == HOLDS and found.ours is not None and found.ours > 0.95 and found.seeds == 3
+    assert "niah/nope" in found.note and "512: niah/repo 1.000, niah/rope 0." in found.note
+
+
 def test_the_start_layers_are_compared_where_there_are_several(results):
     start = verdicts(results[0])["R9 (start layer)", "niah/repo, niah/repo_from_1"]
     assert start.verdict == UNMEASURED and "niah/nope finds 1.000 without positions" in start.note

@@ -17,7 +17,15 @@ from repo_interp.papers.kit.rules import Above, All, Below, Where
 from repo_interp.papers.kit.samples import between, numbers_of
 from repo_interp.papers.kit.scores import PLAIN, note
 from repo_interp.papers.kit.subjects import Subject
-from repo_interp.papers.repo.checkpoints import HAYSTACKS, NO_HAYSTACK, OLMO, finds_needles, longest_trained, needles_of
+from repo_interp.papers.repo.checkpoints import (
+    HAYSTACKS,
+    NO_HAYSTACK,
+    OLMO,
+    finds_needles,
+    longest_trained,
+    needles_of,
+    omits_positions,
+)
 from repo_interp.papers.repo.needles import (
     CEILING,
     METHODS,
@@ -38,7 +46,7 @@ if TYPE_CHECKING:
 ROOM = Below("RoPE's share of needles found (asked for after results were seen)", CEILING)
 ABOVE = Above("the share of needles found", ("RoPE",))
 ABOVE_AT_LONGER = Above(f"at every longer length where {ROOM.words}, {ABOVE.quantity}", ABOVE.rivals)
-
+ABOVE_WITHOUT_YARN = Above("the share of needles found at all longer lengths", ABOVE.rivals)
 
 R9 = Claim(
     "R9",
@@ -54,6 +62,15 @@ R9_LONGER = Claim(
     "figure",
     Where(NEEDS_POSITIONS, ABOVE_AT_LONGER),
     part="longer",
+    written=SEEN,
+)
+R9_WITHOUT_YARN = Claim(
+    "R9",
+    "needle in a haystack at twice and four times the training length, without YaRN: RePo above RoPE",
+    "RePo fig. 1, 5",
+    "none",
+    ABOVE_WITHOUT_YARN,
+    part="longer, without YaRN",
     written=SEEN,
 )
 
@@ -77,6 +94,7 @@ def judge(searched: Sequence[Searched]) -> Iterator[Evidence]:
         if rope is not None and each.subject.learned:
             yield _at_training_length(each, rope, without)
             yield _longer(each, rope, without)
+            yield _without_yarn(each, searched, rope)
 
 
 def _at_training_length(own: Searched, rope: Searched, without: WithoutPositions) -> Evidence:
@@ -107,10 +125,9 @@ def _at_training_length(own: Searched, rope: Searched, without: WithoutPositions
 
 def _longer(own: Searched, rope: Searched, without: WithoutPositions) -> Evidence:
     """R9 (longer): needles found at every longer length with YaRN, beside RoPE."""
-    longer = [length for length in own.lengths if length > own.subject.training_length]
+    longer = _longer_lengths(own)
     if not longer:
-        known = longest_trained(own.subject)
-        return Evidence(R9_LONGER, own.name, "", unmeasurable=f"it goes on from a model that was trained on {known:,} tokens")
+        return Evidence(R9_LONGER, own.name, "", unmeasurable=_trained_on_longer(own))
     mine, theirs = own.sample(longer, YARN), rope.sample(longer, YARN)
     pairs = {length: (own.sample([length], YARN), rope.sample([length], YARN)) for length in longer}
     differences = {length: between(*pair) for length, pair in pairs.items()}
@@ -138,6 +155,41 @@ def _longer(own: Searched, rope: Searched, without: WithoutPositions) -> Evidenc
         note=_with_budgets(f"{by_length}; {bare}", own, rope),
         unmeasurable=f"{without.why_not}; {bare}" if without.why_not else "" if with_room else full,
     )
+
+
+def _without_yarn(own: Searched, searched: Sequence[Searched], rope: Searched) -> Evidence:
+    """R9 (longer, without YaRN): needles found beyond the training length with nothing extended, beside RoPE; NoPE's in the note."""
+    longer = _longer_lengths(own)
+    if not longer:
+        return Evidence(R9_WITHOUT_YARN, own.name, "", unmeasurable=_trained_on_longer(own))
+    mine, theirs = own.sample(longer, PLAIN), rope.sample(longer, PLAIN)
+    difference = between(mine, theirs)
+    compared = [own, rope, *(each for each in searched if omits_positions(each.subject.layout))]
+    by_length = "; ".join(
+        f"{length}: " + ", ".join(f"{each.name} {each.sample([length], PLAIN).mean:.3f}" for each in compared)
+        for length in longer
+    )
+    text = (
+        f"above by {difference.margin:+.3f} (standard error {difference.standard_error:.2g} over {difference.over}); {by_length}"
+    )
+    return Evidence(
+        R9_WITHOUT_YARN,
+        own.name,
+        f"share of needles found at {' and '.join(map(str, longer))} tokens without YaRN",
+        {ABOVE_WITHOUT_YARN.quantity: {"RoPE": difference}},
+        mine.mean,
+        **numbers_of(mine),
+        control=f"{rope.name} {theirs.mean:.3f}",
+        note=_with_budgets(text, own, rope),
+    )
+
+
+def _longer_lengths(own: Searched) -> list[int]:
+    return [length for length in own.lengths if length > own.subject.training_length]
+
+
+def _trained_on_longer(own: Searched) -> str:
+    return f"it goes on from a model that was trained on {longest_trained(own.subject):,} tokens"
 
 
 def _with_budgets(text: str, *compared: Searched) -> str:
@@ -232,7 +284,7 @@ def _maps(searched: Sequence[Searched]) -> xr.DataArray | None:
 
 HAYSTACK = Experiment(
     "needles in a haystack",
-    (R9, R9_LONGER),
+    (R9, R9_LONGER, R9_WITHOUT_YARN),
     Needs(asked_the_same(finds_needles), NO_HAYSTACK, HAYSTACKS),
     measure,
     judge,
