@@ -347,7 +347,7 @@ def test_a_new_claim_is_on_every_page_by_its_experiment_alone(tmp_path):
 def test_a_claim_stands_where_it_holds_on_all_that_it_speaks_of_and_beyond_its_null():
     claim = Claim("X1", "a statement", "nowhere", "0.9", SHARE, "wording", also=("wording, beyond twins",))
     null = Claim("X1", "more than twins", "nowhere", "none", SHARE, "wording, beyond twins")
-    several = Claim("X2", "on both", "nowhere", "0.9", SHARE, about_each=True)
+    several = Claim("X2", "on both", "nowhere", "0.9", SHARE, about=(("a", "older"), ("c", "b")))
     mine = paper(claims=(claim, null, several))
 
     def stands(about: Claim, *verdicts: Verdict):
@@ -363,6 +363,10 @@ def test_a_claim_stands_where_it_holds_on_all_that_it_speaks_of_and_beyond_its_n
     assert stands(claim, above, Verdict(claim, "b", FAILS, "x", 0.1)) == (HOLDS, "")
     assert stands(several, *(Verdict(several, name, HOLDS, "x", 1.0) for name in "ab")) == (HOLDS, "")
     assert stands(several, Verdict(several, "a", HOLDS, "x", 1.0), Verdict(several, "b", FAILS, "x", 0.1))[0] == IN_PART
+    # Of the checkpoints for one thing the first that is judged decides.
+    newer_fails = (Verdict(several, "a", FAILS, "x", 0.1), Verdict(several, "older", HOLDS, "x", 1.0))
+    assert stands(several, *newer_fails) == (FAILS, "") and stands(several, newer_fails[1]) == (HOLDS, "")
+    assert stands(several, Verdict(several, "elsewhere", HOLDS, "x", 1.0)) == (HOLDS, "")
     assert stands(claim, Verdict(claim, "a", FAILS, "x", 0.1, note=f"p; {BY_CHANCE}")) == (FAILS, BY_CHANCE)
     assert stands(claim, Verdict(claim, "a", UNMEASURED, "", note="too short")) == (UNMEASURED, "too short")
     assert stands(several) == (NOT_YET, "")

@@ -176,7 +176,7 @@ def _plan() -> Iterator[Planned]:
 
     # A larger language model on longer windows: do learned positions take part there? Its weights, 29 MB each, are too large to ship.
     yield Planned("language/rope_512", "rope", fields={**_LARGER, "steps": 1000}, weights=())
-    for name, layout in (("rope_continued_512", "rope"), ("repo_512", "repo@1/3")):
+    for name, layout in (("rope_continued_512", "rope"), ("repo_512", "repo@1/3"), ("nope_512", "nope")):
         yield Planned(f"language/{name}", layout, (0,), "language/rope_512", fields=_LARGER_CONTINUED, weights=())
 
 
@@ -243,7 +243,6 @@ PLAN: tuple[Planned, ...] = tuple(_plan())
 
 
 def _ahead() -> Iterator[Planned]:
-    yield Planned("language/nope_512", "nope", (0,), "language/rope_512", fields=_LARGER_CONTINUED, weights=())
     yield _longer_counting("repo", dict(_CONTEXTUAL)["repo"])
     for suffix, variables in (("_3", 3), ("_5", 5)):
         for name, layout in _CONTEXTUAL:

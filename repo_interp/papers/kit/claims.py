@@ -48,8 +48,9 @@ class Claim:
     """Parts of the same id, of ours, that have to hold too for it to stand: beyond a null, in every seed."""
     cause: str = ""
     """The part of the same id, of ours, that asks what breaks where this is removed; empty where none does."""
-    about_each: bool = False
-    """Whether it speaks of each of the checkpoints that its experiment names - several schemes, several tasks -, not of the first."""
+    about: tuple[tuple[str, ...], ...] = ()
+    """Where it speaks of several things - schemes, tasks -: for each the zoo's checkpoints that can decide; the first that is judged does.
+    Empty: it speaks of one, and the first of its experiment's checkpoints decides."""
 
     @property
     def label(self) -> str:

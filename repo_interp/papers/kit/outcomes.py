@@ -95,13 +95,16 @@ def remark_on_cause(rows_of: Callable[[Claim], Sequence[Mapping[str, str]]], pap
 
 def primary_rows(verdicts: Sequence[Mapping[str, str]], paper: Paper, claim: Claim) -> list[Mapping[str, str]]:
     """The rows on the checkpoint that `claim` is about first of all: the first of those its experiment names that could be judged, else any
-    other that could; on each of those for a claim `about_each`. All rows where none could be judged.
+    other that could; for a claim `about` several things, on the first of each. All rows where none could be judged.
     """
     rows = [row for row in verdicts if row["claim"] == claim.label]
-    names = [name for experiment in paper.experiments if claim in experiment.claims for name in experiment.needs.zoo]
     judged = {row["checkpoint"] for row in rows if row["verdict"] != UNMEASURED}
-    known = [name for name in dict.fromkeys((*names, *(row["checkpoint"] for row in rows))) if name in judged]
-    chosen = known if claim.about_each else known[:1]
+    named = (name for experiment in paper.experiments if claim in experiment.claims for name in experiment.needs.zoo)
+    known = [
+        [name for name in group if name in judged] for group in (*claim.about, (*named, *(row["checkpoint"] for row in rows)))
+    ]
+    things = [group[0] for group in known[:-1] if group]
+    chosen = things or known[-1][:1]
     return [row for row in rows if row["checkpoint"] in chosen] or rows
 
 
