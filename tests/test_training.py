@@ -263,13 +263,15 @@ def test_a_checkpoint_with_another_vocabulary_is_refused(undisturbed):
 
 def test_configuration_survives_toml_and_refuses_what_cannot_be():
     odd = replaced(
-        TINY, {"learning_rate": 1e-05, "continue_from": 'a "quoted" \\ path é', "scheme_options": {"assignment": "layer"}}
+        TrainingConfiguration(task="reversal"),
+        {"learning_rate": 1e-05, "continue_from": 'a "quoted" \\ path é', "scheme_options": {"assignment": "layer"}},
     )
     text = to_toml(odd, {"command": "repo-interp train"})
     file_like = Path(os.devnull).parent  # a directory is no file
     with pytest.raises(InputError, match="no TOML file"):
         read_toml(file_like)
     assert replaced(TrainingConfiguration(task="x"), parsed(text)) == odd
+    assert replaced(TrainingConfiguration(task="x"), parsed(to_toml(TINY, {"command": "repo-interp train"}))) == TINY
     for change, message in (
         ({"stepps": 3}, "has no 'stepps'"),
         ({"steps": 0}, "steps is 0"),
@@ -454,3 +456,11 @@ def test_a_language_model_goes_on_and_is_scored_in_its_own_tokens(tmp_path):
     second = trained(replaced(language, {"task_options": other, "continue_from": str(first.directory)}), tmp_path / "second")
     assert load_model(second.directory).config.vocab_size == task.vocabulary_size == 280
     assert set(json.loads(second.scores.read_text())["test_sets"]) == {"16", "32"}
+
+
+def test_a_continued_run_records_no_sizes_of_a_fresh_model():
+    """Found: the record of a run that continued 8 layers of width 256 said 4 layers of width 64."""
+    made = {"command": "repo-interp train"}
+    continued = parsed(to_toml(dataclasses.replace(TINY, continue_from="runs/other"), made))
+    assert not {"layers", "width", "heads", "kv_heads", "feed_forward", "initial_deviation"} & set(continued)
+    assert {"layers", "width"} <= set(parsed(to_toml(TINY, made))) and "scheme_deviation" in continued

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 SUMMARY = "Train a small model on a task with any position scheme, or go on from a checkpoint with another scheme."
 
-_SIZES = ("layers", "width", "heads", "kv_heads", "feed_forward", "initial_deviation")
-"""What only a fresh model has."""
 _SHORT = {"index_share_until": ("--index-share-until", "--p-drop")}
 
 
@@ -146,7 +144,7 @@ def _require_apart(runs: Sequence[Run]) -> None:
 
 def _one_run(arguments: argparse.Namespace, seed: int | None) -> Run:
     from repo_interp.errors import InputError
-    from repo_interp.training.configuration import TrainingConfiguration, read_toml, replaced
+    from repo_interp.training.configuration import SIZES, TrainingConfiguration, read_toml, replaced
     from repo_interp.training.recipes import recipe
 
     folder = None if arguments.out is None else _folder(Path(arguments.out), seed)
@@ -166,7 +164,7 @@ def _one_run(arguments: argparse.Namespace, seed: int | None) -> Run:
             )
         return configuration, folder
     task = str(asked["task"])
-    sizes = [name for name in _SIZES if getattr(arguments, name) is not None]
+    sizes = [name for name in SIZES if getattr(arguments, name) is not None]
     if asked.get("continue_from") and sizes:
         flag = sizes[0].replace("_", "-")
         raise InputError(

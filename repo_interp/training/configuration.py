@@ -25,6 +25,8 @@ WidthOrNone = Annotated[int, Interval(ge=0, le=262_144)]
 Decay = Annotated[float, Interval(ge=0, lt=1)]
 TABLES = ("task_options", "scheme_options")
 """The fields that are tables: options of the task and of the scheme."""
+SIZES = ("layers", "width", "heads", "kv_heads", "feed_forward", "initial_deviation")
+"""The fields that only a fresh model has."""
 
 
 def _option(default: Any, meaning: str, alone: Any = None) -> Any:
@@ -140,8 +142,13 @@ def read_toml(file: Path) -> dict[str, Any]:
 
 
 def to_toml(configuration: TrainingConfiguration, made_with: Mapping[str, str] | None = None) -> str:
-    """The whole configuration as TOML; `read_toml` and `replaced` read it back. `made_with`: a table of what else is known of the run."""
+    """The whole configuration as TOML; `read_toml` and `replaced` read it back. `made_with`: a table of what else is known of the run.
+
+    Where it continues a checkpoint, that has the sizes: those of a fresh model are left out.
+    """
     fields = dataclasses.asdict(configuration)
+    if configuration.continue_from:
+        fields = {name: value for name, value in fields.items() if name not in SIZES}
     tables = {name: fields.pop(name) for name in TABLES} | {"made_with": made_with or {}}
     lines = [f"{name} = {_toml_value(value)}" for name, value in fields.items()]
     for name, table in tables.items():

@@ -37,7 +37,8 @@ def scale_of(directory: str | os.PathLike[str]) -> Scale:
         batch = trained.batch * trained.accumulation
         continued = ", continuing another" if trained.continue_from else ""
         training = f"{trained.steps:,} steps of {batch} {'sequence' if batch == 1 else 'sequences'}{continued}"
-        scale = Scale(trained.layers, trained.width, configured_task(trained).training_length, training)
+        size = (None, None) if trained.continue_from else (trained.layers, trained.width)
+        scale = Scale(*size, configured_task(trained).training_length, training)
     if (directory / "config.json").is_file() or not directory.exists():
         config = identify(directory).config
         scale = Scale(config.num_hidden_layers, config.hidden_size, training_length(config), scale.training)
