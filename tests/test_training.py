@@ -461,6 +461,6 @@ def test_a_language_model_goes_on_and_is_scored_in_its_own_tokens(tmp_path):
 def test_a_continued_run_records_no_sizes_of_a_fresh_model():
     """Found: the record of a run that continued 8 layers of width 256 said 4 layers of width 64."""
     made = {"command": "repo-interp train"}
-    continued = parsed(to_toml(dataclasses.replace(TINY, continue_from="runs/other"), made))
+    continued = parsed(to_toml(replaced(TINY, {"continue_from": "runs/other"}), made))
     assert not {"layers", "width", "heads", "kv_heads", "feed_forward", "initial_deviation"} & set(continued)
     assert {"layers", "width"} <= set(parsed(to_toml(TINY, made))) and "scheme_deviation" in continued
