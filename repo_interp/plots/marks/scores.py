@@ -31,6 +31,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.lines import Line2D
 from matplotlib.transforms import offset_copy
 
+from repo_interp.plots.letters import legible
 from repo_interp.plots.marks.drawing import legend_below, write_cells
 from repo_interp.plots.marks.reading import unit_label
 from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, scheme_name, style
@@ -84,7 +85,7 @@ def looks(data: xr.Dataset) -> dict[str, dict[str, Any]]:
             "color": colour,
             "linestyle": _DASHES[place % len(_DASHES)],
             "marker": _MARKERS[place % len(_MARKERS)],
-            "label": labels.get(name) or (layout_name(layout) if layouts.count(layout) == 1 else name),
+            "label": legible(labels.get(name) or (layout_name(layout) if layouts.count(layout) == 1 else name)),
         }
     return by_name
 

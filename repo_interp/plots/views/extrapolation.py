@@ -16,7 +16,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.lines import Line2D
 
-from repo_interp.plots.marks.drawing import legend_below, name_ticks, scheme_swatches
+from repo_interp.plots.marks.drawing import legend_below, name_ticks, plain_decades, scheme_swatches
 from repo_interp.plots.marks.reading import group, schemes, unit_label
 from repo_interp.plots.marks.table import Table, cells
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
@@ -67,6 +67,7 @@ def extrapolation_by_length(run: xr.DataTree) -> PaperFigure:
     of_layers = kl.values[:, -1]
     if of_layers.min() > 0 and of_layers.max() > LOG_ABOVE * of_layers.min():  # a few layers leave far further than all others
         by_layer.set_yscale("log")
+        plain_decades(by_layer.yaxis)
     else:
         by_layer.set_ylim(0, None)
     name_ticks(by_layer.xaxis, kl["layer"].values, 8)
