@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from repo_interp.plots.marks.arrays import nanmean, ranked
+from repo_interp.plots.marks.arrays import nanmean, over_prompts, ranked
 from repo_interp.plots.marks.drawing import counted, legend_below, number, plain_decades, scheme_handles
 from repo_interp.plots.marks.heads import HeadMap, head_grid_figure
 from repo_interp.plots.marks.reading import group, main_span, ordered_spans, pick, schemes
@@ -162,8 +162,7 @@ def mass_grid(run: xr.DataTree, span: str = "needle") -> PaperFigure:
 
 def mass_of_heads(run: xr.DataTree, span: str) -> xr.DataArray:
     """Attention mass on `span` [layer, head] in per cent, the mean over prompts. Raises InputError as `heads_ranked`."""
-    mass = UNIT * pick(group(run, "attention_mass")["mass"], span=span).transpose("layer", "head", "prompt")
-    means = mass.isel(prompt=0, drop=True).copy(data=nanmean(mass.values, axis=2))
+    means = over_prompts(UNIT * pick(group(run, "attention_mass")["mass"], span=span)).transpose("layer", "head")
     return means.assign_attrs(long_name=f"attention mass on {span}", units="%")
 
 

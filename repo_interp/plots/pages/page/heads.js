@@ -22,7 +22,8 @@ window.drawHeadMaps = function (place, maps, page) {
   function said(map, row, column) {
     const layer = map.layers[row];
     const control = map.control === null ? "" : ", control " + digits(map.control[row][column]);
-    return "L" + layer.layer + " H" + map.heads[column] + " (" + layer.name + "): " + digits(map.values[row][column]) + control;
+    const mean = map.mean ? ", " + map.mean : "";
+    return "L" + layer.layer + " H" + map.heads[column] + " (" + layer.name + "): " + digits(map.values[row][column]) + control + mean;
   }
 
   function draw(map) {
