@@ -71,7 +71,8 @@ class HeadMap:
 
 
 def head_grid(values: xr.DataArray, ax: Axes, limits: tuple[float, float] | None = None) -> Axes:
-    """Draw `values` (layer, head) on `ax`; its name and units become the title, with what it is the mean of. NaN is grey, values of both signs diverge from 0.
+    """Draw `values` (layer, head) on `ax`; its name and units become the title, with what it is the mean of. NaN is grey, values of both
+    signs diverge from 0.
 
     Colours end at `limits`, where these are given - and diverge where these have both signs -, else at the values' own. Few heads have
     their values written in their cells.
