@@ -107,8 +107,8 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
     curves = data["component_by_distance"].sel(weights="trained").mean("repeat")
     drawn = band.assign(component_by_distance=described(curves, "mean component", "q·k"))
     caption = (
-        f"Rotary components of {name} by distance, averaged over layers and heads, each from its own mean; below, all together "
-        f"and by band (HoPE fig. 3a). {named_bands(band, data)}"
+        f"Rotary components of {name} by distance, averaged over layers, heads and {data.attrs['sequences']} sequences of random "
+        f"tokens, each from its own mean; below, all together and by band (HoPE fig. 3a). {named_bands(band, data)}"
     )
     yield Drawing(f"components_{name}", component_curves(drawn, name), caption, drawn)
 

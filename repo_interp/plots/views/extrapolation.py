@@ -59,7 +59,7 @@ def extrapolation_by_length(run: xr.DataTree) -> PaperFigure:
         by_layer.plot(range(len(floor)), floor, **FLOOR, gid="noise by layer")
     by_length.set_title(unit_label("KL of attention outputs", kl))
     perplexity.set_title(unit_label(f"log perplexity, last {dataset.attrs['judged']} tokens", dataset["log_perplexity"]))
-    by_layer.set_title(unit_label(f"KL at {lengths[-1]} tokens", kl))
+    by_layer.set_title(unit_label(f"KL at {lengths[-1]:,} tokens", kl))
     for ax in (by_length, perplexity):
         _length_axis(ax, lengths, int(dataset.attrs["training_length"]))
     by_length.set_ylim(0, None)
