@@ -21,6 +21,7 @@ from repo_interp.plots import (
     position_ranges,
     write_figures,
 )
+from repo_interp.plots.marks.arrays import MEAN, over_prompts
 from repo_interp.plots.marks.drawing import envelope
 from repo_interp.plots.marks.reading import heads_to_show
 from repo_interp.plots.style import PATTERN_COLOURS, SCHEME_COLOURS, paper_figure, style
@@ -391,3 +392,11 @@ def test_a_run_without_any_chunk_has_no_map_of_sensitivity(run, tmp_path):
     assert "pattern_sensitivity" not in {file.stem for file in write_figures(short, tmp_path)}
     with pytest.raises(InputError, match="no chunk of learned positions"):
         pattern_sensitivity(short)
+
+
+def test_a_mean_over_prompts_says_of_how_many_it_is():
+    values = xr.DataArray([[1.0, np.nan], [3.0, 4.0], [5.0, np.nan]], dims=("prompt", "head"))
+    np.testing.assert_array_equal(over_prompts(values), [3, 4])
+    assert over_prompts(values).attrs[MEAN] == "mean over 1 to 3 prompts"
+    assert over_prompts(values.isel(head=[1])).attrs[MEAN] == "mean over 1 prompt"
+    assert MEAN not in over_prompts(values.isel(prompt=[1])).attrs

@@ -14,7 +14,7 @@ import xarray as xr
 from repo_interp.values import json_number
 
 MEAN = "mean"
-"""Attribute of a mean over prompts: "mean over 20 prompts"."""
+"""Attribute of a mean over prompts: "mean over 20 prompts", of those that have a value, which may be other ones for every head."""
 
 
 def nanmean(values: np.ndarray, axis: int | tuple[int, ...] | None = None) -> np.ndarray:
@@ -31,9 +31,16 @@ def over_prompts(values: xr.DataArray) -> xr.DataArray:
     """
     if "prompt" not in values.dims:
         return values
-    moved, count = values.transpose("prompt", ...), values.sizes["prompt"]
-    means = moved.isel(prompt=0, drop=True).copy(data=nanmean(moved.values.astype(float), axis=0))
-    return means.assign_attrs({MEAN: f"mean over {count:,} prompts"}) if count > 1 else means
+    moved = values.transpose("prompt", ...)
+    numbers = moved.values.astype(float)
+    means = moved.isel(prompt=0, drop=True).copy(data=nanmean(numbers, axis=0))
+    counts = np.isfinite(numbers).sum(axis=0)
+    known = counts[counts > 0]
+    if len(numbers) < 2 or not known.size:
+        return means
+    low, high = int(known.min()), int(known.max())
+    several = f"{low:,} to {high:,}" if low < high else f"{high:,}"
+    return means.assign_attrs({MEAN: f"mean over {several} {'prompt' if high == 1 else 'prompts'}"})
 
 
 def ranked(means: np.ndarray) -> list[tuple[int, int]]:

@@ -21,7 +21,7 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FuncFormatter, NullFormatter
 from matplotlib.transforms import offset_copy
 
-from repo_interp.plots.letters import code_of, is_drawable
+from repo_interp.plots.letters import code_of, is_drawable, legible
 from repo_interp.plots.style import scheme_colour, scheme_name, span_colours
 
 LONGEST = 14
@@ -80,7 +80,7 @@ def legend_below(figure: Figure, handles: Sequence[Patch | Line2D], length: floa
     """
     if handles:
         more = 0.0 if length is None else (length - mpl.rcParams["legend.handlelength"]) * mpl.rcParams["legend.fontsize"] / 72
-        needed = sum(LEGEND_ENTRY + more + LEGEND_LETTER * len(str(handle.get_label())) for handle in handles)
+        needed = sum(LEGEND_ENTRY + more + LEGEND_LETTER * len(legible(str(handle.get_label()))) for handle in handles)
         rows = int(np.ceil(needed / figure.get_figwidth()))
         columns = -(-len(handles) // rows)
         figure.legend(handles=list(handles), loc="outside lower center", ncols=columns, borderpad=0.1, handlelength=length)

@@ -177,6 +177,7 @@ def score_maps(maps: xr.DataArray, training_length: int, counts: xr.DataArray | 
     figure = paper_figure(width, 0.75 + methods * (0.35 + 0.125 * depths))
     axes: Any = figure.subplots(methods, columns, sharex=True, sharey=True, squeeze=False)
     numbers = np.full((depths, lengths), np.nan) if counts is None else counts.transpose("depth", "length").values
+    image = None
     for row, column in np.ndindex(methods, columns):
         ax = axes[row, column]
         if column == checkpoints:
@@ -194,6 +195,7 @@ def score_maps(maps: xr.DataArray, training_length: int, counts: xr.DataArray | 
         if not column:
             ax.set_yticks(range(depths)[::2], [f"{depth:g}" for depth in maps["depth"].values[::2]])
             ax.set_ylabel(str(maps["method"].values[row]))
+    assert image is not None
     bar: Any = figure.colorbar(image, ax=list(axes.flat), pad=0.01, fraction=0.03, aspect=22)
     bar.outline.set_visible(False)
     bar.set_label(unit_label(str(maps.attrs.get("long_name", "score")), maps))

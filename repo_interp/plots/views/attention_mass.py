@@ -81,6 +81,10 @@ def draw_mass(ax: Axes, per_token: np.ndarray, table: np.ndarray, named: Mapping
                 y = row + 0.22 + min(0.1, 0.36 / len(kinds)) * place
                 five, quarter, three_quarters, ninety_five = np.percentile(heads, [5, 25, 75, 95])
                 ax.hlines(y, five, ninety_five, color=scheme_colour(kind), linewidth=0.7)
+                if five < ax.get_xlim()[0]:  # the line goes on beyond a logarithmic axis, which would reach to nothing
+                    ax.plot(
+                        ax.get_xlim()[0], y, "<", color=scheme_colour(kind), markersize=2.6, clip_on=False, gid=f"beyond {row}"
+                    )
                 ax.hlines(y, quarter, three_quarters, color=scheme_colour(kind), linewidth=2.6, gid=f"heads {row} {kind}")
         prompts = nanmean(values, axis=(1, 2))
         ax.plot(prompts, np.full(prompts.shape, row), "|", color="#333333", alpha=0.6, markersize=6, gid=f"prompts {row}")
@@ -123,7 +127,9 @@ def heads_ranked(run: xr.DataTree, span: str = "needle") -> PaperFigure:
     bars.set(ylim=(max(8, len(first)) - 0.4, -0.6), xlim=(0, None), xlabel=f"attention mass on {span} (%)")
     bars.tick_params(axis="y", length=0)
     bars.grid(axis="x")
-    bars.set_title(f"First {counted(len(first), 'head')}, {rows_in_words(dataset)}\nline: smallest to largest prompt")
+    prompts = mass.sizes["prompt"]
+    spread = "" if prompts == 1 else f"\nbar: mean over {counted(prompts, 'prompt')}; line: smallest to largest"
+    bars.set_title(f"First {counted(len(first), 'head')}, {rows_in_words(dataset)}{spread}")
     places = np.arange(1, len(ranking) + 1)
     means = np.array([nanmean(mass.values[layer, head]) for layer, head in ranking])
     colours = [scheme_colour(named[int(layers[layer])]) for layer, _ in ranking]
@@ -131,7 +137,7 @@ def heads_ranked(run: xr.DataTree, span: str = "needle") -> PaperFigure:
     curve.set(xlabel="rank", ylabel=f"mass on {span} (%)", xlim=(0.2, len(ranking) + 0.8), ylim=(0, None))
     curve.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     curve.grid(axis="y")
-    curve.set_title(f"All of {counted(len(ranking), 'head')}, {counted(mass.sizes['prompt'], 'prompt')}")
+    curve.set_title(f"All of {counted(len(ranking), 'head')}, mean over {counted(prompts, 'prompt')}")
     handles = scheme_handles(named.values())
     if "chance" in dataset:
         chance = UNIT * float(dataset["chance"].sel(span=span).mean())
