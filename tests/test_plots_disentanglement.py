@@ -193,6 +193,10 @@ def test_layers_that_leave_far_further_than_others_do_not_hide_these(run):
     far = run.copy()
     far["extrapolation/kl"] = far["extrapolation/kl"].where(far["extrapolation/layer"] > 0, 1000 * far["extrapolation/kl"])
     assert extrapolation_by_length(far).axes[2].get_yscale() == "log"
+    assert extrapolation_by_length(run).axes[0].get_yscale() == "linear"
+    plain = far["extrapolation/method"] == "plain"
+    far["extrapolation/kl"] = run["extrapolation/kl"].where(~(plain & (far["extrapolation/length"] > 32)), 1000)
+    assert extrapolation_by_length(far).axes[0].get_yscale() == "log", "one method that breaks does not press the others to 0"
 
 
 def test_traces_wander_in_the_plane_of_the_reference(run):

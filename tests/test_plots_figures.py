@@ -300,6 +300,13 @@ def test_masses_that_differ_much_have_a_logarithmic_axis(long_run):
     low, high = axes.get_xlim()
     table = long_run["attention_mass"]["table"]
     assert low < table.min() and high > table.max()
+    masses = long_run["attention_mass"].to_dataset().copy(deep=True)
+    masses["mass_per_token"][{"layer": 0}] = 1e-12
+    axes = mass_by_span(xr.DataTree.from_dict({"/attention_mass": masses})).axes[0]
+    beyond = [line for line in axes.lines if str(line.get_gid()).startswith("beyond")]
+    assert beyond and all(line.get_xdata()[0] == axes.get_xlim()[0] for line in beyond), (
+        "a line that goes on beyond the axis says so"
+    )
 
 
 def test_heads_are_ranked_by_mass_and_coloured_by_scheme(run):

@@ -27,6 +27,7 @@ window.drawHeadMaps = function (place, maps, page) {
   }
 
   function draw(map) {
+    choice.title = map.title;
     grid.style.setProperty("--heads", map.heads.length);
     grid.setAttribute("aria-label", map.title + ", a cell per layer and head");
     const cells = [];
