@@ -76,8 +76,10 @@ def test_a_claim_holds_in_every_seed_or_not(tmp_path):
     assert verdict.verdict == FAILS and verdict.note == "2 of 3 seeds; holds: 0 (0.6), 10 (1); does not hold: 1 (0.4)"
     (drawing,) = result.drawings
     np.testing.assert_array_equal(drawing.data["holds"], [[1, 0, 1]])
-    filled, open_, crosses = drawing.figure.axes[0].get_lines()
-    assert [line.get_xdata().tolist() for line in (filled, open_, crosses)] == [[0, 2], [1], []]
+    (ax,) = drawing.figure.axes
+    filled, open_ = ax.get_lines()
+    assert [line.get_xdata().tolist() for line in (filled, open_)] == [[0, 2], [1]]
+    assert ax.get_title(loc="left").replace("\n", " ") == f"{CLAIM.label}: {CLAIM.statement}", "what is drawn, in words"
 
 
 def test_seeds_that_say_nothing_do_not_count_and_two_have_to(tmp_path):
@@ -87,6 +89,12 @@ def test_seeds_that_say_nothing_do_not_count_and_two_have_to(tmp_path):
     ((verdict,), (drawing,)) = result.verdicts, result.drawings
     assert (verdict.verdict, verdict.seeds) == (HOLDS, 2) and verdict.note.endswith("; not measurable here: 1 (it is silent)")
     np.testing.assert_array_equal(drawing.data["number"], [[0.6, np.nan, 0.8]])
+    (ax,) = drawing.figure.axes
+    (stripe,) = [patch for patch in ax.patches if patch.get_gid() == "nothing"]
+    assert stripe.get_extents().transformed(ax.transData.inverted()).intervalx == pytest.approx([0.6, 1.4])
+    assert [line.get_xdata().tolist() for line in ax.get_lines()] == [[0, 2], []], (
+        "no mark stands at a number where there is none"
+    )
     (result,) = results(experiment(shares, (1, 2)), [mine])
     (verdict,) = result.verdicts
     assert verdict.verdict == UNMEASURED and "1 of 3 training seeds can be judged; holds: 0 (0.6)" in verdict.note

@@ -327,3 +327,26 @@ def test_images_of_heads_are_coarsened_until_they_fit():
     assert np.isnan(decoded[0, 1:]).all() and decoded[0, 0] == pytest.approx(1 / 3, abs=0.02)  # the mean of its three pairs
     assert decoded[500, :500] == pytest.approx(np.arange(500) * 2 + 0.5, abs=0.05)
     assert decoded[-1, -1] == pytest.approx(2000, abs=0.05)
+
+
+@pytest.mark.parametrize("width", [600, 800, 1280, 1600])
+def test_no_control_is_cut_at_usual_widths(opened, width):
+    browser = opened("small.html", width=width)
+    assert browser.run("document.documentElement.scrollWidth") <= width
+    cut = """[...document.querySelectorAll('select')].filter((one) => one.offsetParent).flatMap((one) => {
+        const pen = document.createElement('canvas').getContext('2d');
+        pen.font = getComputedStyle(one).font;
+        return [...one.options].map((option) => option.text).filter((text) => pen.measureText(text).width > one.clientWidth - 16);
+    })"""
+    assert browser.run(cut) == []
+
+
+def test_the_map_of_heads_says_over_what_its_numbers_are_means(opened):
+    browser = opened("small.html")
+    prompts = small_run()["positions"].sizes["prompt"]
+    assert prompts > 1
+    title = text_of(browser, "#gallery-score option")
+    assert text_of(browser, "#gallery-mean") == f"Colour and number of a head: {title}, mean over {prompts} prompts."
+    mean, drawn = browser.run("document.querySelector('#gallery-grid .tile').title").split(". Drawn: ")
+    number = text_of(browser, "#gallery-grid .tile-score")
+    assert mean.endswith(f": {title}, mean over {prompts} prompts: {number}") and drawn.startswith("the chosen prompt")

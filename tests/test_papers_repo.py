@@ -25,7 +25,7 @@ from repo_interp.papers.kit.experiment import run
 from repo_interp.papers.kit.paper_directory import write_paper
 from repo_interp.papers.kit.scores import Scored
 from repo_interp.papers.kit.subjects import Given, subject
-from repo_interp.papers.repo import attention, mirror, mirror_by_seed, ranges, segments, start_layer
+from repo_interp.papers.repo import attention, causes, mirror, mirror_by_seed, ranges, segments, start_layer
 from repo_interp.papers.repo.checkpoints import longest_trained, needles, reads_text
 from repo_interp.papers.repo.chunks import PATTERNS, R6, SHARE, same_as_claimed
 from repo_interp.papers.repo.efficiency import EFFICIENCY, SIZES, configuration, counts
@@ -308,6 +308,29 @@ def test_taking_the_mirror_away_breaks_reversal_and_flat_instructions_break_noth
     data = drawn(results[0], "causes_reversal_repo").data
     np.testing.assert_array_equal(data["plain"], 1)
     assert float(data["score"].sel(kind="frozen", where="layer 1").mean()) == pytest.approx(1)
+
+
+def test_scores_under_changed_positions_are_drawn_from_0_to_1_with_the_error_of_their_fall():
+    """Found: the axis began at 0.83, and marks had the spread of prompts, not that of what positions change."""
+    plain = np.array([1.0, 0.0, 1.0, 1.0])
+    score = np.broadcast_to(plain, (3, 2, 4)).copy()
+    score[0, 1] = [1, 0, 0, 1]
+    axes = {"kind": list(causes.KINDS), "where": ["layer 1", causes.EVERYWHERE]}
+    data = xr.Dataset(
+        {"score": (("kind", "where", "prompt"), score, {"units": "1"}), "plain": ("prompt", plain)},
+        axes,
+        {"metric": "exact match", "sign": 1, "checkpoint": "a/b", "stem": "a_b"},
+    )
+    (drawing,) = causes.draw(data)
+    (ax,) = drawing.figure.axes
+    assert ax.get_ylim() == (-0.04, 1.04) and ax.get_ylabel() == "exact match"
+    assert "standard error" in drawing.caption and "4 prompts" in drawing.caption and "begin at 0" not in drawing.caption
+    linearised, frozen, _ = (container[2][0].get_segments() for container in ax.containers)
+    np.testing.assert_allclose([np.ptp(bar[:, 1]) / 2 for bar in linearised], [0, 0.25])
+    np.testing.assert_allclose([np.ptp(bar[:, 1]) for bar in frozen], 0, atol=1e-12)
+    nats = data.assign(score=data["score"].assign_attrs(units="nat")).assign_attrs(metric="log perplexity", sign=-1)
+    (drawing,) = causes.draw(nats)
+    assert drawing.figure.axes[0].get_ylabel() == "log perplexity (nat)" and "does not begin at 0" in drawing.caption
 
 
 def test_what_both_find_cannot_tell_them_apart(results):

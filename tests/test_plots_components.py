@@ -148,6 +148,10 @@ def test_components_are_coloured_by_band_and_add_up():
     assert_allclose(drawn(below, "sum"), total - total.mean())
     assert_allclose(drawn(below, "sum low"), curves[3:].sum(0) - curves[3:].sum(0).mean(), atol=1e-12)
     assert [text.get_text() for text in above.texts] == ["r = 2"]
+    length = int(data["distance"].values[-1]) + 1
+    for ax in (above, below):
+        (few,) = [patch for patch in ax.patches if patch.get_gid() == "few pairs"]
+        assert_allclose(few.get_extents().transformed(ax.transData.inverted()).intervalx, [length - length // 16, length])
 
 
 def test_vaf_bars_spread_and_controls():

@@ -167,6 +167,18 @@ def test_all_heads_have_one_scale_and_whole_circles(run):
             assert max(np.abs(circle.center)) + circle.radius <= reach
 
 
+def test_r_and_colours_of_pairs_say_how_their_components_are_chosen(run):
+    """Found: r stood over pairs that were all grey, as "that of the coloured ones": it is of components that single prompts have."""
+    dataset = run["rotation"].to_dataset().copy(deep=True)
+    dataset["slow_dominating"][:] = 0
+    dataset["closed_form_r"][:] = np.nan
+    dataset["closed_form_r"][{"prompt": 0}] = 0.5
+    figure = rotation_grid(xr.DataTree.from_dict({"/rotation": dataset}))
+    title, prompts = figure.get_suptitle(), dataset.sizes["prompt"]
+    assert "means over all prompts" in title and "within a prompt" in title and figure.get_supxlabel()
+    assert figure.axes[0].get_title("left").endswith(f"r = 0.500 (1/{prompts})" if prompts > 1 else "r = 0.500")
+
+
 def test_extrapolation_is_drawn_by_method_and_length(run):
     figure = extrapolation_by_length(run)
     group = run["extrapolation"]
@@ -181,6 +193,10 @@ def test_layers_that_leave_far_further_than_others_do_not_hide_these(run):
     far = run.copy()
     far["extrapolation/kl"] = far["extrapolation/kl"].where(far["extrapolation/layer"] > 0, 1000 * far["extrapolation/kl"])
     assert extrapolation_by_length(far).axes[2].get_yscale() == "log"
+    assert extrapolation_by_length(run).axes[0].get_yscale() == "linear"
+    plain = far["extrapolation/method"] == "plain"
+    far["extrapolation/kl"] = run["extrapolation/kl"].where(~(plain & (far["extrapolation/length"] > 32)), 1000)
+    assert extrapolation_by_length(far).axes[0].get_yscale() == "log", "one method that breaks does not press the others to 0"
 
 
 def test_traces_wander_in_the_plane_of_the_reference(run):

@@ -21,6 +21,7 @@ from repo_interp.plots import (
     position_ranges,
     write_figures,
 )
+from repo_interp.plots.marks.arrays import MEAN, over_prompts
 from repo_interp.plots.marks.drawing import envelope
 from repo_interp.plots.marks.reading import heads_to_show
 from repo_interp.plots.style import PATTERN_COLOURS, SCHEME_COLOURS, paper_figure, style
@@ -299,6 +300,13 @@ def test_masses_that_differ_much_have_a_logarithmic_axis(long_run):
     low, high = axes.get_xlim()
     table = long_run["attention_mass"]["table"]
     assert low < table.min() and high > table.max()
+    masses = long_run["attention_mass"].to_dataset().copy(deep=True)
+    masses["mass_per_token"][{"layer": 0}] = 1e-12
+    axes = mass_by_span(xr.DataTree.from_dict({"/attention_mass": masses})).axes[0]
+    beyond = [line for line in axes.lines if str(line.get_gid()).startswith("beyond")]
+    assert beyond and all(line.get_xdata()[0] == axes.get_xlim()[0] for line in beyond), (
+        "a line that goes on beyond the axis says so"
+    )
 
 
 def test_heads_are_ranked_by_mass_and_coloured_by_scheme(run):
@@ -391,3 +399,11 @@ def test_a_run_without_any_chunk_has_no_map_of_sensitivity(run, tmp_path):
     assert "pattern_sensitivity" not in {file.stem for file in write_figures(short, tmp_path)}
     with pytest.raises(InputError, match="no chunk of learned positions"):
         pattern_sensitivity(short)
+
+
+def test_a_mean_over_prompts_says_of_how_many_it_is():
+    values = xr.DataArray([[1.0, np.nan], [3.0, 4.0], [5.0, np.nan]], dims=("prompt", "head"))
+    np.testing.assert_array_equal(over_prompts(values), [3, 4])
+    assert over_prompts(values).attrs[MEAN] == "mean over 1 to 3 prompts"
+    assert over_prompts(values.isel(head=[1])).attrs[MEAN] == "mean over 1 prompt"
+    assert MEAN not in over_prompts(values.isel(prompt=[1])).attrs

@@ -176,7 +176,7 @@ def test_both_scores_of_every_head_stand_over_shuffled_edges(run):
         expected = group[name].sel(layer=3).mean("prompt")
         assert_allclose(artists(ax, "heads 3")[0].get_ydata(), expected[np.isfinite(expected)])
         assert_allclose(artists(ax, "index")[0].get_ydata(), float(group[f"{name}_index"].mean()))
-    assert figure.axes[1].get_title(loc="left").endswith("lines a prompt")
+    assert figure.axes[1].get_title(loc="left").endswith("lines per prompt")
     (shown,) = segments.segment_grid(run, "lines").axes[0].get_images()
     beyond = (group["variance_between"] - group["variance_between_shuffled"]).mean("prompt")
     assert_allclose(shown.get_array().filled(np.nan), beyond)

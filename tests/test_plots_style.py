@@ -16,6 +16,7 @@ from repo_interp.plots.style import (
     SCHEME_COLOURS,
     SPAN_COLOURS,
     paper_figure,
+    rendered,
     save_figure,
     span_colours,
     style,
@@ -162,3 +163,30 @@ def test_a_figure_saves_itself_in_the_style_and_shows_itself_in_a_notebook(tmp_p
     save_figure(same, tmp_path / "same", ["svg"])
     assert (tmp_path / "figure.svg").read_bytes() == (tmp_path / "same.svg").read_bytes()
     assert figure._repr_png_().startswith(b"\x89PNG")
+
+
+def test_names_are_drawn_as_they_are_and_what_no_font_has_as_its_code():
+    """No dollar sign begins mathematics, and nothing is missing from a font: both would be warnings, which are errors."""
+    with style():
+        figure = paper_figure(4, 2)
+        ax = figure.subplots()
+        ax.plot([0, 1], [0, 1], label="a_$x^2$ and 模型")
+        ax.set(title="$HOME costs 5 $", xlabel="سلام", ylabel="\x07 and 🙂", xticks=[])
+        ax.set_xticks([0, 0.5, 1], ["$a$", "模型", "plain"])
+        ax.set_yticks([0.25], ["字"], minor=True)
+        ax.legend()
+        figure.suptitle("𝑥 of 模\nand more")
+    svg = rendered(figure, ("svg", "png"))["svg"].decode()
+    for text in (
+        "a_$x^2$ and \\u6a21\\u578b",
+        "$HOME costs 5 $",
+        "سلام",
+        "\\x07 and \\U1f642",
+        "$a$",
+        "plain",
+        "\\u5b57",
+        "𝑥 of \\u6a21",
+    ):
+        assert f">{text}<" in svg, text
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["$a$", "\\u6a21\\u578b", "plain"]
+    assert list(ax.get_xlim()) == pytest.approx([-0.05, 1.05])

@@ -230,6 +230,8 @@ def _bar(figure: PaperFigure, image: Any, axes: Sequence[Axes], label: str, data
     beyond = bool(np.nanmax(np.abs(data)) > image.norm.vmax * (1 + 1e-9))
     bar = figure.colorbar(image, ax=list(axes), pad=0.02, fraction=0.04, aspect=18, extend="both" if beyond else "neither")
     bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+    if isinstance(image.norm, LogNorm):
+        plain_decades(bar.ax.yaxis)
     if label:
         bar.set_label(label)
 

@@ -6,7 +6,7 @@ lightest are darkened where they have to be read as text. Fonts travel with the 
 SVG.
 
 Knows nothing about runs: names in, colours and figures out. It never touches pyplot, so nothing is left open and no state is
-global.
+global. A dollar sign is a dollar sign: names of checkpoints, spans and tokens are no mathematics.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+from repo_interp.plots.letters import FONTS, make_legible
 
 COLUMN_WIDTH = 3.3
 """Inches: one column of a two-column paper."""
@@ -78,10 +80,10 @@ _PART_SHADES = {"key": 0.7, "value": 0.5}
 _UNKNOWN = "#5A5A5A"
 
 _SETTINGS: Mapping[str, Any] = {
-    "font.family": ["DejaVu Sans", "sans-serif"],  # the second is what a viewer of SVG without the first falls back to
+    "font.family": [*FONTS, "sans-serif"],  # the last is what a viewer of SVG without the others falls back to
     "font.sans-serif": ["DejaVu Sans"],
     "font.size": 7.0,
-    "mathtext.fontset": "dejavusans",
+    "text.parse_math": False,
     "axes.titlesize": 7.5,
     "axes.titlelocation": "left",
     "axes.titlepad": 4.0,
@@ -192,6 +194,7 @@ def rendered(figure: Figure, formats: Sequence[str] = FORMATS, **options: Any) -
 @contextmanager
 def _laid_out(figure: Figure) -> Iterator[None]:
     """Lay `figure` out once, and not again for each format - at whose resolution texts measure a little differently."""
+    make_legible(figure)
     figure.draw_without_rendering()
     layout = figure.get_layout_engine()
     figure.set_layout_engine(None)  # with "none", a placeholder, matplotlib would draw everything once more before each format

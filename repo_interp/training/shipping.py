@@ -110,8 +110,11 @@ _HEAD = """# The checkpoints that come with the package
 has the weights, the tokenizer, `training.toml` (everything that decides the bytes, with command and versions), `log.jsonl` and
 `scores.json`; `seed-N` in it the records of other seeds, and their weights where the page says so: `ri.load("reversal/repo/seed-1")`.
 Those marked "records" ship without weights. The same commands on the same machine give the same bytes. Loss: of the last steps of
-training, nats per target. Loss and scores: mean over seeds, ± their standard deviation. Commands are those of seed 0;
-`repo-interp zoo train TASK/NAME` trains every seed of one, and what it goes on from.
+training, nats per target. Loss and scores: mean over seeds, ± their standard deviation. A seed decides the weights that training
+begins with, the order of its data, and the prompts that are scored: ± is of all three together, and not the error of a comparison of
+two checkpoints, which have the same prompts where they have the same seed. Of `language` prompts are windows of held-out text, some
+harder than others, so that much of its ± is of the windows. Commands are those of seed 0; `repo-interp zoo train TASK/NAME` trains every
+seed of one, and what it goes on from.
 """
 
 _AHEAD = """In the order of what they decide. `repo-interp zoo train TASK/NAME` trains every seed of one, and what it goes on from; those of

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from repo_interp.papers.kit.scores import Scored
@@ -19,6 +20,7 @@ from repo_interp.plots.marks.scores import looks
 from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper_figure, style
 
 _HATCHES = ("", "////", "....", "xxxx")
+_FLOOR: Mapping[str, Any] = {"color": "#222222", "linewidth": 0.7, "linestyle": "--"}
 _GROUP = 0.84
 """Width of the bars of one test set; test sets are 1 apart."""
 _PAGE_FROM = 12
@@ -37,9 +39,12 @@ def error_bars(panels: Mapping[str, xr.Dataset]) -> PaperFigure:
         for ax, (title, data) in zip(axes, panels.items(), strict=True):
             for patch in _draw_errors(ax, data):
                 entries.setdefault(str(patch.get_label()), patch)
-            ax.set_title(f"{title}; number: mean")
+            ax.set_title(f"{title}; numbers below bars: mean error (%)")
         axes[0].set_ylim(0, max(_top(data) for data in panels.values()))
-        legend_below(figure, list(entries.values()))
+        floors: list[Line2D] = []
+        if any("floor" in data for data in panels.values()):
+            floors = [Line2D([], [], **_FLOOR, label="always the most frequent answer")]
+        legend_below(figure, [*entries.values(), *floors])
     return figure
 
 
@@ -93,9 +98,7 @@ def _draw_errors(ax: Axes, data: xr.Dataset) -> list[Patch]:
             ax.annotate(_number(mean), (x, 0), **below, color="#222222", gid=f"mean {name}")
     if "floor" in data:
         for column, floor in enumerate(data["floor"].sel(test_set=data["test_set"]).values):
-            ax.hlines(
-                floor, column - _GROUP / 2, column + _GROUP / 2, color="#222222", linewidth=0.7, linestyle="--", gid="floor"
-            )
+            ax.hlines(floor, column - _GROUP / 2, column + _GROUP / 2, **_FLOOR, gid="floor")
     names = [str(name).replace("in_distribution", "in distribution").replace("_", " ") for name in data["test_set"].values]
     ax.set_xticks(range(len(names)), names)
     ax.set(xlim=(-0.5, len(names) - 0.5), ylabel="error (%)")

@@ -168,7 +168,7 @@ def draw(tree: xr.DataTree) -> Iterator[Drawing]:
     layers, of = trained.sizes["layer"], within.sizes["layer"]
     few = f"Of {of} layers the first {layers}. " if layers < of else ""
     caption = (
-        f"{name} on sequences of 2L = {2 * length} tokens: components and mean logit of the first layer, and mean logit of the "
+        f"{name} on sequences of 2L = {2 * length} random tokens: components and mean logit of the first layer, and mean logit of the "
         "later ones (HoPE fig. 3c), smoothed over L/32. Orange band: the range of the activated component within L. "
         f"{few}{named_bands(band, within)}"
     )

@@ -25,7 +25,7 @@ from repo_interp.papers.kit.claims import SEEN, Claim, Evidence
 from repo_interp.papers.kit.experiment import Drawing, Experiment
 from repo_interp.papers.kit.rules import All, AtMost, BeyondNull, Observed, beside_null
 from repo_interp.papers.kit.subjects import Subject
-from repo_interp.plots.views.component_curves import component_curves
+from repo_interp.plots.views.component_curves import FEW_PAIRS, component_curves
 
 SWING = (
     "peak to peak within L, smoothed over L/16 distances, the median of their curves over the mean of the activated components"
@@ -107,8 +107,9 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
     curves = data["component_by_distance"].sel(weights="trained").mean("repeat")
     drawn = band.assign(component_by_distance=described(curves, "mean component", "q·k"))
     caption = (
-        f"Rotary components of {name} by distance, averaged over layers and heads, each from its own mean; below, all together "
-        f"and by band (HoPE fig. 3a). {named_bands(band, data)}"
+        f"Rotary components of {name} by distance, averaged over layers, heads and {data.attrs['sequences']} sequences of random "
+        f"tokens, each from its own mean; below, all together and by band (HoPE fig. 3a). Yellow: "
+        f"the last 1/{FEW_PAIRS} of the distances, which few pairs have. {named_bands(band, data)}"
     )
     yield Drawing(f"components_{name}", component_curves(drawn, name), caption, drawn)
 

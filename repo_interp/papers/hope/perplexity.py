@@ -113,7 +113,7 @@ def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
     extended = [label(each, method, scored) for each, method in rows if each.layout in (ROPE, HOPE)]
     panels = {f"trained at {length} tokens": table.sel(checkpoint=[label(each, PLAIN, scored) for each in scored])}
     if any(method != PLAIN for _, method in rows):
-        panels["with PI and YaRN beyond them"] = table.sel(checkpoint=extended)
+        panels[f"with PI and YaRN beyond {length} tokens"] = table.sel(checkpoint=extended)
     caption = (
         f"Perplexity by length of the context (HoPE fig. 5), {windows} windows of held-out text of each length. Dotted: the training "
         f"length, {length} tokens. PI and YaRN by the factor n / L beyond it. {errors_caption(table)}{continued_caption(scored)}{below}"

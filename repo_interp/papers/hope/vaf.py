@@ -25,6 +25,7 @@ from repo_interp.papers.kit.claims import SEEN, Claim, Evidence
 from repo_interp.papers.kit.experiment import Drawing, Experiment
 from repo_interp.papers.kit.rules import All, AtLeast, BeyondNull, Observed, beside_null
 from repo_interp.papers.kit.subjects import Subject
+from repo_interp.plots.marks.drawing import counted
 from repo_interp.plots.views.component_shares import vaf_by_component
 
 HEIGHT = "their mean VAF above the mean of the other components, in standard deviations of these,"
@@ -108,8 +109,10 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
         vaf_of_pairs=described(of_pairs, "the same of all pairs' logits, mean over heads", "%"),
     )
     caption = (
-        f"Variance of the mean logit by distance that each component of {name} accounts for (HoPE fig. 7; standard definition). "
-        f"Diamonds: random weights. {named_bands(band, data)}{parts_caption(data)}"
+        f"Variance of the mean logit by distance that each component of {name} accounts for (HoPE fig. 7; standard definition), "
+        f"mean of {counted(shares.sizes['repeat'], 'replicate')} of together {data.attrs['sequences']} sequences of random tokens; bars of "
+        f"errors: their standard deviation, which may be too small to see. Diamonds: random weights, one for each model. "
+        f"{named_bands(band, data)}{parts_caption(data)}"
     )
     yield Drawing(f"vaf_{name}", vaf_by_component(drawn, f"{name}: share of the mean curve's variance"), caption, drawn)
 

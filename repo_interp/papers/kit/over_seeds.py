@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from repo_interp.measures.labels import described
 from repo_interp.papers.kit.cache import Cache
@@ -36,6 +37,8 @@ LEAST = 2
 """Seeds that have to be judged for a row over them."""
 LETTERS = 30
 """In a line of an axis's label."""
+AROUND, LETTER = 0.6, 0.062
+"""Inches of a panel's width that its axis takes, and that a letter of its title takes."""
 BySeed = Mapping[int, Verdict]
 """The verdict on one claim of every seed alone."""
 
@@ -169,6 +172,7 @@ def _numbers(rows: Mapping[Claim, BySeed]) -> xr.Dataset:
                 number[place], holds[place] = verdict.ours, verdict.verdict == HOLDS
     coords = {
         "claim": [claim.label for claim in rows],
+        "statement": ("claim", [claim.statement for claim in rows]),
         "seed": seeds,
         "measured": ("claim", [_measured(by_seed) for by_seed in rows.values()]),
     }
@@ -183,44 +187,51 @@ def _numbers(rows: Mapping[Claim, BySeed]) -> xr.Dataset:
 def _drawing(name: str, checkpoint: str, data: xr.Dataset) -> Drawing:
     """One dot per seed and claim."""
     numbers = "; ".join(
-        f"{claim}: {measured}" for claim, measured in zip(data["claim"].values, data["measured"].values, strict=True)
+        f"{claim}, {statement}: {measured}"
+        for claim, statement, measured in zip(*(data[name].values for name in ("claim", "statement", "measured")), strict=True)
     )
     return Drawing(
         f"every_seed_{stem(name)}",
         _figure(data),
         f"{checkpoint}: one dot per training seed. {numbers}. Filled: the claim's rule holds for that seed alone; open: it does not. "
-        "Crosses at the bottom: seeds of which nothing can be said.",
+        "Grey: seeds of which nothing can be said.",
         data,
     )
 
 
 def _figure(data: xr.Dataset) -> PaperFigure:
-    """One panel per claim."""
-    ink, grey = "#222222", "#777777"
+    """One panel per claim. A seed of which nothing can be said is a grey stripe: a mark would stand at a number."""
+    ink, grey = "#222222", "#E4E4E4"
     places = np.arange(data.sizes["seed"])
+    width = PAGE_WIDTH if data.sizes["claim"] > 1 else COLUMN_WIDTH
+    letters = int((width / data.sizes["claim"] - AROUND) / LETTER)
+    titles = [
+        textwrap.fill(f"{claim}: {statement}", letters)
+        for claim, statement in zip(data["claim"].values, data["statement"].values, strict=True)
+    ]
     with style():
-        figure = paper_figure(PAGE_WIDTH if data.sizes["claim"] > 1 else COLUMN_WIDTH, 2.1)
+        figure = paper_figure(width, 2.2 + 0.13 * max(title.count("\n") for title in titles))
         axes = figure.subplots(1, data.sizes["claim"], squeeze=False)[0]
         for row, ax in enumerate(axes):
             number, holds = (data[name].values[row] for name in ("number", "holds"))
             for dots, filling in ((holds == 1, ink), (holds == 0, "white")):
                 ax.plot(places[dots], number[dots], "o", color=ink, markerfacecolor=filling, markersize=4, gid="seeds")
-            nothing = places[np.isnan(number)]
-            ax.plot(nothing, np.full(len(nothing), 0.05), "x", color=grey, transform=ax.get_xaxis_transform(), gid="nothing")
+            for place in places[np.isnan(number)]:
+                ax.axvspan(place - 0.4, place + 0.4, facecolor=grey, linewidth=0, gid="nothing")
             low, high = np.nanmin([0, *number]), np.nanmax([0, *number])
             room = 0.12 * ((high - low) or 1)
             ax.set(xlim=(-0.6, len(places) - 0.4), ylim=(low - room, high + room), xlabel="training seed")
             ax.set_xticks(places, [str(int(seed)) for seed in data["seed"].values])
-            ax.set_ylabel(textwrap.fill(str(data["measured"].values[row]).partition(",")[0], LETTERS))
-            ax.set_title(str(data["claim"].values[row]).replace(" (", "\n("))
+            ax.set_ylabel(textwrap.fill(str(data["measured"].values[row]), LETTERS))
+            ax.set_title(titles[row])
             ax.grid(axis="y")
-        marks: list[tuple[Any, Line2D]] = [
+        marks: list[tuple[Any, Line2D | Patch]] = [
             (data["holds"] == 1, Line2D([], [], color=ink, marker="o", linestyle="", label="the rule holds")),
             (
                 data["holds"] == 0,
                 Line2D([], [], color=ink, marker="o", markerfacecolor="white", linestyle="", label="it does not"),
             ),
-            (data["number"].isnull(), Line2D([], [], color=grey, marker="x", linestyle="", label="nothing can be said")),
+            (data["number"].isnull(), Patch(facecolor=grey, label="nothing can be said")),
         ]
         shown = [mark for there, mark in marks if bool(there.any())]
         legend_below(figure, shown)

@@ -159,7 +159,7 @@ def draw(measured: Measured) -> Iterator[Drawing]:
         group = measured.group("extrapolation")
         caption = (
             f"{name}: divergence of attention outputs from those at the training length, and log perplexity, of the last "
-            f"{group.attrs['judged']} tokens (table 2)."
+            f"{group.attrs['judged']} tokens (table 2), means over {group.attrs['prompts']} sequences: their spread is not kept."
         )
         yield Drawing(f"extrapolation_{name}", extrapolation_by_length(measured.run), caption, group)
     if "output_traces" in present:

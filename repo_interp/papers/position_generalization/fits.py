@@ -192,8 +192,8 @@ def draw(measured: Measured) -> Iterator[Drawing]:
     axes = {variable: three[variable] for variable in ("distance_axis", "query_axis", "key_axis")}
     data = maps[["logit_map", "block_size"]].assign(axes).sel(layer=layer, head=head)
     caption = (
-        f"{name}, the head with the median r: its logits, distance, query and key axis, and their sum (fig. 2). Axes have a meaning "
-        "up to a level and a common slope."
+        f"{name}, the head with the median r: its logits, distance, query and key axis, and their sum (fig. 2), on the first "
+        f"of {three.sizes['prompt']} sequences. Axes have a meaning up to a level and a common slope."
     )
     yield Drawing(f"three_axis_{name}", three_axis_fit(measured.run, layer, head), caption, data)
 
@@ -203,7 +203,7 @@ def draw(measured: Measured) -> Iterator[Drawing]:
     data = maps[["fake_map", "block_size"]].assign(axes).sel(layer=layer, head=head)
     caption = (
         f"{name}, the head with the median r: logits that the last query would give every key at every distance, with their two "
-        "axes, and the sum of these (fig. 3)."
+        f"axes, and the sum of these (fig. 3), on the first of {three.sizes['prompt']} sequences."
     )
     yield Drawing(f"fake_distance_{name}", fake_distance_fit(measured.run, layer, head), caption, data)
 

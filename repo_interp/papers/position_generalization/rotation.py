@@ -28,7 +28,8 @@ from repo_interp.papers.position_generalization.measured import (
     fits,
     is_language_model,
 )
-from repo_interp.plots.views.rotation import rotating_heads, rotation_grid
+from repo_interp.plots.marks.drawing import counted
+from repo_interp.plots.views.rotation import CHOICES, rotating_heads, rotation_grid
 
 HEADS = "the share of heads that have slow dominating components"
 COMPONENTS = "their share of the components of a head that has some"
@@ -122,9 +123,11 @@ def judge(measured: Measured) -> Iterator[Evidence]:
 
 def draw(measured: Measured) -> Iterator[Drawing]:
     """Mean pairs of queries and keys in the plane (fig. 4, 9)."""
+    sequences = measured.group("rotation").sizes["prompt"]
     caption = (
-        f"{measured.name}: mean pairs of queries and keys in the plane (fig. 4, 9). Coloured: slow dominating. Circle: deviation of the "
-        "key; arc: rotation over the largest distance. All heads on one scale; insets are magnified."
+        f"{measured.name}: mean pairs of queries and keys in the plane (fig. 4, 9), over {counted(sequences, 'sequence')}. {CHOICES} "
+        "Behind r: of how many sequences it is the mean, where not of all. Circle: deviation of the key; arc: rotation over the largest "
+        "distance. All heads on one scale; insets are magnified."
     )
     yield Drawing(f"rotation_{measured.name}", rotation_grid(measured.run), caption, measured.group("rotation"))
 

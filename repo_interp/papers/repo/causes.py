@@ -9,8 +9,9 @@ described of positions (a mirror, flat instructions, a narrow range) matters to 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
@@ -30,6 +31,7 @@ from repo_interp.papers.repo.mirror import R2, R3, mirror_of_texts
 from repo_interp.papers.repo.mirror_by_seed import strengths_by_layer
 from repo_interp.papers.repo.ranges import R5
 from repo_interp.plots.marks.drawing import counted, legend_below
+from repo_interp.plots.marks.reading import unit_label
 from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, style
 from repo_interp.tasks import Task
 from repo_interp.training.responses import forced_responses
@@ -42,6 +44,13 @@ EVERYWHERE, INSTRUCTION = "all learned layers", "the instruction"
 OF_MIRROR = "the fall when the layer with the strongest mirror is linearised"
 OF_INSTRUCTION = "the fall when the instruction's positions are linearised in all learned layers"
 OF_ALL = "the fall when all learned layers are linearised"
+LOOKS: Mapping[str, Mapping[str, str]] = {
+    "linearised": {"color": "#0072B2", "marker": "o"},
+    "frozen": {"color": "#E69F00", "marker": "s"},
+    "permuted": {"color": "#009E73", "marker": "^"},
+}
+LETTERS = 12
+"""In a line of the name of a place."""
 NEEDED = 0.05
 """Least fall, in the score's own unit, that counts."""
 
@@ -173,31 +182,42 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
     """The score for every change and place, beside the score as it is."""
     caption = (
         f"{data.attrs['checkpoint']}: {data.attrs['metric']} while learned positions are linearised (the token index), frozen (a head's "
-        f"mean) or permuted, in one layer or all, on {counted(data.sizes['prompt'], 'prompt')} with their standard error. Dashed: as it is."
+        f"mean) or permuted, in one layer or all. Marks: means of {counted(data.sizes['prompt'], 'prompt')}; bars: the standard "
+        "error, over these, of the difference from the score as it is. Dashed: as it is."
+        + ("" if _is_share(data) else " The axis does not begin at 0.")
     )
     yield Drawing(f"causes_{data.attrs['stem']}", _figure(data), caption, data)
 
 
 def _figure(data: xr.Dataset) -> PaperFigure:
-    places = [str(place) for place in data["where"].values]
-    count = data.sizes["prompt"]
+    places = [str(place).removeprefix("layer ") for place in data["where"].values]
     with style():
         figure = paper_figure(COLUMN_WIDTH, 2.3)
         ax = figure.subplots()
-        ax.axhline(float(data["plain"].mean()), color="#222222", linewidth=0.7, linestyle="--")
-        handles = []
+        handles: list[Any] = [
+            ax.axhline(float(data["plain"].mean()), color="#222222", linewidth=0.7, linestyle="--", zorder=1.5, label="as it is")
+        ]
         for number, kind in enumerate(data["kind"].values):
             score = data["score"].sel(kind=kind)
-            error = score.std("prompt", ddof=1) / np.sqrt(count)
+            errors = [fall(data, str(kind), str(where)).standard_error for where in data["where"].values]
             at = np.arange(len(places)) + 0.16 * (number - 1)
-            handles.append(ax.errorbar(at, score.mean("prompt"), error, fmt="o", markersize=3, linewidth=0.8, label=str(kind)))
-        ax.set_xticks(range(len(places)), [place.removeprefix("layer ") for place in places], rotation=20, ha="right")
+            look = {**LOOKS[str(kind)], "markersize": 3, "linestyle": "none", "elinewidth": 0.8, "label": str(kind)}
+            handles.append(ax.errorbar(at, score.mean("prompt"), errors, **look))
+        ax.set_xticks(range(len(places)), [textwrap.fill(place, LETTERS) for place in places])
+        ax.set_xlim(-0.5, len(places) - 0.5)
         ax.set_xlabel("layer whose positions are changed")
-        ax.set_ylabel(data.attrs["metric"])
+        ax.set_ylabel(unit_label(str(data.attrs["metric"]), data["score"]))
+        if _is_share(data):
+            ax.set_ylim(-0.04, 1.04)
         ax.set_title(data.attrs["checkpoint"])
         ax.grid(axis="y")
         legend_below(figure, handles)
     return figure
+
+
+def _is_share(data: xr.Dataset) -> bool:
+    """Whether scores are shares, which are drawn from 0 to 1."""
+    return str(data["score"].attrs.get("units", "1")) == "1" and float(max(data["score"].max(), data["plain"].max())) <= 1
 
 
 def _can_be_scored(subject: Subject) -> bool:

@@ -232,7 +232,7 @@ def _figure(data: xr.Dataset) -> PaperFigure:
         for place, scheme in enumerate(seconds["scheme"].values):
             _dots(left, place, seconds.values[place], scheme_colour(str(scheme)))
         left.set_xticks(range(seconds.sizes["scheme"]), [scheme_name(str(name)) for name in seconds["scheme"].values])
-        left.set(ylabel="time a token (ms)", ylim=(0, 1.12 * float(seconds.max())))
+        left.set(ylabel="time per token (ms)", ylim=(0, 1.12 * float(seconds.max())))
         ratios = data["ratio"].values
         _dots(right, 0, ratios, "#222222")
         right.axhline(1.0, color="#222222", linewidth=0.6, linestyle="--")

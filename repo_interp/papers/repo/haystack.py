@@ -221,7 +221,7 @@ def draw(searched: Sequence[Searched]) -> Iterator[Drawing]:
         known = {} if counts is None else {"prompts": described(counts, "prompts behind a cell", "1")}
         yield Drawing(
             f"haystack_map_{group}",
-            score_maps(100 * maps, length, counts),
+            score_maps((100 * maps).assign_attrs(long_name="needles found", units="% of the cell's prompts"), length, counts),
             f"Needles found, per cent, by depth and context length (RePo fig. 1, 5), {count} prompts per length over all depths"
             + (
                 ", so that a cell has few"

@@ -273,7 +273,7 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
     yield Drawing(
         f"mirror_{data.attrs['stem']}",
         _figure(data, name),
-        f"{name}: positions of a text of {data.attrs['example_words']} words by layer (above; RePo fig. 6; blue words, pink copies), and "
+        f"{name}: positions of a text of {data.attrs['example_words']} words by layer (above; RePo fig. 6; green words, pink copies), and "
         f"of every copy against its source (below) on {data.sizes['prompt']} texts of {data.attrs['longest']} words, with means of |dz|.",
         data,
     )

@@ -192,7 +192,8 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
         f"ranges_{data.attrs['stem']}",
         _figure(data, name),
         f"{name}: range of positions of every learned head by context length (RePo fig. 2), mean over {data.sizes['prompt']} prompts each, "
-        f"and its share of the length. The claim is judged at {length // 2} and {length} tokens.",
+        f"and its share of the length: a box has the middle half of heads, its line their median, whiskers those within 1.5 box lengths. "
+        f"The claim is judged at {length // 2} and {length} tokens.",
         data,
     )
 

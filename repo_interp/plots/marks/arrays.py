@@ -13,6 +13,9 @@ import xarray as xr
 
 from repo_interp.values import json_number
 
+MEAN = "mean"
+"""Attribute of a mean over prompts: "mean over 20 prompts", of those that have a value, which may be other ones for every head."""
+
 
 def nanmean(values: np.ndarray, axis: int | tuple[int, ...] | None = None) -> np.ndarray:
     """Mean without NaN; NaN, and no warning, where there is nothing else."""
@@ -22,11 +25,22 @@ def nanmean(values: np.ndarray, axis: int | tuple[int, ...] | None = None) -> np
 
 
 def over_prompts(values: xr.DataArray) -> xr.DataArray:
-    """`values` as the mean over their prompts; NaN where no prompt has a value. As they are where they have no prompts."""
+    """`values` as the mean over their prompts; NaN where no prompt has a value. As they are where they have no prompts.
+
+    A mean of several prompts says so in its attribute `MEAN`, so that no reader takes it for a value of the prompt that stands beside it.
+    """
     if "prompt" not in values.dims:
         return values
     moved = values.transpose("prompt", ...)
-    return moved.isel(prompt=0, drop=True).copy(data=nanmean(moved.values.astype(float), axis=0))
+    numbers = moved.values.astype(float)
+    means = moved.isel(prompt=0, drop=True).copy(data=nanmean(numbers, axis=0))
+    counts = np.isfinite(numbers).sum(axis=0)
+    known = counts[counts > 0]
+    if len(numbers) < 2 or not known.size:
+        return means
+    low, high = int(known.min()), int(known.max())
+    several = f"{low:,} to {high:,}" if low < high else f"{high:,}"
+    return means.assign_attrs({MEAN: f"mean over {several} {'prompt' if high == 1 else 'prompts'}"})
 
 
 def ranked(means: np.ndarray) -> list[tuple[int, int]]:

@@ -16,12 +16,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FuncFormatter, NullFormatter
 from matplotlib.transforms import offset_copy
 
+from repo_interp.plots.letters import code_of, is_drawable, legible
 from repo_interp.plots.style import scheme_colour, scheme_name, span_colours
 
 LONGEST = 14
@@ -80,7 +80,7 @@ def legend_below(figure: Figure, handles: Sequence[Patch | Line2D], length: floa
     """
     if handles:
         more = 0.0 if length is None else (length - mpl.rcParams["legend.handlelength"]) * mpl.rcParams["legend.fontsize"] / 72
-        needed = sum(LEGEND_ENTRY + more + LEGEND_LETTER * len(str(handle.get_label())) for handle in handles)
+        needed = sum(LEGEND_ENTRY + more + LEGEND_LETTER * len(legible(str(handle.get_label()))) for handle in handles)
         rows = int(np.ceil(needed / figure.get_figwidth()))
         columns = -(-len(handles) // rows)
         figure.legend(handles=list(handles), loc="outside lower center", ncols=columns, borderpad=0.1, handlelength=length)
@@ -117,7 +117,6 @@ def name_tokens(ax: Axes, texts: Mapping[int, str], size: float, colours: Mappin
     ax.set_xticks(list(texts), [token_label(text) for text in texts.values()], minor=True)
     ax.tick_params(axis="x", which="minor", labelsize=size, labelrotation=90, pad=9.5, length=1.5)
     for token, label in zip(texts, ax.get_xticklabels(minor=True), strict=True):
-        label.set_parse_math(False)
         if colours is not None:
             label.set_color(colours[token])
 
@@ -177,15 +176,9 @@ def _visible(character: str) -> str:
     if character in _VISIBLE:
         return _VISIBLE[character]
     kind = unicodedata.category(character)
-    if kind[0] in "CZ" or not _drawable(character):
-        code = ord(character)
-        return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:x}"
+    if kind[0] in "CZ" or not is_drawable(character):
+        return code_of(character)
     return "◌" + character if kind == "Mn" else character
-
-
-def _drawable(character: str) -> bool:
-    families = mpl.rcParams["font.family"]
-    return any(get_font(findfont(FontProperties(family=[name]))).get_char_index(ord(character)) for name in families)
 
 
 def thin(candidates: Iterable[int], gap: float) -> list[int]:

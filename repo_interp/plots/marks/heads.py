@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize, TwoSlopeNorm, to_hex
 from matplotlib.lines import Line2D
 
-from repo_interp.plots.marks.arrays import six_digits
+from repo_interp.plots.marks.arrays import MEAN, six_digits
 from repo_interp.plots.marks.drawing import legend_below, name_ticks, scheme_handles, scheme_swatches, write_cells
 from repo_interp.plots.marks.reading import schemes, unit_label
 from repo_interp.plots.marks.table import Cell, Table
@@ -43,7 +43,9 @@ class HeadMap:
     control: xr.DataArray | None = None
 
     def data(self) -> dict[str, Any]:
-        """The map as JSON: `values` and `control` by layer and head with six significant digits, and the colour of every cell."""
+        """The map as JSON: `values` and `control` by layer and head with six significant digits, the colour of every cell, and
+        over which prompts the values are means.
+        """
         values = self.values.transpose("layer", "head")
         data = values.values.astype(float)
         colours, norm = _scale(data)
@@ -51,6 +53,7 @@ class HeadMap:
         control = None if self.control is None else self.control.transpose("layer", "head")
         return {
             "title": _title(values),
+            "mean": str(values.attrs.get(MEAN, "")),
             "layers": [
                 {"layer": layer, "name": scheme_name(scheme), "colour": scheme_colour(scheme)}
                 for layer, scheme in schemes(values).items()
@@ -68,7 +71,8 @@ class HeadMap:
 
 
 def head_grid(values: xr.DataArray, ax: Axes, limits: tuple[float, float] | None = None) -> Axes:
-    """Draw `values` (layer, head) on `ax`; its name and units become the title. NaN is grey, values of both signs diverge from 0.
+    """Draw `values` (layer, head) on `ax`; its name and units become the title, with what it is the mean of. NaN is grey, values of both
+    signs diverge from 0.
 
     Colours end at `limits`, where these are given - and diverge where these have both signs -, else at the values' own. Few heads have
     their values written in their cells.
@@ -89,7 +93,7 @@ def head_grid(values: xr.DataArray, ax: Axes, limits: tuple[float, float] | None
     ax.tick_params(length=0)
     if "scheme" in values.coords:
         scheme_swatches(ax, schemes(values), "y")
-    ax.set_title(_title(values))
+    ax.set_title("\n".join(filter(None, [_title(values), str(values.attrs.get(MEAN, ""))])))
     return ax
 
 

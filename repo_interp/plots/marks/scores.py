@@ -20,6 +20,7 @@ position interpolation or YaRN is a checkpoint of its own, with the layout of th
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,9 +29,11 @@ import xarray as xr
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 from matplotlib.transforms import offset_copy
 
+from repo_interp.plots.letters import legible
 from repo_interp.plots.marks.drawing import legend_below, write_cells
 from repo_interp.plots.marks.reading import unit_label
 from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, scheme_name, style
@@ -42,14 +45,20 @@ _NOTHING = "#D9D9D9"
 _MAP = LinearSegmentedColormap.from_list("score", ["#FFFFFF", "#9DCBE6", "#0072B2", "#003A5C"])
 DOUBLINGS = 4.0
 """Ratio of the longest to the shortest length from which a length axis doubles."""
-BESIDE, FEW_BESIDE, FEW = 2.4, 3.2, 4
-"""Points by which the marks of neighbouring checkpoints stand apart over lengths; the same where lengths are few; how many those are."""
-CLOSEST = 120.0
+BESIDE, FEW_BESIDE, FEW = 1.0, 1.4, 4
+"""Points by which the marks of neighbouring checkpoints stand apart over lengths - less than a mark is wide, so that nobody reads another
+length -; the same where lengths are few; how many those are.
+"""
+CLOSEST = 60.0
 """Points that all marks of a panel may take side by side, so that those of neighbouring lengths stay apart."""
 DASHED = 2.6
 """Letters' widths of a legend's lines, for dashes to be told apart."""
 LETTER = 0.062
 """Inches of a panel's width for each letter of the longest line of a title, so that titles side by side stay apart."""
+TITLE_LETTERS = 12
+"""Letters of a line of a map's title, where there is room for them."""
+AROUND_MAPS = 1.05
+"""Inches beside all maps: their axis and the colour bar."""
 SEED_DOTS: Mapping[str, Any] = {"markersize": 1.4, "markeredgewidth": 0}
 
 
@@ -84,7 +93,7 @@ def looks(data: xr.Dataset) -> dict[str, dict[str, Any]]:
             "color": colour,
             "linestyle": _DASHES[place % len(_DASHES)],
             "marker": _MARKERS[place % len(_MARKERS)],
-            "label": labels.get(name) or (layout_name(layout) if layouts.count(layout) == 1 else name),
+            "label": legible(labels.get(name) or (layout_name(layout) if layouts.count(layout) == 1 else name)),
         }
     return by_name
 
@@ -159,20 +168,23 @@ def score_maps(maps: xr.DataArray, training_length: int, counts: xr.DataArray | 
     """
     maps = maps.transpose("method", "checkpoint", "depth", "length")
     methods, checkpoints, depths, lengths = maps.shape
-    titles = [look["label"].replace(" from", "\nfrom") for look in looks(maps.to_dataset(name="score")).values()]
-    titles += [] if counts is None else ["prompts\nper cell"]
-    columns, letters = len(titles), max(len(line) for title in titles for line in title.split("\n"))
-    width = min(PAGE_WIDTH, max(COLUMN_WIDTH, 0.55 + max(0.36 * lengths, LETTER * letters) * columns))
+    titles = [look["label"] for look in looks(maps.to_dataset(name="score")).values()] + (
+        [] if counts is None else ["prompts per cell"]
+    )
+    columns, letters = len(titles), max(len(line) for title in titles for line in textwrap.wrap(title, TITLE_LETTERS))
+    width = min(PAGE_WIDTH, max(COLUMN_WIDTH, AROUND_MAPS + max(0.36 * lengths, LETTER * letters) * columns))
+    titles = [textwrap.fill(title, max(1, int((width - AROUND_MAPS) / columns / LETTER))) for title in titles]
     figure = paper_figure(width, 0.75 + methods * (0.35 + 0.125 * depths))
     axes: Any = figure.subplots(methods, columns, sharex=True, sharey=True, squeeze=False)
     numbers = np.full((depths, lengths), np.nan) if counts is None else counts.transpose("depth", "length").values
+    image = None
     for row, column in np.ndindex(methods, columns):
         ax = axes[row, column]
         if column == checkpoints:
             ax.imshow(np.ones_like(numbers), cmap="gray", vmin=0, vmax=1, aspect="auto")
             write_cells(ax, np.where(numbers > 0, numbers, np.nan), ".0f", np.full(numbers.shape, "#222222"), 4.8)
         else:
-            draw_map(ax, maps.values[row, column])
+            image = draw_map(ax, maps.values[row, column])
         inside = int((maps["length"].values <= training_length).sum())
         if 0 < inside < lengths:
             ax.axvline(inside - 0.5, color="#E69F00", linewidth=1.0, linestyle=(0, (1, 1)), gid="training length")
@@ -182,17 +194,22 @@ def score_maps(maps: xr.DataArray, training_length: int, counts: xr.DataArray | 
             ax.set_xticks(range(lengths), [f"{length:,}" for length in maps["length"].values], rotation=90)
         if not column:
             ax.set_yticks(range(depths)[::2], [f"{depth:g}" for depth in maps["depth"].values[::2]])
-            ax.set_ylabel(f"{maps['method'].values[row]}\ndepth (%)")
-    figure.supxlabel("length (tokens)", fontsize=7)
+            ax.set_ylabel(str(maps["method"].values[row]))
+    assert image is not None
+    bar: Any = figure.colorbar(image, ax=list(axes.flat), pad=0.01, fraction=0.03, aspect=22)
+    bar.outline.set_visible(False)
+    bar.set_label(unit_label(str(maps.attrs.get("long_name", "score")), maps))
+    figure.supxlabel("context length (tokens)", fontsize=7)
+    figure.supylabel("depth of the needle (% of the context before it)", fontsize=7)
     return figure
 
 
-def draw_map(ax: Axes, per_cent: np.ndarray) -> Axes:
-    """Draw `per_cent` [row, column] on `ax`: a shade and a number per cell; grey where it is NaN."""
+def draw_map(ax: Axes, per_cent: np.ndarray) -> AxesImage:
+    """Draw `per_cent` [row, column] on `ax`: a shade and a number per cell; grey where it is NaN. Returns the image, for its colour bar."""
     ax.set_facecolor(_NOTHING)
-    ax.imshow(per_cent, cmap=_MAP, vmin=0, vmax=100, aspect="auto", interpolation="nearest")
+    image = ax.imshow(per_cent, cmap=_MAP, vmin=0, vmax=100, aspect="auto", interpolation="nearest")
     write_cells(ax, per_cent, ".0f", np.where(per_cent > 60, "white", "#222222"), 4.8)
-    return ax
+    return image
 
 
 def legend_under(ax: Axes, data: xr.Dataset, columns: int = 2, down: float = -0.22) -> None:

@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from repo_interp.plots.marks.arrays import nanmean, ranked
+from repo_interp.plots.marks.arrays import nanmean, over_prompts, ranked
 from repo_interp.plots.marks.drawing import counted, legend_below, number, plain_decades, scheme_handles
 from repo_interp.plots.marks.heads import HeadMap, head_grid_figure
 from repo_interp.plots.marks.reading import group, main_span, ordered_spans, pick, schemes
@@ -81,6 +81,10 @@ def draw_mass(ax: Axes, per_token: np.ndarray, table: np.ndarray, named: Mapping
                 y = row + 0.22 + min(0.1, 0.36 / len(kinds)) * place
                 five, quarter, three_quarters, ninety_five = np.percentile(heads, [5, 25, 75, 95])
                 ax.hlines(y, five, ninety_five, color=scheme_colour(kind), linewidth=0.7)
+                if five < ax.get_xlim()[0]:  # the line goes on beyond a logarithmic axis, which would reach to nothing
+                    ax.plot(
+                        ax.get_xlim()[0], y, "<", color=scheme_colour(kind), markersize=2.6, clip_on=False, gid=f"beyond {row}"
+                    )
                 ax.hlines(y, quarter, three_quarters, color=scheme_colour(kind), linewidth=2.6, gid=f"heads {row} {kind}")
         prompts = nanmean(values, axis=(1, 2))
         ax.plot(prompts, np.full(prompts.shape, row), "|", color="#333333", alpha=0.6, markersize=6, gid=f"prompts {row}")
@@ -123,7 +127,9 @@ def heads_ranked(run: xr.DataTree, span: str = "needle") -> PaperFigure:
     bars.set(ylim=(max(8, len(first)) - 0.4, -0.6), xlim=(0, None), xlabel=f"attention mass on {span} (%)")
     bars.tick_params(axis="y", length=0)
     bars.grid(axis="x")
-    bars.set_title(f"First {counted(len(first), 'head')}, {rows_in_words(dataset)}\nline: smallest to largest prompt")
+    prompts = mass.sizes["prompt"]
+    spread = "" if prompts == 1 else f"\nbar: mean over {counted(prompts, 'prompt')}; line: smallest to largest"
+    bars.set_title(f"First {counted(len(first), 'head')}, {rows_in_words(dataset)}{spread}")
     places = np.arange(1, len(ranking) + 1)
     means = np.array([nanmean(mass.values[layer, head]) for layer, head in ranking])
     colours = [scheme_colour(named[int(layers[layer])]) for layer, _ in ranking]
@@ -131,7 +137,7 @@ def heads_ranked(run: xr.DataTree, span: str = "needle") -> PaperFigure:
     curve.set(xlabel="rank", ylabel=f"mass on {span} (%)", xlim=(0.2, len(ranking) + 0.8), ylim=(0, None))
     curve.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     curve.grid(axis="y")
-    curve.set_title(f"All of {counted(len(ranking), 'head')}, {counted(mass.sizes['prompt'], 'prompt')}")
+    curve.set_title(f"All of {counted(len(ranking), 'head')}, mean over {counted(prompts, 'prompt')}")
     handles = scheme_handles(named.values())
     if "chance" in dataset:
         chance = UNIT * float(dataset["chance"].sel(span=span).mean())
@@ -162,8 +168,7 @@ def mass_grid(run: xr.DataTree, span: str = "needle") -> PaperFigure:
 
 def mass_of_heads(run: xr.DataTree, span: str) -> xr.DataArray:
     """Attention mass on `span` [layer, head] in per cent, the mean over prompts. Raises InputError as `heads_ranked`."""
-    mass = UNIT * pick(group(run, "attention_mass")["mass"], span=span).transpose("layer", "head", "prompt")
-    means = mass.isel(prompt=0, drop=True).copy(data=nanmean(mass.values, axis=2))
+    means = over_prompts(UNIT * pick(group(run, "attention_mass")["mass"], span=span)).transpose("layer", "head")
     return means.assign_attrs(long_name=f"attention mass on {span}", units="%")
 
 

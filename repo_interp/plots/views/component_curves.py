@@ -73,8 +73,7 @@ def logit_by_distance(logits: xr.DataArray) -> PaperFigure:
         handles.append(Line2D([], [], color="#222222", linewidth=1.2, alpha=0.45, label="longer"))
     if logits.sizes["weights"] > 1:
         handles.append(Line2D([], [], **_CONTROL, label="random weights"))
-    few = Patch(facecolor=FEW_COLOUR, alpha=FEW_SHADE, label="few pairs")
-    legend_below(figure, [*handles, _trained_handle(), few])
+    legend_below(figure, [*handles, _trained_handle(), _few_handle()])
     return figure
 
 
@@ -83,7 +82,8 @@ def component_curves(components: xr.Dataset, title: str = "") -> PaperFigure:
     """All components by distance, coloured by band, and below their sum beside that of the bands (HoPE fig. 3a).
 
     `components` holds `component_by_distance` [component, distance], `activated` and `low_frequency` [component]. Every curve is
-    drawn from its own mean over distances, since those lie far apart. Distance 0 is not drawn.
+    drawn from its own mean over distances, since those lie far apart. Distance 0 is not drawn; the last 1 / `FEW_PAIRS` of the
+    distances, which few pairs have, are shaded: what is seen there alone stands on these few.
     """
     curves = components["component_by_distance"].transpose("component", "distance").sel(distance=slice(1, None))
     bands, distance = band_of(components), curves["distance"].values
@@ -106,8 +106,12 @@ def component_curves(components: xr.Dataset, title: str = "") -> PaperFigure:
         ax.set_ylabel("logit − mean (q·k)")
         ax.grid(axis="y")
         ax.margins(x=0.01)
+        length = int(distance[-1]) + 1
+        ax.axvspan(
+            length - length // FEW_PAIRS, length, color=FEW_COLOUR, alpha=FEW_SHADE, linewidth=0, zorder=0, gid="few pairs"
+        )
     handles = [_handle(band) for band in ("activated", "low", "high") if (bands == band).any()]
-    legend_below(figure, [Line2D([], [], color="#000000", linewidth=1.3, label="all"), *handles])
+    legend_below(figure, [Line2D([], [], color="#000000", linewidth=1.3, label="all"), *handles, _few_handle()])
     return figure
 
 
@@ -223,6 +227,10 @@ def _line(band: str) -> dict[str, Any]:
 
 def _handle(band: str) -> Line2D:
     return Line2D([], [], color=BAND_COLOURS[band], linewidth=1.4, label=BAND_NAMES[band])
+
+
+def _few_handle() -> Patch:
+    return Patch(facecolor=FEW_COLOUR, alpha=FEW_SHADE, label="few pairs")
 
 
 def _trained_handle() -> Line2D:

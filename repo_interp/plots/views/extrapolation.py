@@ -15,8 +15,9 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.collections import LineCollection
 from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator
 
-from repo_interp.plots.marks.drawing import legend_below, name_ticks, scheme_swatches
+from repo_interp.plots.marks.drawing import legend_below, name_ticks, plain_decades, scheme_swatches
 from repo_interp.plots.marks.reading import group, schemes, unit_label
 from repo_interp.plots.marks.table import Table, cells
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
@@ -30,8 +31,8 @@ METHOD_LOOKS: dict[str, dict[str, Any]] = {
 }
 METHOD_NAMES = {"plain": "plain", "lm_infinite": "LM-Infinite", "interpolation": "position interpolation", "yarn": "YaRN"}
 FLOOR: dict[str, Any] = {"color": "#9A9A9A", "linewidth": 0.8, "linestyle": (0, (3, 2)), "zorder": 0}
-LOG_ABOVE = 50.0
-"""Largest over smallest KL of a layer from which the axis is logarithmic."""
+LOG_ABOVE = 20.0
+"""Largest over smallest KL of a layer, or of a length, from which the axis is logarithmic: on a linear one all others would lie at 0."""
 TRACE_COLUMNS = 4
 """Queries per row."""
 
@@ -59,16 +60,18 @@ def extrapolation_by_length(run: xr.DataTree) -> PaperFigure:
         by_layer.plot(range(len(floor)), floor, **FLOOR, gid="noise by layer")
     by_length.set_title(unit_label("KL of attention outputs", kl))
     perplexity.set_title(unit_label(f"log perplexity, last {dataset.attrs['judged']} tokens", dataset["log_perplexity"]))
-    by_layer.set_title(unit_label(f"KL at {lengths[-1]} tokens", kl))
+    by_layer.set_title(unit_label(f"KL at {lengths[-1]:,} tokens", kl))
     for ax in (by_length, perplexity):
         _length_axis(ax, lengths, int(dataset.attrs["training_length"]))
-    by_length.set_ylim(0, None)
     by_layer.set(xlim=(-0.5, kl.sizes["layer"] - 0.5), xlabel="layer")
-    of_layers = kl.values[:, -1]
-    if of_layers.min() > 0 and of_layers.max() > LOG_ABOVE * of_layers.min():  # a few layers leave far further than all others
-        by_layer.set_yscale("log")
-    else:
-        by_layer.set_ylim(0, None)
+    for ax, values in ((by_length, kl.values.mean(-1)), (by_layer, kl.values[:, -1])):
+        if values.min() > 0 and values.max() > LOG_ABOVE * values.min():
+            ax.set_yscale("log")
+            if values.max() < 100 * values.min():  # else a single decade could be all that is named
+                ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            plain_decades(ax.yaxis)
+        else:
+            ax.set_ylim(0, None)
     name_ticks(by_layer.xaxis, kl["layer"].values, 8)
     scheme_swatches(by_layer, schemes(dataset), "x")
     by_layer.grid(axis="y")

@@ -89,8 +89,8 @@ window.headGallery = function (section, explorer) {
       one.tile.style.setProperty("--score", colour || "transparent");
       one.tile.style.setProperty("--scheme", explorer.page.ink(one.layer.colour));
       one.tile.querySelector(".tile-score").textContent = map ? digits(value) : "";
-      one.tile.title = "L" + one.layer.layer + " H" + one.head + " (" + one.layer.name + ")" + (map ? ": " + map.title + " " + digits(value) : "") +
-        (one.range === null ? "" : "; range over this prompt " + digits(one.range) + " positions");
+      one.tile.title = "L" + one.layer.layer + " H" + one.head + " (" + one.layer.name + ")" + (map ? ": " + map.title + (map.mean ? ", " + map.mean : "") + ": " + digits(value) : "") +
+        (one.range === null ? "" : ". Drawn: the chosen prompt, in which the head's positions range over " + digits(one.range));
       one.tile.setAttribute("aria-label", one.tile.title);
       one.tile.tabIndex = -1;
     }
@@ -130,6 +130,8 @@ window.headGallery = function (section, explorer) {
     const first = grid.querySelector('.tile[aria-pressed="true"]') || grid.querySelector(".tile");
     if (first) first.tabIndex = 0;
     find("said").textContent = shown.length + " of " + tiles.size + " heads";
+    find("mean").textContent = map ? "Colour and number of a head: " + map.title + (map.mean ? ", " + map.mean : "") + "." : "";
+    find("score").title = map ? map.title : "";
     const bar = find("scale");
     bar.hidden = !map;
     if (map) {

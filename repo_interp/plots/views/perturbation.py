@@ -48,11 +48,11 @@ def perturbation_grid(run: xr.DataTree, value: str = "log_perplexity") -> PaperF
     for ax, kind in zip(axes, cells["kind"].values, strict=True):
         images.append(draw_grid(ax, cells.sel(kind=kind), worse.sel(kind=kind).values, reach))
         ax.set_title(KIND_NAMES.get(str(kind), str(kind)))
-    axes[0].set_ylabel(r"$l_{max}$ (tokens)")
+    axes[0].set_ylabel("longest move, l_max (tokens)")
     beyond = "both" if bool((abs(worse) > 1.05 * reach).any()) else "neither"
     bar = figure.colorbar(images[0], ax=list(axes), pad=0.01, fraction=0.03, extend=beyond)
     bar.outline.set_visible(False)  # pyright: ignore
-    bar.set_label("worse than without")
+    bar.set_label(unit_label("worse than without", cells))
     title = {"log_perplexity": "log perplexity", "task_score": str(dataset.attrs.get("metric", "task score"))}
     figure.suptitle(unit_label(title.get(value, RISE), cells), x=0.01, ha="left", fontsize=7.5)
     return figure

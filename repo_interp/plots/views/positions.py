@@ -160,7 +160,6 @@ def _name_outliers(ax: Axes, values: np.ndarray, tokens: PromptTokens) -> None:
             va="center",
             fontsize=5.2,
             color="#333333",
-            parse_math=False,
         )
 
 

@@ -23,6 +23,8 @@ from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, schem
 LOG_ABOVE = 50.0
 """Ratio of the largest to the smallest range from which the axis is logarithmic."""
 BINS = 24
+_BARS: Mapping[str, Any] = {"orientation": "horizontal", "edgecolor": "white", "linewidth": 0.4}
+_MEDIAN_LINE: Mapping[str, Any] = {"color": "#222222", "linewidth": 0.9}
 _CONTEXT_LINE: Mapping[str, Any] = {"color": "#222222", "linewidth": 0.8, "linestyle": (0, (4, 2))}
 
 
@@ -44,16 +46,17 @@ def position_ranges(run: xr.DataTree) -> PaperFigure:
     draw_ranges(left, ranges.values, [scheme_colour(scheme) for scheme in named.values()])
     scheme_swatches(left, named, "x")
     name_ticks(left.xaxis, named, 32)
-    left.set(xlabel="layer", ylabel="range of positions d")
+    left.set(xlabel="layer", ylabel="range of positions, max − min")
     _scale(left, ranges.values, lengths)
     learned = [place for place, scheme in enumerate(named.values()) if scheme in LEARNED_SCHEMES]
     _distribution(right, ranges.values[learned], [list(named.values())[place] for place in learned])
     for ax in (left, right):
         _context(ax, lengths)
     heads = ranges.sizes["layer"] * ranges.sizes["head"]
-    left.set_title(f"{counted(heads, 'head')}, mean over {counted(prompts, 'prompt')}; line: smallest to largest")
+    spread = "" if prompts == 1 else f", mean over {counted(prompts, 'prompt')}; line: smallest to largest prompt"
+    left.set_title(f"{counted(heads, 'head')}{spread}")
     right.set_title(counted(len(learned) * ranges.sizes["head"], "learned head"))
-    legend_below(figure, [*scheme_handles(named.values(), "o"), _context_handle(lengths)])
+    legend_below(figure, [*scheme_handles(named.values(), "o"), _median_handle(), _context_handle(lengths)])
     return figure
 
 
@@ -79,7 +82,7 @@ def draw_ranges(ax: Axes, ranges: np.ndarray, colours: list[str]) -> Axes:
         x = layer + offsets[known]
         ax.vlines(x, np.nanmin(values[known], axis=1), np.nanmax(values[known], axis=1), color=colour, alpha=0.45, linewidth=0.6)
         ax.plot(x, means, "o", color=colour, markersize=2.6 if heads <= 16 else 1.8, markeredgewidth=0, gid=f"layer {layer}")
-        ax.hlines(np.median(means), layer - 0.42, layer + 0.42, color="#222222", linewidth=0.9, zorder=3)
+        ax.hlines(np.median(means), layer - 0.42, layer + 0.42, **_MEDIAN_LINE, zorder=3)
     ax.set_xlim(-0.6, len(ranges) - 0.4)
     ax.grid(axis="y")
     return ax
@@ -139,7 +142,7 @@ def _distribution(ax: Axes, ranges: np.ndarray, names: list[str]) -> None:
     edges = transform.inverted().transform(np.linspace(low, high, bins + 1)).tolist()
     kinds = list(dict.fromkeys(names))
     stacked = [_prompt_means(ranges[[name == kind for name in names]]) for kind in kinds]
-    ax.hist(stacked, bins=edges, orientation="horizontal", stacked=True, color=[scheme_colour(kind) for kind in kinds])
+    ax.hist(stacked, bins=edges, stacked=True, color=[scheme_colour(kind) for kind in kinds], **_BARS)
     ax.locator_params(axis="x", integer=True, nbins=4)
 
 
@@ -153,6 +156,10 @@ def _context(ax: Axes, lengths: np.ndarray) -> None:
     if high > low:
         ax.axhspan(low, high, color="#222222", alpha=0.15, linewidth=0, zorder=0)
     ax.axhline(float(lengths.mean()), **_CONTEXT_LINE, gid="context length")
+
+
+def _median_handle() -> Line2D:
+    return Line2D([], [], **_MEDIAN_LINE, label="median of a layer's heads")
 
 
 def _context_handle(lengths: np.ndarray) -> Line2D:

@@ -4,8 +4,10 @@
     circle   the key's deviation times the mean query's size, about the arrow's head
     arc      how far the arrow turns over the largest distance (max_rotation); a whole circle from one turn on
 
-Filled colour: slow dominating components (observation 1); the others are grey. Numbers at the heads are components, 0 the fastest;
-the longest arrows alone have number, circle and arc. Draws the group `rotation`. Knows nothing about how it was measured.
+Filled colour: slow dominating components (observation 1) by their means over all prompts; the others are grey. r is the mean over the
+prompts that have slow dominating components of their own, from which the closed form of a prompt is built: a head can have an r and no
+colour, or colours and no r. Numbers at the heads are components, 0 the fastest; the longest arrows alone have number, circle and arc.
+Draws the group `rotation`. Knows nothing about how it was measured.
 """
 
 from __future__ import annotations
@@ -41,7 +43,16 @@ CORRELATIONS = {"closed_form_r": "r of the closed form f + g"}
 NUMBERED = 8
 """Components with number, circle and arc, in a figure of one head."""
 NUMBERED_SMALL = 4
-TITLE = "Mean pairs, all heads on one scale; r: logits and the closed form f + g of the coloured ones"
+CHOICES = (
+    "Coloured: slow dominating by the means over all prompts. r: logits and the closed form f + g, whose components are chosen in each "
+    "prompt by its own means, so that r and colours need not go together."
+)
+"""How slow dominating components are chosen for the two things that stand side by side."""
+TITLE = (
+    "Mean pairs, all heads on one scale. Coloured: slow dominating by the means over all prompts.\n"
+    "r: logits and the closed form f + g, from the components that are slow dominating within a prompt"
+)
+ADDS = "adds to the logit at distance 0 (logits)"
 INSET = 0.4
 """Width of an inset that magnifies the pairs of a head, in panels, where they are so small that it does at least twice."""
 SHORT = 0.15
@@ -58,7 +69,7 @@ def rotating_pairs(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
     figure = paper_figure(COLUMN_WIDTH, COLUMN_WIDTH)
     ax = figure.subplots()
     draw_pairs(ax, _of_head(dataset, layer, head), scheme_colour(schemes(dataset)[layer]), NUMBERED)
-    ax.set_xlabel("adds to the logit at distance 0")
+    ax.set_xlabel(ADDS)
     correlation = _correlation(dataset, layer, head).replace(", r", "; closed form r")
     ax.set_title(f"Layer {layer} ({scheme_name(schemes(dataset)[layer])}), head {head}{correlation}")
     return figure
@@ -73,7 +84,7 @@ def rotation_grid(run: xr.DataTree, most: int = 12) -> PaperFigure:
         raise InputError("no layer of this run rotates anything, so it has no rotary pairs")
     chosen = [heads[place] for place in np.unique(np.linspace(0, len(heads) - 1, min(most, len(heads))).round().astype(int))]
     rows = -(-len(chosen) // COLUMNS)
-    figure = paper_figure(PAGE_WIDTH, min(PAGE_HEIGHT, 0.2 + 1.75 * rows))
+    figure = paper_figure(PAGE_WIDTH, min(PAGE_HEIGHT, 0.45 + 1.75 * rows))
     axes = figure.subplots(rows, COLUMNS, squeeze=False)
     pairs = [_of_head(dataset, layer, head) for layer, head in chosen]
     reach = max(_reach(of_head, NUMBERED_SMALL) for of_head in pairs)
@@ -90,12 +101,8 @@ def rotation_grid(run: xr.DataTree, most: int = 12) -> PaperFigure:
             inset.text(0.04, 0.97, f"× {times}", transform=inset.transAxes, fontsize=6, va="top")
     for ax in axes.flat[len(chosen) :]:
         ax.set_visible(False)
-    figure.suptitle(
-        TITLE,
-        x=0.01,
-        ha="left",
-        fontsize=7.5,
-    )
+    figure.suptitle(TITLE, x=0.01, ha="left", fontsize=7.5)
+    figure.supxlabel(ADDS, fontsize=7)
     return figure
 
 
@@ -199,10 +206,11 @@ def _around(ax: Axes, tip: complex, deviation: float, rotation: float, colour: s
 
 
 def _correlation(dataset: xr.Dataset, layer: int, head: int) -> str:
-    """What the closed form of theorem 2 explains of this head, the mean over prompts."""
+    """What the closed form of theorem 2 explains of this head, the mean over the prompts that have one, and how many of all have."""
     values = dataset["closed_form_r"].sel(layer=layer, head=head).values
-    values = values[np.isfinite(values)]
-    return f", r = {number(float(values.mean()))}" if values.size else ""
+    known = values[np.isfinite(values)]
+    some = "" if known.size == values.size else f" ({known.size}/{values.size})"
+    return f", r = {number(float(known.mean()))}{some}" if known.size else ""
 
 
 def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
@@ -226,10 +234,11 @@ def _head_charts(run: xr.DataTree) -> Sequence[HeadChart]:
     scale = 1 / np.sqrt(2 * pairs.sizes["component"])
     query, key = (pairs[f"{side}_mean_re"] + 1j * pairs[f"{side}_mean_im"] for side in ("query", "key"))
     arrows, slow = query * key.conj() * scale, (pairs["slow_dominating"] == 1).astype(float)
-    label = "adds to the logit at distance 0 (logits)"
     return [
-        HeadNumber("r of the closed form", pairs["closed_form_r"]),
-        HeadArrows("Mean rotary pairs; coloured: slow dominating components", label, arrows.real, arrows.imag, slow),
+        HeadNumber("r of the closed form, from the slow dominating components of the prompt itself", pairs["closed_form_r"]),
+        HeadArrows(
+            "Mean rotary pairs; coloured: slow dominating by the means over all prompts", ADDS, arrows.real, arrows.imag, slow
+        ),
     ]
 
 
@@ -237,7 +246,7 @@ VIEW = View(
     "rotation",
     "Rotating pairs",
     "Correlation of the logits with f + g, the closed form of the few slow rotary components that dominate a head (Position "
-    "Generalization, theorem 2).",
+    f"Generalization, theorem 2). {CHOICES}",
     _figures,
     tables=lambda run: (correlation_table(group(run, "rotation"), "rotation", CORRELATIONS),),
     head_maps=_head_maps,

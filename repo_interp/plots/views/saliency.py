@@ -20,6 +20,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from repo_interp.errors import InputError
+from repo_interp.plots import letters
 from repo_interp.plots.marks.arrays import over_prompts, ranked_heads
 from repo_interp.plots.marks.drawing import contiguous, counted, legend_below, number, token_label
 from repo_interp.plots.marks.head_charts import HeadCurves
@@ -42,7 +43,7 @@ LINE = 0.165
 """Inches from one line of text to the next."""
 SIZE = 5.6
 """Points."""
-FONTS = ["DejaVu Sans Mono", "DejaVu Sans", "monospace"]
+FONTS = ["DejaVu Sans Mono", *letters.FONTS, "monospace"]
 COLOURS = "PuOr_r"
 
 
@@ -133,8 +134,7 @@ def draw_text(
                 ax.plot(
                     [x, x + width], [row + 0.44] * 2, color="black", linewidth=1.0, solid_capstyle="butt", gid=f"answer {token}"
                 )
-            text = ax.text(x + width / 2, row, label, ha="center", va="center", fontsize=SIZE, color=ink, family=FONTS)
-            text.set_parse_math(False)
+            ax.text(x + width / 2, row, label, ha="center", va="center", fontsize=SIZE, color=ink, family=FONTS)
             x += width + 0.4
     ax.set(xlim=(-0.3, LETTERS + 0.3), ylim=(len(lines) - 0.4, -0.6), xticks=[], yticks=[])
     ax.spines[:].set_visible(False)

@@ -103,8 +103,8 @@ def segment_scores(run: xr.DataTree, kind: str | None = None) -> PaperFigure:
         draw_with_control(ax, over_prompts(own[name]), over_prompts(own[f"{name}_shuffled"]))
         ax.axhline(float(own[f"{name}_index"].mean()), color="#222222", linestyle="--", linewidth=0.7, gid="index")
         ax.set_ylabel(label)
-    left.set_title(f"{counted(own.sizes['head'], 'head')} a layer, mean over {prompts}")
-    right.set_title(f"{number(mean_count)} {kind} a prompt")
+    left.set_title(f"{counted(own.sizes['head'], 'head')} per layer, mean over {prompts}")
+    right.set_title(f"{number(mean_count)} {kind} per prompt")
     index = Line2D([], [], color="#222222", linestyle="--", linewidth=0.7, label="token index")
     legend_below(figure, [*scheme_handles(schemes(own).values(), "o"), control_handle("control: shuffled edges"), index])
     return figure
@@ -114,9 +114,8 @@ def segment_grid(run: xr.DataTree, kind: str | None = None) -> PaperFigure:
     """The share of variance between segments beyond that of shuffled edges, layers by heads. Raises InputError as `segment_scores`."""
     dataset = group(run, "segments")
     kind = _chosen(dataset, kind)
-    prompts = counted(int((dataset["segment_count"].sel(kind=kind) > 1).sum()), "prompt")
     values = _beyond_shuffled(dataset, kind)
-    return head_grid_figure(values.assign_attrs(long_name=f"η² of {kind} minus that of shuffled edges, {prompts}", units="1"))
+    return head_grid_figure(values.assign_attrs(long_name=f"η² of {kind} minus that of shuffled edges", units="1"))
 
 
 def figures_of_segments(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:

@@ -22,7 +22,16 @@ from repo_interp.plots.marks.head_charts import HeadChart, HeadCurves, HeadImage
 from repo_interp.plots.marks.heads import HeadMap, head_grid, layer_table
 from repo_interp.plots.marks.reading import group, has_groups, pick, schemes
 from repo_interp.plots.marks.table import Table
-from repo_interp.plots.style import COLUMN_WIDTH, PAGE_HEIGHT, PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, style
+from repo_interp.plots.style import (
+    COLUMN_WIDTH,
+    PAGE_HEIGHT,
+    PAGE_WIDTH,
+    PaperFigure,
+    paper_figure,
+    scheme_colour,
+    scheme_name,
+    style,
+)
 from repo_interp.plots.view import View
 
 FITS = {"three_axis": "three-axis", "fake_distance": "fake-distance"}
@@ -175,7 +184,7 @@ def described(fit: xr.Dataset, layer: int, head: int, tokens: int, maps: xr.Data
     """Which head and prompt a figure shows, and what a pixel of it is."""
     size = int(maps["block_size"])
     pixel = "" if size == 1 else f"; a pixel is the mean over {size} x {size} pairs"
-    return f"Layer {layer} ({schemes(fit)[layer]}), head {head}, first prompt, {counted(tokens, 'token')}{pixel}"
+    return f"Layer {layer} ({scheme_name(schemes(fit)[layer])}), head {head}, first prompt, {counted(tokens, 'token')}{pixel}"
 
 
 def heads_with_maps(run: xr.DataTree, fit: xr.Dataset) -> list[tuple[int, int]]:

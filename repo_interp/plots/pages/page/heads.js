@@ -22,10 +22,12 @@ window.drawHeadMaps = function (place, maps, page) {
   function said(map, row, column) {
     const layer = map.layers[row];
     const control = map.control === null ? "" : ", control " + digits(map.control[row][column]);
-    return "L" + layer.layer + " H" + map.heads[column] + " (" + layer.name + "): " + digits(map.values[row][column]) + control;
+    const mean = map.mean ? ", " + map.mean : "";
+    return "L" + layer.layer + " H" + map.heads[column] + " (" + layer.name + "): " + digits(map.values[row][column]) + control + mean;
   }
 
   function draw(map) {
+    choice.title = map.title;
     grid.style.setProperty("--heads", map.heads.length);
     grid.setAttribute("aria-label", map.title + ", a cell per layer and head");
     const cells = [];
