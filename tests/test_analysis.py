@@ -12,6 +12,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 import xarray as xr
 from attention_inputs import OFFICIAL
 from families import tiny
@@ -362,6 +363,34 @@ def test_what_is_kept_of_a_model_is_not_used_of_a_changed_one(tmp_path):
             changed = ri.analyze(bridge, prompts, ("positions",), store=tmp_path / "s")
         xr.testing.assert_identical(changed["positions"], ri.analyze(bridge, prompts, ("positions",))["positions"])
     assert not changed["positions"].equals(whole["positions"])
+
+
+def test_a_run_of_a_changed_model_says_so():
+    """Found: it had the checkpoint's digest, and nothing else, whatever was done to the model in memory."""
+    bridge, prompts = ri.zoo("reversal/rope"), ri.tasks.make_task("reversal").prompts(1)
+
+    def said() -> str:
+        return ri.analyze(bridge, prompts, ("positions",)).attrs.get("changed", "")
+
+    bridge.run_with_cache(torch.tensor([prompts[0].tokens]))
+    ri.score(bridge, test_sets=["3"], count=2)
+    assert said() == "" and said() == ""  # hooks that libraries leave to record outputs change nothing
+    with ri.interventions.frozen(bridge, layer=1):
+        assert said() == "hooks at layers.1.self_attn.hook_positions, layers.1.self_attn"
+    with ri.interventions.interpolated(bridge, 2.0):
+        assert said() == "other rotation in layer 0, layer 1, layer 2 and 1 more"
+    with bridge.hooks(fwd_hooks=[("blocks.1.hook_resid_pre", lambda values, hook: values * 0)]):
+        assert "hooks at layers.1" in said()
+    assert said() == ""
+    weight = bridge.blocks[1].attn.o.weight
+    weight.data[0] *= 2  # no counter of torch's tells this
+    run = ri.analyze(bridge, prompts, ("positions",))
+    assert run.attrs["changed"] == "other weights in layers.1.self_attn.o_proj.weight"
+    assert "the model is not as it was loaded" in run.attrs["notes"]
+    compared = ri.compare({"plain": ri.analyze(ri.zoo("reversal/rope"), prompts, ("positions",)), "edited": run})
+    assert "edited is of a changed model: other weights in" in compared.attrs["notes"]
+    weight.data[0] /= 2
+    assert said() == ""
 
 
 def test_a_store_of_another_analysis_is_not_used(tmp_path):

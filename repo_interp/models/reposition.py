@@ -23,7 +23,7 @@ from repo_interp.errors import InputError
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.configuration import repositioned
 from repo_interp.models.families import require_family, rotations
-from repo_interp.models.schemes import SchemeBuilder, scheme_options
+from repo_interp.models.schemes import SchemeBuilder, require_useful, scheme_options
 from repo_interp.positions.assigners import MixedAssigner
 from repo_interp.positions.embedding import AbsoluteEmbedding
 from repo_interp.positions.layouts import format_layout, parse_layout
@@ -41,14 +41,16 @@ def reposition(model: PreTrainedModel, layout: str, **options: str | float) -> P
     `options` are choices within schemes (see `models.schemes.SchemeOptions`), above all `assignment`: what has a row of learned
     positions of its own, "kv_head", "head" or "layer". A model that was repositioned before starts the new schemes afresh. The model
     trains, generates, and keeps its weights' names; `added_parameters` says what the schemes cost. Raises InputError for decoders,
-    layouts and options that do not fit.
+    layouts and options that do not fit, options without effect in the layout among them.
     """
     require_family(model.config)
     try:
         schemes = parse_layout(layout, model.config.num_hidden_layers)
     except ValueError as error:
         raise InputError(str(error)) from None
-    builder = SchemeBuilder(model.config, scheme_options(options))
+    choices = scheme_options(options)
+    require_useful(schemes, choices)
+    builder = SchemeBuilder(model.config, choices)
     learn_absolute_positions(model, builder.length if "learned" in schemes else None, builder.deviation)
     for layer, rotation in zip(model.model.layers, rotations(model), strict=True):
         stock = layer.self_attn
