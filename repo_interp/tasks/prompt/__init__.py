@@ -147,8 +147,10 @@ def _places(name: str, places: Places, length: int, unit: str) -> Int[np.ndarray
 
 
 def _check_name(name: str) -> None:
-    if not all(name.split(".")) or not name.isprintable():
+    if not isinstance(name, str) or not all(name.split(".")) or not name.isprintable():
         raise InputError(f'"{name[:80]}" is no name for a span: wanted a word, or words joined by dots like needle.1.key')
+    if name.split(".")[0] == REST:
+        raise InputError(f'"{name}" is no name for a span: the rest is what no other span holds; call it otherwise')
     if name.split(".")[0] == GENERATED:
         raise InputError(f'"{name}" is no name for a span: generated places have a field of their own, "generated"')
 
