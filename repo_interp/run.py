@@ -57,7 +57,9 @@ def versions() -> dict[str, str]:
 
 
 def write_run(run: xr.DataTree, path: str | os.PathLike[str]) -> None:
-    """Write `run` to `path` as netCDF, whole or not at all. Raises OSError where the disk refuses, InputError where its directory is not there.
+    """Write `run` to `path` as netCDF, whole or not at all.
+
+    Raises OSError where the disk refuses, InputError where there is no directory for it.
 
     The file is made in memory: after a write to the disk that fails, HDF5 ends the interpreter with a segmentation fault. Its last line,
     which HDF5 does not look at, is the SHA-256 of what stands before it.

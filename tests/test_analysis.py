@@ -462,3 +462,28 @@ def test_a_measure_of_ones_own_is_analysed_like_ours():
     run = ri.analyze(bridge, prompts, [MeanNorm(), "positions"], heads=[2])
     assert run["mean_norm"]["norm"].shape == (3, 3, 1) and run["mean_norm"]["norm"]["head"].values.tolist() == [2]
     assert run["positions"]["token_id"].sel(prompt=1).values.tolist() == list(prompts[1].tokens)
+
+
+def test_what_is_no_measure_no_experiment_and_no_batch_is_refused_in_a_line(tmp_path):
+    from repo_interp.experiments.effects import Effects
+
+    bridge, prompts = ri.zoo("reversal/rope"), ri.tasks.make_task("reversal").prompts(1)
+    for options, line in (
+        ({"measures": [None]}, "None is no measure; wanted names"),
+        ({"measures": 3}, "measures are 3; wanted names"),
+        ({"experiments": [Effects]}, r"the experiment Effects is a class; make one, Effects\(\)"),
+        ({"experiments": [None]}, "None is no experiment"),
+        ({"batch_size": "all"}, "a batch is a number of prompts, or \"auto\"; got 'all'"),
+        ({"batch_size": 1.5}, "a batch is a number of prompts"),
+    ):
+        with pytest.raises(ri.InputError, match=line):
+            ri.analyze(bridge, prompts, **{"measures": ("positions",), **options})
+    with pytest.raises(ri.InputError, match="there is no directory"):
+        ri.write_run(ri.analyze(bridge, prompts, ("positions",)), tmp_path / "no" / "run.nc")
+    for scaling, line in (
+        ({"rope_type": "foo", "factor": 2.0}, "there is no rope_type 'foo'; wanted one of default, linear, llama3, yarn"),
+        ({"factor": 2.0}, "wanted a rope_type"),
+        ("yarn", "rope_scaling is 'yarn'; wanted a table"),
+    ):
+        with pytest.raises(ri.InputError, match=line):
+            ri.load("reversal/rope", rope_scaling=scaling)

@@ -225,7 +225,8 @@ def positions_of(
     whole = given.dtype in (torch.int32, torch.int64) and given.ndim == 2 and given.numel() > 0
     if not whole or int(given.min()) < 0 or int(given.max()) >= vocabulary:
         raise InputError(
-            f"tokens are a table [prompt, token] of numbers from 0 to {vocabulary - 1}, as ri.tokens gives it; got {one_line(repr(tokens), 160)}"
+            f"tokens are a table [prompt, token] of numbers from 0 to {vocabulary - 1}, as ri.tokens gives it; "
+            f"got {one_line(repr(tokens), 160)}"
         )
     recorded: dict[int, Tensor] = {}
 
