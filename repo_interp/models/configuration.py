@@ -25,7 +25,7 @@ from repo_interp.models.directories import directory_of
 from repo_interp.models.families import FAMILIES, native_layout, require_family
 from repo_interp.models.fields import Base, Fields
 from repo_interp.models.released import released_layout
-from repo_interp.models.schemes import options_of, scheme_options
+from repo_interp.models.schemes import scheme_options
 from repo_interp.positions.layouts import scheme_names
 from repo_interp.records import modelled, read_json, shown
 
@@ -238,5 +238,4 @@ def own_layout(raw: Mapping[str, Any], layers: int, source: str) -> tuple[tuple[
         scheme_options(options)
     except InputError as error:
         raise InputError(f"{source}: {error}") from None
-    useful = options_of(schemes)  # a configuration states every option, also those that its schemes have no use for
-    return tuple(schemes), {name: value for name, value in options.items() if name in (*useful, "scheme_deviation")}
+    return tuple(schemes), options

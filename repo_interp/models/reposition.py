@@ -44,13 +44,18 @@ def reposition(model: PreTrainedModel, layout: str, **options: str | float) -> P
     layouts and options that do not fit, options without effect in the layout among them.
     """
     require_family(model.config)
-    try:
-        schemes = parse_layout(layout, model.config.num_hidden_layers)
-    except ValueError as error:
-        raise InputError(str(error)) from None
-    choices = scheme_options(options)
-    require_useful(schemes, choices)
-    builder = SchemeBuilder(model.config, choices)
+    require_useful(_schemes(model, layout), scheme_options(options))
+    return with_layout(model, layout, **options)
+
+
+def with_layout(model: PreTrainedModel, layout: str, **options: str | float) -> PreTrainedModel:
+    """`model` with the schemes of `layout`, as `reposition` returns it; `options` may hold what the layout has no use for.
+
+    A stored configuration states every option, and a recipe is for all schemes.
+    """
+    require_family(model.config)
+    schemes = _schemes(model, layout)
+    builder = SchemeBuilder(model.config, scheme_options(options))
     learn_absolute_positions(model, builder.length if "learned" in schemes else None, builder.deviation)
     for layer, rotation in zip(model.model.layers, rotations(model), strict=True):
         stock = layer.self_attn
@@ -68,6 +73,14 @@ def reposition(model: PreTrainedModel, layout: str, **options: str | float) -> P
     share = 100 * added / max(1, sum(p.numel() for p in model.parameters()) - added)
     logger.info("layout %s adds %d parameters (%.2f %%)", format_layout(schemes), added, share)
     return model
+
+
+def _schemes(model: PreTrainedModel, layout: str) -> tuple[str, ...]:
+    """The scheme of every layer of `model` in `layout`. Raises InputError for a layout that is none of its."""
+    try:
+        return parse_layout(layout, model.config.num_hidden_layers)
+    except ValueError as error:
+        raise InputError(str(error)) from None
 
 
 def initialise(scheme: nn.Module, deviation: float) -> None:
