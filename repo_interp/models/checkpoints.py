@@ -49,7 +49,7 @@ from repo_interp.models.configuration import (
 from repo_interp.models.dispatch import DeviceMap, MostMemory, device_of_weights, dispatched, is_dispatched, weights_in_place
 from repo_interp.models.families import FAMILIES
 from repo_interp.models.fields import DTYPES, SpecialTokens
-from repo_interp.models.reposition import assigner_parameters, layout, with_layout
+from repo_interp.models.reposition import assigner_parameters, layout, reposition, with_layout  # noqa: F401 - `ri.reposition` is found here
 from repo_interp.models.weights import StoredWeight, file_key, fitting_weights, read_weights, tied_parameters
 from repo_interp.positions.layouts import format_layout
 from repo_interp.records import modelled
