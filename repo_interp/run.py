@@ -57,7 +57,9 @@ def versions() -> dict[str, str]:
 
 
 def write_run(run: xr.DataTree, path: str | os.PathLike[str]) -> None:
-    """Write `run` to `path` as netCDF, whole or not at all. Raises OSError where the disk refuses.
+    """Write `run` to `path` as netCDF, whole or not at all.
+
+    Raises OSError where the disk refuses, InputError where there is no directory for it.
 
     The file is made in memory: after a write to the disk that fails, HDF5 ends the interpreter with a segmentation fault. Its last line,
     which HDF5 does not look at, is the SHA-256 of what stands before it.
@@ -69,6 +71,8 @@ def write_run(run: xr.DataTree, path: str | os.PathLike[str]) -> None:
         if node.data_vars
     }
     image = storable.to_netcdf(engine=_ENGINE, encoding=encoding)
+    if not Path(path).parent.is_dir():
+        raise InputError(f"{path} cannot be written: there is no directory {Path(path).parent}; make it first")
     with replaced(path) as unfinished:
         unfinished.write_bytes(bytes(image) + _seal(image))
 

@@ -24,6 +24,8 @@ class SideBySide:
 
     def __post_init__(self) -> None:
         """Raises InputError where no prompt would go through."""
+        if isinstance(self.prompts, bool) or not hasattr(self.prompts, "__index__"):
+            raise InputError(f'a batch is a number of prompts, or "auto"; got {self.prompts!r}')
         if self.prompts < 1:
             raise InputError(f"a batch has at least one prompt, not {self.prompts}")
 

@@ -12,6 +12,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 import xarray as xr
 from attention_inputs import OFFICIAL
 from families import tiny
@@ -364,6 +365,34 @@ def test_what_is_kept_of_a_model_is_not_used_of_a_changed_one(tmp_path):
     assert not changed["positions"].equals(whole["positions"])
 
 
+def test_a_run_of_a_changed_model_says_so():
+    """Found: it had the checkpoint's digest, and nothing else, whatever was done to the model in memory."""
+    bridge, prompts = ri.zoo("reversal/rope"), ri.tasks.make_task("reversal").prompts(1)
+
+    def said() -> str:
+        return ri.analyze(bridge, prompts, ("positions",)).attrs.get("changed", "")
+
+    bridge.run_with_cache(torch.tensor([prompts[0].tokens]))
+    ri.score(bridge, test_sets=["3"], count=2)
+    assert said() == "" and said() == ""  # hooks that libraries leave to record outputs change nothing
+    with ri.interventions.frozen(bridge, layer=1):
+        assert said() == "hooks at layers.1.self_attn.hook_positions, layers.1.self_attn"
+    with ri.interventions.interpolated(bridge, 2.0):
+        assert said() == "other rotation in layer 0, layer 1, layer 2 and 1 more"
+    with bridge.hooks(fwd_hooks=[("blocks.1.hook_resid_pre", lambda values, hook: values * 0)]):
+        assert "hooks at layers.1" in said()
+    assert said() == ""
+    weight = bridge.blocks[1].attn.o.weight
+    weight.data[0] *= 2  # no counter of torch's tells this
+    run = ri.analyze(bridge, prompts, ("positions",))
+    assert run.attrs["changed"] == "other weights in layers.1.self_attn.o_proj.weight"
+    assert "the model is not as it was loaded" in run.attrs["notes"]
+    compared = ri.compare({"plain": ri.analyze(ri.zoo("reversal/rope"), prompts, ("positions",)), "edited": run})
+    assert "edited is of a changed model: other weights in" in compared.attrs["notes"]
+    weight.data[0] /= 2
+    assert said() == ""
+
+
 def test_a_store_of_another_analysis_is_not_used(tmp_path):
     from repo_interp.analysis.batches import BatchStore
     from repo_interp.measures.statistics import Statistics
@@ -433,3 +462,28 @@ def test_a_measure_of_ones_own_is_analysed_like_ours():
     run = ri.analyze(bridge, prompts, [MeanNorm(), "positions"], heads=[2])
     assert run["mean_norm"]["norm"].shape == (3, 3, 1) and run["mean_norm"]["norm"]["head"].values.tolist() == [2]
     assert run["positions"]["token_id"].sel(prompt=1).values.tolist() == list(prompts[1].tokens)
+
+
+def test_what_is_no_measure_no_experiment_and_no_batch_is_refused_in_a_line(tmp_path):
+    from repo_interp.experiments.effects import Effects
+
+    bridge, prompts = ri.zoo("reversal/rope"), ri.tasks.make_task("reversal").prompts(1)
+    for options, line in (
+        ({"measures": [None]}, "None is no measure; wanted names"),
+        ({"measures": 3}, "measures are 3; wanted names"),
+        ({"experiments": [Effects]}, r"the experiment Effects is a class; make one, Effects\(\)"),
+        ({"experiments": [None]}, "None is no experiment"),
+        ({"batch_size": "all"}, "a batch is a number of prompts, or \"auto\"; got 'all'"),
+        ({"batch_size": 1.5}, "a batch is a number of prompts"),
+    ):
+        with pytest.raises(ri.InputError, match=line):
+            ri.analyze(bridge, prompts, **{"measures": ("positions",), **options})
+    with pytest.raises(ri.InputError, match="there is no directory"):
+        ri.write_run(ri.analyze(bridge, prompts, ("positions",)), tmp_path / "no" / "run.nc")
+    for scaling, line in (
+        ({"rope_type": "foo", "factor": 2.0}, "there is no rope_type 'foo'; wanted one of default, linear, llama3, yarn"),
+        ({"factor": 2.0}, "wanted a rope_type"),
+        ("yarn", "rope_scaling is 'yarn'; wanted a table"),
+    ):
+        with pytest.raises(ri.InputError, match=line):
+            ri.load("reversal/rope", rope_scaling=scaling)

@@ -57,6 +57,10 @@ def unknown_family(d):
     config(d, model_type="gpt2")
 
 
+def mixture_of_experts(d):
+    config(d, model_type="qwen2_moe", sliding_window=0)
+
+
 def misspelt_key(d):
     config(d, pe_config__dynamic_pe_startlayer=2)
 
@@ -200,6 +204,7 @@ BROKEN = {
     config_not_json: "config.json: broken JSON (Expecting property name",
     config_a_list: "holds []; wanted an object",
     unknown_family: "model_type 'gpt2' cannot be repositioned; these can: gemma",
+    mixture_of_experts: "model_type 'qwen2_moe' cannot be repositioned; these can: gemma",
     misspelt_key: "pe_config has 'dynamic_pe_startlayer', which the released format does not have",
     unknown_mode: "dynamic_pe_mode 'swigluex_singlehead'; known are none, nope, swigluex_multihead",
     spellings_disagree: "dynmaic_pe_start_layer 2 but dynamic_pe_start_layer 3",

@@ -18,6 +18,7 @@ import repo_interp as ri
 from repo_interp.analysis.notes import RoundedPositions
 from repo_interp.cli import main
 from repo_interp.models.reposition import scheme_modules
+from repo_interp.models.schemes import options_of
 from repo_interp.shipped import zoo_names
 from repo_interp.tasks.prompt import Prompt
 
@@ -157,7 +158,11 @@ def test_values_too_large_for_the_wanted_dtype_are_refused(stock):
 @pytest.mark.parametrize("layout", ["repo@1", "cope", "learned", "fire", "rope,nope,repo"])
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_what_save_pretrained_writes_of_a_repositioned_model_loads(family, layout, options, tmp_path):
-    model = ri.reposition(tiny(family), layout, **options)
+    model = ri.reposition(
+        tiny(family),
+        layout,
+        **{name: value for name, value in options.items() if name in options_of(layout.split("@")[0].split(","))},
+    )
     for module in scheme_modules(model):
         for parameter in module.parameters():
             torch.nn.init.normal_(parameter, std=0.3)

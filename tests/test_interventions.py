@@ -429,3 +429,32 @@ def test_layers_and_heads_are_whole_numbers_numpys_too():
     for layer in (np.int64(0), np.int64(2), torch.tensor(1), np.arange(2)):
         with iv.frozen(bridge, layer=layer):
             pass
+
+
+def test_numbers_and_positions_that_mean_nothing_are_refused_where_they_first_appear():
+    """Found: NaN went through to NaN logits, rows of positions of another model were broadcast, others were tracebacks."""
+    bridge = ri.zoo("niah/repo")
+    given = torch.tensor([[5, 17, 3, 9]])
+    nan, recorded = float("nan"), iv.positions_of(bridge, given)
+    for make, line in (
+        (lambda: iv.frozen(bridge, value=nan), "frozen at is nan; wanted a finite number"),
+        (lambda: iv.scaled(bridge, float("inf")), "scaled by is inf; wanted a finite"),
+        (lambda: iv.shifted(bridge, "x"), "shifted by is 'x'; wanted a finite"),
+        (lambda: iv.set_positions(bridge, 0, 0, nan), "to set in layer 0 are NaN or infinite"),
+        (lambda: iv.set_positions(bridge, 0, 0, lambda positions: None), "to set in layer 0 are no numbers"),
+        (lambda: iv.frozen(bridge, tokens=[1 << 62]), "no prompt has more than"),
+        (lambda: iv.swapped_tokens(bridge, 0, 1 << 40), "change places; got 0 and"),
+        (lambda: iv.permuted(bridge, order=[]), "an order names each of the first tokens once"),
+        (lambda: iv.permuted(bridge, order=[1.0, 0.0]), "an order names each of the first tokens once"),
+        (lambda: iv.permuted(bridge, order=[[1, 0], [0, 1]]), "orders of 2 prompts came to 1"),
+        (lambda: iv.transplanted(bridge, {0: torch.zeros(1, 2, 4)}, layer=0), "have 2 rows, which 4 heads cannot share"),
+        (lambda: iv.transplanted(bridge, {0: recorded[0] * nan}, layer=0), "of layer 0 are NaN or infinite"),
+        (lambda: iv.transplanted(bridge, {0: recorded[0][0]}, layer=0), r"are \[4, 4\]; wanted \[prompt, row, token\]"),
+        (lambda: iv.interpolated(bridge, 0), "the factor of an extension is 0; wanted a finite number above 0"),
+        (lambda: iv.yarn(bridge, -1.0, 128), "the factor of an extension is -1.0"),
+    ):
+        with pytest.raises(InputError, match=line), make():
+            bridge(given)
+    for wrong in ("text", [], [1, 2], [[1, 2], [3]], [[-1]], [[10**9]], [[0.5]]):
+        with pytest.raises(InputError, match=r"tokens are a table \[prompt, token\] of numbers from 0 to 211"):
+            iv.positions_of(bridge, wrong)

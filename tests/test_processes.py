@@ -120,7 +120,7 @@ def test_resume_goes_on_draws_and_leaves_alone_what_is_finished(tmp_path, capsys
     finished = contents(out)
     assert main([*command, "--resume"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "is finished: scores of " in said and "another question needs another --out" in said and contents(out) == finished
+    assert "is finished: scores of " in said and contents(out) == finished
     (out / "report.html").unlink()
     assert stage(out) == "measured"
     assert main([*command, "--resume"]) == 0
@@ -199,6 +199,38 @@ def test_resume_refuses_the_results_of_another_checkpoint_or_command(tmp_path, c
         assert main([*command, *out, "--resume"]) == 2
         assert said in " ".join(capsys.readouterr().err.split())
     assert contents(tmp_path / "out") == finished
+
+
+def test_resume_refuses_a_finished_run_of_another_question(tmp_path, capsys, monkeypatch):
+    """Found: it said what the run holds, and ended with 0."""
+    monkeypatch.chdir(tmp_path)
+    prompts = Path("prompts.jsonl")
+    prompts.write_text('{"tokens": [1, 5, 9, 4]}\n')
+    begun = ["analyze", "reversal/rope", "--measures", "positions", "--prompts", "prompts.jsonl", "--out", "out"]
+    assert main(begun) == 0 and main([*begun, "--resume", "--batch-size", "2"]) == 0
+    finished = contents(Path("out"))
+    capsys.readouterr()
+
+    def refused(*more: str) -> str:
+        assert main([*begun, *more, "--resume"]) == 2
+        return " ".join(capsys.readouterr().err.split())
+
+    assert "out holds the answer to another question: --measures was positions, now components; give --resume" in refused(
+        "--measures", "components"
+    )
+    assert "--set was not given, now epsilon=0.5" in refused("--set", "epsilon=0.5")
+    assert "--layers was not given, now 0,1" in refused("--layers", "0,1")
+    prompts.write_text('{"tokens": [1, 5, 9, 5]}\n')
+    assert "--prompts was another file (" in refused()
+    assert contents(Path("out")) == finished
+    run = ri.read_run("out")
+    assert str(tmp_path) not in run.attrs["asked"] and "prompts.jsonl" not in run.attrs["asked"]
+    del run.attrs["asked"]
+    ri.write_run(run, "out/run.nc")
+    assert "does not say what it was asked (1 prompts, positions)" in refused()
+    assert main(["score", "reversal/rope", "--test-sets", "3", "--count", "2", "--out", "scores"]) == 0
+    assert main(["score", "reversal/rope", "--test-sets", "3", "--count", "3", "--out", "scores", "--resume"]) == 2
+    assert "--count was 2, now 3" in " ".join(capsys.readouterr().err.split())
 
 
 def test_what_is_kept_of_another_question_is_not_thrown_away_without_a_word(tmp_path, capsys):

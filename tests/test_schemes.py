@@ -207,3 +207,15 @@ def test_taking_learned_positions_away_again_leaves_nothing():
 def test_options_that_do_not_exist_are_refused(options, message):
     with pytest.raises(ri.InputError, match=message):
         ri.reposition(tiny("llama"), "cope", **options)
+
+
+def test_options_without_effect_are_refused_by_name():
+    """Found: they were accepted, and stood in the configuration as if they meant something."""
+    for layout, options, line in (
+        ("rope", {"p_max": 16}, "p_max changes nothing in rope, which has no options; leave it out"),
+        ("cope", {"assignment": "head"}, "assignment changes nothing in cope, which has gates, map, p_max, training_length"),
+        ("repo@1", {"gates": "values"}, "gates changes nothing in rope, repo, which has assignment; leave it out"),
+    ):
+        with pytest.raises(ri.InputError, match=line):
+            ri.reposition(tiny("llama"), layout, **options)
+    ri.reposition(tiny("llama"), "rope", p_max=0, scheme_deviation=0.1)

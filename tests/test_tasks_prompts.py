@@ -25,11 +25,9 @@ def the_prompt(family="byte_level_bpe"):
     return prompt_from_text(TEXT, CHARACTERS, tokenizer(family), ["7654321"], {"depth": 12.5, "list": [1, None]})
 
 
-def test_rest_is_what_is_not_named_unless_it_is_given():
+def test_rest_is_what_is_not_named():
     prompt = Prompt(tokens=(5, 6, 7, 8, 9), spans={"needle": (1,), "needle.1": (1,)}, generated=(4,))
     assert prompt.all_spans() == {"needle": (1,), "needle.1": (1,), "rest": (0, 2, 3), "generated": (4,)}
-    given = Prompt(tokens=(5, 6, 7, 8, 9), spans={"needle": (1,), "rest": (2,)})
-    assert given.all_spans() == {"needle": (1,), "rest": (2,)}
 
 
 def test_top_level_spans_rest_and_generated_are_a_partition():
@@ -233,3 +231,19 @@ def test_windows_files_are_read(tmp_path):
 def test_text_and_characters_come_together():
     with pytest.raises(InputError, match="come together"):
         Prompt(tokens=(1,), characters={})
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"spans": {"rest": (0,)}}, "the rest is what no other span holds"),
+        ({"generated": (6, 8)}, "holds token 6, but the prompt has the tokens 0 to 2"),
+        ({"generated": (0.5,)}, "wanted whole numbers, token indices from 0 to 2"),
+        ({"spans": {"a": (1 << 70,)}}, "wanted whole numbers, token indices from 0 to 2"),
+        ({"tokens": (-1, 2)}, "wanted whole numbers from 0"),
+    ],
+)
+def test_what_no_prompt_can_hold_is_refused(given, line):
+    """Found: a span called rest took the place of the rest, and fractions were cut to whole indices."""
+    with pytest.raises(InputError, match=line):
+        Prompt(**{"tokens": (1, 2, 3), **given})

@@ -17,7 +17,7 @@ import hashlib
 import json
 import operator
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,7 +34,7 @@ from repo_interp.analysis.notes import RoundedPositions, notes_on, rounded_posit
 from repo_interp.analysis.observed import ObservedBatches, Progress, kept
 from repo_interp.analysis.observing import MergedStatistics, group_of, measures_for
 from repo_interp.analysis.room import batch_limit
-from repo_interp.errors import InputError, NotFinite
+from repo_interp.errors import InputError, NotFinite, one_line
 from repo_interp.experiments.catalogue import planned
 from repo_interp.experiments.experiment import Experiment, Plan
 from repo_interp.experiments.resumable_grid import ResumableGrid
@@ -74,7 +74,9 @@ def analyze(
     """A run of `prompts` on a repositioned model or bridge, with one node per measure, and those of each experiment.
 
     `prompts`: Prompts, texts or tokens, one or many (see `analysis.coercion`). `measures` are names of the catalogue or objects like
-    a `Measure`; None: `default_measures`. `experiments`: names ("perturbation", "extrapolation", "effects", "saliency", "atlas"),
+    a `Measure`; None: `default_measures`, positions and patterns whatever the layout, while `repo-interp analyze` takes `components` and
+    others in their place where no layer learns positions.
+    `experiments`: names ("perturbation", "extrapolation", "effects", "saliency", "atlas"),
     objects that follow `Experiment`, or what `planned` made of them. `layers` and `heads` (numbers; None: all) restrict what is
     measured. `task`: what experiments score `prompts` by; None: their generated tokens where all have some, else the log perplexity
     of every token. `batch_size`: prompts of a forward pass, limits of it, or "auto": as much as is worthwhile and fits into memory.
@@ -88,7 +90,7 @@ def analyze(
     schemes = layout(bridge)
     chosen = measures_for(bridge, measures_named(default_measures(prompts, (), layers) if measures is None else measures))
     layers, heads = require_measurable(bridge, prompts, chosen, layers, heads)
-    plans = planned(bridge, prompts, experiments, task)
+    plans = planned(bridge, prompts, _experiments(experiments), task)
     structure = structure_for(prompts, chosen, tokenizer_of(bridge))
     size = batch_limit(bridge, batch_size)
     batches = make_batches(prompts, size, next(bridge.parameters()).device, structure) if chosen else []
@@ -136,11 +138,15 @@ def default_measures(
 
 def measures_named(measures: Sequence[str | Measure]) -> list[Measure]:
     """`measures` as objects. Beside `maps`, a `three_axis` that is only named keeps the axes that its figure shows."""
+    if not isinstance(measures, str | Iterable):
+        raise InputError(f"measures are {one_line(repr(measures), 160)}; wanted names, or objects like a Measure")
     measures = [measures] if isinstance(measures, str) else list(measures)
     objects = [measure_named(measure) if isinstance(measure, str) else measure for measure in measures]
     for measure in objects:
         if isinstance(measure, type):
             raise InputError(f"the measure {measure.__name__} is a class; make one, {measure.__name__}(), or give its name")
+        if not all(hasattr(measure, part) for part in ("name", "observe", "conclude")):
+            raise InputError(f"{one_line(repr(measure), 160)} is no measure; wanted names, or objects like a Measure")
     names = [measure.name for measure in objects]
     twice = [name for place, name in enumerate(names) if name in names[:place]]
     if twice:
@@ -150,6 +156,19 @@ def measures_named(measures: Sequence[str | Measure]) -> list[Measure]:
         ThreeAxis(axes="first_prompt") if beside_maps and asked == "three_axis" else made
         for asked, made in zip(measures, objects, strict=True)
     ]
+
+
+def _experiments(given: Sequence[str | Experiment | Plan] | str) -> list[str | Experiment | Plan]:
+    """Experiments as a list. Raises InputError for what is none: a class in place of an object among them."""
+    if not isinstance(given, str | Iterable):
+        raise InputError(f"experiments are {one_line(repr(given), 160)}; wanted names, or objects like an Experiment")
+    experiments = [given] if isinstance(given, str) else list(given)
+    for each in experiments:
+        if isinstance(each, type):
+            raise InputError(f"the experiment {each.__name__} is a class; make one, {each.__name__}(), or give its name")
+        if not isinstance(each, str | Experiment | Plan):
+            raise InputError(f"{one_line(repr(each), 160)} is no experiment; wanted names, or objects like an Experiment")
+    return experiments
 
 
 def require_measurable(

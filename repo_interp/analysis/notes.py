@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from repo_interp.measures.statistics import Measure, as_measure
+from repo_interp.models.changes import changes
 from repo_interp.models.provenance import length_trained, loaded_from, positions_dtype
 from repo_interp.models.reposition import attentions, layout
 from repo_interp.positions.layouts import LEARNED, SCHEMES, format_layout
@@ -23,6 +24,8 @@ class RoundedPositions(UserWarning):
 def notes_on(bridge: nn.Module, prompts: Sequence[Prompt] = (), measures: Sequence[Measure] = ()) -> tuple[str, ...]:
     """Lines about measuring `measures` of `prompts` on a repositioned model or bridge; empty where there is nothing to say."""
     schemes, trained, notes = layout(bridge), length_trained(bridge), []
+    if changed := changes(bridge):
+        notes.append(f"the model is not as it was loaded ({changed}): what is measured is what it computes now")
     rounded = rounded_positions(bridge)
     if rounded is not None:
         notes.append(rounded)

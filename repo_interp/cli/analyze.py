@@ -230,9 +230,13 @@ def _measured(arguments: argparse.Namespace, question: _Question, results: Resul
     """The run, written to `results`."""
     from repo_interp.analysis.analyze import analyze
     from repo_interp.analysis.notes import RoundedPositions
-    from repo_interp.cli.results import KEEP_EVERY
+    from repo_interp.cli.results import ASKED, KEEP_EVERY, asked
     from repo_interp.errors import InputError
     from repo_interp.failures import is_out_of_memory
+
+    def write(run: xr.DataTree) -> None:
+        run.attrs[ASKED] = asked(arguments)
+        results.write(run)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RoundedPositions)  # it was said above
@@ -250,7 +254,7 @@ def _measured(arguments: argparse.Namespace, question: _Question, results: Resul
                 task=question.task,
                 experiment_progress=step,
                 store_every=KEEP_EVERY,
-                finished=results.write,
+                finished=write,
             )
         except KeyboardInterrupt as interruption:
             kept = "finished batches are kept; the same command goes on from there" if results.has_batches else ""

@@ -1,8 +1,13 @@
-"""Where the results are, and what could not be drawn: the last lines of analyze, score and compare; and how far they had come before."""
+"""Where the results are, and what could not be drawn: the last lines of analyze, score and compare; and how far they had come before.
+
+asked  the options of a command that decide its numbers, as JSON, an attribute of its run: `--resume` finishes no other question
+"""
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,12 +23,17 @@ if TYPE_CHECKING:
 
 KEEP_EVERY = 10.0
 """Seconds between writes of finished batches to disk, from which an interrupted or killed command goes on."""
+ASKED = "asked"
+"""Attribute of a run: what the command that made it was asked."""
+_UNDECIDING = ("command", "checkpoint", "out", "resume", "overwrite", "device", "device_map", "max_memory", "batch_size")
+"""Arguments that decide no number, or that are compared otherwise: a checkpoint by its files."""
+_SPELT = {"parameters": "set", "task_options": "set"}
 
 
 def gone_on_with(console: Console, arguments: argparse.Namespace, checkpoint: str, makes_scores: bool) -> int | None:
     """The exit code, where `--resume` finds that all is measured in `--out`, and draws what is not drawn yet; None where it is not.
 
-    Raises InputError for a `--resume` without `--out`, or beside `--overwrite`.
+    Raises InputError for a `--resume` without `--out`, or beside `--overwrite`, and where what is measured there is not what is asked.
     """
     from repo_interp import processes
     from repo_interp.analysis.publication import claimed, stage
@@ -43,11 +53,11 @@ def gone_on_with(console: Console, arguments: argparse.Namespace, checkpoint: st
         return None
     if not processes.is_first():
         return 0
-    _require_same(out, checkpoint, makes_scores)
+    _require_same(out, checkpoint, arguments, makes_scores)
     if reached == "finished":
         from repo_interp.cli.console import plain
 
-        console.print(f"{plain(out)} is finished: {_held(read_run(out))}; another question needs another --out", highlight=False)
+        console.print(f"{plain(out)} is finished: {_held(read_run(out))}", highlight=False)
         return 0
     with processes.alone(), claimed(out, out.name, overwrite=True) as results:
         published = results.draw(read_run(results.data_file), write_report)
@@ -63,8 +73,27 @@ def _held(run: xr.DataTree) -> str:
     return f"{run.attrs['prompts']} prompts, {', '.join(run.children)}"
 
 
-def _require_same(out: Path, checkpoint: str, makes_scores: bool) -> None:
-    """Raise InputError where the run in `out` was made by another command, or of another checkpoint."""
+def asked(arguments: argparse.Namespace) -> str:
+    """What `arguments` of analyze or score ask, as JSON: every option that decides a number, files by their content.
+
+    No path is kept: the same question from another folder is the same.
+    """
+    decisive = {name: value for name, value in vars(arguments).items() if name not in _UNDECIDING}
+    return json.dumps({name: _without_paths(value) for name, value in decisive.items()}, sort_keys=True)
+
+
+def _without_paths(value: Any) -> Any:
+    """`value`, of what names a file its SHA-256, in hexadecimal."""
+    if isinstance(value, list | tuple):
+        return [_without_paths(each) for each in value]
+    try:
+        return hashlib.sha256(Path(value).read_bytes()).hexdigest() if isinstance(value, str) and Path(value).is_file() else value
+    except (OSError, ValueError):
+        return value
+
+
+def _require_same(out: Path, checkpoint: str, arguments: argparse.Namespace, makes_scores: bool) -> None:
+    """Raise InputError where the run in `out` was made by another command, of another checkpoint, or with other options."""
     from repo_interp.cli.checkpoint import find
     from repo_interp.errors import InputError
     from repo_interp.models.checkpoints import identify
@@ -79,6 +108,27 @@ def _require_same(out: Path, checkpoint: str, makes_scores: bool) -> None:
         raise InputError(
             f"{out} holds results of another checkpoint ({run.attrs.get('checkpoint')}); give another --out, or --overwrite"
         )
+    if ASKED not in run.attrs:
+        raise InputError(
+            f"{out} holds a run that does not say what it was asked ({_held(run)}); give another --out, or --overwrite"
+        )
+    before, now = json.loads(run.attrs[ASKED]), json.loads(asked(arguments))
+    differing = [name for name in now if now[name] != before.get(name)]
+    if differing:
+        name = differing[0]
+        raise InputError(
+            f"{out} holds the answer to another question: --{_SPELT.get(name, name).replace('_', '-')} was {_in_words(before.get(name))}, "
+            f"now {_in_words(now[name])}; give --resume with the command that it was begun with, another --out, or --overwrite"
+        )
+
+
+def _in_words(value: Any) -> str:
+    """The value of an option as it is typed; files are told apart by the beginning of their digest."""
+    if value is None or value == []:
+        return "not given"
+    if isinstance(value, list):
+        return ",".join("=".join(map(str, each)) if isinstance(each, list) else str(each) for each in value)
+    return f"another file ({value[:12]}...)" if isinstance(value, str) and len(value) == 64 else str(value)
 
 
 @contextmanager

@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.cli.checkpoint import find
     from repo_interp.cli.console import Console
     from repo_interp.cli.progress import steps
-    from repo_interp.cli.results import asked_as_before, gone_on_with, print_results
+    from repo_interp.cli.results import ASKED, asked, asked_as_before, gone_on_with, print_results
     from repo_interp.cli.tables import print_tables
     from repo_interp.models.checkpoints import identify
     from repo_interp.models.families import training_length
@@ -117,7 +117,7 @@ def run(arguments: argparse.Namespace) -> int:
     ):
         step("scoring")
         scores = scored(results.store, lambda done, total: step("scoring, batches", done, total))
-        scores.attrs["scaling"] = arguments.scaling or "none"
+        scores.attrs |= {"scaling": arguments.scaling or "none", ASKED: asked(arguments)}
         if not processes.is_first():
             return 0
         results.write(scores)

@@ -79,7 +79,7 @@ def _complements(run: xr.DataTree, other: xr.DataTree) -> bool:
     agree = all(
         name not in run.attrs or name not in other.attrs or str(run.attrs[name]) == str(other.attrs[name])
         for name in ("prompts_digest", "dtype", "scaling")
-    )
+    ) and run.attrs.get("changed", "") == other.attrs.get("changed", "")
     return (
         bool(digest) and digest == other.attrs.get("checkpoint_digest") and agree and not set(run.children) & set(other.children)
     )

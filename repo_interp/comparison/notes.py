@@ -30,10 +30,11 @@ def on_prompts(runs: Mapping[str, xr.DataTree]) -> list[str]:
 
 
 def on_runs(runs: Mapping[str, xr.DataTree]) -> list[str]:
-    """A line each where precision, training length or scaling differ."""
+    """A line each where precision, training length or scaling differ, and for every run of a model that was changed."""
     named = {"dtype": "the precision", "training_length": "the training length", "scaling": "the scaling"}
     by_value = {name: names_by(runs, attribute) for attribute, name in named.items()}
-    return [f"{name} differs: {_listed(values)}" for name, values in by_value.items() if len(values) > 1]
+    changed = [f"{name} is of a changed model: {run.attrs['changed']}" for name, run in runs.items() if run.attrs.get("changed")]
+    return [f"{name} differs: {_listed(values)}" for name, values in by_value.items() if len(values) > 1] + changed
 
 
 def on_shapes(groups: Mapping[str, xr.Dataset], joined: xr.Dataset) -> list[str]:

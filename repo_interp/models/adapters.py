@@ -30,7 +30,7 @@ from repo_interp.files import replaced, write_text
 from repo_interp.models.configuration import Checkpoint, identify_base, written_configuration
 from repo_interp.models.fields import Base
 from repo_interp.models.provenance import stored_digest
-from repo_interp.models.reposition import TABLE, assigner_parameters, reposition, scheme_modules
+from repo_interp.models.reposition import TABLE, assigner_parameters, scheme_modules, with_layout
 from repo_interp.models.weights import ADAPTER, StoredWeight, read_weights, stored_weights
 from repo_interp.records import modelled, read_json
 
@@ -146,7 +146,7 @@ def adapted(model: PreTrainedModel, checkpoint: Checkpoint, of_positions: torch.
     Raises InputError for an adapter that does not fit.
     """
     with torch.random.fork_rng():
-        reposition(model, ",".join(checkpoint.layout), **checkpoint.options)
+        with_layout(model, ",".join(checkpoint.layout), **checkpoint.options)
     for parameter in assigner_parameters(model).values():
         parameter.data = parameter.data.to(of_positions)
     changes = fitting_changes(model, checkpoint.directory)

@@ -25,6 +25,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from repo_interp.errors import InputError
 from repo_interp.models.attention import HookSites, RepositionedAttention
+from repo_interp.models.changes import unchanged_computation
 from repo_interp.models.families import FAMILIES
 from repo_interp.models.reposition import attentions
 
@@ -135,6 +136,7 @@ def bridge(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = N
         wrapped.cfg.default_prepend_bos = wrapped.cfg.tokenizer_prepends_bos  # the tokens that `analyze` measures, none added
     # Some adapters force eager attention for the whole model.
     model.set_attn_implementation("sdpa" if implementation is None else implementation)
+    unchanged_computation(wrapped)
     return wrapped
 
 

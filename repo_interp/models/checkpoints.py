@@ -49,7 +49,7 @@ from repo_interp.models.configuration import (
 from repo_interp.models.dispatch import DeviceMap, MostMemory, device_of_weights, dispatched, is_dispatched, weights_in_place
 from repo_interp.models.families import FAMILIES
 from repo_interp.models.fields import DTYPES, SpecialTokens
-from repo_interp.models.reposition import assigner_parameters, layout, reposition
+from repo_interp.models.reposition import assigner_parameters, layout, reposition, with_layout  # noqa: F401 - `ri.reposition` is found here
 from repo_interp.models.weights import StoredWeight, file_key, fitting_weights, read_weights, tied_parameters
 from repo_interp.positions.layouts import format_layout
 from repo_interp.records import modelled
@@ -186,7 +186,7 @@ def _skeleton(checkpoint: Checkpoint, config: PretrainedConfig) -> tuple[PreTrai
 def _empty_model(config: PretrainedConfig, schemes: tuple[str, ...], options: Mapping[str, Any]) -> PreTrainedModel:
     with init_empty_weights(include_buffers=False), no_init_weights():
         model = AutoModelForCausalLM.from_config(copy.deepcopy(config))
-        return reposition(model, ",".join(schemes), **options)
+        return with_layout(model, ",".join(schemes), **options)
 
 
 def _tie(model: PreTrainedModel, values: dict[str, Tensor]) -> None:
@@ -260,7 +260,7 @@ class RepositionedForCausalLM:
     def _from_config(cls, config: PretrainedConfig, **options: Any) -> PreTrainedModel:
         model = AutoModelForCausalLM.from_config(plain(config), **options)
         schemes, choices = own_layout_of(config)
-        return reposition(model, ",".join(schemes), **choices)
+        return with_layout(model, ",".join(schemes), **choices)
 
 
 _BRIDGED = "._original_component"

@@ -57,6 +57,8 @@ def identify(path: str | os.PathLike[str], **hub: Any) -> Checkpoint:
     """
     directory = directory_of(path, hub)
     raw = json_object(directory / "config.json")
+    if isinstance(raw.get("model_type"), str) and raw["model_type"] not in (OURS, *FAMILIES):
+        _configuration(raw, directory)  # refuses the family, whose other keys may mean something else
     base = modelled(raw, Fields, str(directory / "config.json")).adapter
     config = _configuration(raw, directory)
     require_family(config)
@@ -93,6 +95,8 @@ def json_object(file: Path) -> dict[str, Any]:
 
 def scaled_configuration(config: PretrainedConfig, rope_scaling: Mapping[str, Any]) -> PretrainedConfig:
     """`config` with its rotation scaled otherwise; the base frequency (rope_theta) stays unless given."""
+    if not isinstance(rope_scaling, Mapping):
+        raise InputError(f"rope_scaling is {rope_scaling!r}; wanted a table such as {{'rope_type': 'yarn', 'factor': 2.0}}")
     raw = config.to_dict()
     base = raw.get("rope_parameters") or {}
     if any(isinstance(value, Mapping) for value in base.values()):
@@ -100,8 +104,14 @@ def scaled_configuration(config: PretrainedConfig, rope_scaling: Mapping[str, An
     parameters = {"rope_theta": base.get("rope_theta"), **rope_scaling}
     if "type" in parameters:
         parameters["rope_type"] = parameters.pop("type")
+    if "rope_type" not in parameters:
+        raise InputError(
+            f"rope_scaling is {shown(dict(rope_scaling))}; wanted a rope_type, such as yarn or linear, beside the factor"
+        )
     raw["rope_parameters"] = parameters
-    return configured(raw, "rope_scaling")
+    scaled = configured(raw, "rope_scaling")
+    require_family(scaled)
+    return scaled
 
 
 class RepositionedConfig(PretrainedConfig):

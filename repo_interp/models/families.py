@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from repo_interp.errors import InputError
@@ -59,6 +60,8 @@ def require_family(config: PretrainedConfig) -> None:
         )
     for parameters in _rope_parameters(config):
         kind = parameters.get("rope_type", "default")
+        if kind not in (*_STATIC_ROTATIONS, *ROPE_INIT_FUNCTIONS):
+            raise InputError(f"there is no rope_type {kind!r}; wanted one of {', '.join(sorted(_STATIC_ROTATIONS))}")
         if kind not in _STATIC_ROTATIONS:
             raise InputError(
                 f"rope_type {kind!r} changes its frequencies with the prompt's length, which measures could not follow; "

@@ -23,7 +23,7 @@ from repo_interp.models.configuration import identify, own_layout_of, plain
 from repo_interp.models.dispatch import DeviceMap, MostMemory
 from repo_interp.models.outputs import parity_errors
 from repo_interp.models.provenance import mark, origin
-from repo_interp.models.reposition import attentions, layout, longest_prompt, reposition
+from repo_interp.models.reposition import attentions, layout, longest_prompt, with_layout
 
 _TOKENS = 12
 _TOLERANCE, _TOLERANCE_HALF = 5e-3, 0.5
@@ -101,4 +101,4 @@ def drawn(config: PretrainedConfig, schemes: Sequence[str], options: Mapping[str
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        return reposition(model, ",".join(schemes), **options)
+        return with_layout(model, ",".join(schemes), **options)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from repo_interp.models.changes import changes, unchanged_weights
 from repo_interp.models.configuration import Checkpoint
 from repo_interp.models.families import training_length
 from repo_interp.models.reposition import assigner_parameters, attentions, layout
@@ -56,8 +57,9 @@ def origin(checkpoint: Checkpoint, asked_for: str | os.PathLike[str], rope_scali
 
 
 def mark(model: nn.Module, source: Origin) -> None:
-    """Remember `source` on `model` (or bridge)."""
+    """Remember `source` on `model` (or bridge), whose weights are those of `source` now."""
     object.__setattr__(model, "repo_interp_origin", source)
+    unchanged_weights(model)
 
 
 def loaded_from(model: nn.Module) -> Origin | None:
@@ -80,9 +82,9 @@ def identity(model: nn.Module) -> dict[str, str | int]:
     """Names and digests of a repositioned model or bridge, for a run. No path is among them: a checkpoint may move.
 
     `positions_dtype` is there where learned positions have another precision than the model, `scaling` where its rotation was scaled when
-    it was loaded.
+    it was loaded, `changed` where it is no longer as it was loaded: the digest of the checkpoint then says where it began.
     """
-    checkpoint = loaded_from(model)
+    checkpoint, changed = loaded_from(model), changes(model)
     of_positions = positions_dtype(model)
     return {
         "layout": ",".join(layout(model)),
@@ -90,6 +92,7 @@ def identity(model: nn.Module) -> dict[str, str | int]:
         **({} if of_positions == next(model.parameters()).dtype else {"positions_dtype": _named(of_positions)}),
         "training_length": length_trained(model),
         **({"scaling": checkpoint.scaling} if checkpoint is not None and checkpoint.scaling else {}),
+        **({"changed": changed} if changed else {}),
         "checkpoint": checkpoint.name if checkpoint is not None else "",
         "checkpoint_digest": checkpoint.digest if checkpoint is not None else weights_digest(model),
     }

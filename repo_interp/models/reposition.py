@@ -23,7 +23,7 @@ from repo_interp.errors import InputError
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.configuration import repositioned
 from repo_interp.models.families import require_family, rotations
-from repo_interp.models.schemes import SchemeBuilder, scheme_options
+from repo_interp.models.schemes import SchemeBuilder, require_useful, scheme_options
 from repo_interp.positions.assigners import MixedAssigner
 from repo_interp.positions.embedding import AbsoluteEmbedding
 from repo_interp.positions.layouts import format_layout, parse_layout
@@ -41,13 +41,20 @@ def reposition(model: PreTrainedModel, layout: str, **options: str | float) -> P
     `options` are choices within schemes (see `models.schemes.SchemeOptions`), above all `assignment`: what has a row of learned
     positions of its own, "kv_head", "head" or "layer". A model that was repositioned before starts the new schemes afresh. The model
     trains, generates, and keeps its weights' names; `added_parameters` says what the schemes cost. Raises InputError for decoders,
-    layouts and options that do not fit.
+    layouts and options that do not fit, options without effect in the layout among them.
     """
     require_family(model.config)
-    try:
-        schemes = parse_layout(layout, model.config.num_hidden_layers)
-    except ValueError as error:
-        raise InputError(str(error)) from None
+    require_useful(_schemes(model, layout), scheme_options(options))
+    return with_layout(model, layout, **options)
+
+
+def with_layout(model: PreTrainedModel, layout: str, **options: str | float) -> PreTrainedModel:
+    """`model` with the schemes of `layout`, as `reposition` returns it; `options` may hold what the layout has no use for.
+
+    A stored configuration states every option, and a recipe is for all schemes.
+    """
+    require_family(model.config)
+    schemes = _schemes(model, layout)
     builder = SchemeBuilder(model.config, scheme_options(options))
     learn_absolute_positions(model, builder.length if "learned" in schemes else None, builder.deviation)
     for layer, rotation in zip(model.model.layers, rotations(model), strict=True):
@@ -66,6 +73,14 @@ def reposition(model: PreTrainedModel, layout: str, **options: str | float) -> P
     share = 100 * added / max(1, sum(p.numel() for p in model.parameters()) - added)
     logger.info("layout %s adds %d parameters (%.2f %%)", format_layout(schemes), added, share)
     return model
+
+
+def _schemes(model: PreTrainedModel, layout: str) -> tuple[str, ...]:
+    """The scheme of every layer of `model` in `layout`. Raises InputError for a layout that is none of its."""
+    try:
+        return parse_layout(layout, model.config.num_hidden_layers)
+    except ValueError as error:
+        raise InputError(str(error)) from None
 
 
 def initialise(scheme: nn.Module, deviation: float) -> None:

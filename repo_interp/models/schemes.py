@@ -19,7 +19,7 @@ Knows the names of the layout language and the modules of `positions`; knows not
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -80,6 +80,22 @@ def scheme_options(stated: Mapping[str, Any]) -> SchemeOptions:
     if unknown:
         raise InputError(f"schemes have no option {unknown[0]!r}; they have {', '.join(known)}")
     return SchemeOptions(**stated)
+
+
+def options_of(schemes: Collection[str]) -> tuple[str, ...]:
+    """The options that change something in a layout of `schemes`; all, where one of them is another package's."""
+    if not set(schemes) <= set(SCHEMES):
+        return tuple(_USED_BY)
+    return tuple(name for name, used_by in _USED_BY.items() if set(schemes) & set(used_by))
+
+
+def require_useful(schemes: Collection[str], options: SchemeOptions) -> None:
+    """Raise InputError for an option that was set and changes nothing in a layout of `schemes`, naming those that do."""
+    useful = options_of(schemes)
+    for name in _USED_BY:
+        if name not in useful and getattr(options, name) != getattr(SchemeOptions(), name):
+            named = ", ".join(dict.fromkeys(schemes))
+            raise InputError(f"{name} changes nothing in {named}, which has {', '.join(useful) or 'no options'}; leave it out")
 
 
 class SchemeBuilder:
@@ -189,6 +205,14 @@ _ADDITIVE: dict[str, Callable[[int, int], PositionLogits]] = {
     "fire": lambda heads, length: FIRE(heads, threshold=float(length)),
 }
 _CONTEXTUAL = ("cope", "cope_alibi", "cope_mlp", "cope_rope")
+_USED_BY: dict[str, tuple[str, ...]] = {
+    "assignment": ("repo", "multihead_continuous"),
+    "gates": _CONTEXTUAL,
+    "map": _CONTEXTUAL,
+    "p_max": ("cope", "cope_rope"),
+    "training_length": ("learned", "fire", "cope", "cope_rope", "hope", "hope_ab1", "hope_ab2", "hope_ab3", "rope_high"),
+}
+"""Which schemes an option changes. `scheme_deviation` is part of every training's record, whatever the scheme, so it is not among these."""
 _FREQUENCIES = {
     "hope": hope.hope_frequencies,
     "hope_ab1": hope.without_activated,

@@ -159,7 +159,7 @@ class Task(Scoring, ABC):
 
     def prompts(self, count: int, seed: int = 0, test_set: str | None = None) -> list[Prompt]:
         """`count` prompts of one test set. Prompt i depends on the seed, the set and i alone."""
-        if count < 1:
+        if isinstance(count, bool) or not hasattr(count, "__index__") or count < 1:
             raise InputError(f"wanted at least one prompt, got {count}; ask for 1 or more")
         if seed < 0:
             raise InputError(f"wanted a seed of 0 or more, got {seed}")

@@ -30,7 +30,7 @@ from repo_interp.errors import InputError
 from repo_interp.models.adapters import as_base, attach, save_adapter
 from repo_interp.models.checkpoints import identify, load_model, load_tokenizer, save
 from repo_interp.models.fields import Base
-from repo_interp.models.reposition import added_parameters, longest_prompt, reposition
+from repo_interp.models.reposition import added_parameters, longest_prompt, with_layout
 from repo_interp.tasks import Prompt, Task
 from repo_interp.tasks.vocabulary import PAD
 from repo_interp.training.configuration import TrainingConfiguration
@@ -210,7 +210,7 @@ def _continued_model(configuration: TrainingConfiguration) -> tuple[PreTrainedMo
 
 
 def _with_layout(model: PreTrainedModel, configuration: TrainingConfiguration) -> PreTrainedModel:
-    reposition(model, configuration.scheme, scheme_deviation=configuration.scheme_deviation, **configuration.scheme_options)
+    with_layout(model, configuration.scheme, scheme_deviation=configuration.scheme_deviation, **configuration.scheme_options)
     return model.to(torch.device(configuration.device))  # type: ignore[arg-type]
 
 

@@ -19,6 +19,7 @@ Whole prompts only, padded on the right, without cached keys.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -78,6 +79,7 @@ def allowed_methods(model: nn.Module) -> tuple[str, ...]:
 @contextmanager
 def interpolated(model: nn.Module, factor: float) -> Iterator[None]:
     """Position interpolation by `factor`: every distance counts as 1 / factor of it. Raises InputError where nothing has distances."""
+    factor = _factor(factor)
     rotating, biased = _with_distances(model, "position interpolation")
     with ExitStack() as undo:
         for attention, frequencies in rotating:
@@ -94,6 +96,9 @@ def interpolated(model: nn.Module, factor: float) -> Iterator[None]:
 @contextmanager
 def yarn(model: nn.Module, factor: float, training_length: int) -> Iterator[None]:
     """YaRN by `factor` from `training_length` tokens, in every layer that rotates. Raises InputError where none does."""
+    factor = _factor(factor)
+    if isinstance(training_length, bool) or not hasattr(training_length, "__index__") or training_length < 1:
+        raise InputError(f"the training length is {training_length!r}; wanted a whole number of tokens, at least 1")
     rotating, _ = _with_distances(model, "YaRN")
     if not rotating:
         raise InputError("YaRN changes how layers rotate, and no layer of this model does; leave the method out")
@@ -122,6 +127,13 @@ def lm_infinite(model: nn.Module, length: int, global_tokens: int = GLOBAL_TOKEN
             undo.callback(attention.observers.remove, mask.observe)
             _put(undo, attention, "attend", mask.attend)
         yield
+
+
+def _factor(factor: float) -> float:
+    """The factor of an extension. Raises InputError where it is no finite number above 0."""
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor < math.inf:
+        raise InputError(f"the factor of an extension is {factor!r}; wanted a finite number above 0")
+    return float(factor)
 
 
 @dataclass

@@ -22,6 +22,8 @@ Greedy text is then the same with and without a cache, but for orders that are d
 
 from __future__ import annotations
 
+import math
+import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
@@ -32,12 +34,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformer_lens import ActivationCache
 
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, one_line
 from repo_interp.models.capture import decode
-from repo_interp.models.interventions.replacing import Change, Heads, Here, Layers, Tokens, replaced
+from repo_interp.models.interventions.replacing import MOST_TOKENS, Change, Heads, Here, Layers, Tokens, replaced
 from repo_interp.models.reposition import attentions
 from repo_interp.positions.rotary import expand_heads
 
+FLOAT32 = torch.finfo(torch.float32)
 HOOK = "blocks.{}.attn.hook_positions"
 """Name of a layer's positions in a bridge's cache."""
 
@@ -52,8 +55,10 @@ def frozen(
 ) -> AbstractContextManager:
     """While it lasts, positions are the constant `value`; None: each row's mean over the chosen tokens of the prompt.
 
-    Frozen over all tokens a head computes as without positions (NoPE), whatever the value.
+    Frozen over all tokens a head computes as without positions (NoPE), whatever the value. Raises InputError for a value that is no
+    finite number.
     """
+    value = None if value is None else finite(value, "the value that positions are frozen at")
     return replaced(model, to_mean() if value is None else to_value(value), heads, layer=layer, tokens=tokens)
 
 
@@ -74,8 +79,16 @@ def permuted(
     """
     if order is None:
         return replaced(model, shuffled(seed), heads, layer=layer, tokens=tokens)
-    indices = torch.as_tensor(order)
-    if indices.ndim not in (1, 2) or not torch.equal(indices.sort(-1).values, torch.arange(indices.shape[-1]).expand_as(indices)):
+    try:
+        indices = torch.as_tensor(order)
+    except (TypeError, ValueError, RuntimeError):
+        indices = torch.empty(0)
+    whole = indices.dtype in (torch.int32, torch.int64) and indices.numel() > 0
+    if (
+        not whole
+        or indices.ndim not in (1, 2)
+        or not torch.equal(indices.sort(-1).values, torch.arange(indices.shape[-1]).expand_as(indices))
+    ):
         raise InputError(f"an order names each of the first tokens once, [token] or [prompt, token]; got {order!r}")
     return replaced(model, reordered(indices), heads, layer=layer, tokens=tokens)
 
@@ -84,9 +97,15 @@ def swapped_tokens(
     model: nn.Module, one: int | Sequence[int], other: int | Sequence[int], heads: Heads = None, *, layer: Layers = None
 ) -> AbstractContextManager:
     """While it lasts, the tokens `one` and `other` - or two spans of as many tokens, pair by pair - have each other's positions."""
-    first, second = ([each] if isinstance(each, int) else list(each) for each in (one, other))
-    named = [*first, *second]
-    if len(first) != len(second) or len(set(named)) < len(named) or not named or min(named) < 0:
+    first, second = ([each] if not hasattr(each, "__iter__") else list(each) for each in (one, other))  # pyright: ignore
+    named: list[Any] = [*first, *second]
+    if (
+        not all(hasattr(each, "__index__") and each < MOST_TOKENS for each in named)
+        or len(first) != len(second)
+        or len(set(named)) < len(named)
+        or not named
+        or min(named) < 0
+    ):
         raise InputError(f"two tokens, or two spans of as many different tokens, change places; got {one} and {other}")
     order = torch.arange(max(named) + 1)
     order[first], order[second] = torch.tensor(second), torch.tensor(first)
@@ -113,7 +132,8 @@ def swapped_heads(
 def scaled(
     model: nn.Module, factor: float, heads: Heads = None, *, layer: Layers = None, tokens: Tokens = None
 ) -> AbstractContextManager:
-    """While it lasts, positions are `factor` times what they are."""
+    """While it lasts, positions are `factor` times what they are. Raises InputError for a factor that is no finite number."""
+    factor = finite(factor, "the factor that positions are scaled by")
     return replaced(model, lambda positions, here: factor * positions, heads, layer=layer, tokens=tokens)
 
 
@@ -121,6 +141,7 @@ def rounded(
     model: nn.Module, heads: Heads = None, *, layer: Layers = None, tokens: Tokens = None, step: float = 1.0
 ) -> AbstractContextManager:
     """While it lasts, positions are rounded to multiples of `step`, halves to the even one."""
+    step = finite(step, "the step that positions are rounded to multiples of")
     if not step > 0:
         raise InputError(f"positions are rounded to multiples of a step above 0, not {step}")
     return replaced(model, to_multiples(step), heads, layer=layer, tokens=tokens)
@@ -129,8 +150,8 @@ def rounded(
 def clipped(
     model: nn.Module, low: float, high: float, heads: Heads = None, *, layer: Layers = None, tokens: Tokens = None
 ) -> AbstractContextManager:
-    """While it lasts, positions below `low` are `low`, those above `high` are `high`."""
-    if not low <= high:
+    """While it lasts, positions below `low` are `low`, those above `high` are `high`; either may be infinite: no end."""
+    if not all(isinstance(end, int | float) for end in (low, high)) or not low <= high or low == math.inf or high == -math.inf:
         raise InputError(f"positions are clipped between a lower and an upper end, not {low} and {high}")
     return replaced(model, lambda positions, here: positions.clamp(low, high), heads, layer=layer, tokens=tokens)
 
@@ -138,7 +159,8 @@ def clipped(
 def shifted(
     model: nn.Module, by: float, heads: Heads = None, *, layer: Layers = None, tokens: Tokens = None
 ) -> AbstractContextManager:
-    """While it lasts, the chosen tokens - a needle's, say - stand `by` positions further on."""
+    """While it lasts, the chosen tokens - a needle's, say - stand `by` positions further on. Raises InputError for no finite number."""
+    by = finite(by, "the number of positions that tokens are shifted by")
     return replaced(model, lambda positions, here: positions + by, heads, layer=layer, tokens=tokens)
 
 
@@ -155,15 +177,19 @@ def transplanted(
 
     `recorded`: what `positions_of` returns for another prompt or checkpoint, or a bridge's cache; one prompt serves all. Tokens beyond it
     keep theirs. `from_head`: the (layer, head) that all chosen heads get theirs from. Raises InputError, inside, where `recorded` lacks the
-    layer, has another number of heads or prompts, or a longer prompt.
+    layer, has another number of rows or prompts, or a longer prompt, and before for what is no finite positions of all rows of a model.
     """
     by_layer = _by_layer(model, recorded)
     least = 1 if from_head is not None else max((positions.shape[1] for positions in by_layer.values()), default=1)
     heads_here = next(attentions(model)).config.num_attention_heads
-    if any(heads_here % positions.shape[1] for positions in by_layer.values()):
-        raise InputError(
-            f"recorded positions have {least} rows, which {heads_here} heads cannot share; record a model of this shape"
-        )
+    kv_heads = next(attentions(model)).config.num_key_value_heads
+    for name, positions in by_layer.items():
+        if positions.shape[1] not in (1, kv_heads, heads_here):
+            raise InputError(
+                f"recorded positions have {positions.shape[1]} rows, which {heads_here} heads cannot share; record a model of this shape"
+            )
+        if not positions.isfinite().all():
+            raise InputError(f"recorded positions of layer {name} are NaN or infinite; record them anew")
     return replaced(model, from_recorded(by_layer, heads_here, from_head), heads, layer=layer, tokens=tokens, rows=least)
 
 
@@ -187,8 +213,21 @@ def set_positions(
 def positions_of(
     model: nn.Module, tokens: Int[Tensor, "prompt token"] | Sequence[Sequence[int]]
 ) -> dict[int, Float[Tensor, "prompt row token"]]:
-    """The positions of every layer that has some, by layer, of `tokens` padded on the right or not at all; interventions are seen."""
-    given = torch.as_tensor(tokens, device=next(model.parameters()).device)
+    """The positions of every layer that has some, by layer, of `tokens` padded on the right or not at all; interventions are seen.
+
+    Raises InputError for what is no table of the model's tokens, a row per prompt.
+    """
+    vocabulary = int(next(attentions(model)).config.vocab_size)
+    try:
+        given = torch.as_tensor(tokens, device=next(model.parameters()).device)
+    except (TypeError, ValueError, RuntimeError):
+        given = torch.empty(0)
+    whole = given.dtype in (torch.int32, torch.int64) and given.ndim == 2 and given.numel() > 0
+    if not whole or int(given.min()) < 0 or int(given.max()) >= vocabulary:
+        raise InputError(
+            f"tokens are a table [prompt, token] of numbers from 0 to {vocabulary - 1}, as ri.tokens gives it; "
+            f"got {one_line(repr(tokens), 160)}"
+        )
     recorded: dict[int, Tensor] = {}
 
     def record(layer: int, module: nn.Module, arguments: tuple, positions: Tensor) -> None:
@@ -199,6 +238,13 @@ def positions_of(
             hooks.callback(attention.sites.positions.register_forward_hook(partial(record, attention.layer_idx)).remove)
         decode(model, given, torch.ones_like(given, dtype=torch.bool))
     return recorded
+
+
+def finite(value: float, what: str) -> float:
+    """`value` as a number that float32 holds. Raises InputError, naming `what` it is, for any other."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real | Tensor) or not abs(float(value)) <= FLOAT32.max:
+        raise InputError(f"{what} is {one_line(repr(value), 160)}; wanted a finite number")
+    return float(value)
 
 
 def to_index(positions: Tensor, here: Here) -> Tensor:
@@ -215,7 +261,12 @@ def to_values(values: float | Sequence[float] | Tensor | Callable[[Tensor], Tens
     """Given positions, or a function of those that are there."""
 
     def change(positions: Tensor, here: Here) -> Tensor:
-        new = values(positions) if callable(values) else torch.as_tensor(values, device=positions.device)
+        try:
+            new = torch.as_tensor(values(positions) if callable(values) else values, device=positions.device)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InputError(f"positions to set in layer {here.layer} are no numbers: {one_line(error)}") from None
+        if not new.to(positions.dtype).isfinite().all():
+            raise InputError(f"positions to set in layer {here.layer} are NaN or infinite; give finite ones")
         return new[:, None] if new.ndim == 2 else new
 
     return change
@@ -249,6 +300,8 @@ def reordered(order: Int[Tensor, "prompt token"] | Int[Tensor, "token"]) -> Chan
 
     def change(positions: Tensor, here: Here) -> Tensor:
         count = order.shape[-1]
+        if order.ndim == 2 and len(order) not in (1, len(positions)):
+            raise InputError(f"orders of {len(order)} prompts came to {len(positions)}; give one for all, or that of each")
         if here.start > 0:
             if int(here.index.min()) < count:
                 raise InputError("positions of tokens in the cache cannot change places with new ones; generate without a cache")
@@ -310,9 +363,15 @@ def from_recorded(recorded: Mapping[int, Tensor], heads: int, from_head: tuple[i
 
 def _by_layer(model: nn.Module, recorded: Mapping[Any, Tensor] | ActivationCache) -> dict[int, Tensor]:
     """Recorded positions by the number of their layer, from either form."""
-    given: dict[Any, Tensor] = dict(recorded.items())
+    if not isinstance(recorded, Mapping | ActivationCache):
+        raise InputError(f"recorded positions are what positions_of returns, or a cache; got {one_line(repr(recorded), 160)}")
+    given: dict[Any, Tensor] = {name: torch.as_tensor(each) for name, each in recorded.items()}
     layers = [attention.layer_idx for attention in attentions(model)]
-    return {layer: given[name] for layer in layers for name in (layer, HOOK.format(layer)) if name in given}
+    by_layer = {layer: given[name] for layer in layers for name in (layer, HOOK.format(layer)) if name in given}
+    for layer, positions in by_layer.items():
+        if positions.ndim != 3:
+            raise InputError(f"recorded positions of layer {layer} are {list(positions.shape)}; wanted [prompt, row, token]")
+    return by_layer
 
 
 def _listed(names: Iterable[object]) -> str:

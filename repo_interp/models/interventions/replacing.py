@@ -37,6 +37,10 @@ Tokens = Sequence[int] | Sequence[Sequence[int]] | None
 """Tokens by their index in a prompt: the same for all prompts, or a sequence for each; None: all, also those that are generated."""
 
 
+MOST_TOKENS = 1 << 24
+"""Beyond this an index is a mistake, and memory would be asked for that no machine has."""
+
+
 @dataclass(frozen=True)
 class Here:
     """Where a change takes place: one layer in one forward pass."""
@@ -226,6 +230,8 @@ def token_table(tokens: Any) -> Bool[Tensor, "prompt token"]:
         )
     if not indices or not all(hasattr(token, "__index__") for token in indices) or min(indices) < 0:
         raise InputError(f"tokens are indices from 0, for all prompts or a sequence for each; got {tokens!r}")
+    if max(indices) >= MOST_TOKENS:
+        raise InputError(f"token {max(indices)} was named; no prompt has more than {MOST_TOKENS:,}")
     table = torch.zeros(len(by_prompt), max(indices) + 1, dtype=torch.bool)
     for row, each in enumerate(by_prompt):
         table[row, [int(token) for token in each]] = True

@@ -57,6 +57,8 @@ class Prompt:
     def __post_init__(self) -> None:
         if not self.tokens:
             raise InputError("the prompt is empty: give it at least one token")
+        if not all(hasattr(token, "__index__") and token >= 0 for token in self.tokens):
+            raise InputError(f"tokens of a prompt are {str(self.tokens)[:60]}; wanted whole numbers from 0")
         if self.token_text is not None and len(self.token_text) != len(self.tokens):
             raise InputError(
                 f"wanted one token_text per token, got {len(self.token_text)} for {len(self.tokens)} tokens; mend it or drop it"
@@ -68,11 +70,10 @@ class Prompt:
         check_spans(self.spans, self.generated, len(self.tokens), "token")
 
     def all_spans(self) -> dict[str, tuple[int, ...]]:
-        """The named spans, then `rest` (in no named span and not generated, unless given) and `generated`, where not empty."""
+        """The named spans, then `rest` (in no named span and not generated) and `generated`, where not empty."""
         spans = dict(self.spans)
-        if REST not in spans:
-            named = {index for places in (*spans.values(), self.generated) for index in places}
-            spans[REST] = tuple(index for index in range(len(self.tokens)) if index not in named)
+        named = {index for places in (*spans.values(), self.generated) for index in places}
+        spans[REST] = tuple(index for index in range(len(self.tokens)) if index not in named)
         spans[GENERATED] = self.generated
         return {name: places for name, places in spans.items() if places}
 
@@ -134,6 +135,11 @@ def check_spans(spans: Mapping[str, Places], generated: Places, length: int, uni
 def _places(name: str, places: Places, length: int, unit: str) -> Int[np.ndarray, " place"]:
     if not len(places):
         raise InputError(f'the span "{name}" is empty: give it at least one {unit}, or leave it out')
+    wrong = np.asarray(places).dtype.kind not in "iu"  # one array, not one test per character of a long text
+    if wrong:
+        raise InputError(
+            f'the span "{name}" holds {str(places)[:60]}; wanted whole numbers, {unit} indices from 0 to {length - 1}'
+        )
     indices = np.asarray(places, dtype=np.int64)
     outside = indices[(indices < 0) | (indices >= length)]
     if len(outside):
@@ -147,8 +153,10 @@ def _places(name: str, places: Places, length: int, unit: str) -> Int[np.ndarray
 
 
 def _check_name(name: str) -> None:
-    if not all(name.split(".")) or not name.isprintable():
-        raise InputError(f'"{name[:80]}" is no name for a span: wanted a word, or words joined by dots like needle.1.key')
+    if not isinstance(name, str) or not all(name.split(".")) or not name.isprintable():
+        raise InputError(f'"{str(name)[:80]}" is no name for a span: wanted a word, or words joined by dots like needle.1.key')
+    if name.split(".")[0] == REST:
+        raise InputError(f'"{name}" is no name for a span: the rest is what no other span holds; call it otherwise')
     if name.split(".")[0] == GENERATED:
         raise InputError(f'"{name}" is no name for a span: generated places have a field of their own, "generated"')
 
