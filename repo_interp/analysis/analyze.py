@@ -162,7 +162,7 @@ def _experiments(given: Sequence[str | Experiment | Plan] | str) -> list[str | E
     """Experiments as a list. Raises InputError for what is none: a class in place of an object among them."""
     if not isinstance(given, str | Iterable):
         raise InputError(f"experiments are {one_line(repr(given), 160)}; wanted names, or objects like an Experiment")
-    experiments = [given] if isinstance(given, str) else list(given)
+    experiments: list[str | Experiment | Plan] = [given] if isinstance(given, str) else list(given)
     for each in experiments:
         if isinstance(each, type):
             raise InputError(f"the experiment {each.__name__} is a class; make one, {each.__name__}(), or give its name")

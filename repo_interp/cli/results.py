@@ -115,9 +115,10 @@ def _require_same(out: Path, checkpoint: str, arguments: argparse.Namespace, mak
     before, now = json.loads(run.attrs[ASKED]), json.loads(asked(arguments))
     differing = [name for name in now if now[name] != before.get(name)]
     if differing:
-        name = differing[0]
+        name: str = differing[0]
+        option = _SPELT.get(name) or name.replace("_", "-")
         raise InputError(
-            f"{out} holds the answer to another question: --{_SPELT.get(name, name).replace('_', '-')} was {_in_words(before.get(name))}, "
+            f"{out} holds the answer to another question: --{option} was {_in_words(before.get(name))}, "
             f"now {_in_words(now[name])}; give --resume with the command that it was begun with, another --out, or --overwrite"
         )
 
