@@ -16,6 +16,7 @@ import ast
 import dataclasses
 import inspect
 import io
+import math
 import os
 import re
 import textwrap
@@ -233,7 +234,9 @@ def _costs(subject: str) -> Iterator[str]:
     short, long = (parts[length] for length in lengths)
     yield from ("| | CPU seconds, 2,048 tokens | 4,096 tokens | peak MB, 4,096 tokens |", "|---|---:|---:|---:|")
     for what, line in long.items():
-        yield _row(what, *(f"{each[what].cost.cpu_seconds:.2g}" for each in (short, long)), f"{line.cost.megabytes:,.0f}")
+        # A limit is a time without a working method behind it, so it has no memory.
+        megabytes = "–" if math.isnan(line.cost.megabytes) else f"{line.cost.megabytes:,.0f}"
+        yield _row(what, *(f"{each[what].cost.cpu_seconds:.2g}" for each in (short, long)), megabytes)
     rates = " and ".join(
         f"{line.operations / line.cost.cpu_seconds / 1e9:.0f}" for each in (short, long) for line in [each["forward pass"]]
     )
