@@ -196,6 +196,8 @@ ERRORS = {
     "nowhere": ["hope", "--checkpoint", "a=./nowhere"],
     "is a file": ["hope", "--out", "FILE"],
     "is another page": ["hope", "--out", "DIRECTORY"],
+    "holds an analysis": ["hope", "--out", "RUN"],
+    "fits no experiment that is asked for; flip-flop": ["cope", "--checkpoint", "mine=reversal/repo"],
     "other things": ["hope", "--out", "OTHER"],
 }
 
@@ -203,7 +205,7 @@ ERRORS = {
 @pytest.mark.parametrize("said", ERRORS)
 def test_errors_are_one_line(said, tmp_path, capsys):
     (tmp_path / "FILE").write_text("")
-    for name in ("DIRECTORY/README.md", "OTHER/hope/mine.txt"):
+    for name in ("DIRECTORY/README.md", "OTHER/hope/mine.txt", "RUN/run.nc"):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text("mine")
     words = [str(tmp_path / word) if word.isupper() else word for word in ERRORS[said]]

@@ -133,6 +133,7 @@ def _made(console, builds, arguments: argparse.Namespace, cache: Path, durations
 
 def _builds(arguments: argparse.Namespace, out: Path):
     """Each paper with its checkpoints and options. Raises InputError for everything that can be known before measuring."""
+    from repo_interp.analysis.publication import RUN
     from repo_interp.cli.checkpoint import find
     from repo_interp.errors import InputError
     from repo_interp.papers.catalogue import named
@@ -151,6 +152,8 @@ def _builds(arguments: argparse.Namespace, out: Path):
     values = [*arguments.options, ("seed", str(arguments.seed)), ("device", arguments.device)]
     options = with_data(papers, stated_options(papers, values, fields), dict(arguments.data))
     require_own(out)
+    if (out / RUN).exists():
+        raise InputError(f"{out} holds an analysis ({RUN}); give another --out for figures of the papers")
     builds = []
     for name, paper in papers.items():
         checkpoints = given(paper.zoo if arguments.zoo else (), users)
@@ -159,7 +162,26 @@ def _builds(arguments: argparse.Namespace, out: Path):
         if build.directory.is_dir() and not build.is_up_to_date and not arguments.overwrite:
             raise InputError(f"{build.directory} holds other figures already; give another --out, or --overwrite to replace them")
         builds.append(build)
+    _require_asked(builds, users)
     return builds
+
+
+def _require_asked(builds, users: dict[str, str]) -> None:
+    """Raise InputError where the user's checkpoints fit none of the experiments that are asked for: the zoo's alone would be measured."""
+    from repo_interp.errors import InputError
+
+    fitting = {
+        subject.name
+        for build in builds
+        for experiment in build.paper.experiments
+        for group in experiment.needs.groups(build.given.subjects())
+        for subject in group
+    }
+    if users and not fitting & set(users):
+        name, first = next(iter(users)), builds[0].paper.experiments[0]
+        raise InputError(
+            f"{name} ({users[name]}) fits no experiment that is asked for; {first.name}: {first.needs.otherwise}; give another checkpoint"
+        )
 
 
 def _announced(builds, durations, step) -> list[str]:
