@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import subprocess
 import sys
@@ -16,9 +17,10 @@ import repo_interp as ri
 from repo_interp.analysis.analyze import analyze, default_measures
 from repo_interp.cli import main
 from repo_interp.cli.progress import steps
-from repo_interp.cli.tables import MOST_ROWS, print_tables
+from repo_interp.cli.tables import MOST_ROWS, print_table, print_tables
 from repo_interp.cli.training_display import training_bars
 from repo_interp.models.reposition import layout as layout_of
+from repo_interp.plots.marks.table import Table
 from repo_interp.tasks.prompt import Prompt
 
 
@@ -150,3 +152,16 @@ def test_without_a_terminal_a_line_says_what_is_being_done(capsys):
         time.sleep(0.3)
     lines = capsys.readouterr().err.splitlines()
     assert "observing layers 3/60, 1 s so far" in lines and "drawing, 1 s so far" in lines
+
+
+@pytest.mark.parametrize("columns", [4, 9, 30])
+def test_no_number_of_a_table_is_cut_in_a_narrow_window(columns):
+    """Found: a table of effects in 80 columns ended its numbers in dots."""
+    names = ("intervention with a long name", "place", *(f"column {place} of many" for place in range(columns)))
+    rows = tuple((f"a_kind_of_change_{row}", "layer 3", *(-0.001234 * 10**row for _ in range(columns))) for row in range(3))
+    table, written = Table("table", "a title", names, rows), io.StringIO()
+    print_table(Console(file=written, width=80), table)
+    printed = written.getvalue()
+    assert "…" not in printed and max(map(len, printed.splitlines())) <= 80
+    assert all(printed.count(cell) == columns for row in table.formatted() for cell in set(row[2:]))
+    assert ("a title" in printed) and (columns == 4) is ("┃" in printed)

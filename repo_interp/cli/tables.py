@@ -30,6 +30,8 @@ from repo_interp.plots.view import View
 MOST_ROWS = 12
 """Rows that are printed of a table of a run at most."""
 _FEWEST_ROWS = 5
+_WORD = 6
+"""Letters that a column of words has at least, where its words break."""
 _FRAME, _END = 6, 14
 """Lines that a table takes beside its rows, and lines that what stands out and the paths take."""
 
@@ -61,13 +63,30 @@ def print_tables(console: Console, run: xr.DataTree) -> None:
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Print `table`."""
+    """Print `table`. Where words break no number does; where there is no room for whole numbers, every row is a line of its own."""
+    rows = [[one_line(cell) for cell in row] for row in table.formatted()]
+    longest = [max((len(row[place]) for row in rows), default=1) for place in range(len(table.columns))]
+    needed = sum(length if numeric else _WORD for length, numeric in zip(longest, table.numeric, strict=True))
+    if needed + 3 * len(longest) + 1 > console.width:
+        _print_lines(console, table, rows)
+        return
     drawn = Drawn(title=table.title, title_justify="left", caption=table.note, caption_justify="left")
-    for column, numeric in zip(table.columns, table.numeric, strict=True):
-        drawn.add_column(column, justify="right" if numeric else "left")
-    for row in table.formatted():
-        drawn.add_row(*(Text(one_line(cell)) for cell in row))
+    for column, numeric, length in zip(table.columns, table.numeric, longest, strict=True):
+        drawn.add_column(column, justify="right" if numeric else "left", overflow="fold", min_width=length if numeric else None)
+    for row in rows:
+        drawn.add_row(*map(Text, row))
     console.print(drawn)
+
+
+def _print_lines(console: Console, table: Table, rows: Sequence[Sequence[str]]) -> None:
+    """Print `table` as its title, a line for each of its `rows` - what is named, then every number after its column - and its note."""
+    console.print(Text(table.title, "italic"))
+    for row in rows:
+        named = [cell for cell, numeric in zip(row, table.numeric, strict=True) if not numeric]
+        numbers = [f"{column} {cell}" for column, cell, numeric in zip(table.columns, row, table.numeric, strict=True) if numeric]
+        console.print(Text(f"{', '.join(named)}: {', '.join(numbers)}" if named else ", ".join(numbers)))
+    if table.note:
+        console.print(Text(table.note, "dim italic"))
 
 
 def span_of(numbers: Sequence[int]) -> str:
