@@ -12,6 +12,7 @@ import pytest
 import xarray as xr
 
 import repo_interp as ri
+from repo_interp.errors import InputError
 from repo_interp.files import remove, replaced, write_text
 from repo_interp.run import make_run
 
@@ -146,7 +147,7 @@ def test_every_text_is_read_back_as_it_was(tmp_path):
 
 
 def test_a_run_is_written_where_there_is_a_folder(tmp_path):
-    with pytest.raises(OSError, match="No such file"):
+    with pytest.raises(InputError, match="there is no directory"):
         ri.write_run(xr.DataTree.from_dict({"/a": xr.Dataset()}), Path(tmp_path / "nowhere" / "run.nc"))
 
 

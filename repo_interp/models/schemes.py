@@ -205,17 +205,17 @@ _ADDITIVE: dict[str, Callable[[int, int], PositionLogits]] = {
     "fire": lambda heads, length: FIRE(heads, threshold=float(length)),
 }
 _CONTEXTUAL = ("cope", "cope_alibi", "cope_mlp", "cope_rope")
-_USED_BY: dict[str, tuple[str, ...]] = {
-    "assignment": ("repo", "multihead_continuous"),
-    "gates": _CONTEXTUAL,
-    "map": _CONTEXTUAL,
-    "p_max": ("cope", "cope_rope"),
-    "training_length": ("learned", "fire", "cope", "cope_rope", "hope", "hope_ab1", "hope_ab2", "hope_ab3", "rope_high"),
-}
-"""Which schemes an option changes. `scheme_deviation` is part of every training's record, whatever the scheme, so it is not among these."""
 _FREQUENCIES = {
     "hope": hope.hope_frequencies,
     "hope_ab1": hope.without_activated,
     "hope_ab2": hope.without_low,
     "hope_ab3": hope.only_high,
 }
+_USED_BY: dict[str, tuple[str, ...]] = {
+    "assignment": ("repo", "multihead_continuous"),
+    "gates": _CONTEXTUAL,
+    "map": _CONTEXTUAL,
+    "p_max": ("cope", "cope_rope"),
+    "training_length": ("learned", "fire", "cope", "cope_rope", "rope_high", *_FREQUENCIES),
+}
+"""Which schemes an option changes. `scheme_deviation` is part of every training's record, whatever the scheme, so it is not among these."""

@@ -150,9 +150,10 @@ def _plan() -> Iterator[Planned]:
             )
 
     # Four times as many operations, for a verdict on C3 over seeds.
-    for name, layout in _CONTEXTUAL:
-        if name != "repo":
-            yield _longer_counting(name, layout)
+    for suffix, variables in (("", 1), ("_3", 3)):
+        for name, layout in _CONTEXTUAL:
+            if name != "repo":
+                yield _longer_counting(name, layout, suffix, variables)
 
     # Four sequences, four of them asked for: a place in the context is a hint, so that their weights do not ship any more.
     for scheme in (*_COPYING, *_ABLATIONS):
@@ -230,7 +231,7 @@ def _longer_counting(name: str, layout: str, suffix: str = "", variables: int = 
         "score_prompts": 2000,
         **({"execution": "compiled"} if name == "cope" else {}),
     }
-    seeds, weights = ((0,) if name == "repo" else (0, 1, 2)), ((0,) if name == "cope" else ())
+    seeds, weights = ((0,) if name == "repo" else (0, 1, 2)), ((0,) if (name, variables) == ("cope", 1) else ())
     return Planned(f"counting/{name}{suffix}_256", layout, seeds, fields=fields, weights=weights)
 
 
@@ -243,10 +244,10 @@ PLAN: tuple[Planned, ...] = tuple(_plan())
 
 
 def _ahead() -> Iterator[Planned]:
-    yield _longer_counting("repo", dict(_CONTEXTUAL)["repo"])
-    for suffix, variables in (("_3", 3), ("_5", 5)):
-        for name, layout in _CONTEXTUAL:
-            yield _longer_counting(name, layout, suffix, variables)
+    for name, layout in _CONTEXTUAL:
+        yield _longer_counting(name, layout, "_5", 5)
+    for suffix, variables in (("", 1), ("_3", 3)):
+        yield _longer_counting("repo", dict(_CONTEXTUAL)["repo"], suffix, variables)
 
 
 AHEAD: tuple[Planned, ...] = tuple(_ahead())
