@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from repo_interp.positions.layouts import SCHEMES, format_layout, parse_layout
+from repo_interp.positions.layouts import SCHEMES, format_layout, named_schemes, parse_layout
 
 
 @pytest.mark.parametrize(
@@ -67,3 +67,13 @@ def test_the_shortest_name_is_used():
 def test_what_does_not_fit_is_refused(text, message):
     with pytest.raises(ValueError, match=message):
         parse_layout(text, 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [("repo@1/3", ("repo",)), ("r2n1@5", ("rope", "nope")), ("rope,cope, rope", ("rope", "cope")), (" nope ", ("nope",))],
+)
+def test_a_layout_names_schemes_whatever_the_number_of_layers(text, named):
+    assert named_schemes(text) == named
+    with pytest.raises(ValueError, match="unknown position scheme 'never'"):
+        named_schemes("rope,never")

@@ -14,6 +14,7 @@ from itertools import groupby
 
 import numpy as np
 import xarray as xr
+from rich.cells import cell_len
 from rich.table import Table as Drawn
 from rich.text import Text
 
@@ -63,19 +64,33 @@ def print_tables(console: Console, run: xr.DataTree) -> None:
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Print `table`. Where words break no number does; where there is no room for whole numbers, every row is a line of its own."""
+    """Print `table`. In a narrow window long names break, no number does; without room for that every row is a line of its own."""
     rows = [[one_line(cell) for cell in row] for row in table.formatted()]
-    longest = [max((len(row[place]) for row in rows), default=1) for place in range(len(table.columns))]
-    needed = sum(length if numeric else _WORD for length, numeric in zip(longest, table.numeric, strict=True))
-    if needed + 3 * len(longest) + 1 > console.width:
+    widths = _widths(table, rows, console.width - 3 * len(table.columns) - 1)
+    if widths is None:
         _print_lines(console, table, rows)
         return
     drawn = Drawn(title=table.title, title_justify="left", caption=table.note, caption_justify="left")
-    for column, numeric, length in zip(table.columns, table.numeric, longest, strict=True):
-        drawn.add_column(column, justify="right" if numeric else "left", overflow="fold", min_width=length if numeric else None)
+    for column, numeric, width in zip(table.columns, table.numeric, widths, strict=True):
+        drawn.add_column(column, justify="right" if numeric else "left", overflow="fold", width=width)
     for row in rows:
         drawn.add_row(*map(Text, row))
     console.print(drawn)
+
+
+def _widths(table: Table, rows: Sequence[Sequence[str]], room: int) -> list[int] | None:
+    """The width of every column, together at most `room`: all as wide as their texts where that fits, else no word broken, else no number;
+    None where that does not fit either. What is left goes to the columns that lack most.
+    """
+    columns = list(zip(table.columns, table.numeric, zip(*rows, strict=True) if rows else [()] * len(table.columns), strict=True))
+    whole = [max(map(cell_len, (name, *cells))) for name, _, cells in columns]
+    words = [max(map(cell_len, " ".join((name, *cells)).split()), default=1) for name, _, cells in columns]
+    numbers = [max(map(cell_len, cells), default=1) if numeric else _WORD for _, numeric, cells in columns]
+    widths = next((each for each in (whole, words, numbers) if sum(each) <= room), None)
+    if widths is not None:
+        for _ in range(min(room, sum(whole)) - sum(widths)):
+            widths[max(range(len(widths)), key=lambda place: whole[place] - widths[place])] += 1
+    return widths
 
 
 def _print_lines(console: Console, table: Table, rows: Sequence[Sequence[str]]) -> None:

@@ -199,6 +199,7 @@ def _asked(arguments: argparse.Namespace, stored: dict[str, Any]) -> dict[str, A
 
     from repo_interp.errors import InputError
     from repo_interp.models.schemes import SchemeOptions, require_useful
+    from repo_interp.positions.layouts import named_schemes
     from repo_interp.tasks import make_task, task_names
     from repo_interp.training.configuration import TABLES, TrainingConfiguration, read_toml
 
@@ -218,23 +219,12 @@ def _asked(arguments: argparse.Namespace, stored: dict[str, Any]) -> dict[str, A
     if of_scheme or arguments.scheme_options:
         texts = of_owner([*of_scheme, *arguments.scheme_options], "scheme")
         given["scheme_options"] = typed(texts, SchemeOptions(), "the scheme")
-        require_useful(_schemes(named), SchemeOptions(**given["scheme_options"]))
+        try:
+            schemes = named_schemes(str(named.get("scheme") or TrainingConfiguration.scheme))
+        except ValueError as error:
+            raise InputError(str(error)) from None
+        require_useful(schemes, SchemeOptions(**given["scheme_options"]))
     return _joined(written, given)
-
-
-def _schemes(named: dict[str, Any]) -> tuple[str, ...]:
-    """The schemes that the layout of a configuration mentions. Raises InputError for one that is none."""
-    from repo_interp.errors import InputError
-    from repo_interp.positions.layouts import parse_layout
-    from repo_interp.training.configuration import TrainingConfiguration
-
-    layout = str(named.get("scheme") or TrainingConfiguration.scheme)
-    try:
-        if "," in layout:
-            return tuple(dict.fromkeys(parse_layout(layout, layout.count(",") + 1)))
-        return tuple(dict.fromkeys(parse_layout(layout.partition("@")[0], 3)))  # three layers: every scheme of those that repeat
-    except ValueError as error:
-        raise InputError(str(error)) from None
 
 
 def _joined(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

@@ -105,11 +105,15 @@ def perturbation(
     shape = (len(kinds), len(shares), len(l_maxes))
     measured = {name: np.zeros(shape) for name in _DESCRIBED}
     places = list(product(enumerate(kinds), enumerate(shares), enumerate(l_maxes)))
+
+    def numbers_at(point: Disturbance) -> dict[str, float]:
+        return answers_at(model, scoring, prompts, plain, point, batch_size).summary(scoring)
+
     points = {}
     for (_, kind), (_, gamma), (_, l_max) in places:
         if gamma > 0:
             point = Disturbance(kind, gamma, l_max, chosen, offset_unit, seed)
-            points[f"{kind}-{gamma:g}-{l_max}"] = partial(_numbers_at, model, scoring, prompts, plain, point, batch_size)
+            points[f"{kind}-{gamma:g}-{l_max}"] = partial(numbers_at, point)
     computed = grid.get_or_compute(points, progress)
     for (first, kind), (second, gamma), (third, l_max) in places:
         for name, value in (of_plain if gamma == 0 else computed[f"{kind}-{gamma:g}-{l_max}"]).items():
@@ -257,17 +261,6 @@ def answers_at(
             by_number[number] = prompt, answer, rise, float(moves[:, : len(prompt.tokens)].mean())
     asked, answered, rises, shares = zip(*(by_number[number] for number in range(len(prompts))), strict=True)
     return Answers(list(asked), list(answered), list(rises), list(shares))
-
-
-def _numbers_at(
-    model: PreTrainedModel,
-    scoring: Scoring,
-    prompts: Sequence[Prompt],
-    plain: Sequence[Response],
-    point: Disturbance,
-    batch_size: int,
-) -> dict[str, float]:
-    return answers_at(model, scoring, prompts, plain, point, batch_size).summary(scoring)
 
 
 def require_grid(

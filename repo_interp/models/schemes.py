@@ -45,7 +45,7 @@ from repo_interp.positions.contextual import (
     PositionMLP,
     SeparatelyGatedPositions,
 )
-from repo_interp.positions.layouts import SCHEMES
+from repo_interp.positions.layouts import CONTEXTUAL, SCHEMES
 from repo_interp.positions.logits import PositionLogits
 from repo_interp.values import PositiveOrZero, TokensOrNone, check_fields
 
@@ -132,7 +132,7 @@ class SchemeBuilder:
                 frequencies=None,
                 position_logits=_ADDITIVE[scheme](self.heads, self.length),
             )
-        if scheme in _CONTEXTUAL:
+        if scheme in CONTEXTUAL:
             rotated = scheme == "cope_rope"
             return SchemeParts(
                 scheme,
@@ -204,7 +204,6 @@ _ADDITIVE: dict[str, Callable[[int, int], PositionLogits]] = {
     "kerple": lambda heads, length: KerpleLog(heads),
     "fire": lambda heads, length: FIRE(heads, threshold=float(length)),
 }
-_CONTEXTUAL = ("cope", "cope_alibi", "cope_mlp", "cope_rope")
 _FREQUENCIES = {
     "hope": hope.hope_frequencies,
     "hope_ab1": hope.without_activated,
@@ -213,8 +212,8 @@ _FREQUENCIES = {
 }
 _USED_BY: dict[str, tuple[str, ...]] = {
     "assignment": ("repo", "multihead_continuous"),
-    "gates": _CONTEXTUAL,
-    "map": _CONTEXTUAL,
+    "gates": CONTEXTUAL,
+    "map": CONTEXTUAL,
     "p_max": ("cope", "cope_rope"),
     "training_length": ("learned", "fire", "cope", "cope_rope", "rope_high", *_FREQUENCIES),
 }

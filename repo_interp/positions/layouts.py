@@ -82,6 +82,17 @@ def parse_layout(text: str, layers: int) -> tuple[str, ...]:
     return schemes
 
 
+def named_schemes(text: str) -> tuple[str, ...]:
+    """The schemes that a layout names, however many layers it is for, each once; RoPE below `@START` is not named. Raises ValueError naming
+    what is unknown.
+    """
+    scheme = text.strip().partition("@")[0]
+    named = tuple(part.strip() for part in text.split(",")) if "," in text else _PERIODS.get(scheme, (scheme,))
+    for each in named:
+        _known(each)
+    return tuple(dict.fromkeys(named))
+
+
 def format_layout(schemes: tuple[str, ...]) -> str:
     """The shortest text that `parse_layout` reads back as `schemes`."""
     layers = len(schemes)
