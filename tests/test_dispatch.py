@@ -19,7 +19,7 @@ def room_for(model, share: float) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(
-    "name", ["niah/repo", "language/cope", "copying/kerple_varied", "copying/fire_varied", "language/learned"]
+    "name", ["niah/repo", "language/cope", "copying/kerple_scattered", "copying/fire_scattered", "language/learned"]
 )
 def test_logits_of_an_offloaded_model_are_those_of_the_whole(name):
     whole = ri.load_model(name)

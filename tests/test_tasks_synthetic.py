@@ -5,12 +5,14 @@ prompts agree.
 import hashlib
 import subprocess
 import sys
+from itertools import product
 
 import numpy as np
 import pytest
 
 from repo_interp.errors import InputError
 from repo_interp.tasks import Response, Task, digest, make_task, read_prompts, task_names, write_prompts
+from repo_interp.tasks.copying import _scattered
 from repo_interp.tasks.counting import majority
 
 
@@ -471,6 +473,34 @@ def test_copying_can_vary_in_sequences_and_questions_with_a_word_between():
             make_task("copying", **options)
 
 
+def test_copying_with_words_scattered_between_leaves_no_few_distances():
+    task = make_task("copying", sequences=6, first_sequences=6, fewest=1, questions=6, separator=1, filler=4, test_from=2)
+    assert task.training_length == 1 + 17 * 12 and task.tokens(10) == 1 + 17 * 11
+    distances = []
+    for seed in range(100):
+        batch = task.batch(np.random.default_rng(seed), 4)
+        for row, targets in zip(batch.tokens.tolist(), batch.targets, strict=True):
+            prompt = task.describe(row)
+            words, count = prompt.token_text, prompt.attributes["sequences"] + len(prompt.answers)
+            assert len(words) == task.tokens(count, 0) and words.count("|") == 5 * count
+            assert [words[at] for at in prompt.attributes["source"]] == [words[at] for at in prompt.generated]
+            assert "|" not in {words[at] for name in ("needle", "query") for at in prompt.spans[name]}
+            assert set(prompt.generated) <= set(np.flatnonzero(targets)) and targets.sum() == 11 * len(prompt.answers)
+            assert all(words[at - 1] == "|" for at in prompt.spans["query"][::8])  # one at least before each
+            distances.append(prompt.generated[-1] - prompt.attributes["source"][-1])
+    assert len(set(distances)) > 60 and np.bincount(distances).max() < 0.05 * len(distances)
+    (prompt,) = task.prompts(1, test_set="10")
+    assert len(prompt.tokens) == task.tokens(10) and prompt.attributes["sequences"] == 10
+    alone = make_task("copying", filler=2)  # no word of its own before each: two sequences may stand side by side
+    assert alone.describe(alone.batch(np.random.default_rng(0), 1, 0.0).tokens[0].tolist()).attributes["sequences"] == 4
+
+
+def test_words_are_scattered_in_every_way_as_often():
+    ways = [tuple(row) for row in _scattered(np.random.default_rng(0), 6000, 3, 2).tolist()]
+    assert set(ways) == {way for way in product(range(3), repeat=3) if sum(way) == 2}  # 6 of them
+    assert min(ways.count(way) for way in set(ways)) > 900
+
+
 def test_few_shot_contexts():
     task = make_task("few_shot")
     sides = set()
@@ -563,6 +593,7 @@ def test_importing_tasks_loads_no_model_and_the_function_niah_stays_one():
     """In a fresh interpreter: nothing heavy, none of the neighbours; the module of the same name does not hide the function."""
     program = """
 import sys
+from itertools import product
 from repo_interp import tasks
 import repo_interp.tasks.niah
 for name in tasks.task_names():

@@ -35,7 +35,7 @@ def subjects(directory: Path) -> tuple[Subject, ...]:
     checkpoint = str(OFFICIAL / "repo_mha")
     some = ("--measures", "positions,attention_mass", "--layers", "5", "--heads", "0,1")
     analyze = ("analyze", checkpoint, "--prompts", str(prompts), *some)
-    figures = ("figures", "hope", "--no-zoo", "--fast", "--checkpoint", "copying/rope_varied=copying/rope_varied")
+    figures = ("figures", "hope", "--no-zoo", "--fast", "--checkpoint", "copying/rope_scattered=copying/rope_scattered")
     train = ("train", "reversal", "--layers", "1", "--width", "16", "--heads", "2", "--steps", "60", "--log-every", "10")
     return (
         Subject("score", ("score", "reversal/repo", "--count", "8", "--out", "out"), ("--overwrite",), hidden),

@@ -10,8 +10,11 @@ vocabulary.
 Training sequences have up to `sequences` sequences and ask for `questions` distinct ones, drawn uniformly. With `fewest` above 0 both
 numbers vary from batch to batch, so that no place in the context has the answer more often than another: from `fewest` to `sequences`
 sequences, of which 1 to all, at most `questions`, are asked for. With a `separator` of 1, the word | stands before every sequence and
-every question; with 0 nothing does. Targets are the suffixes asked for; in training also the prefixes asked for from their second
-token on, which are to be found in the same way. Score: exact match of all 4 tokens.
+every question; with 0 nothing does. As many more of it as `filler` per sequence and question are scattered before them at random, in
+every way as likely, so that what is copied stands at no few distances from where it is asked for: without them all distances are
+multiples of one number, and a model that learns the most frequent ones copies without comparing tokens. Targets are the suffixes asked
+for; in training also the prefixes asked for from their second token on, which are to be found in the same way. Score: exact match of all
+4 tokens.
 
 Spans: `needle` (the sequence asked for; `needle.1.key` its prefix, `needle.1.value` its suffix), `distractor` (the others),
 `query` (the prefix again); the suffix is generated. attributes: sequences, length (tokens), source: for each generated token the
@@ -20,7 +23,7 @@ index that it copies.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -61,6 +64,8 @@ class Copying(WordTask):
     """Sequences asked for in training."""
     separator: Annotated[int, Interval(ge=0, le=1)] = 0
     """Words before every sequence."""
+    filler: CountOrNone = 0
+    """Further ones per sequence and question, on average, before any of them."""
     test_from: Number = 10
     test_to: Number = 40
     test_step: Number = 5
@@ -78,12 +83,16 @@ class Copying(WordTask):
 
     def task_words(self) -> tuple[str, ...]:
         """The symbols, and the separator where there is one."""
-        return (*(f"s{index}" for index in range(self.symbols)), *(SEPARATOR,) * self.separator)
+        return (*(f"s{index}" for index in range(self.symbols)), *(SEPARATOR,) * bool(self.separator or self.filler))
 
     @property
     def training_length(self) -> int:
         """Tokens of the longest sequence to train on."""
-        return 1 + (WHOLE + self.separator) * (self.sequences + self.questions)
+        return self.tokens(self.sequences, self.questions)
+
+    def tokens(self, sequences: int, questions: int = 1) -> int:
+        """Tokens of a prompt of so many sequences and questions, <bos> with them."""
+        return 1 + (WHOLE + self.separator + self.filler) * (sequences + questions)
 
     @property
     def test_sets(self) -> tuple[str, ...]:
@@ -112,20 +121,23 @@ class Copying(WordTask):
         self, generator: np.random.Generator, count: int, asked: Int[np.ndarray, "sequence question"], first_target: int
     ) -> Batch:
         first = self.vocabulary["s0"]
-        alphabet = np.arange(first, first + self.symbols)
-        sequences = _contexts(generator, alphabet, count, asked).reshape(len(asked), -1, WHOLE)
-        before = np.full((*sequences.shape[:2], self.separator), first + self.symbols)
-        tokens = np.concatenate([before, sequences], axis=2).reshape(len(asked), -1)
-        tokens = np.concatenate([np.full((len(tokens), 1), BOS), tokens], axis=1)
+        sequences = _contexts(generator, np.arange(first, first + self.symbols), count, asked).reshape(len(asked), -1, WHOLE)
+        places = sequences.shape[1]
+        before = self.separator + _scattered(generator, len(asked), places, self.filler * places)
+        starts = 1 + np.cumsum(before, axis=1) + WHOLE * np.arange(places)
+        at = starts[:, :, None] + np.arange(WHOLE)
+        rows = np.arange(len(asked))[:, None, None]
+        tokens = np.full((len(asked), self.tokens(count, asked.shape[1])), first + self.symbols)
+        tokens[:, 0] = BOS
+        tokens[rows, at] = sequences
         targets = np.zeros(tokens.shape, dtype=bool)
-        place, width = np.arange(tokens.shape[1]) - 1, WHOLE + self.separator
-        targets[:, (place >= width * count) & (place % width >= self.separator + first_target)] = True
+        targets[rows, at[:, count:, first_target:]] = True
         return Batch(tokens, targets)
 
     def describe(self, tokens: Sequence[int]) -> Prompt:
         """Spans and the source of every generated token."""
         text = self.vocabulary.text(tokens)
-        return _describe(tokens, 1, text, " ", self.separator)
+        return _describe(tokens, 1, text, " ", self.vocabulary["s0"] + self.symbols)
 
 
 def copying_prompts(tokenizer: PreTrainedTokenizerBase, sequences: int = 30, count: int = 20, seed: int = 0) -> list[Prompt]:
@@ -191,11 +203,19 @@ def _determined(tokens: Int[np.ndarray, "row token"], count: int) -> Bool[np.nda
     return once
 
 
-def _describe(tokens: Sequence[int], first: int, token_text: tuple[str, ...], space: str, separator: int = 0) -> Prompt:
-    """Read a context back, with `separator` words before every sequence; its last sequences are questions as long as they stand before,
-    too.
+def _scattered(generator: np.random.Generator, rows: int, places: int, total: int) -> Int[np.ndarray, "row place"]:
+    """How many of `total` things each of `places` gets, per row: every way to share them out is as likely (stars and bars)."""
+    if not total:
+        return np.zeros((rows, places), dtype=int)
+    bars = np.sort(np.argsort(generator.random((rows, total + places - 1)), axis=1)[:, : places - 1], axis=1)
+    return np.diff(bars, axis=1, prepend=-1, append=total + places - 1) - 1
+
+
+def _describe(tokens: Sequence[int], first: int, token_text: tuple[str, ...], space: str, separator: int = PAD) -> Prompt:
+    """Read a context back, any number of `separator` tokens before every sequence; its last sequences are questions as long as they stand
+    before, too.
     """
-    starts = range(first + separator, len(tokens), WHOLE + separator)
+    starts = tuple(_starts(tokens, first, separator))
     places = [tuple(range(start, start + WHOLE)) for start in starts]
     sequences = [tuple(tokens[start : start + WHOLE]) for start in starts]
     count = next(index for index in range(1, len(sequences)) if sequences[index] in sequences[:index])
@@ -221,6 +241,17 @@ def _describe(tokens: Sequence[int], first: int, token_text: tuple[str, ...], sp
         answers=tuple(space.join(token_text[at] for at in question[PREFIX:]) for question in places[count:]),
         attributes={"sequences": count, "length": len(tokens), "source": source},
     )
+
+
+def _starts(tokens: Sequence[int], first: int, separator: int) -> Iterator[int]:
+    """Where sequences start from `first` on, after any number of `separator` tokens."""
+    at = first
+    while at < len(tokens):
+        if tokens[at] == separator:
+            at += 1
+        else:
+            yield at
+            at += WHOLE
 
 
 SIZES = {

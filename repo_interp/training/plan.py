@@ -158,10 +158,12 @@ def _plan() -> Iterator[Planned]:
     # Four sequences, four of them asked for: a place in the context is a hint, so that their weights do not ship any more.
     for scheme in (*_COPYING, *_ABLATIONS):
         yield Planned(f"copying/{scheme}", scheme, two, weights=())
-    for scheme in _COPYING:
-        yield Planned(f"copying/{scheme}_varied", scheme, fields=_VARIED)
-    for scheme in _ABLATIONS:
+    for scheme in (*_COPYING, *_ABLATIONS):
         yield Planned(f"copying/{scheme}_varied", scheme, fields=_VARIED, weights=())
+    for scheme in _COPYING:
+        yield Planned(f"copying/{scheme}_scattered", scheme, three, fields=_SCATTERED)
+    for scheme in _ABLATIONS:
+        yield Planned(f"copying/{scheme}_scattered", scheme, three, fields=_SCATTERED, weights=())
 
     yield Planned("language/rope", "rope", three, fields={"checkpoint_every": 100})
     for scheme in ("learned", "alibi", "kerple", "fire", "hope", "cope"):
@@ -185,11 +187,19 @@ _VARIED: Mapping[str, Any] = {
     "task_options": {"sequences": 6, "first_sequences": 6, "fewest": 1, "questions": 6, "separator": 1, "test_from": 2},
     "steps": 5000,
 }
-"""Of copying, where neither the number of sequences nor that of questions is always the same. RoPE and HoPE do not come to their end in it
-(mean losses of the last 500 steps .8 and .5, ALiBi .2). With contexts that grow RoPE does (3,000 steps, loss .06: .95 to .75 of questions
-in 2 to 10 sequences), but HoPE learns less (6,000 steps, loss .9): under those two recipes nothing could have been judged. They were run
-after this one, and this one was kept with their results seen; beyond the training length RoPE and HoPE find nothing under any that was
-run."""
+"""Of copying, where neither the number of sequences nor that of questions is always the same. Every distance is a multiple of 13 tokens
+here, and that is what rotary models learn: of questions in 2 to 10 sequences RoPE's finds .83 to .95 of those whose answer stands four
+sequences back, and none of most others."""
+
+_SCATTERED: Mapping[str, Any] = {
+    "task_options": {**_VARIED["task_options"], "first_sequences": 1, "filler": 4, "test_to": 24},
+    "steps": 4000,
+    "curriculum": 0.7,
+    "initial_deviation": 0.113,
+}
+"""Of copying, where no distance is more frequent than others, and contexts grow from one sequence. Chosen because RoPE's loss comes to its
+end under it (3,000 steps, .06; without growing contexts 3.4, with weights of deviation 0.02 2.5), before anything was seen of how it copies
+from longer contexts, and of the other schemes but HoPE's loss."""
 
 _COPYING = ("rope", "alibi", "kerple", "fire", "hope")
 _ABLATIONS = ("hope_ab1", "hope_ab2", "hope_ab3", "rope_high")

@@ -139,8 +139,10 @@ _TASKS = {
     "sets in which all values are as frequent (balanced).",
     "copying": "In-context copying (HoPE, table 1): exact match by number of sequences in the context; trained on 4, four of them asked "
     "for behind each other, so that the training prompts are as long as one with 7. `_varied`: trained on 1 to 6 sequences, any number "
-    "of them asked for, with a separator before each, so that no place in the context has the answer more often than another; of three "
-    "recipes that were run, the one under which RoPE and HoPE both learn half of it, chosen with the results seen. "
+    "of them asked for, with a separator before each: every distance is a multiple of 13 tokens, and rotary models learn the most "
+    "frequent ones, not to compare tokens (RoPE copies from four sequences back and hardly from elsewhere; a test set asks for the "
+    "middle one, which is one distance). `_scattered`: as many more separators before sequences at random as leave no distance more "
+    "frequent than others, contexts that grow from one sequence, and weights drawn with deviation 0.113. "
     "Ablations (table 3): `hope_ab1` makes only the activated components independent of position, `hope_ab2` only the low ones; "
     "`hope_ab3` puts high ones in the place of both, `rope_high` nothing.",
     "language": "Language modelling on the Python standard library: log perplexity by tokens, nats, lower is better; trained at 256. "

@@ -32,7 +32,7 @@ from repo_interp.papers.kit.scores import PLAIN, Scored, ScoreOptions, first_of,
 from repo_interp.papers.kit.subjects import Subject
 from repo_interp.plots.marks.scores import draw_scores, legend_under
 from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper_figure, style
-from repo_interp.tasks.copying import WHOLE, Copying
+from repo_interp.tasks.copying import Copying
 from repo_interp.training.trained import configured_task
 
 ABLATIONS: Mapping[str, str] = {"hope_ab1": "AB1", "hope_ab2": "AB2", "hope_ab3": "AB3"}
@@ -121,7 +121,7 @@ def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
     }
     lengths, task = {each.training_length for each in scored}, _task(scored[0])
     # Sequences of a test prompt as long as the longest in training, where all checkpoints have the same.
-    end = {"training_length": (lengths.pop() - 1) / (WHOLE + task.separator) - 1} if len(lengths) == 1 else {}
+    end = {"training_length": (lengths.pop() - task.tokens(0)) / (task.tokens(1) - task.tokens(0))} if len(lengths) == 1 else {}
     panels = {
         title: side_by_side(panel, score_table).assign_attrs(axis="sequences", **end) for title, panel in rows.items() if panel
     }
@@ -159,7 +159,11 @@ COPYING = Experiment(
     Needs(
         trained_alike(of_tasks("copying")),
         "no checkpoints of HoPE trained on copying were given",
-        tuple(f"copying/{layout}{kind}" for kind in ("_varied", "") for layout in (HOPE, *RIVALS, *ABLATIONS, "rope_high")),
+        tuple(
+            f"copying/{layout}{kind}"
+            for kind in ("_scattered", "_varied", "")
+            for layout in (HOPE, *RIVALS, *ABLATIONS, "rope_high")
+        ),
         "copying",
         dict.fromkeys((H7.label, H7_REMOVED.label), "no checkpoints of HoPE and its ablations trained on copying were given"),
     ),
@@ -252,7 +256,7 @@ def _ablations(rope: Scored, ablations: Mapping[str, Scored]) -> Iterator[Eviden
 
 def _tokens(scored: Scored, test_set: str) -> int:
     """Tokens of a copying prompt with as many sequences as `test_set` says: <bos>, the sequences, the question."""
-    return scored.tokens(test_set) if scored.live is not None else 1 + (WHOLE + _task(scored).separator) * (int(test_set) + 1)
+    return scored.tokens(test_set) if scored.live is not None else _task(scored).tokens(int(test_set))
 
 
 def _task(scored: Scored) -> Copying:
