@@ -193,7 +193,7 @@ sequences back, and none of most others."""
 
 _SCATTERED: Mapping[str, Any] = {
     "task_options": {**_VARIED["task_options"], "first_sequences": 1, "filler": 4, "test_to": 24},
-    "steps": 4000,
+    "steps": 3000,
     "curriculum": 0.7,
     "initial_deviation": 0.113,
 }
