@@ -3,6 +3,7 @@
     InputError        bad input from outside: a checkpoint, a prompts file, an option
       Taken             a directory that belongs to other results, to other files or to another process
       NotFinite         numbers that became NaN or infinite on the way: which, in which layer, head and prompt
+    Note              a warning: nothing is wrong, but results rest on it; the command line prints it and goes on
 
 Whatever else is raised is a mistake of ours, or of another package.
 """
@@ -18,6 +19,13 @@ _LONGEST = 1000
 
 class InputError(ValueError):
     """Bad input from outside. The message is one printable line, whatever the text that it quotes holds."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(one_line(message, _LONGEST))
+
+
+class Note(UserWarning):
+    """What a user must know although nothing is refused, on one printable line."""
 
     def __init__(self, message: str) -> None:
         super().__init__(one_line(message, _LONGEST))
