@@ -10,11 +10,15 @@ Whatever else is raised is a mistake of ours, or of another package.
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 _LONGEST = 1000
 """Characters of a line."""
+_PASSED_OVER = (__name__.partition(".")[0], "contextlib")
+"""Where the code of a user is not: our own calls, and those that end a context of ours."""
 
 
 class InputError(ValueError):
@@ -29,6 +33,14 @@ class Note(UserWarning):
 
     def __init__(self, message: str) -> None:
         super().__init__(one_line(message, _LONGEST))
+
+
+def warn(message: str) -> None:
+    """Warn of `message`, a Note, that points at the line that called the package."""
+    frame, calls = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _PASSED_OVER:
+        frame, calls = frame.f_back, calls + 1
+    warnings.warn(Note(message), stacklevel=calls)
 
 
 class Taken(InputError):

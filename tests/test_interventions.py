@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 import repo_interp as ri
 from repo_interp import interventions as iv
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, Note
 from repo_interp.models.generation import continue_greedily
 from repo_interp.models.reposition import attentions
 
@@ -279,6 +279,66 @@ def test_tokens_of_each_prompt_can_be_named(repo):
     assert_close(each, torch.cat(alone), atol=1e-5, rtol=1e-4)
     with pytest.raises(InputError, match="tokens of 2 prompts were named, but 1 prompts came"):
         logits(repo, iv.frozen(repo, tokens=[[2], [3]]), tokens=TOKENS[:1])
+
+
+def test_tokens_beyond_every_prompt_are_refused_where_prompts_are_measured(repo):
+    """Found: nothing changed, and nothing was said."""
+    bridge = ri.bridge(deepcopy(repo))
+    texts = [list(range(3, 13)), list(range(3, 23))]
+    with iv.shifted(bridge, 100.0, layer=1, tokens=[19]):  # the longer prompt has it
+        run = ri.analyze(bridge, texts, ("positions",))
+    assert (run["positions"]["position"].sel(layer=1, prompt=1, token=19) > 50).all()
+    line = "names token 20, and no prompt has more than 20 tokens, so that nothing would change there"
+    for batch_size in (1, 2):
+        with iv.shifted(bridge, 100.0, tokens=[3, 20]), pytest.raises(InputError, match=line):
+            ri.analyze(bridge, texts, ("positions",), batch_size=batch_size)
+    trained = ri.zoo("reversal/repo")
+    asked = {"test_sets": ["5"], "count": 2}
+    longest = int(ri.score(trained, **asked)["scores"]["tokens"].max())
+    for answers in ("forced", "generated"):
+        with iv.shifted(trained, 1.0, tokens=[longest - 2]):  # of the answer: it comes later where it is generated
+            ri.score(trained, answers=answers, **asked)
+        with iv.shifted(trained, 1.0, tokens=[longest]), pytest.raises(InputError, match=f"names token {longest}, and no prompt"):
+            ri.score(trained, answers=answers, **asked)
+
+
+def test_tokens_that_no_pass_came_to_are_named_at_the_end(repo):
+    with pytest.warns(Note, match="token 20 were to be changed, and no prompt had more than 20 tokens") as warned:
+        logits(repo, iv.shifted(repo, 5.0, tokens=[3, 20, 25]))
+    assert len(warned) == 1 and warned[0].filename == __file__
+    with iv.shifted(repo, 5.0, tokens=[24]):
+        repo.generate(TOKENS, **ASKED, attention_mask=torch.ones_like(TOKENS))  # the tokens come later
+    with iv.shifted(repo, 5.0, tokens=[24]):
+        pass  # no prompt came at all
+
+    def pass_and_fail():
+        logits(repo)
+        raise KeyError("of the user")
+
+    with pytest.raises(KeyError), iv.shifted(repo, 5.0, tokens=[24]):
+        pass_and_fail()  # which is all that is said
+
+
+PROMPT_BY_PROMPT = {
+    "tokens": lambda model: iv.shifted(model, 100.0, tokens=[[2], [7]]),
+    "orders": lambda model: iv.permuted(model, order=[[1, 0], [0, 1]]),
+    "recorded": lambda model: iv.transplanted(model, iv.positions_of(model, TOKENS[:, :8])),
+    "values": lambda model: iv.set_positions(model, 1, None, torch.zeros(2, 20)),
+}
+
+
+@pytest.mark.parametrize("what", PROMPT_BY_PROMPT)
+def test_what_is_of_prompts_one_by_one_is_refused_where_they_pass_in_another_order(what, repo):
+    """Found: of prompts of several lengths the longest pass first, so that each got what another one was to get."""
+    bridge = ri.bridge(deepcopy(repo))
+    texts = [list(range(3, 13)), list(range(3, 23))]
+    with PROMPT_BY_PROMPT[what](bridge), pytest.raises(InputError, match="something else of each of 2 prompts"):
+        ri.analyze(bridge, texts, ("positions",), batch_size=2)
+    with PROMPT_BY_PROMPT[what](bridge):
+        run = ri.analyze(bridge, TOKENS, ("positions",), batch_size=2)
+    if what == "tokens":
+        shifted = run["positions"]["position"].sel(layer=1, head=0) > 50
+        assert shifted.argmax("token").values.tolist() == [2, 7]
 
 
 def test_in_half_precision_the_index_is_not_rounded():

@@ -43,6 +43,7 @@ from repo_interp.measures.labels import parameter_attributes
 from repo_interp.measures.statistics import Measure
 from repo_interp.measures.three_axis import ThreeAxis
 from repo_interp.models.bridge import tokenizer_of
+from repo_interp.models.interventions.replacing import require_named_tokens
 from repo_interp.models.provenance import identity
 from repo_interp.models.reposition import attentions, layout
 from repo_interp.processes import from_first
@@ -91,6 +92,9 @@ def analyze(
     chosen = measures_for(bridge, measures_named(default_measures(prompts, (), layers) if measures is None else measures))
     layers, heads = require_measurable(bridge, prompts, chosen, layers, heads)
     plans = planned(bridge, prompts, _experiments(experiments), task)
+    require_named_tokens(
+        bridge, [len(prompt.tokens) for prompt in prompts if chosen] + [n for plan in plans for n in plan.passes]
+    )
     structure = structure_for(prompts, chosen, tokenizer_of(bridge))
     size = batch_limit(bridge, batch_size)
     batches = make_batches(prompts, size, next(bridge.parameters()).device, structure) if chosen else []

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import copy
 import os
-import sys
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -22,7 +20,7 @@ from typing import Any
 from transformers import AutoConfig, PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from repo_interp.errors import InputError, Note, one_line
+from repo_interp.errors import InputError, one_line, warn
 from repo_interp.models.directories import directory_of
 from repo_interp.models.families import FAMILIES, native_layout, require_family
 from repo_interp.models.fields import Base, Fields
@@ -75,7 +73,7 @@ def identify(path: str | os.PathLike[str], **hub: Any) -> Checkpoint:
     if defaults := _defaults(raw, config):
         taken = ", ".join(f"{name} ({number:,.15g} is taken)" for name, number in defaults.items())
         note = f"lacks {taken}: transformers' default for {config.model_type}; add the key if the model was trained with another"
-        warnings.warn(Note(f"{directory / 'config.json'} {note}"), stacklevel=_calls_of_ours())
+        warn(f"{directory / 'config.json'} {note}")
     return checkpoint
 
 
@@ -257,14 +255,6 @@ def _defaults(raw: Mapping[str, Any], config: PretrainedConfig) -> dict[str, flo
     if "max_position_embeddings" not in raw:
         defaults["max_position_embeddings"] = config.max_position_embeddings
     return defaults
-
-
-def _calls_of_ours() -> int:
-    """How far up the calls, from the function that asks, the code stands that called the package: where a warning points to."""
-    frame, calls = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == OURS:
-        frame, calls = frame.f_back, calls + 1
-    return calls
 
 
 def own_layout(raw: Mapping[str, Any], layers: int, source: str) -> tuple[tuple[str, ...], dict[str, Any]]:

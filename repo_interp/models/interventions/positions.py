@@ -29,6 +29,7 @@ from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -90,7 +91,8 @@ def permuted(
         or not torch.equal(indices.sort(-1).values, torch.arange(indices.shape[-1]).expand_as(indices))
     ):
         raise InputError(f"an order names each of the first tokens once, [token] or [prompt, token]; got {order!r}")
-    return replaced(model, reordered(indices), heads, layer=layer, tokens=tokens)
+    prompts = len(indices) if indices.ndim == 2 else 1
+    return replaced(model, reordered(indices), heads, layer=layer, tokens=tokens, prompts=prompts)
 
 
 def swapped_tokens(
@@ -190,7 +192,9 @@ def transplanted(
             )
         if not positions.isfinite().all():
             raise InputError(f"recorded positions of layer {name} are NaN or infinite; record them anew")
-    return replaced(model, from_recorded(by_layer, heads_here, from_head), heads, layer=layer, tokens=tokens, rows=least)
+    prompts = max((len(positions) for positions in by_layer.values()), default=1)
+    change = from_recorded(by_layer, heads_here, from_head)
+    return replaced(model, change, heads, layer=layer, tokens=tokens, rows=least, prompts=prompts)
 
 
 def set_positions(
@@ -204,9 +208,14 @@ def set_positions(
     `values` broadcast to [prompt, token], in positions, or are a function of the positions [prompt, row, token] there. Other heads keep
     theirs, also where heads share them. Raises InputError as `replaced` does.
     """
+    try:
+        shape = np.shape(values)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    except (TypeError, ValueError, RuntimeError):  # the pass says what is wrong with them
+        shape = ()
+    prompts = int(shape[0]) if len(shape) == 2 else 1
     if head is None:
-        return replaced(model, to_values(values), layer=layer)
-    return replaced(model, to_values(values), [(layer, head)])
+        return replaced(model, to_values(values), layer=layer, prompts=prompts)
+    return replaced(model, to_values(values), [(layer, head)], prompts=prompts)
 
 
 @torch.no_grad()
