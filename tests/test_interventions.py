@@ -512,6 +512,19 @@ def test_numbers_and_positions_that_mean_nothing_are_refused_where_they_first_ap
         (lambda: iv.transplanted(bridge, {0: recorded[0][0]}, layer=0), r"are \[4, 4\]; wanted \[prompt, row, token\]"),
         (lambda: iv.interpolated(bridge, 0), "the factor of an extension is 0; wanted a finite number above 0"),
         (lambda: iv.yarn(bridge, -1.0, 128), "the factor of an extension is -1.0"),
+        (lambda: iv.yarn(bridge, 10**400, 128), "the factor of an extension is 1000"),
+        (lambda: iv.lm_infinite(bridge, "x"), "a window of at least 1 token .* got 'x', 10"),
+        (lambda: iv.swapped_heads(bridge, 0, 1), r"heads are \(layer, head\) pairs.* got 0$"),
+        (lambda: iv.frozen(bridge, 3), r"heads are \(layer, head\) pairs.* got 3$"),
+        (lambda: iv.transplanted(bridge, recorded, from_head=3), r"heads are \(layer, head\) pairs.* got 3$"),
+        (lambda: iv.transplanted(bridge, recorded, from_head=(2, 1.5)), "a head is a whole number from 0; got 1.5"),
+        (lambda: iv.transplanted(bridge, {0: "x"}), "recorded positions are no numbers"),
+        (lambda: iv.clipped(bridge, 0, 1e40), r"not 0 and 1e\+40; wanted numbers up to 3.4e\+38, or infinity"),
+        (lambda: iv.clipped(bridge, -(10**400), 0), "positions are clipped between"),
+        (lambda: iv.scaled(bridge, 10**400), "scaled by is 1000"),
+        (lambda: iv.shifted(bridge, torch.zeros(3)), "shifted by is tensor"),
+        (lambda: iv.permuted(bridge, seed="x"), "seed is 'x'; wanted a whole number of at least 0"),
+        (lambda: iv.frozen(None), "a model or a bridge was wanted, as ri.load returns it; got None"),
     ):
         with pytest.raises(InputError, match=line), make():
             bridge(given)

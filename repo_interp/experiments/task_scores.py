@@ -9,7 +9,7 @@ Knows nothing about how models were trained.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -113,7 +113,7 @@ def _log_perplexity(responses: Sequence[Response]) -> float:
 
 def sets_named(test_sets: Sequence[str | int] | str | int) -> list[str]:
     """Names of test sets, from one or several, which may be whole numbers. Raises InputError for none, and for one that is named twice."""
-    several = [test_sets] if isinstance(test_sets, str | int | float) else test_sets
+    several = [test_sets] if isinstance(test_sets, str) or not isinstance(test_sets, Iterable) else test_sets
     names = [str(int(name)) if str(name).isdecimal() else str(name) for name in several]
     twice = [name for place, name in enumerate(names) if name in names[:place]]
     if not names or twice:

@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from repo_interp.errors import InputError, warn
+from repo_interp.errors import InputError, one_line, warn
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.reposition import attentions, attentions_of
 from repo_interp.positions.logits import exact
@@ -249,10 +249,17 @@ def _chosen_heads(model: nn.Module, heads: Heads, layer: Layers) -> dict[int, fr
 
 
 def _pairs(heads: Any) -> list[tuple[int, int]]:
-    pairs = [heads] if isinstance(heads, tuple) and len(heads) == 2 and not hasattr(heads[0], "__len__") else list(heads)
-    if not all(hasattr(pair, "__len__") and len(pair) == 2 for pair in pairs):
-        raise InputError(f"heads are (layer, head) pairs, such as [(2, 0), (2, 3)]; got {heads!r}")
-    return [(_number(layer, "a layer"), _number(head, "a head")) for layer, head in pairs]
+    pairs = [heads] if isinstance(heads, tuple) and len(heads) == 2 and not hasattr(heads[0], "__len__") else heads
+    if not isinstance(pairs, Iterable):
+        raise InputError(f"heads are (layer, head) pairs, such as [(2, 0), (2, 3)]; got {one_line(repr(heads), 160)}")
+    return [layer_and_head(pair) for pair in pairs]
+
+
+def layer_and_head(pair: Any) -> tuple[int, int]:
+    """`pair` as the numbers of a layer and of a head. Raises InputError for what is none."""
+    if isinstance(pair, str) or not hasattr(pair, "__len__") or len(pair) != 2:
+        raise InputError(f"heads are (layer, head) pairs, such as [(2, 0), (2, 3)]; got {one_line(repr(pair), 160)}")
+    return _number(pair[0], "a layer"), _number(pair[1], "a head")
 
 
 def _number(value: Any, what: str) -> int:
