@@ -3,17 +3,22 @@
     InputError        bad input from outside: a checkpoint, a prompts file, an option
       Taken             a directory that belongs to other results, to other files or to another process
       NotFinite         numbers that became NaN or infinite on the way: which, in which layer, head and prompt
+    Note              a warning: nothing is wrong, but results rest on it; the command line prints it and goes on
 
 Whatever else is raised is a mistake of ours, or of another package.
 """
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 _LONGEST = 1000
 """Characters of a line."""
+_PASSED_OVER = (__name__.partition(".")[0], "contextlib")
+"""Where the code of a user is not: our own calls, and those that end a context of ours."""
 
 
 class InputError(ValueError):
@@ -21,6 +26,21 @@ class InputError(ValueError):
 
     def __init__(self, message: str) -> None:
         super().__init__(one_line(message, _LONGEST))
+
+
+class Note(UserWarning):
+    """What a user must know although nothing is refused, on one printable line."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(one_line(message, _LONGEST))
+
+
+def warn(message: str) -> None:
+    """Warn of `message`, a Note, that points at the line that called the package."""
+    frame, calls = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _PASSED_OVER:
+        frame, calls = frame.f_back, calls + 1
+    warnings.warn(Note(message), stacklevel=calls)
 
 
 class Taken(InputError):

@@ -14,8 +14,9 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, one_line
 from repo_interp.processes import launched, machine
 
 
@@ -47,6 +48,13 @@ def replaced(path: str | os.PathLike[str]) -> Iterator[Path]:
         if previous.exists() and not path.exists():
             os.replace(previous, path)
         remove(previous)
+
+
+def path_of(given: Any, wanted: str) -> Path:
+    """`given` as a path. Raises InputError, saying what was `wanted`, for what is none."""
+    if not isinstance(given, str | os.PathLike):
+        raise InputError(f"a path was wanted, {wanted}; got {one_line(repr(given), 80)}")
+    return Path(given)
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:

@@ -23,8 +23,8 @@ import h5py
 import numpy as np
 import xarray as xr
 
-from repo_interp.errors import InputError
-from repo_interp.files import replaced
+from repo_interp.errors import InputError, one_line
+from repo_interp.files import path_of, replaced
 
 _ENGINE = "h5netcdf"
 _ESCAPED = "escaped"
@@ -59,11 +59,17 @@ def versions() -> dict[str, str]:
 def write_run(run: xr.DataTree, path: str | os.PathLike[str]) -> None:
     """Write `run` to `path` as netCDF, whole or not at all.
 
-    Raises OSError where the disk refuses, InputError where there is no directory for it.
+    Raises OSError where the disk refuses, InputError where there is no directory for it, or one stands in its place, and for no run.
 
     The file is made in memory: after a write to the disk that fails, HDF5 ends the interpreter with a segmentation fault. Its last line,
     which HDF5 does not look at, is the SHA-256 of what stands before it.
     """
+    require_run(run)
+    place = path_of(path, "such as runs/mine/run.nc")
+    if place.is_dir():
+        raise InputError(f"{path} cannot be written: a directory stands there; name a file, such as {place / 'run.nc'}")
+    if not place.parent.is_dir():
+        raise InputError(f"{path} cannot be written: there is no directory {place.parent}; make it first")
     storable = _each(run, _escaped)
     encoding = {
         f"{node.path}": {name: _encoding(array) for name, array in node.data_vars.items()}
@@ -71,15 +77,13 @@ def write_run(run: xr.DataTree, path: str | os.PathLike[str]) -> None:
         if node.data_vars
     }
     image = storable.to_netcdf(engine=_ENGINE, encoding=encoding)
-    if not Path(path).parent.is_dir():
-        raise InputError(f"{path} cannot be written: there is no directory {Path(path).parent}; make it first")
     with replaced(path) as unfinished:
         unfinished.write_bytes(bytes(image) + _seal(image))
 
 
 def read_run(path: str | os.PathLike[str]) -> xr.DataTree:
     """Read a run from a run file, or from the directory that has one as run.nc, into memory. Raises InputError when there is none."""
-    path = Path(path)
+    path = path_of(path, "a run.nc or its directory")
     file = path / "run.nc" if path.is_dir() else path
     if not file.is_file():
         raise InputError(f"there is no run at {path}; wanted a run.nc, or the directory that `repo-interp analyze --out` wrote")
@@ -91,6 +95,12 @@ def read_run(path: str | os.PathLike[str]) -> xr.DataTree:
             return _each(stored.load(), _unescaped)
     except Exception as error:  # of a broken file HDF5 and its readers raise whatever they stumble over
         raise InputError(f"{file} is not a run file: {' '.join(str(error).split())[:200]}") from None
+
+
+def require_run(run: object) -> None:
+    """Raise InputError where `run` is none."""
+    if not isinstance(run, xr.DataTree):
+        raise InputError(f"a run is what ri.analyze returns, an xarray.DataTree; got {one_line(repr(run), 80)}")
 
 
 def _seal(content: bytes | memoryview) -> bytes:

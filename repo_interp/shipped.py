@@ -28,6 +28,8 @@ def shipped_names() -> tuple[str, ...]:
 
 def zoo_path(name: str) -> Path:
     """The directory of checkpoint or adapter `name`. Raises InputError when the package has none of that name."""
+    if not isinstance(name, str):
+        raise InputError(f"a checkpoint of the package has a name such as niah/repo; got {name!r}")
     names = shipped_names()
     if name in names:
         return (DIRECTORY if (DIRECTORY / name).is_dir() else ADAPTERS) / name

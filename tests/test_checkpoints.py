@@ -6,6 +6,7 @@ import json
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +18,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import repo_interp as ri
 from repo_interp.analysis.notes import RoundedPositions
 from repo_interp.cli import main
+from repo_interp.errors import Note
+from repo_interp.models.configuration import identify
 from repo_interp.models.reposition import scheme_modules
 from repo_interp.models.schemes import options_of
 from repo_interp.shipped import zoo_names
@@ -85,6 +88,59 @@ def test_inspect_counts_a_tied_embedding_once(change, stock, capsys):
     assert main(["inspect", str(stock)]) == 0
     counted = sum(parameter.numel() for parameter in ri.load_model(stock).parameters())
     assert f"{counted:,} parameters" in capsys.readouterr().out
+
+
+KEYS_OF_ROTATION = ("rope_parameters", "rope_theta", "max_position_embeddings")
+
+
+@pytest.mark.parametrize(
+    ("family", "keys", "said"),
+    [
+        ("llama", {"max_position_embeddings": 64}, "rope_theta (10,000 is taken): transformers' default for llama"),
+        ("llama", {"rope_theta": 50.0}, "max_position_embeddings (2,048 is taken): transformers' default for llama"),
+        ("olmo2", {}, "rope_theta (10,000 is taken), max_position_embeddings (2,048 is taken)"),
+        ("qwen3", {"rope_scaling": {"type": "linear", "factor": 2.0}, "max_position_embeddings": 64}, "rope_theta (10,000 is"),
+        ("gemma3", {"rope_theta": 1e6, "max_position_embeddings": 64}, "rope_theta of sliding_attention (10,000 is taken)"),
+        ("olmo3", {"rope_theta": 7e5, "max_position_embeddings": 64}, "rope_theta of sliding_attention (500,000 is taken)"),
+    ],
+)
+def test_numbers_of_the_rotation_that_transformers_gives_are_named(family, keys, said, tmp_path, capsys):
+    tiny(family).save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    stated = {key: value for key, value in json.loads(file.read_text()).items() if key not in KEYS_OF_ROTATION}
+    file.write_text(json.dumps(stated | keys))
+    with pytest.warns(Note) as warned:
+        ri.load(tmp_path)
+    assert f"{file} lacks {said}" in str(warned[0].message)
+    assert warned[0].filename == __file__  # the line that called, not one of ours
+    capsys.readouterr()
+    assert main(["inspect", str(tmp_path)]) == 0
+    assert capsys.readouterr().err == f"repo-interp inspect: {warned[0].message}\n"
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"rope_theta": 10000},
+        {"rope_theta": 10000.0, "rope_scaling": {"type": "yarn", "factor": 2.0, "finetuned": True}},
+        {"rope_scaling": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
+    ],
+)
+def test_nothing_is_said_where_the_numbers_stand_in_an_older_form(keys, stock):
+    file = stock / "config.json"
+    stated = {key: value for key, value in json.loads(file.read_text()).items() if key != "rope_parameters"}
+    file.write_text(json.dumps(stated | keys))
+    identify(stock)
+
+
+def test_nothing_is_said_of_what_comes_with_the_package_or_is_saved_by_it(tmp_path):
+    adapters = [file.parent for file in (Path(ri.__file__).parent / "adapters").rglob("config.json")]
+    assert adapters
+    for place in (*zoo_names(), *adapters):
+        identify(place)
+    for family in CONFIGS:
+        ri.save(ri.reposition(tiny(family), "repo@1"), tmp_path / family)
+        identify(tmp_path / family)
 
 
 def test_frequencies_that_old_checkpoints_store_are_skipped_as_hugging_face_skips_them(stock):

@@ -21,9 +21,8 @@ from repo_interp.papers.kit.build import Build, Durations, stated_options, with_
 from repo_interp.papers.kit.claims import UNMEASURED
 from repo_interp.papers.kit.experiment import Experiment
 from repo_interp.papers.kit.gallery import NOT_YET
-from repo_interp.papers.kit.paper_directory import figure_name
 from repo_interp.papers.kit.scale import Scale, ours_and_theirs, scale_beside, scale_of
-from repo_interp.papers.kit.subjects import ZOO, file_digest, given
+from repo_interp.papers.kit.subjects import ZOO, file_digest, given, stem
 
 SIZES = ["sequences=2", "repeats=2", "controls=1", "batch_size=2"]
 
@@ -311,4 +310,4 @@ def test_a_verdict_on_several_checkpoints_has_the_scale_of_all(checkpoints):
 
 
 def test_files_of_figures_have_plain_names():
-    assert figure_name("vaf_niah/repo at 2 L") == "vaf_niah_repo_at_2_L"
+    assert stem("vaf_niah/repo at 2 L") == "vaf_niah_repo_at_2_L"

@@ -297,3 +297,41 @@ def test_layers_and_measures_of_natural_types(niah, task_prompts):
         with pytest.raises(InputError, match=message):
             ri.analyze(niah, task_prompts[:1], **names | changes)
     assert ri.load("reversal/repo", dtype=torch.float16) is not None
+
+
+def test_arguments_of_another_kind_are_refused_in_one_line(niah, task_prompts, tmp_path):
+    """Found: each was a traceback; tokens that the model lacks went on into the pass."""
+    text, run = "a b", ri.analyze(niah, task_prompts[0], ("positions",))
+    for call, line in (
+        (lambda: ri.analyze(None, text), "a model or a bridge was wanted, as ri.load returns it; got None"),
+        (lambda: ri.score(None), "a model or a bridge was wanted"),
+        (lambda: ri.tokens([[1]], None), "a model or a bridge was wanted"),
+        (lambda: ri.reposition(None, "repo"), "a model or a bridge was wanted"),
+        (lambda: ri.reposition(niah, 3), "a layout is a text such as"),
+        (lambda: ri.analyze(niah, task_prompts[0], task="x"), "task is 'x'; wanted a task, as ri.tasks.make_task returns it"),
+        (lambda: ri.analyze(niah, task_prompts[0], store=3), "a path was wanted, the directory of a store; got 3"),
+        (lambda: ri.analyze(niah, task_prompts[0], store_every="x"), "store_every is 'x'; wanted a number"),
+        (lambda: ri.prompt(5, niah), "the text of a prompt is 5; wanted a text"),
+        (lambda: ri.prompt(text, niah, spans=[1]), "the span 'spans': 1 is no part of the text; give a text, or"),
+        (lambda: ri.prompt(text, niah, needle=(3,)), r"the span 'needle': \(3,\) is no part of the text"),
+        (lambda: ri.prompt(text, niah, needle=None), "the span 'needle': None is no part of the text"),
+        (lambda: ri.prompt(text, niah, answers=[5]), "answers are .5.; wanted texts"),
+        (lambda: ri.tokens([[3, 4], [3, 212]], niah), "prompt 1 has token 212; the model's tokens are 0 to 211"),
+        (lambda: ri.write_run(run, tmp_path), "cannot be written: a directory stands there; name a file, such as .*/run.nc"),
+        (lambda: ri.write_run(None, tmp_path / "run.nc"), "a run is what ri.analyze returns, an xarray.DataTree; got None"),
+        (lambda: ri.write_run(run, 3), "a path was wanted, such as runs/mine/run.nc; got 3"),
+        (lambda: ri.read_run(None), "a path was wanted, a run.nc or its directory; got None"),
+        (lambda: ri.read_prompts(3), "a path was wanted, a prompts.jsonl; got 3"),
+        (lambda: ri.write_prompts(task_prompts[0], tmp_path / "a"), "several prompts were wanted, as a list; got a Prompt"),
+        (lambda: ri.head_table(None), "a run is what ri.analyze returns"),
+        (lambda: ri.atlas("x"), "a run is what ri.analyze returns"),
+        (lambda: ri.compare(None), "several runs were wanted, as a list or by name; got a NoneType"),
+        (lambda: ri.compare([run, 3]), "a path was wanted, a run.nc or its directory, beside runs; got 3"),
+        (lambda: ri.load(None), "a path was wanted, a checkpoint's directory or its name, such as niah/repo; got None"),
+        (lambda: ri.load("niah/repo", device=None), "device None is not available here"),
+        (lambda: ri.zoo(3), "a checkpoint of the package has a name such as niah/repo; got 3"),
+    ):
+        with pytest.raises(InputError, match=line) as refused:
+            call()
+        assert "\n" not in str(refused.value)
+    assert not list(tmp_path.iterdir())

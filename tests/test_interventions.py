@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 import repo_interp as ri
 from repo_interp import interventions as iv
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, Note
 from repo_interp.models.generation import continue_greedily
 from repo_interp.models.reposition import attentions
 
@@ -281,6 +281,66 @@ def test_tokens_of_each_prompt_can_be_named(repo):
         logits(repo, iv.frozen(repo, tokens=[[2], [3]]), tokens=TOKENS[:1])
 
 
+def test_tokens_beyond_every_prompt_are_refused_where_prompts_are_measured(repo):
+    """Found: nothing changed, and nothing was said."""
+    bridge = ri.bridge(deepcopy(repo))
+    texts = [list(range(3, 13)), list(range(3, 23))]
+    with iv.shifted(bridge, 100.0, layer=1, tokens=[19]):  # the longer prompt has it
+        run = ri.analyze(bridge, texts, ("positions",))
+    assert (run["positions"]["position"].sel(layer=1, prompt=1, token=19) > 50).all()
+    line = "names token 20, and no prompt has more than 20 tokens, so that nothing would change there"
+    for batch_size in (1, 2):
+        with iv.shifted(bridge, 100.0, tokens=[3, 20]), pytest.raises(InputError, match=line):
+            ri.analyze(bridge, texts, ("positions",), batch_size=batch_size)
+    trained = ri.zoo("reversal/repo")
+    asked = {"test_sets": ["5"], "count": 2}
+    longest = int(ri.score(trained, **asked)["scores"]["tokens"].max())
+    for answers in ("forced", "generated"):
+        with iv.shifted(trained, 1.0, tokens=[longest - 2]):  # of the answer: it comes later where it is generated
+            ri.score(trained, answers=answers, **asked)
+        with iv.shifted(trained, 1.0, tokens=[longest]), pytest.raises(InputError, match=f"names token {longest}, and no prompt"):
+            ri.score(trained, answers=answers, **asked)
+
+
+def test_tokens_that_no_pass_came_to_are_named_at_the_end(repo):
+    with pytest.warns(Note, match="token 20 were to be changed, and no prompt had more than 20 tokens") as warned:
+        logits(repo, iv.shifted(repo, 5.0, tokens=[3, 20, 25]))
+    assert len(warned) == 1 and warned[0].filename == __file__
+    with iv.shifted(repo, 5.0, tokens=[24]):
+        repo.generate(TOKENS, **ASKED, attention_mask=torch.ones_like(TOKENS))  # the tokens come later
+    with iv.shifted(repo, 5.0, tokens=[24]):
+        pass  # no prompt came at all
+
+    def pass_and_fail():
+        logits(repo)
+        raise KeyError("of the user")
+
+    with pytest.raises(KeyError), iv.shifted(repo, 5.0, tokens=[24]):
+        pass_and_fail()  # which is all that is said
+
+
+PROMPT_BY_PROMPT = {
+    "tokens": lambda model: iv.shifted(model, 100.0, tokens=[[2], [7]]),
+    "orders": lambda model: iv.permuted(model, order=[[1, 0], [0, 1]]),
+    "recorded": lambda model: iv.transplanted(model, iv.positions_of(model, TOKENS[:, :8])),
+    "values": lambda model: iv.set_positions(model, 1, None, torch.zeros(2, 20)),
+}
+
+
+@pytest.mark.parametrize("what", PROMPT_BY_PROMPT)
+def test_what_is_of_prompts_one_by_one_is_refused_where_they_pass_in_another_order(what, repo):
+    """Found: of prompts of several lengths the longest pass first, so that each got what another one was to get."""
+    bridge = ri.bridge(deepcopy(repo))
+    texts = [list(range(3, 13)), list(range(3, 23))]
+    with PROMPT_BY_PROMPT[what](bridge), pytest.raises(InputError, match="something else of each of 2 prompts"):
+        ri.analyze(bridge, texts, ("positions",), batch_size=2)
+    with PROMPT_BY_PROMPT[what](bridge):
+        run = ri.analyze(bridge, TOKENS, ("positions",), batch_size=2)
+    if what == "tokens":
+        shifted = run["positions"]["position"].sel(layer=1, head=0) > 50
+        assert shifted.argmax("token").values.tolist() == [2, 7]
+
+
 def test_in_half_precision_the_index_is_not_rounded():
     model = repositioned("repo").to(torch.bfloat16)
     with iv.linearised(model, layer=0):
@@ -452,6 +512,19 @@ def test_numbers_and_positions_that_mean_nothing_are_refused_where_they_first_ap
         (lambda: iv.transplanted(bridge, {0: recorded[0][0]}, layer=0), r"are \[4, 4\]; wanted \[prompt, row, token\]"),
         (lambda: iv.interpolated(bridge, 0), "the factor of an extension is 0; wanted a finite number above 0"),
         (lambda: iv.yarn(bridge, -1.0, 128), "the factor of an extension is -1.0"),
+        (lambda: iv.yarn(bridge, 10**400, 128), "the factor of an extension is 1000"),
+        (lambda: iv.lm_infinite(bridge, "x"), "a window of at least 1 token .* got 'x', 10"),
+        (lambda: iv.swapped_heads(bridge, 0, 1), r"heads are \(layer, head\) pairs.* got 0$"),
+        (lambda: iv.frozen(bridge, 3), r"heads are \(layer, head\) pairs.* got 3$"),
+        (lambda: iv.transplanted(bridge, recorded, from_head=3), r"heads are \(layer, head\) pairs.* got 3$"),
+        (lambda: iv.transplanted(bridge, recorded, from_head=(2, 1.5)), "a head is a whole number from 0; got 1.5"),
+        (lambda: iv.transplanted(bridge, {0: "x"}), "recorded positions are no numbers"),
+        (lambda: iv.clipped(bridge, 0, 1e40), r"not 0 and 1e\+40; wanted numbers up to 3.4e\+38, or infinity"),
+        (lambda: iv.clipped(bridge, -(10**400), 0), "positions are clipped between"),
+        (lambda: iv.scaled(bridge, 10**400), "scaled by is 1000"),
+        (lambda: iv.shifted(bridge, torch.zeros(3)), "shifted by is tensor"),
+        (lambda: iv.permuted(bridge, seed="x"), "seed is 'x'; wanted a whole number of at least 0"),
+        (lambda: iv.frozen(None), "a model or a bridge was wanted, as ri.load returns it; got None"),
     ):
         with pytest.raises(InputError, match=line), make():
             bridge(given)

@@ -2,12 +2,15 @@
 
 import numpy as np
 import pytest
+import torch
 import xarray as xr
+from families import tiny
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from numpy.testing import assert_allclose
 from run_fixture import SPANS, large_run, small_run
 
+import repo_interp as ri
 from repo_interp.errors import InputError
 from repo_interp.plots import (
     head_grid,
@@ -21,9 +24,11 @@ from repo_interp.plots import (
     position_ranges,
     write_figures,
 )
+from repo_interp.plots.catalogue import tables
 from repo_interp.plots.marks.arrays import MEAN, over_prompts
 from repo_interp.plots.marks.drawing import envelope
 from repo_interp.plots.marks.reading import heads_to_show
+from repo_interp.plots.pages.report import write_report
 from repo_interp.plots.style import PATTERN_COLOURS, SCHEME_COLOURS, paper_figure, style
 
 
@@ -264,9 +269,9 @@ def test_sensitivity_shows_each_share_and_frames_the_choice(run):
 def test_patterns_without_any_learned_layer_are_drawn_as_such(run):
     def none(group):
         group["pattern_share_all"][:] = np.nan
-        return without_positions(range(6))(group)
+        return without_positions(range(5))(group)
 
-    assert texts(pattern_shares(changed(run, patterns=none))).count("no positions") == 7
+    assert texts(pattern_shares(changed(run, patterns=none))).count("no positions") == 6
 
 
 # ---- attention mass ------------------------------------------------------------------------------------------------------
@@ -382,7 +387,25 @@ def test_write_figures_draws_what_the_groups_allow(run, tmp_path):
 def test_write_figures_of_a_nope_model(run, tmp_path):
     nope = changed(run, positions=without_positions(range(6)), patterns=without_positions(range(6)), attention_mass=None)
     names = {file.stem for file in write_figures(nope, tmp_path)}
-    assert names == {"positions_of_all_heads", "position_ranges", "pattern_shares", "pattern_sensitivity"}
+    assert names == set()
+    for draw in (position_grid, position_ranges, lambda run: position_lines(run, 0, 0)):
+        with pytest.raises(InputError, match=r"no layer of this run gives tokens positions \(nope\), so there are none to draw"):
+            draw(nope)
+    with pytest.raises(InputError, match="this run has no chunk of positions: no layer has any"):
+        pattern_shares(nope)
+
+
+@pytest.mark.parametrize("layout", ["cope", "nope"])
+def test_a_model_without_positions_has_no_figures_of_them(layout, tmp_path):
+    """Found: axes with nothing in them, a table of dashes, and a page that said every token had its index."""
+    torch.manual_seed(0)
+    bridge = ri.bridge(ri.reposition(tiny("llama"), layout))
+    of_model = ri.analyze(bridge, [list(range(3, 43))], ("positions", "patterns", "attention_rows"))
+    assert write_figures(of_model, tmp_path / "figures") == []
+    assert not {"positions", "patterns"} & {table.name for table in tables(of_model)}
+    assert write_report(of_model, tmp_path / "report.html", tmp_path / "figures") == []
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "No layer gives tokens positions" in page and "at its index in the prompt" not in page
 
 
 def test_runs_of_some_layers_and_heads_keep_their_numbers(run):

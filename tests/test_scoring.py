@@ -293,3 +293,34 @@ def test_lengths_of_needles_are_whole_numbers_each_once(lengths):
 def test_text_that_is_scored_by_its_perplexity_is_not_generated():
     with pytest.raises(InputError, match="language is scored by the log perplexity of its text, so nothing is generated"):
         ri.score(ri.zoo("language/rope"), test_sets=["256"], count=2, answers="generated")
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"count": "all"}, "wanted at least one prompt, got 'all'; ask for 1 or more"),
+        ({"count": None}, "wanted at least one prompt, got None"),
+        ({"count": 2.5}, "wanted at least one prompt, got 2.5"),
+        ({"seed": "zero"}, "wanted a seed of 0 or more, got 'zero'"),
+        ({"seed": 1.5}, "wanted a seed of 0 or more, got 1.5"),
+        ({"test_sets": object()}, "wanted a test set named by the number of words"),
+    ],
+)
+def test_counts_seeds_and_test_sets_of_another_kind_are_refused(given, line):
+    with pytest.raises(InputError, match=line):
+        ri.score(ri.zoo("reversal/repo"), **{"test_sets": ["3"], "count": 1} | given)
+    if "test_sets" not in given:
+        with pytest.raises(InputError, match=line):
+            make_task("reversal").prompts(**{"count": 1} | given)
+        with pytest.raises(InputError, match=line):
+            ri.tasks.niah(ri.zoo("language/rope").tokenizer, **{"length": 1024, "count": 1} | given)
+
+
+def test_a_length_or_a_depth_that_is_no_number_is_refused():
+    tokenizer = ri.zoo("language/rope").tokenizer
+    for given, line in (
+        ({"length": "x"}, "length is 'x'; wanted a whole number"),
+        ({"depth": "x"}, "wanted a depth of 0 to 100"),
+    ):
+        with pytest.raises(InputError, match=line):
+            ri.tasks.niah(tokenizer, **{"length": 1024, "count": 1} | given)

@@ -38,11 +38,13 @@ from repo_interp.errors import InputError, NotFinite, one_line
 from repo_interp.experiments.catalogue import planned
 from repo_interp.experiments.experiment import Experiment, Plan
 from repo_interp.experiments.resumable_grid import ResumableGrid
+from repo_interp.files import path_of
 from repo_interp.measures.catalogue import measure_named
 from repo_interp.measures.labels import parameter_attributes
 from repo_interp.measures.statistics import Measure
 from repo_interp.measures.three_axis import ThreeAxis
 from repo_interp.models.bridge import tokenizer_of
+from repo_interp.models.interventions.replacing import require_named_tokens
 from repo_interp.models.provenance import identity
 from repo_interp.models.reposition import attentions, layout
 from repo_interp.processes import from_first
@@ -51,6 +53,7 @@ from repo_interp.side_by_side import BatchSize, SideBySide
 from repo_interp.tasks.prompt import Prompt, main_span
 from repo_interp.tasks.prompt import digest as prompts_digest
 from repo_interp.tasks.task import Task
+from repo_interp.values import PositiveOrZero, checked
 
 ExperimentProgress = Callable[[str, int, int], None]
 """Called with the name of an experiment, and its points measured so far and in all."""
@@ -86,11 +89,18 @@ def analyze(
     run's attribute `stopped` says where; `notes` has lines about the whole. Raises InputError where prompts, layers or heads do not
     fit the model, the measures or the experiments, and NotFinite where everything stopped.
     """
-    prompts = as_prompts(prompts, bridge)
     schemes = layout(bridge)
+    prompts = as_prompts(prompts, bridge)
+    store = None if store is None else path_of(store, "the directory of a store")
+    store_every = checked(store_every, PositiveOrZero, "store_every")
+    if task is not None and not isinstance(task, Task):
+        raise InputError(f"task is {one_line(repr(task), 80)}; wanted a task, as ri.tasks.make_task returns it")
     chosen = measures_for(bridge, measures_named(default_measures(prompts, (), layers) if measures is None else measures))
     layers, heads = require_measurable(bridge, prompts, chosen, layers, heads)
     plans = planned(bridge, prompts, _experiments(experiments), task)
+    require_named_tokens(
+        bridge, [len(prompt.tokens) for prompt in prompts if chosen] + [n for plan in plans for n in plan.passes]
+    )
     structure = structure_for(prompts, chosen, tokenizer_of(bridge))
     size = batch_limit(bridge, batch_size)
     batches = make_batches(prompts, size, next(bridge.parameters()).device, structure) if chosen else []

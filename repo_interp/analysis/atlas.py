@@ -27,6 +27,7 @@ from repo_interp.analysis.heads import columns_of
 from repo_interp.errors import InputError
 from repo_interp.files import replaced, write_text
 from repo_interp.measures.labels import described
+from repo_interp.run import require_run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,6 +45,7 @@ def atlas(run: xr.DataTree) -> pd.DataFrame:
     Columns of variables with labels are named VARIABLE[LABEL]: "mass[needle]". Units and long names: `run["atlas"]`. Names and scores are
     there where the run was made with the experiment `atlas`. Raises InputError where no group has anything for the atlas.
     """
+    require_run(run)
     group = joined({name: node.to_dataset() for name, node in run.children.items()})
     if not set(_HEAD) <= set(group.dims):
         raise InputError("this run has nothing for an atlas of heads; analyse with the experiment atlas: --experiments atlas")

@@ -17,8 +17,10 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from repo_interp.errors import InputError
+from repo_interp.models.reposition import require_model
 from repo_interp.tasks import Prompt, prompt_from_text
 from repo_interp.tasks.prompt.text import EncodedText, encode
+from repo_interp.values import shortened
 
 Prompts = Prompt | str | Tensor | np.ndarray | Iterable[Any]
 """What `as_prompts` takes."""
@@ -49,11 +51,18 @@ def tokens(prompts: Prompts, bridge: nn.Module) -> tuple[Int[Tensor, "prompt tok
         tokens, valid = ri.tokens(prompts, bridge)
         logits, cache = bridge.run_with_cache(tokens)
 
-    They are the tokens that `analyze` measures. No token sees a later one, so that padding changes nothing of what stands before it.
+    They are the tokens that `analyze` measures. No token sees a later one, so that padding changes nothing of what stands before it. Raises
+    InputError for what is no prompt, and for tokens that the model lacks.
     """
     sequences = [prompt.tokens for prompt in as_prompts(prompts, bridge)]
     if not sequences:
         raise InputError("there are no prompts")
+    require_model(bridge)
+    model: Any = getattr(bridge, "original_model", bridge)
+    vocabulary = int(model.config.vocab_size)
+    for number, sequence in enumerate(sequences):
+        if max(sequence) >= vocabulary:
+            raise InputError(f"prompt {number} has token {max(sequence)}; the model's tokens are 0 to {vocabulary - 1}")
     device = next(bridge.parameters()).device
     rows = [torch.tensor(sequence, device=device) for sequence in sequences]
     lengths = torch.tensor([len(row) for row in rows], device=device)
@@ -76,6 +85,10 @@ def prompt(
     generated: -k for the last k tokens, or a part of the text. Raises InputError for a part that does not occur, or more than once.
     """
     tokenizer = getattr(bridge, "tokenizer", None)
+    if not isinstance(text, str):
+        raise InputError(f"the text of a prompt is {shortened(repr(text))}; wanted a text")
+    if not isinstance(answers, Iterable) or not all(isinstance(answer, str) for answer in answers):
+        raise InputError(f"answers are {shortened(repr(answers))}; wanted texts")
     characters = {name: _intervals(text, name, parts) for name, parts in spans.items()}
     if isinstance(generated, str):
         characters["generated"] = _intervals(text, "generated", generated)
@@ -109,9 +122,13 @@ def _intervals(text: str, name: str, parts: Any) -> tuple[tuple[int, int], ...]:
     if isinstance(parts, str) or (isinstance(parts, tuple) and all(isinstance(end, int) for end in parts)):
         parts = [parts]
     intervals = []
-    for part in parts:
+    for part in parts if isinstance(parts, Iterable) else [parts]:
         if not isinstance(part, str):
-            intervals.append(tuple(part))
+            if not isinstance(part, Sequence) or len(part) != 2 or not all(map(_is_whole, part)):
+                raise InputError(
+                    f"the span {name!r}: {shortened(repr(part))} is no part of the text; give a text, or (start, end)"
+                )
+            intervals.append((int(part[0]), int(part[1])))
             continue
         count = text.count(part) if part else 0
         if count != 1:
@@ -123,11 +140,15 @@ def _intervals(text: str, name: str, parts: Any) -> tuple[tuple[int, int], ...]:
     return tuple(intervals)
 
 
+def _is_whole(number: Any) -> bool:
+    return hasattr(number, "__index__") and not isinstance(number, bool)
+
+
 def _last_tokens(encoded: EncodedText, count: int) -> tuple[int, int]:
     """The characters of the last -`count` tokens that cover some; a character of several tokens is among them with all of these."""
     covering = [(start, end) for start, end in encoded.offsets if start < end]
-    if isinstance(count, bool) or not -len(covering) <= count < 0:
+    if not _is_whole(count) or not -len(covering) <= count < 0:
         raise InputError(
-            f"generated is {count!r}; wanted -1 to -{len(covering)}, minus the number of last tokens, or a part of the text"
+            f"generated is {shortened(repr(count))}; wanted -1 to -{len(covering)}, minus the number of last tokens, or a part of the text"
         )
     return covering[count][0], covering[-1][1]

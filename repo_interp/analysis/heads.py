@@ -8,6 +8,7 @@ import numpy as np
 import xarray as xr
 
 from repo_interp.errors import InputError
+from repo_interp.run import require_run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,6 +26,7 @@ def head_table(run: xr.DataTree) -> pd.DataFrame:
     """
     import pandas as pd
 
+    require_run(run)
     columns: dict[str, xr.DataArray] = {}
     for node in run.subtree:
         if node.dataset is None or not {"layer", "head"} <= set(node.dataset.dims):

@@ -27,6 +27,7 @@ from repo_interp.errors import InputError
 from repo_interp.experiments.generated_scores import needle_scores, question_scores
 from repo_interp.experiments.resumable_grid import ResumableGrid, belonging_to
 from repo_interp.experiments.task_scores import sets_named, task_scores
+from repo_interp.files import path_of
 from repo_interp.models.bridge import model_of, tokenizer_of
 from repo_interp.models.provenance import identity, length_trained, loaded_from
 from repo_interp.models.reposition import attentions
@@ -37,7 +38,7 @@ from repo_interp.tasks import Prompt, Task, make_task
 from repo_interp.tasks.data_sets import data_set_prompts
 from repo_interp.tasks.niah import niah
 from repo_interp.tasks.prompt import digest as prompts_digest
-from repo_interp.tasks.task import whole_number
+from repo_interp.tasks.task import require_drawable, whole_number
 from repo_interp.training.trained import in_tokens_of, puts_into_any_tokens, trained_task
 
 
@@ -63,8 +64,10 @@ def score(
     directory, keeps the answers of finished batches as that of `analyze` does. Raises InputError for a task that is not
     known or has other tokens than the model, and for what `task_scores` refuses.
     """
+    present = int(next(attentions(bridge)).config.vocab_size)
+    require_drawable(count, seed)
     chosen = task if isinstance(task, Task) else task_of(bridge, task)
-    present, wanted = int(next(attentions(bridge)).config.vocab_size), chosen.vocabulary_size
+    wanted = chosen.vocabulary_size
     if wanted != present and not (wanted < present and puts_into_any_tokens(chosen)):  # embeddings are often padded
         raise InputError(
             f"the task {chosen.name} has {wanted} tokens, the checkpoint {present}; wanted a checkpoint trained on it"
@@ -131,7 +134,7 @@ def score_data_set(
     """
     tokenizer = _tokenizer(bridge)
     length = length_trained(bridge) if length is None else length
-    prompts = data_set_prompts(name, Path(file), tokenizer, length, count, seed)
+    prompts = data_set_prompts(name, file, tokenizer, length, count, seed)
     options = {"task": name, "metric": "score", "count": count, "seed": seed, "length": length}
     size = batch_limit(bridge, batch_size)
     grid = _grid(bridge, prompts, store, store_every, {**options, "prompts": prompts_digest(prompts), "batch_size": size})
@@ -172,7 +175,7 @@ def _grid(
     def directory() -> Path:
         model = {**identity(bridge), "computes": computed(bridge, prompts[0]), "versions": versions()}
         decisive = json.dumps({"model": model, **asked}, sort_keys=True, default=str)
-        return belonging_to(hashlib.sha256(decisive.encode()).hexdigest(), Path(store))
+        return belonging_to(hashlib.sha256(decisive.encode()).hexdigest(), path_of(store, "the directory of a store"))
 
     return ResumableGrid(from_first(directory), every)
 

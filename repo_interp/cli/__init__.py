@@ -2,7 +2,7 @@
 
 A command is a module with `SUMMARY`, `add_arguments(parser)` and `run(arguments) -> exit code`; it imports what is heavy inside `run`,
 so that `repo-interp --help` is fast. Bad input is one line and exit code 2, an interruption 130; 1 says that
-the numbers are there, but a figure or the page is not.
+the numbers are there, but a figure or the page is not. A Note, which refuses nothing, is one line beside.
 
 Launched as several processes (`accelerate launch -m repo_interp ...`), a command with `SHARED` is done by all of them, others by the
 first alone. One process prints, and one says why the command ends.
@@ -13,13 +13,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Any, NoReturn
 
 from repo_interp import __version__, processes
-from repo_interp.errors import InputError, one_line
+from repo_interp.errors import InputError, Note, one_line
 from repo_interp.failures import is_out_of_memory
 
 COMMANDS = ("analyze", "inspect", "fetch", "train", "train steps", "score", "zoo", "figures", "compare", "bench")
@@ -51,7 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(parsed: argparse.Namespace) -> int:
     command = f"repo-interp {parsed.command}"
     try:
-        code = _module(parsed.command).run(parsed)
+        with _notes_as_lines(command):
+            code = _module(parsed.command).run(parsed)
         sys.stdout.flush()
         return code
     except InputError as error:
@@ -74,6 +76,24 @@ def _run(parsed: argparse.Namespace) -> int:
         return _said(
             command, "not enough memory; give shorter prompts, fewer of them at a time (--batch-size), or a smaller model", 2
         )
+
+
+@contextmanager
+def _notes_as_lines(command: str) -> Iterator[None]:
+    """While it lasts, every Note is a line on standard error, once."""
+    said = set[str]()
+
+    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if not issubclass(category, Note):
+            others(message, category, *place, **more)
+        elif str(message) not in said:
+            said.add(str(message))
+            _said(command, str(message), 0)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", Note)
+        others, warnings.showwarning = warnings.showwarning, show
+        yield
 
 
 class _WrongUsage(InputError):

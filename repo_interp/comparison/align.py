@@ -15,7 +15,7 @@ Knows run files; knows nothing about models, and not what a measure means.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,8 @@ def compare(runs: Sequence[Run] | Mapping[str, Run]) -> xr.DataTree:
     A mapping names the runs; otherwise their checkpoints do. Steps of one training are put in order. Raises InputError for fewer than
     two runs, for names that are given twice, and when no measure is common to two runs.
     """
+    if isinstance(runs, str) or not isinstance(runs, Iterable):
+        raise InputError(f"several runs were wanted, as a list or by name; got a {type(runs).__name__}")
     return compare_named(list(runs.items()) if isinstance(runs, Mapping) else [(None, run) for run in runs])
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import xarray as xr
 
 from repo_interp.errors import InputError
+from repo_interp.files import path_of
 from repo_interp.positions.layouts import format_layout
 from repo_interp.run import read_run
 
@@ -47,7 +48,7 @@ def _opened(run: Run) -> list[tuple[str, xr.DataTree]]:
     """The name of the directory and the run in it, and the same for those of its scores beside it."""
     if isinstance(run, xr.DataTree):
         return [(run.name or "", run)]
-    path = Path(run)
+    path = path_of(run, "a run.nc or its directory, beside runs")
     directory = path.absolute().parent.name if path.is_file() else Path(os.path.abspath(path)).name
     beside = sorted(path.glob("score*/run.nc")) if path.is_dir() else []
     return [(directory, read_run(file)) for file in (path, *beside)]

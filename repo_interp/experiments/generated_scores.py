@@ -24,6 +24,7 @@ from repo_interp.experiments.resumable_grid import ResumableGrid
 from repo_interp.experiments.task_scores import score_map
 from repo_interp.measures.labels import described
 from repo_interp.models.generation import continue_greedily
+from repo_interp.models.interventions.replacing import require_named_tokens
 from repo_interp.models.reposition import longest_prompt
 from repo_interp.side_by_side import BatchSize, batches
 from repo_interp.tasks import Prompt, niah, niah_scores
@@ -160,6 +161,7 @@ def generated_texts(
     """The model's greedy answer to each prompt, in at most as many tokens as the prompt's attribute `new_tokens` says."""
     counts = [int(prompt.attributes["new_tokens"]) for prompt in prompts]
     lengths = [len(prompt.tokens) + count for prompt, count in zip(prompts, counts, strict=True)]
+    require_named_tokens(model, lengths)
     order = sorted(range(len(prompts)), key=lambda number: (len(prompts[number].tokens), counts[number]))
     ends = _ends(model, tokenizer)
 

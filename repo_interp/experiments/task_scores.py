@@ -9,7 +9,7 @@ Knows nothing about how models were trained.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError, numbered
 from repo_interp.experiments.resumable_grid import ResumableGrid
+from repo_interp.models.interventions.replacing import require_named_tokens
 from repo_interp.models.reposition import longest_prompt
 from repo_interp.side_by_side import BatchSize, batches
 from repo_interp.tasks import Prompt, Response, Task
@@ -61,6 +62,7 @@ def task_scores(
         asked = {test_set: prompts for test_set, prompts in asked.items() if _longest(prompts) <= longest}
     if not asked:
         raise InputError(f"every prompt of {task.name} is longer than the {longest} tokens that the model's learned table has")
+    require_named_tokens(model, [len(prompt.tokens) for prompts in asked.values() for prompt in prompts])
     answered = _responses(model, task, asked, answers, batch_size, ResumableGrid() if grid is None else grid, progress)
     options = {f"task_{name}": value if isinstance(value, str) else repr(value) for name, value in task.options().items()}
     attributes: dict[str, Any] = {
@@ -111,7 +113,7 @@ def _log_perplexity(responses: Sequence[Response]) -> float:
 
 def sets_named(test_sets: Sequence[str | int] | str | int) -> list[str]:
     """Names of test sets, from one or several, which may be whole numbers. Raises InputError for none, and for one that is named twice."""
-    several = [test_sets] if isinstance(test_sets, str | int | float) else test_sets
+    several = [test_sets] if isinstance(test_sets, str) or not isinstance(test_sets, Iterable) else test_sets
     names = [str(int(name)) if str(name).isdecimal() else str(name) for name in several]
     twice = [name for place, name in enumerate(names) if name in names[:place]]
     if not names or twice:

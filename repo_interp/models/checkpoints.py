@@ -129,7 +129,7 @@ def device_named(name: str) -> torch.device:
             raise RuntimeError("it holds no numbers")
         torch.empty(0, device=device)
         return device
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, TypeError) as error:
         reason = one_line(str(error).partition("\n")[0])
         reason = reason if len(reason) < 80 else "no such kind of device"
         raise InputError(f"device {name!r} is not available here ({reason}); use cpu") from None

@@ -20,7 +20,7 @@ from typing import Any
 from transformers import AutoConfig, PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from repo_interp.errors import InputError, one_line
+from repo_interp.errors import InputError, one_line, warn
 from repo_interp.models.directories import directory_of
 from repo_interp.models.families import FAMILIES, native_layout, require_family
 from repo_interp.models.fields import Base, Fields
@@ -53,7 +53,8 @@ class Checkpoint:
 def identify(path: str | os.PathLike[str], **hub: Any) -> Checkpoint:
     """The checkpoint at `path`: a directory, the name of a checkpoint of the zoo, or a hub id (fetched with the options `hub`).
 
-    Raises InputError where none can be read. A name of the zoo is never looked for on the hub.
+    Raises InputError where none can be read. A name of the zoo is never looked for on the hub. The numbers of `_defaults`, which
+    config.json leaves to transformers, are told by a warning, a Note.
     """
     directory = directory_of(path, hub)
     raw = json_object(directory / "config.json")
@@ -64,10 +65,16 @@ def identify(path: str | os.PathLike[str], **hub: Any) -> Checkpoint:
     require_family(config)
     layers = config.num_hidden_layers
     if raw.get("pe_config") is not None:
-        return Checkpoint(directory, "released", config, released_layout(raw["pe_config"], layers), base=base)
-    if "position_layout" in raw or raw.get("model_type") == OURS:
-        return Checkpoint(directory, OURS, config, *own_layout(raw, layers, str(directory / "config.json")), base)
-    return Checkpoint(directory, "hugging face", config, native_layout(config), base=base)
+        checkpoint = Checkpoint(directory, "released", config, released_layout(raw["pe_config"], layers), base=base)
+    elif "position_layout" in raw or raw.get("model_type") == OURS:
+        checkpoint = Checkpoint(directory, OURS, config, *own_layout(raw, layers, str(directory / "config.json")), base)
+    else:
+        checkpoint = Checkpoint(directory, "hugging face", config, native_layout(config), base=base)
+    if defaults := _defaults(raw, config):
+        taken = ", ".join(f"{name} ({number:,.15g} is taken)" for name, number in defaults.items())
+        note = f"lacks {taken}: transformers' default for {config.model_type}; add the key if the model was trained with another"
+        warn(f"{directory / 'config.json'} {note}")
+    return checkpoint
 
 
 def tokens_of(directory: Path) -> Path:
@@ -206,7 +213,7 @@ def configured(raw: Mapping[str, Any], source: str) -> PretrainedConfig:
     """The Hugging Face configuration of `raw`. Raises InputError, naming `source`, where it describes no decoder."""
     modelled(raw, Fields, source)
     try:
-        raw = dict(raw)
+        raw = copy.deepcopy(dict(raw))  # transformers writes into it
         layers = raw.get("num_hidden_layers")
         for name in ("layer_types", "no_rope_layers"):
             if layers is not None and raw.get(name) is not None and len(raw[name]) != layers:
@@ -218,6 +225,9 @@ def configured(raw: Mapping[str, Any], source: str) -> PretrainedConfig:
             raise ValueError(f"{heads} heads cannot share {kv_heads} key-value heads")
         if not raw.get("head_dim") and (width % heads or width // heads % 2):
             raise ValueError(f"a width of {width} does not split into {heads} heads of even width")
+        for name, theta in _thetas(config).items():
+            if theta is None:
+                raise ValueError(f"its {name} is null; give a number, or leave the key out")
         if config.pad_token_id is not None and config.pad_token_id >= config.vocab_size:
             raise ValueError(f"pad_token_id {config.pad_token_id} is beyond the vocabulary of {config.vocab_size}")
         return config
@@ -225,6 +235,26 @@ def configured(raw: Mapping[str, Any], source: str) -> PretrainedConfig:
         raise
     except Exception as error:
         raise InputError(f"{source} describes no decoder: {one_line(error)}") from None
+
+
+def _thetas(config: PretrainedConfig) -> dict[str, float | None]:
+    """The base frequency of every type of layers that the model has, by its name."""
+    parameters = config.rope_parameters or {}
+    if not any(isinstance(value, Mapping) for value in parameters.values()):
+        return {"rope_theta": parameters.get("rope_theta")}
+    kinds = dict.fromkeys(config.layer_types)
+    return {f"rope_theta of {kind}": (parameters.get(kind) or {}).get("rope_theta") for kind in kinds}
+
+
+def _defaults(raw: Mapping[str, Any], config: PretrainedConfig) -> dict[str, float]:
+    """The numbers of `config`, by name, that decide how it rotates and how long its prompts were, and that `raw` does not say."""
+    said = [raw, *(raw.get(name) or {} for name in ("rope_parameters", "rope_scaling"))]
+    said += [value for parameters in said[1:] for value in parameters.values() if isinstance(value, Mapping)]
+    thetas = {each.get(name) for each in said for name in ("rope_theta", "rope_local_base_freq")}
+    defaults = {name: theta for name, theta in _thetas(config).items() if theta is not None and theta not in thetas}
+    if "max_position_embeddings" not in raw:
+        defaults["max_position_embeddings"] = config.max_position_embeddings
+    return defaults
 
 
 def own_layout(raw: Mapping[str, Any], layers: int, source: str) -> tuple[tuple[str, ...], dict[str, Any]]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from repo_interp.errors import InputError, one_line
+from repo_interp.files import path_of
 from repo_interp.models.fetched import fetched_directory
 from repo_interp.models.gguf import SUFFIX, converted
 from repo_interp.shipped import means_zoo, zoo_path
@@ -27,7 +28,8 @@ def directory_of(path: str | os.PathLike[str], hub: Mapping[str, Any]) -> Path:
 
     `hub`: options of `huggingface_hub.snapshot_download`. A name of the zoo is never looked for on the hub.
     """
-    directory, text = Path(path), os.fspath(path)
+    directory = path_of(path, "a checkpoint's directory or its name, such as niah/repo")
+    text = os.fspath(path)
     try:
         if "\0" in text:
             raise ValueError("a path holds no NUL character")

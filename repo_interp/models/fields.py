@@ -8,11 +8,15 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from annotated_types import Interval, MaxLen, MinLen, MultipleOf
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, model_validator
 from transformers.activations import ACT2FN
+
+from repo_interp.values import shortened
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 """Precisions that weights are stored and loaded in."""
+LAYER_TYPES = ("full_attention", "sliding_attention")
+"""What layers may see, where a decoder has several types of them."""
 
 
 def _activation(name: str) -> str:
@@ -34,10 +38,22 @@ class _Stated(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
 
+_ROPE = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
+_SCALED = (*_ROPE, "factor", "original_max_position_embeddings")
+ROPE_KEYS = {
+    "default": _ROPE,
+    "linear": _SCALED,
+    "yarn": (*_SCALED, "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "finetuned"),
+    "llama3": (*_SCALED, "low_freq_factor", "high_freq_factor"),
+}
+"""The keys that say how a decoder rotates, by rope_type; `finetuned`, which YaRN's own checkpoints have, changes nothing."""
+
+
 class Rope(_Stated):
-    """How a decoder rotates: `rope_parameters`, or the older `rope_scaling`."""
+    """How a decoder rotates: `rope_parameters`, or the older `rope_scaling`. A key that its rope_type lacks would change nothing."""
 
     rope_type: str | None = None
+    type: str | None = None
     rope_theta: Annotated[float, Interval(gt=0, le=1e15)] | None = None
     factor: Factor | None = None
     original_max_position_embeddings: Length | None = None
@@ -46,7 +62,21 @@ class Rope(_Stated):
     beta_slow: Factor | None = None
     low_freq_factor: Factor | None = None
     high_freq_factor: Factor | None = None
+    mscale: Factor | None = None
+    mscale_all_dim: Factor | None = None
+    truncate: bool | None = None
     partial_rotary_factor: Annotated[float, Interval(gt=0, le=1)] | None = None
+
+    @model_validator(mode="after")
+    def _known(self) -> Rope:
+        if None not in (self.rope_type, self.type) and self.rope_type != self.type:
+            raise ValueError(f"rope_type is {self.rope_type!r} and type {self.type!r}; leave one of them out")
+        kind = self.rope_type or self.type or "default"
+        given = (self.model_extra or {}).keys() | self.model_fields_set
+        unknown = sorted(given - set(ROPE_KEYS.get(kind, given)), key=lambda key: (key in Rope.model_fields, key))
+        if unknown:
+            raise ValueError(f"rope_type {kind!r} has no key {shortened(unknown[0])!r}; it has {', '.join(ROPE_KEYS[kind])}")
+        return self
 
 
 class Released(_Stated):
@@ -61,8 +91,13 @@ def _several(tokens: Any) -> Any:
 
 
 def _by_layer_type(parameters: Any) -> Any:
-    """Parameters of all layers as those of one type of layers."""
-    if not isinstance(parameters, dict) or any(isinstance(value, dict) for value in parameters.values()):
+    """Parameters of all layers as those of one type of layers. Raises ValueError for types of layers that there are not."""
+    if not isinstance(parameters, dict):
+        return parameters
+    if any(isinstance(value, dict) for value in parameters.values()):
+        unknown = [name for name, value in parameters.items() if isinstance(value, dict) and name not in LAYER_TYPES]
+        if unknown:
+            raise ValueError(f"there are no layers of type {shortened(unknown[0])!r}; wanted {' and '.join(LAYER_TYPES)}")
         return parameters
     return {"all layers": parameters}
 
@@ -110,9 +145,10 @@ class Fields(SpecialTokens):
     attn_logit_softcapping: Factor | None = None
     final_logit_softcapping: Factor | None = None
     rope_theta: Annotated[float, Interval(gt=0, le=1e15)] | None = None
+    rope_local_base_freq: Annotated[float, Interval(gt=0, le=1e15)] | None = None
     rope_scaling: Rope | None = None
     rope_parameters: Annotated[dict[str, Rope | None] | None, BeforeValidator(_by_layer_type)] = None
-    layer_types: list[Literal["full_attention", "sliding_attention"]] | None = None
+    layer_types: list[Literal[LAYER_TYPES]] | None = None  # pyright: ignore[reportInvalidTypeForm]
     no_rope_layers: list[Annotated[int, Interval(ge=0, le=1)]] | None = None
     pe_config: Released | None = None
     adapter: Base | None = None

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, one_line
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.configuration import repositioned
 from repo_interp.models.families import require_family, rotations
@@ -43,6 +43,7 @@ def reposition(model: PreTrainedModel, layout: str, **options: str | float) -> P
     trains, generates, and keeps its weights' names; `added_parameters` says what the schemes cost. Raises InputError for decoders,
     layouts and options that do not fit, options without effect in the layout among them.
     """
+    require_model(model)
     require_family(model.config)
     require_useful(_schemes(model, layout), scheme_options(options))
     return with_layout(model, layout, **options)
@@ -77,6 +78,10 @@ def with_layout(model: PreTrainedModel, layout: str, **options: str | float) -> 
 
 def _schemes(model: PreTrainedModel, layout: str) -> tuple[str, ...]:
     """The scheme of every layer of `model` in `layout`. Raises InputError for a layout that is none of its."""
+    if not isinstance(layout, str):
+        raise InputError(
+            f'a layout is a text such as "repo@1/3", or a name for every layer with commas between them; got {layout!r}'
+        )
     try:
         return parse_layout(layout, model.config.num_hidden_layers)
     except ValueError as error:
@@ -92,6 +97,7 @@ def initialise(scheme: nn.Module, deviation: float) -> None:
 
 def attentions(model: nn.Module) -> Iterator[RepositionedAttention]:
     """The attention modules of a repositioned model - or of the bridge around it - from the first layer to the last."""
+    require_model(model)
     modules = {module.layer_idx: module for module in model.modules() if isinstance(module, RepositionedAttention)}
     if not modules:
         raise InputError(
@@ -99,6 +105,12 @@ def attentions(model: nn.Module) -> Iterator[RepositionedAttention]:
         )
     for layer in sorted(modules):
         yield modules[layer]
+
+
+def require_model(model: object) -> None:
+    """Raise InputError where `model` is no model."""
+    if not isinstance(model, nn.Module):
+        raise InputError(f"a model or a bridge was wanted, as ri.load returns it; got {one_line(repr(model), 80)}")
 
 
 def attentions_of(model: nn.Module, layers: Collection[int]) -> list[RepositionedAttention]:
@@ -117,9 +129,9 @@ def layout(model: nn.Module) -> tuple[str, ...]:
 
 def scheme_modules(model: nn.Module) -> Iterator[nn.Module]:
     """Every module with parameters that the position schemes brought in, once each."""
-    seen: set[int] = set()
+    layers, seen = list(attentions(model)), set[int]()
     table = getattr(decoder_of(model), TABLE, None)
-    for attention in attentions(model):
+    for attention in layers:
         for module in (table, attention.assigner, attention.position_logits):
             if module is not None and id(module) not in seen:
                 seen.add(id(module))

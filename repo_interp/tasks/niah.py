@@ -38,6 +38,8 @@ from repo_interp.tasks.essay import essay as essay_text
 from repo_interp.tasks.haystacks import HAYSTACKS, Haystack, Question, draw_question, joined
 from repo_interp.tasks.prompt import GENERATED, Prompt
 from repo_interp.tasks.prompt.text import MarkedText, count_tokens, encode, largest_size, prompt_from_text
+from repo_interp.tasks.task import require_drawable
+from repo_interp.values import Tokens, checked
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -104,8 +106,8 @@ def niah(
     chosen = _one_of("variant", variant, VARIANTS)
     spoken = _one_of("dialect", dialect, DIALECTS)
     _one_of("answer", answer, {"reference": None, "none": None})
-    if count < 1:
-        raise InputError(f"wanted at least one prompt, got {count}; ask for 1 or more")
+    require_drawable(count, seed)
+    length = checked(length, Tokens, "length")
     if depth is not None:
         _require_depth(depth, variant)
     encode("One word.", tokenizer)
@@ -166,7 +168,7 @@ def _one_of(what: str, name: str, known: dict):
 
 
 def _require_depth(depth: float, variant: str) -> None:
-    if not 0 <= depth <= 100:
+    if isinstance(depth, bool) or not isinstance(depth, int | float) or not 0 <= depth <= 100:
         raise InputError(f"wanted a depth of 0 to 100 percent, got {depth}")
     if VARIANTS[variant].values * VARIANTS[variant].queries > 1:
         raise InputError(f"{variant} asks for several needles, which have no one depth; leave the depth out")

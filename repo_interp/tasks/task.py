@@ -28,7 +28,7 @@ from jaxtyping import Bool, Float, Int
 from repo_interp.errors import InputError
 from repo_interp.tasks.prompt import Prompt
 from repo_interp.tasks.vocabulary import Vocabulary
-from repo_interp.values import check_fields
+from repo_interp.values import check_fields, shortened
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -159,11 +159,8 @@ class Task(Scoring, ABC):
 
     def prompts(self, count: int, seed: int = 0, test_set: str | None = None) -> list[Prompt]:
         """`count` prompts of one test set. Prompt i depends on the seed, the set and i alone."""
-        if isinstance(count, bool) or not hasattr(count, "__index__") or count < 1:
-            raise InputError(f"wanted at least one prompt, got {count}; ask for 1 or more")
-        if seed < 0:
-            raise InputError(f"wanted a seed of 0 or more, got {seed}")
-        chosen = self.default_test_set if test_set is None else test_set
+        require_drawable(count, seed)
+        chosen = self.default_test_set if test_set is None else str(test_set)
         tag = zlib.crc32(f"{self.name}/{chosen}".encode())
         prompts = []
         for index in range(count):
@@ -217,6 +214,15 @@ class WordTask(Task):
     def tokenizer(self) -> PreTrainedTokenizerFast:
         """A word-level tokenizer: one token per word."""
         return self.vocabulary.tokenizer()
+
+
+def require_drawable(count: Any, seed: Any) -> None:
+    """Raise InputError where `count` is no number of prompts, or `seed` none that they can be drawn with."""
+    counts, seeds = (hasattr(each, "__index__") and not isinstance(each, bool) for each in (count, seed))
+    if not counts or count < 1:
+        raise InputError(f"wanted at least one prompt, got {shortened(repr(count))}; ask for 1 or more")
+    if not seeds or seed < 0:
+        raise InputError(f"wanted a seed of 0 or more, got {shortened(repr(seed))}")
 
 
 def log_perplexity(scoring: Scoring, responses: Sequence[Response], prompts: Sequence[Prompt]) -> Float[np.ndarray, " prompt"]:

@@ -19,7 +19,7 @@ Whole prompts only, padded on the right, without cached keys.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, one_line
 from repo_interp.models.attention import RepositionedAttention, visible
 from repo_interp.models.reposition import attentions
 from repo_interp.positions.biases import PositionBias
@@ -114,8 +114,10 @@ def lm_infinite(model: nn.Module, length: int, global_tokens: int = GLOBAL_TOKEN
 
     Raises InputError for a model with contextual positions, and inside it for cached keys.
     """
-    if length < 1 or global_tokens < 0:
-        raise InputError(f"a window of at least 1 token and 0 or more global tokens were wanted; got {length}, {global_tokens}")
+    whole = all(hasattr(count, "__index__") and not isinstance(count, bool) for count in (length, global_tokens))
+    if not whole or length < 1 or global_tokens < 0:
+        shown = one_line(f"{length!r}, {global_tokens!r}", 80)
+        raise InputError(f"a window of at least 1 token and 0 or more global tokens were wanted; got {shown}")
     with ExitStack() as undo:
         for attention in attentions(model):
             if attention.position_logits is not None and not isinstance(attention.position_logits, PositionBias):
@@ -131,8 +133,8 @@ def lm_infinite(model: nn.Module, length: int, global_tokens: int = GLOBAL_TOKEN
 
 def _factor(factor: float) -> float:
     """The factor of an extension. Raises InputError where it is no finite number above 0."""
-    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor < math.inf:
-        raise InputError(f"the factor of an extension is {factor!r}; wanted a finite number above 0")
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor <= sys.float_info.max:
+        raise InputError(f"the factor of an extension is {one_line(repr(factor), 80)}; wanted a finite number above 0")
     return float(factor)
 
 

@@ -29,6 +29,7 @@ from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -36,9 +37,10 @@ from transformer_lens import ActivationCache
 
 from repo_interp.errors import InputError, one_line
 from repo_interp.models.capture import decode
-from repo_interp.models.interventions.replacing import MOST_TOKENS, Change, Heads, Here, Layers, Tokens, replaced
+from repo_interp.models.interventions.replacing import MOST_TOKENS, Change, Heads, Here, Layers, Tokens, layer_and_head, replaced
 from repo_interp.models.reposition import attentions
 from repo_interp.positions.rotary import expand_heads
+from repo_interp.values import Seed, checked
 
 FLOAT32 = torch.finfo(torch.float32)
 HOOK = "blocks.{}.attn.hook_positions"
@@ -78,6 +80,7 @@ def permuted(
     that is none, and inside for tokens of it that stand in the cache or that a prompt lacks.
     """
     if order is None:
+        seed = checked(seed, Seed, "seed")
         return replaced(model, shuffled(seed), heads, layer=layer, tokens=tokens)
     try:
         indices = torch.as_tensor(order)
@@ -90,7 +93,8 @@ def permuted(
         or not torch.equal(indices.sort(-1).values, torch.arange(indices.shape[-1]).expand_as(indices))
     ):
         raise InputError(f"an order names each of the first tokens once, [token] or [prompt, token]; got {order!r}")
-    return replaced(model, reordered(indices), heads, layer=layer, tokens=tokens)
+    prompts = len(indices) if indices.ndim == 2 else 1
+    return replaced(model, reordered(indices), heads, layer=layer, tokens=tokens, prompts=prompts)
 
 
 def swapped_tokens(
@@ -119,6 +123,7 @@ def swapped_heads(
 
     Heads of different layers: record with `positions_of`, then `transplanted(..., from_head=...)` both ways.
     """
+    one, other = layer_and_head(one), layer_and_head(other)
     if one[0] != other[0]:
         raise InputError(
             f"heads of layers {one[0]} and {other[0]} cannot be swapped while the earlier layer runs; "
@@ -151,8 +156,12 @@ def clipped(
     model: nn.Module, low: float, high: float, heads: Heads = None, *, layer: Layers = None, tokens: Tokens = None
 ) -> AbstractContextManager:
     """While it lasts, positions below `low` are `low`, those above `high` are `high`; either may be infinite: no end."""
-    if not all(isinstance(end, int | float) for end in (low, high)) or not low <= high or low == math.inf or high == -math.inf:
-        raise InputError(f"positions are clipped between a lower and an upper end, not {low} and {high}")
+    whole = all(isinstance(end, int | float) and (abs(end) <= FLOAT32.max or abs(end) == math.inf) for end in (low, high))
+    if not whole or not low <= high or low == math.inf or high == -math.inf:
+        shown = " and ".join(one_line(repr(end), 40) for end in (low, high))
+        raise InputError(
+            f"positions are clipped between a lower and an upper end, not {shown}; wanted numbers up to {FLOAT32.max:.2g}, or infinity"
+        )
     return replaced(model, lambda positions, here: positions.clamp(low, high), heads, layer=layer, tokens=tokens)
 
 
@@ -180,6 +189,7 @@ def transplanted(
     layer, has another number of rows or prompts, or a longer prompt, and before for what is no finite positions of all rows of a model.
     """
     by_layer = _by_layer(model, recorded)
+    from_head = None if from_head is None else layer_and_head(from_head)
     least = 1 if from_head is not None else max((positions.shape[1] for positions in by_layer.values()), default=1)
     heads_here = next(attentions(model)).config.num_attention_heads
     kv_heads = next(attentions(model)).config.num_key_value_heads
@@ -190,7 +200,9 @@ def transplanted(
             )
         if not positions.isfinite().all():
             raise InputError(f"recorded positions of layer {name} are NaN or infinite; record them anew")
-    return replaced(model, from_recorded(by_layer, heads_here, from_head), heads, layer=layer, tokens=tokens, rows=least)
+    prompts = max((len(positions) for positions in by_layer.values()), default=1)
+    change = from_recorded(by_layer, heads_here, from_head)
+    return replaced(model, change, heads, layer=layer, tokens=tokens, rows=least, prompts=prompts)
 
 
 def set_positions(
@@ -204,9 +216,14 @@ def set_positions(
     `values` broadcast to [prompt, token], in positions, or are a function of the positions [prompt, row, token] there. Other heads keep
     theirs, also where heads share them. Raises InputError as `replaced` does.
     """
+    try:
+        shape = np.shape(values)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    except (TypeError, ValueError, RuntimeError):  # the pass says what is wrong with them
+        shape = ()
+    prompts = int(shape[0]) if len(shape) == 2 else 1
     if head is None:
-        return replaced(model, to_values(values), layer=layer)
-    return replaced(model, to_values(values), [(layer, head)])
+        return replaced(model, to_values(values), layer=layer, prompts=prompts)
+    return replaced(model, to_values(values), [(layer, head)], prompts=prompts)
 
 
 @torch.no_grad()
@@ -242,7 +259,8 @@ def positions_of(
 
 def finite(value: float, what: str) -> float:
     """`value` as a number that float32 holds. Raises InputError, naming `what` it is, for any other."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real | Tensor) or not abs(float(value)) <= FLOAT32.max:
+    one = (isinstance(value, numbers.Real) and not isinstance(value, bool)) or (isinstance(value, Tensor) and value.numel() == 1)
+    if not one or not abs(value) <= FLOAT32.max:
         raise InputError(f"{what} is {one_line(repr(value), 160)}; wanted a finite number")
     return float(value)
 
@@ -365,7 +383,12 @@ def _by_layer(model: nn.Module, recorded: Mapping[Any, Tensor] | ActivationCache
     """Recorded positions by the number of their layer, from either form."""
     if not isinstance(recorded, Mapping | ActivationCache):
         raise InputError(f"recorded positions are what positions_of returns, or a cache; got {one_line(repr(recorded), 160)}")
-    given: dict[Any, Tensor] = {name: torch.as_tensor(each) for name, each in recorded.items()}
+    try:
+        given: dict[Any, Tensor] = {name: torch.as_tensor(each) for name, each in recorded.items()}
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(
+            f"recorded positions are no numbers; wanted what positions_of returns, got {one_line(repr(recorded), 160)}"
+        ) from None
     layers = [attention.layer_idx for attention in attentions(model)]
     by_layer = {layer: given[name] for layer in layers for name in (layer, HOOK.format(layer)) if name in given}
     for layer, positions in by_layer.items():

@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, one_line, warn
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.reposition import attentions, attentions_of
 from repo_interp.positions.logits import exact
@@ -62,7 +62,14 @@ Change = Callable[[Float[Tensor, "prompt row token"], Here], Tensor]
 
 @contextmanager
 def replaced(
-    model: nn.Module, change: Change, heads: Heads = None, *, layer: Layers = None, tokens: Tokens = None, rows: int = 1
+    model: nn.Module,
+    change: Change,
+    heads: Heads = None,
+    *,
+    layer: Layers = None,
+    tokens: Tokens = None,
+    rows: int = 1,
+    prompts: int = 1,
 ) -> Iterator[None]:
     """While the context lasts, `change(positions, here)` stands in place of the positions of the chosen heads and tokens.
 
@@ -70,19 +77,50 @@ def replaced(
             logits, cache = bridge.run_with_cache(tokens)
 
     `heads` are (layer, head) pairs, or `layer` says one or several layers; neither: all heads of every layer that rotates by positions.
-    `rows`: rows of positions that the change needs at least (1, the key-value heads, or the heads). Contexts nest: the inner one is
-    given what the outer one left. Measures, caches and hooks on `hook_positions` that are attached inside see what was put. Hooks are gone
-    when the context ends, also by an error. Raises InputError for layers and heads that the model lacks, for layers without positions to
-    replace - by name -, for invalid token indices, and, in the pass, for positions of another length.
+    `rows`: rows of positions that the change needs at least (1, the key-value heads, or the heads). `prompts`: how many prompts it has
+    values of, one by one; 1: the same for all, or made of what is there. Contexts nest: the inner one is given what the outer one left.
+    Measures, caches and hooks on `hook_positions` that are attached inside see what was put. Hooks are gone when the context ends, also by
+    an error. Raises InputError for layers and heads that the model lacks, for layers without positions to replace - by name -, for invalid
+    token indices, and, in the pass, for positions of another length. Warns at the end, with a Note, of tokens that no pass came to.
     """
     chosen = _chosen_heads(model, heads, layer)
     table = None if tokens is None else token_table(tokens)
+    places = []
     with ExitStack() as hooks:
         for attention in attentions_of(model, chosen):
-            place = _Place(attention, chosen[attention.layer_idx], change, table, rows)
+            place = _Place(attention, chosen[attention.layer_idx], change, table, rows, prompts)
+            places.append(place)
             hooks.callback(attention.register_forward_pre_hook(place.remember, with_kwargs=True).remove)
             hooks.callback(attention.sites.positions.register_forward_hook(place.put).remove)
         yield
+    longest = max(place.longest for place in places)
+    missed = [] if table is None or longest == 0 else _named(table, longest)
+    if missed:
+        warn(
+            f"positions of token {missed[0]} were to be changed, and no prompt had more than {longest} tokens: nothing changed there"
+        )
+
+
+def require_named_tokens(model: nn.Module, lengths: Sequence[int]) -> None:
+    """Raise InputError where an intervention is under way that names tokens beyond the end of every prompt of `lengths` tokens.
+
+    Also where it is of prompts one by one, and prompts of several lengths pass the model in another order than they were given in.
+    """
+    layers = [module for module in model.modules() if isinstance(module, RepositionedAttention)]  # none in a stock decoder
+    hooks = [hook for layer in layers for hook in layer.sites.positions._forward_hooks.values()]
+    owners = [getattr(hook, "__self__", None) for hook in hooks]
+    for place in [owner for owner in owners if isinstance(owner, _Place)] if lengths else ():
+        if place.tokens is not None and (missed := _named(place.tokens, max(lengths))):
+            raise InputError(
+                f"an intervention names token {missed[0]}, and no prompt has more than {max(lengths)} tokens, so that nothing would "
+                "change there; name tokens within the prompts"
+            )
+        prompts = max(place.prompts, 1 if place.tokens is None else len(place.tokens))
+        if prompts > 1 and min(lengths) < max(lengths):
+            raise InputError(
+                f"an intervention says something else of each of {prompts} prompts, and prompts of several lengths do not pass the model "
+                "in the order in which they were given; let it say the same of all, or measure one prompt at a time"
+            )
 
 
 def heads_with_positions(model: nn.Module) -> list[tuple[int, int]]:
@@ -119,8 +157,11 @@ class _Place:
     change: Change
     tokens: Bool[Tensor, "prompt token"] | None
     least: int
+    prompts: int = 1
     index: Tensor | None = None
     start: int = 0
+    longest: int = 0
+    """Tokens of the longest prompt that passed so far, where some are named."""
 
     def remember(self, module: nn.Module, arguments: tuple, keywords: dict[str, Any]) -> None:
         """Note which tokens this pass is about."""
@@ -149,11 +190,17 @@ class _Place:
         if self.tokens is None:
             return None
         assert self.index is not None
+        self.longest = max(self.longest, int(self.index.max()) + 1)
         prompts, longest = self.tokens.shape
         if prompts not in (1, len(self.index)):
             raise InputError(f"tokens of {prompts} prompts were named, but {len(self.index)} prompts came; name those of each")
         table = self.tokens.to(self.index.device).expand(len(self.index), -1)
         return table.gather(1, self.index.clamp(0, longest - 1)) & (self.index < longest)
+
+
+def _named(table: Bool[Tensor, "prompt token"], beyond: int) -> list[int]:
+    """The tokens from number `beyond` on that are named for some prompt."""
+    return [beyond + number for number in table.any(0)[beyond:].nonzero()[:, 0].tolist()]
 
 
 def _rows(present: int, kv_heads: int, heads: int, chosen: frozenset[int], least: int) -> int:
@@ -202,10 +249,17 @@ def _chosen_heads(model: nn.Module, heads: Heads, layer: Layers) -> dict[int, fr
 
 
 def _pairs(heads: Any) -> list[tuple[int, int]]:
-    pairs = [heads] if isinstance(heads, tuple) and len(heads) == 2 and not hasattr(heads[0], "__len__") else list(heads)
-    if not all(hasattr(pair, "__len__") and len(pair) == 2 for pair in pairs):
-        raise InputError(f"heads are (layer, head) pairs, such as [(2, 0), (2, 3)]; got {heads!r}")
-    return [(_number(layer, "a layer"), _number(head, "a head")) for layer, head in pairs]
+    pairs = [heads] if isinstance(heads, tuple) and len(heads) == 2 and not hasattr(heads[0], "__len__") else heads
+    if not isinstance(pairs, Iterable):
+        raise InputError(f"heads are (layer, head) pairs, such as [(2, 0), (2, 3)]; got {one_line(repr(heads), 160)}")
+    return [layer_and_head(pair) for pair in pairs]
+
+
+def layer_and_head(pair: Any) -> tuple[int, int]:
+    """`pair` as the numbers of a layer and of a head. Raises InputError for what is none."""
+    if isinstance(pair, str) or not hasattr(pair, "__len__") or len(pair) != 2:
+        raise InputError(f"heads are (layer, head) pairs, such as [(2, 0), (2, 3)]; got {one_line(repr(pair), 160)}")
+    return _number(pair[0], "a layer"), _number(pair[1], "a head")
 
 
 def _number(value: Any, what: str) -> int:

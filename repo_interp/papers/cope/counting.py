@@ -190,10 +190,10 @@ def draw(counted: Counted) -> Iterator[Drawing]:
     )
     numbers = [count for count, group in groups.items() for _ in group]
     caption = (
-        f"Counting, up to {task.operations} operations: share of sequences whose value is wrong (CoPE table 3, 4), with the weight of pass "
-        f"of training ({task.pass_weight:g}), longer contexts ({task.longer_pass_weight:g}) and shorter ones "
-        f"({task.shorter_pass_weight:g}); balanced: all values equally frequent. Dashed: the error of always saying the most frequent "
-        f"value. {bars_caption(scored)}"
+        f"Counting, up to {task.operations} operations: share of sequences whose value is wrong (CoPE table 3, 4), where the operation "
+        f"pass, which changes no value, is drawn as often as in training (weight {task.pass_weight:g}), more often, so that contexts are "
+        f"longer ({task.longer_pass_weight:g}), or less often, so that they are shorter ({task.shorter_pass_weight:g}); balanced: all "
+        f"values equally frequent. Dashed: the error of always saying the most frequent value. {bars_caption(scored)}"
     )
     figure = error_bars({_variables(count): table for count, table in tables.items()})
     data = together.assign_coords(variables=("checkpoint", numbers))

@@ -24,6 +24,7 @@ from repo_interp.papers.kit.claims import ROW, markdown_table, verdict_rows
 from repo_interp.papers.kit.experiment import Result
 from repo_interp.papers.kit.recorded_scores import LOSSES, training_rows
 from repo_interp.papers.kit.scale import scale_beside
+from repo_interp.papers.kit.subjects import stem
 from repo_interp.plots.style import save_figure
 
 COLUMNS = {
@@ -75,7 +76,7 @@ def write_paper(
     `paths`: the checkpoints by name, beside whose verdicts it is said how they differ in size from the paper's model.
     """
     drawings = [drawing for result in results for drawing in result.drawings]
-    names = [figure_name(drawing.name) for drawing in drawings]
+    names = [stem(drawing.name) for drawing in drawings]
     if len(set(names)) < len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
         raise InputError(f"two figures would have the same name, {', '.join(twice)}; give the checkpoints other names")
@@ -105,11 +106,6 @@ def write_paper(
 def plain(data: xr.Dataset) -> xr.Dataset:
     """What a netCDF file takes: truth values as 0 and 1."""
     return data.assign({name: array.astype("int8") for name, array in data.items() if array.dtype == bool})
-
-
-def figure_name(drawing: str) -> str:
-    """The name of a figure's files, given that of its drawing: checkpoints may be called niah/repo."""
-    return drawing.replace("/", "_").replace(" ", "_")
 
 
 def read_rows(file: Path) -> list[dict[str, str]]:

@@ -55,6 +55,22 @@ def group(run: xr.DataTree, name: str) -> xr.Dataset:
     return run[name].to_dataset()
 
 
+def has_positions(run: xr.DataTree) -> bool:
+    """Whether any layer of a run with the group `positions` gives tokens positions; those of CoPE and NoPE do not."""
+    return bool(group(run, "positions")["position_range"].notnull().any())
+
+
+def positions_of(run: xr.DataTree) -> xr.Dataset:
+    """The group `positions` of a run. Raises InputError where it is not there, and where no layer has positions."""
+    positions = group(run, "positions")
+    if not has_positions(run):
+        named = ", ".join(dict.fromkeys(schemes(positions).values()))
+        raise InputError(
+            f"no layer of this run gives tokens positions ({named}), so there are none to draw; leave this figure out"
+        )
+    return positions
+
+
 def has_groups(run: xr.DataTree, names: Sequence[str]) -> bool:
     """Whether the run holds all these measures."""
     return all(name in run.children for name in names)

@@ -39,9 +39,11 @@ from repo_interp.plots.view import View
 def pattern_shares(run: xr.DataTree) -> PaperFigure:
     """Stacked shares of the patterns: over all layers that learn positions, by layer, and by layer and head (RePo fig. 3).
 
-    Raises InputError when the run has no patterns.
+    Raises InputError when the run has no patterns, or no chunk: no layer has positions, or prompts are shorter than a chunk.
     """
     patterns = group(run, "patterns")
+    if not _has_chunks(run):
+        raise InputError("this run has no chunk of positions: no layer has any, or prompts are shorter; leave this figure out")
     shares = patterns["pattern_share"].transpose("layer", "head", "pattern")
     names = [str(name) for name in patterns["pattern"].values]
     named = schemes(patterns)
@@ -210,9 +212,16 @@ def _chunks(patterns: xr.Dataset) -> int:
 
 
 def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
+    if not _has_chunks(run):
+        return
     yield "pattern_shares", pattern_shares(run)
     if bool(group(run, "patterns")["sensitivity"].notnull().any()):
         yield "pattern_sensitivity", pattern_sensitivity(run)
+
+
+def _has_chunks(run: xr.DataTree) -> bool:
+    """Whether any head has a chunk whose pattern is known."""
+    return bool(group(run, "patterns")["pattern_share"].notnull().any())
 
 
 def _not_all_monotonic(run: xr.DataTree) -> bool:
@@ -223,6 +232,8 @@ def _not_all_monotonic(run: xr.DataTree) -> bool:
 
 def _head_maps(run: xr.DataTree) -> Sequence[HeadMap]:
     shares = group(run, "patterns")["pattern_share"]
+    if not _has_chunks(run):
+        return ()
     return [
         HeadMap(shares.sel(pattern=name, drop=True).assign_attrs(long_name=f"share of {name} chunks", units="1"))
         for name in shares["pattern"].values
@@ -234,7 +245,7 @@ VIEW = View(
     "Patterns of positions",
     "Chunks of a prompt by how positions run inside them: constant, strictly monotonic, or neither (RePo, fig. 3).",
     _figures,
-    tables=lambda run: (pattern_table(run),),
+    tables=lambda run: (pattern_table(run),) if _has_chunks(run) else (),
     head_maps=_head_maps,
     informative=_not_all_monotonic,
     compared=("pattern_share", "sensitivity"),

@@ -33,7 +33,17 @@ from repo_interp.plots.marks.drawing import (
 )
 from repo_interp.plots.marks.heads import HeadMap
 from repo_interp.plots.marks.outliers import FEWEST, fences, global_range
-from repo_interp.plots.marks.reading import PromptTokens, group, heads_to_show, pick, prompt_tokens, schemes, unit_label
+from repo_interp.plots.marks.reading import (
+    PromptTokens,
+    group,
+    has_positions,
+    heads_to_show,
+    pick,
+    positions_of,
+    prompt_tokens,
+    schemes,
+    unit_label,
+)
 from repo_interp.plots.style import (
     PAGE_HEIGHT,
     PAGE_WIDTH,
@@ -67,7 +77,7 @@ def position_lines(run: xr.DataTree, layer: int, head: int, prompt: int = 0) -> 
 
     Raises InputError when the run has no positions, or not this layer, head or prompt.
     """
-    positions = group(run, "positions")
+    positions = positions_of(run)
     values = pick(positions["position"], prompt=prompt, layer=layer, head=head)
     tokens = prompt_tokens(positions, prompt)
     names = _span_names(positions)
@@ -170,7 +180,7 @@ def position_grid(run: xr.DataTree, prompt: int = 0) -> PaperFigure:
     The number in a cell is its range, max - min, in positions. Raises InputError when the run has no positions or not this
     prompt.
     """
-    positions = group(run, "positions")
+    positions = positions_of(run)
     values = pick(positions["position"], prompt=prompt).transpose("layer", "head", "token")
     tokens = prompt_tokens(positions, prompt)
     layers, heads = values.sizes["layer"], values.sizes["head"]
@@ -244,6 +254,8 @@ def _span_names(positions: xr.Dataset) -> list[str]:
 
 
 def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
+    if not has_positions(run):
+        return
     first = int(group(run, "positions")["prompt"].values[0])
     for layer, head in heads_to_show(run)[:LINES]:
         yield f"positions_layer{layer}_head{head}", position_lines(run, layer, head, first)
@@ -260,6 +272,9 @@ def _differ_from_index(run: xr.DataTree) -> bool:
 
 def _lead(run: xr.DataTree) -> str:
     """What is drawn of prompts as long as those of `run`: every token as a dot, or a line through each pixel's extremes."""
+    if not has_positions(run):
+        named = ", ".join(scheme_name(name) for name in dict.fromkeys(schemes(group(run, "positions")).values()))
+        return f"No layer gives tokens positions ({named}): heads differ by their scores, and by where they look."
     if not _differ_from_index(run):
         return "Every head places every token at its index in the prompt: heads differ by their scores, and by where they look, alone."
     few = int(group(run, "positions")["token_count"].max()) <= MOST_DOTS
@@ -277,8 +292,8 @@ VIEW = View(
     "Positions, head by head",
     _lead,
     _figures,
-    tables=lambda run: (range_table(run),),
-    head_maps=lambda run: (HeadMap(over_prompts(group(run, "positions")["position_range"])),),
+    tables=lambda run: (range_table(run),) if has_positions(run) else (),
+    head_maps=lambda run: (HeadMap(over_prompts(group(run, "positions")["position_range"])),) if has_positions(run) else (),
     informative=_differ_from_index,
     interactive=EXPLORER,
     compared=("position_range",),

@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from repo_interp.plots.marks.drawing import counted, legend_below, name_ticks, plain_decades, scheme_handles, scheme_swatches
-from repo_interp.plots.marks.reading import LEARNED_SCHEMES, group, schemes
+from repo_interp.plots.marks.reading import LEARNED_SCHEMES, group, positions_of, schemes
 from repo_interp.plots.marks.table import Cell, Table, cells
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, scheme_name, style
 
@@ -36,7 +36,7 @@ def position_ranges(run: xr.DataTree) -> PaperFigure:
     largest prompt; the layer's median as a bar. Right: how many learned heads have which range. The band is the context length.
     Raises InputError when the run has no positions.
     """
-    positions = group(run, "positions")
+    positions = positions_of(run)
     ranges = positions["position_range"].transpose("layer", "head", "prompt")
     lengths = positions["token_count"].values
     named = schemes(positions)

@@ -11,6 +11,7 @@ Readers are one module per data set and say which file they want. Knows no model
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -21,9 +22,12 @@ import numpy as np
 from jaxtyping import Float
 
 from repo_interp.errors import InputError
+from repo_interp.files import path_of
 from repo_interp.tasks.data_sets.metrics import METRICS
 from repo_interp.tasks.data_sets.question import Question, prompt_of
 from repo_interp.tasks.prompt import Prompt
+from repo_interp.tasks.task import require_drawable
+from repo_interp.values import Tokens, checked
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -35,7 +39,7 @@ NAMES = ("hybridqa", "longbench", "qasper", "glue", "mmlu_pro")
 
 def data_set_prompts(
     name: str,
-    path: str | Path,
+    path: str | os.PathLike[str],
     tokenizer: PreTrainedTokenizerBase,
     length: int = 4096,
     count: int = 100,
@@ -49,8 +53,9 @@ def data_set_prompts(
     naming row and field, where the file is not this data set's.
     """
     require_name(name)
-    if count < 1:
-        raise InputError(f"wanted at least one prompt, got {count}; ask for 1 or more")
+    path = path_of(path, f"the file of {name}")
+    require_drawable(count, seed)
+    length = checked(length, Tokens, "length")
     if name == "glue":
         from repo_interp.tasks.data_sets.glue import prompts
 

@@ -19,7 +19,7 @@ from annotated_types import Interval, Len
 from pydantic import BaseModel, ConfigDict
 
 from repo_interp.errors import InputError
-from repo_interp.files import write_text
+from repo_interp.files import path_of, write_text
 from repo_interp.records import modelled, parsed, shown
 from repo_interp.tasks.prompt import GENERATED, Intervals, Prompt
 from repo_interp.tasks.prompt.text import prompt_from_text
@@ -73,7 +73,7 @@ def read_prompts(
     none. `vocab_size` bounds token ids (default: the tokenizer's size, else no bound). Blank lines are skipped. Raises
     InputError, one line with file and line number, for whatever is wrong.
     """
-    path = Path(path)
+    path = path_of(path, "a prompts.jsonl")
     if vocab_size is None and tokenizer is not None:
         vocab_size = len(tokenizer)
     prompts = []
@@ -153,6 +153,9 @@ def write_prompts(prompts: Iterable[Prompt], path: str | os.PathLike[str]) -> No
     Reading the file back with the same tokenizer gives the same prompts. Raises InputError where the file
     cannot be written, there is no prompt, or attributes are not plain JSON.
     """
+    path = path_of(path, "such as prompts.jsonl")
+    if isinstance(prompts, Prompt) or not isinstance(prompts, Iterable):
+        raise InputError(f"several prompts were wanted, as a list; got a {type(prompts).__name__}")
     lines = [json.dumps(_record(prompt), ensure_ascii=False, allow_nan=False) for prompt in prompts]
     if not lines:
         raise InputError("there is no prompt to write: give at least one")
