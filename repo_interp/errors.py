@@ -35,12 +35,12 @@ class Note(UserWarning):
         super().__init__(one_line(message, _LONGEST))
 
 
-def warn(message: str) -> None:
-    """Warn of `message`, a Note, that points at the line that called the package."""
+def warn(message: str, kind: type[Note] = Note) -> None:
+    """Warn of `message`, a Note of a `kind`, at the line that called the package."""
     frame, calls = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _PASSED_OVER:
         frame, calls = frame.f_back, calls + 1
-    warnings.warn(Note(message), stacklevel=calls)
+    warnings.warn(kind(message), stacklevel=calls)
 
 
 class Taken(InputError):

@@ -16,7 +16,6 @@ from __future__ import annotations
 import hashlib
 import json
 import operator
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -34,7 +33,7 @@ from repo_interp.analysis.notes import RoundedPositions, notes_on, rounded_posit
 from repo_interp.analysis.observed import ObservedBatches, Progress, kept
 from repo_interp.analysis.observing import MergedStatistics, group_of, measures_for
 from repo_interp.analysis.room import batch_limit
-from repo_interp.errors import InputError, NotFinite, one_line
+from repo_interp.errors import InputError, NotFinite, one_line, warn
 from repo_interp.experiments.catalogue import planned
 from repo_interp.experiments.experiment import Experiment, Plan
 from repo_interp.experiments.resumable_grid import ResumableGrid
@@ -108,7 +107,7 @@ def analyze(
     batch_store = BatchStore(store, "" if store is None else _fingerprint(bridge, *asked))
     notes, side_by_side = notes_on(bridge, prompts, chosen), batch_size if isinstance(batch_size, int) else 1
     if (rounded := rounded_positions(bridge)) is not None:
-        warnings.warn(rounded, RoundedPositions, stacklevel=2)
+        warn(rounded, RoundedPositions)
     with kept(batch_store, store_every) as keep:
         observed = ObservedBatches(bridge, batches, chosen, layers, heads, batch_store, keep, progress)
         groups, faults = from_first(lambda: _concluded(observed, chosen, schemes, nothing_else=not plans))

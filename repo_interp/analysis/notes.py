@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from repo_interp.errors import Note
 from repo_interp.measures.statistics import Measure, as_measure
 from repo_interp.models.changes import changes
 from repo_interp.models.provenance import length_trained, loaded_from, positions_dtype
@@ -17,7 +18,7 @@ from repo_interp.positions.layouts import LEARNED, SCHEMES, format_layout
 from repo_interp.tasks.prompt import Prompt
 
 
-class RoundedPositions(UserWarning):
+class RoundedPositions(Note):
     """Learned positions are measured in a precision that rounds them."""
 
 

@@ -14,20 +14,20 @@ import json
 import os
 import shutil
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from repo_interp import processes
+from repo_interp.errors import Note, warn
 from repo_interp.files import write_text
 
 Point = dict[str, Any]
 """Numbers and lists of numbers, by name."""
 
 
-class OtherQuestion(UserWarning):
+class OtherQuestion(Note):
     """What is kept belongs to another question, and is thrown away."""
 
 
@@ -36,11 +36,7 @@ def belonging_to(fingerprint: str, directory: Path) -> Path:
     mark = directory / "fingerprint"
     if not mark.is_file() or mark.read_text(encoding="utf-8") != fingerprint:
         if mark.is_file() and any(path.is_file() and path != mark for path in directory.rglob("*")):
-            warnings.warn(
-                f"{directory} keeps finished parts of another question (prompts, measures or options differ)",
-                OtherQuestion,
-                stacklevel=3,
-            )
+            warn(f"{directory} keeps finished parts of another question (prompts, measures or options differ)", OtherQuestion)
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True)
         write_text(mark, fingerprint)

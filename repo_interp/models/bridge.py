@@ -10,7 +10,6 @@ only in layers where a hook reads them, elsewhere the fused kernel runs.
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 from torch import Tensor, nn
@@ -23,7 +22,7 @@ from transformer_lens.model_bridge.generalized_components import (
 from transformer_lens.model_bridge.sources import build_bridge_from_module
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, warn
 from repo_interp.models.attention import HookSites, RepositionedAttention
 from repo_interp.models.changes import unchanged_computation
 from repo_interp.models.families import FAMILIES
@@ -61,7 +60,7 @@ class RepositionedBridge(TransformerBridge):
                 "or give the tokens, ri.tokens(prompts, bridge)[0]"
             )
         if truncate is None and tokens.shape[1] > self.cfg.n_ctx:
-            warnings.warn(f"a text of {tokens.shape[1]} tokens, trained on up to {self.cfg.n_ctx}; it was not cut", stacklevel=2)
+            warn(f"a text of {tokens.shape[1]} tokens, trained on up to {self.cfg.n_ctx}; it was not cut")
         return tokens
 
 

@@ -197,8 +197,8 @@ _SCATTERED: Mapping[str, Any] = {
     "curriculum": 0.42,
     "initial_deviation": 0.113,
 }
-"""Of copying, where no distance is more frequent than others, and contexts grow from one sequence. Chosen by losses: RoPE's comes to its end
-under it (after 3,000 steps .06; without growing contexts 3.4, with weights of deviation 0.02 2.5). 3,000 steps were too few for HoPE
+"""Of copying, where no distance is more frequent than others, and contexts grow from one sequence. Chosen by losses: RoPE's comes to its
+end under it (after 3,000 steps .06; without growing contexts 3.4, with weights of deviation 0.02 2.5). 3,000 steps were too few for HoPE
 (.19; of 10 sequences it finds .49), and that was seen when they became 5,000."""
 
 _COPYING = ("rope", "alibi", "kerple", "fire", "hope")
