@@ -130,7 +130,9 @@ def test_a_run_without_text_has_no_scores_to_draw():
     assert list(segments.figures_of_segments(run)) == []
     assert [name.split("_")[0] for name, _ in gates.figures_of_gates(run)] == ["gates"] * gates.HEADS
     assert not segments.VIEW.head_maps(run) and not gates.VIEW.head_maps(run)
-    assert segments.segment_table(run).rows == () and len(gates.gate_table(run).rows) == 0
+    assert (
+        segments.segment_table(run).rows == () and len(gates.gate_table(run).rows) == len(gates.own_segment_table(run).rows) == 0
+    )
 
 
 # segments -------------------------------------------------------------------------------------------------------------------------
@@ -202,10 +204,11 @@ def test_tables_hold_the_means_of_the_run(run):
     assert row[:3] == (1, 1, "CoPE")
     share = float(run["gates"]["separator_share"].sel(layer=1, head=1).mean())
     assert_allclose(row[table.columns.index("gates on separators")], share)
-    assert_allclose(
-        row[table.columns.index("in own line")],
-        float(run["gates"]["last_segment_mass"].sel(layer=1, head=1, kind="lines").mean()),
-    )
+    table = gates.own_segment_table(run)
+    own = next(row for row in table.rows if row[:3] == ("lines", 1, 1))
+    for column, name in (("own", "last_segment_mass"), ("shuffled", "last_segment_shuffled")):
+        mean = float(run["gates"][name].sel(layer=1, head=1, kind="lines").mean())
+        assert_allclose(own[table.columns.index(column)], mean)
     table = segments.segment_table(run)
     assert [row[:3] for row in table.rows[:2]] == [("paragraphs", 0, "RoPE"), ("paragraphs", 3, "RePo")]
     own = run["segments"].to_dataset().sel(kind="lines", layer=3)

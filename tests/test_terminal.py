@@ -80,6 +80,10 @@ TOKENS = ("attention_rows", "predictions")
     [
         ("rope", {"components", "three_axis", "fake_distance", "rotation", "attention_mass", *TOKENS}),
         ("nope", {"components", "three_axis", "attention_mass", *TOKENS}),
+        ("alibi", {"components", "three_axis", "fake_distance", "attention_mass", *TOKENS}),
+        ("hope@1", {"components", "three_axis", "fake_distance", "rotation", "attention_mass", *TOKENS}),
+        ("cope", {"gates", "attention_mass", *TOKENS}),
+        ("repo,cope,rope", {"positions", "patterns", "gates", "attention_mass", *TOKENS}),
         ("repo@1", {"positions", "patterns", "attention_mass", *TOKENS}),
     ],
 )

@@ -46,6 +46,7 @@ from repo_interp.models.bridge import tokenizer_of
 from repo_interp.models.interventions.replacing import require_named_tokens
 from repo_interp.models.provenance import identity
 from repo_interp.models.reposition import attentions, layout
+from repo_interp.positions.layouts import CONTEXTUAL, FIXED, ROTATED_BY_INDEX
 from repo_interp.processes import from_first
 from repo_interp.run import make_run, versions
 from repo_interp.side_by_side import BatchSize, SideBySide
@@ -76,8 +77,8 @@ def analyze(
     """A run of `prompts` on a repositioned model or bridge, with one node per measure, and those of each experiment.
 
     `prompts`: Prompts, texts or tokens, one or many (see `analysis.coercion`). `measures` are names of the catalogue or objects like
-    a `Measure`; None: `default_measures`, positions and patterns whatever the layout, while `repo-interp analyze` takes `components` and
-    others in their place where no layer learns positions.
+    a `Measure`; None: `default_measures`, positions and patterns whatever the layout, while `repo-interp analyze` takes what
+    says something about the checkpoint's schemes: `gates` for CoPE, `components` and others where all positions are the token index.
     `experiments`: names ("perturbation", "extrapolation", "effects", "saliency", "atlas"),
     objects that follow `Experiment`, or what `planned` made of them. `layers` and `heads` (numbers; None: all) restrict what is
     measured. `task`: what experiments score `prompts` by; None: their generated tokens where all have some, else the log perplexity
@@ -135,14 +136,18 @@ def default_measures(
 ) -> tuple[str, ...]:
     """What is measured on `prompts` when no measure is named: what the positions say, where tokens look, and what the model expects next.
 
-    `schemes`: those of a checkpoint's layers, where the measures are to follow them: positions that are the token index in every layer,
-    or are not there, say nothing. `layers`: those that are measured; where these are some, predictions would need the others too.
+    `schemes`: those of a checkpoint's layers, where the measures are to follow them: of gates, what they count; where every layer's
+    positions are the token index, or none, they say nothing, and what they do to the logits is measured instead. `layers`: those that are
+    measured; where these are some, predictions would need the others too.
     """
     mass = ("attention_mass",) if all(prompt.generated for prompt in prompts) else ()
     tokens = ("attention_rows", *(("predictions",) if layers is None else ()))
-    if not schemes or not set(schemes) <= {"rope", "nope"}:
-        return ("positions", "patterns", *mass, *tokens)
-    return ("components", "three_axis", *(("fake_distance", "rotation") if "rope" in schemes else ()), *mass, *tokens)
+    if schemes and set(schemes) <= set(FIXED):
+        by_distance = ("fake_distance",) if set(schemes) != {"nope"} else ()
+        by_pair = ("rotation",) if set(schemes) & set(ROTATED_BY_INDEX) else ()
+        return ("components", "three_axis", *by_distance, *by_pair, *mass, *tokens)
+    of_positions = ("positions", "patterns") if not schemes or set(schemes) - {*FIXED, *CONTEXTUAL} else ()
+    return (*of_positions, *(("gates",) if set(schemes) & set(CONTEXTUAL) else ()), *mass, *tokens)
 
 
 def measures_named(measures: Sequence[str | Measure]) -> list[Measure]:

@@ -68,9 +68,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=name_list,
         default=None,
         metavar="A,B",
-        help="measures to take (default: components,three_axis,fake_distance,rotation where every layer rotates by the token index "
-        "or has no positions, else positions,patterns; attention_mass where prompts mark generated tokens; and of the first prompt "
-        "attention_rows and, where all --layers are measured, predictions)",
+        help="measures to take (default: positions,patterns where a layer learns positions, gates where one has CoPE's; where all "
+        "positions are the token index, or none, components,three_axis and what of fake_distance,rotation fits; attention_mass where "
+        "prompts mark generated tokens; and of the first prompt attention_rows and, where all --layers are measured, predictions)",
     )
     parser.add_argument(
         "--experiments",

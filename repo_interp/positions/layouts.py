@@ -47,6 +47,12 @@ LEARNED = ("repo", "continuous", "multihead_continuous")
 CONTEXTUAL = ("cope", "cope_alibi", "cope_mlp", "cope_rope")
 """Schemes whose positions are counts of gates."""
 
+ROTATED_BY_INDEX = ("rope", "rope_high", "hope", "hope_ab1", "hope_ab2", "hope_ab3")
+"""Schemes that rotate by the token index."""
+
+FIXED = tuple(scheme for scheme in SCHEMES if scheme not in (*LEARNED, *CONTEXTUAL))
+"""Schemes of ours whose positions are the token index, or none, whatever the text."""
+
 _PERIODS = {"r2n1": ("rope", "rope", "nope"), "n2r1": ("nope", "nope", "rope")}
 
 

@@ -3,7 +3,7 @@
     map       a_ij / max_j a_ij of one head, queries downwards; plus signs on the diagonal: separators
     gates     mean gate of each token, separators darker; below, what each query counts, p_i0
 
-Draws the group `gates` of a run, with the texts of the group `positions` where the run has it. Knows nothing about how gates are
+Draws the group `gates` of a run, with the texts of another group where one says what the prompts are. Knows nothing about how gates are
 measured.
 """
 
@@ -22,8 +22,8 @@ from repo_interp.errors import InputError
 from repo_interp.plots.marks.arrays import over_prompts, ranked_heads
 from repo_interp.plots.marks.drawing import counted, legend_below, name_tokens, scheme_handles, thin
 from repo_interp.plots.marks.heads import HeadMap, control_handle, draw_with_control
-from repo_interp.plots.marks.reading import group, has_groups, pick, prompt_tokens, schemes
-from repo_interp.plots.marks.table import Table, cells
+from repo_interp.plots.marks.reading import described_prompts, group, pick, prompt_tokens, schemes
+from repo_interp.plots.marks.table import Cell, Table, cells
 from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, darker, paper_figure, scheme_colour, scheme_name, style
 from repo_interp.plots.view import View
 
@@ -41,6 +41,7 @@ _TABLE = {
     "separator_share_shuffled": "random tokens",
     "separator_share_chance": "chance",
 }
+_OWN_SEGMENT = {"last_segment_mass": "own", "last_segment_shuffled": "shuffled"}
 
 
 @style()
@@ -202,38 +203,51 @@ def measured_kinds(dataset: xr.Dataset) -> list[str]:
 
 
 def gate_table(run: xr.DataTree) -> Table:
-    """One row per head with gates: gates of separators and of others, the share on separators beside random tokens and their chance, and
-    for every kind of segments attention from position alone within a query's own segment, beside shuffled segments.
+    """One row per head with gates: gates of separators and of others, the share on separators beside random tokens, and their chance."""
+    dataset = group(run, "gates")
+    means = xr.Dataset({name: over_prompts(dataset[name]) for name in _TABLE})
+    note = (
+        f"{_averaged(dataset)} Chance: share of {dataset.attrs.get('draws', '?')} draws of random tokens that do at least as well. A dash "
+        "where the prompts have no separators."
+    )
+    return Table("gates", "Gates", ("layer", "head", "scheme", *_TABLE.values()), tuple(_rows(means)), note)
+
+
+def own_segment_table(run: xr.DataTree) -> Table:
+    """One row per kind of segments and head with gates: attention from position alone within a query's own segment, and within shuffled
+    ones.
     """
     dataset = group(run, "gates")
-    columns = dict(_TABLE)
-    values = {name: over_prompts(dataset[name]) for name in _TABLE}
-    for kind in measured_kinds(dataset):
-        own = kind.removesuffix("s")
-        for name, label in (("mass", f"in own {own}"), ("shuffled", f"in shuffled {own}")):
-            values[f"{name} {kind}"], columns[f"{name} {kind}"] = (
-                over_prompts(dataset[f"last_segment_{name}"].sel(kind=kind)),
-                label,
-            )
-    rows = []
-    for layer, scheme in schemes(dataset).items():
-        for head in dataset["head"].values:
-            own = [float(means.sel(layer=layer, head=head)) for means in values.values()]
+    rows = [
+        (kind, *row)
+        for kind in measured_kinds(dataset)
+        for row in _rows(xr.Dataset({name: over_prompts(dataset[name].sel(kind=kind, drop=True)) for name in _OWN_SEGMENT}))
+    ]
+    title = "Attention from position alone within a query's own segment"
+    columns = ("segments", "layer", "head", "scheme", *_OWN_SEGMENT.values())
+    return Table("own_segments", title, columns, tuple(rows), _averaged(dataset))
+
+
+def _rows(means: xr.Dataset) -> Iterator[tuple[Cell, ...]]:
+    """Layer, head, scheme and `means` of every head that has any."""
+    for layer, scheme in schemes(means).items():
+        for head in means["head"].values:
+            own = [float(mean.sel(layer=layer, head=head)) for mean in means.values()]
             if np.isfinite(own).any():
-                rows.append((layer, int(head), scheme_name(scheme), *cells(own)))
-    note = (
-        f"Means over {counted(dataset.sizes['prompt'], 'prompt')}. Chance: share of {dataset.attrs.get('draws', '?')} shuffles that do at "
-        f"least as well. A dash where a layer has no gates or a prompt no separators."
-    )
-    return Table("gates", "Gates", ("layer", "head", "scheme", *columns.values()), tuple(rows), note)
+                yield (layer, int(head), scheme_name(scheme), *cells(own))
+
+
+def _averaged(dataset: xr.Dataset) -> str:
+    return f"Means over {counted(dataset.sizes['prompt'], 'prompt')}."
 
 
 def _label_tokens(run: xr.DataTree, ax: Axes, prompt: int, gates: np.ndarray, separators: np.ndarray) -> None:
     ax.set_xlabel("token index")
     ax.locator_params(axis="x", nbins=10, integer=True)
-    if not has_groups(run, ["positions"]):
+    described = described_prompts(run)
+    if described is None or prompt not in described["prompt"]:
         return
-    tokens = prompt_tokens(group(run, "positions"), prompt)
+    tokens = prompt_tokens(described, prompt)
     if tokens.texts is None or tokens.count != len(gates):
         return
     largest = np.argsort(-gates, kind="stable")[: LABELS // 3].tolist()
@@ -270,7 +284,7 @@ VIEW = View(
     "Which tokens contextual positions count: gates by token, how much of them falls on separators, and how much of the attention from "
     "position alone stays within a query's own segment (CoPE, fig. 4, 6) - each beside shuffled tokens or segments.",
     figures_of_gates,
-    tables=lambda run: (gate_table(run),),
+    tables=lambda run: (gate_table(run), own_segment_table(run)),
     head_maps=_head_maps,
     compared=("separator_share", "last_segment_mass", "separator_gate"),
 )
