@@ -65,6 +65,14 @@ def test_what_says_nothing_is_one_line_and_thirty_layers_are_twelve_rows():
     assert len(printed(run, height=24).splitlines()) < len(text.splitlines())
 
 
+def test_a_table_without_any_number_is_one_line():
+    run = analyze(deep("rope", 2), PROMPTS, ("rotation",))
+    closed_form = run["rotation"]["closed_form_r"]
+    run["rotation"]["closed_form_r"] = closed_form.where(False)  # as of heads in which no component dominates
+    text = " ".join(printed(run).split())
+    assert "The closed form f + g: no number could be measured. Means over heads and prompts" in text and "┏" not in text
+
+
 def test_neighbouring_layers_with_the_same_numbers_share_a_row():
     run = analyze(deep("repo@4", 6), PROMPTS, ("positions",))
     text = printed(run)
@@ -80,7 +88,7 @@ TOKENS = ("attention_rows", "predictions")
     [
         ("rope", {"components", "three_axis", "fake_distance", "rotation", "attention_mass", *TOKENS}),
         ("nope", {"components", "three_axis", "attention_mass", *TOKENS}),
-        ("alibi", {"components", "three_axis", "fake_distance", "attention_mass", *TOKENS}),
+        ("alibi", {"components", "three_axis", "attention_mass", *TOKENS}),
         ("hope@1", {"components", "three_axis", "fake_distance", "rotation", "attention_mass", *TOKENS}),
         ("cope", {"gates", "attention_mass", *TOKENS}),
         ("repo,cope,rope", {"positions", "patterns", "gates", "attention_mass", *TOKENS}),

@@ -143,9 +143,10 @@ def default_measures(
     mass = ("attention_mass",) if all(prompt.generated for prompt in prompts) else ()
     tokens = ("attention_rows", *(("predictions",) if layers is None else ()))
     if schemes and set(schemes) <= set(FIXED):
-        by_distance = ("fake_distance",) if set(schemes) != {"nope"} else ()
-        by_pair = ("rotation",) if set(schemes) & set(ROTATED_BY_INDEX) else ()
-        return ("components", "three_axis", *by_distance, *by_pair, *mass, *tokens)
+        rotated = (
+            ("fake_distance", "rotation") if set(schemes) & set(ROTATED_BY_INDEX) else ()
+        )  # of a sum the fit is 1, whatever is added
+        return ("components", "three_axis", *rotated, *mass, *tokens)
     of_positions = ("positions", "patterns") if not schemes or set(schemes) - {*FIXED, *CONTEXTUAL} else ()
     return (*of_positions, *(("gates",) if set(schemes) & set(CONTEXTUAL) else ()), *mass, *tokens)
 

@@ -69,8 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=None,
         metavar="A,B",
         help="measures to take (default: positions,patterns where a layer learns positions, gates where one has CoPE's; where all "
-        "positions are the token index, or none, components,three_axis and what of fake_distance,rotation fits; attention_mass where "
-        "prompts mark generated tokens; and of the first prompt attention_rows and, where all --layers are measured, predictions)",
+        "positions are the token index, or none, components,three_axis, and fake_distance,rotation where layers rotate; attention_mass "
+        "where prompts mark generated tokens; and of the first prompt attention_rows and, where all --layers are measured, predictions)",
     )
     parser.add_argument(
         "--experiments",

@@ -52,7 +52,11 @@ def print_tables(console: Console, run: xr.DataTree) -> None:
     rows = _rows_for(console, len(tables))
     left_out = 0
     for table in tables:
-        grouped = _grouped(_without_dashes(table))
+        said = _without_dashes(table)
+        if len(said.columns) < len(table.columns) and not any(isinstance(cell, float) for row in said.rows for cell in row):
+            console.print(f"{table.title}: no number could be measured. {table.note}", highlight=False, markup=False)
+            continue
+        grouped = _grouped(said)
         shown = _shortened(grouped, rows)
         left_out += len(grouped.rows) - len(shown.rows)
         print_table(console, shown)
