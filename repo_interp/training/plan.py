@@ -155,15 +155,17 @@ def _plan() -> Iterator[Planned]:
             if name != "repo":
                 yield _longer_counting(name, layout, suffix, variables)
 
-    # Four sequences, four of them asked for: a place in the context is a hint, so that their weights do not ship any more.
+    # Four sequences, four of them asked for: a place in the context is a hint; and with any number of them, a distance is. Their weights do
+    # not ship any more.
     for scheme in (*_COPYING, *_ABLATIONS):
         yield Planned(f"copying/{scheme}", scheme, two, weights=())
     for scheme in (*_COPYING, *_ABLATIONS):
         yield Planned(f"copying/{scheme}_varied", scheme, fields=_VARIED, weights=())
     for scheme in _COPYING:
-        yield Planned(f"copying/{scheme}_scattered", scheme, three, fields=_SCATTERED)
-    for scheme in _ABLATIONS:
-        yield Planned(f"copying/{scheme}_scattered", scheme, three, fields=_SCATTERED, weights=())
+        seeds = three if scheme in ("rope", "hope") else (0,)
+        yield Planned(f"copying/{scheme}_scattered", scheme, seeds, fields=_SCATTERED)
+    for scheme in _ABLATIONS[:3]:
+        yield Planned(f"copying/{scheme}_scattered", scheme, fields=_SCATTERED, weights=())
 
     yield Planned("language/rope", "rope", three, fields={"checkpoint_every": 100})
     for scheme in ("learned", "alibi", "kerple", "fire", "hope", "cope"):
@@ -203,7 +205,7 @@ end under it (after 3,000 steps .06; without growing contexts 3.4, with weights 
 
 _COPYING = ("rope", "alibi", "kerple", "fire", "hope")
 _ABLATIONS = ("hope_ab1", "hope_ab2", "hope_ab3", "rope_high")
-"""Of HoPE."""
+"""Of HoPE; the last is in no claim."""
 
 _LARGER: Mapping[str, Any] = {
     "task_options": {"length": 512},

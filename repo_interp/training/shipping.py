@@ -142,7 +142,8 @@ _TASKS = {
     "of them asked for, with a separator before each: every distance is a multiple of 13 tokens, and rotary models learn the most "
     "frequent ones, not to compare tokens (RoPE copies from four sequences back and hardly from elsewhere; a test set asks for the "
     "middle one, which is one distance). `_scattered`: as many more separators before sequences at random as leave no distance more "
-    "frequent than others, contexts that grow from one sequence, and weights drawn with deviation 0.113. "
+    "frequent than others, contexts that grow from one sequence, and weights drawn with deviation 0.113: chosen by RoPE's and HoPE's "
+    "losses, and for 5,000 steps once scores of HoPE's after 3,000 had been seen. "
     "Ablations (table 3): `hope_ab1` makes only the activated components independent of position, `hope_ab2` only the low ones; "
     "`hope_ab3` puts high ones in the place of both, `rope_high` nothing.",
     "language": "Language modelling on the Python standard library: log perplexity by tokens, nats, lower is better; trained at 256. "

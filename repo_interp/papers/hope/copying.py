@@ -159,10 +159,9 @@ COPYING = Experiment(
     Needs(
         trained_alike(of_tasks("copying")),
         "no checkpoints of HoPE trained on copying were given",
-        tuple(
-            f"copying/{layout}{kind}"
-            for kind in ("_scattered", "_varied", "")
-            for layout in (HOPE, *RIVALS, *ABLATIONS, "rope_high")
+        (
+            *(f"copying/{layout}_scattered" for layout in (HOPE, *RIVALS, *ABLATIONS)),
+            *(f"copying/{layout}{kind}" for kind in ("_varied", "") for layout in (HOPE, *RIVALS, *ABLATIONS, "rope_high")),
         ),
         "copying",
         dict.fromkeys((H7.label, H7_REMOVED.label), "no checkpoints of HoPE and its ablations trained on copying were given"),
