@@ -108,6 +108,23 @@ def test_ablations_are_judged_over_all_test_sets():
     assert verdicts(rope, first, second)["H7 (removed)"] == UNMEASURED
     given = judged([rope, first, second, made("hope_ab3", 0.5, 0.0)])["H7"]
     assert given.ours == pytest.approx(70)
+    # AB3 is in the second claim alone.
+    found = judged([rope, first, second, made("hope_ab3", 0.1, 0.0)])
+    assert (found["H7"].verdict, found["H7 (removed)"].verdict) == (HOLDS, UNMEASURED)
+    assert "hope_ab3" not in found["H7"].note and "did not learn to copy 2: " in found["H7 (removed)"].note
+
+
+def test_extended_models_are_compared_over_the_seeds_that_have_weights():
+    """Found: plain scores stood for three seeds, those with PI and YaRN for the first of them, which was the least of the three."""
+
+    def with_seeds(layout: str, *shares: float) -> Scored:
+        first, *others = [made(layout, 1.0, share, {"interpolation": share, "yarn": share}) for share in shares]
+        return dataclasses.replace(first, other_seeds=tuple(other.live for other in others if other.live is not None))
+
+    hope, rope = with_seeds("hope", 0.1, 0.7, 0.8), with_seeds("rope", 0.2, 0.2, 0.3)
+    verdict = judged([hope, rope])["H6 (YaRN)"]
+    assert (verdict.seeds, verdict.spread_over) == (3, "3 seeds") and verdict.ours == pytest.approx(100 * 1.6 / 3)
+    assert "over 3 and 3 seeds" in verdict.note and verdict.verdict == FAILS
 
 
 def test_perplexity_beyond_training_is_compared_with_rope():
@@ -215,6 +232,19 @@ def test_every_figure_of_tiny_checkpoints(root, tmp_path):
         drawing.figure.savefig(tmp_path / f"{drawing.name}.png", dpi=50)
     panels = drawings[0].figure.axes
     assert [ax.get_title(loc="left") for ax in panels] == ["schemes", "with PI and YaRN", "ablations"]
+
+
+def test_other_seeds_answer_the_prompts_of_the_first(tmp_path):
+    for seed, folder in enumerate(("rope", "rope/seed-1", "rope/seed-2")):
+        trained(tmp_path / folder, "copying", "rope", task_options=TASK, seed=seed)
+    without_weights(tmp_path / "rope/seed-2")
+    options = ScoreOptions(count=4)
+    (together,) = scores([subject("copying/rope", tmp_path / "rope")], options, Cache())
+    (alone,) = scores([subject("alone", tmp_path / "rope/seed-1")], options, Cache())
+    (other,) = together.other_seeds
+    assert alone.live is not None and alone.other_seeds == ()
+    xr.testing.assert_equal(other, alone.live)
+    assert together.sample(SETS, "yarn").seeds.tolist()[1:] == alone.sample(SETS, "yarn").seeds.tolist()
 
 
 @pytest.mark.parametrize("experiment", [COPYING, PERPLEXITY])

@@ -1,7 +1,7 @@
 """Scores of trained checkpoints, measured anew where weights are at hand, and recorded ones beside them: what claims about tasks need.
 
     seed of the checkpoint     scored live on `count` prompts of every test set; its own scores.json where it has no weights
-    other seeds                their scores.json
+    other seeds                their scores.json; with a method that is not plain, live, those that have weights
     methods                    plain; interpolation (PI) and yarn by the factor max(1, n / L) for test sets of n tokens
 
 The task is the one that training.toml names. Live scores with as many prompts and the seed of the run are those of its scores.json.
@@ -70,6 +70,8 @@ class Scored:
     recorded: tuple[Recorded, ...]
     digest: str | None = None
     """Of config.json and the weights; None where there are none."""
+    other_seeds: tuple[xr.Dataset, ...] = ()
+    """As `live`, of the other seeds that have weights; none where nothing is asked beside plain scores, which are recorded of all."""
 
     @property
     def test_sets(self) -> tuple[str, ...]:
@@ -79,14 +81,15 @@ class Scored:
         return tuple(name for name, value in self.recorded[0].means.items() if np.isfinite(value))
 
     def sample(self, test_sets: Sequence[str], method: str = PLAIN) -> Sample:
-        """Scores as means over `test_sets`. With another method than plain, of the run with weights alone."""
-        prompts, runs = np.empty(0), list(self.recorded)
-        means: list[float] = []
-        if self.live is not None:
-            prompts = self.live["score"].sel({"method": method, "test_set": list(test_sets)}).mean("test_set").values
-            means.append(float(prompts.mean()))
-            runs = [run for run in runs if run.seed != self.configuration.seed] if method == PLAIN else []
-        means += [float(np.mean([run.means.get(name, np.nan) for name in test_sets])) for run in runs]
+        """Scores as means over `test_sets`. With another method than plain, of the runs with weights."""
+        measured = [] if self.live is None else [self.live] if method == PLAIN else [self.live, *self.other_seeds]
+        asked = {"method": method, "test_set": list(test_sets)}
+        by_run = [scores["score"].sel(asked).mean("test_set").values for scores in measured]
+        prompts = by_run[0] if by_run else np.empty(0)
+        means = [float(values.mean()) for values in by_run]
+        if method == PLAIN:
+            runs = [run for run in self.recorded if self.live is None or run.seed != self.configuration.seed]
+            means += [float(np.mean([run.means.get(name, np.nan) for name in test_sets])) for run in runs]
         count = len(prompts) * len(test_sets) or self.recorded[0].prompts * len(test_sets)
         known = np.array([mean for mean in means if np.isfinite(mean)])
         return Sample(known, prompts, count, self.metric in SHARES)
@@ -125,9 +128,12 @@ def score_subject(
         length = configured_task(configuration).training_length
         return Scored(subject.name, configuration.scheme, configuration, length, recorded[0].metric, None, recorded)
     assert subject.task is not None, path
-    live = _scored(subject, configuration, options, cache, tuple(methods(subject.layout)))
+    asked = tuple(methods(subject.layout))
+    live = _scored(subject, configuration, options, cache, asked)
+    others = [other for seed, other in seeds_of(subject).items() if seed != configuration.seed and other.has_weights]
+    rest = tuple(_scored(other, configuration, options, cache, asked) for other in others) if asked else ()
     length, metric = subject.training_length, subject.task.metric
-    return Scored(subject.name, subject.layout, configuration, length, metric, live, recorded, subject.digest)
+    return Scored(subject.name, subject.layout, configuration, length, metric, live, recorded, subject.digest, rest)
 
 
 def _scored(

@@ -207,11 +207,14 @@ def draw(searched: Sequence[Searched]) -> Iterator[Drawing]:
     group = f"{needles_of(first)}_{length}"
     by_length, extended = _by_length(searched), ""
     if YARN in _methods(searched):
-        extended = "; YaRN by the factor n / L beyond the training length L (dotted): one seed, standard error over prompts"
+        extended = (
+            "; YaRN by the factor n / L beyond the training length L (dotted), of seeds whose weights are at hand; bars of a single seed: "
+            "standard error over prompts"
+        )
     yield Drawing(
         f"haystack_by_length_{group}",
         method_panels(by_length),
-        f"Needles found by context length (RePo table 1, fig. 1, 5), {count} prompts each. Plain: mean over seeds, small dots: "
+        f"Needles found by context length (RePo table 1, fig. 1, 5), {count} prompts each. Mean over seeds, small dots: "
         f"each{extended}. Marks of one length stand beside each other so that equal ones can be seen.",
         by_length,
     )

@@ -78,10 +78,10 @@ class Searched:
         return [int(length) for length in self.scores["length"].values]
 
     def sample(self, lengths: Sequence[int], method: str) -> Sample:
-        """Scores as means over `lengths`; plain ones with the other seeds. YaRN is plain where no layer rotates."""
-        if method == PLAIN and self.recorded is not None:
-            return self.recorded.sample([str(length) for length in lengths])
+        """Scores as means over `lengths`, with those of the other seeds. YaRN is plain where no layer rotates."""
         known = method if method in self.scores["method"].values else PLAIN
+        if self.recorded is not None:
+            return self.recorded.sample([str(length) for length in lengths], known)
         prompts = self.scores["score"].sel({"method": known, "length": list(lengths)}).mean("length").values
         return Sample(np.array([prompts.mean()]), prompts, len(prompts) * len(lengths), True)
 

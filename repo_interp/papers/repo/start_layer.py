@@ -57,7 +57,7 @@ def _starts(subject: Subject) -> bool:
 
 
 def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.Dataset:
-    """`score`, `standard_error [method, checkpoint, length]` by `start (checkpoint)`, with the number of `seeds (checkpoint)`."""
+    """`score`, `standard_error [method, checkpoint, length]` by `start (checkpoint)`, with the number of `seeds [method, checkpoint]`."""
     order = sorted(filter(_starts, subjects), key=lambda subject: (starting_layer(subject) or 0, subject.name))
     without = found_without_positions([search(subject, options, cache) for subject in subjects])
     searched = [search(subject, options, cache) for subject in order]
@@ -76,7 +76,7 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.D
             "checkpoint": [subject.name for subject in order],
             "length": lengths,
             "start": ("checkpoint", [starting_layer(subject) for subject in order]),
-            "seeds": ("checkpoint", [max(len(sample.seeds) for sample in row) for row in samples[0]]),
+            "seeds": (axes[:2], [[max(len(sample.seeds) for sample in row) for row in rows] for rows in samples]),
         },
         {
             "task": needles_of(order[0]),
@@ -93,13 +93,13 @@ def judge(data: xr.Dataset) -> Iterator[Evidence]:
     """The means over all lengths, with YaRN, of all starting layers."""
     plain, yarn = data["score"].mean("length").values
     at_length = data["score"].values[0, :, 0]
-    seeds = " to ".join(map(str, sorted(set(data["seeds"].values.tolist()))))
+    bare_seeds, yarn_seeds = (" or ".join(map(str, sorted(set(seeds)))) for seeds in data["seeds"].values.tolist())
     text = (
         "; ".join(
             f"from layer {start}: {mean:.3f}, without YaRN {bare:.3f}"
             for start, mean, bare in zip(data["start"].values, yarn, plain, strict=True)
         )
-        + f"; at L alone {at_length.min():.3f} to {at_length.max():.3f}; without YaRN {seeds} seeds, with it one"
+        + f"; at L alone {at_length.min():.3f} to {at_length.max():.3f}; seeds: {bare_seeds} without YaRN, {yarn_seeds} with it"
     )
     values = {NOPE: data.attrs["found_by_nope"], TOLD_APART.quantity: yarn.min(), ROBUST.quantity: np.ptp(yarn)}
     why_not = data.attrs["why_not"] or (
