@@ -110,9 +110,11 @@ def test_numbers_of_the_rotation_that_transformers_gives_are_named(family, keys,
     stated = {key: value for key, value in json.loads(file.read_text()).items() if key not in KEYS_OF_ROTATION}
     file.write_text(json.dumps(stated | keys))
     with pytest.warns(Note) as warned:
-        ri.load(tmp_path)
+        bridge = ri.load(tmp_path)
     assert f"{file} lacks {said}" in str(warned[0].message)
     assert warned[0].filename == __file__  # the line that called, not one of ours
+    kept = ri.analyze(bridge, [[1, 2, 3]], ["patterns"]).attrs["notes"]
+    assert kept == str(warned[0].message).replace(str(file), "config.json")  # a run names no path
     capsys.readouterr()
     assert main(["inspect", str(tmp_path)]) == 0
     assert capsys.readouterr().err == f"repo-interp inspect: {warned[0].message}\n"

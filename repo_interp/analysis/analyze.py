@@ -29,7 +29,7 @@ from repo_interp.analysis.batches import BatchStore, describe_predictions, descr
 from repo_interp.analysis.coercion import Prompts, as_prompts
 from repo_interp.analysis.computed import computed
 from repo_interp.analysis.finite import Faults
-from repo_interp.analysis.notes import RoundedPositions, notes_on, rounded_positions
+from repo_interp.analysis.notes import RoundedPositions, notes_kept, rounded_positions
 from repo_interp.analysis.observed import ObservedBatches, Progress, kept
 from repo_interp.analysis.observing import MergedStatistics, group_of, measures_for
 from repo_interp.analysis.room import batch_limit
@@ -106,7 +106,7 @@ def analyze(
     batches = make_batches(prompts, size, next(bridge.parameters()).device, structure) if chosen else []
     asked = (prompts, chosen, layers, heads, size, structure, plans, task)
     batch_store = BatchStore(store, "" if store is None else _fingerprint(bridge, *asked))
-    notes, side_by_side = notes_on(bridge, prompts, chosen), batch_size if isinstance(batch_size, int) else 1
+    notes, side_by_side = notes_kept(bridge, prompts, chosen), batch_size if isinstance(batch_size, int) else 1
     if (rounded := rounded_positions(bridge)) is not None:
         warn(rounded, RoundedPositions)
     with kept(batch_store, store_every) as keep:

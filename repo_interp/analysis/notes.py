@@ -53,6 +53,13 @@ def notes_on(bridge: nn.Module, prompts: Sequence[Prompt] = (), measures: Sequen
     return tuple(notes)
 
 
+def notes_kept(bridge: nn.Module, prompts: Sequence[Prompt] = (), measures: Sequence[Measure] = ()) -> tuple[str, ...]:
+    """`notes_on`, and before them what was said when the checkpoint was loaded: what a run keeps as `notes`."""
+    origin = loaded_from(bridge)
+    lacks = (f"config.json {origin.lacks}",) if origin is not None and origin.lacks else ()
+    return (*lacks, *notes_on(bridge, prompts, measures))
+
+
 def rounded_positions(bridge: nn.Module) -> str | None:
     """What to say where learned positions are computed in 16 bits; None where they are not."""
     dtype = positions_dtype(bridge)

@@ -21,7 +21,7 @@ import xarray as xr
 from torch import nn
 
 from repo_interp.analysis.computed import computed
-from repo_interp.analysis.notes import notes_on
+from repo_interp.analysis.notes import notes_kept
 from repo_interp.analysis.room import batch_limit, require_memory_for_pass
 from repo_interp.errors import InputError
 from repo_interp.experiments.generated_scores import needle_scores, question_scores
@@ -193,7 +193,7 @@ def _run(bridge: nn.Module, scores: xr.Dataset, prompts: Sequence[Sequence[Promp
     described = {"long_name": "SHA-256 over the prompts", "units": "1"}
     options = {name: Path(value).name if _is_path(value) else value for name, value in scores.attrs.items()}
     scores = scores.assign(prompts_digest=("test_set", digests, described)).assign_attrs(options)
-    notes = {"notes": "\n".join(said)} if (said := notes_on(bridge)) else {}
+    notes = {"notes": "\n".join(said)} if (said := notes_kept(bridge)) else {}
     return make_run(
         {"scores": scores}, {**identity(bridge), **{f"version_{name}": number for name, number in versions().items()}, **notes}
     )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,8 @@ class Checkpoint:
     """Choices within schemes, as `reposition` takes them."""
     base: Base | None = None
     """What an adapter stands on; None for a whole checkpoint."""
+    lacks: str = ""
+    """The numbers of `_defaults` that config.json leaves to transformers, in words; empty where it says them all."""
 
 
 def identify(path: str | os.PathLike[str], **hub: Any) -> Checkpoint:
@@ -72,8 +74,9 @@ def identify(path: str | os.PathLike[str], **hub: Any) -> Checkpoint:
         checkpoint = Checkpoint(directory, "hugging face", config, native_layout(config), base=base)
     if defaults := _defaults(raw, config):
         taken = ", ".join(f"{name} ({number:,.15g} is taken)" for name, number in defaults.items())
-        note = f"lacks {taken}: transformers' default for {config.model_type}; add the key if the model was trained with another"
-        warn(f"{directory / 'config.json'} {note}")
+        lacks = f"lacks {taken}: transformers' default for {config.model_type}; add the key if the model was trained with another"
+        warn(f"{directory / 'config.json'} {lacks}")
+        checkpoint = replace(checkpoint, lacks=lacks)
     return checkpoint
 
 
