@@ -219,6 +219,7 @@ def _ablations(rope: Scored, ablations: Mapping[str, Scored]) -> Iterator[Eviden
     copying, nobody = _learned(ordered, sets)
     ab1, ab2, plain = (compared[layout].sample(sets) for layout in ("hope_ab1", "hope_ab2", ROPE))
     above = {"AB1 above AB2": between(ab1, ab2), "AB2 above RoPE": between(ab2, plain)}
+    in_order = (in_words({names: each}, "", " points", 100).strip() for names, each in above.items())
     yield Evidence(
         H7,
         first.name,
@@ -227,7 +228,7 @@ def _ablations(rope: Scored, ablations: Mapping[str, Scored]) -> Iterator[Eviden
         100 * ab1.mean,
         **numbers_of(ab1, 100),
         control=_means({"hope_ab2": ab2, ROPE: plain}),
-        note=note([first, second, rope], in_words(above, "", " points", 100).strip()),
+        note=note([first, second, rope], *in_order),
         unmeasurable=nobody and note([first, second, rope], nobody),
     )
     if third is None:
