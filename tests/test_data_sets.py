@@ -240,6 +240,20 @@ def test_hybridqa_reads_a_table_with_its_passages_and_marks_the_evidence(data):
     assert data_set_scores([traced, untraced], [" Calm\nmore", "1860 AD"])["exact match"].tolist() == [1, 0]
 
 
+def test_hybridqa_needs_the_passages_that_its_cells_link_to(data):
+    """A table alone would be asked without what most answers stand in, and score as if the model could not answer."""
+    tables = data["hybridqa"].parent / "WikiTables-WithLinks"
+    (tables / "request_tok" / "Bridges_0.json").unlink()
+    with pytest.raises(InputError, match=r"Bridges_0\.json: the passages that its cells link to are not there; put request_tok/"):
+        data_set_prompts("hybridqa", data["hybridqa"], BPE)
+    unlinked = TABLE | {"data": [[["Pier Way", []], ["1860", []]]]}
+    (tables / "tables_tok" / "Bridges_0.json").write_text(json.dumps(unlinked))
+    assert len(data_set_prompts("hybridqa", data["hybridqa"], BPE)) == 2, "without links there is nothing to miss"
+    (tables / "tables_tok" / "Bridges_0.json").write_text(json.dumps(unlinked | {"data": [{}, *unlinked["data"]]}))
+    with pytest.raises(InputError, match=r"field 'data', item 1: wanted a list"):
+        data_set_prompts("hybridqa", data["hybridqa"], BPE)
+
+
 def test_hybridqa_with_tables_inside_the_rows(tmp_path):
     (prompt,) = data_set_prompts("hybridqa", lines(tmp_path / "rows.jsonl", INSIDE), BPE, answer="reference")
     assert "Name | Built\nPier Way | 1860\n" in prompt.text and prompt.answers == ("iron",)
@@ -273,6 +287,14 @@ def test_longbench_marks_the_paragraph_that_is_asked_for_and_the_examples_end_at
     asked = long_row(dataset="trec", answers=["City"], all_classes=["City", "Date"])
     (prompt,) = data_set_prompts("longbench", lines(tmp_path / "b.jsonl", asked), BPE)
     assert data_set_scores([prompt], ["\nCity\nType: Date"])["classification"].tolist() == [1]
+
+
+def test_longbench_e_is_not_mixed_with_longbench(tmp_path):
+    lines(tmp_path / "hotpotqa.jsonl", long_row())
+    lines(tmp_path / "hotpotqa_e.jsonl", long_row(), long_row(dataset="hotpotqa_e"))
+    prompts = data_set_prompts("longbench", tmp_path, BPE)
+    assert [prompt.attributes["subset"] for prompt in prompts] == ["longbench hotpotqa", *["longbench hotpotqa_e"] * 2]
+    assert [prompt.attributes["metrics"] for prompt in prompts] == [["F1"]] * 3
 
 
 def test_the_benchmark_s_own_wordings_are_taken_where_they_stand_beside_the_data(tmp_path):

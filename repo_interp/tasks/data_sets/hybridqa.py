@@ -97,8 +97,12 @@ def _stored(file: Path, name: str) -> Table:
         )
     row = _object(place)
     header = [_cell(cell, row, "header")[0] for cell in row.items("header")]
-    lines = [[_cell(cell, row, "data") for cell in line] for line in row.items("data") if isinstance(line, list)]
+    lines = [[_cell(cell, row, "data") for cell in line] for line in row.lists("data")]
     linked = folder / PASSAGES / f"{name}.json"
+    if not linked.is_file() and any(links for line in lines for _, links in line):
+        raise InputError(
+            f"{place}: the passages that its cells link to are not there; put {PASSAGES}/{linked.name} of the same release beside {LINKS}"
+        )
     passages = _object(linked) if linked.is_file() else Row({}, str(linked))
     title = [row.text("title"), row.any_text("section_title") if row.has("section_title") else ""]
     return _write(title, header, lines, {link: passages.any_text(link) for link in passages.values})

@@ -50,6 +50,10 @@ class Row:
         """A field that is a list. Raises InputError naming row and field."""
         return self._typed(field, list)
 
+    def lists(self, field: str) -> list[list[Any]]:
+        """A field that is a list of lists. Raises InputError naming row and field."""
+        return self._typed(field, list[list])
+
     def texts(self, field: str) -> list[str]:
         """A field that is a list of texts. Raises InputError naming row and field."""
         return self._typed(field, list[str])
