@@ -14,7 +14,7 @@ import pytest
 import torch
 from families import TINY
 from numpy.testing import assert_allclose
-from task_tokenizers import tokenizer
+from task_tokenizers import FAMILIES, tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from repo_interp.cli import score as score_command
@@ -232,12 +232,26 @@ def test_what_counts_of_an_output_ends_at_the_first_stop():
 
 def test_hybridqa_reads_a_table_with_its_passages_and_marks_the_evidence(data):
     traced, untraced = data_set_prompts("hybridqa", data["hybridqa"], BPE)
-    assert piece(traced, "needle.1") == ["1511"] and piece(traced, "needle.2") == ["Old Bridge crosses the Calm."]
+    assert piece(traced, "needle.1") == [" 1511"] and piece(traced, "needle.2") == ["Old Bridge crosses the Calm."]
     assert piece(traced, "query.question") == [TRACED["question"]]
     assert "Name | Built\nPier Way | 1860\nOld Bridge | 1511\n\nPier Way is made of iron.\n" in traced.text
     assert traced.text.endswith("\nAnswer:") and not traced.generated and traced.answers == ("the Calm",)
     assert "needle" not in untraced.spans and traced.attributes["where"] == "passage"
     assert data_set_scores([traced, untraced], [" Calm\nmore", "1860 AD"])["exact match"].tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("value", ["a", "5", "—", "é", " "])
+def test_a_cell_of_one_character_may_be_the_answer(data, family, value):
+    """Many answers are: a rank, a grade. One question that has no needle to mark refuses no file."""
+    table = data["hybridqa"].parent / "WikiTables-WithLinks" / "tables_tok" / "Bridges_0.json"
+    table.write_text(json.dumps(TABLE | {"data": [TABLE["data"][0], [TABLE["data"][1][0], [value, []]]]}))
+    asked = TRACED | {"answer-text": "a", "answer-node": [[value, [1, 1], None, "table"]]}
+    data["hybridqa"].write_text(json.dumps([asked]))
+    (prompt,) = data_set_prompts("hybridqa", data["hybridqa"], tokenizer(family), answer="reference")
+    assert prompt.generated and "query.question" in prompt.spans
+    if value in "a5":
+        assert prompt.token_text[prompt.spans["needle.1"][-1]].strip() == value
 
 
 def test_hybridqa_needs_the_passages_that_its_cells_link_to(data):

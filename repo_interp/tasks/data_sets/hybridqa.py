@@ -36,7 +36,7 @@ class Table:
 
     text: str
     cells: dict[tuple[int, int], tuple[int, int]]
-    """Half-open character range by row and column, from 0."""
+    """Half-open character range by row and column, from 0; with the space before, which tokenizers join to a word."""
     passages: dict[str, tuple[int, int]]
     """By link."""
 
@@ -132,9 +132,10 @@ def _write(
     cells, places = {}, {}
     for line, row in enumerate(lines):
         for column, (value, _) in enumerate(row):
-            text += " | " if column else ""
-            cells[line, column] = (len(text), len(text) + len(value))
-            text += value
+            text += " |" if column else ""
+            cell = f" {value}" if column else value
+            cells[line, column] = (len(text), len(text) + len(cell))
+            text += cell
         text += "\n"
     text += "\n"
     for link in dict.fromkeys(link for row in lines for _, links in row for link in links):
