@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from task_tokenizers import FAMILIES, tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from repo_interp.cli import score as score_command
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, Note
 from repo_interp.experiments.generated_scores import generated_texts, question_scores
 from repo_interp.models.checkpoints import save
 from repo_interp.models.reposition import reposition
@@ -44,6 +45,7 @@ from repo_interp.tasks.data_sets.metrics import (
 )
 from repo_interp.tasks.data_sets.question import without_middle
 
+pytestmark = pytest.mark.filterwarnings("ignore::repo_interp.errors.Note")
 BPE = tokenizer("byte_level_bpe")
 
 TRACED = {
@@ -331,6 +333,36 @@ def test_mmlu_pro_shows_worked_examples_of_the_same_category_as_many_as_fit(data
     assert data_set_scores([math, law], ["The answer is (B).\nQuestion: the answer is (A)", "A"])["accuracy"].tolist() == [1, 0]
     short, _ = data_set_prompts("mmlu_pro", data["mmlu_pro"], BPE, length=2 * len(law.tokens) + 4)
     assert "examples" not in short.spans and short.attributes["dropped_tokens"] == 0
+
+
+def said_of(*given, **options):
+    """The Notes on the prompts of a data set."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", Note)
+        data_set_prompts(*given, **options)
+    return [str(each.message) for each in caught]
+
+
+def test_what_departs_from_the_benchmark_is_said(data, tmp_path):
+    """Without a word, accuracy without examples would stand beside the benchmark's with five."""
+    (said,) = said_of("mmlu_pro", data["mmlu_pro"], BPE)
+    assert said.startswith("2 of 2 questions of mmlu_pro are asked with fewer examples than the 5 that the benchmark shows; name a")
+    worked = [WORKED | {"question": f"{number} and one?"} for number in range(5)]
+    assert said_of("mmlu_pro", lines(tmp_path / "all.jsonl", *worked, MMLU), BPE) == []
+    assert said_of("mmlu_pro", lines(tmp_path / "all.jsonl", *worked, MMLU), BPE, length=500)[0].startswith("1 of 1")
+    (said,) = said_of("longbench", data["longbench"] / "hotpotqa.jsonl", BPE)
+    assert said.startswith("2 of 2 questions of longbench are asked in words of ours; put LongBench's dataset2prompt.json beside")
+    (data["longbench"] / "dataset2prompt.json").write_text(json.dumps({"hotpotqa": "{context} {input}"}))
+    assert said_of("longbench", data["longbench"] / "hotpotqa.jsonl", BPE) == []
+    for name in ("hybridqa", "qasper", "glue"):
+        assert said_of(name, data[name], BPE, length=400) == []
+
+
+def test_questions_that_stand_twice_are_counted_aloud(data):
+    traced = data["hybridqa"].parent / "dev.traced.json"
+    traced.write_text(json.dumps([TRACED, UNTRACED | {"question": "Another?"}]))
+    (said,) = said_of("hybridqa", traced.parent, BPE)
+    assert said.endswith("hybridqa: 1 of 4 questions of hybridqa stand there a second time, and count again")
 
 
 def test_mmlu_pro_in_a_folder_of_parquet_as_it_is_published(tmp_path):
