@@ -593,6 +593,22 @@ def test_verdicts_follow_the_rules(models):
     assert verdict("P6 (Qasper)", "qasper", **known) == {"my/rope": HOLDS, "my/repo": FAILS}
 
 
+def test_the_mean_over_a_data_set_is_that_of_its_parts(models):
+    """LongBench's average: two sets of 1 and 4 questions count alike, and parts of one size are taken as they are."""
+    import xarray as xr
+
+    def sample(values):
+        coords = {"order": [PLAIN], "test_set": ["a", "b"], "metric": ("test_set", ["F1", "ROUGE-L"])}
+        scores = xr.Dataset({"score": (("order", "test_set", "prompt"), np.array([values]))}, coords)
+        (longbench,) = {each.questions for each in COMPARISONS if each.questions.data_set == "longbench"}
+        return Answers((), Options(), {("my/repo", "longbench"): scores}).sample("my/repo", longbench)
+
+    unlike = sample([[1, np.nan, np.nan, np.nan], [0, 0.5, 0, 0.5]])
+    assert unlike.mean == pytest.approx((1 + 0.25) / 2) and unlike.prompts.mean() == pytest.approx(unlike.mean)
+    assert unlike.count == 5
+    assert sample([[1, 0], [0, 0.5]]).prompts.tolist() == [1, 0, 0, 0.5]
+
+
 def test_the_table_of_nothing_says_what_it_needs(models):
     subjects = Given({name: str(path) for name, path in models.items()}).subjects()
     rows = table(Answers(subjects, Options(data=tuple((name, "x") for name in NAMES if name != "glue")), {}))
