@@ -346,7 +346,9 @@ def said_of(*given, **options):
 def test_what_departs_from_the_benchmark_is_said(data, tmp_path):
     """Without a word, accuracy without examples would stand beside the benchmark's with five."""
     (said,) = said_of("mmlu_pro", data["mmlu_pro"], BPE)
-    assert said.startswith("2 of 2 questions of mmlu_pro are asked with fewer examples than the 5 that the benchmark shows; name a")
+    assert said.startswith(
+        "2 of 2 questions of mmlu_pro are asked with fewer examples than the 5 that the benchmark shows; name a"
+    )
     worked = [WORKED | {"question": f"{number} and one?"} for number in range(5)]
     assert said_of("mmlu_pro", lines(tmp_path / "all.jsonl", *worked, MMLU), BPE) == []
     assert said_of("mmlu_pro", lines(tmp_path / "all.jsonl", *worked, MMLU), BPE, length=500)[0].startswith("1 of 1")
@@ -454,6 +456,23 @@ def test_a_wrong_file_is_refused_in_one_line_that_names_row_and_field(data, tmp_
     assert "\n" not in str(refused.value) and "wrong.json" in str(refused.value)
 
 
+def test_rows_are_read_in_the_shapes_that_libraries_write_them_in(tmp_path):
+    asked = [MMLU | {"question": text} for text in ("Wie groß?", "多少？", "How many\u2028lines?")]
+    rows = [json.dumps(row, ensure_ascii=False) for row in asked]
+    shapes = {
+        "list.json": f"[{','.join(rows)}]",
+        "indented.json": json.dumps(asked, indent=2),
+        "lines.json": "\n".join(rows),
+        "windows.jsonl": "\r\n".join(rows) + "\r\n\r\n",
+        "marked.jsonl": "\ufeff" + "\n".join(rows),
+    }
+    texts = []
+    for name, content in shapes.items():
+        (tmp_path / name).write_bytes(content.encode())
+        texts.append([piece(prompt, "query.question") for prompt in data_set_prompts("mmlu_pro", tmp_path / name, BPE)])
+    assert all(known == texts[0] for known in texts) and len(texts[0]) == 3 and "多少？" in texts[0][1][0]
+
+
 def test_files_that_are_none_are_refused(tmp_path):
     for content, said in (("{", "row 1: broken JSON"), ("", "there are no rows")):
         (tmp_path / "a.jsonl").write_text(content)
@@ -467,6 +486,8 @@ def test_files_that_are_none_are_refused(tmp_path):
     ):
         with pytest.raises(InputError, match=said):
             data_set_prompts("longbench", path, BPE)
+    with pytest.raises(InputError, match=r"a\.parquet: wanted Qasper as it is released"):
+        data_set_prompts("qasper", tmp_path / "a.parquet", BPE)
     with pytest.raises(InputError, match="one of hybridqa, longbench"):
         data_set_prompts("squad", tmp_path / "a.jsonl", BPE)
     (tmp_path / "dev.json").write_text(json.dumps([UNTRACED]))

@@ -43,7 +43,7 @@ _DEPARTURES: Mapping[str, tuple[Callable[[Prompt], bool], str]] = {
     ),
     "mmlu_pro": (
         lambda prompt: "examples.5" not in prompt.spans,
-        "are asked with fewer examples than the 5 that the benchmark shows; name a folder with test and validation, or give a greater length",
+        "are asked with fewer examples than the 5 that the benchmark shows; name a folder with test and validation, or a greater length",
     ),
 }
 """By data set: which prompts are not what the benchmark asks, and what is said of them."""
@@ -58,7 +58,7 @@ def data_set_prompts(
     seed: int = 0,
     answer: str = "none",
 ) -> list[Prompt]:
-    """`count` questions of every part of the data set (all, where it has fewer; of GLUE always `count`, drawn anew one by one), drawn by the
+    """`count` questions of every part of the data set (all, where it has fewer; of GLUE always `count`, drawn one by one), drawn by the
     seed, each at most `length` tokens with its answer: longer ones lose their middle.
 
     `answer`: "none" ends with the question, "reference" appends the reference answer as generated tokens. Raises InputError, in one line

@@ -8,7 +8,8 @@
     the rows        (cells row by row, as the copy on Hugging Face has it)
 
 The table is written one line per row, cells with bars between them, then every linked passage once. Answer nodes, which only traced files
-have, make the `needle`: the cell where kind is "table", the passage where it is "passage".
+have, make the `needle`: the cell where kind is "table", the passage where it is "passage". The prompt is ours; an answer ends at its first
+line break.
 """
 
 from __future__ import annotations
