@@ -495,6 +495,21 @@ def test_files_that_are_none_are_refused(tmp_path):
         data_set_prompts("hybridqa", tmp_path / "dev.json", BPE)
 
 
+@pytest.mark.parametrize("said", ["Support for codec 'lzo' not built\nsecond line", ""])
+def test_parquet_that_cannot_be_read_is_one_line(tmp_path, monkeypatch, said):
+    """A codec that this pyarrow was built without is its NotImplementedError."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+
+    def read_table(file):
+        raise NotImplementedError(said)
+
+    monkeypatch.setattr(parquet, "read_table", read_table)
+    (tmp_path / "a.parquet").touch()
+    with pytest.raises(InputError, match=r"a\.parquet: this is no parquet file that can be read \(") as refused:
+        data_set_prompts("mmlu_pro", tmp_path / "a.parquet", BPE)
+    assert "\n" not in str(refused.value)
+
+
 def test_every_metric_that_a_data_set_names_is_there():
     assert {part.metric for part in PARTS.values()} <= METRICS.keys()
     assert {metric for comparison in COMPARISONS for metric in comparison.questions.metrics} <= METRICS.keys()

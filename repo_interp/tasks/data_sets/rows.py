@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, one_line
 from repo_interp.records import parsed, read_text, typed
 
 SUFFIXES = (".json", ".jsonl", ".parquet")
@@ -118,5 +118,5 @@ def _parquet(file: Path) -> list[Any]:
         raise InputError(f"{file}: reading parquet needs pyarrow; install it, or give the rows as .jsonl") from None
     try:
         return pyarrow.parquet.read_table(file).to_pylist()
-    except (OSError, ValueError) as error:  # pyarrow's own errors are among these
-        raise InputError(f"{file}: this is no parquet file that can be read ({str(error).splitlines()[0]})") from None
+    except (OSError, ValueError, NotImplementedError) as error:  # pyarrow's own errors are among these
+        raise InputError(f"{file}: this is no parquet file that can be read ({one_line(error)})") from None
