@@ -8,17 +8,18 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import warnings
 
 import numpy as np
 import pytest
 import torch
 from families import TINY
 from numpy.testing import assert_allclose
-from task_tokenizers import tokenizer
+from task_tokenizers import FAMILIES, tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from repo_interp.cli import score as score_command
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, Note
 from repo_interp.experiments.generated_scores import generated_texts, question_scores
 from repo_interp.models.checkpoints import save
 from repo_interp.models.reposition import reposition
@@ -44,6 +45,7 @@ from repo_interp.tasks.data_sets.metrics import (
 )
 from repo_interp.tasks.data_sets.question import without_middle
 
+pytestmark = pytest.mark.filterwarnings("ignore::repo_interp.errors.Note")
 BPE = tokenizer("byte_level_bpe")
 
 TRACED = {
@@ -232,12 +234,40 @@ def test_what_counts_of_an_output_ends_at_the_first_stop():
 
 def test_hybridqa_reads_a_table_with_its_passages_and_marks_the_evidence(data):
     traced, untraced = data_set_prompts("hybridqa", data["hybridqa"], BPE)
-    assert piece(traced, "needle.1") == ["1511"] and piece(traced, "needle.2") == ["Old Bridge crosses the Calm."]
+    assert piece(traced, "needle.1") == [" 1511"] and piece(traced, "needle.2") == ["Old Bridge crosses the Calm."]
     assert piece(traced, "query.question") == [TRACED["question"]]
     assert "Name | Built\nPier Way | 1860\nOld Bridge | 1511\n\nPier Way is made of iron.\n" in traced.text
     assert traced.text.endswith("\nAnswer:") and not traced.generated and traced.answers == ("the Calm",)
     assert "needle" not in untraced.spans and traced.attributes["where"] == "passage"
     assert data_set_scores([traced, untraced], [" Calm\nmore", "1860 AD"])["exact match"].tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("value", ["a", "5", "—", "é", " "])
+def test_a_cell_of_one_character_may_be_the_answer(data, family, value):
+    """Many answers are: a rank, a grade. One question that has no needle to mark refuses no file."""
+    table = data["hybridqa"].parent / "WikiTables-WithLinks" / "tables_tok" / "Bridges_0.json"
+    table.write_text(json.dumps(TABLE | {"data": [TABLE["data"][0], [TABLE["data"][1][0], [value, []]]]}))
+    asked = TRACED | {"answer-text": "a", "answer-node": [[value, [1, 1], None, "table"]]}
+    data["hybridqa"].write_text(json.dumps([asked]))
+    (prompt,) = data_set_prompts("hybridqa", data["hybridqa"], tokenizer(family), answer="reference")
+    assert prompt.generated and "query.question" in prompt.spans
+    if value in "a5":
+        assert prompt.token_text[prompt.spans["needle.1"][-1]].strip() == value
+
+
+def test_hybridqa_needs_the_passages_that_its_cells_link_to(data):
+    """A table alone would be asked without what most answers stand in, and score as if the model could not answer."""
+    tables = data["hybridqa"].parent / "WikiTables-WithLinks"
+    (tables / "request_tok" / "Bridges_0.json").unlink()
+    with pytest.raises(InputError, match=r"Bridges_0\.json: the passages that its cells link to are not there; put request_tok/"):
+        data_set_prompts("hybridqa", data["hybridqa"], BPE)
+    unlinked = TABLE | {"data": [[["Pier Way", []], ["1860", []]]]}
+    (tables / "tables_tok" / "Bridges_0.json").write_text(json.dumps(unlinked))
+    assert len(data_set_prompts("hybridqa", data["hybridqa"], BPE)) == 2, "without links there is nothing to miss"
+    (tables / "tables_tok" / "Bridges_0.json").write_text(json.dumps(unlinked | {"data": [{}, *unlinked["data"]]}))
+    with pytest.raises(InputError, match=r"field 'data', item 1: wanted a list"):
+        data_set_prompts("hybridqa", data["hybridqa"], BPE)
 
 
 def test_hybridqa_with_tables_inside_the_rows(tmp_path):
@@ -275,6 +305,14 @@ def test_longbench_marks_the_paragraph_that_is_asked_for_and_the_examples_end_at
     assert data_set_scores([prompt], ["\nCity\nType: Date"])["classification"].tolist() == [1]
 
 
+def test_longbench_e_is_not_mixed_with_longbench(tmp_path):
+    lines(tmp_path / "hotpotqa.jsonl", long_row())
+    lines(tmp_path / "hotpotqa_e.jsonl", long_row(), long_row(dataset="hotpotqa_e"))
+    prompts = data_set_prompts("longbench", tmp_path, BPE)
+    assert [prompt.attributes["subset"] for prompt in prompts] == ["longbench hotpotqa", *["longbench hotpotqa_e"] * 2]
+    assert [prompt.attributes["metrics"] for prompt in prompts] == [["F1"]] * 3
+
+
 def test_the_benchmark_s_own_wordings_are_taken_where_they_stand_beside_the_data(tmp_path):
     file = lines(tmp_path / "a.jsonl", long_row())
     assert data_set_prompts("longbench", file, BPE)[0].attributes["wording"] == "ours"
@@ -295,6 +333,38 @@ def test_mmlu_pro_shows_worked_examples_of_the_same_category_as_many_as_fit(data
     assert data_set_scores([math, law], ["The answer is (B).\nQuestion: the answer is (A)", "A"])["accuracy"].tolist() == [1, 0]
     short, _ = data_set_prompts("mmlu_pro", data["mmlu_pro"], BPE, length=2 * len(law.tokens) + 4)
     assert "examples" not in short.spans and short.attributes["dropped_tokens"] == 0
+
+
+def said_of(*given, **options):
+    """The Notes on the prompts of a data set."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", Note)
+        data_set_prompts(*given, **options)
+    return [str(each.message) for each in caught]
+
+
+def test_what_departs_from_the_benchmark_is_said(data, tmp_path):
+    """Without a word, accuracy without examples would stand beside the benchmark's with five."""
+    (said,) = said_of("mmlu_pro", data["mmlu_pro"], BPE)
+    assert said.startswith(
+        "2 of 2 questions of mmlu_pro are asked with fewer examples than the 5 that the benchmark shows; name a"
+    )
+    worked = [WORKED | {"question": f"{number} and one?"} for number in range(5)]
+    assert said_of("mmlu_pro", lines(tmp_path / "all.jsonl", *worked, MMLU), BPE) == []
+    assert said_of("mmlu_pro", lines(tmp_path / "all.jsonl", *worked, MMLU), BPE, length=500)[0].startswith("1 of 1")
+    (said,) = said_of("longbench", data["longbench"] / "hotpotqa.jsonl", BPE)
+    assert said.startswith("2 of 2 questions of longbench are asked in words of ours; put LongBench's dataset2prompt.json beside")
+    (data["longbench"] / "dataset2prompt.json").write_text(json.dumps({"hotpotqa": "{context} {input}"}))
+    assert said_of("longbench", data["longbench"] / "hotpotqa.jsonl", BPE) == []
+    for name in ("hybridqa", "qasper", "glue"):
+        assert said_of(name, data[name], BPE, length=400) == []
+
+
+def test_questions_that_stand_twice_are_counted_aloud(data):
+    traced = data["hybridqa"].parent / "dev.traced.json"
+    traced.write_text(json.dumps([TRACED, UNTRACED | {"question": "Another?"}]))
+    (said,) = said_of("hybridqa", traced.parent, BPE)
+    assert said.endswith("hybridqa: 1 of 4 questions of hybridqa stand there a second time, and count again")
 
 
 def test_mmlu_pro_in_a_folder_of_parquet_as_it_is_published(tmp_path):
@@ -386,6 +456,23 @@ def test_a_wrong_file_is_refused_in_one_line_that_names_row_and_field(data, tmp_
     assert "\n" not in str(refused.value) and "wrong.json" in str(refused.value)
 
 
+def test_rows_are_read_in_the_shapes_that_libraries_write_them_in(tmp_path):
+    asked = [MMLU | {"question": text} for text in ("Wie groß?", "多少？", "How many\u2028lines?")]
+    rows = [json.dumps(row, ensure_ascii=False) for row in asked]
+    shapes = {
+        "list.json": f"[{','.join(rows)}]",
+        "indented.json": json.dumps(asked, indent=2),
+        "lines.json": "\n".join(rows),
+        "windows.jsonl": "\r\n".join(rows) + "\r\n\r\n",
+        "marked.jsonl": "\ufeff" + "\n".join(rows),
+    }
+    texts = []
+    for name, content in shapes.items():
+        (tmp_path / name).write_bytes(content.encode())
+        texts.append([piece(prompt, "query.question") for prompt in data_set_prompts("mmlu_pro", tmp_path / name, BPE)])
+    assert all(known == texts[0] for known in texts) and len(texts[0]) == 3 and "多少？" in texts[0][1][0]
+
+
 def test_files_that_are_none_are_refused(tmp_path):
     for content, said in (("{", "row 1: broken JSON"), ("", "there are no rows")):
         (tmp_path / "a.jsonl").write_text(content)
@@ -399,11 +486,28 @@ def test_files_that_are_none_are_refused(tmp_path):
     ):
         with pytest.raises(InputError, match=said):
             data_set_prompts("longbench", path, BPE)
+    with pytest.raises(InputError, match=r"a\.parquet: wanted Qasper as it is released"):
+        data_set_prompts("qasper", tmp_path / "a.parquet", BPE)
     with pytest.raises(InputError, match="one of hybridqa, longbench"):
         data_set_prompts("squad", tmp_path / "a.jsonl", BPE)
     (tmp_path / "dev.json").write_text(json.dumps([UNTRACED]))
     with pytest.raises(InputError, match="put the folder WikiTables-WithLinks"):
         data_set_prompts("hybridqa", tmp_path / "dev.json", BPE)
+
+
+@pytest.mark.parametrize("said", ["Support for codec 'lzo' not built\nsecond line", ""])
+def test_parquet_that_cannot_be_read_is_one_line(tmp_path, monkeypatch, said):
+    """A codec that this pyarrow was built without is its NotImplementedError."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+
+    def read_table(file):
+        raise NotImplementedError(said)
+
+    monkeypatch.setattr(parquet, "read_table", read_table)
+    (tmp_path / "a.parquet").touch()
+    with pytest.raises(InputError, match=r"a\.parquet: this is no parquet file that can be read \(") as refused:
+        data_set_prompts("mmlu_pro", tmp_path / "a.parquet", BPE)
+    assert "\n" not in str(refused.value)
 
 
 def test_every_metric_that_a_data_set_names_is_there():
@@ -523,6 +627,22 @@ def test_verdicts_follow_the_rules(models):
     assert verdict("R9 (HybridQA)", "hybridqa", subjects[:1]) == {"none": UNMEASURED}
     known = {"rope": scores(0.4, "F1", 0.99), "repo": scores(0.4, "F1", 0.9)}
     assert verdict("P6 (Qasper)", "qasper", **known) == {"my/rope": HOLDS, "my/repo": FAILS}
+
+
+def test_the_mean_over_a_data_set_is_that_of_its_parts(models):
+    """LongBench's average: two sets of 1 and 4 questions count alike, and parts of one size are taken as they are."""
+    import xarray as xr
+
+    def sample(values):
+        coords = {"order": [PLAIN], "test_set": ["a", "b"], "metric": ("test_set", ["F1", "ROUGE-L"])}
+        scores = xr.Dataset({"score": (("order", "test_set", "prompt"), np.array([values]))}, coords)
+        (longbench,) = {each.questions for each in COMPARISONS if each.questions.data_set == "longbench"}
+        return Answers((), Options(), {("my/repo", "longbench"): scores}).sample("my/repo", longbench)
+
+    unlike = sample([[1, np.nan, np.nan, np.nan], [0, 0.5, 0, 0.5]])
+    assert unlike.mean == pytest.approx((1 + 0.25) / 2) and unlike.prompts.mean() == pytest.approx(unlike.mean)
+    assert unlike.count == 5
+    assert sample([[1, 0], [0, 0.5]]).prompts.tolist() == [1, 0, 0, 0.5]
 
 
 def test_the_table_of_nothing_says_what_it_needs(models):

@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import repo_interp as ri
 from repo_interp import cli
 from repo_interp.analysis.score import task_of
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, Note
 from repo_interp.experiments.resumable_grid import OtherQuestion
 from repo_interp.experiments.task_scores import task_scores
 from repo_interp.models.checkpoints import load_model
@@ -120,6 +120,17 @@ def test_needles_are_asked_for_in_a_checkpoints_own_tokens_and_judged_as_generat
             assert scores["score"].values[row, place] == ri.tasks.niah_score([said], [prompt]) / 100
     assert scores["score_map"].dims == ("depth", "length")
     assert [name for name, _ in figures_of_scores(run)] == ["scores", "score_map"]
+
+
+def test_what_a_store_keeps_of_needles_is_of_the_same_haystack(hub, tmp_path):
+    """A text that goes on otherwise behind the words of the shortest prompt is another question, too."""
+    essay, asked = tmp_path / "essay.txt", {"lengths": [500, 700], "variant": "single_2", "count": 1, "store": tmp_path / "store"}
+    shared = "The dog ran away. " * 25
+    essay.write_text(shared + "The cat sat. " * 90)
+    ri.score_needles(ri.load(hub), essay=essay, **asked)
+    essay.write_text(shared + "A bird flew. " * 90)
+    with pytest.warns(Note, match="keeps finished parts of another question"):
+        ri.score_needles(ri.load(hub), essay=essay, **asked)
 
 
 def test_several_needles_have_no_one_depth_and_so_no_map(hub):

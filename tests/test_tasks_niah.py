@@ -231,6 +231,8 @@ def test_essays_from_a_file_and_from_docstrings(tmp_path):
     assert essay(path).sentences(9) == ["First one.", "Second (one)?", "Third e.g. Bob. ünd so"]
     prompt = niah(tokenizer("words"), "single_2", 600, 1, essay=path)[0]
     assert "ünd so First one. Second" in prompt.text
+    path.write_bytes(b"\xef\xbb\xbfAnother text now.\r\n")
+    assert essay(path).words(3) == ["Another", "text", "now."], "a file is read again, without the mark of its encoding"
     few = essay().words(40)
     assert essay().words(3000)[:40] == few
     sentences = essay().sentences(3000)

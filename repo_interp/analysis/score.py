@@ -108,8 +108,10 @@ def score_needles(
     lengths = [whole_number(length, "the number of tokens") for length in sets_named(lengths)]
     size = batch_limit(bridge, batch_size)
     asked = {"task": "ruler", "lengths": lengths, "variant": variant, "count": count, "seed": seed, **options}
-    first = niah(tokenizer, variant, lengths[0], 1, seed, answer="none", **options)
-    grid = _grid(bridge, first, store, store_every, {**asked, "batch_size": size})
+    first, longest = (
+        niah(tokenizer, variant, length, 1, seed, answer="none", **options) for length in (lengths[0], max(lengths))
+    )
+    grid = _grid(bridge, first, store, store_every, {**asked, "longest": prompts_digest(longest), "batch_size": size})
     scores = needle_scores(model_of(bridge), tokenizer, lengths, variant, count, seed, size, progress, grid, **options)
     return _run(bridge, scores, [niah(tokenizer, variant, length, count, seed, answer="none", **options) for length in lengths])
 

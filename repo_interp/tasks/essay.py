@@ -55,15 +55,19 @@ def essay(path: str | Path | None = None) -> Essay:
     return _standard_library() if path is None else _file(str(path))
 
 
-@functools.cache
 def _file(path: str) -> Essay:
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise InputError(f"{path}: wanted a text file for the haystack, but {reason}; name a UTF-8 text file") from error
     if not text.split():
         raise InputError(f"{path}: wanted prose for the haystack, the file is empty; name a file with text")
+    return _of(text)
+
+
+@functools.lru_cache(maxsize=4)
+def _of(text: str) -> Essay:
     return Essay(iter([text]))
 
 

@@ -61,7 +61,7 @@ class Options:
 
 
 class Questions(NamedTuple):
-    """A data set, and which of its metrics count: the mean over all rows with one of them."""
+    """A data set, and which of its metrics count: the mean over the parts with one of them, each the mean over its questions."""
 
     data_set: str
     metrics: tuple[str, ...]
@@ -89,11 +89,16 @@ class Answers:
         return [name for name in NAMES if name not in dict(self.options.data)]
 
     def sample(self, checkpoint: str, questions: Questions, order: str = PLAIN) -> Sample:
-        """All questions of the parts that have one of the metrics, in their order."""
+        """All questions of the parts that have one of the metrics, in their order.
+
+        Every part counts alike, as in LongBench: a question of a part with fewer counts more, by N / (parts * questions of its part).
+        """
         scores = self.scores[checkpoint, questions.data_set]
         counts = np.isin(scores["metric"].values.astype(str), list(questions.metrics))
         chosen = scores["score"].sel(order=order).values[counts]
-        known = chosen[np.isfinite(chosen)]
+        asked = np.isfinite(chosen)
+        weights = asked.sum() / (len(asked) * asked.sum(axis=1, keepdims=True))
+        known = (chosen * weights)[asked]
         return Sample(np.array([known.mean()]), known, len(known), True)
 
 

@@ -6,7 +6,8 @@
     hybridqa    exact match, F1          longbench    one per set             qasper    F1
     glue        following (HoPE)         mmlu_pro     accuracy
 
-Readers are one module per data set and say which file they want. Knows no model.
+Readers are one module per data set and say which file they want. What makes scores differ from the benchmark's own without being wrong -
+wording of ours, examples that are missing, questions that stand twice - is said in a Note. Knows no model.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Float
 
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, warn
 from repo_interp.files import path_of
 from repo_interp.tasks.data_sets.metrics import METRICS
 from repo_interp.tasks.data_sets.question import Question, prompt_of
@@ -35,6 +36,17 @@ if TYPE_CHECKING:
 __all__ = ["NAMES", "data_set_prompts", "data_set_scores", "spoken"]
 
 NAMES = ("hybridqa", "longbench", "qasper", "glue", "mmlu_pro")
+_DEPARTURES: Mapping[str, tuple[Callable[[Prompt], bool], str]] = {
+    "longbench": (
+        lambda prompt: prompt.attributes["wording"] == "ours",
+        "are asked in words of ours; put LongBench's dataset2prompt.json beside the data for its own",
+    ),
+    "mmlu_pro": (
+        lambda prompt: "examples.5" not in prompt.spans,
+        "are asked with fewer examples than the 5 that the benchmark shows; name a folder with test and validation, or a greater length",
+    ),
+}
+"""By data set: which prompts are not what the benchmark asks, and what is said of them."""
 
 
 def data_set_prompts(
@@ -46,11 +58,11 @@ def data_set_prompts(
     seed: int = 0,
     answer: str = "none",
 ) -> list[Prompt]:
-    """`count` questions of every part of the data set (all, where it has fewer), drawn by the seed, each at most `length` tokens with its
-    answer: longer ones lose their middle.
+    """`count` questions of every part of the data set (all, where it has fewer; of GLUE always `count`, drawn one by one), drawn by the
+    seed, each at most `length` tokens with its answer: longer ones lose their middle.
 
     `answer`: "none" ends with the question, "reference" appends the reference answer as generated tokens. Raises InputError, in one line
-    naming row and field, where the file is not this data set's.
+    naming row and field, where the file is not this data set's; warns with a Note of what departs from the benchmark.
     """
     require_name(name)
     path = path_of(path, f"the file of {name}")
@@ -66,11 +78,19 @@ def data_set_prompts(
         parts.setdefault(question.subset, []).append(question)
     if not parts:
         raise InputError(f"{path}: there are no rows; name a file of {name} that has some")
-    return [
+    for part, known in parts.items():
+        if twice := len(known) - len({hash(question.wordings[-1].text) for question in known}):
+            warn(f"{path}: {twice} of {len(known)} questions of {part} stand there a second time, and count again")
+    made = [
         prompt_of(question, tokenizer, length, answer)
         for part, known in parts.items()
         for question in _drawn(part, known, count, seed)
     ]
+    if name in _DEPARTURES:
+        departs, said = _DEPARTURES[name]
+        if departing := sum(map(departs, made)):
+            warn(f"{departing} of {len(made)} questions of {name} {said}")
+    return made
 
 
 def data_set_scores(prompts: Sequence[Prompt], outputs: Sequence[str]) -> dict[str, Float[np.ndarray, " prompt"]]:

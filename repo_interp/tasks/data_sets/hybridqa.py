@@ -8,7 +8,8 @@
     the rows        (cells row by row, as the copy on Hugging Face has it)
 
 The table is written one line per row, cells with bars between them, then every linked passage once. Answer nodes, which only traced files
-have, make the `needle`: the cell where kind is "table", the passage where it is "passage".
+have, make the `needle`: the cell where kind is "table", the passage where it is "passage". The prompt is ours; an answer ends at its first
+line break.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Table:
 
     text: str
     cells: dict[tuple[int, int], tuple[int, int]]
-    """Half-open character range by row and column, from 0."""
+    """Half-open character range by row and column, from 0; with the space before, which tokenizers join to a word."""
     passages: dict[str, tuple[int, int]]
     """By link."""
 
@@ -97,8 +98,12 @@ def _stored(file: Path, name: str) -> Table:
         )
     row = _object(place)
     header = [_cell(cell, row, "header")[0] for cell in row.items("header")]
-    lines = [[_cell(cell, row, "data") for cell in line] for line in row.items("data") if isinstance(line, list)]
+    lines = [[_cell(cell, row, "data") for cell in line] for line in row.lists("data")]
     linked = folder / PASSAGES / f"{name}.json"
+    if not linked.is_file() and any(links for line in lines for _, links in line):
+        raise InputError(
+            f"{place}: the passages that its cells link to are not there; put {PASSAGES}/{linked.name} of the same release beside {LINKS}"
+        )
     passages = _object(linked) if linked.is_file() else Row({}, str(linked))
     title = [row.text("title"), row.any_text("section_title") if row.has("section_title") else ""]
     return _write(title, header, lines, {link: passages.any_text(link) for link in passages.values})
@@ -128,9 +133,10 @@ def _write(
     cells, places = {}, {}
     for line, row in enumerate(lines):
         for column, (value, _) in enumerate(row):
-            text += " | " if column else ""
-            cells[line, column] = (len(text), len(text) + len(value))
-            text += value
+            text += " |" if column else ""
+            cell = f" {value}" if column else value
+            cells[line, column] = (len(text), len(text) + len(cell))
+            text += cell
         text += "\n"
     text += "\n"
     for link in dict.fromkeys(link for row in lines for _, links in row for link in links):

@@ -7,6 +7,9 @@ The metric and the number of new tokens are the benchmark's, set by set. The wor
 benchmark's own `dataset2prompt.json` stands beside the data, in `config` or one folder up, it is that one: see the attribute `wording`.
 Chinese sets need a Chinese word segmenter for their metrics and are refused. Where the answer is the number of a
 paragraph, that paragraph is the `needle`.
+
+Sets of LongBench-E (NAME_e: other rows of the same sources, some of them the same) are parts of their own: "longbench hotpotqa_e". Their
+score is the mean over their rows, where the benchmark has one for each of three ranges of length.
 """
 
 from __future__ import annotations
@@ -64,6 +67,8 @@ PARTS = {
     "lcc": Part("edit similarity", 64, "{context}"),
     "repobench-p": Part("edit similarity", 64, "{context}{input}"),
 }
+EVEN = "_e"
+"""Ending of the sets of LongBench-E, which has the same number of rows for each range of length."""
 CHINESE = ("multifieldqa_zh", "dureader", "vcsum", "lsht", "passage_retrieval_zh")
 
 
@@ -74,12 +79,15 @@ def questions(path: str | Path) -> list[Question]:
         if file.name == PROMPTS:
             continue
         own = _own_wordings(file)
-        asked += [_question(row, own) for row in read_rows(file)]
+        evenly = file.stem.endswith(EVEN)
+        asked += [_question(row, own, evenly) for row in read_rows(file)]
     return asked
 
 
-def _question(row: Row, own: dict[str, str]) -> Question:
-    name = row.text("dataset").removesuffix("_e")
+def _question(row: Row, own: dict[str, str], evenly: bool) -> Question:
+    """The question of a row; `evenly`: its file is one of LongBench-E, whether the row says so or not."""
+    given = row.text("dataset")
+    name = given.removesuffix(EVEN)
     if name in CHINESE:
         raise InputError(f"{row.place}, field 'dataset': the Chinese set {name!r} is not scored here; leave its file out")
     if name not in PARTS:
@@ -95,7 +103,8 @@ def _question(row: Row, own: dict[str, str]) -> Question:
         attributes["classes"] = row.texts("all_classes")
     evidence = _paragraph(context, answers[0]) if part.metric == "retrieval" else []
     text = _write(own.get(name, part.wording), context, asked, evidence)
-    return Question((text,), tuple(answers), f"longbench {name}", (part.metric,), part.new_tokens, attributes)
+    subset = f"longbench {name}{EVEN if evenly or given != name else ''}"
+    return Question((text,), tuple(answers), subset, (part.metric,), part.new_tokens, attributes)
 
 
 def _write(wording: str, context: str, asked: str, evidence: list[tuple[int, int]]) -> MarkedText:

@@ -4,7 +4,8 @@
 
 in jsonl, json or parquet: the test file, or a folder with test and validation. Rows with `cot_content` (a worked solution; those of
 validation) are the examples, up to five of the same category, as many as fit; the others are asked. Options "N/A" are left out, as in the
-benchmark's own script. An output ends where it begins another question.
+benchmark's own script. An output ends where it begins another question. Questions and examples are written as that script does, the one
+sentence before them is ours.
 """
 
 from __future__ import annotations

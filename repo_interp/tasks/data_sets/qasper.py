@@ -5,7 +5,8 @@
     A = {"unanswerable": bool, "extractive_spans": [..], "yes_no": bool or null, "free_form_answer": .., "evidence": [..]}
 
 An answer is "Unanswerable", the spans with commas, the free text, or "Yes" or "No", the first of these that there is. Evidence that stands
-in the text is the `needle`; evidence in tables and figures ("FLOAT SELECTED: ...") does not, and is left out.
+in the text is the `needle`; evidence in tables and figures ("FLOAT SELECTED: ...") does not, and is left out. The prompt is ours; an answer
+ends at its first line break.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ def questions(path: str | Path) -> list[Question]:
     """Every question of the file. Raises InputError, naming paper, question and field, for anything that is not Qasper's."""
     asked = []
     for file in files_of(path):
+        if file.suffix != ".json":
+            raise InputError(
+                f"{file}: wanted Qasper as it is released, such as qasper-dev-v0.3.json; rows of other copies are not read"
+            )
         papers = read_json(file, WANTED)
         if not isinstance(papers, dict) or not papers:
             raise InputError(f"{file}: wanted an object of papers by their id, as Qasper is released; name its json")

@@ -7,7 +7,8 @@ Longer prompts lose their middle, as LongBench does it: with b tokens of room th
 A question may be worded with fewer examples; the longest wording that fits is taken before anything is cut.
 
 Spans: `context`, `needle` (the evidence, where the data set tells; `needle.1`, ... in the order of the text), `query` with
-`query.question`, `examples`; those that lost all their tokens are gone. attributes: see `prompt_of`. Knows nothing about files.
+`query.question`, `examples`; those that lost all their tokens are gone, and so are the needles of a question where one is so short that
+the tokenizer gives it no token of its own. attributes: see `prompt_of`. Knows nothing about files.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from repo_interp.tasks.prompt.text import MarkedText, count_tokens, prompt_from_
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+NEEDLE = "needle"
 ANSWERS = ("none", "reference")
 """What follows the query: nothing, or the first of the answers as generated tokens."""
 
@@ -66,7 +68,13 @@ def prompt_of(question: Question, tokenizer: PreTrainedTokenizerBase, length: in
         characters = {**characters, GENERATED: ((len(text), len(text) + len(spoken)),)}
         text += spoken
     attributes = {"subset": question.subset, "metrics": list(question.metrics), "new_tokens": new_tokens, **question.attributes}
-    whole = prompt_from_text(text, characters, tokenizer, question.answers, attributes)
+    try:
+        whole = prompt_from_text(text, characters, tokenizer, question.answers, attributes)
+    except InputError:
+        others = {name: ranges for name, ranges in characters.items() if name.partition(".")[0] != NEEDLE}
+        if others == characters:
+            raise
+        whole = prompt_from_text(text, others, tokenizer, question.answers, attributes)
     return without_middle(whole, room, new_tokens)
 
 
@@ -112,6 +120,6 @@ def add_marked(text: MarkedText, piece: str, evidence: list[tuple[int, int]], wh
     before = 0
     for number, (start, end) in enumerate(joined, start=1):
         text.add(piece[before:start], whole)
-        text.add(piece[start:end], f"needle.{number}")
+        text.add(piece[start:end], f"{NEEDLE}.{number}")
         before = end
     text.add(piece[before:], whole)

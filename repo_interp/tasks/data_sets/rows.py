@@ -1,6 +1,6 @@
 """Rows of a data set's file as it is published, and their fields, with the row and the field named where something is not as it should be.
 
-    .jsonl            one JSON object per line                 .json       a list of objects, or one object
+    .jsonl            one JSON object per line                 .json       a list of objects, one object, or one per line
     .parquet          one row per record (needs pyarrow)       a folder    every such file in it, by name
 
 Knows nothing about what the rows mean.
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from repo_interp.errors import InputError
-from repo_interp.records import parsed, read_json, read_text, typed
+from repo_interp.errors import InputError, one_line
+from repo_interp.records import parsed, read_text, typed
 
 SUFFIXES = (".json", ".jsonl", ".parquet")
 WANTED = "the data set's own file"
@@ -49,6 +49,10 @@ class Row:
     def items(self, field: str) -> Sequence[Any]:
         """A field that is a list. Raises InputError naming row and field."""
         return self._typed(field, list)
+
+    def lists(self, field: str) -> list[list[Any]]:
+        """A field that is a list of lists. Raises InputError naming row and field."""
+        return self._typed(field, list[list])
 
     def texts(self, field: str) -> list[str]:
         """A field that is a list of texts. Raises InputError naming row and field."""
@@ -87,16 +91,24 @@ def files_of(path: str | Path) -> list[Path]:
 
 def read_rows(file: Path) -> Iterator[Row]:
     """Every row of one file, in order, numbered from 1. Raises InputError where it cannot be read."""
+    values: Iterable[tuple[int, Any]]
+    text = "" if file.suffix == ".parquet" else read_text(file, WANTED)
     if file.suffix == ".parquet":
-        values: Iterable[tuple[int, Any]] = enumerate(_parquet(file), start=1)
-    elif file.suffix == ".jsonl":
-        lines = enumerate(read_text(file, WANTED).split("\n"), start=1)
+        values = enumerate(_parquet(file), start=1)
+    elif file.suffix == ".jsonl" or _has_an_object_per_line(text):
+        lines = enumerate(text.split("\n"), start=1)
         values = ((number, parsed(line, f"{file}, row {number}")) for number, line in lines if line.strip())
     else:
-        whole = read_json(file, WANTED)
+        whole = parsed(text, str(file))
         values = enumerate(whole if isinstance(whole, list) else [whole], start=1)
     for number, value in values:
         yield Row(typed(value, dict, f"{file}, row {number}"), f"{file}, row {number}")
+
+
+def _has_an_object_per_line(text: str) -> bool:
+    """Whether the first line is an object of its own and more follows, as libraries write what they call .json."""
+    first, _, rest = text.lstrip().partition("\n")
+    return first.startswith("{") and first.rstrip().endswith("}") and rest.lstrip().startswith("{")
 
 
 def _parquet(file: Path) -> list[Any]:
@@ -106,5 +118,5 @@ def _parquet(file: Path) -> list[Any]:
         raise InputError(f"{file}: reading parquet needs pyarrow; install it, or give the rows as .jsonl") from None
     try:
         return pyarrow.parquet.read_table(file).to_pylist()
-    except (OSError, ValueError) as error:  # pyarrow's own errors are among these
-        raise InputError(f"{file}: this is no parquet file that can be read ({str(error).splitlines()[0]})") from None
+    except (OSError, ValueError, NotImplementedError) as error:  # pyarrow's own errors are among these
+        raise InputError(f"{file}: this is no parquet file that can be read ({one_line(error)})") from None
