@@ -45,7 +45,7 @@ from repo_interp.papers.kit.differences import (
 )
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, Paper, run, without_checkpoints
 from repo_interp.papers.kit.gallery import NOT_YET, claim_rows, number_rows, page_above, tally, write_gallery
-from repo_interp.papers.kit.outcomes import AS_WORDED, IN_PART, Standing, in_one_paragraph, primary_rows, standing
+from repo_interp.papers.kit.outcomes import AS_WORDED, HEADINGS, IN_PART, Told, in_one_paragraph, primary_rows, standing
 from repo_interp.papers.kit.own_subjects import OwnSubject, in_words
 from repo_interp.papers.kit.rules import (
     Above,
@@ -373,17 +373,23 @@ def test_a_claim_stands_where_it_holds_on_all_that_it_speaks_of_and_beyond_its_n
 
 
 def test_what_became_of_all_claims_is_one_paragraph():
-    one, other, third, last = (Claim(name, "a statement", "nowhere", "0.9", SHARE) for name in ("X1", "X2", "Y1", "Y2"))
-    found = {
-        one: Standing(HOLDS),
-        other: Standing(HOLDS),
-        third: Standing(AS_WORDED, "not beyond twins"),
-        last: Standing(NOT_YET),
-    }
-    assert in_one_paragraph(found) == (
-        "Of 3 claims, parts counted apart, 2 stand: X1, X2. 1 holds as its paper puts it and no further: Y1 - not beyond twins."
+    one, other, third = (
+        Claim(f"X{k}", says, "nowhere", "0.9", SHARE) for k, says in enumerate(("it grows", "it is even", "it is fast"))
     )
-    assert in_one_paragraph({last: Standing(NOT_YET)}) == ""
+    part = Claim("X2", "it is fast on text", "nowhere", "0.9", SHARE, part="text")
+    told = [
+        Told(one, HEADINGS[HOLDS], where=", though nothing breaks without it"),
+        Told(other, HEADINGS[HOLDS]),
+        Told(third, HEADINGS[AS_WORDED], "not beyond twins"),
+        Told(part, HEADINGS[UNMEASURED], "needs text"),
+    ]
+    assert in_one_paragraph(told) == (
+        "The papers make 3 claims: 2 stand, 1 holds as its paper puts it and no further. "
+        "2 stand: it grows (X0, though nothing breaks without it); it is even (X1). "
+        "1 holds as its paper puts it and no further (not beyond twins): it is fast (X2). "
+        "With their parts they are 4: 2 stand, 1 holds as its paper puts it and no further, 1 cannot be told here."
+    )
+    assert "With their parts" not in in_one_paragraph(told[:2]) and in_one_paragraph([]) == ""
 
 
 def test_a_claim_that_fails_for_its_errors_alone_says_so():

@@ -23,7 +23,6 @@ from repo_interp.papers.kit.outcomes import (
     HEADINGS,
     IN_PART,
     NOT_YET,
-    Standing,
     Told,
     in_one_paragraph,
     number,
@@ -131,22 +130,24 @@ def _pictures(directory: Path, papers: Sequence[Paper]) -> list[str]:
 
 
 def in_short(verdicts: Sequence[Mapping[str, str]], papers: Sequence[Paper]) -> list[str]:
-    """In one paragraph, then by paper as a list: which claims stand on their primary checkpoint, which in part or as worded alone, which do
-    not, and which cannot be told, and why.
+    """In one paragraph, then with their parts by paper as a list: which claims stand on their primary checkpoint, which in part or as
+    worded alone, which do not, and which cannot be told, and why.
     """
-    parts, of_all = [], dict[Claim, Standing]()
-    for paper in papers:
-        rows_of = primary_of(verdicts, paper)
-        standings = {claim: standing(rows_of, paper, claim) for claim in paper.claims if claim.paper_number != EXTENSION}
-        of_all |= standings
-        told = [
-            Told(claim, HEADINGS[own.outcome], own.why, remark_on_cause(rows_of, paper, claim) if own.outcome == HOLDS else "")
-            for claim, own in standings.items()
-            if own.outcome in HEADINGS
-        ]
-        parts += paragraph(paper, told, tuple(HEADINGS.values()))
-    whole = in_one_paragraph(of_all)
-    return [*([f"{whole} Each in words:"] if whole else []), *parts]
+    of_papers = [(paper, _told(verdicts, paper)) for paper in papers]
+    whole = in_one_paragraph([each for _, told in of_papers for each in told])
+    by_paper = [part for paper, told in of_papers for part in paragraph(paper, told, tuple(HEADINGS.values()))]
+    return [*([f"{whole} By paper, with the parts:"] if whole else []), *by_paper]
+
+
+def _told(verdicts: Sequence[Mapping[str, str]], paper: Paper) -> list[Told]:
+    """The claims of `paper`, without our extensions of them, that anything is known of."""
+    rows_of = primary_of(verdicts, paper)
+    standings = {claim: standing(rows_of, paper, claim) for claim in paper.claims if claim.paper_number != EXTENSION}
+    return [
+        Told(claim, HEADINGS[own.outcome], own.why, remark_on_cause(rows_of, paper, claim) if own.outcome == HOLDS else "")
+        for claim, own in standings.items()
+        if own.outcome in HEADINGS
+    ]
 
 
 def primary_of(verdicts: Sequence[Mapping[str, str]], paper: Paper) -> Callable[[Claim], list[Mapping[str, str]]]:

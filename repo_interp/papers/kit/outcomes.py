@@ -117,22 +117,6 @@ _IN_SENTENCES = {
 }
 
 
-def in_one_paragraph(standings: Mapping[Claim, Standing]) -> str:
-    """How many of the claims came out how, which ones, and what is lacking or why nothing can be told, as sentences."""
-    sentences = []
-    for outcome, words in _IN_SENTENCES.items():
-        labels: dict[str, list[str]] = {}
-        for claim, own in standings.items():
-            if own.outcome == outcome:
-                labels.setdefault("" if outcome in (HOLDS, IN_PART) else own.why, []).append(claim.label)
-        if labels:
-            count = sum(map(len, labels.values()))
-            listed = "; ".join(f"{', '.join(some)}{f' - {why}' if why else ''}" for why, some in labels.items())
-            sentences.append(f"{count} {words[count > 1]}: {listed}.")
-    known = sum(own.outcome in _IN_SENTENCES for own in standings.values())
-    return f"Of {known} claims, parts counted apart, {' '.join(sentences)}" if sentences else ""
-
-
 @dataclass(frozen=True)
 class Told:
     """A claim with what became of it, in words."""
@@ -146,19 +130,54 @@ class Told:
     """What follows its label: on which data alone it was asked, where not on all; that nothing needs what it describes."""
 
 
+def in_one_paragraph(told: Sequence[Told]) -> str:
+    """Which claims came out how, in the words of their statements, each once and without its parts, with what is lacking or why nothing
+    can be told; then how many came out how with the parts counted apart. Empty where nothing is told.
+    """
+    themselves = [each for each in told if not each.claim.part]
+    sentences = [f"The papers make {len(themselves)} claims: {_counted(themselves)}."] if themselves else []
+    for outcome, heading in HEADINGS.items():
+        for why, some in _by_reason(themselves, heading).items():
+            sentences.append(f"{_count(some, outcome)}{f' ({why})' if why else ''}: {_in_words(some)}.")
+    if len(told) > len(themselves):
+        sentences.append(f"With their parts they are {len(told)}: {_counted(told)}.")
+    return " ".join(sentences)
+
+
+def _counted(told: Sequence[Told]) -> str:
+    return ", ".join(count for count in (_count(told, outcome) for outcome in HEADINGS) if count)
+
+
+def _count(told: Sequence[Told], outcome: str) -> str:
+    """How many came out so: "2 stand"; empty where none did."""
+    count = sum(each.outcome == HEADINGS[outcome] for each in told)
+    return f"{count} {_IN_SENTENCES[outcome][count > 1]}" if count else ""
+
+
+def _by_reason(told: Sequence[Told], heading: str) -> dict[str, list[Told]]:
+    """Those under `heading`, by what is lacking or why nothing can be told."""
+    reasons: dict[str, list[Told]] = {}
+    for each in told:
+        if each.outcome == heading:
+            reasons.setdefault(each.why, []).append(each)
+    return reasons
+
+
+def _in_words(told: Sequence[Told]) -> str:
+    """The statements with their labels; those of one wording once."""
+    labels: dict[str, list[str]] = {}
+    for each in told:
+        labels.setdefault(each.claim.statement.rstrip("."), []).append(each.claim.label + each.where)
+    return "; ".join(f"{statement} ({', '.join(known)})" for statement, known in labels.items())
+
+
 def paragraph(paper: Paper, told: Sequence[Told], headings: Sequence[str]) -> list[str]:
     """The paper's name and a list: under each of `headings` its claims; those of one wording once, those of one reason together."""
     items = []
     for heading in headings:
-        some = [each for each in told if each.outcome == heading]
-        for why in dict.fromkeys(each.why for each in some):
-            labels: dict[str, list[str]] = {}
-            for each in some:
-                if each.why == why:
-                    labels.setdefault(each.claim.statement.rstrip("."), []).append(each.claim.label + each.where)
-            claims = "; ".join(f"{statement} ({', '.join(known)})" for statement, known in labels.items())
+        for why, some in _by_reason(told, heading).items():
             because = "" if not why else f" {why}" if heading.endswith("but") else f" ({why})"
-            items.append(f"- *{heading}*{because}: {claims}.")
+            items.append(f"- *{heading}*{because}: {_in_words(some)}.")
     return [f"**{paper.title.partition(',')[0]}**\n\n" + "\n".join(items)] if items else []
 
 
