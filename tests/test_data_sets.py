@@ -668,6 +668,30 @@ def test_score_takes_a_data_set_with_its_file(data, models, tmp_path, capsys):
     assert scores["score"].shape == (1, 2) and scores.attrs["task"] == "qasper" and float(scores["cut"][0]) == 1
 
 
+def test_a_folder_of_data_is_told_apart_by_what_is_in_it(data, models, tmp_path):
+    """Found: of a file the content was compared, of a folder its name alone."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    file = folder / data["qasper"].name
+    file.write_bytes(data["qasper"].read_bytes())
+    words = (
+        str(models["my/repo"]),
+        "qasper",
+        "--data",
+        str(folder),
+        "--count",
+        "2",
+        "--length",
+        "48",
+        "--out",
+        str(tmp_path / "out"),
+    )
+    assert command(*words) == 0 and command(*words, "--resume") == 0
+    file.write_bytes(file.read_bytes() + b"\n")
+    with pytest.raises(InputError, match=r"--data was another file or folder \([0-9a-f]{12}\.\.\.\), now another"):
+        command(*words, "--resume")
+
+
 def test_score_says_which_option_wants_another(data, models):
     name = str(models["my/repo"])
     for words, said in (

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from families import tiny
+from task_tokenizers import tokenizer
 from test_perturbation import hooks_of
 from test_schemes import repositioned
 from torch.testing import assert_close
@@ -15,8 +16,10 @@ from torch.testing import assert_close
 import repo_interp as ri
 from repo_interp import interventions as iv
 from repo_interp.errors import InputError, Note
+from repo_interp.experiments.generated_scores import generated_texts
 from repo_interp.models.generation import continue_greedily
 from repo_interp.models.reposition import attentions
+from repo_interp.tasks import Prompt
 
 generator = torch.Generator().manual_seed(1)
 TOKENS, OTHERS = (torch.randint(3, 64, (2, 20), generator=generator) for _ in range(2))
@@ -339,6 +342,17 @@ def test_what_is_of_prompts_one_by_one_is_refused_where_they_pass_in_another_ord
     if what == "tokens":
         shifted = run["positions"]["position"].sel(layer=1, head=0) > 50
         assert shifted.argmax("token").values.tolist() == [2, 7]
+
+
+def test_answers_of_several_lengths_pass_in_another_order_than_prompts_of_one_length_with_them(repo):
+    """Found: prompts and answers of one length together are sorted by the prompt's, and each got what another one was to get."""
+    model = deepcopy(repo)
+    prompts = [Prompt(tuple(range(3, 3 + length)), attributes={"new_tokens": 20 - length}) for length in (12, 8)]
+    with (
+        iv.set_positions(model, 1, None, torch.zeros(2, 20)),
+        pytest.raises(InputError, match="something else of each of 2 prompts"),
+    ):
+        generated_texts(model, tokenizer("byte_level_bpe"), prompts)
 
 
 def test_in_half_precision_the_index_is_not_rounded():

@@ -221,7 +221,7 @@ def test_resume_refuses_a_finished_run_of_another_question(tmp_path, capsys, mon
     assert "--set was not given, now epsilon=0.5" in refused("--set", "epsilon=0.5")
     assert "--layers was not given, now 0,1" in refused("--layers", "0,1")
     prompts.write_text('{"tokens": [1, 5, 9, 5]}\n')
-    assert "--prompts was another file (" in refused()
+    assert "--prompts was another file or folder (" in refused()
     assert contents(Path("out")) == finished
     run = ri.read_run("out")
     assert str(tmp_path) not in run.attrs["asked"] and "prompts.jsonl" not in run.attrs["asked"]

@@ -79,6 +79,11 @@ def asked(arguments: argparse.Namespace) -> str:
     No path is kept: the same question from another folder is the same.
     """
     decisive = {name: value for name, value in vars(arguments).items() if name not in _UNDECIDING}
+    if (data := decisive.get("data")) and Path(data).is_dir():
+        files = {str(file.relative_to(data)): str(file) for file in sorted(Path(data).rglob("*")) if file.is_file()}
+        decisive["data"] = hashlib.sha256(
+            json.dumps([[name, _without_paths(file)] for name, file in files.items()]).encode()
+        ).hexdigest()
     return json.dumps({name: _without_paths(value) for name, value in decisive.items()}, sort_keys=True)
 
 
@@ -124,12 +129,12 @@ def _require_same(out: Path, checkpoint: str, arguments: argparse.Namespace, mak
 
 
 def _in_words(value: Any) -> str:
-    """The value of an option as it is typed; files are told apart by the beginning of their digest."""
+    """The value of an option as it is typed; files and folders are told apart by the beginning of their digest."""
     if value is None or value == []:
         return "not given"
     if isinstance(value, list):
         return ",".join("=".join(map(str, each)) if isinstance(each, list) else str(each) for each in value)
-    return f"another file ({value[:12]}...)" if isinstance(value, str) and len(value) == 64 else str(value)
+    return f"another file or folder ({value[:12]}...)" if isinstance(value, str) and len(value) == 64 else str(value)
 
 
 @contextmanager

@@ -101,8 +101,9 @@ def replaced(
         )
 
 
-def require_named_tokens(model: nn.Module, lengths: Sequence[int]) -> None:
-    """Raise InputError where an intervention is under way that names tokens beyond the end of every prompt of `lengths` tokens.
+def require_named_tokens(model: nn.Module, lengths: Sequence[int], generated: Sequence[int] = (0,)) -> None:
+    """Raise InputError where an intervention is under way that names tokens beyond the end of every prompt of `lengths` tokens, of which
+    `generated` are the answer's.
 
     Also where it is of prompts one by one, and prompts of several lengths pass the model in another order than they were given in.
     """
@@ -116,7 +117,7 @@ def require_named_tokens(model: nn.Module, lengths: Sequence[int]) -> None:
                 "change there; name tokens within the prompts"
             )
         prompts = max(place.prompts, 1 if place.tokens is None else len(place.tokens))
-        if prompts > 1 and min(lengths) < max(lengths):
+        if prompts > 1 and (min(lengths) < max(lengths) or min(generated) < max(generated)):
             raise InputError(
                 f"an intervention says something else of each of {prompts} prompts, and prompts of several lengths do not pass the model "
                 "in the order in which they were given; let it say the same of all, or measure one prompt at a time"
