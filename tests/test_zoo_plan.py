@@ -63,7 +63,8 @@ def test_schemes_of_a_task_have_equal_budgets():
             getattr(run.configuration, name) for name in ("steps", "batch", "learning_rate", "width", "heads", "curriculum")
         ]
         options = tuple(sorted(run.planned.fields.get("task_options", {}).items()))
-        groups.setdefault((run.planned.task, options, run.planned.continue_from), []).append(budget)
+        slowly = run.planned.name.endswith("_slow")
+        groups.setdefault((run.planned.task, options, run.planned.continue_from, slowly), []).append(budget)
     assert all(budget == budgets[0] for budgets in groups.values() for budget in budgets)
 
 
