@@ -342,3 +342,10 @@ def test_no_measurement_of_a_paper_computes_with_drawings_commands_or_other_pape
         reached = {path.relative_to(ROOT).parts for path in closure.imported_files(function)}
         assert not {parts[0] for parts in reached} & {"plots", "cli", "comparison"}, name
         assert {parts[1] for parts in reached if parts[0] == "papers"} <= {"kit", name.split(".")[2]}, name
+
+
+def test_no_measurement_of_a_paper_computes_with_rules():
+    """Found: a rule was part of what HoPE's replicates are kept by, so that another one measured all of them again."""
+    for name, function in kept_functions().items():
+        reached = {path.relative_to(ROOT).parts for path in closure.imported_files(function)}
+        assert not {("papers", "kit", file) for file in ("rules.py", "claims.py", "experiment.py")} & reached, name

@@ -14,9 +14,9 @@ from jaxtyping import Bool, Float
 
 from repo_interp.measures.labels import described
 from repo_interp.papers.hope import replicates
-from repo_interp.papers.hope.analysed import NEEDS_ROPE
 from repo_interp.papers.hope.bands import bands
 from repo_interp.papers.hope.mean_curves import smoothed
+from repo_interp.papers.hope.needs import NEEDS_ROPE
 from repo_interp.papers.hope.random_phases import NAME, random_phases
 from repo_interp.papers.hope.replicates import Sampling
 from repo_interp.papers.hope.wording import OVER_REPLICATES, capped, named_bands, random_weights

@@ -26,9 +26,9 @@ from repo_interp.models.checkpoints import identify
 from repo_interp.models.families import training_length
 from repo_interp.models.provenance import checkpoint_digest
 from repo_interp.papers.hope import replicates
-from repo_interp.papers.hope.analysed import NEEDS_ROPE
 from repo_interp.papers.hope.bands import bands
 from repo_interp.papers.hope.mean_curves import mean_curve_vaf
+from repo_interp.papers.hope.needs import NEEDS_ROPE
 from repo_interp.papers.hope.replicates import Sampling
 from repo_interp.papers.hope.wording import OVER_REPLICATES, capped, named_bands
 from repo_interp.papers.kit.cache import Cache
