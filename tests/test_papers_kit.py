@@ -402,6 +402,15 @@ def test_a_claim_that_fails_for_its_errors_alone_says_so():
     assert note(0.04) == "noted" == note(0.5)
 
 
+@pytest.mark.parametrize(("first", "second", "said"), [(0.1, 0.05, True), (0.1, 0.0, True), (0.1, -0.05, False)])
+def test_what_lies_the_other_way_round_is_not_as_claimed(first: float, second: float, said: bool):
+    """Found: H7 has AB2 above RoPE, here it was 5 points below, and the row said "as claimed", since so few seeds cannot tell."""
+    claim = Claim("X", "x > y > z", "", "1", All(Above("x", ("y",)), NotBelow("y", ("z",))))
+    values = {"x": {"y": Difference(first, 0.1, "seeds")}, "y": {"z": Difference(second, 0.1, "seeds")}}
+    verdict = judge(Evidence(claim, "c", "x", values, 0.0))
+    assert verdict.verdict == FAILS and (BY_CHANCE in verdict.note) is said
+
+
 def test_where_there_are_no_twins_nothing_is_decided():
     with pytest.raises(ValueError, match="unmeasurable"):
         BeyondNull("x").holds({"x": Observed(2, [])})

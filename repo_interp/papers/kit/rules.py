@@ -276,6 +276,8 @@ def holds_but_for_chance(rule: Rule, values: Values) -> bool:
             differences: Mapping[str, Difference] = values[quantity]
             required = set(rule.rivals if rule.required is None else rule.required)
             return required <= set(differences) and all(each.margin > max(rule.more, 0) for each in differences.values())
+        case NotBelow(quantity, rivals):
+            return set(rivals) <= set(values[quantity]) and all(each.margin >= 0 for each in values[quantity].values())
         case All():
             return all(holds_but_for_chance(each, values) for each in rule.rules)
         case Where():
