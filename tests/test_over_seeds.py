@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
+from functools import partial
 
 import numpy as np
 import pytest
 import xarray as xr
 
 from repo_interp.papers.kit.cache import Cache
-from repo_interp.papers.kit.claims import BLIND, FAILS, HOLDS, SEEN, UNMEASURED, Claim, Evidence
-from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, run, together
+from repo_interp.papers.kit.claims import BLIND, FAILS, HOLDS, SEEN, UNMEASURED, Claim, Evidence, verdict_rows
+from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, Paper, run, together
+from repo_interp.papers.kit.outcomes import primary_rows, remark_on_cause
 from repo_interp.papers.kit.over_seeds import over_seeds
 from repo_interp.papers.kit.rules import AtLeast
 from repo_interp.papers.kit.scores import ScoreOptions, score_subject
@@ -100,6 +103,25 @@ def test_seeds_that_say_nothing_do_not_count_and_two_have_to(tmp_path):
     assert verdict.verdict == UNMEASURED and "1 of 3 training seeds can be judged; holds: 0 (0.6)" in verdict.note
     (result,) = results(experiment(shares, (0, 1, 2)), [mine])
     assert result.verdicts[0].verdict == UNMEASURED and not result.drawings, "a figure that says nothing"
+
+
+def test_a_claim_that_stands_says_in_how_many_seeds_nothing_breaks_without_it(tmp_path):
+    """Found: a cause that three of eight seeds need was said to break nothing, for the first of them needs it not."""
+    described = Claim("X1", "it is flat", "nowhere", "0.9", AtLeast("the share", 0.5), cause="part")
+    for shares, told in (
+        ((0.2, 0.9, 0.2), ", though in 2 of 3 seeds nothing breaks without it"),
+        ((0.9, 0.9, 0.2), ", though in 1 of 3 seeds nothing breaks without it"),
+        ((0.2, 0.2, 0.2), ", though nothing breaks without it"),
+        ((0.9, 0.9, 0.9), ""),
+    ):
+        own = tmp_path / str(sum(shares))
+        of = experiment({("a", seed): share for seed, share in enumerate(shares)})
+        given = [seeded(own, "a", (1, 2))]
+        found = [*run(of, given, ScoreOptions(), Cache(), lambda text: None), *results(of, given, ScoreOptions())]
+        rows = verdict_rows(verdict for result in found for verdict in result.verdicts)
+        paper = Paper("x", "X", (dataclasses.replace(of, claims=(described, CLAIM)), over_seeds(of)), ScoreOptions)
+        rows_of = partial(primary_rows, rows, paper)
+        assert remark_on_cause(rows_of, paper, described) == told
 
 
 def test_checkpoints_of_one_group_are_compared_seed_by_seed_and_those_of_one_seed_have_no_row(tmp_path):

@@ -368,6 +368,10 @@ def test_a_claim_stands_where_it_holds_on_all_that_it_speaks_of_and_beyond_its_n
     assert stands(several, *newer_fails) == (FAILS, "") and stands(several, newer_fails[1]) == (HOLDS, "")
     assert stands(several, Verdict(several, "elsewhere", HOLDS, "x", 1.0)) == (HOLDS, "")
     assert stands(claim, Verdict(claim, "a", FAILS, "x", 0.1, note=f"p; {BY_CHANCE}")) == (FAILS, BY_CHANCE)
+    # Found: a row that fails beside other rows of its claim alone was told as if its number were none that is claimed.
+    clear = Claim("X1", "a statement", "nowhere", "0.9", Above("x", ("b",)), "wording")
+    one = Evidence(clear, "a", "x", {"x": {"b": Difference(0.21, 0.1, "prompts")}}, 0.21)
+    assert stands(claim, *judge_together([one, one])) == (FAILS, BY_CHANCE)
     assert stands(claim, Verdict(claim, "a", UNMEASURED, "", note="too short")) == (UNMEASURED, "too short")
     assert stands(several) == (NOT_YET, "")
 

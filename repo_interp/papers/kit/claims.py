@@ -22,6 +22,8 @@ FAILS = "does not hold"
 UNMEASURED = "not measurable here"
 BY_CHANCE = "as claimed, but no more than chance may make it with so few samples"
 """What a note ends with where a claim fails for its errors alone."""
+AFTER_HOLM = "holds by itself, but not after Holm's correction over"
+"""What the end of a note begins with where a row fails beside other rows of its claim alone."""
 EVERY_SEED = "every seed"
 BLIND, SEEN = "blind", "after results were seen"
 """When a rule was written."""
@@ -126,7 +128,7 @@ def judge_together(evidence: Sequence[Evidence]) -> list[Verdict]:
         tested = {place: own for place in rows if (own := chance(claim.rule, evidence[place].values)) is not None}
         for place, corrected in zip(tested, holm(np.array(list(tested.values()))), strict=True):
             if verdicts[place].verdict == HOLDS and corrected > 1:
-                note = f"holds by itself, but not after Holm's correction over the {len(tested)} rows of this claim"
+                note = f"{AFTER_HOLM} the {len(tested)} rows of this claim"
                 note = "; ".join(filter(None, (verdicts[place].note, note)))
                 verdicts[place] = replace(verdicts[place], verdict=FAILS, note=note)
     return verdicts

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from repo_interp.papers.kit.claims import BY_CHANCE, FAILS, HOLDS, UNMEASURED, Claim
+from repo_interp.papers.kit.claims import AFTER_HOLM, BY_CHANCE, FAILS, HOLDS, UNMEASURED, Claim
 from repo_interp.papers.kit.experiment import Paper
 
 NOT_YET = "not measured yet"
@@ -18,6 +19,8 @@ HEADINGS = {
     FAILS: "Does not stand",
     UNMEASURED: "Cannot be told here",
 }
+_OF_SEEDS = re.compile(r"(\d+) of (\d+) seeds;")
+"""What the note of a row over training seeds begins with: in how many the rule holds, of those that can be judged."""
 EXTENSION = "none"
 """The paper's number of a claim that no paper makes: a question of ours to one of theirs."""
 
@@ -74,7 +77,7 @@ def standing(rows_of: Callable[[Claim], Sequence[Mapping[str, str]]], paper: Pap
         return Standing(UNMEASURED, reason(rows)) if rows else Standing(NOT_YET)
     held = sum(row["verdict"] == HOLDS for row in judged)
     if held < len(judged):
-        by_chance = all(row["note"].endswith(BY_CHANCE) for row in judged)
+        by_chance = all(row["note"].endswith(BY_CHANCE) or AFTER_HOLM in row["note"] for row in judged)
         return Standing(IN_PART, f"in {held} of {len(judged)}") if held else Standing(FAILS, BY_CHANCE if by_chance else "")
     further = [each for each in paper.claims if each.id == claim.id and each.part in claim.also]
     own = claim.part.split(", ")
@@ -87,8 +90,18 @@ def standing(rows_of: Callable[[Claim], Sequence[Mapping[str, str]]], paper: Pap
 
 
 def remark_on_cause(rows_of: Callable[[Claim], Sequence[Mapping[str, str]]], paper: Paper, claim: Claim) -> str:
-    """What is added to a claim that stands, where removing what it describes breaks nothing; "" where it does, or nobody asked."""
-    causes = [each for each in paper.claims if claim.cause and each.id == claim.id and each.part == claim.cause]
+    """What is added to a claim that stands, where removing what it describes breaks nothing, or not in every training seed that was asked;
+    "" where it does, or nobody asked.
+    """
+    same = [each for each in paper.claims if claim.cause and each.id == claim.id]
+    causes = [each for each in same if each.part == claim.cause]
+    of_seeds = [each for each in same if each.part in [cause.part_of_every_seed for cause in causes]]
+    found = [_OF_SEEDS.match(row["note"]) for each in of_seeds for row in rows_of(each)]
+    counts = [(int(match[1]), int(match[2])) for match in found if match]
+    if counts:
+        held, seeds = counts[0]
+        where = f" in {seeds - held} of {seeds} seeds" if held else ""
+        return f", though{where} nothing breaks without it" if held < seeds else ""
     breaks_nothing = any(standing(rows_of, paper, each).outcome == FAILS for each in causes)
     return ", though nothing breaks without it" if breaks_nothing else ""
 
