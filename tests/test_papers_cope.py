@@ -175,6 +175,12 @@ def test_flip_flop_is_judged_on_the_sparse_set_over_seeds():
     assert verdict.spread == pytest.approx(1)
     assert verdicts_of(FLIP_FLOP, scored([0.75, 0.99, 0.6]))[0].verdict == FAILS
     assert verdicts_of(FLIP_FLOP, scored([0.96, 0.95, 0.97])[:1])[0].verdict == UNMEASURED
+    # Found: of a rival that was given, but ends at the training length, it was said that none was given.
+    right = {"cope": [1.0, 0.99], "rope": [0.7, 0.72], "learned": [np.nan, np.nan]}
+    ends = [made(name, {sets[0]: [1.0] * 2, sets[1]: [0.9] * 2, "long_sparse": values}) for name, values in right.items()]
+    note = verdicts_of(FLIP_FLOP, ends)[1].note
+    assert "learned without a score on these sequences" in note and "was given" not in note
+    assert "no checkpoint of learned" in verdicts_of(FLIP_FLOP, ends[:2])[1].note
     same = [made(name, {key: [1.0, 0.999] for key in sets}) for name in ("cope", "rope")]
     assert "too easy" in verdicts_of(FLIP_FLOP, same)[0].note
 

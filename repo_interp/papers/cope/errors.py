@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,7 +78,7 @@ def lower_error(claim: Claim, scored: Sequence[Scored], test_set: str, measured:
         return Evidence(claim, cope.name, "", unmeasurable=f"{cope.name} was not scored on a test set {test_set}")
     candidates = {name: first_of(scored, name) for name in RIVALS}
     rivals = {name: rival for name, rival in candidates.items() if rival is not None and test_set in rival.test_sets}
-    absent = missing([name for name in RIVALS if name not in rivals], cope.configuration.task)
+    absent = _absent(candidates, test_set, cope.configuration.task)
     if not rivals:
         return Evidence(claim, cope.name, "", unmeasurable=absent)
     samples = {name: errors_of(checkpoint, [test_set]) for name, checkpoint in {COPE: cope, **rivals}.items()}
@@ -99,6 +99,16 @@ def lower_error(claim: Claim, scored: Sequence[Scored], test_set: str, measured:
         control=", ".join(f"{name} {errors[name]:.3g} %" for name in rivals),
         note=note([cope, *rivals.values()], in_words(differences, "below", " points", 100), within, absent),
     )
+
+
+def _absent(candidates: Mapping[str, Scored | None], test_set: str, task: str) -> str:
+    """Which of the rivals were not given, and which were given without a score on `test_set`; "" where all have one."""
+    unscored = [each.name for each in candidates.values() if each is not None and test_set not in each.test_sets]
+    parts = (
+        missing([name for name, each in candidates.items() if each is None], task),
+        f"{', '.join(unscored)} without a score on these sequences" if unscored else "",
+    )
+    return "; ".join(filter(None, parts))
 
 
 def error_table(scored: Sequence[Scored], test_sets: Sequence[str] = ()) -> xr.Dataset:

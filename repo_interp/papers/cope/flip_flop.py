@@ -38,7 +38,7 @@ C1 = Claim(
 )
 C1_LONG = Claim(
     "C1",
-    "flip-flop, longer and out of distribution: CoPE below RoPE and absolute in error",
+    "flip-flop, longer and out of distribution: CoPE below RoPE in error (absolute positions end at the training length)",
     C1.source,
     "none",  # the paper's sequences are as long as those of training
     LowerError("CoPE's error on the long sparse test set"),
