@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,10 +25,17 @@ from repo_interp.papers.cope.perplexity import C4, C4_OPEN, C4_POSITIONS, C5, C5
 from repo_interp.papers.cope.selective_copy import SELECTIVE_COPY
 from repo_interp.papers.cope.standing_out import Chosen, stands_out
 from repo_interp.papers.kit.cache import Cache
-from repo_interp.papers.kit.claims import FAILS, HOLDS, UNMEASURED, Evidence, Verdict, judge
+from repo_interp.papers.kit.claims import FAILS, HOLDS, UNMEASURED, Evidence, Verdict, judge, verdict_rows
 from repo_interp.papers.kit.differences import Difference
 from repo_interp.papers.kit.experiment import Experiment, run
-from repo_interp.papers.kit.perplexities import beyond_seeds, evidence_beyond_seeds, on_the_same_windows, seed_spread
+from repo_interp.papers.kit.outcomes import AS_WORDED, primary_rows, standing
+from repo_interp.papers.kit.perplexities import (
+    BEYOND_SEEDS,
+    beyond_seeds,
+    evidence_beyond_seeds,
+    on_the_same_windows,
+    seed_spread,
+)
 from repo_interp.papers.kit.recorded_scores import Recorded, by_seed, recorded_scores, unequal_budgets
 from repo_interp.papers.kit.samples import MATERIAL, NOTHING, Sample, between, between_rises
 from repo_interp.papers.kit.scores import PLAIN, Scored, ScoreOptions, of_tasks, score_subject, score_table
@@ -275,6 +283,9 @@ def test_a_difference_counts_beside_what_training_seeds_change():
         wider = evidence_beyond_seeds(evidence, beyond_seeds(claim), spread).values[OWN]["RoPE"]
         assert wider.standard_error == pytest.approx(np.hypot(0.001, np.sqrt(2) * deviation))
         assert wider.exceeds() is holds
+    # Found: a difference over seeds, whose error has them already, got what seeds change a second time.
+    over_seeds = dataclasses.replace(evidence, values={OWN: {"RoPE": Difference(0.1, 0.02, "3 and 3 seeds", 4)}, RELATIVES: {}})
+    assert evidence_beyond_seeds(over_seeds, beyond_seeds(claim), spread).values == over_seeds.values
     alone = evidence_beyond_seeds(
         evidence, beyond_seeds(claim), seed_spread([one, other], lambda each: each.sample(("32",)).seeds)
     )
@@ -319,6 +330,11 @@ def test_the_papers_relative_positions_are_cope_with_open_gates(opened, verdicts
     assert {verdict.checkpoint for verdict in found.values()} == {"cope"}
     assert [found[claim].verdict for claim in (C4_OPEN, C5_OPEN)] == verdicts
     assert found[C4].verdict == found[C5].verdict == HOLDS and C4_POSITIONS not in found
+    # Found: C5 was told to stand where it holds against RoPE, which stands in for the paper's relative positions, and not against these.
+    rows = verdict_rows(verdict for verdict in found.values() if BEYOND_SEEDS not in verdict.claim.part)
+    rows_of = partial(primary_rows, rows, PAPER)
+    outcomes = [standing(rows_of, PAPER, claim).outcome for claim in (C4, C5)]
+    assert outcomes == [HOLDS if verdict == HOLDS else AS_WORDED for verdict in verdicts]
     (drawing,) = PERPLEXITY.draw(scored)
     labels = drawing.data["label"].values.tolist()
     assert len(set(labels[:3])) == 3 and labels[0].endswith("open gates")

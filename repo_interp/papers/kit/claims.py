@@ -47,7 +47,7 @@ class Claim:
     scale: Scale | None = None
     """The model that the claim is about, where it is another than its experiment's."""
     also: tuple[str, ...] = ()
-    """Parts of the same id, of ours, that have to hold too for it to stand: beyond a null, in every seed."""
+    """Parts of the same id that have to hold too for it to stand: beyond a null, in every seed, against the rival that the paper has."""
     cause: str = ""
     """The part of the same id, of ours, that asks what breaks where this is removed; empty where none does."""
     about: tuple[tuple[str, ...], ...] = ()

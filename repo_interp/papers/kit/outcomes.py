@@ -69,7 +69,7 @@ class Standing:
 def standing(rows_of: Callable[[Claim], Sequence[Mapping[str, str]]], paper: Paper, claim: Claim) -> Standing:
     """What became of `claim`, given the rows of verdicts that decide on each claim (`primary_rows`).
 
-    It holds where all of its rows do, and those parts of ours that it has to hold in `also`: beyond a null, in every seed.
+    It holds where all of its rows do, and those parts that it has to hold in `also`: beyond a null, in every seed, against another rival.
     """
     rows = rows_of(claim)
     judged = [row for row in rows if row["verdict"] != UNMEASURED]

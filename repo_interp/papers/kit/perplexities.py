@@ -137,6 +137,8 @@ def evidence_beyond_seeds(evidence: Evidence, claim: Claim, spread: SeedSpread |
         return replace(evidence, claim=claim, unmeasurable=why)
 
     def widened(difference: Difference) -> Difference:
+        if difference.over.endswith(" seeds"):  # seeds are among its errors
+            return difference
         error = float(np.hypot(difference.standard_error, np.sqrt(2) * spread.deviation))
         return Difference(difference.margin, error, f"{difference.over} and seeds", spread.degrees)
 
