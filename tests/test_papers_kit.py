@@ -6,6 +6,7 @@ import ast
 import csv
 import dataclasses
 import inspect
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +66,7 @@ from repo_interp.papers.kit.rules import (
 )
 from repo_interp.papers.kit.scale import Scale
 from repo_interp.papers.kit.subjects import Given, Subject
+from repo_interp.papers.position_generalization.shapes import SHAPES
 from repo_interp.papers.repo.haystack import ABOVE_AT_LONGER
 from repo_interp.papers.repo.needles import NOPE
 
@@ -489,6 +491,23 @@ def test_every_claim_of_ours_says_all_that_a_row_shows():
             assert claim.statement and claim.source and claim.paper_number and claim.rule.words, claim.label
             assert claim.written in (BLIND, SEEN)
             assert not claim.rule.words.endswith("."), claim.label
+            parts = {other.part for other in each.claims if other.id == claim.id}
+            assert {*claim.also, *filter(None, (claim.cause,))} <= parts, claim.label
         for experiment in each.experiments:
             assert experiment.needs.otherwise
             assert set(experiment.needs.otherwise_of) <= {claim.label for claim in experiment.claims}
+
+
+@pytest.mark.parametrize(
+    ("paper_name", "label", "checkpoints"),
+    [
+        ("repo", "R1 (trained lengths)", ("reversal/repo", "reversal/rope", "reversal/nope")),
+        ("position-generalization", "P3 (excess over chance at 1,024 tokens)", tuple(map(str, SHAPES))),
+    ],
+)
+def test_a_claim_about_all_of_several_stands_on_all_of_them(paper_name: str, label: str, checkpoints: tuple[str, ...]):
+    """Found: "all schemes near perfect" and "whatever the model's shape" were decided by the first scheme, and shape, alone."""
+    of = named(())[paper_name]
+    (claim,) = (each for each in of.claims if each.label == label)
+    verdicts = [Verdict(claim, name, HOLDS if name == checkpoints[0] else FAILS, "x", 1.0) for name in checkpoints]
+    assert standing(partial(primary_rows, rows_of(*verdicts), of), of, claim).outcome == IN_PART

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+from functools import partial
 
 import numpy as np
 import pytest
@@ -20,15 +21,16 @@ from repo_interp.errors import InputError
 from repo_interp.models.checkpoints import save
 from repo_interp.models.reposition import reposition
 from repo_interp.papers.kit.cache import Cache
-from repo_interp.papers.kit.claims import FAILS, HOLDS, UNMEASURED, judge
+from repo_interp.papers.kit.claims import FAILS, HOLDS, UNMEASURED, Verdict, judge, verdict_rows
 from repo_interp.papers.kit.differences import share_difference
 from repo_interp.papers.kit.experiment import run
+from repo_interp.papers.kit.outcomes import AS_WORDED, Standing, primary_rows, standing
 from repo_interp.papers.kit.paper_directory import write_paper
 from repo_interp.papers.kit.scores import Scored
 from repo_interp.papers.kit.subjects import Given, subject
 from repo_interp.papers.repo import attention, causes, mirror, mirror_by_seed, ranges, segments, start_layer
 from repo_interp.papers.repo.checkpoints import longest_trained, needles, reads_text
-from repo_interp.papers.repo.chunks import PATTERNS, R6, SHARE, same_as_claimed
+from repo_interp.papers.repo.chunks import CHUNKS, PATTERNS, R6, SHARE, same_as_claimed
 from repo_interp.papers.repo.efficiency import EFFICIENCY, SIZES, configuration, counts
 from repo_interp.papers.repo.haystack import HAYSTACK
 from repo_interp.papers.repo.mirror import MIRRORS, QUANTITIES, Mirror, flatness
@@ -121,6 +123,36 @@ def test_the_papers_shares_are_hybrid_dominated_and_those_of_rope_are_not():
     for shares, holds in (((0.22, 0.04, 0.74), True), ((0.0, 1.0, 0.0), False), ((0.04, 0.08, 0.88), False)):
         assert R6.rule.holds(dict(zip(SHARE.values(), shares, strict=True))) is holds
     assert same_as_claimed(np.array([[0.22, 0.04, 0.74], [0.9, 0.0, 0.1]])).tolist() == [True, False]
+
+
+@pytest.mark.parametrize(("hybrid", "agreeing"), [(0.9, 3), (1.0, 0)])
+def test_beside_the_papers_chunks_stands_with_how_many_others_the_rule_holds(hybrid: float, agreeing: int):
+    """Found: where the rule fails at the paper's own chunks, "the same" was said of those at which it holds."""
+    shares = np.array([1 - hybrid, 0.0, hybrid])
+    grid = np.array([[shares, shares], [shares, [0.9, 0.1, 0.0]]])
+    labels = np.array([[[[0, 2, 2, 2]]], [[[2, 2, 2, 2]]]])
+    data = xr.Dataset(
+        {
+            "pattern_share_all": ("pattern", shares),
+            "chunk_pattern": (("prompt", "layer", "head", "chunk"), labels),
+            "sensitivity": (("chunk_size", "epsilon", "pattern"), grid),
+            "random_share": (("weights", "pattern"), np.array([shares, shares])),
+        },
+        {"pattern": list(PATTERNS), "layer": [0]},
+        {"checkpoint": "a", "learned": [0]},
+    )
+    evidence, _ = CHUNKS.judge(data)
+    assert judge(evidence).verdict == (HOLDS if agreeing else FAILS)
+    assert f"the rule holds with {agreeing} of 4 pairs" in evidence.note
+
+
+def test_attention_stands_where_it_holds_in_every_seed():
+    """It compares schemes, of one model each, over prompts."""
+    holds = [Verdict(claim, "niah_keys/repo", HOLDS, "x", 1.0) for claim in attention.CLAIMS.values()]
+    for claim in attention.CLAIMS.values():
+        (over,) = (each for each in PAPER.claims if each.label == f"R4 ({claim.part_of_every_seed})")
+        rows = verdict_rows([*holds, Verdict(over, "niah_keys/repo", FAILS, "x", 1.0)])
+        assert standing(partial(primary_rows, rows, PAPER), PAPER, claim) == Standing(AS_WORDED, "not every seed")
 
 
 def test_attention_wants_all_four_differences():

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from families import tiny
 from trained_tiny import trained
 
@@ -20,6 +21,7 @@ from repo_interp.papers.kit.paper_directory import write_paper
 from repo_interp.papers.kit.subjects import Subject, subject
 from repo_interp.papers.position_generalization import disturbed
 from repo_interp.papers.position_generalization.extrapolation import EXTRAPOLATION, P7
+from repo_interp.papers.position_generalization.fits import of_heads
 from repo_interp.papers.position_generalization.measured import Options, of_tokens
 from repo_interp.papers.position_generalization.paper import PAPER
 from repo_interp.papers.position_generalization.shapes import P3_EXCESS, SHAPES
@@ -104,6 +106,7 @@ def test_every_claim_is_judged_where_it_can_be(made, results):
     }
     assert all(np.isfinite(verdicts[place].ours) for place in measured)
     assert all(verdicts[place].note for place in without)
+    assert "of 4 sequences, compared with the others" in verdicts["P7", "rope"].note  # half of the eight are the reference
 
 
 def test_figures_and_verdicts_are_written(made, results):
@@ -237,3 +240,10 @@ def test_an_adapter_is_judged_in_the_tokens_of_its_base(made, tmp_path):
     results = list(run(TOLERANCE, [repo, rope], options, Cache(), lambda _: None))
     judged = {(verdict.claim.label, verdict.checkpoint) for result in results for verdict in result.verdicts}
     assert {("P6", "repo"), ("P6", "rope"), ("P6 (learned)", "repo")} <= judged
+
+
+def test_what_is_said_of_heads_is_of_their_means_over_prompts():
+    """Found: the lowest and the highest of single sequences stood as those of heads."""
+    values = xr.DataArray([[[0.2, 0.8]], [[0.4, 1.0]]], dims=("prompt", "layer", "head"))
+    assert of_heads(values) == "0.3 to 0.9"
+    assert of_heads(values.where(values != 0.2)) == "0.4 to 0.9", "a sequence where a head has no such components says nothing"

@@ -148,8 +148,13 @@ def judge(measured: Measured) -> Iterator[Evidence]:
         "layers",
         group.attrs["prompts"],
         f"plain {plain.mean():.3g}; at {first} tokens, where only the noise of the fit is left, {floor:.3g}",
-        f"log perplexity {nats_capped:.3f} against {nats_plain:.3f}",
+        f"log perplexity {nats_capped:.3f} against {nats_plain:.3f}; of {_judged(group)} sequences, compared with the others",
     )
+
+
+def _judged(group: xr.Dataset) -> int:
+    """How many sequences are judged at every length: every second one; the others, at the training length, are the reference."""
+    return int(group.attrs["prompts"]) // 2
 
 
 def draw(measured: Measured) -> Iterator[Drawing]:
@@ -159,7 +164,8 @@ def draw(measured: Measured) -> Iterator[Drawing]:
         group = measured.group("extrapolation")
         caption = (
             f"{name}: divergence of attention outputs from those at the training length, and log perplexity, of the last "
-            f"{group.attrs['judged']} tokens (table 2), means over {group.attrs['prompts']} sequences: their spread is not kept."
+            f"{group.attrs['judged']} tokens (table 2), of {_judged(group)} sequences: their spread is not kept. What they are compared "
+            "with is other sequences of the training length."
         )
         yield Drawing(f"extrapolation_{name}", extrapolation_by_length(measured.run), caption, group)
     if "output_traces" in present:

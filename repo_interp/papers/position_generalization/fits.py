@@ -125,7 +125,7 @@ def _three_axes(measured: Measured) -> Iterator[Evidence]:
         "sequences",
         len(by_prompt),
         f"random weights {random.mean():.3g}; distances shuffled {_mean(three['r_shuffled']):.3g}",
-        f"R² on held-out rows {_mean(three['r2_held_out']):.3g}; heads {float(three['r'].min()):.3g} to {float(three['r'].max()):.3g}",
+        f"R² on held-out rows {_mean(three['r2_held_out']):.3g}; heads {of_heads(three['r'])}",
     )
     yield evidence
     observed, above = Observed(r, random), paired_difference(by_prompt, shuffled)
@@ -221,6 +221,12 @@ def _r_by_prompt(measured: Measured) -> np.ndarray:
 def _r_of_twins(measured: Measured) -> np.ndarray:
     """Mean r of the three-axis fit of every twin with random weights."""
     return np.array([_mean(twin["r"]) for twin in measured.of_twins("three_axis")])
+
+
+def of_heads(values: xr.DataArray) -> str:
+    """The lowest and the highest of all heads' means over prompts, in words."""
+    means = values.mean("prompt")
+    return f"{float(means.min()):.3g} to {float(means.max()):.3g}"
 
 
 def _mean(values: xr.DataArray) -> float:

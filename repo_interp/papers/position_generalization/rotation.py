@@ -19,6 +19,7 @@ from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, each
 from repo_interp.papers.kit.learned_positions import why_not
 from repo_interp.papers.kit.rules import All, AtLeast, AtMost, BeyondNull, Observed, beside_null
 from repo_interp.papers.kit.subjects import Subject
+from repo_interp.papers.position_generalization.fits import of_heads
 from repo_interp.papers.position_generalization.measured import (
     MODEL,
     SOURCE,
@@ -109,7 +110,7 @@ def judge(measured: Measured) -> Iterator[Evidence]:
             "sequences",
             sequences,
             f"random weights {np.mean(twins):.3g}" if twins else "no twin with random weights has such components",
-            f"heads {float(closed.min()):.3g} to {float(closed.max()):.3g}; "
+            f"heads {of_heads(closed)}; "
             f"{100 * float(np.isfinite(closed).mean()):.0f} % of heads and sequences have such components",
         )
         yield evidence

@@ -58,6 +58,7 @@ P3_EXCESS = Claim(
     AtMost(EXCESS, 0.1),
     f"excess over chance at {TOKENS:,} tokens",
     SEEN,
+    about=tuple((str(shape),) for shape in SHAPES),
 )
 
 

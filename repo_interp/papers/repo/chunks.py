@@ -98,8 +98,8 @@ def judge(data: xr.Dataset) -> Iterator[Evidence]:
             f"{pattern} {100 * of.mean():.0f} % ({100 * of.min():.0f} to {100 * of.max():.0f})"
             for pattern, of in zip(PATTERNS, random.T, strict=True)
         ),
-        f"constant {100 * share['constant']:.1f} %, mono {100 * share['mono']:.1f} %; the same is seen with {int(agreement.sum())} of "
-        f"{len(agreement)} pairs of chunk size and epsilon",
+        f"constant {100 * share['constant']:.1f} %, mono {100 * share['mono']:.1f} %; the rule holds with "
+        f"{int(agreement.sum())} of {len(agreement)} pairs of chunk size and epsilon",
     )
     yield evidence
     hybrid = random[:, PATTERNS.index("hybrid")]

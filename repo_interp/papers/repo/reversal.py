@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 EXACT_MATCH = "mean exact match over these lengths"
 EVERY_SEED = f"{EXACT_MATCH}, and over seeds,"
 RIVALS = ("RoPE", "NoPE")
+SCHEMES = ("reversal/repo", "reversal/rope", "reversal/nope")
+"""Of the zoo."""
 R1 = Claim(
     "R1",
     "text reversal, longer texts than trained on (21-30 words): RePo above RoPE and NoPE",
@@ -42,6 +44,7 @@ R1_TRAINED = Claim(
     "figure",
     AtLeast(EVERY_SEED, 0.95),
     part="trained lengths",
+    about=tuple((name,) for name in SCHEMES),  # it says so of all of them
 )
 
 
@@ -135,7 +138,7 @@ REVERSAL = Experiment(
     Needs(
         trained_alike(of_tasks("reversal")),
         "checkpoints of text reversal with RePo, RoPE and NoPE were not given",
-        ("reversal/repo", "reversal/rope", "reversal/nope"),
+        SCHEMES,
         otherwise_of={R1_TRAINED.label: "no checkpoint trained on text reversal was given"},
     ),
     measure,
