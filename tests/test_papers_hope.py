@@ -30,6 +30,7 @@ from repo_interp.papers.hope.analysed import is_analysed
 from repo_interp.papers.hope.beyond import BEYOND, OUTSIDE, outside, upper
 from repo_interp.papers.hope.beyond import CLAIMS as H4_CLAIMS
 from repo_interp.papers.hope.components import COMPONENTS, relative_swing
+from repo_interp.papers.hope.logit_by_distance import BESIDE_NULL as H1_BESIDE_NULL
 from repo_interp.papers.hope.logit_by_distance import CLAIMS as H1_CLAIMS
 from repo_interp.papers.hope.logit_by_distance import LOGIT_BY_DISTANCE, UShape, errors_of, u_shape
 from repo_interp.papers.hope.mean_curves import curve_vaf
@@ -50,7 +51,8 @@ L = 16
 H1, H1_NO_DECAY = H1_CLAIMS["independent"]
 H4_WORDING = H4_CLAIMS["independent"][1]
 OF_ROPE = {claim.label for experiment in (VAF, OVER_TRAINING, BEYOND, COMPONENTS) for claim in experiment.claims}
-OF_ALL = {claim.label for claim in LOGIT_BY_DISTANCE.claims}
+OF_ROPE |= {claim.label for claim in H1_BESIDE_NULL.values()}
+OF_ALL = {claim.label for claim in LOGIT_BY_DISTANCE.claims} - OF_ROPE
 SIZES: dict[str, Any] = {
     "sequences": 4,
     "repeated_sequences": 2,
@@ -164,6 +166,57 @@ def test_a_curve_that_rises_again_does_not_decay_even_where_it_is_no_u():
     assert not H1.rule.holds(shallow.values((0.01, 0.01), 4))
     assert H1_NO_DECAY.rule.holds(shallow.values((0.01, 0.01), 4))
     assert not H1_NO_DECAY.rule.holds(u_shape(falls).values((0.01, 0.01), 4))
+
+
+def curves_of(trained: np.ndarray, twin: np.ndarray, frequencies: np.ndarray) -> xr.DataTree:
+    """What H1 is judged on: two replicates of one RoPE layer whose curve over distances is `trained`, and a twin's."""
+    logit = np.stack([np.stack([curve, curve + 1e-3 * np.sin(np.arange(len(curve)))])[:, None] for curve in (trained, twin)])
+    axes = ("weights", "repeat", "layer", "distance")
+    bands = ("weights", "repeat", "layer", "component")
+    of_components = np.broadcast_to(frequencies, (2, 2, 1, len(frequencies)))
+    data = xr.Dataset(
+        {
+            "logit": (axes, logit),
+            "logit_without_first": (axes, logit),
+            "frequency": (bands, of_components),
+            "activated": (bands, of_components > 1),
+            "low_frequency": (bands, of_components < 0.01),
+        },
+        {"weights": ["trained", "random 0"], "scheme": ("layer", ["rope"]), "layer": [0]},
+        {"checkpoint": "a", "length": len(trained), "training_length": len(trained), "sequences": 4},
+    )
+    return xr.DataTree.from_dict({"within": data, "repeated": data})
+
+
+def test_a_u_of_rope_counts_beyond_what_few_waves_show_at_random_phases():
+    """Found: of every hundred sets of waves at random phases the rules of H1 hold on more than eighty."""
+    frequencies, t = 10_000 ** (-np.arange(16) / 16), np.arange(256)
+
+    def verdicts(curve: np.ndarray, twin: np.ndarray) -> dict[str, Verdict]:
+        return {each.claim.label: judge(each) for each in LOGIT_BY_DISTANCE.judge([curves_of(curve, twin, frequencies)])}
+
+    waves = next(iter(random_phases_of(frequencies, 256)))
+    assert H1.rule.holds(u_shape(waves).values((1e-3, 1e-3), 4))
+    found = verdicts(waves, 0 * t)
+    assert (found["H1"].verdict, found["H1 (beyond random phases)"].verdict) == (HOLDS, FAILS)
+    even = verdicts(np.cos(2 * np.pi * t / 256), 0 * t)
+    assert even["H1 (beyond random phases)"].verdict == HOLDS
+
+
+def random_phases_of(frequencies: np.ndarray, length: int):
+    """Curves of components at random phases that are no more than uneven Us."""
+    drawn: list[np.ndarray] = []
+    random_phases(frequencies, length, lambda waves: float(drawn.append(waves.sum(0)) or 0))
+    return (curve for curve in drawn if 0.3 < u_shape(curve).ratio < 0.5 and u_shape(curve).inside)
+
+
+def test_twins_stand_beside_the_same_distances():
+    """Found: the control of the row without the last distances was that of all of them."""
+    t = np.arange(256)
+    curve, twin = np.abs(t - 128) / 128, np.where(t < 245, 0.0, 1.0)
+    found = {each.claim.label: each for each in LOGIT_BY_DISTANCE.judge([curves_of(curve, twin, np.array([1.0, 0.1]))])}
+    assert float(found["H1"].control.removeprefix("random weights: ")) > 0.3
+    assert float(found["H1 (no decay)"].control.removeprefix("random weights: ")) < 0.001
 
 
 def test_random_phases_have_equal_strength_and_turn_with_their_frequency():

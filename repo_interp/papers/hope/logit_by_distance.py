@@ -7,6 +7,9 @@ fall = m(left end) - min m      rise = m(right end) - min m
 That it rises again contradicts a global decay; a U asks for more. Both are judged, on sequences of independent tokens and of one token.
 Whether it rises again is asked without the last L/16 distances, which few pairs have, all of them with the first tokens: there the curve of
 learned positions, KERPLE and ALiBi turns up, and nowhere else.
+
+A few waves at random phases fall and rise again, too: of RoPE both are asked beside what its components show with random phases
+(`random_phases`), by how even fall and rise are, the smaller over the larger. Only RoPE's curve is made of such components.
 """
 
 from __future__ import annotations
@@ -22,14 +25,16 @@ from jaxtyping import Float
 from repo_interp.measures.labels import described
 from repo_interp.papers.hope import replicates
 from repo_interp.papers.hope.analysed import is_analysed
+from repo_interp.papers.hope.bands import bands
 from repo_interp.papers.hope.mean_curves import smoothed, smoothing_width
+from repo_interp.papers.hope.random_phases import NAME, random_phases
 from repo_interp.papers.hope.replicates import Sampling
 from repo_interp.papers.hope.wording import OVER_REPLICATES, capped, capped_caption, labelled, parts_caption, random_weights
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import BLIND, SEEN, Claim, Evidence
 from repo_interp.papers.kit.differences import Difference
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, together
-from repo_interp.papers.kit.rules import All, AtLeast, Custom, Significant
+from repo_interp.papers.kit.rules import All, AtLeast, BeyondNull, Custom, Observed, Significant, beside_null
 from repo_interp.papers.kit.subjects import Subject
 from repo_interp.plots.views.component_curves import FEW_PAIRS, logit_by_distance
 from repo_interp.positions.layouts import format_layout
@@ -55,20 +60,32 @@ _RISES = All(
 
 
 _SCHEMES = (("language/learned",), ("language/rope",), ("language/kerple",))
+EVENNESS, BEYOND_PHASES = "the smaller of fall and rise over the larger", "beyond random phases"
 
 
 def _claim(kind: Kind) -> Claim:
     statement = "mean logit by distance is U-shaped for learned APE, RoPE and KERPLE, no global decay"
     written = BLIND if kind == "independent" else SEEN
-    return Claim("H1", statement, "HoPE fig. 2", "figure", _U, labelled(kind), written, about=_SCHEMES)
+    also = (labelled(kind, BEYOND_PHASES),)
+    return Claim("H1", statement, "HoPE fig. 2", "figure", _U, labelled(kind), written, also=also, about=_SCHEMES)
 
 
 def _no_decay(kind: Kind) -> Claim:
     statement = "mean logit by distance rises again for learned APE, RoPE and KERPLE"
-    return Claim("H1", statement, "HoPE fig. 2", "figure", _RISES, labelled(kind, "no decay"), SEEN, about=_SCHEMES)
+    also = (labelled(kind, f"no decay, {BEYOND_PHASES}"),)
+    part = labelled(kind, "no decay")
+    return Claim("H1", statement, "HoPE fig. 2", "figure", _RISES, part, SEEN, also=also, about=_SCHEMES)
+
+
+def _beyond_phases(claim: Claim) -> Claim:
+    """The same claim of RoPE alone, beyond what geometry makes of it."""
+    rule = All(claim.rule, BeyondNull(EVENNESS, 0.95, NAME))
+    statement = f"{claim.statement}, of RoPE more evenly than geometry makes it"
+    return Claim("H1", statement, claim.source, "none", rule, claim.also[0], SEEN)
 
 
 CLAIMS = {kind: (_claim(kind), _no_decay(kind)) for kind in replicates.KINDS}
+BESIDE_NULL = {claim: _beyond_phases(claim) for claims in CLAIMS.values() for claim in claims}
 
 
 @dataclass(frozen=True)
@@ -88,6 +105,11 @@ class UShape:
     def ratio(self) -> float:
         """Rise over fall: 0 for a decay, 1 for a symmetric U; 0 where nothing falls."""
         return self.rise / self.fall if self.fall > 0 else 0.0
+
+    @property
+    def evenness(self) -> float:
+        """The smaller of fall and rise over the larger: 1 for a symmetric U, 0 where one of them is none."""
+        return min(self.fall, self.rise) / max(self.fall, self.rise) if self.inside else 0.0
 
     def values(self, errors: tuple[float, float], replicates: int) -> dict[str, Any]:
         """What the rule asks for, given the standard errors of fall and rise over so many replicates."""
@@ -140,7 +162,8 @@ def judge(measured: Sequence[xr.DataTree]) -> Iterable[Evidence]:
     """Evidence on every checkpoint with one of the schemes that the claim is about; why there is none for a scheme without any."""
     for scheme in U_SHAPED:
         if scheme not in [_scheme(tree["within"].to_dataset()) for tree in measured]:
-            for claim in (claim for claims in CLAIMS.values() for claim in claims):
+            own = [claim for claims in CLAIMS.values() for claim in claims]
+            for claim in (*own, *(BESIDE_NULL.values() if scheme == "rope" else ())):
                 yield Evidence(claim, scheme, "", unmeasurable=f"no checkpoint of scheme {scheme} was given")
     for name, kind in zip(("within", "repeated"), replicates.KINDS, strict=True):
         for tree in measured:
@@ -167,7 +190,7 @@ def draw(measured: Sequence[xr.DataTree]) -> Iterator[Drawing]:
 
 LOGIT_BY_DISTANCE = Experiment(
     "logit_by_distance",
-    tuple(claim for claims in CLAIMS.values() for claim in claims),
+    tuple(each for claims in CLAIMS.values() for claim in claims for each in (claim, BESIDE_NULL[claim])),
     Needs(
         together(is_analysed),
         "no checkpoint of a scheme that the claim is about was given",
@@ -210,39 +233,57 @@ def _by_length(lengths: Sequence[xr.Dataset]) -> xr.DataArray:
 
 
 def _evidence(data: xr.Dataset, kind: Kind) -> Iterator[Evidence]:
-    name, length = data.attrs["checkpoint"], data.attrs["length"]
-    curves = data["logit"].mean("layer")
+    """Whether the curve is a U, and whether it rises again before the last of the distances; of RoPE beside random phases."""
+    length, curves = data.attrs["length"], data["logit"].mean("layer")
     of_replicates = curves.sel(weights="trained").values
     errors, shape = errors_of(of_replicates), u_shape(of_replicates.mean(0))
     without_first = u_shape(data["logit_without_first"].sel(weights="trained").mean(("layer", "repeat")).values[:-1])
+    note = (
+        f"fall {shape.fall:.3g}, rise {shape.rise:.3g} (q·k, standard errors {errors[0]:.2g} and {errors[1]:.2g}), minimum at distance "
+        f"{shape.minimum} of {length}; without the first token rise over fall is {without_first.ratio:.3g}"
+    )
+    whole, before = CLAIMS[kind]
+    yield from _shape(data, whole, length, "rise on the right over the fall on the left", note)
+    last = length - length // FEW_PAIRS
+    known = u_shape(of_replicates[:, :last].mean(0))
+    note = (
+        f"rise {known.rise:.3g} (q·k, standard error {errors_of(of_replicates[:, :last])[1]:.2g}), minimum at distance {known.minimum}; "
+        f"with all distances {shape.rise:.3g}"
+    )
+    measured = f"rise on the right over the fall on the left, without the last 1/{FEW_PAIRS} of the distances"
+    yield from _shape(data, before, last, measured, note)
+
+
+def _shape(data: xr.Dataset, claim: Claim, last: int, measured: str, note: str) -> Iterator[Evidence]:
+    """The evidence on `claim` from the curve over the distances below `last`, and of RoPE on the same beside random phases."""
+    curves = data["logit"].mean("layer").isel(distance=slice(last))
+    of_replicates = curves.sel(weights="trained").values
+    shape = u_shape(of_replicates.mean(0))
     # What is random varies about a flat line: its rise counts only beside the fall of the trained curve.
     rises = {
         str(weights): u_shape(curves.sel(weights=weights).mean("repeat").values).rise for weights in curves["weights"].values
     }
     evidence = Evidence(
-        CLAIMS[kind][0],
-        name,
-        "rise on the right over the fall on the left",
-        shape.values(errors, len(of_replicates)),
+        claim,
+        data.attrs["checkpoint"],
+        measured,
+        shape.values(errors_of(of_replicates), len(of_replicates)),
         shape.ratio,
         float(np.std([u_shape(curve).ratio for curve in of_replicates], ddof=1)),
         OVER_REPLICATES,
         data.attrs["sequences"],
         random_weights({weights: rise / shape.fall if shape.fall > 0 else np.nan for weights, rise in rises.items()}),
-        f"fall {shape.fall:.3g}, rise {shape.rise:.3g} (q·k, standard errors {errors[0]:.2g} and {errors[1]:.2g}), minimum at distance "
-        f"{shape.minimum} of {length}; without the first token rise over fall is {without_first.ratio:.3g}",
+        note,
         capped(data),
     )
     yield evidence
-    known = of_replicates[:, : length - length // FEW_PAIRS]
-    before = u_shape(known.mean(0))
-    yield replace(
-        evidence,
-        claim=CLAIMS[kind][1],
-        measured=f"rise on the right over the fall on the left, without the last 1/{FEW_PAIRS} of the distances",
-        values=before.values(errors_of(known), len(known)),
-        ours=before.ratio,
-        spread=float(np.std([u_shape(curve).ratio for curve in known], ddof=1)),
-        note=f"rise {before.rise:.3g} (q·k, standard error {errors_of(known)[1]:.2g}), minimum at distance {before.minimum}; "
-        f"with all distances {shape.rise:.3g}",
-    )
+    if _scheme(data) == "rope":
+        frequencies = bands(data)["frequency"].values
+        null = random_phases(frequencies, data.attrs["length"], lambda waves: u_shape(waves.sum(0)[:last]).evenness)
+        observed = Observed(shape.evenness, null)
+        yield replace(
+            evidence,
+            claim=BESIDE_NULL[claim],
+            values={**evidence.values, EVENNESS: observed},
+            note=f"{EVENNESS}: {beside_null(observed)}",
+        )
