@@ -26,6 +26,7 @@ from repo_interp.papers.kit.claims import (
     FAILS,
     HOLDS,
     SEEN,
+    UNDEFINED,
     UNMEASURED,
     Claim,
     Evidence,
@@ -415,6 +416,16 @@ def test_what_lies_the_other_way_round_is_not_as_claimed(first: float, second: f
     values = {"x": {"y": Difference(first, 0.1, "seeds")}, "y": {"z": Difference(second, 0.1, "seeds")}}
     verdict = judge(Evidence(claim, "c", "x", values, 0.0))
     assert verdict.verdict == FAILS and (BY_CHANCE in verdict.note) is said
+
+
+def test_a_number_that_is_none_decides_nothing():
+    """Found: a mean over no prompts was NaN, and "does not hold" stood beside it."""
+    row = Evidence(BOTH[0], "a", "share", {"the share": np.nan}, np.nan, note="of 0 prompts")
+    assert judge(row) == Verdict(BOTH[0], "a", UNMEASURED, "share", note=f"{UNDEFINED}; of 0 prompts")
+    claim = Claim("X1", "it is more", "here", "1", Above("x", ("a",)))
+    one = Evidence(claim, "c", "x", {"x": {"a": Difference(0.21, 0.1, "prompts")}}, 0.21)
+    none = Evidence(claim, "c", "x", {"x": {"a": Difference(np.nan, np.inf, "0 prompts")}}, np.nan)
+    assert [each.verdict for each in judge_together([one, none])] == [HOLDS, UNMEASURED], "it is no row to correct for"
 
 
 def test_where_there_are_no_twins_nothing_is_decided():

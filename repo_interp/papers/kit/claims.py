@@ -24,6 +24,8 @@ BY_CHANCE = "as claimed, but no more than chance may make it with so few samples
 """What a note ends with where a claim fails for its errors alone."""
 AFTER_HOLM = "holds by itself, but not after Holm's correction over"
 """What the end of a note begins with where a row fails beside other rows of its claim alone."""
+UNDEFINED = "its number is not defined on what was measured"
+"""What a note begins with where a number is NaN."""
 EVERY_SEED = "every seed"
 BLIND, SEEN = "blind", "after results were seen"
 """When a rule was written."""
@@ -107,10 +109,15 @@ class Verdict:
 
 
 def judge(evidence: Evidence) -> Verdict:
-    """The verdict of the claim's rule. Raises ValueError for evidence that has no number and does not say why."""
-    if evidence.unmeasurable:
+    """The verdict of the claim's rule. Raises ValueError for evidence that has no number and does not say why.
+
+    A number that is NaN - a mean of nothing, a share of 0 - decides nothing.
+    """
+    undefined = evidence.ours is not None and np.isnan(evidence.ours)
+    why = evidence.unmeasurable or ("; ".join(filter(None, (UNDEFINED, evidence.note))) if undefined else "")
+    if why:
         claim, name = evidence.claim, evidence.checkpoint
-        return Verdict(claim, name, UNMEASURED, evidence.measured, control=evidence.control, note=evidence.unmeasurable)
+        return Verdict(claim, name, UNMEASURED, evidence.measured, control=evidence.control, note=why)
     if evidence.ours is None:
         raise ValueError(f"{evidence.claim.label} on {evidence.checkpoint}: a verdict stands on a number")
     verdict, note = HOLDS if evidence.claim.rule.holds(evidence.values) else FAILS, evidence.note
@@ -124,7 +131,7 @@ def judge_together(evidence: Sequence[Evidence]) -> list[Verdict]:
     """The verdict on every row, where several rows of one claim that hold by tests also have to hold after Holm's correction."""
     verdicts = [judge(each) for each in evidence]
     for claim in dict.fromkeys(each.claim for each in evidence):
-        rows = [place for place, each in enumerate(evidence) if each.claim is claim and not each.unmeasurable]
+        rows = [place for place, each in enumerate(verdicts) if each.claim is claim and each.verdict != UNMEASURED]
         tested = {place: own for place in rows if (own := chance(claim.rule, evidence[place].values)) is not None}
         for place, corrected in zip(tested, holm(np.array(list(tested.values()))), strict=True):
             if verdicts[place].verdict == HOLDS and corrected > 1:
