@@ -87,7 +87,8 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.D
         task=needles_of(subjects[0]),
         training_length=subjects[0].training_length,
         found_by_nope=without.share,
-        why_not=without.why_not,
+        why_not=without.why_not
+        or next((_lost(each.name, each, options, cache) for each in subjects if each.layout == "rope"), ""),
     )
 
 
@@ -108,10 +109,14 @@ def _why_not(subject: Subject, options: Options, cache: Cache) -> str:
     """Why the attention of `subject` says nothing on learned positions: it does not use them, or does not find the needles."""
     if not subject.learned:
         return ""
+    return _lost("it", subject, options, cache) or why_not(subject, options, cache)
+
+
+def _lost(called: str, subject: Subject, options: Options, cache: Cache) -> str:
+    """Why the attention of `subject` says nothing on needles: it does not find them; "" where it does."""
     found = search(subject, options, cache).sample([subject.training_length], PLAIN).prompts.mean()
-    if found < LEAST_FOUND:
-        return f"it finds {found:.3f} of the needles at its training length (wanted at least {LEAST_FOUND:g})"
-    return why_not(subject, options, cache)
+    few = f"{called} finds {found:.3f} of the needles at its training length (wanted at least {LEAST_FOUND:g})"
+    return few if found < LEAST_FOUND else ""
 
 
 # ---- judged ---------------------------------------------------------------------------------------------------------

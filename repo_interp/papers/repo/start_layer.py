@@ -69,7 +69,14 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.D
     return xr.Dataset(
         {
             "score": (axes, scores, {"long_name": "share of needles found", "units": "1"}),
-            "standard_error": (axes, errors, {"long_name": "standard error over prompts", "units": "1"}),
+            "standard_error": (
+                axes,
+                errors,
+                {
+                    "long_name": "standard deviation over seeds, or of one seed's mean its standard error over prompts",
+                    "units": "1",
+                },
+            ),
         },
         {
             "method": list(METHODS.values()),
