@@ -21,6 +21,7 @@ from repo_interp.experiments import Effects
 from repo_interp.experiments.catalogue import planned
 from repo_interp.experiments.effects import effects, sets_of_heads, to_confirm
 from repo_interp.experiments.position_changes import KINDS, Strength, default_kinds, partner, placed
+from repo_interp.experiments.prompt_sets import scoring_of
 from repo_interp.experiments.readings import Batch
 from repo_interp.experiments.resumable_grid import ResumableGrid
 from repo_interp.models.reposition import decoder_of
@@ -149,6 +150,15 @@ def test_where_a_prompt_has_distractors_these_are_the_candidates():
     batch = Batch(model, answers(), [prompt, dataclasses.replace(prompt, spans={})])
     logits = torch.arange(64.0).repeat(2, 1)
     assert batch.logit_difference(logits).tolist() == [20 - 31, 20 - 63]
+
+
+def test_text_that_marks_a_distractor_and_no_answer_has_a_finite_logit_difference(model):
+    """Found: the token in the distractor is a target too, and had no candidate beside it: infinite, and its changes NaN."""
+    prompts = [Prompt((1, 5, 9, 4, 7, 3), {"distractor": (2,)}), Prompt((1, 5, 9, 4, 8, 3), {"distractor": (2, 3)}, (5,))]
+    plain = [Prompt(prompt.tokens) for prompt in prompts]
+    marked, unmarked = (effects(model, scoring_of(some), some, ("frozen",), draws=1) for some in (prompts, plain))
+    xr.testing.assert_equal(marked, unmarked)
+    assert np.isfinite(marked["clean_logit_difference"]).all()
 
 
 def answers():
