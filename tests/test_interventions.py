@@ -24,6 +24,7 @@ from repo_interp.tasks import Prompt
 
 generator = torch.Generator().manual_seed(1)
 TOKENS, OTHERS = (torch.randint(3, 64, (2, 20), generator=generator) for _ in range(2))
+HOOK = "blocks.0.attn.hook_positions"
 ORDER = torch.randperm(12, generator=generator)
 SPAN = range(5, 9)
 CASES = {
@@ -386,6 +387,14 @@ def test_what_is_of_prompts_one_by_one_is_refused_where_they_pass_in_another_ord
         assert shifted.argmax("token").values.tolist() == [2, 7]
 
 
+def test_what_is_of_prompts_one_by_one_is_refused_for_more_prompts(repo):
+    """Found: in batches of as many the later prompts got what the first ones were to get."""
+    bridge = ri.bridge(deepcopy(repo))
+    refused = pytest.raises(InputError, match="of each of 2 prompts, and 4 are measured")
+    with iv.shifted(bridge, 100.0, layer=1, tokens=[[2], [7]]), refused:
+        ri.analyze(bridge, torch.cat([TOKENS, OTHERS]), ("positions",), batch_size=2)
+
+
 def test_answers_of_several_lengths_pass_in_another_order_than_prompts_of_one_length_with_them(repo):
     """Found: prompts and answers of one length together are sorted by the prompt's, and each got what another one was to get."""
     model = deepcopy(repo)
@@ -510,6 +519,16 @@ def test_patching_token_by_token_has_transformer_lens_order_and_options(patched)
         iv.get_act_patch_positions_all_pos(bridge, short, cache, metric)
     with pytest.raises(InputError, match="no bridge of ours"):
         iv.get_act_patch_positions_all_pos(bridge.original_model, OTHERS, cache, metric)
+    with pytest.raises(InputError, match=r"\[2, 1, 20\].*wanted \[prompt, row, token\] of 1 or 1 prompts"):
+        iv.get_act_patch_positions_all_pos(bridge, OTHERS[:1], {HOOK: torch.zeros(2, 1, 20)}, metric)
+
+
+def test_a_clean_cache_without_prompts_is_refused(patched):
+    """Found: with as many tokens as heads, rows were taken for prompts and tokens for rows."""
+    bridge, _, metric = patched
+    _, cache = bridge.run_with_cache(TOKENS[:1, :4], remove_batch_dim=True)
+    with pytest.raises(InputError, match=r"run_with_cache\(tokens\), which keeps the batch dimension"):
+        iv.get_act_patch_positions_all_pos(bridge, OTHERS[:1, :4], cache, metric)
 
 
 @pytest.mark.parametrize("scheme", ["cope_rope", "cope_rope separate keys"])

@@ -64,7 +64,7 @@ def task_scores(
         asked = {test_set: prompts for test_set, prompts in asked.items() if _longest(prompts) <= longest}
     if not asked:
         raise InputError(f"every prompt of {task.name} is longer than the {longest} tokens that the model's learned table has")
-    require_named_tokens(model, [len(prompt.tokens) for prompts in asked.values() for prompt in prompts])
+    require_named_tokens(model, count, [len(prompt.tokens) for prompts in asked.values() for prompt in prompts])
     answered = _responses(model, task, asked, answers, batch_size, ResumableGrid() if grid is None else grid, progress)
     options = {f"task_{name}": value if isinstance(value, str) else repr(value) for name, value in task.options().items()}
     attributes: dict[str, Any] = {

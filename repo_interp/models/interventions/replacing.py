@@ -103,11 +103,12 @@ def replaced(
         )
 
 
-def require_named_tokens(model: nn.Module, lengths: Sequence[int], generated: Sequence[int] = (0,)) -> None:
+def require_named_tokens(model: nn.Module, count: int, lengths: Sequence[int], generated: Sequence[int] = (0,)) -> None:
     """Raise InputError where an intervention is under way that names tokens beyond the end of every prompt of `lengths` tokens, of which
     `generated` are the answer's.
 
-    Also where it is of prompts one by one, and prompts of several lengths pass the model in another order than they were given in.
+    Also where it is of prompts one by one, and `count` others are measured together, or prompts of several lengths, which pass the model in
+    another order than they were given in.
     """
     layers = [module for module in model.modules() if isinstance(module, RepositionedAttention)]  # none in a stock decoder
     hooks = [hook for layer in layers for hook in layer.sites.positions._forward_hooks.values()]
@@ -119,6 +120,11 @@ def require_named_tokens(model: nn.Module, lengths: Sequence[int], generated: Se
                 "change there; name tokens within the prompts"
             )
         prompts = max(place.prompts, 1 if place.tokens is None else len(place.tokens))
+        if prompts > 1 and prompts != count:
+            raise InputError(
+                f"an intervention says something else of each of {prompts} prompts, and {count} are measured, so that later ones would be "
+                f"taken for the first; measure these {prompts}, or let it say the same of all"
+            )
         if prompts > 1 and (min(lengths) < max(lengths) or min(generated) < max(generated)):
             raise InputError(
                 f"an intervention says something else of each of {prompts} prompts, and prompts of several lengths do not pass the model "
