@@ -253,6 +253,9 @@ REFUSED = {
     "prompt 0 has no span 'needle'": {"kinds": ("shifted",), "span": "needle"},
     "effects.step is 0": {"kinds": ("rounded",), "step": 0.0},
     "effects.draws is 0": {"draws": 0},
+    "nothing stands before token 0 of prompt 0": {
+        "prompts": [Prompt((3, 4, 5), generated=(0, 2))]
+    },  # was read from the last token
     "nothing to predict for reversal": {"prompts": [Prompt(tokens=(3, 4, 5))]},
     "no layer of this model (nope) rotates by positions": {"scheme": "nope"},
 }
