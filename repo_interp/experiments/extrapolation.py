@@ -274,7 +274,7 @@ class Extrapolation(Experiment):
     lengths: tuple[Tokens, ...] = ()
     """In tokens; empty: the training length and its doublings up to four times it, or test sets of the task."""
     sequences: Annotated[int, Interval(ge=LEAST, le=1_000_000)] = 32
-    """Prompts of each length; half of those of the training length are the reference."""
+    """Prompts of each length, of which half are measured; the other half of those of the training length are the reference."""
     judged: TokensOrNone = 0
     """Last tokens of a prompt that are judged; 0: a quarter of the training length."""
     global_tokens: Tokens = GLOBAL_TOKENS
