@@ -21,6 +21,7 @@ from repo_interp.experiments import Effects
 from repo_interp.experiments.catalogue import planned
 from repo_interp.experiments.effects import effects, sets_of_heads, to_confirm
 from repo_interp.experiments.position_changes import KINDS, Strength, default_kinds, partner, placed
+from repo_interp.experiments.prompt_sets import scoring_of
 from repo_interp.experiments.readings import Batch
 from repo_interp.experiments.resumable_grid import ResumableGrid
 from repo_interp.models.reposition import decoder_of
@@ -151,6 +152,15 @@ def test_where_a_prompt_has_distractors_these_are_the_candidates():
     assert batch.logit_difference(logits).tolist() == [20 - 31, 20 - 63]
 
 
+def test_text_that_marks_a_distractor_and_no_answer_has_a_finite_logit_difference(model):
+    """Found: the token in the distractor is a target too, and had no candidate beside it: infinite, and its changes NaN."""
+    prompts = [Prompt((1, 5, 9, 4, 7, 3), {"distractor": (2,)}), Prompt((1, 5, 9, 4, 8, 3), {"distractor": (2, 3)}, (5,))]
+    plain = [Prompt(prompt.tokens) for prompt in prompts]
+    marked, unmarked = (effects(model, scoring_of(some), some, ("frozen",), draws=1) for some in (prompts, plain))
+    xr.testing.assert_equal(marked, unmarked)
+    assert np.isfinite(marked["clean_logit_difference"]).all()
+
+
 def answers():
     from repo_interp.experiments.prompt_sets import Answers
 
@@ -243,6 +253,9 @@ REFUSED = {
     "prompt 0 has no span 'needle'": {"kinds": ("shifted",), "span": "needle"},
     "effects.step is 0": {"kinds": ("rounded",), "step": 0.0},
     "effects.draws is 0": {"draws": 0},
+    "nothing stands before token 0 of prompt 0": {
+        "prompts": [Prompt((3, 4, 5), generated=(0, 2))]
+    },  # was read from the last token
     "nothing to predict for reversal": {"prompts": [Prompt(tokens=(3, 4, 5))]},
     "no layer of this model (nope) rotates by positions": {"scheme": "nope"},
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from families import tiny
 from test_perturbation import hooks_of
 from test_schemes import repositioned
@@ -20,6 +21,7 @@ from repo_interp.models.interventions import extension, interpolated, lm_infinit
 from repo_interp.models.interventions.extension import METHODS, extended
 from repo_interp.models.outputs import attention_outputs
 from repo_interp.models.reposition import attentions
+from repo_interp.plots.views.extrapolation import extrapolation_table
 from repo_interp.tasks import make_task
 from repo_interp.training.responses import forced_responses
 
@@ -259,6 +261,10 @@ def test_extrapolation_measures_every_method_layer_and_length(task):
     last = -np.mean([answer.log_probabilities[-4:] for answer in answers])
     assert group["log_perplexity"].sel({"method": "plain", "length": 32}).item() == pytest.approx(last, rel=1e-5)
     assert group["task_score"].sel({"method": "plain", "length": 32}).item() == pytest.approx(task.score(answers, odd).mean())
+    note = extrapolation_table(xr.DataTree.from_dict({"/extrapolation": group})).note
+    assert (
+        f"{len(odd)} prompts of language per length, beside 6 others of the training length" in note
+    )  # found: all 12 were said to be
     with pytest.raises(InputError, match="at least 4 prompts of the training length"):
         extrapolation(model, task, {32: prompts[32]}, 16)
     with pytest.raises(InputError, match="a prompt has 64"):

@@ -124,6 +124,21 @@ def test_mirrors_have_a_score_of_one_and_positions_of_words_alone_none():
     assert mirror_score(mirror(np.arange(8.0), words, source, copy)) < 0
 
 
+def test_where_no_word_is_there_twice_nothing_tells_a_mirror_from_positions_of_words():
+    """Found: a layer that reads embeddings alone, of any weights, had a score of 1, and no head could be beyond what twins reach."""
+    words, source, copy = ["a", "b", "c", "c", "b", "a"], [2, 1, 0], [3, 4, 5]
+    assert np.isnan(mirror_score(mirror(np.array([0, 1, 2, 2, 1, 0.0]), words, source, copy)))
+    bridge = ri.zoo("reversal/repo")
+    task = make_task("reversal")
+    prompts = task.prompts(8, test_set="8")
+    twice = [prompt for prompt in prompts if len({prompt.tokens[place] for place in prompt.spans["words"]}) < 8]
+    assert 0 < len(twice) < len(prompts)
+    tokens = repeated_tokens(1, 8, task.vocabulary_size, [], None, seed=0)
+    all_of_them, of_twice = (head_scores(bridge, some, tokens)["mirror"] for some in (prompts, twice))
+    np.testing.assert_array_equal(all_of_them, of_twice)
+    assert abs(all_of_them[0]).max() < 1e-3 < all_of_them[2].min()
+
+
 # ---- answers --------------------------------------------------------------------------------------------------------
 
 NEEDLE = Prompt(

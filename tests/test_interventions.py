@@ -7,6 +7,7 @@ from copy import deepcopy
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from families import tiny
 from task_tokenizers import tokenizer
 from test_perturbation import hooks_of
@@ -23,6 +24,7 @@ from repo_interp.tasks import Prompt
 
 generator = torch.Generator().manual_seed(1)
 TOKENS, OTHERS = (torch.randint(3, 64, (2, 20), generator=generator) for _ in range(2))
+HOOK = "blocks.0.attn.hook_positions"
 ORDER = torch.randperm(12, generator=generator)
 SPAN = range(5, 9)
 CASES = {
@@ -261,9 +263,9 @@ def test_generation_with_cache_is_generation_without(case, model):
     assert torch.equal(model.generate(TOKENS, **asked), model.generate(TOKENS, **asked))
 
 
-@pytest.mark.parametrize("case", sorted(set(CASES) - {"frozen", "permuted by a seed"}))
+@pytest.mark.parametrize("case", CASES)
 def test_padding_on_the_left_changes_nothing(case, repo):
-    """Tokens are counted as attention counts them. (A mean, and what is drawn, take in padding that `tokens` do not leave out.)"""
+    """Tokens are counted as attention counts them, and the mask says what is padding."""
     padded = torch.cat([torch.zeros(2, 5, dtype=torch.long), TOKENS], dim=1)
     mask = (torch.arange(25) >= 5).long().expand(2, -1)
     index = (mask.cumsum(1) - 1).clamp_min(0)
@@ -271,6 +273,47 @@ def test_padding_on_the_left_changes_nothing(case, repo):
     with CASES[case](repo, heads=heads), torch.no_grad():
         shifted = repo(padded, attention_mask=mask, position_ids=index).logits[:, 5:]
     assert_close(shifted, logits(repo, CASES[case](repo, heads=heads)), atol=1e-4, rtol=1e-4)
+
+
+DRAWN = {
+    "permuted": iv.permuted,
+    "permuted from a token on": lambda model: iv.permuted(model, tokens=range(3, 20)),
+    "frozen": iv.frozen,
+    "frozen from a token on": lambda model: iv.frozen(model, tokens=range(3, 20)),
+}
+
+
+@pytest.mark.parametrize("case", DRAWN)
+def test_what_is_drawn_or_averaged_does_not_depend_on_who_stands_beside_whom(case, model):
+    """Found: prompts that stood beside longer ones were given positions of their padding, and means took it in."""
+    bridge = ri.bridge(deepcopy(model))
+    texts = [TOKENS[0].tolist(), TOKENS[1, :11].tolist(), TOKENS[1, :7].tolist()]
+    asked = ("positions", "predictions")
+    with DRAWN[case](bridge):
+        alone, together = (ri.analyze(bridge, texts, asked, batch_size=size) for size in (1, 3))
+    for name in ("positions", "predictions"):
+        xr.testing.assert_allclose(alone[name].to_dataset(), together[name].to_dataset(), atol=1e-4)
+    tokens, valid = ri.tokens(texts, bridge)
+    with DRAWN[case](bridge), torch.no_grad():
+        masked = bridge(tokens, attention_mask=valid.long())
+    for row, text in zip(masked, texts, strict=True):
+        own = [token for token in range(3, 20) if token < len(text)] if "from" in case else None
+        with (iv.permuted if "permuted" in case else iv.frozen)(bridge, tokens=own), torch.no_grad():
+            assert_close(row[: len(text)], bridge(torch.tensor([text]))[0], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("answers", ["forced", "generated"])
+def test_scores_of_prompts_of_several_lengths_do_not_depend_on_the_batches(answers):
+    task = ri.tasks.make_task("counting")
+    stock = tiny("llama")
+    stock.resize_token_embeddings(task.vocabulary_size, mean_resizing=False)
+    torch.manual_seed(0)
+    bridge = ri.bridge(ri.reposition(stock, "repo").eval())
+    asked = {"task": task, "test_sets": ["shorter"], "count": 6, "answers": answers}
+    with iv.permuted(bridge):
+        alone, together = (ri.score(bridge, batch_size=size, **asked)["scores"].to_dataset() for size in (1, 6))
+    assert len({len(prompt.tokens) for prompt in task.prompts(6, 0, "shorter")}) > 1
+    xr.testing.assert_allclose(alone, together, atol=1e-5)
 
 
 def test_tokens_of_each_prompt_can_be_named(repo):
@@ -342,6 +385,14 @@ def test_what_is_of_prompts_one_by_one_is_refused_where_they_pass_in_another_ord
     if what == "tokens":
         shifted = run["positions"]["position"].sel(layer=1, head=0) > 50
         assert shifted.argmax("token").values.tolist() == [2, 7]
+
+
+def test_what_is_of_prompts_one_by_one_is_refused_for_more_prompts(repo):
+    """Found: in batches of as many the later prompts got what the first ones were to get."""
+    bridge = ri.bridge(deepcopy(repo))
+    refused = pytest.raises(InputError, match="of each of 2 prompts, and 4 are measured")
+    with iv.shifted(bridge, 100.0, layer=1, tokens=[[2], [7]]), refused:
+        ri.analyze(bridge, torch.cat([TOKENS, OTHERS]), ("positions",), batch_size=2)
 
 
 def test_answers_of_several_lengths_pass_in_another_order_than_prompts_of_one_length_with_them(repo):
@@ -468,6 +519,16 @@ def test_patching_token_by_token_has_transformer_lens_order_and_options(patched)
         iv.get_act_patch_positions_all_pos(bridge, short, cache, metric)
     with pytest.raises(InputError, match="no bridge of ours"):
         iv.get_act_patch_positions_all_pos(bridge.original_model, OTHERS, cache, metric)
+    with pytest.raises(InputError, match=r"\[2, 1, 20\].*wanted \[prompt, row, token\] of 1 or 1 prompts"):
+        iv.get_act_patch_positions_all_pos(bridge, OTHERS[:1], {HOOK: torch.zeros(2, 1, 20)}, metric)
+
+
+def test_a_clean_cache_without_prompts_is_refused(patched):
+    """Found: with as many tokens as heads, rows were taken for prompts and tokens for rows."""
+    bridge, _, metric = patched
+    _, cache = bridge.run_with_cache(TOKENS[:1, :4], remove_batch_dim=True)
+    with pytest.raises(InputError, match=r"run_with_cache\(tokens\), which keeps the batch dimension"):
+        iv.get_act_patch_positions_all_pos(bridge, OTHERS[:1, :4], cache, metric)
 
 
 @pytest.mark.parametrize("scheme", ["cope_rope", "cope_rope separate keys"])

@@ -239,6 +239,18 @@ def test_placing_features_elsewhere_means_nothing_without_positions(model):
     np.testing.assert_allclose(group["log_perplexity_rise"], 0, atol=1e-6)
 
 
+@pytest.mark.parametrize(("layout", "layers"), [("learned", (1, 2)), ("r2n1", (2,))])
+def test_layers_without_positions_to_move_are_refused_by_number(layout, layers):
+    """Found: nothing moved, while half of the tokens were said to have."""
+    stock = tiny("llama")
+    stock.resize_token_embeddings(TASK.vocabulary_size, mean_resizing=False)
+    model = ri.reposition(stock, layout)
+    with pytest.raises(InputError, match="position_offset moves the positions of keys, and there are none in layer"):
+        perturbation(model, TASK, TASK.prompts(3), ("text_order", "position_offset"), (1.0,), (4,), layers=layers)
+    group = perturbation(model, TASK, TASK.prompts(3), ("position_offset",), (1.0,), (4,), layers=(0, *layers))
+    assert (group["log_perplexity_rise"].sel(gamma=1.0) != 0).all()
+
+
 def test_offsets_in_the_unit_of_the_range_are_those_in_positions_for_an_index():
     stock = tiny("llama")
     stock.resize_token_embeddings(TASK.vocabulary_size, mean_resizing=False)

@@ -98,9 +98,8 @@ def analyze(
     chosen = measures_for(bridge, measures_named(default_measures(prompts, (), layers) if measures is None else measures))
     layers, heads = require_measurable(bridge, prompts, chosen, layers, heads)
     plans = planned(bridge, prompts, _experiments(experiments), task)
-    require_named_tokens(
-        bridge, [len(prompt.tokens) for prompt in prompts if chosen] + [n for plan in plans for n in plan.passes]
-    )
+    lengths = [len(prompt.tokens) for prompt in prompts if chosen] + [n for plan in plans for n in plan.passes]
+    require_named_tokens(bridge, len(prompts), lengths)
     structure = structure_for(prompts, chosen, tokenizer_of(bridge))
     size = batch_limit(bridge, batch_size)
     batches = make_batches(prompts, size, next(bridge.parameters()).device, structure) if chosen else []

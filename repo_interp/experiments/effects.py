@@ -29,7 +29,7 @@ from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
 from repo_interp.experiments.attribution import SCREENINGS
-from repo_interp.experiments.experiment import PATH_TOKENS, Experiment, Plan, Progress
+from repo_interp.experiments.experiment import PATH_TOKENS, Experiment, Plan, Progress, require_targets
 from repo_interp.experiments.position_changes import PositionChange, Strength, default_kinds, require_kinds
 from repo_interp.experiments.readings import READINGS, Heads, Measurement
 from repo_interp.experiments.resumable_grid import ResumableGrid
@@ -123,9 +123,7 @@ def require_effects(
         raise InputError("effects need prompts, and kinds of changes; give one of each at least")
     if min(top, set_size) < 0 or draws < 1:
         raise InputError(f"effects: top and set_size are 0 or more, draws at least 1; got {top}, {set_size}, {draws}")
-    for number, prompt in enumerate(prompts):
-        if not scoring.targets(prompt):
-            raise InputError(f"effects read the answer, but prompt {number} has nothing to predict for {scoring.name}")
+    require_targets("effects", scoring, prompts)
     require_kinds(kinds, prompts, strength)
 
 

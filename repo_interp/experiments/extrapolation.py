@@ -44,6 +44,7 @@ from repo_interp.experiments.resumable_grid import ResumableGrid
 from repo_interp.models.capture import decode
 from repo_interp.models.interventions.extension import GLOBAL_TOKENS, METHODS, Method, allowed_methods, extended
 from repo_interp.models.outputs import attention_outputs, layer_tensors, outputs_over_windows
+from repo_interp.models.padding import padded_on_the_right
 from repo_interp.models.reposition import attentions, layout, longest_prompt
 from repo_interp.run import with_schemes
 from repo_interp.tasks import Prompt
@@ -176,7 +177,7 @@ def _gaussians(
             numbers = sorted(range(start, min(start + batch_size, len(prompts))), key=lambda number: len(prompts[number].tokens))
             some = [prompts[number] for number in numbers]
             counts[:] = [len(prompt.tokens) for prompt in some]
-            with numbered(numbers):
+            with padded_on_the_right(counts), numbered(numbers):
                 responses += list(zip(some, forced_responses(model, scoring, some, len(some)), strict=True))
     asked, answered = (list(part) for part in zip(*responses, strict=True))
     negative_log_likelihoods = [
@@ -273,7 +274,7 @@ class Extrapolation(Experiment):
     lengths: tuple[Tokens, ...] = ()
     """In tokens; empty: the training length and its doublings up to four times it, or test sets of the task."""
     sequences: Annotated[int, Interval(ge=LEAST, le=1_000_000)] = 32
-    """Prompts of each length; half of those of the training length are the reference."""
+    """Prompts of each length, of which half are measured; the other half of those of the training length are the reference."""
     judged: TokensOrNone = 0
     """Last tokens of a prompt that are judged; 0: a quarter of the training length."""
     global_tokens: Tokens = GLOBAL_TOKENS

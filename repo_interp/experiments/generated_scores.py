@@ -161,7 +161,7 @@ def generated_texts(
     """The model's greedy answer to each prompt, in at most as many tokens as the prompt's attribute `new_tokens` says."""
     counts = [int(prompt.attributes["new_tokens"]) for prompt in prompts]
     lengths = [len(prompt.tokens) + count for prompt, count in zip(prompts, counts, strict=True)]
-    require_named_tokens(model, lengths, counts)
+    require_named_tokens(model, len(prompts), lengths, counts)
     order = sorted(range(len(prompts)), key=lambda number: (len(prompts[number].tokens), counts[number]))
     ends = _ends(model, tokenizer)
 

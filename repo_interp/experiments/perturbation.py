@@ -44,6 +44,7 @@ from repo_interp.errors import InputError, numbered
 from repo_interp.experiments.experiment import Experiment, Plan, Progress, require_targets, side_by_side
 from repo_interp.experiments.resumable_grid import ResumableGrid
 from repo_interp.models.interventions import Shift, exchanged_keys, moved_keys
+from repo_interp.models.interventions.keys import has_keys_to_move
 from repo_interp.models.reposition import attentions
 from repo_interp.tasks import Prompt, Response
 from repo_interp.tasks.task import Scoring
@@ -286,6 +287,14 @@ def require_grid(
     absent = [layer for layer in layers or () if not 0 <= layer < count]
     if absent:
         raise InputError(f"layer {absent[0]} was asked for; the model's are 0 to {count - 1}")
+    moving = [kind for kind in kinds if kind in ("position_offset", "feature_placement")]
+    chosen = [attention for attention in attentions(model) if attention.layer_idx in (layers or ())]
+    if moving and chosen and not any(map(has_keys_to_move, chosen)):
+        learned = " (a learned table acts in layer 0)" if any(attention.scheme == "learned" for attention in chosen) else ""
+        named = f"layer{'s' if len(chosen) > 1 else ''} {', '.join(str(attention.layer_idx) for attention in chosen)}"
+        raise InputError(
+            f"{moving[0]} moves the positions of keys, and there are none in {named}{learned}; name other layers, or leave the kind out"
+        )
     if not prompts:
         raise InputError("there are no prompts to perturb")
 

@@ -4,7 +4,7 @@
     logit difference    the target's logit less that of the strongest other candidate, mean over targets
     score               the task's, of the likeliest tokens
 
-Candidates are the tokens of the prompt's span `distractor` that stand neither in its `needle` nor in the answer - the values of other
+Candidates are the tokens of the prompt's span `distractor` that stand neither in its `needle` nor among the targets - the values of other
 needles -, where it has such, else all other tokens. Readings of a batch are finished points of a `ResumableGrid`. What enters each layer is
 kept for the batch at hand, so that a change in layer l costs the layers from l on. Knows nothing about which heads are changed, and why.
 """
@@ -125,7 +125,7 @@ class Batch:
         self.question: Question = to_question(padded(prompts, scoring), next(model.parameters()).device)
         self.others = torch.zeros(len(prompts), model.config.vocab_size, dtype=torch.bool, device=self.question.tokens.device)
         for row, prompt in enumerate(prompts):
-            candidates = _candidates(prompt)
+            candidates = _candidates(prompt, scoring.targets(prompt))
             self.others[row, slice(None) if candidates is None else sorted(candidates)] = True
 
     @cached_property
@@ -156,7 +156,7 @@ class Batch:
         return total / self.question.rows.bincount(minlength=len(self.prompts))
 
 
-def _candidates(prompt: Prompt) -> set[int] | None:
-    """Tokens that stand in the distractors and neither in the needle nor in the answer; None where there are none: all."""
+def _candidates(prompt: Prompt, targets: Sequence[int]) -> set[int] | None:
+    """Tokens that stand in the distractors and neither in the needle nor among the targets; None where there are none: all."""
     distractor, needle = ({prompt.tokens[place] for place in prompt.spans.get(name, ())} for name in ("distractor", "needle"))
-    return (distractor - needle - {prompt.tokens[place] for place in prompt.generated}) or None
+    return (distractor - needle - {prompt.tokens[place] for place in targets}) or None

@@ -20,6 +20,7 @@ from repo_interp.errors import NotFinite
 from repo_interp.inputs import AttentionInputs, Predictions
 from repo_interp.models.attention import LogitsOfRows, RepositionedAttention
 from repo_interp.models.feed_forward import in_blocks
+from repo_interp.models.padding import padding_known
 from repo_interp.models.reposition import attentions, decoder_of
 from repo_interp.positions.contextual import ContextualPositions
 from repo_interp.positions.logits import exact, soft_capped
@@ -63,7 +64,7 @@ def decode(
 
     With a `last_layer` the pass ends after it: its hidden states, before the final norm. Feed-forward parts work in blocks of tokens.
     """
-    with in_blocks(model):
+    with in_blocks(model), padding_known(valid):
         return _decoded(model, tokens, valid, last_layer)
 
 

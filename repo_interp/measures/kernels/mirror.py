@@ -56,7 +56,10 @@ def mirror(
 def mirror_score(measured: Mirror) -> float:
     """1 - |z_copy - z_source| over the nearer of other words and the same word elsewhere: 1 for a mirror, 0 or less where there is none.
 
-    0 where a word has the same position everywhere, but for rounding, and where all positions are one.
+    0 where a word has the same position everywhere, but for rounding, and where all positions are one. NaN where no word is there twice:
+    then positions that depend on the word alone, those of every layer that reads embeddings, look like a mirror.
     """
-    nearest = np.nanmin([measured.random, measured.elsewhere, np.inf])
-    return 1 - measured.copies / nearest if ROUNDING * measured.random < nearest < np.inf else 0.0
+    if np.isnan(measured.elsewhere):
+        return np.nan
+    nearest = np.nanmin([measured.random, measured.elsewhere])
+    return 1 - measured.copies / nearest if nearest > ROUNDING * measured.random else 0.0

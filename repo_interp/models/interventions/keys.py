@@ -63,6 +63,12 @@ def moved_keys(model: nn.Module, shifts: Mapping[int, Shift]) -> Iterator[None]:
         yield
 
 
+def has_keys_to_move(attention: RepositionedAttention) -> bool:
+    """Whether `moved_keys` changes anything where this layer is named: not in NoPE, nor with CoPE's positions alone."""
+    by_distance = attention.frequencies is not None or isinstance(attention.position_logits, PositionBias)
+    return by_distance or (attention.scheme == "learned" and attention.layer_idx == 0)
+
+
 def _exchange(order: Int[Tensor, "batch token"]) -> Callable:
     def hook(module: nn.Module, arguments: tuple, keys: Tensor) -> Tensor:
         if keys.shape[:2] != order.shape:

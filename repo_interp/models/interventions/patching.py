@@ -32,7 +32,7 @@ def get_act_patch_positions_all_pos(
     """The metric [layer, head] with each head's positions, over all tokens, from the clean cache.
 
     Arguments and result as of `transformer_lens.patching.get_act_patch_attn_head_z_all_pos`. Raises InputError for a model that is no
-    bridge of ours, and for prompts of different length.
+    bridge of ours, for prompts of different length, and for a cache of other prompts, or without their axis.
     """
     return _patched(model, corrupted_tokens, clean_cache, patching_metric, _put_head, ("layer", "head"), options)
 
@@ -66,6 +66,11 @@ def _patched(
         _SHORT.format(layer): cache[HOOK.format(layer)] for layer in range(model.cfg.n_layers) if HOOK.format(layer) in cache
     }
     for name, positions in clean.items():
+        if positions.ndim != 3 or len(positions) not in (1, len(tokens)):
+            raise InputError(
+                f"clean positions are {list(positions.shape)} at {name}; wanted [prompt, row, token] of 1 or {len(tokens)} prompts, as the "
+                "corrupted ones: record with run_with_cache(tokens), which keeps the batch dimension"
+            )
         if positions.shape[-1] != tokens.shape[-1]:
             raise InputError(
                 f"the clean prompt has {positions.shape[-1]} tokens at {name}, the corrupted one {tokens.shape[-1]}; give prompts alike"

@@ -76,8 +76,9 @@ def permuted(
     """While it lasts, token i has the position of token order[i]; the same for all heads.
 
     `order`: a permutation of the first tokens' indices, [token] or [prompt, token]; tokens after it keep theirs. None: the chosen tokens
-    of every prompt change places at random, by `seed` - also with padding, unless `tokens` leave it out. Raises InputError for an order
-    that is none, and inside for tokens of it that stand in the cache or that a prompt lacks.
+    of every prompt change places at random, by `seed` - also with padding on the right, unless an attention mask or `tokens` leave it
+    out; where prompts are analysed and scored it is left out. Raises InputError for an order that is none, and inside for tokens of it
+    that stand in the cache or that a prompt lacks.
     """
     if order is None:
         seed = checked(seed, Seed, "seed")

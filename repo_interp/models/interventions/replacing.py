@@ -7,7 +7,8 @@ it, and no further: `hook_positions` then has a row per key-value head, or per h
 rotates its own copy. How many rows there are depends on the choice alone, never on values, so that keys in a cache keep their shape.
 
 Tokens are counted as attention counts them: by their number among the prompt's, whatever the padding and however many stand in the
-cache. While generating with a cache a change sees the new tokens alone. Positions in half precision are widened to float32 first.
+cache. Padding is never chosen where the pass says which tokens it is (`models.padding`): analyses, scores and attention masks do.
+While generating with a cache a change sees the new tokens alone. Positions in half precision are widened to float32 first.
 Knows nothing about what a change does.
 """
 
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 
 from repo_interp.errors import InputError, one_line, warn
 from repo_interp.models.attention import RepositionedAttention
+from repo_interp.models.padding import valid_tokens
 from repo_interp.models.reposition import attentions, attentions_of
 from repo_interp.positions.logits import exact
 from repo_interp.positions.rotary import expand_heads
@@ -53,7 +55,7 @@ class Here:
     start: int
     """Tokens that stand in the cache, before those of this pass."""
     chosen: Bool[Tensor, "prompt token"] | None
-    """The tokens whose positions are replaced; None: all."""
+    """The tokens whose positions are replaced, padding left out as far as the pass says where it is (`models.padding`); None: all."""
 
 
 Change = Callable[[Float[Tensor, "prompt row token"], Here], Tensor]
@@ -101,11 +103,12 @@ def replaced(
         )
 
 
-def require_named_tokens(model: nn.Module, lengths: Sequence[int], generated: Sequence[int] = (0,)) -> None:
+def require_named_tokens(model: nn.Module, count: int, lengths: Sequence[int], generated: Sequence[int] = (0,)) -> None:
     """Raise InputError where an intervention is under way that names tokens beyond the end of every prompt of `lengths` tokens, of which
     `generated` are the answer's.
 
-    Also where it is of prompts one by one, and prompts of several lengths pass the model in another order than they were given in.
+    Also where it is of prompts one by one, and `count` others are measured together, or prompts of several lengths, which pass the model in
+    another order than they were given in.
     """
     layers = [module for module in model.modules() if isinstance(module, RepositionedAttention)]  # none in a stock decoder
     hooks = [hook for layer in layers for hook in layer.sites.positions._forward_hooks.values()]
@@ -117,6 +120,11 @@ def require_named_tokens(model: nn.Module, lengths: Sequence[int], generated: Se
                 "change there; name tokens within the prompts"
             )
         prompts = max(place.prompts, 1 if place.tokens is None else len(place.tokens))
+        if prompts > 1 and prompts != count:
+            raise InputError(
+                f"an intervention says something else of each of {prompts} prompts, and {count} are measured, so that later ones would be "
+                f"taken for the first; measure these {prompts}, or let it say the same of all"
+            )
         if prompts > 1 and (min(lengths) < max(lengths) or min(generated) < max(generated)):
             raise InputError(
                 f"an intervention says something else of each of {prompts} prompts, and prompts of several lengths do not pass the model "
@@ -160,6 +168,7 @@ class _Place:
     least: int
     prompts: int = 1
     index: Tensor | None = None
+    valid: Tensor | None = None
     start: int = 0
     longest: int = 0
     """Tokens of the longest prompt that passed so far, where some are named."""
@@ -171,6 +180,7 @@ class _Place:
         self.start = 0 if cache is None else cache.get_seq_length(self.attention.layer_idx)
         index = self.attention.token_index(hidden_states, keywords.get("position_ids"), cache)
         self.index = index.expand(len(hidden_states), -1)
+        self.valid = valid_tokens(hidden_states, keywords.get("attention_mask"), self.start)
 
     def put(self, module: nn.Module, arguments: tuple, positions: Tensor) -> Tensor:
         """Positions [prompt, row, token] with the chosen ones replaced."""
@@ -189,14 +199,15 @@ class _Place:
 
     def _chosen(self) -> Bool[Tensor, "prompt token"] | None:
         if self.tokens is None:
-            return None
+            return self.valid
         assert self.index is not None
         self.longest = max(self.longest, int(self.index.max()) + 1)
         prompts, longest = self.tokens.shape
         if prompts not in (1, len(self.index)):
             raise InputError(f"tokens of {prompts} prompts were named, but {len(self.index)} prompts came; name those of each")
         table = self.tokens.to(self.index.device).expand(len(self.index), -1)
-        return table.gather(1, self.index.clamp(0, longest - 1)) & (self.index < longest)
+        chosen = table.gather(1, self.index.clamp(0, longest - 1)) & (self.index < longest)
+        return chosen if self.valid is None else chosen & self.valid
 
 
 def _named(table: Bool[Tensor, "prompt token"], beyond: int) -> list[int]:

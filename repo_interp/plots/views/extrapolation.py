@@ -148,11 +148,11 @@ def extrapolation_table(run: xr.DataTree) -> Table:
         for length in dataset["length"].values
         for own in (dataset.sel({"method": method, "length": length}),)
     ]
-    metric = str(dataset.attrs["metric"])
+    metric, prompts = str(dataset.attrs["metric"]), int(dataset.attrs["prompts"])
     columns = ("method", "length", "KL", "KL, last layer", "log perplexity there", metric, "its standard error")
     note = (
         f"KL and log perplexity of the last {dataset.attrs['judged']} tokens of a prompt, {dataset.attrs['metric']} of whole prompts; "
-        f"{dataset.attrs['prompts']} prompts of {dataset.attrs['task']} per length, half of those of the training length for comparison. "
+        f"{prompts // 2} prompts of {dataset.attrs['task']} per length, beside {prompts - prompts // 2} others of the training length. "
         "KL in nats per head, mean over heads and layers: the plain one at the training length is the noise of fitting Gaussians to few "
         "tokens."
     )
