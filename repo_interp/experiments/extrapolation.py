@@ -44,7 +44,6 @@ from repo_interp.experiments.resumable_grid import ResumableGrid
 from repo_interp.models.capture import decode
 from repo_interp.models.interventions.extension import GLOBAL_TOKENS, METHODS, Method, allowed_methods, extended
 from repo_interp.models.outputs import attention_outputs, layer_tensors, outputs_over_windows
-from repo_interp.models.padding import padded_on_the_right
 from repo_interp.models.reposition import attentions, layout, longest_prompt
 from repo_interp.run import with_schemes
 from repo_interp.tasks import Prompt
@@ -177,7 +176,7 @@ def _gaussians(
             numbers = sorted(range(start, min(start + batch_size, len(prompts))), key=lambda number: len(prompts[number].tokens))
             some = [prompts[number] for number in numbers]
             counts[:] = [len(prompt.tokens) for prompt in some]
-            with padded_on_the_right(counts), numbered(numbers):
+            with numbered(numbers):
                 responses += list(zip(some, forced_responses(model, scoring, some, len(some)), strict=True))
     asked, answered = (list(part) for part in zip(*responses, strict=True))
     negative_log_likelihoods = [

@@ -10,7 +10,6 @@ Knows nothing about how models were trained.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -21,7 +20,6 @@ from transformers import PreTrainedModel
 from repo_interp.errors import InputError, numbered
 from repo_interp.experiments.resumable_grid import ResumableGrid
 from repo_interp.models.interventions.replacing import require_named_tokens
-from repo_interp.models.padding import padded_on_the_right
 from repo_interp.models.reposition import longest_prompt
 from repo_interp.side_by_side import BatchSize, batches
 from repo_interp.tasks import Prompt, Response, Task
@@ -173,11 +171,10 @@ def _responses(
 def _respond(
     model: PreTrainedModel, task: Task, test_set: str, numbers: Sequence[int], prompts: Sequence[Prompt], answers: str
 ) -> dict[str, Any]:
-    """Tokens, and log-probabilities where they are known, of the responses to some of `prompts`, from short to long, in one pass."""
+    """Tokens, and log-probabilities where they are known, of the responses to some of `prompts` in one pass."""
     make, some = forced_responses if answers == "forced" else generated_responses, [prompts[number] for number in numbers]
-    padding = padded_on_the_right([len(prompt.tokens) for prompt in some]) if answers == "forced" else nullcontext()
     try:
-        with padding, numbered(numbers, f"test set {test_set}"):
+        with numbered(numbers, f"test set {test_set}"):
             responses = make(model, task, some, len(some))
     except InputError:
         raise

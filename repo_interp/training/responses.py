@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from repo_interp.errors import InputError, NotFinitePrediction
 from repo_interp.models.capture import next_token_logits
 from repo_interp.models.generation import continue_greedily
+from repo_interp.models.padding import padded_on_the_right
 from repo_interp.side_by_side import BatchSize, batches
 from repo_interp.tasks import Batch, Prompt, Response, Task
 from repo_interp.tasks.task import Scoring
@@ -70,7 +71,8 @@ def forced_responses(
     responses: dict[int, Response] = {}
     for chosen in batches(order, [len(prompt.tokens) for prompt in prompts], batch_size):
         question = to_question(padded([prompts[number] for number in chosen], task), next(model.parameters()).device)
-        hidden = model.model(question.tokens, use_cache=False).last_hidden_state
+        with padded_on_the_right([len(prompts[number].tokens) for number in chosen]):
+            hidden = model.model(question.tokens, use_cache=False).last_hidden_state
         reference, likeliest = [], []
         for part in _parts(question, max(1, _MOST_LOGITS // int(model.config.vocab_size))):
             logits = logits_at(model, hidden, part)
