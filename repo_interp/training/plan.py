@@ -181,9 +181,9 @@ def _plan() -> Iterator[Planned]:
         yield Planned(f"language/{scheme}", scheme, continue_from="language/rope", weights=())
 
     # A larger language model on longer windows: do learned positions take part there? Its weights, 29 MB each, are too large to ship.
-    yield Planned("language/rope_512", "rope", three, fields={**_LARGER, "steps": 1000}, weights=())
+    yield Planned("language/rope_512", "rope", fields={**_LARGER, "steps": 1000}, weights=())
     for name, layout in (("rope_continued_512", "rope"), ("repo_512", "repo@1/3"), ("nope_512", "nope")):
-        yield Planned(f"language/{name}", layout, three, "language/rope_512", fields=_LARGER_CONTINUED, weights=())
+        yield Planned(f"language/{name}", layout, (0,), "language/rope_512", fields=_LARGER_CONTINUED, weights=())
 
 
 _VARIED: Mapping[str, Any] = {
