@@ -76,9 +76,9 @@ def standing(rows_of: Callable[[Claim], Sequence[Mapping[str, str]]], paper: Pap
     if not judged:
         return Standing(UNMEASURED, reason(rows)) if rows else Standing(NOT_YET)
     held = sum(row["verdict"] == HOLDS for row in judged)
-    if held < len(judged):
+    if not held:
         by_chance = all(row["note"].endswith(BY_CHANCE) or AFTER_HOLM in row["note"] for row in judged)
-        return Standing(IN_PART, f"in {held} of {len(judged)}") if held else Standing(FAILS, BY_CHANCE if by_chance else "")
+        return Standing(FAILS, BY_CHANCE if by_chance else "")
     further = [each for each in paper.claims if each.id == claim.id and each.part in claim.also]
     own = claim.part.split(", ")
     lacking = [
@@ -86,7 +86,10 @@ def standing(rows_of: Callable[[Claim], Sequence[Mapping[str, str]]], paper: Pap
         for each in further
         if standing(rows_of, paper, each).outcome in (FAILS, IN_PART)
     ]
-    return Standing(AS_WORDED, f"not {', nor '.join(lacking)}") if lacking else Standing(HOLDS)
+    beside = f"not {', nor '.join(lacking)}" if lacking else ""
+    if held < len(judged):
+        return Standing(IN_PART, ", ".join(filter(None, (f"in {held} of {len(judged)}", beside))))
+    return Standing(AS_WORDED, beside) if lacking else Standing(HOLDS)
 
 
 def remark_on_cause(rows_of: Callable[[Claim], Sequence[Mapping[str, str]]], paper: Paper, claim: Claim) -> str:
