@@ -298,13 +298,15 @@ def test_every_claim_has_a_verdict_and_those_without_a_checkpoint_say_why(result
     by_claim = verdicts(results[0])
     assert {label for label, _ in by_claim} == {claim.label for claim in PAPER.claims}
     missing = {label: verdict for (label, name), verdict in by_claim.items() if name == "none"}
-    few_shot = {"R8", "R8 (examples throughout)", "R8 (heads)"}
+    few_shot = {"R8", "R8 (examples throughout)", "R8 (heads)", "R8 (beyond random weights)"}
+    few_shot |= {"R8 (examples throughout, beyond random weights)"}
+    lines = {"R8 (lines of code)", "R8 (lines of code, beyond random weights)"}
     of_seeds = {label for label in missing if "every seed" in label}
-    assert set(missing) - of_seeds == {*few_shot, "R8 (lines of code)", "R2 (strength by seed)"}
+    assert set(missing) - of_seeds == {*few_shot, *lines, "R2 (strength by seed)"}
     assert of_seeds == {label for label, _ in by_claim if "every seed" in label}  # one seed alone has weights here
     assert all("weights of at least 2 training seeds" in missing[label].note for label in of_seeds)
     assert all(verdict.verdict == UNMEASURED for verdict in missing.values())
-    assert "five examples" in missing["R8"].note and "corpus" in missing["R8 (lines of code)"].note
+    assert "five examples" in missing["R8"].note and all("corpus" in missing[label].note for label in lines)
 
 
 def test_scores_of_other_seeds_count_and_give_the_spread(results):
@@ -463,8 +465,10 @@ def test_a_checkpoint_of_no_task_of_ours_gets_text(tmp_path):
         assert len(examples) > 5 and len(many.tokens) <= 512 and padding < len(few.spans["padding"]) / 2
     result, rest = run(SEGMENTS, [mine], TINY, Cache(), lambda text: None)
     assert result.drawings[0].data["variance_between"].sel(weights="trained").dims[-1] == "head"
-    labels = ["R8", "R8 (examples throughout)", "R8 (heads)", "R8 (lines of code)"]
-    assert [verdict.claim.label for verdict in (*result.verdicts, *rest.verdicts)] == labels
+    beside = ["R8 (beyond random weights)", "R8 (examples throughout, beyond random weights)"]
+    labels = ["R8", beside[0], "R8 (examples throughout)", beside[1], "R8 (heads)"]
+    assert [verdict.claim.label for verdict in result.verdicts] == labels
+    assert {verdict.claim for verdict in rest.verdicts} == {segments.R8_CODE, segments.BESIDE_NULL[segments.R8_CODE]}
     longer = result.drawings[0].data.drop_vars("token").pad(token=(0, 3))  # where the first prompt is shorter than another one
     (drawn,) = SEGMENTS.draw({"examples": longer})
     ends = [axes.get_xlim()[1] for axes in (drawn.figure.axes[0], result.drawings[0].figure.axes[0])]
@@ -537,6 +541,31 @@ def test_heads_that_follow_examples_count_beyond_random_weights(followed, verdic
     (judged,) = (judge(each) for each in segments.judge({"examples throughout": made_whole(data)}) if each.claim.part == "heads")
     assert judged.ours == followed and judged.verdict == verdict and "random weights 3, 3, 3" in judged.control
     assert "layer 1, head 0 follows them most: 0.0 %" in judged.note
+
+
+@pytest.mark.parametrize(("random", "verdict"), [(0.1, HOLDS), (0.5, FAILS)])
+def test_segments_are_followed_beyond_random_weights(random, verdict):
+    """Found: positions of random weights follow the tokens, and so the segments, three times as closely as the trained ones."""
+    spread = np.linspace(0, 0.02, 4)[:, None, None] + np.zeros((4, 1, 2))  # prompts, layer, heads
+    above = np.stack([0.3 + spread, random + spread, random - spread])
+    chance = xr.DataArray(
+        np.zeros_like(above), {"weights": ["trained", "random 0", "random 1"]}, ("weights", "prompt", "layer", "head")
+    )
+    shuffled = chance + 0.2
+    data = xr.Dataset(
+        {
+            "variance_between": shuffled + above,
+            "variance_between_shuffled": shuffled,
+            "boundary_f1": shuffled + above,
+            "boundary_f1_shuffled": shuffled,
+            "variance_between_index": shuffled,
+            "variance_between_chance": chance,
+        },
+        attrs={"checkpoint": "mine"},
+    )
+    worded, beside = map(judge, segments.judge({"lines": data}))
+    assert (worded.verdict, beside.verdict) == (HOLDS, verdict) and beside.claim.part == "lines of code, beyond random weights"
+    assert f"0.31 beside 2 of the null: mean {random:g}" in beside.note
 
 
 def made_whole(data: xr.Dataset) -> xr.Dataset:

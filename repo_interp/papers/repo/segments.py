@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,11 +49,48 @@ SCORES = {
     "boundary_f1": Above("the boundary F1 of position jumps, mean over the learned heads,", (SHUFFLED,)),
 }
 """The scores of `measures.segments` that count, and what is asked of each."""
-R8 = Claim("R8", "positions align with the examples of a few-shot prompt", "RePo fig. 8", "figure", All(*SCORES.values()))
-R8_CODE = Claim("R8", "positions align with the lines of code", R8.source, R8.paper_number, R8.rule, part="lines of code")
-R8_THROUGHOUT = Claim(
-    "R8", R8.statement + " that has nothing else", R8.source, R8.paper_number, R8.rule, part="examples throughout", written=SEEN
+BESIDE_TWINS = {
+    "variance_between": "the share of position variance between segments, above that of shuffled edges,",
+    "boundary_f1": "the boundary F1 of position jumps, above that of shuffled edges,",
+}
+"""The same scores, as they are set beside random weights: their positions follow the tokens, and so what the segments are made of."""
+BEYOND_TWINS = "beyond random weights"
+R8 = Claim(
+    "R8",
+    "positions align with the examples of a few-shot prompt",
+    "RePo fig. 8",
+    "figure",
+    All(*SCORES.values()),
+    also=(BEYOND_TWINS,),
 )
+R8_CODE = Claim(
+    "R8",
+    "positions align with the lines of code",
+    R8.source,
+    R8.paper_number,
+    R8.rule,
+    part="lines of code",
+    also=(f"lines of code, {BEYOND_TWINS}",),
+)
+R8_THROUGHOUT = Claim(
+    "R8",
+    R8.statement + " that has nothing else",
+    R8.source,
+    R8.paper_number,
+    R8.rule,
+    part="examples throughout",
+    written=SEEN,
+    also=(f"examples throughout, {BEYOND_TWINS}",),
+)
+
+
+def _beyond_twins(claim: Claim) -> Claim:
+    rules = (BeyondNull(quantity, 0.95) for quantity in BESIDE_TWINS.values())
+    return Claim(
+        "R8", f"{claim.statement}, more than with random weights", R8.source, "none", All(R8.rule, *rules), claim.also[0], SEEN
+    )
+
+
 FOLLOWS = 0.05
 """Share of shuffles that do as well, mean over prompts, up to which a head is said to follow its segments."""
 FOLLOWING = BeyondNull("the number of heads whose variance between examples beats 95 % of the shuffles, mean over prompts,", 0.95)
@@ -62,6 +100,7 @@ R8_HEADS = Claim(
 EXAMPLES, THROUGHOUT, LINES = "examples", "examples throughout", "lines"
 CLAIMS: Mapping[str, Claim] = {EXAMPLES: R8, LINES: R8_CODE, THROUGHOUT: R8_THROUGHOUT}
 """By kind of prompt."""
+BESIDE_NULL = {claim: _beyond_twins(claim) for claim in CLAIMS.values()}
 SEGMENTS_OF = {EXAMPLES: EXAMPLES, LINES: LINES, THROUGHOUT: EXAMPLES}
 """The kind of segment, as `measures.segments` knows it, by kind of prompt."""
 
@@ -131,7 +170,8 @@ def _scores(subject: Subject, options: Options, kind: str, prompts: Sequence[Pro
 
 def judge(by_kind: Mapping[str, xr.Dataset]) -> Iterator[Evidence]:
     """R8 by kind of prompt."""
-    yield from (_aligned(data, kind) for kind, data in by_kind.items())
+    for kind, data in by_kind.items():
+        yield from _aligned(data, kind)
     if THROUGHOUT in by_kind:
         yield _by_heads(by_kind[THROUGHOUT])
 
@@ -156,8 +196,8 @@ def _by_heads(data: xr.Dataset) -> Evidence:
     )
 
 
-def _aligned(data: xr.Dataset, kind: str) -> Evidence:
-    """R8 for one kind of prompt: scores beside those of shuffled edges, over prompts."""
+def _aligned(data: xr.Dataset, kind: str) -> Iterator[Evidence]:
+    """R8 for one kind of prompt: scores beside those of shuffled edges, over prompts; and how far above them beside random weights."""
     trained = data.sel(weights="trained")
     means = {name: trained[name].mean(("layer", "head")).values for score in SCORES for name in (score, f"{score}_shuffled")}
     known = _known(trained)
@@ -167,7 +207,7 @@ def _aligned(data: xr.Dataset, kind: str) -> Evidence:
         ", ".join(f"{float(data[score].sel(weights=name).mean()):.3f}" for score in SCORES) for name in data["weights"].values[1:]
     ]
     chance = trained["variance_between_chance"].mean("prompt")
-    return Evidence(
+    evidence = Evidence(
         CLAIMS[kind],
         data.attrs["checkpoint"],
         f"share of position variance between {SEGMENTS_OF[kind]}, mean over learned heads",
@@ -182,6 +222,16 @@ def _aligned(data: xr.Dataset, kind: str) -> Evidence:
         f"boundary F1 {means['boundary_f1'][known].mean():.3f}, above shuffled by {above['boundary_f1'].margin:+.3f} (standard error "
         f"{above['boundary_f1'].standard_error:.2g}); heads that beat 95 % of the shuffles on average: "
         f"{int((chance <= FOLLOWS).sum())} of {chance.size}",
+    )
+    yield evidence
+    excess = {score: data[score] - data[f"{score}_shuffled"] for score in SCORES}
+    by_weights = {score: each.isel(prompt=known).mean(("prompt", "layer", "head")) for score, each in excess.items()}
+    beside = {score: Observed(float(each[0]), each.values[1:]) for score, each in by_weights.items()}
+    yield replace(
+        evidence,
+        claim=BESIDE_NULL[CLAIMS[kind]],
+        values={**evidence.values, **{BESIDE_TWINS[score]: observed for score, observed in beside.items()}},
+        note="; ".join(f"{BESIDE_TWINS[score]} {beside_null(observed)}" for score, observed in beside.items()),
     )
 
 
@@ -267,12 +317,15 @@ def _against(ax: Axes, data: xr.Dataset, score: str, colour: str) -> None:
 
 SEGMENTS = Experiment(
     "segments",
-    (R8, R8_CODE, R8_THROUGHOUT, R8_HEADS),
+    (*CLAIMS.values(), *BESIDE_NULL.values(), R8_HEADS),
     Needs(
         each(lambda subject: bool(subject.learned) and subject.kind in ("language", "text")),
         "no checkpoint with learned positions that knows text was given, or its training length is too short for five examples",
         ("language/repo",),
-        otherwise_of={R8_CODE.label: "no language model with learned positions and a corpus was given"},
+        otherwise_of={
+            claim.label: "no language model with learned positions and a corpus was given"
+            for claim in (R8_CODE, BESIDE_NULL[R8_CODE])
+        },
         why_not=why_not,
     ),
     measure,
