@@ -53,7 +53,7 @@ BESIDE_TWINS = {
     "variance_between": "the share of position variance between segments, above that of shuffled edges,",
     "boundary_f1": "the boundary F1 of position jumps, above that of shuffled edges,",
 }
-"""The same scores, as they are set beside random weights: their positions follow the tokens, and so what the segments are made of."""
+"""The same scores, as they are set beside random weights, whose positions may lie above shuffled edges, too: they follow the tokens."""
 BEYOND_TWINS = "beyond random weights"
 R8 = Claim(
     "R8",
