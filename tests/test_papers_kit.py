@@ -37,11 +37,11 @@ from repo_interp.papers.kit.claims import (
 )
 from repo_interp.papers.kit.differences import (
     Difference,
-    difference,
     holm,
     level,
     paired_difference,
     quantile,
+    seed_difference,
     share_difference,
     wilson,
 )
@@ -77,23 +77,28 @@ ROOT = Path(__file__).parents[1] / "repo_interp"
 # ---- differences ----------------------------------------------------------------------------------------------------
 
 
-def test_a_difference_is_taken_over_seeds_where_both_have_several_and_else_over_the_same_prompts():
-    prompts = np.array([1.0, 1, 1, 0]), np.array([0.0, 0, 1, 0])
-    seeds = difference(np.array([0.9, 0.8, 1.0]), np.array([0.2, 0.3]), *prompts)
+def test_a_difference_over_seeds_is_welchs_and_beside_a_single_run_students():
+    seeds = seed_difference(np.array([0.9, 0.8, 1.0]), np.array([0.2, 0.3]))
     assert_allclose((seeds.margin, seeds.standard_error), (0.65, np.sqrt(0.01 / 3 + 0.005 / 2)))
     assert seeds.exceeds() and not seeds.exceeds(0.7)
     welch = stats.ttest_ind([0.9, 0.8, 1.0], [0.2, 0.3], equal_var=False, alternative="greater")
     assert_allclose((seeds.p_value(), seeds.degrees), (welch.pvalue, welch.df))
-    single = difference(np.array([0.75]), np.array([0.25, 0.2]), *prompts)
-    assert single == paired_difference(*prompts)
-    assert single.margin == 0.5
-    assert not single.exceeds()
+    single = seed_difference(np.array([0.75]), np.array([0.25, 0.2, 0.3]))
+    student = stats.ttest_ind([0.75], [0.25, 0.2, 0.3], equal_var=True, alternative="greater")
+    assert_allclose((single.margin, single.p_value(), single.degrees), (0.5, student.pvalue, student.df))
+    assert_allclose(seed_difference(np.array([0.25, 0.2, 0.3]), np.array([0.75])).margin, -0.5)
+    with pytest.raises(ValueError, match="neither"):
+        seed_difference(np.ones(1), np.zeros(1))
+
+
+def test_a_difference_prompt_by_prompt_is_the_paired_test():
+    prompts = np.array([1.0, 1, 1, 0]), np.array([0.0, 0, 1, 0])
+    assert_allclose(paired_difference(*prompts).p_value(), stats.ttest_rel(*prompts, alternative="greater").pvalue)
+    assert not paired_difference(*prompts).exceeds()
     assert not paired_difference(np.ones(8), np.ones(8)).exceeds()
     assert paired_difference(np.ones(8), np.zeros(8)).exceeds()
     assert paired_difference(np.zeros(8), np.ones(8)).falls_short()
     assert not paired_difference(np.ones(1), np.zeros(1)).exceeds(), "one prompt has no error"
-    paired = stats.ttest_rel(*prompts, alternative="greater")
-    assert_allclose(paired_difference(*prompts).p_value(), paired.pvalue)
 
 
 def test_few_seeds_ask_for_more_standard_errors_at_the_same_level():

@@ -1,6 +1,7 @@
-"""The difference of two quantities with its standard error: over seeds where both have several, else over prompts.
+"""The difference of two quantities with its standard error: over seeds where one has several, else over prompts.
 
     over seeds          Welch: s^2 = s1^2 / n1 + s2^2 / n2, with Welch and Satterthwaite's degrees of freedom
+    beside a single run Student: s^2 = s1^2 (1 / n1 + 1), n1 - 1 degrees of freedom; the single run's spread is taken to be s1
     prompt by prompt    paired: s = sd(x1 - x2) / sqrt(n), n - 1 degrees of freedom
     shares of prompts   Newcombe (1998, method 10): both shares' Wilson limits, so that 0 % and 100 % have an error too
     significant         margin > t s,   t the quantile of Student's distribution at the level of `SIGNIFICANT` normal standard errors
@@ -102,22 +103,29 @@ def share_difference(first: float, second: float, counts: tuple[int, int]) -> Sh
     return ShareDifference(first - second, float(np.hypot(one, other)), over, np.inf, (first, second), counts)
 
 
-def difference(
-    first: Float[np.ndarray, " seed"],
-    second: Float[np.ndarray, " seed"],
-    first_prompts: Float[np.ndarray, " prompt"],
-    second_prompts: Float[np.ndarray, " prompt"],
-) -> Difference:
-    """`first` minus `second`: over seeds where both have at least two, else over the prompts that both were given."""
-    if min(len(first), len(second)) < 2:
-        if len(first_prompts):
-            return paired_difference(first_prompts, second_prompts)
-        return Difference(float(np.mean(first) - np.mean(second)), np.inf, "a single value of one")
-    parts = np.array([np.var(values, ddof=1) / len(values) for values in (first, second)])
-    error, weights = float(np.sqrt(parts.sum())), np.array([len(first) - 1, len(second) - 1])
+def welch_difference(first: Float[np.ndarray, " sample"], second: Float[np.ndarray, " sample"], over: str) -> Difference:
+    """`first` minus `second`, independent samples of at least two each; `over` says what of."""
+    counts = np.array([len(first), len(second)])
+    parts = np.array([np.var(values, ddof=1) for values in (first, second)]) / counts
+    error, weights = float(np.sqrt(parts.sum())), counts - 1
     degrees = float(parts.sum() ** 2 / (parts**2 / weights).sum()) if error > 0 else float(weights.sum())
-    margin = float(np.mean(first) - np.mean(second))
-    return Difference(margin, error, f"{len(first)} and {len(second)} seeds", degrees)
+    return Difference(float(np.mean(first) - np.mean(second)), error, over, degrees)
+
+
+def seed_difference(first: Float[np.ndarray, " seed"], second: Float[np.ndarray, " seed"]) -> Difference:
+    """`first` minus `second`, over training seeds. Of a single run it is supposed that others would spread as those of the other side do.
+
+    Raises ValueError where neither has two seeds.
+    """
+    counts = [len(first), len(second)]
+    over = f"{counts[0]} and {counts[1]} seeds"
+    if max(counts) < 2:
+        raise ValueError("neither has several seeds")
+    if min(counts) > 1:
+        return welch_difference(first, second, over)
+    several = max(first, second, key=len)
+    error = float(np.std(several, ddof=1) * np.sqrt(1 + 1 / len(several)))
+    return Difference(float(np.mean(first) - np.mean(second)), error, over, len(several) - 1)
 
 
 def paired_difference(first: Float[np.ndarray, " prompt"], second: Float[np.ndarray, " prompt"]) -> Difference:

@@ -1,7 +1,7 @@
 """Scores as samples - over training seeds, or over prompts - and the difference of two of them with its standard error.
 
     difference = mean(a) - mean(b);   its error is taken, in this order,
-        over seeds      where both have at least two (Welch)
+        over seeds      where both have at least two (Welch), or one has, and they differ: others of the single run would spread so, too
         over prompts    where both answered the same ones: of the differences prompt by prompt (paired)
         of shares       where only shares of n prompts are known, or no prompt tells them apart from 0 % and 100 % (Newcombe)
     otherwise there is no error, and nothing can be said
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from repo_interp.papers.kit.differences import Difference, difference, paired_difference, share_difference, wilson
+from repo_interp.papers.kit.differences import Difference, paired_difference, seed_difference, share_difference, wilson
 
 MATERIAL = 0.005
 """Nats per token: half a per cent of perplexity. CoPE's is 1.5 % below that of relative positions in its paper."""
@@ -82,8 +82,10 @@ class Sample:
 
 def between(first: Sample, second: Sample) -> Difference:
     """The scores of `first` minus those of `second`; see the module."""
-    if min(len(first.seeds), len(second.seeds)) > 1:
-        return difference(first.seeds, second.seeds, first.prompts, second.prompts)
+    if max(len(first.seeds), len(second.seeds)) > 1:
+        over_seeds = seed_difference(first.seeds, second.seeds)
+        if over_seeds.standard_error > 0 or min(len(first.seeds), len(second.seeds)) > 1:
+            return over_seeds
     shares = first.share and second.share and min(first.count, second.count) > 0
     if len(first.prompts) == len(second.prompts) > 1:
         paired = paired_difference(first.prompts, second.prompts)
@@ -97,8 +99,8 @@ def between(first: Sample, second: Sample) -> Difference:
 def between_rises(first: tuple[Sample, Sample], second: tuple[Sample, Sample]) -> Difference:
     """The rise of `first` from its short to its long prompts, minus that of `second`; each is (short, long)."""
     rises = [long.seeds - short.seeds for short, long in (first, second)]
-    if min(map(len, rises)) > 1:
-        return difference(rises[0], rises[1], np.empty(0), np.empty(0))
+    if max(map(len, rises)) > 1:
+        return seed_difference(rises[0], rises[1])
     margin = (first[1].mean - first[0].mean) - (second[1].mean - second[0].mean)
     parts = [between(first[1], second[1]), between(first[0], second[0])]
     error = float(np.sqrt(sum(part.standard_error**2 for part in parts)))

@@ -22,7 +22,7 @@ from repo_interp.errors import InputError
 from repo_interp.measures.labels import described
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import SEEN, Claim, Evidence
-from repo_interp.papers.kit.differences import Difference, difference
+from repo_interp.papers.kit.differences import Difference, welch_difference
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, each
 from repo_interp.papers.kit.learned_positions import why_not
 from repo_interp.papers.kit.rules import Above, All, AtLeast, AtMost, BeyondNull, Observed, beside_null
@@ -140,7 +140,7 @@ def spreading(
 ) -> Spreading:
     """How ranges of the learned heads spread from prompts of one length to those of another. The prompts differ, so errors add."""
     means = short.mean(axis=1), long.mean(axis=1)
-    growth = replace(difference(means[1], means[0], np.empty(0), np.empty(0)), over=f"{len(means[1])} prompts of each length")
+    growth = welch_difference(means[1], means[0], f"{len(means[1])} prompts of each length")
     largest = max(float(short.max()) / short_length, float(long.max()) / long_length)
     heads = long.mean(axis=0)
     return Spreading(growth, largest, float(heads.std() / heads.mean()) if heads.mean() > 0 else 0.0)
