@@ -364,13 +364,15 @@ def test_a_claim_stands_where_it_holds_on_all_that_it_speaks_of_and_beyond_its_n
         return found.outcome, found.why
 
     above, beside = Verdict(claim, "a", HOLDS, "x", 1.0), Verdict(null, "a", HOLDS, "x", 1.0)
-    assert stands(claim, above, beside) == (HOLDS, "") == stands(claim, above)
+    assert stands(claim, above, beside) == (HOLDS, "")
+    assert stands(claim, above) == (HOLDS, "cannot be told: beyond twins")
+    assert stands(claim, above, dataclasses.replace(beside, verdict=UNMEASURED)) == (HOLDS, "cannot be told: beyond twins")
     assert stands(claim, above, dataclasses.replace(beside, verdict=FAILS)) == (AS_WORDED, "not beyond twins")
     # Of two rows on the checkpoint that decides both count; rows on another one do not.
     assert stands(claim, above, Verdict(claim, "a", FAILS, "x", 0.1)) == (IN_PART, "in 1 of 2")
     short = dataclasses.replace(beside, verdict=FAILS)
     assert stands(claim, above, Verdict(claim, "a", FAILS, "x", 0.1), short) == (IN_PART, "in 1 of 2, not beyond twins")
-    assert stands(claim, above, Verdict(claim, "b", FAILS, "x", 0.1)) == (HOLDS, "")
+    assert stands(claim, above, beside, Verdict(claim, "b", FAILS, "x", 0.1)) == (HOLDS, "")
     assert stands(several, *(Verdict(several, name, HOLDS, "x", 1.0) for name in "ab")) == (HOLDS, "")
     assert stands(several, Verdict(several, "a", HOLDS, "x", 1.0), Verdict(several, "b", FAILS, "x", 0.1))[0] == IN_PART
     # Of the checkpoints for one thing the first that is judged decides.

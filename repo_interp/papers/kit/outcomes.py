@@ -21,6 +21,7 @@ HEADINGS = {
 }
 _OF_SEEDS = re.compile(r"(\d+) of (\d+) seeds;")
 """What the note of a row over training seeds begins with: in how many the rule holds, of those that can be judged."""
+_AGAINST, _NOTHING = (FAILS, IN_PART, AS_WORDED), (UNMEASURED, NOT_YET)
 EXTENSION = "none"
 """The paper's number of a claim that no paper makes: a question of ours to one of theirs."""
 
@@ -63,7 +64,8 @@ class Standing:
     outcome: str
     """`HOLDS`, `IN_PART`, `AS_WORDED`, `FAILS`, `UNMEASURED` or `NOT_YET`."""
     why: str = ""
-    """What is lacking where it holds in part or as worded alone, or but for chance; why nothing can be told."""
+    """What is lacking where it holds in part or as worded alone, or but for chance; what cannot be told beside it where it holds; why
+    nothing can be told."""
 
 
 def standing(rows_of: Callable[[Claim], Sequence[Mapping[str, str]]], paper: Paper, claim: Claim) -> Standing:
@@ -79,17 +81,24 @@ def standing(rows_of: Callable[[Claim], Sequence[Mapping[str, str]]], paper: Pap
     if not held:
         by_chance = all(row["note"].endswith(BY_CHANCE) or AFTER_HOLM in row["note"] for row in judged)
         return Standing(FAILS, BY_CHANCE if by_chance else "")
-    further = [each for each in paper.claims if each.id == claim.id and each.part in claim.also]
-    own = claim.part.split(", ")
-    lacking = [
-        ", ".join(word for word in each.part.split(", ") if word not in own)
-        for each in further
-        if standing(rows_of, paper, each).outcome in (FAILS, IN_PART)
-    ]
+    further = {
+        each: standing(rows_of, paper, each).outcome for each in paper.claims if each.id == claim.id and each.part in claim.also
+    }
+    lacking, untold = (
+        [_beside(each, claim) for each, came in further.items() if came in these] for these in (_AGAINST, _NOTHING)
+    )
     beside = f"not {', nor '.join(lacking)}" if lacking else ""
     if held < len(judged):
         return Standing(IN_PART, ", ".join(filter(None, (f"in {held} of {len(judged)}", beside))))
-    return Standing(AS_WORDED, beside) if lacking else Standing(HOLDS)
+    if lacking:
+        return Standing(AS_WORDED, beside)
+    return Standing(HOLDS, f"cannot be told: {', '.join(untold)}" if untold else "")
+
+
+def _beside(part: Claim, claim: Claim) -> str:
+    """What `part` asks for beyond what `claim` does: "beyond random weights"."""
+    own = claim.part.split(", ")
+    return ", ".join(word for word in part.part.split(", ") if word not in own)
 
 
 def remark_on_cause(rows_of: Callable[[Claim], Sequence[Mapping[str, str]]], paper: Paper, claim: Claim) -> str:
