@@ -66,13 +66,14 @@ pretrained: env
 		--set corpus=installed-prose --set sequences=4 --experiment fits --experiment tolerance \
 		--out figures/smollm2-135m-repo/prose --cache figures/.cache --overwrite
 
-# A language model of 8 layers x 256 on windows of 512 tokens, continued with RePo, RoPE and NoPE, and RePo's claims on it: three hours of
-# training on one core, whose weights are too large to ship. Interrupted, the next time goes on.
+# A language model of 8 layers x 256 on windows of 512 tokens, continued with RePo, RoPE and NoPE, three seeds of each, and RePo's claims on
+# it: nine hours of training on one core, whose weights are too large to ship. Interrupted, the next time goes on.
 larger: env
 	$(BIN)/repo-interp zoo train language/repo_512 language/rope_continued_512 language/nope_512
 	$(BIN)/repo-interp figures repo --no-zoo --checkpoint language-512-repo=runs/zoo/language/repo_512 \
 		--checkpoint language-512-rope=runs/zoo/language/rope_continued_512 --checkpoint language-512-nope=runs/zoo/language/nope_512 \
 		--experiment 'ranges of positions' --experiment 'chunks of positions' --experiment causes --experiment segments \
+		--experiment 'ranges of positions over seeds' --experiment 'chunks of positions over seeds' --experiment 'causes over seeds' \
 		--set prompts=16 --out figures/language-512-repo/held-out --cache figures/.cache --overwrite
 
 # Every notebook, from a clean kernel; then read their prose against what they show.

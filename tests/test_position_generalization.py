@@ -15,7 +15,7 @@ import repo_interp as ri
 from repo_interp.errors import InputError
 from repo_interp.experiments import perturbation
 from repo_interp.papers.kit.cache import Cache
-from repo_interp.papers.kit.claims import BLIND, SEEN, UNMEASURED
+from repo_interp.papers.kit.claims import BLIND, EVERY_SEED, SEEN, UNMEASURED
 from repo_interp.papers.kit.experiment import run
 from repo_interp.papers.kit.paper_directory import write_paper
 from repo_interp.papers.kit.subjects import Subject, subject
@@ -97,7 +97,9 @@ def test_every_claim_is_judged_where_it_can_be(made, results):
     measured = {place for place, verdict in verdicts.items() if verdict.verdict != UNMEASURED}
     without = set(verdicts) - measured
     assert {name for label, name in without if label == "P6 (1 % within 1,000)"} == checkpoints  # of 32 tokens
-    assert {label for label, _ in without if not label.startswith("P5")} <= {
+    of_every_seed = {claim.label for claim in PAPER.claims if claim.part.endswith(EVERY_SEED)}
+    assert {(label, "none") for label in of_every_seed} == {place for place in verdicts if place[0] in of_every_seed} <= without
+    assert {label for label, _ in without if not label.startswith("P5")} - of_every_seed <= {
         "P6 (1 % within 1,000)",
         "P6 (task)",
         "P6 (task, features)",

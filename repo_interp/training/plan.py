@@ -168,9 +168,11 @@ def _plan() -> Iterator[Planned]:
     for scheme in _ABLATIONS[:3]:
         yield Planned(f"copying/{scheme}_scattered", scheme, three, fields=_SCATTERED, weights=())
 
-    yield Planned("language/rope", "rope", three, fields={"checkpoint_every": 100})
+    yield Planned("language/rope", "rope", three, fields={"checkpoint_every": 100}, weights=three)
+    # C4 compares CoPE, RoPE and learned positions, whose seeds are scored on the same windows: that takes their weights.
     for scheme in ("learned", "alibi", "kerple", "fire", "hope", "cope"):
-        yield Planned(f"language/{scheme}", scheme, fields=_contextual(scheme))
+        seeds = three if scheme in ("learned", "cope") else (0,)
+        yield Planned(f"language/{scheme}", scheme, seeds, fields=_contextual(scheme), weights=seeds)
     yield Planned("language/cope_16", "cope", fields={"scheme_options": {"p_max": 16}})
     # The gates of the paper's figures, and its own rival: all gates open is relative position.
     for name, gates in (("cope_sep_keys", "separate_keys"), ("cope_open", "open")):
@@ -181,9 +183,9 @@ def _plan() -> Iterator[Planned]:
         yield Planned(f"language/{scheme}", scheme, continue_from="language/rope", weights=())
 
     # A larger language model on longer windows: do learned positions take part there? Its weights, 29 MB each, are too large to ship.
-    yield Planned("language/rope_512", "rope", fields={**_LARGER, "steps": 1000}, weights=())
+    yield Planned("language/rope_512", "rope", three, fields={**_LARGER, "steps": 1000}, weights=())
     for name, layout in (("rope_continued_512", "rope"), ("repo_512", "repo@1/3"), ("nope_512", "nope")):
-        yield Planned(f"language/{name}", layout, (0,), "language/rope_512", fields=_LARGER_CONTINUED, weights=())
+        yield Planned(f"language/{name}", layout, three, "language/rope_512", fields=_LARGER_CONTINUED, weights=())
 
 
 _VARIED: Mapping[str, Any] = {

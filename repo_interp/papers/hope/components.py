@@ -21,7 +21,7 @@ from repo_interp.papers.hope.random_phases import NAME, random_phases
 from repo_interp.papers.hope.replicates import Sampling
 from repo_interp.papers.hope.wording import OVER_REPLICATES, capped, named_bands, random_weights
 from repo_interp.papers.kit.cache import Cache
-from repo_interp.papers.kit.claims import SEEN, Claim, Evidence
+from repo_interp.papers.kit.claims import EVERY_SEED, SEEN, Claim, Evidence
 from repo_interp.papers.kit.experiment import Drawing, Experiment
 from repo_interp.papers.kit.rules import All, AtMost, BeyondNull, Observed, beside_null
 from repo_interp.papers.kit.subjects import Subject
@@ -38,7 +38,7 @@ H5 = Claim(
     "figure",
     AtMost(SWING, 0.1),
     written=SEEN,
-    also=("beyond random weights and phases",),
+    also=("beyond random weights and phases", EVERY_SEED),
 )
 SWING_BESIDE_TWINS, SWING_BESIDE_PHASES = "this number", "and"
 H5_NULLS = Claim(

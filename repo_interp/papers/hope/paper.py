@@ -14,10 +14,14 @@ from repo_interp.papers.hope.replicates import Sampling
 from repo_interp.papers.hope.rotary_pairs import ROTARY_PAIRS
 from repo_interp.papers.hope.vaf import VAF
 from repo_interp.papers.kit.experiment import Paper
+from repo_interp.papers.kit.over_seeds import over_seeds
 from repo_interp.papers.kit.scale import Scale
 from repo_interp.papers.kit.scores import ScoreOptions
 
-EXPERIMENTS = (LOGIT_BY_DISTANCE, VAF, OVER_TRAINING, BEYOND, COMPONENTS, ROTARY_PAIRS, COPYING, PERPLEXITY)
+EXPERIMENTS = (
+    *(LOGIT_BY_DISTANCE, VAF, OVER_TRAINING, BEYOND, COMPONENTS, ROTARY_PAIRS, COPYING, PERPLEXITY),
+    *map(over_seeds, (VAF, COMPONENTS)),
+)
 SCALE = Scale(12, 768, 512, "50,000 steps of 512 sequences")
 """The paper's models (table 6): all experiments are about them."""
 

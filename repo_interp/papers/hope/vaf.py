@@ -21,7 +21,7 @@ from repo_interp.papers.hope.random_phases import NAME, random_phases
 from repo_interp.papers.hope.replicates import Sampling
 from repo_interp.papers.hope.wording import OVER_REPLICATES, capped, named_bands, parts_caption, random_weights
 from repo_interp.papers.kit.cache import Cache
-from repo_interp.papers.kit.claims import SEEN, Claim, Evidence
+from repo_interp.papers.kit.claims import EVERY_SEED, SEEN, Claim, Evidence
 from repo_interp.papers.kit.experiment import Drawing, Experiment
 from repo_interp.papers.kit.rules import All, AtLeast, BeyondNull, Observed, beside_null
 from repo_interp.papers.kit.subjects import Subject
@@ -37,7 +37,7 @@ H2 = Claim(
     "HoPE fig. 3b, 7",
     "figure",
     All(AtLeast(HEIGHT, 2), BeyondNull(SAME)),
-    also=("beyond random phases",),
+    also=("beyond random phases", EVERY_SEED),
 )
 BESIDE_PHASES = "this number"
 H2_PHASES = Claim(

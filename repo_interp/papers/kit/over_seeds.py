@@ -11,12 +11,11 @@ has to hold for all of them is no more probable by chance than for one. Knows no
 
 from __future__ import annotations
 
-import json
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import xarray as xr
@@ -43,19 +42,30 @@ BySeed = Mapping[int, Verdict]
 """The verdict on one claim of every seed alone."""
 
 
+class OneSeed(NamedTuple):
+    """What an experiment measured of the checkpoints of one training seed."""
+
+    data: Any
+    reasons: Mapping[str, str]
+    """Why checkpoints say nothing, by name."""
+
+
+MeasuredSeeds = Mapping[int, OneSeed]
+
+
 def over_seeds(experiment: Experiment) -> Experiment:
     """`experiment` on every training seed of its checkpoints; each of its claims becomes one about every seed."""
     claims = {claim: _of_every_seed(claim) for claim in experiment.claims}
 
-    def measure(subjects: Sequence[Subject], options: Any, cache: Cache) -> xr.DataTree | None:
+    def measure(subjects: Sequence[Subject], options: Any, cache: Cache) -> MeasuredSeeds | None:
         return _measure(experiment, subjects, options, cache)
 
-    def judge(data: xr.DataTree) -> Iterator[Evidence]:
-        for (claim, checkpoint), by_seed in _rows(experiment, data).items():
+    def judge(measured: MeasuredSeeds) -> Iterator[Evidence]:
+        for (claim, checkpoint), by_seed in _rows(experiment, measured).items():
             yield _together(claims[claim], checkpoint, by_seed, _share_of(claim))
 
-    def draw(data: xr.DataTree) -> Iterator[Drawing]:
-        rows = _rows(experiment, data)
+    def draw(measured: MeasuredSeeds) -> Iterator[Drawing]:
+        rows = _rows(experiment, measured)
         told = {row: by_seed for row, by_seed in rows.items() if any(verdict.ours is not None for verdict in by_seed.values())}
         for checkpoint in dict.fromkeys(name for _, name in told):
             own = {claim: by_seed for (claim, name), by_seed in told.items() if name == checkpoint}
@@ -95,30 +105,28 @@ def _share_of(claim: Claim) -> str:
 # ---- measured -------------------------------------------------------------------------------------------------------
 
 
-def _measure(experiment: Experiment, subjects: Sequence[Subject], options: Any, cache: Cache) -> xr.DataTree | None:
-    """What the experiment measures of every seed, a group "seed N" each; None where fewer than two seeds have anything."""
+def _measure(experiment: Experiment, subjects: Sequence[Subject], options: Any, cache: Cache) -> MeasuredSeeds | None:
+    """What the experiment measures of every seed; None where fewer than two seeds have anything."""
     by_subject = [seeds_of(subject) for subject in subjects]
     seeds = sorted({seed for of_subject in by_subject for seed in of_subject})
-    groups: dict[str, xr.Dataset] = {}
+    measured: dict[int, OneSeed] = {}
     for seed in seeds if len(seeds) >= LEAST else ():
         for group in experiment.needs.groups([of_subject[seed] for of_subject in by_subject if seed in of_subject]):
             data = experiment.measure(group, options, cache)
             if data is not None:
-                reasons = reasons_against(experiment, group, options, cache)
-                groups[f"seed {seed}"] = data.assign_attrs(reasons=json.dumps(reasons))
-    return xr.DataTree.from_dict(groups) if len(groups) >= LEAST else None
+                measured[seed] = OneSeed(data, reasons_against(experiment, group, options, cache))
+    return measured if len(measured) >= LEAST else None
 
 
 # ---- judged ---------------------------------------------------------------------------------------------------------
 
 
-def _rows(experiment: Experiment, data: xr.DataTree) -> dict[tuple[Claim, str], BySeed]:
+def _rows(experiment: Experiment, measured: MeasuredSeeds) -> dict[tuple[Claim, str], BySeed]:
     """The verdicts on every claim and checkpoint that has at least two seeds."""
     rows: dict[tuple[Claim, str], dict[int, Verdict]] = {}
-    for name, of_seed in data.children.items():
-        own = of_seed.to_dataset()
-        for evidence in evidence_of(experiment, own, json.loads(own.attrs["reasons"])):
-            rows.setdefault((evidence.claim, evidence.checkpoint), {})[int(name.split()[-1])] = verdict_on(evidence)
+    for seed, (data, reasons) in measured.items():
+        for evidence in evidence_of(experiment, data, reasons):
+            rows.setdefault((evidence.claim, evidence.checkpoint), {})[seed] = verdict_on(evidence)
     return {row: by_seed for row, by_seed in rows.items() if len(by_seed) >= LEAST}
 
 

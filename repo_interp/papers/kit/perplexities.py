@@ -49,26 +49,32 @@ def perplexity_table(scored: Sequence[Scored], method: str = PLAIN) -> xr.Datase
 
 def differences(rows: Sequence[tuple[Scored, str]], reference: Scored, name: str, table: xr.Dataset) -> dict[str, xr.DataArray]:
     """Log perplexity of each checkpoint and method of `rows` above that of `reference`, called `name`, by checkpoint and test set of
-    `table`, and its standard error over the windows that both have, as `plots.marks.perplexity` draws them; NaN where one has no scores.
+    `table`, with its standard error as `samples.between` takes it, as `plots.marks.perplexity` draws them; NaN where one has no scores.
     """
     values = np.full((2, len(rows), table.sizes["test_set"]), np.nan)
     for row, (each, method) in enumerate(rows):
+        itself = each is reference and method == PLAIN
         for place, test_set in enumerate(table["test_set"].values.astype(str)):
-            if test_set in each.test_sets and test_set in reference.test_sets:
-                own = between(each.sample((test_set,), method), reference.sample((test_set,)))
-                values[:, row, place] = own.margin, own.standard_error if np.isfinite(own.standard_error) else np.nan
+            if test_set not in each.test_sets or test_set not in reference.test_sets:
+                continue
+            own = between(each.sample((test_set,), method), reference.sample((test_set,)))
+            error = own.standard_error if np.isfinite(own.standard_error) else np.nan
+            values[:, row, place] = (0, 0) if itself else (own.margin, error)
     axes = {axis: table[axis].values for axis in ("checkpoint", "test_set")}
     margin, error = (xr.DataArray(each, axes, tuple(axes)) for each in values)
     above = described(margin, f"log perplexity above that of {name}", "nat per token").assign_attrs({"from": name})
     return {
         "difference": above,
-        "difference_error": described(error, "standard error of the difference over windows", "nat per token"),
+        "difference_error": described(error, "standard error of the difference over seeds or windows", "nat per token"),
     }
 
 
 def differences_caption(name: str) -> str:
     """What a caption says of the differences from the checkpoint called `name`."""
-    return f"Below: log perplexity above that of {name}, with two standard errors over the windows that both have."
+    return (
+        f"Below: log perplexity above that of {name}, with two standard errors - over training seeds where one of the two has several, "
+        "else over the windows that both have."
+    )
 
 
 def continued_caption(scored: Sequence[Scored]) -> str:

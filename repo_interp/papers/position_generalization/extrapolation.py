@@ -18,7 +18,7 @@ from repo_interp.models.checkpoints import load_model
 from repo_interp.models.interventions.extension import allowed_methods
 from repo_interp.models.reposition import attentions
 from repo_interp.papers.kit.cache import Cache
-from repo_interp.papers.kit.claims import Claim, Evidence
+from repo_interp.papers.kit.claims import EVERY_SEED, Claim, Evidence
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, each
 from repo_interp.papers.kit.learned_positions import why_not
 from repo_interp.papers.kit.rules import All, AtMost, Custom
@@ -51,6 +51,7 @@ P7 = Claim(
         AtMost(DIVERGENCE, 0.5),
         Custom(lambda values: values[LOG_PERPLEXITIES][0] < values[LOG_PERPLEXITIES][1], "log perplexity is lower than plain"),
     ),
+    also=(EVERY_SEED,),
 )
 
 

@@ -7,6 +7,7 @@ had early divergences of P7). The paper speaks of approximations and marginal ef
 from __future__ import annotations
 
 from repo_interp.papers.kit.experiment import Paper
+from repo_interp.papers.kit.over_seeds import over_seeds
 from repo_interp.papers.position_generalization.extrapolation import EXTRAPOLATION
 from repo_interp.papers.position_generalization.fits import FITS
 from repo_interp.papers.position_generalization.measured import Options
@@ -17,7 +18,7 @@ from repo_interp.papers.position_generalization.tolerance import TOLERANCE
 PAPER = Paper(
     "position-generalization",
     "Position Generalization, made again",
-    (FITS, SHAPES_OF_MODELS, ROTATION, TOLERANCE, EXTRAPOLATION),
+    (FITS, SHAPES_OF_MODELS, ROTATION, TOLERANCE, EXTRAPOLATION, *map(over_seeds, (ROTATION, EXTRAPOLATION))),
     Options,
     {
         "sequences": 4,

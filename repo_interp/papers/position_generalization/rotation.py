@@ -14,7 +14,7 @@ import numpy as np
 import xarray as xr
 
 from repo_interp.papers.kit.cache import Cache
-from repo_interp.papers.kit.claims import SEEN, Claim, Evidence
+from repo_interp.papers.kit.claims import EVERY_SEED, SEEN, Claim, Evidence
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, each
 from repo_interp.papers.kit.learned_positions import why_not
 from repo_interp.papers.kit.rules import All, AtLeast, AtMost, BeyondNull, Observed, beside_null
@@ -43,6 +43,7 @@ P4 = Claim(
     f"{SOURCE} sec. 3.4, fig. 4",
     "figure",
     All(AtLeast(HEADS, 0.5), AtMost(COMPONENTS, 0.25), BeyondNull(HEADS_BESIDE_TWINS)),
+    also=(EVERY_SEED,),
 )
 
 

@@ -21,7 +21,7 @@ from repo_interp.measures.attention_mass import ROWS, AttentionMass
 from repo_interp.measures.labels import described
 from repo_interp.models.load import load
 from repo_interp.papers.kit.cache import Cache
-from repo_interp.papers.kit.claims import Claim, Evidence
+from repo_interp.papers.kit.claims import EVERY_SEED, Claim, Evidence
 from repo_interp.papers.kit.differences import SIGNIFICANT, paired_difference
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, asked_the_same
 from repo_interp.papers.kit.learned_positions import why_not
@@ -49,7 +49,7 @@ R4 = Claim(
         NEEDS_POSITIONS,
         All(Above(NEEDLE, ("RoPE",)), Above(ROPE_NEEDLE, ("NoPE",)), Above(QUERY, ("RoPE", "NoPE"), relation="below")),
     ),
-    also=("every seed",),  # it compares schemes, and its own errors are over the prompts of one model of each
+    also=(EVERY_SEED,),  # it compares schemes, and its own errors are over the prompts of one model of each
 )
 R4_PRODUCING = Claim(
     "R4",

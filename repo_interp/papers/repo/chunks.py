@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 from repo_interp.analysis.analyze import analyze
 from repo_interp.measures.labels import described
 from repo_interp.papers.kit.cache import Cache
-from repo_interp.papers.kit.claims import SEEN, Claim, Evidence
+from repo_interp.papers.kit.claims import EVERY_SEED, SEEN, Claim, Evidence
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, each
 from repo_interp.papers.kit.learned_positions import why_not
 from repo_interp.papers.kit.rules import All, AtLeast, AtMost, BeyondNull, Custom, Observed, beside_null
@@ -45,7 +45,7 @@ R6 = Claim(
             "more chunks are constant than mono (chunks of 16 tokens, epsilon 0.2)",
         ),
     ),
-    also=("beyond random weights", "every seed"),
+    also=("beyond random weights", EVERY_SEED),
 )
 R6_NULL = Claim(
     "R6",

@@ -25,7 +25,7 @@ from repo_interp.measures.kernels.mirror import Mirror, mirror
 from repo_interp.measures.labels import described
 from repo_interp.models.load import load
 from repo_interp.papers.kit.cache import Cache
-from repo_interp.papers.kit.claims import SEEN, Claim, Evidence
+from repo_interp.papers.kit.claims import EVERY_SEED, SEEN, Claim, Evidence
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, each
 from repo_interp.papers.kit.learned_positions import why_not
 from repo_interp.papers.kit.rules import All, AtLeast, AtMost, BeyondNull, Custom, Observed
@@ -58,7 +58,7 @@ R2 = Claim(
     "RePo fig. 6",
     "layers 0, 2, 3 of 4",
     Custom(lambda values: any(map(MIRRORS.holds, values[LATER_LAYERS])), f"in one of the {LATER_LAYERS}: {MIRRORS.words}"),
-    also=("every seed",),
+    also=(EVERY_SEED,),
     cause="cause",
 )
 R3 = Claim(

@@ -21,7 +21,7 @@ from repo_interp.analysis.analyze import analyze
 from repo_interp.errors import InputError
 from repo_interp.measures.labels import described
 from repo_interp.papers.kit.cache import Cache
-from repo_interp.papers.kit.claims import SEEN, Claim, Evidence
+from repo_interp.papers.kit.claims import EVERY_SEED, SEEN, Claim, Evidence
 from repo_interp.papers.kit.differences import Difference, welch_difference
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, each
 from repo_interp.papers.kit.learned_positions import why_not
@@ -48,7 +48,7 @@ R5 = Claim(
     "RePo fig. 2",
     "figure",
     All(GROWS, FAR_BELOW, UNEVEN),
-    also=("beyond random weights", "every seed"),
+    also=("beyond random weights", EVERY_SEED),
     cause="cause",
 )
 BESIDE_TWINS = (
