@@ -32,6 +32,7 @@ from repo_interp.papers.kit.outcomes import AS_WORDED, primary_rows, standing
 from repo_interp.papers.kit.perplexities import (
     BEYOND_SEEDS,
     beyond_seeds,
+    differences,
     evidence_beyond_seeds,
     on_the_same_windows,
     seed_spread,
@@ -290,6 +291,26 @@ def test_a_difference_counts_beside_what_training_seeds_change():
         evidence, beyond_seeds(claim), seed_spread([one, other], lambda each: each.sample(("32",)).seeds)
     )
     assert "several training seeds" in alone.unmeasurable
+
+
+def test_another_method_of_the_same_models_is_compared_with_them_seed_by_seed():
+    """Found: drawn with the spread of independent models, so that a method which changes nothing had an error."""
+    seeds, rises = np.array([2.0, 2.3, 2.6]), np.array([0.1, 0.2, 0.3])
+    windows = np.array([-0.5, 0.5])
+    scores = np.stack([[mean + windows, mean + rise + windows] for mean, rise in zip(seeds, rises, strict=True)])
+    live = [
+        xr.Dataset(
+            {"score": (("method", "test_set", "prompt"), each[:, None]), "tokens": ("test_set", [32])},
+            coords={"method": [PLAIN, "yarn"], "test_set": ["32"]},
+        )
+        for each in scores
+    ]
+    recorded = made("rope", {"32": seeds.tolist()}, metric="log perplexity", task="language")
+    rope = dataclasses.replace(recorded, live=live[0], other_seeds=tuple(live[1:]))
+    table = xr.Dataset(coords={"checkpoint": ["plain", "yarn"], "test_set": [32]})
+    drawn = differences([(rope, PLAIN), (rope, "yarn")], rope, "RoPE", table)
+    assert_allclose(drawn["difference"], [[0.0], [rises.mean()]], atol=1e-12)
+    assert_allclose(drawn["difference_error"], [[0.0], [rises.std(ddof=1) / np.sqrt(3)]], atol=1e-12)
 
 
 def test_perplexities_stand_side_by_side_on_the_same_windows_alone():

@@ -55,7 +55,7 @@ class Needs:
 
 @dataclass(frozen=True)
 class Experiment:
-    """See the module. `measure` returns a dataset or a tree of them; `judge` and `draw` see nothing else."""
+    """See the module. `judge` and `draw` see what `measure` returns - datasets, a tree, runs with names - and nothing else."""
 
     name: str
     claims: tuple[Claim, ...]

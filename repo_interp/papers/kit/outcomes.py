@@ -22,6 +22,7 @@ HEADINGS = {
 _OF_SEEDS = re.compile(r"(\d+) of (\d+) seeds;")
 """What the note of a row over training seeds begins with: in how many the rule holds, of those that can be judged."""
 _AGAINST, _NOTHING = (FAILS, IN_PART, AS_WORDED), (UNMEASURED, NOT_YET)
+"""What a part that a claim also needs comes out as where it speaks against the claim, and where it says nothing."""
 EXTENSION = "none"
 """The paper's number of a claim that no paper makes: a question of ours to one of theirs."""
 

@@ -20,7 +20,7 @@ import xarray as xr
 
 from repo_interp.measures.labels import described
 from repo_interp.papers.kit.claims import SEEN, Claim, Evidence
-from repo_interp.papers.kit.differences import Difference
+from repo_interp.papers.kit.differences import Difference, paired_difference
 from repo_interp.papers.kit.legends import in_layers
 from repo_interp.papers.kit.samples import between
 from repo_interp.papers.kit.scores import PLAIN, Scored, score_table
@@ -50,16 +50,16 @@ def perplexity_table(scored: Sequence[Scored], method: str = PLAIN) -> xr.Datase
 def differences(rows: Sequence[tuple[Scored, str]], reference: Scored, name: str, table: xr.Dataset) -> dict[str, xr.DataArray]:
     """Log perplexity of each checkpoint and method of `rows` above that of `reference`, called `name`, by checkpoint and test set of
     `table`, with its standard error as `samples.between` takes it, as `plots.marks.perplexity` draws them; NaN where one has no scores.
+    Another method of `reference` itself is compared with it seed by seed: they are the same models.
     """
     values = np.full((2, len(rows), table.sizes["test_set"]), np.nan)
     for row, (each, method) in enumerate(rows):
-        itself = each is reference and method == PLAIN
         for place, test_set in enumerate(table["test_set"].values.astype(str)):
-            if test_set not in each.test_sets or test_set not in reference.test_sets:
-                continue
-            own = between(each.sample((test_set,), method), reference.sample((test_set,)))
-            error = own.standard_error if np.isfinite(own.standard_error) else np.nan
-            values[:, row, place] = (0, 0) if itself else (own.margin, error)
+            if test_set in each.test_sets and test_set in reference.test_sets:
+                mine, theirs = each.sample((test_set,), method), reference.sample((test_set,))
+                same_models = each is reference and len(mine.seeds) == len(theirs.seeds) > 1
+                own = paired_difference(mine.seeds, theirs.seeds) if same_models else between(mine, theirs)
+                values[:, row, place] = own.margin, own.standard_error if np.isfinite(own.standard_error) else np.nan
     axes = {axis: table[axis].values for axis in ("checkpoint", "test_set")}
     margin, error = (xr.DataArray(each, axes, tuple(axes)) for each in values)
     above = described(margin, f"log perplexity above that of {name}", "nat per token").assign_attrs({"from": name})
