@@ -150,7 +150,7 @@ def _plan() -> Iterator[Planned]:
             )
 
     # Four times as many operations, for a verdict on C3 over seeds.
-    for suffix, variables in (("", 1), ("_3", 3)):
+    for suffix, variables in (("", 1), ("_3", 3), ("_5", 5)):
         for name, layout in _CONTEXTUAL:
             if name != "repo":
                 yield _longer_counting(name, layout, suffix, variables)
@@ -175,8 +175,8 @@ def _plan() -> Iterator[Planned]:
         yield Planned(f"language/{scheme}", scheme, seeds, fields=_contextual(scheme), weights=seeds)
     yield Planned("language/cope_16", "cope", fields={"scheme_options": {"p_max": 16}})
     # The gates of the paper's figures, and its own rival: all gates open is relative position.
-    for name, gates in (("cope_sep_keys", "separate_keys"), ("cope_open", "open")):
-        yield Planned(f"language/{name}", "cope", fields={"scheme_options": {"p_max": 64, "gates": gates}})
+    for name, gates, seeds in (("cope_sep_keys", "separate_keys", two), ("cope_open", "open", (0,))):
+        yield Planned(f"language/{name}", "cope", seeds, fields={"scheme_options": {"p_max": 64, "gates": gates}}, weights=seeds)
     for name, layout, weights in (("rope_continued", "rope", (0,)), ("repo", "repo@1/3", three), ("nope", "nope", ())):
         yield Planned(f"language/{name}", layout, three, "language/rope", weights=weights)
     for scheme in ("r2n1", "n2r1"):
@@ -271,9 +271,7 @@ PLAN: tuple[Planned, ...] = tuple(_plan())
 def _ahead() -> Iterator[Planned]:
     for name, layout in _CONTEXTUAL[:3]:
         yield _slower_counting(name, layout)
-    for name, layout in _CONTEXTUAL:
-        yield _longer_counting(name, layout, "_5", 5)
-    for suffix, variables in (("", 1), ("_3", 3)):
+    for suffix, variables in (("", 1), ("_3", 3), ("_5", 5)):
         yield _longer_counting("repo", dict(_CONTEXTUAL)["repo"], suffix, variables)
 
 

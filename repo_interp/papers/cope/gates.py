@@ -28,7 +28,7 @@ from repo_interp.measures.labels import described
 from repo_interp.papers.cope.perplexity import LANGUAGE
 from repo_interp.papers.cope.standing_out import Chosen, stands_out
 from repo_interp.papers.kit.cache import Cache
-from repo_interp.papers.kit.claims import Claim, Evidence
+from repo_interp.papers.kit.claims import EVERY_SEED, Claim, Evidence
 from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, each
 from repo_interp.papers.kit.rules import All, AtLeast, AtMost, BeyondNull, Observed, beside_null
 from repo_interp.papers.kit.scores import of_tasks
@@ -59,6 +59,7 @@ C6 = Claim(
     "CoPE fig. 6",
     "figure",
     All(AtLeast(RATIO, 2.0), AtMost(REACHED, CHANCE), BeyondNull(RATIO_BESIDE_TWINS)),
+    also=(EVERY_SEED,),
 )
 C6_ATTENTION = Claim(
     "C6",
@@ -151,7 +152,7 @@ def judge(measured: tuple[str, xr.Dataset]) -> Iterator[Evidence]:
         yield Evidence(
             part.claim,
             name,
-            f"{part.measured} ({_title(data, trained)})",
+            f"{part.measured}, in {_title(data, trained)}",
             values,
             trained.observed,
             float(trained.by_prompt.std(ddof=1)) if len(trained.by_prompt) > 1 else None,

@@ -233,12 +233,11 @@ def _figure(data: xr.Dataset) -> PaperFigure:
             ax.set_ylabel(textwrap.fill(str(data["measured"].values[row]), LETTERS))
             ax.set_title(titles[row])
             ax.grid(axis="y")
+        failed = "it does not" if (data["holds"] == 1).any() else "the rule does not hold"
+        dot: Any = {"color": ink, "marker": "o", "linestyle": ""}
         marks: list[tuple[Any, Line2D | Patch]] = [
-            (data["holds"] == 1, Line2D([], [], color=ink, marker="o", linestyle="", label="the rule holds")),
-            (
-                data["holds"] == 0,
-                Line2D([], [], color=ink, marker="o", markerfacecolor="white", linestyle="", label="it does not"),
-            ),
+            (data["holds"] == 1, Line2D([], [], **dot, label="the rule holds")),
+            (data["holds"] == 0, Line2D([], [], **dot, markerfacecolor="white", label=failed)),
             (data["number"].isnull(), Patch(facecolor=grey, label="nothing can be said")),
         ]
         shown = [mark for there, mark in marks if bool(there.any())]
