@@ -191,10 +191,10 @@ def _head(data: xr.Dataset, chosen: Chosen | None) -> tuple[int, int]:
 
 def _title(data: xr.Dataset, chosen: Chosen | None) -> str:
     layer, head = _head(data, chosen)
-    if chosen is None:
-        return f"head {head} of layer {layer}"
-    kind = str(data["kind"].values[chosen.place[2]]) if len(chosen.place) > 2 else "separators"
-    return f"layer {layer}, head {head}: {kind}"
+    place = f"head {head} of layer {layer}"
+    if chosen is None or len(chosen.place) < 3:
+        return place
+    return f"{place}, segments: {data['kind'].values[chosen.place[2]]}"
 
 
 def _places(array: xr.DataArray) -> str:
