@@ -140,7 +140,8 @@ def _plan() -> Iterator[Planned]:
         seeds, weights = ((0,) if name == "repo" else three), ((0,) if name == "cope" else ())
         yield Planned(f"flip_flop/{name}_256", layout, seeds, fields={**_contextual(name), **longer}, weights=weights)
     for name, layout in _CONTEXTUAL:
-        yield Planned(f"selective_copy/{name}", layout, fields=_contextual(name), weights=())
+        seeds = three if name in ("cope", "rope") else (0,)  # those that C2 is about
+        yield Planned(f"selective_copy/{name}", layout, seeds, fields=_contextual(name), weights=())
     for suffix, variables in (("", 1), ("_3", 3), ("_5", 5)):
         several = {"task_options": {"variables": variables}} if suffix else {}
         for name, layout in _CONTEXTUAL:
@@ -175,7 +176,7 @@ def _plan() -> Iterator[Planned]:
         yield Planned(f"language/{scheme}", scheme, seeds, fields=_contextual(scheme), weights=seeds)
     yield Planned("language/cope_16", "cope", fields={"scheme_options": {"p_max": 16}})
     # The gates of the paper's figures, and its own rival: all gates open is relative position.
-    for name, gates, seeds in (("cope_sep_keys", "separate_keys", two), ("cope_open", "open", (0,))):
+    for name, gates, seeds in (("cope_sep_keys", "separate_keys", two), ("cope_open", "open", three)):
         yield Planned(f"language/{name}", "cope", seeds, fields={"scheme_options": {"p_max": 64, "gates": gates}}, weights=seeds)
     for name, layout, weights in (("rope_continued", "rope", (0,)), ("repo", "repo@1/3", three), ("nope", "nope", ())):
         yield Planned(f"language/{name}", layout, three, "language/rope", weights=weights)
