@@ -41,8 +41,9 @@ figures: env
 	$(BIN)/repo-interp figures all --out figures --overwrite
 
 # SmolLM2-135M beside the zoo: HoPE's claims on random tokens, Position Generalization's on code and on prose; and the adapters that come
-# with the package, RePo's claims on held-out text and on needles, Position Generalization's on prose. It is fetched first; each takes one
-# core about half an hour, P7 at 8,192 and 16,384 tokens (long-code) more than an hour. Interrupted, the next time goes on.
+# with the package, RePo's claims on held-out text, on words to reverse and on needles, Position Generalization's on prose. It is fetched
+# first; each takes one core about half an hour, words to reverse a few minutes, P7 at 8,192 and 16,384 tokens (long-code) more than an
+# hour. Interrupted, the next time goes on.
 pretrained: env
 	$(BIN)/repo-interp fetch smollm2-135m
 	$(BIN)/repo-interp figures hope --no-zoo --checkpoint smollm2-135m=smollm2-135m --set controls=10 \
@@ -57,6 +58,9 @@ pretrained: env
 	$(BIN)/repo-interp figures repo --no-zoo --checkpoint smollm2-135m-repo=smollm2-135m/repo \
 		--experiment 'ranges of positions' --experiment 'chunks of positions' --experiment segments --set prompts=8 --set batch_size=4 \
 		--out figures/smollm2-135m-repo/held-out --cache figures/.cache --overwrite
+	$(BIN)/repo-interp figures repo --no-zoo --checkpoint smollm2-135m-repo=smollm2-135m/repo \
+		--experiment 'mirror effect' --set prompts=16 \
+		--out figures/smollm2-135m-repo/reversal --cache figures/.cache --overwrite
 	$(BIN)/repo-interp figures repo --no-zoo \
 		$(foreach scheme,repo rope nope r2n1,--checkpoint smollm2-135m-$(scheme)=smollm2-135m/$(scheme)) \
 		--experiment 'needles in a haystack' --experiment 'attention mass' --set prompts=24 --set score_prompts=24 --set batch_size=8 \

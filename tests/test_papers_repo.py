@@ -526,6 +526,37 @@ def test_adapters_of_text_on_a_checkpoint_of_no_task_of_ours_are_asked_for_ruler
     assert not reads_text(subject("ours", ours)) and not reads_text(subject("rope", zoo_path("language/rope")))
 
 
+@pytest.mark.parametrize(
+    ("family", "reason"), [("byte_level_bpe", "when it is to reverse 20 words"), ("words", "does not tell the words apart")]
+)
+def test_a_model_that_reads_text_is_asked_to_reverse_words_and_says_nothing_of_mirrors_where_it_does_not(
+    tmp_path, family, reason
+):
+    words = tokenizer(family)
+    own = subject("mine", checkpoint(tmp_path / "model", "repo@1", len(words), 320, words))
+    assert mirror.MIRROR.needs.groups([own]) == [[own]] and not mirror_by_seed.MIRROR_BY_SEED.needs.groups([own])
+    data = mirror.measure([own], TINY, Cache())
+    found = {each.claim.label: judge(each) for each in mirror.judge(data)}
+    assert found["R2"].verdict == UNMEASURED and reason in found["R2"].note
+    assert found["R3"].verdict != UNMEASURED or family == "words"
+    example, source = data["example_text"].values, data["example_source"].values
+    assert [example[at] for at in source[source >= 0]] == [example[at] for at in np.flatnonzero(source >= 0)]
+    (figure,) = mirror.draw(data)
+    assert len(figure.figure.axes) == 2 * 2 and "Of 2 layers" not in figure.caption
+
+
+def test_of_many_layers_those_that_mirror_most_are_drawn(results):
+    few = drawn(results[0], "mirror_reversal_repo").data
+    means = few["mirror"].sel(weights="trained").mean("prompt")
+    ratio = means.sel(kind="copies") / means.sel(kind="random")
+    many = xr.concat([few, few.assign_coords(layer=few["layer"] + 10)], dim="layer", data_vars="minimal")
+    (figure,) = mirror.draw(many.assign_attrs(few.attrs))
+    best = [int(layer) for layer in ratio.sortby(ratio)["layer"].values[:2]]
+    titles = [int(ax.get_title(loc="left").removeprefix("Layer ")) for ax in figure.figure.axes[: mirror.SHOWN_LAYERS]]
+    assert titles == sorted([*best, *(layer + 10 for layer in best)])
+    assert f"Of {many.sizes['layer']} layers" in figure.caption
+
+
 @pytest.mark.parametrize(("followed", "verdict"), [(6, HOLDS), (2, FAILS)])
 def test_heads_that_follow_examples_count_beyond_random_weights(followed, verdict):
     chance = np.full((4, 3, 2, 5), 0.5)  # the trained model and three twins, prompts, layers, heads

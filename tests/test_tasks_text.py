@@ -1,5 +1,6 @@
 """Tasks on any tokenizer's tokens and on text: copying, random tokens, few-shot rows, and language modelling on a corpus."""
 
+import copy
 import hashlib
 import json
 import sysconfig
@@ -8,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from task_tokenizers import FAMILIES, tokenizer
+from tokenizers import Regex, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from repo_interp.errors import InputError
 from repo_interp.tasks import Response, make_task, read_prompts, write_prompts
@@ -16,6 +19,7 @@ from repo_interp.tasks.corpus import corpus
 from repo_interp.tasks.data_sets.glue import GRIM, KIND, few_shot_prompts, following, own_rows, read_rows
 from repo_interp.tasks.essay import standard_library_sources
 from repo_interp.tasks.random_tokens import random_token_prompts
+from repo_interp.tasks.reversal import reversal_prompts
 
 GLUE = {
     "sst2.tsv": 'sentence\tlabel\na gorgeous , witty film\t1\nno "movement , no yuks\t0\nall of it dull\t0\n',
@@ -47,6 +51,36 @@ def test_prompts_of_ordinary_tokens(family, tmp_path):
     for make in (lambda: copying_prompts(one, sequences=0), lambda: random_token_prompts(one, length=0)):
         with pytest.raises(InputError, match="wanted at least one of"):
             make()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_words_to_reverse(family, tmp_path):
+    one = tokenizer(family)
+    prompts = reversal_prompts(one, words=12, count=3, seed=2)
+    for prompt in prompts:
+        assert prompt.tokens[0] == one.bos_token_id and prompt.tokens.count(one.bos_token_id) == 1
+        said = [prompt.text[slice(*prompt.characters[f"words.{n}"][0])].strip() for n in range(1, 13)]
+        assert len(said) == 12 and prompt.answers == (" ".join(reversed(said)),)
+        assert prompt.text.endswith(f"{' '.join(said)} Answer: {prompt.answers[0]}")
+        source = prompt.attributes["source"]
+        assert [prompt.tokens[at] for at in source] == [prompt.tokens[at] for at in prompt.generated]
+        assert sorted(source) == sorted(prompt.spans["words"])
+        assert tuple(source[: len(prompt.spans["words.12"])]) == prompt.spans["words.12"]
+        assert prompt.spans["instruction"][0] == 1
+    write_prompts(prompts, tmp_path / "p.jsonl")
+    assert read_prompts(tmp_path / "p.jsonl", one) == prompts
+    assert reversal_prompts(one, words=12, count=1, seed=2) == prompts[:1]
+    with pytest.raises(InputError, match="words"):
+        reversal_prompts(one, words=0)
+
+
+def test_words_that_are_split_otherwise_in_the_answer_are_refused():
+    backend = copy.deepcopy(tokenizer("byte_level_bpe").backend_tokenizer)
+    together = pre_tokenizers.Split(Regex("Answer: ."), "isolated")
+    backend.pre_tokenizer = pre_tokenizers.Sequence([together, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    one = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<bos>")
+    with pytest.raises(InputError, match="no token has a source"):
+        reversal_prompts(one, words=3)
 
 
 @pytest.mark.parametrize("family", ["byte_level_bpe", "metaspace_unigram", "words"])

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from repo_interp.tasks.copying import copying_prompts
     from repo_interp.tasks.data_sets.glue import few_shot_prompts, following
     from repo_interp.tasks.random_tokens import random_token_prompts
+    from repo_interp.tasks.reversal import reversal_prompts
 
 __all__ = [
     "Batch",
@@ -45,6 +46,7 @@ __all__ = [
     "prompt_from_text",
     "random_token_prompts",
     "read_prompts",
+    "reversal_prompts",
     "task_names",
     "write_prompts",
 ]
@@ -54,6 +56,7 @@ _LATER = {
     "few_shot_prompts": "data_sets.glue",
     "following": "data_sets.glue",
     "random_token_prompts": "random_tokens",
+    "reversal_prompts": "reversal",
 }
 """Names of this module that are imported when they are first asked for, with the modules they stand in."""
 

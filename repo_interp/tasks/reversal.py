@@ -7,21 +7,29 @@ Lengths 2-20 to train, 2-30 to test (Kazemnejad et al. 2023). A batch mixes all 
 curriculum grows from `first_longest` to `longest`.
 
 Spans: `instruction` (up to "words:"), `words`, `separator` ("Answer:"); the answer is generated. attributes["source"] holds, for
-each generated token in order, the index of the word that it copies: the mirror of the mirror effect (fig. 6).
+each generated token in order, the index of the token that it copies: the mirror of the mirror effect (fig. 6). A pre-trained model
+is asked the same in its own tokens (`reversal_prompts`); a word of several tokens is copied as a whole, its tokens in their order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from jaxtyping import Int
 
-from repo_interp.tasks.prompt import Prompt
-from repo_interp.tasks.task import Batch, Number, Words, WordTask, grown, whole_number
+from repo_interp.errors import InputError
+from repo_interp.tasks.copying import beginning
+from repo_interp.tasks.prompt import GENERATED, Prompt
+from repo_interp.tasks.prompt.text import MarkedText, encode, prompt_from_text
+from repo_interp.tasks.task import Batch, Number, Words, WordTask, grown, require_drawable, whole_number
 from repo_interp.tasks.vocabulary import BOS, NOUNS, PAD
+from repo_interp.values import checked
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 INSTRUCTION = ("Reverse", "the", "following", "words:")
 SEPARATOR = "Answer:"
@@ -117,3 +125,45 @@ class Reversal(WordTask):
 
 
 SIZES = {"small": Reversal(), "paper": Reversal()}
+
+
+def reversal_prompts(tokenizer: PreTrainedTokenizerBase, words: int = 20, count: int = 20, seed: int = 0) -> list[Prompt]:
+    """Texts of `words` words to be said backwards, for a pre-trained model, in its own tokens; spans as above, `words.1` and on each word.
+
+    They begin with the BOS of a tokenizer that has one, so that the token on which attention rests is not the instruction's. Prompt i
+    depends on the seed, the number of words and i, not on how many are made. Raises InputError for numbers below 1, a tokenizer without
+    offsets, and one that splits a word otherwise behind "Answer:" than before it.
+    """
+    require_drawable(count, seed)
+    words = checked(words, Words, "words")
+    listed, opening = NOUNS[: SIZES["paper"].words], _opening(tokenizer)
+    prompts = []
+    for index in range(count):
+        drawn = [listed[at] for at in np.random.default_rng([seed, index, words]).integers(0, len(listed), words)]
+        prompts.append(_in_tokens(tokenizer, opening, drawn))
+    return prompts
+
+
+def _opening(tokenizer: PreTrainedTokenizerBase) -> str:
+    """The BOS, where a tokenizer has one and does not put it before a text itself."""
+    start = beginning(tokenizer)
+    return str(tokenizer.bos_token) if start and list(encode(SEPARATOR, tokenizer).tokens[:1]) != start else ""
+
+
+def _in_tokens(tokenizer: PreTrainedTokenizerBase, opening: str, words: Sequence[str]) -> Prompt:
+    backwards = " ".join(reversed(words))
+    text = MarkedText()
+    text.add(opening)
+    text.add(" ".join(INSTRUCTION), "instruction")
+    for number, word in enumerate(words, start=1):
+        text.add(f" {word}", f"words.{number}")
+    text.add(f" {SEPARATOR}", "separator")
+    text.add(f" {backwards}", GENERATED)
+    prompt = prompt_from_text(text.text, text.characters, tokenizer, (backwards,))
+    source = [at for number in range(len(words), 0, -1) for at in prompt.spans[f"words.{number}"]]
+    if [prompt.tokens[at] for at in source] != [prompt.tokens[at] for at in prompt.generated]:
+        raise InputError(
+            f"the tokenizer splits the words {backwards!r} otherwise behind {SEPARATOR!r} than before it, so that no token has a source; "
+            "use another tokenizer"
+        )
+    return replace(prompt, attributes={"task": Reversal.name, "length": len(words), "source": source})

@@ -11,6 +11,7 @@ from repo_interp.models.families import training_length
 from repo_interp.papers.kit.scale import Scale
 from repo_interp.papers.kit.subjects import VARIANT, Subject
 from repo_interp.tasks import Prompt, niah
+from repo_interp.tasks.reversal import SIZES, Reversal, reversal_prompts
 from repo_interp.training.trained import trained_configuration
 
 GPT2 = Scale(4)
@@ -63,6 +64,18 @@ def needles(subject: Subject, length: int, count: int, seed: int, answer: str = 
     return subject.prompts(length, count, seed)
 
 
+def reversals(subject: Subject, words: int, count: int, seed: int) -> list[Prompt]:
+    """`count` texts of `words` words that a checkpoint is asked to reverse, in its own tokens where it reads text."""
+    if reads_text(subject):
+        return reversal_prompts(subject.tokenizer, words, count, seed)
+    return subject.prompts(words, count, seed)
+
+
+def reversal_of(subject: Subject) -> Reversal:
+    """Text reversal as a checkpoint was trained on it; of one that was not, the paper's."""
+    return subject.task if isinstance(subject.task, Reversal) else SIZES["paper"]
+
+
 def omits_positions(layout: str) -> bool:
     """Whether a layout, in short, is NoPE: in every layer, or - nope@10 - in those from one on, as where others learn theirs."""
     return layout.partition("@")[0] == "nope"
@@ -70,7 +83,16 @@ def omits_positions(layout: str) -> bool:
 
 def can_mirror(subject: Subject) -> bool:
     """Whether a checkpoint reverses text with learned positions in a layer other than 0, which does not see what the words are for yet."""
-    return subject.kind == "reversal" and any(layer > 0 for layer in subject.learned)
+    return subject.kind == "reversal" and _learns_above(subject)
+
+
+def can_be_asked_to_mirror(subject: Subject) -> bool:
+    """The same of one that was trained to reverse text, or reads text and can be asked to."""
+    return can_mirror(subject) or (_learns_above(subject) and reads_text(subject))
+
+
+def _learns_above(subject: Subject) -> bool:
+    return any(layer > 0 for layer in subject.learned)
 
 
 def learns_long_positions(subject: Subject) -> bool:

@@ -1,11 +1,15 @@
 """The mirror effect in text reversal (RePo app. C, fig. 6): R2 and R3, from the positions of texts as long as the longest trained on.
 
+A model that reads text is asked to reverse texts as long as those of the paper's models, in its own tokens.
+
     mirror    mean |z_copy - z_word| over mean |z_copy - z_other word|, and over |z_copy - z_same word elsewhere|; correlation of the pairs
     flat      range of the instruction's tokens over that of equally many consecutive words
+    reversed  share of the answer's tokens that are likeliest, teacher-forced
 
 A position that depends on the word alone is the same for a copy and its source, but for the same word elsewhere too: the second ratio
 tells a mirror from that. Positions are measured on the trained checkpoint and on twins with random weights, the control. A layer's numbers
-are means over its heads. Layer 0 is measured and shown, but is no finding: its position depends on the word alone.
+are means over its heads. Layer 0 is measured and shown, but is no finding: its position depends on the word alone. R2 is not judged of a
+model that does not reverse texts: its positions say nothing about how that is done.
 """
 
 from __future__ import annotations
@@ -21,8 +25,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from repo_interp.analysis.analyze import analyze
+from repo_interp.experiments.prompt_sets import Answers
 from repo_interp.measures.kernels.mirror import Mirror, mirror
 from repo_interp.measures.labels import described
+from repo_interp.models.checkpoints import load_model
 from repo_interp.models.load import load
 from repo_interp.papers.kit.cache import Cache
 from repo_interp.papers.kit.claims import EVERY_SEED, SEEN, Claim, Evidence
@@ -30,10 +36,10 @@ from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, each
 from repo_interp.papers.kit.learned_positions import why_not
 from repo_interp.papers.kit.rules import All, AtLeast, AtMost, BeyondNull, Custom, Observed
 from repo_interp.papers.kit.subjects import Subject
-from repo_interp.papers.repo.checkpoints import GPT2, can_mirror
+from repo_interp.papers.repo.checkpoints import GPT2, can_be_asked_to_mirror, reversal_of, reversals
 from repo_interp.plots.marks.drawing import contiguous, counted, legend_below, token_label
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, span_colours, style
-from repo_interp.tasks.reversal import Reversal
+from repo_interp.training.responses import forced_responses
 
 if TYPE_CHECKING:
     from repo_interp.papers.repo.options import Options
@@ -64,6 +70,8 @@ R2 = Claim(
 R3 = Claim(
     "R3", "opening instruction tokens get near-constant positions", R2.source, "layers 1 to 3 of 4", AtMost(FLATNESS, 0.25)
 )
+LEAST_REVERSED = 0.5
+"""Share of the answer's tokens that a model predicts, below which it does not reverse texts."""
 BESIDE_TWINS = "this share"
 FLATNESS_OF_ALL = f"the instruction's range over that of words and copies, median over {LATER_LAYERS},"
 R3_OF_ALL = Claim(
@@ -95,42 +103,48 @@ def flatness(positions: Float[np.ndarray, " token"], instruction: Sequence[int],
 def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.Dataset:
     """What `_of_texts` measures of one checkpoint; attributes: its name and number of layers, and the lengths of the texts."""
     (subject,) = subjects
-    longest = task_of(subject).longest
     depends = {"prompts": options.prompts, "controls": options.controls, "example": options.example_words}
     data = subject.measured(cache, _of_texts, options, **depends)
     attributes = {"checkpoint": subject.name, "stem": subject.stem, "layers": len(subject.schemes)}
-    return data.assign_attrs(**attributes, longest=longest, example_words=options.example_words)
+    return data.assign_attrs(**attributes, longest=reversal_of(subject).longest, example_words=options.example_words)
 
 
 def _of_texts(subject: Subject, options: Options) -> xr.Dataset:
     """`mirror [weights, layer, prompt, kind]`; `flatness`, `instruction_range`, `words_range`, `text_range [weights, layer, prompt]`; from
-    the trained weights `example [layer, token]` with `example_part` and `example_text`, and `pair [layer, point, end]` for the scatter.
+    the trained weights `reversed [prompt]`, `pair [layer, point, end]` for the scatter, and `example [layer, token]` with `example_part`,
+    `example_text` and `example_source`, the token that each copies, or -1.
     """
-    prompts = subject.prompts(task_of(subject).longest, options.prompts, options.seed)
+    prompts = reversals(subject, reversal_of(subject).longest, options.prompts, options.seed)
     by_weights = {}
     for name, bridge in subject.bridges(options):
         run = analyze(bridge, prompts, ("positions",), subject.learned, batch_size=options.batch_size)
         by_weights[name] = _of_positions(run["positions"].to_dataset()["position"], prompts)
     weights = xr.IndexVariable("weights", list(by_weights))
     data = xr.concat([part.drop_vars("pair") for part in by_weights.values()], dim=weights, **_TOGETHER)
-    (example,) = subject.prompts(options.example_words, 1, options.seed)
+    (example,) = reversals(subject, options.example_words, 1, options.seed)
     trained = load(subject.path, options.device)
     shown = analyze(trained, [example], ("positions",), subject.learned)["positions"].to_dataset()["position"]
     parts = ["words" if place in example.spans["words"] else "other" for place in range(len(example.tokens))]
     parts = ["copies" if place in example.generated else part for place, part in enumerate(parts)]
+    sources = np.full(len(example.tokens), -1)
+    sources[list(example.generated)] = example.attributes["source"]
+    answers = forced_responses(load_model(subject.path, options.device), Answers(), prompts, options.batch_size)
+    right = [each.mean() for each in Answers().right(answers, prompts)]
     return data.assign(
         pair=by_weights["trained"]["pair"],
+        reversed=described(xr.DataArray(right, dims="prompt"), "share of the answer's tokens that are likeliest", "1"),
         example=described(
             shown.isel(prompt=0, drop=True).mean("head").transpose("layer", "token"), "position, mean over heads", "positions"
         ),
         example_part=described(xr.DataArray(parts, dims="token"), "part of the text", "1"),
         example_text=described(xr.DataArray(list(example.token_text or ()), dims="token"), "word", "1"),
+        example_source=described(xr.DataArray(sources, dims="token"), "token that a copy copies, else -1", "1"),
     )
 
 
 def mirror_of_texts(subject: Subject, options: Options) -> xr.Dataset:
     """`mirror [layer, kind]` of the trained weights, mean over texts as long as the longest trained on."""
-    prompts = subject.prompts(task_of(subject).longest, options.prompts, options.seed)
+    prompts = reversals(subject, reversal_of(subject).longest, options.prompts, options.seed)
     run = analyze(load(subject.path, options.device), prompts, ("positions",), subject.learned, batch_size=options.batch_size)
     return _of_positions(run["positions"].to_dataset()["position"], prompts)[["mirror"]].mean("prompt", keep_attrs=True)
 
@@ -174,12 +188,6 @@ def _of_positions(position: xr.DataArray, prompts: Sequence[Any]) -> xr.Dataset:
     )
 
 
-def task_of(subject: Subject) -> Reversal:
-    """The task of a checkpoint trained on text reversal."""
-    assert isinstance(subject.task, Reversal)
-    return subject.task
-
-
 # ---- judged ---------------------------------------------------------------------------------------------------------
 
 
@@ -198,6 +206,8 @@ def judge(data: xr.Dataset) -> Iterator[Evidence]:
 
 def _mirror_effect(data: xr.Dataset) -> Evidence:
     """R2 from the layer, other than 0, whose copies are nearest to their source against other words."""
+    if data["mirror"].sel(weights="trained", kind="random").notnull().all("layer").sum("prompt") < 2:
+        return Evidence(R2, data.attrs["checkpoint"], "", unmeasurable="its tokenizer does not tell the words apart")
     by_text = data["mirror"].sel(layer=data["layer"] > 0)
     means = by_text.mean("prompt")
     ratios = means.sel(kind="copies") / means.sel(kind="random")
@@ -229,7 +239,15 @@ def _mirror_effect(data: xr.Dataset) -> Evidence:
         f"layers that mirror: {', '.join(map(str, mirroring)) or 'none'} of 0 to {data.attrs['layers'] - 1} (random weights: "
         f"{by_chance}); layer {layer}: copies {at['copies']:.2f}, other words {at['random']:.2f}, the same word elsewhere "
         f"{at['elsewhere']:.2f} positions, correlation {at['correlation']:.2f}; one training seed",
+        unmeasurable=_lost(data),
     )
+
+
+def _lost(data: xr.Dataset) -> str:
+    """Why the positions of a model say nothing on mirrors: it does not reverse words; empty where it does."""
+    share = float(data["reversed"].mean())
+    few = f"it predicts {share:.3f} of the answer's tokens when it is to reverse {data.attrs['longest']} words"
+    return f"{few} (wanted at least {LEAST_REVERSED:g})" if share < LEAST_REVERSED else ""
 
 
 def _near_constant(
@@ -253,16 +271,25 @@ def _near_constant(
         "texts",
         data.sizes["prompt"],
         "random weights: " + ", ".join(f"{float(median.sel(weights=name)):.3g}" for name in data["weights"].values[1:]),
-        "; ".join(
-            f"layer {layer}: {float(by_layer.sel(layer=layer)):.2f}{remarks.get(layer, '')}" for layer in by_layer["layer"].values
-        ),
+        _by_layer(by_layer, remarks),
     )
+
+
+def _by_layer(by_layer: xr.DataArray, remarks: Mapping[int, str]) -> str:
+    """The number of every layer with its remark; of many layers the smallest and the largest."""
+    numbers = by_layer.sortby(by_layer)[[0, -1]] if by_layer.sizes["layer"] > SHOWN_LAYERS else by_layer
+    told = "; ".join(
+        f"layer {layer}: {float(numbers.sel(layer=layer)):.2f}{remarks.get(layer, '')}" for layer in numbers["layer"].values
+    )
+    return told if len(numbers) == len(by_layer) else f"least and most of {len(by_layer)} layers: {told}"
 
 
 # ---- drawn ----------------------------------------------------------------------------------------------------------
 
 SHOWN = 600
 """Points of a scatter."""
+SHOWN_LAYERS = 4
+"""Panels that a page has room for."""
 _LINK = "#9A9A9A"
 _PARTS = ("words", "generated")
 
@@ -274,14 +301,32 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
         f"mirror_{data.attrs['stem']}",
         _figure(data, name),
         f"{name}: positions of a text of {data.attrs['example_words']} words by layer (above; RePo fig. 6; green words, pink copies), and "
-        f"of every copy against its source (below) on {data.sizes['prompt']} texts of {data.attrs['longest']} words, with means of |dz|.",
+        f"of every copy against its source (below) on {data.sizes['prompt']} texts of {data.attrs['longest']} words, with means of |dz|."
+        + _which_layers(data),
         data,
+    )
+
+
+def _layers_shown(data: xr.Dataset) -> list[int]:
+    """All layers, or of many those whose copies are nearest to their source against other words, ascending."""
+    means = data["mirror"].sel(weights="trained").mean("prompt")
+    ratios = means.sel(kind="copies") / means.sel(kind="random")
+    nearest = ratios.sortby(ratios)["layer"].values[:SHOWN_LAYERS]
+    return sorted(int(layer) for layer in nearest)
+
+
+def _which_layers(data: xr.Dataset) -> str:
+    """Of which layers `_figure` has a column, where it has not one of each."""
+    if data.sizes["layer"] <= SHOWN_LAYERS:
+        return ""
+    return (
+        f" Of {data.sizes['layer']} layers with learned positions, the {SHOWN_LAYERS} whose copies are nearest to their source."
     )
 
 
 def _figure(data: xr.Dataset, name: str) -> PaperFigure:
     """One column per layer: z_i against i of one text above, z_copy against z_source of many below; means of `mirror` in the titles."""
-    layers = [int(layer) for layer in data["layer"].values]
+    layers = _layers_shown(data)
     means = data["mirror"].sel(weights="trained").mean("prompt")
     colours = span_colours(_PARTS)
     with style():
@@ -321,8 +366,9 @@ def _example(ax: Axes, of_layer: xr.Dataset) -> None:
     for places, colour in ((words, colours["words"]), (copies, colours["generated"])):
         for first, last in contiguous(places.tolist()):
             ax.axvspan(first - 0.5, last + 0.5, facecolor=colour, alpha=0.3, linewidth=0, zorder=0)
-    for word, copy in zip(words, copies[::-1], strict=True):
-        ax.plot([word, copy], values[[word, copy]], color=_LINK, linewidth=0.4, zorder=1, gid="link")
+    source = of_layer["example_source"].values
+    for copy in copies:
+        ax.plot([source[copy], copy], values[[source[copy], copy]], color=_LINK, linewidth=0.4, zorder=1, gid="link")
     ax.plot(range(len(values)), values, "o", markersize=2.2, markeredgewidth=0, color=scheme_colour("repo"), gid="positions")
     ax.set_xticks(range(len(values)), [token_label(str(text)) for text in of_layer["example_text"].values], rotation=90)
     ax.tick_params(axis="x", labelsize=3.6, length=1)
@@ -345,8 +391,8 @@ MIRROR = Experiment(
     "mirror effect",
     (R2, R3, R3_OF_ALL),
     Needs(
-        each(can_mirror),
-        "no checkpoint trained on text reversal with learned positions in a layer other than 0 was given",
+        each(can_be_asked_to_mirror),
+        "no checkpoint trained on text reversal, or that reads text, with learned positions in a layer other than 0 was given",
         ("reversal/repo",),
         why_not=why_not,
     ),

@@ -25,8 +25,8 @@ from repo_interp.papers.kit.experiment import Drawing, Experiment, Needs, each
 from repo_interp.papers.kit.recorded_scores import recorded_scores
 from repo_interp.papers.kit.rules import BeyondNull, Observed, beside_null
 from repo_interp.papers.kit.subjects import Subject, records_of, seeds_of
-from repo_interp.papers.repo.checkpoints import GPT2, can_mirror
-from repo_interp.papers.repo.mirror import MIRRORS, QUANTITIES, R2, mirror_of_texts, task_of
+from repo_interp.papers.repo.checkpoints import GPT2, can_mirror, reversal_of
+from repo_interp.papers.repo.mirror import MIRRORS, QUANTITIES, R2, mirror_of_texts
 from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, scheme_colour, style
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.D
     seeds = sorted(set(of_seeds) & set(scores))
     if len(seeds) < LEAST:
         return None
-    task = task_of(own)
+    task = reversal_of(own)
     beyond = [str(length) for length in range(task.longest + 1, task.longest_test + 1)]
     mirrors = [of_seeds[seed].measured(cache, mirror_of_texts, options, prompts=options.prompts) for seed in seeds]
     score = [float(np.mean([scores[seed].means[length] for length in beyond])) for seed in seeds]

@@ -7,8 +7,8 @@
     fresh models           R7 cost                                                     efficiency
     several seeds          R2 to R6 of every seed whose weights are there              kit.over_seeds
 
-A checkpoint is asked what its task has an answer to; one of no task of ours, such as the authors', is given RULER's needle in a haystack
-and few-shot prompts. Checkpoints are compared within a task and training length.
+A checkpoint is asked what its task has an answer to; one of no task of ours, such as the authors', is given RULER's needle in a haystack,
+few-shot prompts, and words to reverse in its own tokens. Checkpoints are compared within a task and training length.
 """
 
 from __future__ import annotations
