@@ -129,7 +129,7 @@ def _of_texts(subject: Subject, options: Options) -> xr.Dataset:
     sources = np.full(len(example.tokens), -1)
     sources[list(example.generated)] = example.attributes["source"]
     answers = forced_responses(load_model(subject.path, options.device), Answers(), prompts, options.batch_size)
-    right = [each.mean() for each in Answers().right(answers, prompts)]
+    right = [predicted.mean() for predicted in Answers().right(answers, prompts)]
     return data.assign(
         pair=by_weights["trained"]["pair"],
         reversed=described(xr.DataArray(right, dims="prompt"), "share of the answer's tokens that are likeliest", "1"),
