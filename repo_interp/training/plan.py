@@ -174,7 +174,7 @@ def _plan() -> Iterator[Planned]:
     for scheme in ("learned", "alibi", "kerple", "fire", "hope", "cope"):
         seeds = three if scheme in ("learned", "cope") else (0,)
         yield Planned(f"language/{scheme}", scheme, seeds, fields=_contextual(scheme), weights=seeds)
-    yield Planned("language/cope_16", "cope", fields={"scheme_options": {"p_max": 16}})
+    yield Planned("language/cope_16", "cope", three, fields={"scheme_options": {"p_max": 16}}, weights=three)
     # The gates of the paper's figures, and its own rival: all gates open is relative position.
     for name, gates, seeds in (("cope_sep_keys", "separate_keys", two), ("cope_open", "open", three)):
         yield Planned(f"language/{name}", "cope", seeds, fields={"scheme_options": {"p_max": 64, "gates": gates}}, weights=seeds)
