@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from task_tokenizers import FAMILIES, tokenizer
-from tokenizers import Regex, pre_tokenizers
+from tokenizers import Regex, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from repo_interp.errors import InputError
@@ -72,6 +72,17 @@ def test_words_to_reverse(family, tmp_path):
     assert reversal_prompts(one, words=12, count=1, seed=2) == prompts[:1]
     with pytest.raises(InputError, match="words"):
         reversal_prompts(one, words=0)
+
+
+def test_words_to_reverse_stand_behind_a_bos_that_the_tokenizer_does_not_put_there():
+    """As SmolLM2's has it: else the instruction's first token is the one that attention rests on."""
+    backend = copy.deepcopy(tokenizer("byte_level_bpe").backend_tokenizer)
+    backend.post_processor = processors.ByteLevel(trim_offsets=False)
+    bare = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<bos>")
+    assert bare("Answer:")["input_ids"][0] != bare.bos_token_id
+    (with_one,), (prompt,) = (reversal_prompts(each, words=5, count=1) for each in (tokenizer("byte_level_bpe"), bare))
+    assert prompt.tokens == with_one.tokens and prompt.spans == with_one.spans and prompt.tokens[0] == bare.bos_token_id
+    assert prompt.attributes == with_one.attributes
 
 
 def test_words_that_are_split_otherwise_in_the_answer_are_refused():

@@ -218,7 +218,7 @@ def _few_positions(scored: Sequence[Scored]) -> Iterator[Evidence]:
         f"{difference.over} (standard error)",
         samples[0].count,
         note=note([few, most], f"perplexity {np.exp(samples[0].mean):.4g} and {np.exp(samples[1].mean):.4g} ({most.name})"),
-        seeds=max(1, min(len(sample.seeds) for sample in samples)),
+        seeds=min(len(sample.seeds) for sample in samples),
     )
 
 

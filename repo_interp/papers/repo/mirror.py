@@ -1,15 +1,14 @@
 """The mirror effect in text reversal (RePo app. C, fig. 6): R2 and R3, from the positions of texts as long as the longest trained on.
 
-A model that reads text is asked to reverse texts as long as those of the paper's models, in its own tokens.
-
     mirror    mean |z_copy - z_word| over mean |z_copy - z_other word|, and over |z_copy - z_same word elsewhere|; correlation of the pairs
     flat      range of the instruction's tokens over that of equally many consecutive words
     reversed  share of the answer's tokens that are likeliest, teacher-forced
 
 A position that depends on the word alone is the same for a copy and its source, but for the same word elsewhere too: the second ratio
 tells a mirror from that. Positions are measured on the trained checkpoint and on twins with random weights, the control. A layer's numbers
-are means over its heads. Layer 0 is measured and shown, but is no finding: its position depends on the word alone. R2 is not judged of a
-model that does not reverse texts: its positions say nothing about how that is done.
+are means over its heads. Layer 0 is measured and shown, but is no finding: its position depends on the word alone. A model that
+reads text is asked to reverse texts as long as those of the paper's models, in its own tokens. R2 is not judged of one that does not
+reverse texts: its positions say nothing about how that is done.
 """
 
 from __future__ import annotations
@@ -209,8 +208,7 @@ def _mirror_effect(data: xr.Dataset) -> Evidence:
     if data["mirror"].sel(weights="trained", kind="random").notnull().all("layer").sum("prompt") < 2:
         return Evidence(R2, data.attrs["checkpoint"], "", unmeasurable="its tokenizer does not tell the words apart")
     by_text = data["mirror"].sel(layer=data["layer"] > 0)
-    means = by_text.mean("prompt")
-    ratios = means.sel(kind="copies") / means.sel(kind="random")
+    means, ratios = by_text.mean("prompt"), _ratios(by_text)
     random = [str(name) for name in data["weights"].values if name != "trained"]
     layer = int(ratios["layer"].values[int(np.nanargmin(ratios.sel(weights="trained").values))])
     of_layer = by_text.sel(weights="trained", layer=layer)
@@ -241,6 +239,12 @@ def _mirror_effect(data: xr.Dataset) -> Evidence:
         f"{at['elsewhere']:.2f} positions, correlation {at['correlation']:.2f}; one training seed",
         unmeasurable=_lost(data),
     )
+
+
+def _ratios(by_text: xr.DataArray) -> xr.DataArray:
+    """How far copies are from their source over how far from other words, by weights and layer, from `mirror`: means over texts."""
+    means = by_text.mean("prompt")
+    return means.sel(kind="copies") / means.sel(kind="random")
 
 
 def _lost(data: xr.Dataset) -> str:
@@ -309,8 +313,7 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
 
 def _layers_shown(data: xr.Dataset) -> list[int]:
     """All layers, or of many those whose copies are nearest to their source against other words, ascending."""
-    means = data["mirror"].sel(weights="trained").mean("prompt")
-    ratios = means.sel(kind="copies") / means.sel(kind="random")
+    ratios = _ratios(data["mirror"]).sel(weights="trained")
     nearest = ratios.sortby(ratios)["layer"].values[:SHOWN_LAYERS]
     return sorted(int(layer) for layer in nearest)
 
