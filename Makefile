@@ -9,11 +9,11 @@ BIN := $(VENV)/bin
 env: $(VENV)/.installed
 
 # torch first and exactly: an open range would fetch gigabytes of CUDA libraries.
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml papers/pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,notebooks]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,notebooks]' --editable ./papers
 	touch $@
 
 analyze: env
@@ -23,12 +23,12 @@ test: env
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 lint: env
-	$(BIN)/ruff format --check repo_interp tests benchmarks trust docs noxfile.py
-	$(BIN)/ruff check repo_interp tests benchmarks trust docs noxfile.py
+	$(BIN)/ruff format --check repo_interp papers tests benchmarks trust docs noxfile.py
+	$(BIN)/ruff check repo_interp papers tests benchmarks trust docs noxfile.py
 
 format: env
-	$(BIN)/ruff format repo_interp tests benchmarks trust docs noxfile.py
-	$(BIN)/ruff check --fix repo_interp tests benchmarks trust docs noxfile.py
+	$(BIN)/ruff format repo_interp papers tests benchmarks trust docs noxfile.py
+	$(BIN)/ruff check --fix repo_interp papers tests benchmarks trust docs noxfile.py
 
 types: env
 	$(BIN)/pyright
@@ -97,7 +97,7 @@ bench: env
 
 # Minutes of fuzzing; the suite has seconds of the same. What it finds is printed, and kept in .hypothesis/ for the next time.
 fuzz: env
-	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest tests/test_fuzz.py
+	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest tests/instrument/cli/test_fuzz.py
 
 # What was tried to break it, as a table: hours, most of them mutants. `python -m trust PART ...` runs some parts, mutants in parts.
 trust: env

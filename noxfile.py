@@ -14,7 +14,10 @@ from pathlib import Path
 
 import nox
 
-TESTS = ("tests/test_official.py", "tests/test_run_goldens.py", "tests/test_components_official.py", "tests/test_parity.py")
+TESTS = tuple(
+    f"tests/instrument/{name}.py"
+    for name in ("models/test_official", "analysis/test_run_goldens", "measures/test_components_official", "models/test_parity")
+)
 LOOKED_AT = ("transformers", "transformer-lens")
 BELOW = {"transformers": "5.8.1", "transformer-lens": "3.9.0"}
 """The versions before those of the ranges, with what a range of them would have to resolve to."""

@@ -6,7 +6,7 @@
     cluster.md            what a layer costs, from figures/bench
     pictures/             figures of the checkpoints that come with the package
 
-`tests/test_docs.py` makes pages and tables again and compares.
+`tests/instrument/cli/test_docs.py` makes pages and tables again and compares.
 """
 
 from __future__ import annotations
@@ -316,6 +316,7 @@ def pictures() -> Iterator[tuple[str, Any]]:
     import numpy as np
 
     import repo_interp as ri
+    from repo_interp.analysis.trained_task import trained_task
     from repo_interp.experiments import Effects, Extrapolation, Perturbation, Saliency
     from repo_interp.measures.attention_mass import AttentionMass
     from repo_interp.measures.maps import Maps
@@ -323,7 +324,6 @@ def pictures() -> Iterator[tuple[str, Any]]:
     from repo_interp.plots.views.rotation import head_to_show
     from repo_interp.plots.views.three_axis import example_heads
     from repo_interp.shipped import zoo_names, zoo_path
-    from repo_interp.training.trained import trained_task
 
     def task_of(name: str) -> Any:
         return trained_task(zoo_path(name))

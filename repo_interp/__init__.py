@@ -42,7 +42,7 @@ _WHERE = {
     "tokens": "repo_interp.analysis.coercion",
     "write_prompts": "repo_interp.tasks.prompt.jsonl",
     "write_run": "repo_interp.run",
-    "zoo": "repo_interp.training.zoo",
+    "zoo": "repo_interp.models.load",
 }
 _MODULES = {
     "experiments": "repo_interp.experiments",
@@ -97,11 +97,10 @@ if TYPE_CHECKING:
     from repo_interp.models.bridge import bridge
     from repo_interp.models.checkpoints import load_model, save
     from repo_interp.models.interventions import set_positions
-    from repo_interp.models.load import load
+    from repo_interp.models.load import load, zoo
     from repo_interp.models.reposition import added_parameters, layout, reposition
     from repo_interp.run import read_run, write_run
     from repo_interp.tasks.prompt.jsonl import read_prompts, write_prompts
-    from repo_interp.training.zoo import zoo
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""What is chosen by name - measures, experiments, views, schemes, tasks - as entry points: ours in this file, others' in their metadata.
+"""What is chosen by name - measures, experiments, views, schemes, tasks, commands - as entry points, ours and those of other packages.
 
     [project.entry-points."repo_interp.measures"]     name = "package.module:object"
 
@@ -18,6 +18,7 @@ from repo_interp.installed_points import installed_points
 
 MEASURES, EXPERIMENTS, VIEWS = "repo_interp.measures", "repo_interp.experiments", "repo_interp.plots"
 SCHEMES, TASKS = "repo_interp.schemes", "repo_interp.tasks"
+COMMANDS, CHECKPOINTS = "repo_interp.commands", "repo_interp.checkpoints"
 
 OWN: Mapping[str, Mapping[str, str]] = {
     MEASURES: {
@@ -68,15 +69,10 @@ OWN: Mapping[str, Mapping[str, str]] = {
     TASKS: {
         "reversal": "repo_interp.tasks.reversal:SIZES",
         "niah": "repo_interp.tasks.niah_small:SIZES",
-        "niah_keys": "repo_interp.tasks.niah_keys:SIZES",
         "copying": "repo_interp.tasks.copying:SIZES",
-        "few_shot": "repo_interp.tasks.few_shot:SIZES",
-        "flip_flop": "repo_interp.tasks.flip_flop:SIZES",
-        "selective_copy": "repo_interp.tasks.selective_copy:SIZES",
-        "counting": "repo_interp.tasks.counting:SIZES",
         "random_tokens": "repo_interp.tasks.random_tokens:SIZES",
-        "language": "repo_interp.tasks.language:SIZES",
     },
+    COMMANDS: {name: f"repo_interp.cli.{name}" for name in ("analyze", "inspect", "fetch", "score", "compare", "bench")},
 }
 """By group, names and objects of ours; views stand in the order of the page."""
 

@@ -1,54 +1,65 @@
-"""Names and directories of the checkpoints that come with the package. Loads nothing.
+"""Names and directories of the checkpoints that ship, with this package and with others. Loads nothing.
 
 TASK/NAME           such as "niah/repo", of seed 0
 TASK/NAME/seed-N    the same training with another seed, where its weights ship
 MODEL/NAME          an adapter on top of the fetched model MODEL, such as "smollm2-135m/repo"
+
+Another package gives a directory of such checkpoints by an entry point of the group `repo_interp.checkpoints`; our names go first.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
 
+from repo_interp.entry_points import CHECKPOINTS, find, names
 from repo_interp.errors import InputError
 
 DIRECTORY = Path(__file__).parent / "zoo"
-ADAPTERS = Path(__file__).parent / "adapters"
+"""The checkpoints of this package."""
+_ADAPTER = "adapter_config.json"
+
+
+def shipped_directories() -> tuple[Path, ...]:
+    """The directories that hold checkpoints by name, ours first."""
+    return (DIRECTORY, *(Path(find(CHECKPOINTS, name)) for name in names(CHECKPOINTS)))
 
 
 def zoo_names() -> tuple[str, ...]:
     """The name of every whole checkpoint that is there, of seed 0, sorted."""
-    return _names(DIRECTORY)
+    return tuple(sorted({name for name, path in _all() if not (path / _ADAPTER).is_file()}))
 
 
 def shipped_names() -> tuple[str, ...]:
     """Those names, and then those of the adapters, sorted."""
-    return zoo_names() + _names(ADAPTERS)
+    return zoo_names() + tuple(sorted({name for name, path in _all() if (path / _ADAPTER).is_file()}))
 
 
 def zoo_path(name: str) -> Path:
-    """The directory of checkpoint or adapter `name`. Raises InputError when the package has none of that name."""
+    """The directory of checkpoint or adapter `name`. Raises InputError when no installed package has one of that name."""
     if not isinstance(name, str):
-        raise InputError(f"a checkpoint of the package has a name such as niah/repo; got {name!r}")
-    names = shipped_names()
-    if name in names:
-        return (DIRECTORY if (DIRECTORY / name).is_dir() else ADAPTERS) / name
+        raise InputError(f"a checkpoint that ships has a name such as niah/repo; got {name!r}")
+    known = shipped_names()
+    if name in known:
+        return next(directory / name for directory in shipped_directories() if (directory / name / "config.json").is_file())
     of_seed_0, _, last = name.rpartition("/")
-    if of_seed_0 in names:
+    if of_seed_0 in known:
         seeds = zoo_seeds(of_seed_0)
         if last in {f"seed-{seed}" for seed in seeds[1:]}:
-            return DIRECTORY / name
+            return zoo_path(of_seed_0) / last
         others = f"{of_seed_0}/seed-N for N of {', '.join(map(str, seeds[1:]))}" if seeds[1:] else "no other seed"
-        raise InputError(f"no checkpoint {name!r} comes with the package; these do: {of_seed_0} (seed 0), and {others}")
-    close = get_close_matches(name, names, n=1)
+        raise InputError(f"no checkpoint {name!r} is installed; these are: {of_seed_0} (seed 0), and {others}")
+    close = get_close_matches(name, known, n=1)
     meant = f"did you mean {close[0]}? " if close else ""
-    same_task = [known for known in names if known.split("/")[0] == name.split("/")[0]]
-    raise InputError(f"no checkpoint {name!r} comes with the package; {meant}these do: {', '.join(same_task or names) or 'none'}")
+    same_task = [one for one in known if one.split("/")[0] == name.split("/")[0]]
+    more = "" if names(CHECKPOINTS) else "; the package position-papers brings more"
+    raise InputError(f"no checkpoint {name!r} is installed; {meant}these are: {', '.join(same_task or known) or 'none'}{more}")
 
 
 def zoo_seeds(name: str) -> tuple[int, ...]:
-    """Seeds whose weights ship of the checkpoint `name` of the zoo, ascending; 0 is the first."""
-    others = (int(file.parent.name.removeprefix("seed-")) for file in (DIRECTORY / name).glob("seed-*/config.json"))
+    """Seeds whose weights ship of the checkpoint `name`, ascending; 0 is the first."""
+    others = (int(file.parent.name.removeprefix("seed-")) for file in zoo_path(name).glob("seed-*/config.json"))
     return (0, *sorted(others))
 
 
@@ -59,5 +70,7 @@ def means_zoo(name: str) -> bool:
     return name.count("/") in (1, 2) and name.split("/")[0] in {known.split("/")[0] for known in shipped_names()}
 
 
-def _names(directory: Path) -> tuple[str, ...]:
-    return tuple(sorted(str(file.parent.relative_to(directory).as_posix()) for file in directory.glob("*/*/config.json")))
+def _all() -> Iterator[tuple[str, Path]]:
+    for directory in shipped_directories():
+        for file in directory.glob("*/*/config.json"):
+            yield file.parent.relative_to(directory).as_posix(), file.parent

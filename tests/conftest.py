@@ -12,9 +12,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import numpy as np
 import pytest
-
-OFFICIAL = Path(__file__).parent / "official"
-"""Checkpoints in the released format, with outputs of the original code (see official/README.md for how they were made)."""
+from places import OFFICIAL
 
 
 @pytest.fixture(scope="session")

@@ -42,8 +42,8 @@ def preload() -> None:
 
     torch.set_num_threads(1)
     import repo_interp as ri
+    from position_papers import catalogue
     from repo_interp.cli import COMMANDS, _module
-    from repo_interp.papers import catalogue
     from repo_interp.plots import catalogue as views
 
     assert all(_module(name) for name in COMMANDS)

@@ -12,9 +12,11 @@ from tempfile import TemporaryDirectory
 
 from trust.outcome import Outcome, Row
 
-CATALOGUE = ("tests/test_bad_inputs.py",)
-FUZZ = ("tests/test_fuzz.py",)
-PARITY = ("tests/test_parity.py", "tests/test_checkpoints.py", "tests/test_broken_checkpoints.py")
+CATALOGUE = ("tests/instrument/cli/test_bad_inputs.py",)
+FUZZ = ("tests/instrument/cli/test_fuzz.py",)
+PARITY = tuple(f"tests/instrument/models/{name}.py" for name in ("test_parity", "test_checkpoints", "test_broken_checkpoints"))
+    "tests/instrument/models/test_parity.py",
+    "tests/instrument/models/test_checkpoints.py",
 
 
 def catalogue(given: Namespace) -> Outcome:

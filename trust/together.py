@@ -143,9 +143,9 @@ def _command(words: tuple[str, ...]) -> int:
 
 def _zoo() -> int:
     """A plan of four small runs, two of which go on from the others."""
+    from position_papers.training.plan import Planned, planned_runs
+    from position_papers.training.shipping import make
     from repo_interp import processes
-    from repo_interp.training.plan import Planned, planned_runs
-    from repo_interp.training.shipping import make
 
     tiny = {"width": 16, "heads": 2, "layers": 1, "steps": 20, "batch": 4, "warm_up": 1, "score_prompts": 4, "score_every": 0}
     small = {"task_options": {"longest": 4, "longest_test": 5, "words": 8, "first_longest": 3}}

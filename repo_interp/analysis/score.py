@@ -23,6 +23,7 @@ from torch import nn
 from repo_interp.analysis.computed import computed
 from repo_interp.analysis.notes import notes_kept
 from repo_interp.analysis.room import batch_limit, require_memory_for_pass
+from repo_interp.analysis.trained_task import in_tokens_of, puts_into_any_tokens, trained_task
 from repo_interp.errors import InputError
 from repo_interp.experiments.generated_scores import needle_scores, question_scores
 from repo_interp.experiments.resumable_grid import ResumableGrid, belonging_to
@@ -39,7 +40,6 @@ from repo_interp.tasks.data_sets import data_set_prompts
 from repo_interp.tasks.niah import niah
 from repo_interp.tasks.prompt import digest as prompts_digest
 from repo_interp.tasks.task import require_drawable, whole_number
-from repo_interp.training.trained import in_tokens_of, puts_into_any_tokens, trained_task
 
 
 def score(

@@ -18,11 +18,11 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from repo_interp import __version__
 from repo_interp.benchmark.cost import Cost
 from repo_interp.benchmark.parts import Line, Part
 from repo_interp.errors import InputError
 from repo_interp.files import write_text
-from repo_interp.papers.kit.closure import sources_digest
 from repo_interp.run import versions
 
 TABLE = "bench.csv"
@@ -65,7 +65,7 @@ def here_and_now() -> Circumstances:
     """The circumstances of this process."""
     libraries = " ".join(f"{name} {number}" for name, number in versions().items())
     machine = f"{_processor()}, {os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}"
-    return Circumstances(sources_digest()[:12], libraries, machine, datetime.date.today().isoformat())
+    return Circumstances(__version__, libraries, machine, datetime.date.today().isoformat())
 
 
 def read(directory: Path) -> list[Measured]:

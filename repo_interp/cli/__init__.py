@@ -16,15 +16,15 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from importlib import import_module
 from typing import Any, NoReturn
 
 from repo_interp import __version__, processes
+from repo_interp.entry_points import COMMANDS, find, names
 from repo_interp.errors import InputError, Note, one_line
 from repo_interp.failures import is_out_of_memory
 
-COMMANDS = ("analyze", "inspect", "fetch", "train", "train steps", "score", "zoo", "figures", "compare", "bench")
-"""Commands; of those with two words, the second names the module."""
+LABORATORY = ("figures", "train", "train-steps", "zoo")
+"""Commands of the distribution position-papers."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -131,7 +131,7 @@ def _joined(given: list[str]) -> list[str]:
 
 
 def _module(command: str) -> Any:
-    return import_module(f"repo_interp.cli.{command.split()[-1]}")
+    return find(COMMANDS, command.replace(" ", "-"))
 
 
 def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
@@ -141,7 +141,13 @@ def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"repo-interp {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name in COMMANDS:
-        module = _module(name)
-        module.add_arguments(commands.add_parser(name, help=module.SUMMARY, description=module.SUMMARY))
+    installed = names(COMMANDS)
+    for name in installed:
+        module, words = _module(name), name.replace("-", " ")
+        module.add_arguments(commands.add_parser(words, help=module.SUMMARY, description=module.SUMMARY))
+    wanted = given[0].replace(" ", "-") if given else ""
+    if wanted in LABORATORY and wanted not in installed:
+        raise _WrongUsage(
+            "repo-interp", f"{given[0]} comes with the package position-papers; install it: pip install ./papers in a checkout"
+        )
     return parser

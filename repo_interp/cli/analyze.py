@@ -314,9 +314,9 @@ def _make_prompts(arguments: argparse.Namespace, bridge, path: str):
     """Prompts and their task; None for those of ruler, which are judged by the tokens that they mark as generated."""
     from repo_interp import tasks
     from repo_interp.analysis.room import require_room_for_prompts
+    from repo_interp.analysis.trained_task import trained_task
     from repo_interp.errors import InputError
     from repo_interp.models.provenance import loaded_from
-    from repo_interp.training.trained import trained_task
 
     count = 20 if arguments.count is None else arguments.count
     seed = 0 if arguments.seed is None else arguments.seed

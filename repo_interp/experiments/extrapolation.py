@@ -40,6 +40,7 @@ from repo_interp.errors import InputError, numbered
 from repo_interp.experiments.experiment import Experiment, Plan, Progress, side_by_side
 from repo_interp.experiments.gaussians import VectorSums, gaussian_divergence, principal_plane, vector_sums
 from repo_interp.experiments.prompt_sets import LEAST, prompts_by_length
+from repo_interp.experiments.responses import forced_responses
 from repo_interp.experiments.resumable_grid import ResumableGrid
 from repo_interp.models.capture import decode
 from repo_interp.models.interventions.extension import GLOBAL_TOKENS, METHODS, Method, allowed_methods, extended
@@ -48,7 +49,6 @@ from repo_interp.models.reposition import attentions, layout, longest_prompt
 from repo_interp.run import with_schemes
 from repo_interp.tasks import Prompt
 from repo_interp.tasks.task import Scoring
-from repo_interp.training.responses import forced_responses
 from repo_interp.values import Count, Seed, Tokens, TokensOrNone
 
 REFERENCE_POINTS = 2000

@@ -42,13 +42,13 @@ from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError, numbered
 from repo_interp.experiments.experiment import Experiment, Plan, Progress, require_targets, side_by_side
+from repo_interp.experiments.responses import forced_responses
 from repo_interp.experiments.resumable_grid import ResumableGrid
 from repo_interp.models.interventions import Shift, exchanged_keys, moved_keys
 from repo_interp.models.interventions.keys import has_keys_to_move
 from repo_interp.models.reposition import attentions
 from repo_interp.tasks import Prompt, Response
 from repo_interp.tasks.task import Scoring
-from repo_interp.training.responses import forced_responses
 from repo_interp.values import CountOrNone, Seed, Share, Tokens
 
 Kind = Literal["text_order", "feature_order", "position_offset", "feature_placement"]

@@ -23,12 +23,12 @@ from transformers import PreTrainedModel
 
 from repo_interp.experiments.attribution import attributed
 from repo_interp.experiments.position_changes import Strength, placed
+from repo_interp.experiments.responses import Question, logits_at, padded, target_logits, to_question
 from repo_interp.experiments.resumable_grid import ResumableGrid
 from repo_interp.models.interventions.replacing import replaced
 from repo_interp.models.resuming import Recording, recorded, resumed
 from repo_interp.tasks import Prompt, Response
 from repo_interp.tasks.task import Scoring
-from repo_interp.training.responses import Question, logits_at, padded, target_logits, to_question
 
 READINGS = ("log_probability", "logit_difference", "score")
 """What is taken of every prompt."""

@@ -39,6 +39,7 @@ from transformers import PreTrainedModel
 from repo_interp.errors import InputError
 from repo_interp.experiments.attribution import frozen_weights
 from repo_interp.experiments.experiment import PATH_TOKENS, Experiment, Plan, Progress, require_targets
+from repo_interp.experiments.responses import target_logits, to_question
 from repo_interp.experiments.resumable_grid import ResumableGrid
 from repo_interp.measures.labels import described
 from repo_interp.models.attention import RepositionedAttention
@@ -48,7 +49,6 @@ from repo_interp.positions.rotary import expand_heads
 from repo_interp.run import with_schemes
 from repo_interp.tasks import Batch, Prompt
 from repo_interp.tasks.task import Scoring
-from repo_interp.training.responses import target_logits, to_question
 from repo_interp.values import CountOrNone
 
 BACKWARD = 3

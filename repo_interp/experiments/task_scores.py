@@ -18,13 +18,13 @@ import xarray as xr
 from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError, numbered
+from repo_interp.experiments.responses import forced_responses, generated_responses
 from repo_interp.experiments.resumable_grid import ResumableGrid
 from repo_interp.models.interventions.replacing import require_named_tokens
 from repo_interp.models.reposition import longest_prompt
 from repo_interp.side_by_side import BatchSize, batches
 from repo_interp.tasks import Prompt, Response, Task
 from repo_interp.tasks.task import PlainText
-from repo_interp.training.responses import forced_responses, generated_responses
 
 ANSWERS = ("forced", "generated")
 """Teacher-forced in one pass, or generated token by token; see `training.responses`."""

@@ -24,6 +24,7 @@ from repo_interp.models.dispatch import DeviceMap, MostMemory
 from repo_interp.models.outputs import parity_errors
 from repo_interp.models.provenance import mark, origin
 from repo_interp.models.reposition import attentions, layout, longest_prompt, with_layout
+from repo_interp.shipped import zoo_path
 
 _TOKENS = 12
 _TOLERANCE, _TOLERANCE_HALF = 5e-3, 0.5
@@ -55,6 +56,11 @@ def load(
     mark(wrapped, source)
     wrapped.cfg.model_name = source.name
     return wrapped
+
+
+def zoo(name: str, device: str = "cpu", dtype: str = "float32") -> TransformerBridge:
+    """A checkpoint that ships, such as "niah/repo", as a TransformerBridge. Raises InputError naming those there are."""
+    return load(zoo_path(name), device, dtype)
 
 
 def require_parity(model: nn.Module) -> None:

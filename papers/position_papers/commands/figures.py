@@ -1,0 +1,265 @@
+"""`repo-interp figures [PAPER ...]`: the papers' figures made again, what became of their claims, and a page over all of them."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from pathlib import Path
+
+from position_papers.catalogue import ALL, PAPERS
+from repo_interp.cli.options import add_settings, seed
+
+SHARED = True
+SUMMARY = (
+    "Make the papers' figures again, with data, captions and a verdict on each claim: from the zoo, or on checkpoints of yours."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("papers", nargs="*", metavar="PAPER", help=f"which: {', '.join(PAPERS)}, or {ALL} (default: {ALL})")
+    parser.add_argument(
+        "--checkpoint",
+        type=_named,
+        action="append",
+        default=[],
+        dest="checkpoints",
+        metavar="NAME=CHECKPOINT",
+        help="a checkpoint and what to call it: a directory, a hub id, or a name of the zoo. Stands in for the zoo's of the same name, "
+        "such as language/rope=DIR, or is added; other training seeds of it stand in DIR/seed-N, where `train --seeds` puts them; may be "
+        "repeated",
+    )
+    parser.add_argument(
+        "--no-zoo",
+        action="store_const",
+        const=False,
+        default=True,
+        dest="zoo",
+        help="only the checkpoints given, none that come with the package",
+    )
+    parser.add_argument(
+        "--experiment",
+        action="append",
+        default=[],
+        dest="experiments",
+        metavar="NAME",
+        help="only this experiment of the papers, such as fits; may be repeated (default: all)",
+    )
+    parser.add_argument("--fast", action="store_true", help="measure less: a quick look")
+    parser.add_argument(
+        "--out",
+        default="figures",
+        metavar="DIR",
+        help="where figures go, each paper in DIR/PAPER (default: figures). Two levels below a page over all figures they get their place "
+        "on it: figures/SUBJECT/DATA",
+    )
+    parser.add_argument("--cache", metavar="DIR", help="where measurements are kept for the next time (default: .cache in --out)")
+    parser.add_argument(
+        "--data",
+        type=_named,
+        action="append",
+        default=[],
+        metavar="NAME=FILE",
+        help="a data set that cannot be shipped, in its own format, such as hybridqa=dev.json; may be repeated",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace other figures of these papers that stand in --out")
+    add_settings(
+        parser, "options", "how much is measured, such as sequences=5000 for every paper that has it, or hope.controls=2 for one"
+    )
+    parser.add_argument("--seed", type=seed, default=0, help="seed of what is random (default: 0)")
+    parser.add_argument("--device", default="cpu", help="where the models run: cpu, cuda, cuda:1, mps (default: cpu)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Say what it will cost; measure, draw, write; print the verdicts."""
+    from position_papers.kit.build import Durations, measure_together
+    from repo_interp import processes
+    from repo_interp.cli.console import Console
+    from repo_interp.cli.progress import steps
+    from repo_interp.files import require_directory
+
+    console = Console()
+    out = Path(arguments.out)
+    cache = Path(arguments.cache) if arguments.cache else out / ".cache"
+    require_directory(cache)
+    durations = Durations(cache)
+    builds = _builds(arguments, out)
+    processes.meet()
+    with steps(console) as step:
+        announced = processes.from_first(lambda: _announced(builds, durations, step))
+        for line in announced:
+            console.print(line, highlight=False, soft_wrap=True, markup=False)
+        wanted = [build for build in builds if arguments.overwrite or not build.is_up_to_date]
+        measure_together(wanted, cache, lambda done, total: step("measuring, experiments on checkpoints", done, total))
+    if not processes.is_first():
+        return 0
+    with processes.alone():
+        return _made(console, builds, arguments, cache, durations)
+
+
+def _made(console, builds, arguments: argparse.Namespace, cache: Path, durations) -> int:
+    """Measure what is not kept yet, draw and write; print the verdicts."""
+    from position_papers.catalogue import named
+    from position_papers.kit.gallery import page_above, write_gallery
+    from repo_interp.cli.console import plain
+    from repo_interp.cli.progress import steps
+
+    out, papers = Path(arguments.out), list(named(()).values())
+    over_all = page_above(out) or out
+    for build in builds:
+        if build.is_up_to_date and not arguments.overwrite:
+            console.print(
+                f"[bold]{plain(build.directory)}[/bold]  stands already, made from the same", highlight=False, soft_wrap=True
+            )
+            continue
+        try:
+            with steps(console) as step:
+                step(build.name)
+                verdicts, files = build.make(cache, lambda doing, name=build.name, step=step: step(f"{name}: {doing}"), durations)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(f"what was measured is kept in {cache}; the same command goes on") from None
+        _print(console, build.paper.title, verdicts)
+        console.print(
+            f"[bold]{plain(build.directory / 'README.md')}[/bold]  verdicts and figures; {len(files)} files",
+            highlight=False,
+            soft_wrap=True,
+        )
+        write_gallery(over_all, papers)
+    console.print(
+        f"[bold]{plain(write_gallery(over_all, papers))}[/bold]  every claim and every figure", highlight=False, soft_wrap=True
+    )
+    return 0
+
+
+def _builds(arguments: argparse.Namespace, out: Path):
+    """Each paper with its checkpoints and options. Raises InputError for everything that can be known before measuring."""
+    from position_papers.catalogue import named
+    from position_papers.kit.build import Build, stated_options, with_data, with_experiments
+    from position_papers.kit.gallery import require_own
+    from position_papers.kit.paper_directory import require_free
+    from position_papers.kit.subjects import given
+    from repo_interp.analysis.publication import RUN
+    from repo_interp.cli.checkpoint import find
+    from repo_interp.errors import InputError
+
+    papers = with_experiments(named(arguments.papers), arguments.experiments)
+    users = {name: find(path) for name, path in arguments.checkpoints}
+    if len(users) < len(arguments.checkpoints):
+        raise InputError("two checkpoints have the same name; give each its own: --checkpoint rope=... --checkpoint rope_2=...")
+    if len(dict(arguments.data)) < len(arguments.data):
+        raise InputError("two data sets have the same name; give each once: --data qasper=...")
+    fields = {name: dict(paper.fast) if arguments.fast else {} for name, paper in papers.items()}
+    values = [*arguments.options, ("seed", str(arguments.seed)), ("device", arguments.device)]
+    options = with_data(papers, stated_options(papers, values, fields), dict(arguments.data))
+    require_own(out)
+    if (out / RUN).exists():
+        raise InputError(f"{out} holds an analysis ({RUN}); give another --out for figures of the papers")
+    builds = []
+    for name, paper in papers.items():
+        checkpoints = given(paper.zoo if arguments.zoo else (), users)
+        build = Build(paper, checkpoints, options[name], _command(name, arguments), out / name)
+        require_free(build.directory)
+        if build.directory.is_dir() and not build.is_up_to_date and not arguments.overwrite:
+            raise InputError(f"{build.directory} holds other figures already; give another --out, or --overwrite to replace them")
+        builds.append(build)
+    _require_asked(builds, users)
+    return builds
+
+
+def _require_asked(builds, users: dict[str, str]) -> None:
+    """Raise InputError where the user's checkpoints fit none of the experiments that are asked for: the zoo's alone would be measured."""
+    from repo_interp.errors import InputError
+
+    fitting = {
+        subject.name
+        for build in builds
+        for experiment in build.paper.experiments
+        for group in experiment.needs.groups(build.given.subjects())
+        for subject in group
+    }
+    if users and not fitting & set(users):
+        name, first = next(iter(users)), builds[0].paper.experiments[0]
+        raise InputError(
+            f"{name} ({users[name]}) fits no experiment that is asked for; {first.name}: {first.needs.otherwise}; give another checkpoint"
+        )
+
+
+def _announced(builds, durations, step) -> list[str]:
+    """On what each paper is made, and how long it takes; `step` is told which paper is being timed."""
+    from repo_interp.values import duration
+
+    lines = []
+    for build in builds:
+        if build.is_up_to_date:
+            continue
+        count = len(build.given.paths)
+        previous = build.previous_duration(durations)
+        if previous is not None and previous.finished:
+            cost = f"{duration(previous.seconds)} last time; what is kept of it is not measured again"
+        else:
+            step(f"{build.name}: timing a part of it")
+            cost = _estimated(build, durations) if count else "nothing that takes long"
+            if previous is not None:
+                cost += f"; {duration(previous.seconds)} of it were done when it was interrupted"
+        lines.append(f"{build.name}: {count} checkpoint{'' if count == 1 else 's'}, {cost}")
+        if build.given.missing:
+            lines.append(f"  not in this package: {', '.join(build.given.missing)}")
+    return lines
+
+
+def _estimated(build, durations) -> str:
+    from repo_interp.values import duration
+
+    estimate, elsewhere = build.estimate(), build.longest_other_duration(durations)
+    if estimate is not None:
+        return f"{duration(estimate)} or more, from a timed part of it"
+    if elsewhere is not None:
+        return f"not made so before; with other checkpoints or options it took {duration(elsewhere.seconds)}"
+    return "not made before, so the time is unknown"
+
+
+def _print(console, title: str, verdicts) -> None:
+    """Print verdicts in columns that fit into 80; checkpoints with the same verdict and number on a claim share a row."""
+    from itertools import groupby
+
+    from rich.table import Table
+    from rich.text import Text
+
+    from position_papers.kit.claims import verdict_rows
+
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), show_edge=False)
+    table.add_column("claim")
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("ours", no_wrap=True)
+    table.add_column("checkpoint", overflow="fold", min_width=18)
+    for (claim, verdict, ours), rows in groupby(
+        verdict_rows(verdicts), key=lambda row: (row["claim"], row["verdict"], _ours(row))
+    ):
+        names = dict.fromkeys(row["checkpoint"] for row in rows)
+        table.add_row(Text(claim), Text(verdict), Text(ours), Text(", ".join(names)))
+    console.print(table)
+
+
+def _ours(row: dict[str, str]) -> str:
+    """What was measured, with its spread."""
+    return f"{row['ours']} ± {row['spread']}" if row["ours"] and row["spread"] else row["ours"]
+
+
+def _command(paper: str, arguments: argparse.Namespace) -> str:
+    """What makes this paper's figures again, wherever it is put."""
+    words = ["repo-interp", "figures", paper]
+    for flag, pairs in (("--checkpoint", arguments.checkpoints), ("--data", arguments.data), ("--set", arguments.options)):
+        words += [word for name, value in pairs for word in (flag, f"{name}={value}")]
+    words += [word for name in arguments.experiments for word in ("--experiment", name)]
+    words += [] if arguments.zoo else ["--no-zoo"]
+    words += ["--fast"] if arguments.fast else []
+    words += ["--seed", str(arguments.seed)] if arguments.seed else []
+    words += ["--device", arguments.device] if arguments.device != "cpu" else []
+    return shlex.join(words)
+
+
+def _named(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals and value):
+        raise argparse.ArgumentTypeError(f"wanted NAME=VALUE, not {text!r}")
+    return name, value

@@ -1,0 +1,55 @@
+"""`repo-interp train steps RUN` (`repo-interp steps RUN` still works): what the saved steps of a training run show.
+
+They are measured once and kept in one small file beside the run's checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from repo_interp.cli.options import count, seed
+
+SUMMARY = (
+    "Measure the saved steps of a training run (variance by rotary component, HoPE fig. 3b) and keep it beside the checkpoint."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("run", metavar="RUN", help="a training run made with --checkpoint-every: its directory holds steps/")
+    parser.add_argument("--sequences", type=count, default=64, metavar="N", help="random sequences at each step (default: 64)")
+    parser.add_argument("--repeats", type=count, default=4, metavar="N", help="independent replicates, at least 2 (default: 4)")
+    parser.add_argument("--batch-size", type=count, default=8, metavar="N", help="sequences in one forward pass (default: 8)")
+    parser.add_argument("--seed", type=seed, default=0, help="seed of the sequences (default: 0)")
+    parser.add_argument("--device", default="cpu", help="where the models run: cpu, cuda, cuda:1, mps (default: cpu)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and write."""
+    from position_papers.hope.over_training import read_steps, write_steps
+    from position_papers.hope.replicates import Sampling
+    from repo_interp.cli.console import Console, plain
+    from repo_interp.cli.progress import steps
+    from repo_interp.errors import InputError
+
+    if not 2 <= arguments.repeats <= arguments.sequences:
+        raise InputError(
+            f"--repeats is {arguments.repeats}, --sequences {arguments.sequences}; wanted at least two replicates, and a sequence for each"
+        )
+    console = Console()
+    sampling = Sampling(
+        step_sequences=arguments.sequences,
+        repeats=arguments.repeats,
+        sequences=arguments.sequences,
+        repeated_sequences=arguments.sequences,
+        batch_size=arguments.batch_size,
+        seed=arguments.seed,
+        device=arguments.device,
+    )
+    with steps(console) as step:
+        step("measuring the saved steps")
+        file = write_steps(arguments.run, sampling)
+    measured = read_steps(arguments.run)
+    assert measured is not None
+    console.print(f"[bold]{plain(file)}[/bold]  variance by component at {measured.sizes['step']} steps", highlight=False)
+    return 0

@@ -1,0 +1,300 @@
+"""`repo-interp train TASK`: train a small model on a task with any position scheme, or go on from a checkpoint with another one."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from repo_interp.cli.options import add_settings, count, number_list, of_owner, setting, typed
+
+if TYPE_CHECKING:
+    from position_papers.training.configuration import TrainingConfiguration
+    from position_papers.training.folder import TrainingFolder
+    from repo_interp.cli.console import Console
+
+    Run = tuple[TrainingConfiguration, TrainingFolder]
+
+SUMMARY = "Train a small model on a task with any position scheme, or go on from a checkpoint with another scheme."
+
+_SHORT = {"index_share_until": ("--index-share-until", "--p-drop")}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options: one for every field of a training configuration, and where and how to run."""
+    from dataclasses import fields
+
+    from position_papers.training.configuration import TrainingConfiguration
+
+    parser.add_argument("task", nargs="?", metavar="TASK", help="the task; --config or --resume may say it instead")
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="a TOML file of the options below (their names with _), such as a training.toml",
+    )
+    parser.add_argument("--out", metavar="DIR", help="where the checkpoint goes (default: runs/TASK-SCHEME/seed-N)")
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with what was interrupted in --out; begin where nothing was",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace the training run that stands in --out")
+    parser.add_argument("--seeds", type=number_list, metavar="0-2", help="one run per seed, in --out/seed-N")
+    parser.add_argument("--jobs", type=count, default=1, metavar="N", help="runs side by side, with --seeds (default: 1)")
+    add_settings(
+        parser, "task_options", "an option of the task, such as longest=20, or of the position scheme, such as scheme.p_max=64"
+    )
+    parser.add_argument(
+        "--scheme-set",
+        type=setting,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        dest="scheme_options",
+        help="short for --set scheme.NAME=VALUE: an option of the position scheme, such as assignment=layer or p_max=64",
+    )
+    recipe = parser.add_argument_group("what decides the result (defaults where the task's own recipe says nothing)")
+    for option in fields(TrainingConfiguration):
+        if "help" not in option.metadata:
+            continue
+        shown = f" (default: {option.default})" if option.default != "" else ""
+        shown += f"; without a number {option.metadata['alone']}" if option.metadata["alone"] is not None else ""
+        recipe.add_argument(
+            *_SHORT.get(option.name, (f"--{option.name.replace('_', '-')}",)),
+            dest=option.name,
+            type=type(option.default),
+            default=None,
+            nargs=None if option.metadata["alone"] is None else "?",
+            const=option.metadata["alone"],
+            metavar="X" if type(option.default) is float else "N" if type(option.default) is int else "NAME",
+            help=option.metadata["help"] + shown,
+        )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Train, with a bar, and print what came of it."""
+    from safetensors import SafetensorError
+
+    from position_papers.commands.training_display import print_scores
+    from repo_interp.cli.console import Console, plain
+    from repo_interp.errors import InputError
+
+    console = Console()
+    runs = _runs(arguments)
+    pending = [(configuration, folder) for configuration, folder in runs if not folder.is_finished]
+    for _, folder in runs:
+        if folder.is_finished and not arguments.overwrite:
+            console.print(f"{plain(folder.directory)} is finished", highlight=False)
+    if arguments.overwrite:
+        pending = runs
+    if pending:
+        try:
+            if arguments.seeds is None:
+                done = _train_here(console, *pending[0], arguments)
+            else:
+                done = _train_several(console, pending, arguments)
+        except BrokenPipeError:
+            raise
+        except (OSError, SafetensorError) as error:  # the latter is how a full disk is told while weights are written
+            reason = " ".join(str(getattr(error, "strerror", None) or error).split())
+            place = _out(arguments, runs)
+            raise InputError(f"{place} cannot be written ({reason}); make room, then go on by --resume --out {place}") from None
+        if not done:
+            raise KeyboardInterrupt(
+                f"the state is saved; go on with: repo-interp train --resume --out {_out(arguments, runs)}{_seeds(arguments)}"
+            )
+    print_scores(console, [folder for _, folder in runs])
+    return 0
+
+
+def _runs(arguments: argparse.Namespace) -> list[Run]:
+    """Every run that is asked for. Raises InputError for what cannot be run, before anything is written."""
+    from repo_interp.errors import InputError
+
+    if arguments.resume and arguments.overwrite:
+        raise InputError("--resume goes on and --overwrite begins anew; give one of them")
+    if arguments.resume and arguments.out is None and arguments.task is None and arguments.config is None:
+        raise InputError("--resume needs to know what: give --out DIR, or the options that the run was begun with")
+    if arguments.seeds is None and arguments.jobs > 1:
+        raise InputError("--jobs runs several seeds side by side; give them with --seeds, such as --seeds 0-2")
+    if arguments.seeds is not None and arguments.seed is not None:
+        raise InputError("--seed is for one run and --seeds for several; give one of them")
+    seeds = arguments.seeds or (None,)
+    runs = [_one_run(arguments, seed) for seed in seeds]
+    if arguments.overwrite:
+        _require_apart(runs)
+    return runs
+
+
+def _require_apart(runs: Sequence[Run]) -> None:
+    """Raise InputError where a run continues what would be removed to begin the runs anew."""
+    from repo_interp.errors import InputError
+    from repo_interp.models.checkpoints import identify
+
+    removed = [folder.directory.resolve() for _, folder in runs]
+    for continued in dict.fromkeys(configuration.continue_from for configuration, _ in runs if configuration.continue_from):
+        directory = identify(continued).directory.resolve()
+        inside = next((place for place in removed if directory.is_relative_to(place)), None)
+        if inside is not None:
+            raise InputError(f"{continued} is continued, and --overwrite would remove it with {inside.name}; give another --out")
+
+
+def _one_run(arguments: argparse.Namespace, seed: int | None) -> Run:
+    from position_papers.training.configuration import SIZES, TrainingConfiguration, read_toml, replaced
+    from position_papers.training.recipes import recipe
+    from repo_interp.errors import InputError
+
+    folder = None if arguments.out is None else _folder(Path(arguments.out), seed)
+    stored = read_toml(folder.configuration) if arguments.resume and folder is not None and folder.is_begun else None
+    asked = _asked(arguments, stored or {}) | ({} if seed is None else {"seed": seed})
+    if folder is not None and stored is not None:
+        configuration = replaced(TrainingConfiguration(task=str(stored.get("task"))), stored)
+        differing = [
+            name
+            for name, value in asked.items()
+            if getattr(replaced(configuration, {name: value}), name) != getattr(configuration, name)
+        ]
+        if differing:
+            raise InputError(
+                f"{folder.directory} was begun with another {differing[0]} ({getattr(configuration, differing[0])!r}); "
+                "leave it out to go on, or give another --out"
+            )
+        return configuration, folder
+    task = str(asked["task"])
+    sizes = [name for name in SIZES if getattr(arguments, name) is not None]
+    if asked.get("continue_from") and sizes:
+        flag = sizes[0].replace("_", "-")
+        raise InputError(
+            f"--{flag} is of a fresh model, and {asked['continue_from']} keeps its own size and weights; leave it out"
+        )
+    configuration = replaced(
+        TrainingConfiguration(task=task), _joined(recipe(task, continued=bool(asked.get("continue_from"))), asked)
+    )
+    if folder is None:
+        layout = configuration.scheme.replace("/", "-of-").replace(",", "-")
+        folder = _folder(Path("runs") / f"{task}-{layout}", configuration.seed)
+        if arguments.resume and folder.is_begun:
+            again = vars(arguments) | {"out": str(folder.directory.parent if seed is not None else folder.directory)}
+            return _one_run(argparse.Namespace(**again), seed)
+    if not folder.is_begun or not (arguments.resume or arguments.overwrite):
+        folder.require_free()
+    return configuration, folder
+
+
+def _folder(out: Path, seed: int | None) -> TrainingFolder:
+    from position_papers.training.folder import TrainingFolder
+
+    return TrainingFolder(out if seed is None else out / f"seed-{seed}")
+
+
+def _asked(arguments: argparse.Namespace, stored: dict[str, Any]) -> dict[str, Any]:
+    """Fields of a configuration from --config, and over them those of the command line; task and size else as they were `stored`.
+
+    Raises InputError where no task is named, and for options that the task or the schemes lack.
+    """
+    from dataclasses import fields
+
+    from position_papers.training.configuration import TABLES, TrainingConfiguration, read_toml
+    from repo_interp.errors import InputError
+    from repo_interp.models.schemes import SchemeOptions, require_useful
+    from repo_interp.positions.layouts import named_schemes
+    from repo_interp.tasks import make_task, task_names
+
+    written = read_toml(Path(arguments.config)) if arguments.config is not None else {}
+    given = {
+        option.name: getattr(arguments, option.name) for option in fields(TrainingConfiguration) if option.name not in TABLES
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    named = {"task_size": "small"} | stored | written | given
+    if not named.get("task"):
+        raise InputError(f"no task was named; give one of {', '.join(task_names())}")
+    of_scheme = [(name, text) for name, text in arguments.task_options if name.startswith("scheme.")]
+    of_task = [pair for pair in arguments.task_options if pair not in of_scheme]
+    if of_task:
+        task = make_task(named["task"], named["task_size"])
+        given["task_options"] = typed(of_owner(of_task, task.name), task, f"task {task.name}")
+    if of_scheme or arguments.scheme_options:
+        texts = of_owner([*of_scheme, *arguments.scheme_options], "scheme")
+        given["scheme_options"] = typed(texts, SchemeOptions(), "the scheme")
+        try:
+            schemes = named_schemes(str(named.get("scheme") or TrainingConfiguration.scheme))
+        except ValueError as error:
+            raise InputError(str(error)) from None
+        require_useful(schemes, SchemeOptions(**given["scheme_options"]))
+    return _joined(written, given)
+
+
+def _joined(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """Both sets of fields, `over` where both have one; tables of options are joined option by option."""
+    from position_papers.training.configuration import TABLES
+
+    tables = {name: dict(under.get(name, {})) | dict(over.get(name, {})) for name in TABLES if name in under or name in over}
+    return under | over | tables
+
+
+def _train_here(
+    console: Console,
+    configuration: TrainingConfiguration,
+    folder: TrainingFolder,
+    arguments: argparse.Namespace,
+) -> bool:
+    """One run in this process. Returns whether it came to its end."""
+    from position_papers.commands.training_display import announce, training_bars
+    from position_papers.training.loop import train
+    from position_papers.training.preparation import prepare
+    from position_papers.training.processes import stoppable
+
+    prepared = prepare(configuration)
+    announce(console, prepared, [configuration.seed], jobs=1)
+    _begin(configuration, folder, arguments)
+    with stoppable() as stop, training_bars(console, [""], configuration.steps) as display:
+        for record in train(prepared, folder, stop, scoring=lambda done, total: display.scoring("", done, total)):
+            display.record("", vars(record))
+    return folder.is_finished
+
+
+def _train_several(console: Console, runs: list[Run], arguments: argparse.Namespace) -> bool:
+    """Runs side by side. Returns whether all came to their end."""
+    from position_papers.commands.training_display import announce, training_bars
+    from position_papers.training.preparation import prepare
+    from position_papers.training.processes import train_side_by_side
+
+    announce(console, prepare(runs[0][0]), [configuration.seed for configuration, _ in runs], arguments.jobs)
+    for configuration, folder in runs:
+        _begin(configuration, folder, arguments)
+    folders = {f"seed {configuration.seed}": folder for configuration, folder in runs}
+    with training_bars(console, list(folders), runs[0][0].steps) as display:
+
+        def watch() -> None:
+            for run, folder in folders.items():
+                if records := folder.records():
+                    for record in records:
+                        display.record(run, record)
+                    if records[-1]["step"] == runs[0][0].steps and not folder.is_finished:
+                        display.ended_steps(run)
+
+        return train_side_by_side([(configuration, folder.directory) for configuration, folder in runs], arguments.jobs, watch)
+
+
+def _begin(configuration: TrainingConfiguration, folder: TrainingFolder, arguments: argparse.Namespace) -> None:
+    from position_papers.training.configuration import to_toml
+    from position_papers.training.trained import made_with
+
+    if arguments.overwrite:
+        folder.clear()
+    if not folder.is_begun:
+        folder.begin(to_toml(configuration, made_with(configuration, shlex.join(["repo-interp", *sys.argv[1:]]))))
+
+
+def _out(arguments: argparse.Namespace, runs: list[Run]) -> Path:
+    directory = runs[0][1].directory
+    return directory if arguments.seeds is None else directory.parent
+
+
+def _seeds(arguments: argparse.Namespace) -> str:
+    if arguments.seeds is None:
+        return ""
+    return f" --seeds {','.join(map(str, arguments.seeds))} --jobs {arguments.jobs}"

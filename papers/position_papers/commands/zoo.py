@@ -1,0 +1,209 @@
+"""`repo-interp zoo`: the checkpoints that come with the package; `repo-interp zoo train`: all of them made again, by the plan."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from repo_interp.cli.options import count
+
+if TYPE_CHECKING:
+    from position_papers.training.configuration import TrainingConfiguration
+    from position_papers.training.plan import PlannedRun
+    from repo_interp.cli.console import Console
+
+SHARED = True
+SUMMARY = "List the checkpoints that come with the package, show how far training them again is, or do it."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument(
+        "action",
+        nargs="?",
+        choices=("list", "plan", "train"),
+        default="list",
+        help="list what ships, show how far training is, or train (default: list)",
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a task or TASK/NAME; may be repeated (default: all that ship)")
+    parser.add_argument("--jobs", type=count, default=1, metavar="N", help="train: runs side by side (default: 1)")
+    parser.add_argument(
+        "--into",
+        metavar="DIR",
+        help="train: where what ships goes when it is finished (default: nowhere; it stays in runs/zoo)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the checkpoints, or train them. Returns the exit code."""
+    from repo_interp.cli.console import Console
+
+    console = Console()
+    if arguments.action == "train":
+        return _train(console, arguments)
+    (_plan if arguments.action == "plan" else _list)(console, arguments.names)
+    return 0
+
+
+def _plan(console: Console, names: list[str]) -> None:
+    """Print how far each checkpoint of the plan is, what it took, and what is left at the pace of its own steps so far."""
+    from itertools import groupby
+
+    from rich.table import Table
+
+    from position_papers.training.folder import TrainingFolder
+    from position_papers.training.plan import AHEAD, PLAN, chosen, planned_runs
+    from repo_interp.values import duration
+
+    table = Table(box=None, padding=(0, 1, 0, 0), show_edge=False)
+    for column in ("name", "runs", "steps", "took", "left"):
+        table.add_column(column, justify="left" if column == "name" else "right", no_wrap=True)
+    runs = planned_runs(chosen((*PLAN, *AHEAD), names))
+    for name, group in groupby(runs, key=lambda run: run.planned.name):
+        folders = [(run.configuration.steps, TrainingFolder(run.directory)) for run in group]
+        last = [(folder.records() or [{"step": 0, "seconds": 0.0}])[-1] for _, folder in folders]
+        done, seconds = sum(record["step"] for record in last), sum(record["seconds"] for record in last)
+        steps = sum(count for count, _ in folders)
+        finished = sum(folder.is_finished for _, folder in folders)
+        left = duration(seconds / done * (steps - done)) if done else "?"
+        table.add_row(
+            name,
+            f"{finished}/{len(folders)}",
+            f"{done:,}/{steps:,}",
+            duration(seconds) if done else "-",
+            "-" if done == steps else left,
+        )
+    console.print(table)
+    console.print("?: not begun; repo-interp zoo train says what it will take, from rehearsed steps.", highlight=False)
+
+
+def _list(console: Console, names: list[str]) -> None:
+    from rich.table import Table
+
+    from position_papers.training.zoo import zoo_entry
+    from repo_interp.errors import InputError
+    from repo_interp.shipped import shipped_names
+
+    shown = [
+        name for name in shipped_names() if not names or any(f"{name}/".startswith(f"{wanted.rstrip('/')}/") for wanted in names)
+    ]
+    if not shown:
+        raise InputError(f"no checkpoint {' or '.join(names)} comes with the package; these do: {', '.join(shipped_names())}")
+    table = Table(box=None, padding=(0, 1, 0, 0), show_edge=False)
+    for column in ("name", "layout"):
+        table.add_column(column, no_wrap=True)
+    for column in ("steps", "seeds", "score", "of", "score", "of"):
+        table.add_column(column, justify="left" if column == "of" else "right", no_wrap=True)
+    entries = [(name, zoo_entry(name)) for name in shown]
+    for name, entry in entries:
+        sets = [(test_set, value) for test_set, value in entry.scores["test_sets"].items() if value is not None]
+        table.add_row(
+            name,
+            entry.configuration.scheme,
+            ("+" if entry.configuration.continue_from else "") + str(entry.configuration.steps),
+            str(1 + len(entry.seeds)),
+            *(cell for test_set, value in (sets[0], sets[-1]) for cell in (f"{value:.3f}", _short(test_set))),
+        )
+    console.print(table)
+    console.print(
+        f"{sum(entry.bytes for _, entry in entries) / 1e6:.0f} MB in all. Scores of the first and last test set, in the task's metric. "
+        "+: steps from another checkpoint. Look into one: repo-interp analyze NAME; in Python: ri.zoo(NAME).",
+        highlight=False,
+    )
+
+
+def _short(test_set: str) -> str:
+    """The name of a test set, cut where a row of 80 columns would not hold it."""
+    return test_set if len(test_set) <= 9 else f"{test_set[:8]}…"
+
+
+def _train(console: Console, arguments: argparse.Namespace) -> int:
+    from position_papers.commands.training_display import EVERY
+    from position_papers.training.folder import TrainingFolder
+    from position_papers.training.plan import AHEAD, PLAN, chosen, planned_runs
+    from position_papers.training.shipping import make, unfinished
+    from repo_interp import processes
+    from repo_interp.cli.progress import steps
+    from repo_interp.errors import InputError
+    from repo_interp.files import require_directory
+
+    if processes.count() > 1 and arguments.jobs > 1:
+        raise InputError("--jobs is for one process; several that were launched together train one run each: leave it out")
+    if arguments.into:
+        require_directory(Path(arguments.into))
+    runs = planned_runs(chosen((*PLAN, *AHEAD) if arguments.names else PLAN, arguments.names))
+    waiting = processes.from_first(lambda: unfinished(runs))
+    console.print(f"{len(runs)} training runs, {len(runs) - len(waiting)} of them finished", highlight=False)
+    if waiting:
+        processes.from_first(lambda: _announce(console, waiting, runs, processes.launched() * arguments.jobs))
+        total = sum(run.configuration.steps for run in waiting)
+        with steps(console, EVERY) as step:
+
+            def watch() -> None:
+                logs = [TrainingFolder(run.directory).records() for run in waiting]
+                step("steps of training", sum(records[-1]["step"] for records in logs if records), total)
+
+            ended = make(runs, arguments.jobs, watch)
+        if not ended:
+            raise KeyboardInterrupt("the states are saved; the same command goes on from there")
+    if not processes.is_first():
+        return 0
+    with processes.alone():
+        return _installed(console, runs, arguments)
+
+
+def _installed(console: Console, runs: list[PlannedRun], arguments: argparse.Namespace) -> int:
+    """Measure saved steps, put what ships into its place, and print where."""
+    from position_papers.training.plan import AHEAD, PLAN
+    from position_papers.training.shipping import install, zoo_page
+    from repo_interp.cli.console import plain
+    from repo_interp.files import write_text
+
+    for planned in runs:
+        _keep_steps(console, planned)
+        place = install(planned, Path(arguments.into)) if arguments.into else planned.directory
+        console.print(f"[bold]{plain(place)}[/bold]", highlight=False)
+    if arguments.into and not arguments.names:
+        write_text(Path(arguments.into) / "README.md", zoo_page(PLAN, AHEAD, Path(arguments.into)))
+    return 0
+
+
+def _keep_steps(console: Console, run: PlannedRun) -> None:
+    """Measure the saved steps of a run that keeps them: they do not ship themselves."""
+    from position_papers.hope.over_training import FILE, write_steps
+    from position_papers.hope.replicates import Sampling
+
+    if run.configuration.checkpoint_every and not (run.directory / FILE).is_file():
+        with console.status(f"measuring the saved steps of {run.planned.name}"):
+            write_steps(run.directory, Sampling(step_sequences=64))
+
+
+def _announce(console: Console, waiting: list[PlannedRun], runs: Sequence[PlannedRun], jobs: int) -> None:
+    """Print what training will cost: one step of each task's heaviest scheme would mislead, so a run of every checkpoint is rehearsed."""
+    from position_papers.training.preparation import estimate_cost, prepare
+    from repo_interp.values import duration
+
+    seconds, costs = 0.0, {}
+    with console.status("rehearsing some steps of each") as status:
+        for run in waiting:
+            name = run.planned.name
+            if name not in costs:
+                status.update(f"rehearsing {name}")
+                fresh = run.configuration if not run.configuration.continue_from else _from_random_weights(run, runs)
+                costs[name] = estimate_cost(prepare(fresh), samples=1)
+            seconds += costs[name].seconds
+    console.print(
+        f"{len(waiting)} to train, {jobs} at a time: about {duration(seconds / jobs)} if processes do not slow each other",
+        highlight=False,
+    )
+
+
+def _from_random_weights(run: PlannedRun, runs: Sequence[PlannedRun]) -> TrainingConfiguration:
+    """How a run of the same size and cost is trained whose beginning need not be there yet: the size is that of the run it continues."""
+    from position_papers.training.configuration import replaced
+
+    continued = next(each for each in runs if each.directory.as_posix() == run.configuration.continue_from).configuration
+    size = {name: getattr(continued, name) for name in ("layers", "width", "heads", "kv_heads", "feed_forward")}
+    return replaced(run.configuration, {"continue_from": "", **size})

@@ -1,0 +1,289 @@
+"""What CoPE's gates count in a language model, and where position alone sends attention (CoPE sec. 5.4, fig. 4 and 6): C6.
+
+The paper's figures are of gates with keys of their own ("sep-keys").
+
+Held-out windows of the training length go through the checkpoint and through a twin with random weights. The measure `gates` gives, for
+every head, the separators' share of the gates' sum and the attention that stays in the query's own segment, each with its control by
+chance: as many random tokens, and shuffled segments. The head that is judged is chosen on the even windows and judged on the odd ones.
+
+The share is judged by its ratio to the control, the attention by its margin above it: a head that never left its segment would keep most
+of its attention in a shuffled one too, since both hold the nearest tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.lines import Line2D
+
+from position_papers.cope.perplexity import LANGUAGE
+from position_papers.cope.standing_out import Chosen, stands_out
+from position_papers.kit.cache import Cache
+from position_papers.kit.claims import EVERY_SEED, Claim, Evidence
+from position_papers.kit.experiment import Drawing, Experiment, Needs, each
+from position_papers.kit.rules import All, AtLeast, AtMost, BeyondNull, Observed, beside_null
+from position_papers.kit.scores import of_tasks
+from position_papers.kit.subjects import Subject
+from repo_interp.analysis.analyze import analyze
+from repo_interp.measures.gates import KINDS, Gates
+from repo_interp.measures.labels import described
+from repo_interp.plots.marks.drawing import legend_below
+from repo_interp.plots.style import COLUMN_WIDTH, SCHEME_COLOURS, PaperFigure, darker, paper_figure, style
+
+if TYPE_CHECKING:
+    from position_papers.cope.options import Options
+
+RATIO = (
+    "in the head that stands out on half of the texts, on the other half, the separators' share of the gates' sum over that of as many "
+    "random tokens"
+)
+REACHED = "the share of draws of random tokens that reach it"
+RATIO_BESIDE_TWINS = "this ratio"
+WITHIN = (
+    "in the head and kind of segment that stand out on half of the texts, on the other half, the share of attention from position alone "
+    "within the query's own segment"
+)
+KEPT = "the share of shuffled segments that keep as much"
+MARGIN = "its margin above shuffled segments"
+CHANCE = 0.05
+
+C6 = Claim(
+    "C6",
+    "gates fall on separators",
+    "CoPE fig. 6",
+    "figure",
+    All(AtLeast(RATIO, 2.0), AtMost(REACHED, CHANCE), BeyondNull(RATIO_BESIDE_TWINS)),
+    also=(EVERY_SEED,),
+)
+C6_ATTENTION = Claim(
+    "C6",
+    "attention from position alone stays within the last paragraph or section",
+    "CoPE fig. 4",
+    "figure",
+    All(AtLeast(WITHIN, 0.5), AtMost(KEPT, CHANCE), BeyondNull(MARGIN)),
+    part="attention",
+)
+
+
+# ---- measuring -------------------------------------------------------------------------------------------------------
+
+SHARES = ("separator_share", "separator_share_shuffled", "separator_share_chance")
+MASSES = ("last_segment_mass", "last_segment_shuffled", "last_segment_chance")
+_BY_HEAD = (*SHARES, *MASSES, "separator_share_even", "last_segment_even")
+_OF_FIRST_TEXT = ("position_attention", "gate_by_token", "counted", "separator")
+_TOGETHER: Any = {"join": "outer", "coords": "minimal", "compat": "override"}
+
+
+def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> tuple[str, xr.Dataset]:
+    """The name of the checkpoint and its gates, as `measure_gates` describes them."""
+    (subject,) = subjects
+    assert subject.configuration is not None and subject.task is not None, subject.path
+    depends = {
+        "gate_texts": options.gate_texts,
+        "draws": options.draws,
+        "controls": options.controls,
+        "tokenizer": subject.tokenizer_digest,
+    }
+    return subject.name, subject.measured(cache, measure_gates, options, **depends)
+
+
+def measure_gates(subject: Subject, options: Options) -> xr.Dataset:
+    """Shares and masses [weights, prompt, layer, head, kind] of the checkpoint and of twins with random weights; of the first window with
+    the trained weights `position_attention`, `gate_by_token`, `counted`, `separator`, and `text [key]`.
+    """
+    assert subject.task is not None, subject.path
+    prompts = subject.prompts(subject.training_length, options.gate_texts, options.seed)
+    datasets = dict[str, xr.Dataset]()
+    for name, bridge in subject.bridges(options):
+        maps, tokens = int(name == "trained"), len(prompts[0].tokens)
+        gates = Gates(kinds=KINDS, maps=maps, map_tokens=tokens, draws=options.draws, seed=options.seed)
+        run = analyze(bridge, prompts, [gates], batch_size=options.batch_size)  # pyright: ignore[reportArgumentType]
+        datasets[name] = run["gates"].to_dataset()
+    weights = xr.IndexVariable("weights", list(datasets))
+    by_head = xr.concat([dataset[list(_BY_HEAD)] for dataset in datasets.values()], dim=weights, **_TOGETHER)
+    first = {name: datasets["trained"][name].isel(prompt=0, drop=True) for name in _OF_FIRST_TEXT}
+    words = xr.DataArray(list(prompts[0].token_text or map(str, prompts[0].tokens)), dims="key")
+    return by_head.assign(first).assign(text=described(words, "text of a token", "1"))
+
+
+# ---- judging ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One of the two claims, with what its evidence and its figure are made of."""
+
+    claim: Claim
+    stem: str
+    variables: tuple[str, str, str]
+    """Observed, control, chance."""
+    measured: str
+    control: str
+
+
+_PARTS = (
+    _Part(C6, "gates", SHARES, "separators' share of the gates' sum", "random tokens"),
+    _Part(
+        C6_ATTENTION,
+        "position_attention",
+        MASSES,
+        "attention from position alone within the query's own segment",
+        "shuffled segments",
+    ),
+)
+
+
+def judge(measured: tuple[str, xr.Dataset]) -> Iterator[Evidence]:
+    """What there is on C6: of the head whose gates mark separators most, and of the one whose attention stays in a segment most."""
+    name, data = measured
+    for part in _PARTS:
+        trained, *random = (_chosen(data, part, str(weights)) for weights in data["weights"].values)
+        twins = [twin for twin in random if twin is not None]
+        if trained is None or not twins:
+            yield Evidence(part.claim, name, "", unmeasurable="too few of the texts have separators or segments")
+            continue
+        values, null = (gate_values if part.claim is C6 else attention_values)(trained, twins)
+        yield Evidence(
+            part.claim,
+            name,
+            f"{part.measured}, in {_title(data, trained)}",
+            values,
+            trained.observed,
+            float(trained.by_prompt.std(ddof=1)) if len(trained.by_prompt) > 1 else None,
+            "texts",
+            len(trained.by_prompt),
+            f"{part.control} {trained.control:.3g}; random weights {', '.join(f'{twin.observed:.3g}' for twin in twins)}",
+            f"{trained.ratio:.2f} times {part.control}, which reach it in {100 * trained.chance:.3g} % of the draws; the head was chosen "
+            f"among {_places(data[part.variables[0]])} on the other half of the texts; {beside_null(null, share=1)}",
+        )
+
+
+def gate_values(trained: Chosen, twins: Sequence[Chosen]) -> tuple[dict[str, Any], Observed]:
+    """What C6's rule asks for, and the null in it; `twins`: the heads that stand out in them."""
+    observed = Observed(trained.ratio, [twin.ratio for twin in twins])
+    return {RATIO: trained.ratio, REACHED: trained.chance, RATIO_BESIDE_TWINS: observed}, observed
+
+
+def attention_values(trained: Chosen, twins: Sequence[Chosen]) -> tuple[dict[str, Any], Observed]:
+    """What the rule of C6 (attention) asks for, and the null in it; `twins` as in `gate_values`."""
+    observed = Observed(trained.margin, [twin.margin for twin in twins])
+    return {WITHIN: trained.observed, KEPT: trained.chance, MARGIN: observed}, observed
+
+
+def _chosen(data: xr.Dataset, part: _Part, weights: str) -> Chosen | None:
+    arrays = [data[variable].sel(weights=weights) for variable in part.variables]
+    axes = ("prompt", "layer", "head", *(("kind",) if "kind" in arrays[0].dims else ()))
+    return stands_out(*(array.transpose(*axes).values for array in arrays))
+
+
+def _head(data: xr.Dataset, chosen: Chosen | None) -> tuple[int, int]:
+    """Layer and head; the first of both where none stands out."""
+    if chosen is None:
+        return 0, 0
+    return int(data["layer"].values[chosen.place[0]]), int(data["head"].values[chosen.place[1]])
+
+
+def _title(data: xr.Dataset, chosen: Chosen | None) -> str:
+    layer, head = _head(data, chosen)
+    place = f"head {head} of layer {layer}"
+    if chosen is None or len(chosen.place) < 3:
+        return place
+    return f"{place}, segments: {data['kind'].values[chosen.place[2]]}"
+
+
+def _places(array: xr.DataArray) -> str:
+    heads = f"{array.sizes['layer'] * array.sizes['head']} heads"
+    return f"{heads} and {array.sizes['kind']} kinds of segments" if "kind" in array.dims else heads
+
+
+# ---- drawing: the map of one head above the gates of its keys, separators marked (fig. 4 and 6) -----------------------
+
+_MAP = LinearSegmentedColormap.from_list("attention", ["#FFFFFF", "#A5E5BF", "#1F9A52", "#06391B"])
+_SEPARATOR = "#D55E00"
+
+
+def draw(measured: tuple[str, xr.Dataset]) -> Iterator[Drawing]:
+    """Attention from position alone, and gates, of the head that each claim is about."""
+    name, data = measured
+    short = name.split("/")[-1]
+    for part in _PARTS:
+        chosen = _chosen(data, part, "trained")
+        (layer, head), title = _head(data, chosen), _title(data, chosen)
+        shown = data.sel(layer=layer, head=head).drop_vars("scheme", errors="ignore")
+        caption = (
+            f"{name}, {title}: attention from position alone on the first text, every row scaled to a maximum of 1 (CoPE fig. 4), and "
+            "below it the mean gate of each token over the queries that see it (fig. 6). Plus signs and ticks: separators - line breaks, "
+            "ends of sentences, beginnings of blocks."
+        )
+        yield Drawing(f"{part.stem}_{short}", position_attention_and_gates(shown, f"{short}, {title}"), caption, shown)
+
+
+def position_attention_and_gates(data: xr.Dataset, title: str) -> PaperFigure:
+    """`position_attention [query, key]` of one head above `gate_by_token [key]`, on one axis of keys; `separator [key]` is 1 where a token
+    separates.
+    """
+    with style():
+        figure = paper_figure(COLUMN_WIDTH, 4.3)
+        attention, gates = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+        separators = np.flatnonzero(data["separator"].values == 1)
+        _draw_position_attention(attention, data, separators)
+        _draw_gates(gates, data, separators)
+        attention.set_title(title)
+        legend_below(figure, [Line2D([], [], linestyle="none", marker="+", color=_SEPARATOR, markersize=4, label="separator")])
+    return figure
+
+
+def _draw_position_attention(ax: Axes, data: xr.Dataset, separators: np.ndarray) -> None:
+    """Keys to the right, queries downwards; separators on the diagonal."""
+    values = data["position_attention"].transpose("query", "key").values.astype(float)
+    shown = np.where(np.tri(*values.shape, dtype=bool), values, np.nan)
+    image = ax.imshow(shown, cmap=_MAP, vmin=0, vmax=1, aspect="auto", interpolation="nearest", rasterized=True)
+    ax.plot(separators, separators, "+", color=_SEPARATOR, markersize=3, markeredgewidth=0.6, gid="separators")
+    ax.set_ylabel("query (token)")
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    bar = figure.colorbar(image, ax=ax, fraction=0.05, pad=0.02, aspect=30)
+    bar.set_label("attention from position alone\n(largest of a row: 1)")
+    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+
+
+def _draw_gates(ax: Axes, data: xr.Dataset, separators: np.ndarray) -> None:
+    """One bar per token; those of separators in their colour."""
+    values = data["gate_by_token"].values.astype(float)
+    tokens = np.arange(len(values))
+    here = np.zeros(len(values), dtype=bool)
+    here[separators] = True
+    for chosen, colour, name in ((~here, darker(SCHEME_COLOURS["cope"], 0.75), "tokens"), (here, _SEPARATOR, "separators")):
+        ax.vlines(tokens[chosen], 0, values[chosen], color=colour, linewidth=max(0.4, 160 / len(values)), gid=f"gates {name}")
+    ax.plot(tokens[here], np.full(int(here.sum()), 1.05), "+", color=_SEPARATOR, markersize=3, markeredgewidth=0.6, clip_on=False)
+    ax.set(xlabel="key (token)", ylabel="mean gate", ylim=(0, 1.1), xlim=(-0.5, len(values) - 0.5))
+    ax.grid(axis="y")
+
+
+def _has_gates(subject: Subject) -> bool:
+    """Whether there are gates to look at: open ones fall on nothing."""
+    if subject.configuration is None or "cope" not in subject.schemes:
+        return False
+    return of_tasks("language")(subject) and subject.configuration.scheme_options.get("gates") != "open"
+
+
+GATES = Experiment(
+    "gates",
+    (C6, C6_ATTENTION),
+    Needs(
+        each(_has_gates),
+        "no checkpoint with CoPE and its weights, trained on language, was given",
+        ("language/cope_sep_keys", "language/cope", "language/cope_16"),
+        "language",
+    ),
+    measure,
+    judge,
+    draw,
+    LANGUAGE,
+)

@@ -1,0 +1,24 @@
+"""Contextual Position Encoding (Golovneva et al. 2024): its experiments on small trained checkpoints, claims C1 to C6.
+
+Which experiment a checkpoint is part of, the task says that its training.toml names; others are left out. The rules of the claims were
+written before anything was measured; that C6 has to hold in every training seed was asked after results were seen.
+"""
+
+from __future__ import annotations
+
+from position_papers.cope.counting import COUNTING
+from position_papers.cope.flip_flop import FLIP_FLOP
+from position_papers.cope.gates import GATES
+from position_papers.cope.options import Options
+from position_papers.cope.perplexity import PERPLEXITY
+from position_papers.cope.selective_copy import SELECTIVE_COPY
+from position_papers.kit.experiment import Paper
+from position_papers.kit.over_seeds import over_seeds
+
+PAPER = Paper(
+    "cope",
+    "Contextual Position Encoding (CoPE), made again",
+    (FLIP_FLOP, SELECTIVE_COPY, COUNTING, PERPLEXITY, GATES, over_seeds(GATES)),
+    Options,
+    {"count": 50, "counting_count": 100, "language_count": 12, "gate_texts": 8, "controls": 1, "draws": 20},
+)

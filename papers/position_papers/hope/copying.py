@@ -1,0 +1,292 @@
+"""H6 and H7: copying from contexts longer than those of training, by schemes (HoPE table 1) and by HoPE's ablations (table 3).
+
+    exact match    of the 4 tokens that followed 8 tokens seen before, by the number of sequences in the context
+    AB1, AB2, AB3  RoPE with its activated, its low-frequency components replaced by none; both replaced by ones of high frequency
+
+The paper's models were trained on text and asked to copy; ours are trained to copy. Its AB2 is 0.67 points above RoPE, no difference that
+could be told: H7 asks that AB2 is not below RoPE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import xarray as xr
+
+from position_papers.hope.extended_scores import (
+    HOPE,
+    METHODS,
+    RIVALS,
+    ROPE,
+    has_method,
+    scores,
+    side_by_side,
+    with_methods,
+)
+from position_papers.kit.cache import Cache
+from position_papers.kit.claims import Claim, Evidence
+from position_papers.kit.experiment import Drawing, Experiment, Needs, trained_alike
+from position_papers.kit.rules import Above, All, AtLeast, NotBelow, Where
+from position_papers.kit.samples import Sample, between, in_words, numbers_of
+from position_papers.kit.scores import PLAIN, Scored, ScoreOptions, first_of, missing, note, of_tasks, score_table
+from position_papers.kit.subjects import Subject
+from position_papers.training.trained import configured_task
+from repo_interp.plots.marks.scores import draw_scores, legend_under
+from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper_figure, style
+from repo_interp.tasks.copying import Copying
+
+ABLATIONS: Mapping[str, str] = {"hope_ab1": "AB1", "hope_ab2": "AB2", "hope_ab3": "AB3"}
+"""The paper's names by layout."""
+BEST = "the highest mean exact match of the schemes compared, beyond the training length,"
+WORST = "the lowest of those that are judged, at lengths trained on,"
+BEYOND = "mean exact match over the numbers of sequences that are longer than training"
+AB1, AB2, AB3 = (f"mean exact match of {name} over all test sets" for name in ABLATIONS.values())
+EACH = "their lowest at any single length trained on (asked for after results were seen)"
+COPIES = All(AtLeast(BEST, 0.05), AtLeast(WORST, 0.5), AtLeast(EACH, 0.5))
+"""Otherwise no scheme copies, or one did not learn to, and nothing can be compared."""
+
+
+def extended_quantity(method: str) -> str:
+    """What is compared of schemes that are extended with `method`."""
+    return f"{BEYOND}, both with {METHODS[method]} by the factor n / L," if method in METHODS else BEYOND
+
+
+def _extended(method: str, name: str, paper_number: str) -> Claim:
+    rule = Where(COPIES, Above(extended_quantity(method), (RIVALS[ROPE],)))
+    return Claim("H6", f"copy task beyond L with {name}: HoPE above RoPE", "HoPE table 1", paper_number, rule, METHODS[method])
+
+
+H6 = Claim(
+    "H6",
+    "copy task beyond L: HoPE above RoPE, ALiBi, KERPLE, FIRE",
+    "HoPE table 1",
+    "60.23 against 23.80",
+    Where(COPIES, Above(BEYOND, tuple(RIVALS.values()), required=(RIVALS[ROPE],))),
+)
+H6_EXTENDED = {
+    "interpolation": _extended("interpolation", "position interpolation", "60.80 against 27.10"),
+    "yarn": _extended("yarn", "YaRN", "68.63 against 54.20"),
+}
+"""H6 by the method that extends both."""
+H7 = Claim(
+    "H7",
+    "ablations: replacing the activated components alone > the low ones alone > neither",
+    "HoPE table 3",
+    "38.30 / 24.47 / 23.80",
+    Where(COPIES, All(Above(AB1, ("AB2",)), NotBelow(AB2, (RIVALS[ROPE],)))),
+)
+H7_REMOVED = Claim(
+    "H7",
+    "ablations: removing both kinds without position-independent ones in their place is worst",
+    "HoPE table 3",
+    "17.53 against 23.80",
+    Where(COPIES, Above(AB3, ("AB1", "AB2", RIVALS[ROPE]), relation="below")),
+    "removed",
+)
+
+
+def measure(subjects: Sequence[Subject], options: ScoreOptions, cache: Cache) -> list[Scored]:
+    """Scores of the checkpoints that were trained to copy."""
+    return scores(subjects, options, cache)
+
+
+def judge(scored: Sequence[Scored]) -> Iterable[Evidence]:
+    """Evidence on the first checkpoint with HoPE, and on the ablations, where there are such."""
+    hope, rope = first_of(scored, HOPE), first_of(scored, ROPE)
+    if hope is not None and rope is None:
+        yield Evidence(H6, hope.name, "", unmeasurable=missing([ROPE], "copying"))
+    elif hope is not None and rope is not None:
+        yield _ahead(H6, hope, [each for layout in RIVALS if (each := first_of(scored, layout)) is not None], PLAIN)
+    if hope is not None:
+        for method, claim in H6_EXTENDED.items():
+            if rope is not None and has_method(hope, method) and has_method(rope, method):
+                yield _ahead(claim, hope, [rope], method)
+            else:
+                why = "needs the weights of a HoPE and a RoPE checkpoint trained on copying"
+                yield Evidence(claim, hope.name, "", unmeasurable=why)
+    ablations = {layout: each for layout in ABLATIONS if (each := first_of(scored, layout)) is not None}
+    if rope is not None and {"hope_ab1", "hope_ab2"} <= set(ablations):
+        yield from _ablations(rope, ablations)
+
+
+def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
+    """Tables 1 and 3: exact match by the number of sequences, of the schemes, with PI and YaRN, and of the ablations."""
+    ablations = [each for each in scored if each.layout in (*ABLATIONS, "rope_high")]
+    schemes = [each for each in scored if each not in ablations]
+    twins = [each for layout in (ROPE, HOPE) if (each := first_of(schemes, layout)) is not None]
+    rows = {
+        "schemes": [(each, PLAIN) for each in schemes],
+        "with PI and YaRN": extended if len(extended := with_methods(twins)) > len(twins) else [],
+        "ablations": [(each, PLAIN) for each in [*twins, *ablations]] if ablations else [],
+    }
+    lengths, task = {each.training_length for each in scored}, _task(scored[0])
+    # Sequences of a test prompt as long as the longest in training, where all checkpoints have the same.
+    end = {"training_length": (lengths.pop() - task.tokens(0)) / (task.tokens(1) - task.tokens(0))} if len(lengths) == 1 else {}
+    panels = {
+        title: side_by_side(panel, score_table).assign_attrs(axis="sequences", **end) for title, panel in rows.items() if panel
+    }
+    caption = (
+        "Copying: exact match of the 4 tokens that followed 8 tokens seen before, by the number of sequences in the context (HoPE table 1 "
+        f"and 3), {scored[0].sample(scored[0].test_sets[:1]).count} prompts each, targets teacher-forced (exact match is the same as when "
+        "generated). Dotted: the longest training prompts. PI and YaRN by the factor n / L beyond them. Lines: means "
+        "over seeds, drawn a little beside each other; small dots: seeds; bars of a single seed: standard error over prompts."
+    )
+    yield Drawing(
+        f"copying_{task.training_length}", copying_by_sequences(panels), caption, side_by_side(with_methods(scored), score_table)
+    )
+
+
+@style()
+def copying_by_sequences(panels: Mapping[str, xr.Dataset]) -> PaperFigure:
+    """Exact match by the number of sequences in the context, one panel per dataset by its title, each with its own legend; a dotted
+    line where training ends.
+    """
+    figure = paper_figure(PAGE_WIDTH if len(panels) > 1 else COLUMN_WIDTH, 2.7)
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for ax, (title, data) in zip(axes, panels.items(), strict=True):
+        draw_scores(ax, data)
+        ax.set(title=title, xlabel="sequences in the context", ylabel="exact match" if ax is axes[0] else "")
+        sets = data["test_set"].values
+        ax.set_xscale("linear")
+        ax.set_xticks(sets, [str(count) for count in sets])
+        legend_under(ax, data)
+    return figure
+
+
+COPYING = Experiment(
+    "copying",
+    (H6, *H6_EXTENDED.values(), H7, H7_REMOVED),
+    Needs(
+        trained_alike(of_tasks("copying")),
+        "no checkpoints of HoPE trained on copying were given",
+        (
+            *(f"copying/{layout}_scattered" for layout in (HOPE, *RIVALS, *ABLATIONS)),
+            *(f"copying/{layout}{kind}" for kind in ("_varied", "") for layout in (HOPE, *RIVALS, *ABLATIONS, "rope_high")),
+        ),
+        "copying",
+        dict.fromkeys((H7.label, H7_REMOVED.label), "no checkpoints of HoPE and its ablations trained on copying were given"),
+    ),
+    measure,
+    judge,
+    draw,
+)
+
+
+def _ahead(claim: Claim, hope: Scored, rivals: Sequence[Scored], method: str) -> Evidence:
+    """Whether HoPE copies more than each rival beyond the training length."""
+    sets = [name for name in sorted(hope.test_sets, key=int) if _tokens(hope, name) > hope.training_length]
+    if not sets:
+        return Evidence(claim, hope.name, "", unmeasurable="no test set is longer than the training prompts")
+    samples = {each.name: each.sample(sets, method) for each in (hope, *rivals)}
+    inside = [name for name in hope.test_sets if name not in sets]
+    trained = {each.name: each.sample(inside, method) for each in (hope, *rivals)} if inside else {}
+    judged = [trained[each.name] for each in (hope, *rivals) if inside and each.layout in (HOPE, ROPE)]
+    lowest = [each.sample([name], method) for each in (hope, *rivals) if each.layout in (HOPE, ROPE) for name in inside]
+    copying = _copying(samples.values(), judged, lowest)
+    if not COPIES.holds(copying):
+        return Evidence(claim, hope.name, "", unmeasurable=note([hope, *rivals], _nobody(sets, samples, inside, trained)))
+    mine = samples.pop(hope.name)
+    above = {each.name: between(mine, samples[each.name]) for each in rivals}
+    within = _means(trained)
+    absent = [layout for layout in RIVALS if layout not in [each.layout for each in rivals]] if method == PLAIN else []
+    return Evidence(
+        claim,
+        hope.name,
+        f"exact match at {sets[0]} to {sets[-1]} sequences, beyond L, %"
+        + (f", with {METHODS[method]}" if method in METHODS else ""),
+        {**copying, extended_quantity(method): {RIVALS[each.layout]: above[each.name] for each in rivals}},
+        100 * mine.mean,
+        **numbers_of(mine, 100),
+        control=_means(samples),
+        note=note(
+            [hope, *rivals],
+            in_words(above, "above", " points", 100),
+            f"within L: {within}" if within else "",
+            missing(absent, "copying"),
+        ),
+    )
+
+
+def _ablations(rope: Scored, ablations: Mapping[str, Scored]) -> Iterator[Evidence]:
+    """Whether the ablations are in the paper's order, over the test sets that all of them have. AB3 is in the second claim alone, so that
+    whether it learned to copy decides nothing of the first.
+    """
+    compared = {**ablations, ROPE: rope}
+    sets = [name for name in rope.test_sets if all(name in each.test_sets for each in compared.values())]
+    measured = f"exact match at {sets[0]} to {sets[-1]} sequences, %"
+    first, second, third = ablations["hope_ab1"], ablations["hope_ab2"], ablations.get("hope_ab3")
+    ordered = {layout: each for layout, each in compared.items() if layout != "hope_ab3"}
+    copying, nobody = _learned(ordered, sets)
+    ab1, ab2, plain = (compared[layout].sample(sets) for layout in ("hope_ab1", "hope_ab2", ROPE))
+    above = {"AB1 above AB2": between(ab1, ab2), "AB2 above RoPE": between(ab2, plain)}
+    in_order = (in_words({names: each}, "", " points", 100).strip() for names, each in above.items())
+    yield Evidence(
+        H7,
+        first.name,
+        f"{measured} (AB1)",
+        {**copying, AB1: {"AB2": above["AB1 above AB2"]}, AB2: {RIVALS[ROPE]: above["AB2 above RoPE"]}},
+        100 * ab1.mean,
+        **numbers_of(ab1, 100),
+        control=_means({"hope_ab2": ab2, ROPE: plain}),
+        note=note([first, second, rope], *in_order),
+        unmeasurable=nobody and note([first, second, rope], nobody),
+    )
+    if third is None:
+        yield Evidence(H7_REMOVED, rope.name, "", unmeasurable=missing(["hope_ab3"], "copying"))
+        return
+    copying, nobody = _learned(compared, sets)
+    samples = {layout: each.sample(sets) for layout, each in compared.items()}
+    removed = samples.pop("hope_ab3")
+    below = {layout: between(sample, removed) for layout, sample in samples.items()}
+    yield Evidence(
+        H7_REMOVED,
+        third.name,
+        f"{measured} (AB3)",
+        {**copying, AB3: {ABLATIONS.get(layout, RIVALS[ROPE]): difference for layout, difference in below.items()}},
+        100 * removed.mean,
+        **numbers_of(removed, 100),
+        control=_means(samples),
+        note=note([third, first, second, rope], in_words(below, "below", " points", 100)),
+        unmeasurable=nobody and note([third, first, second, rope], nobody),
+    )
+
+
+def _learned(compared: Mapping[str, Scored], sets: Sequence[str]) -> tuple[dict[str, float], str]:
+    """What `COPIES` asks for, of schemes that are all judged, and why it is not so; "" where it is."""
+    length = next(iter(compared.values())).training_length
+    beyond = [name for name in sets if all(_tokens(each, name) > length for each in compared.values())]
+    inside = [name for name in sets if name not in beyond]
+    longer, trained = ({layout: each.sample(part) for layout, each in compared.items() if part} for part in (beyond, inside))
+    copying = _copying(longer.values(), trained.values(), [each.sample([name]) for each in compared.values() for name in inside])
+    return copying, "" if COPIES.holds(copying) else _nobody(beyond, longer, inside, trained)
+
+
+def _tokens(scored: Scored, test_set: str) -> int:
+    """Tokens of a copying prompt with as many sequences as `test_set` says: <bos>, the sequences, the question."""
+    return scored.tokens(test_set) if scored.live is not None else _task(scored).tokens(int(test_set))
+
+
+def _task(scored: Scored) -> Copying:
+    task = configured_task(scored.configuration)
+    assert isinstance(task, Copying), scored.name
+    return task
+
+
+def _copying(longer: Iterable[Sample], trained: Iterable[Sample], single: Iterable[Sample]) -> dict[str, float]:
+    """What is asked for before anything is compared; a test without lengths beyond those trained on, or within, shows neither."""
+    return {
+        BEST: max((sample.mean for sample in longer), default=0.0),
+        WORST: min((sample.mean for sample in trained), default=0.0),
+        EACH: min((sample.mean for sample in single), default=0.0),
+    }
+
+
+def _nobody(beyond: Sequence[str], longer: Mapping[str, Sample], inside: Sequence[str], trained: Mapping[str, Sample]) -> str:
+    return (
+        f"nobody copies {', '.join(beyond) or 'more'} sequences, or one that is judged did not learn to copy "
+        f"{', '.join(inside) or 'fewer'}: {_means(longer)}; {_means(trained)}"
+    )
+
+
+def _means(samples: Mapping[str, Sample]) -> str:
+    return ", ".join(f"{name} {100 * sample.mean:.3g} %" for name, sample in samples.items())

@@ -1,0 +1,289 @@
+"""H1: the mean logit by distance is U-shaped and rises again, within L and over all layers and heads (HoPE fig. 2, 6, 8).
+
+m(t)   mean logit at distance t; smoothed over L/16 distances, without distance 0, which is a token with itself
+
+fall = m(left end) - min m      rise = m(right end) - min m
+
+That it rises again contradicts a global decay; a U asks for more. Both are judged, on sequences of independent tokens and of one token.
+Whether it rises again is asked without the last L/16 distances, which few pairs have, all of them with the first tokens: there the curve of
+learned positions, KERPLE and ALiBi turns up, and nowhere else.
+
+A few waves at random phases fall and rise again, too: of RoPE both are asked beside what its components show with random phases
+(`random_phases`), by how even fall and rise are, the smaller over the larger. Only RoPE's curve is made of such components.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from jaxtyping import Float
+
+from position_papers.hope import replicates
+from position_papers.hope.analysed import is_analysed
+from position_papers.hope.bands import bands
+from position_papers.hope.mean_curves import smoothed, smoothing_width
+from position_papers.hope.random_phases import NAME, random_phases
+from position_papers.hope.replicates import Sampling
+from position_papers.hope.wording import OVER_REPLICATES, capped, capped_caption, labelled, parts_caption, random_weights
+from position_papers.kit.cache import Cache
+from position_papers.kit.claims import BLIND, SEEN, Claim, Evidence
+from position_papers.kit.differences import Difference
+from position_papers.kit.experiment import Drawing, Experiment, Needs, together
+from position_papers.kit.rules import All, AtLeast, BeyondNull, Custom, Observed, Significant, beside_null
+from position_papers.kit.subjects import Subject
+from repo_interp.measures.labels import described
+from repo_interp.plots.views.component_curves import FEW_PAIRS, logit_by_distance
+from repo_interp.positions.layouts import format_layout
+from repo_interp.tasks.random_tokens import Kind
+
+U_SHAPED = ("learned", "rope", "kerple")
+"""The schemes that H1 is about."""
+FALL, RISE, RATIO = "the fall on the left", "the rise on the right", "the rise over the fall"
+INSIDE = "the minimum lies strictly inside"
+
+_U = All(
+    Custom(lambda values: values[INSIDE], f"smoothed over L/16 distances, {INSIDE}"),
+    AtLeast(RATIO, 0.25),
+    Significant(FALL, 3),
+    Significant(RISE, 3),
+)
+_RISES = All(
+    Custom(
+        lambda values: values[INSIDE], f"smoothed over L/{FEW_PAIRS} distances, without the last 1/{FEW_PAIRS} of them, {INSIDE}"
+    ),
+    Significant(RISE, 3),
+)
+
+
+_SCHEMES = (("language/learned",), ("language/rope",), ("language/kerple",))
+EVENNESS, BEYOND_PHASES = "the smaller of fall and rise over the larger", "beyond random phases"
+
+
+def _claim(kind: Kind) -> Claim:
+    statement = "mean logit by distance is U-shaped for learned APE, RoPE and KERPLE, no global decay"
+    written = BLIND if kind == "independent" else SEEN
+    also = (labelled(kind, BEYOND_PHASES),)
+    return Claim("H1", statement, "HoPE fig. 2", "figure", _U, labelled(kind), written, also=also, about=_SCHEMES)
+
+
+def _no_decay(kind: Kind) -> Claim:
+    statement = "mean logit by distance rises again for learned APE, RoPE and KERPLE"
+    also = (labelled(kind, f"no decay, {BEYOND_PHASES}"),)
+    part = labelled(kind, "no decay")
+    return Claim("H1", statement, "HoPE fig. 2", "figure", _RISES, part, SEEN, also=also, about=_SCHEMES)
+
+
+def _beyond_phases(claim: Claim) -> Claim:
+    """The same claim of RoPE alone, beyond what geometry makes of it."""
+    rule = All(claim.rule, BeyondNull(EVENNESS, 0.95, NAME))
+    statement = f"{claim.statement}, of RoPE more evenly than geometry makes it"
+    return Claim("H1", statement, claim.source, "none", rule, claim.also[0], SEEN)
+
+
+CLAIMS = {kind: (_claim(kind), _no_decay(kind)) for kind in replicates.KINDS}
+BESIDE_NULL = {claim: _beyond_phases(claim) for claims in CLAIMS.values() for claim in claims}
+
+
+@dataclass(frozen=True)
+class UShape:
+    """How a curve falls and rises again."""
+
+    fall: float
+    """From the left end to the minimum, in the curve's unit."""
+    rise: float
+    """From the minimum to the right end."""
+    minimum: int
+    """Distance of the minimum, in tokens."""
+    inside: bool
+    """Whether the minimum lies strictly between the ends."""
+
+    @property
+    def ratio(self) -> float:
+        """Rise over fall: 0 for a decay, 1 for a symmetric U; 0 where nothing falls."""
+        return self.rise / self.fall if self.fall > 0 else 0.0
+
+    @property
+    def evenness(self) -> float:
+        """The smaller of fall and rise over the larger: 1 for a symmetric U, 0 where one of them is none."""
+        return min(self.fall, self.rise) / max(self.fall, self.rise) if self.inside else 0.0
+
+    def values(self, errors: tuple[float, float], replicates: int) -> dict[str, Any]:
+        """What the rule asks for, given the standard errors of fall and rise over so many replicates."""
+        over, degrees = "replicates", replicates - 1
+        return {
+            INSIDE: self.inside,
+            RATIO: self.ratio,
+            FALL: Difference(self.fall, errors[0], over, degrees),
+            RISE: Difference(self.rise, errors[1], over, degrees),
+        }
+
+
+def errors_of(curves: Float[np.ndarray, "repeat distance"]) -> tuple[float, float]:
+    """Standard errors of fall and rise of the mean of `curves`: each replicate's, to and from where that mean is lowest."""
+    smooth = np.array([smoothed(np.asarray(curve, dtype=float)[1:], len(curve)) for curve in curves])
+    lowest = int(smooth.mean(0).argmin())
+    falls, rises = smooth[:, 0] - smooth[:, lowest], smooth[:, -1] - smooth[:, lowest]
+    fall, rise = (float(values.std(ddof=1) / np.sqrt(len(values))) for values in (falls, rises))
+    return fall, rise
+
+
+def u_shape(curve: Float[np.ndarray, " distance"]) -> UShape:
+    """The shape of a curve over distances 0 .. L-1; distance 0 is left out, and neighbours are averaged over L/16."""
+    smooth = smoothed(np.asarray(curve, dtype=float)[1:], len(curve))
+    lowest = int(smooth.argmin())
+    return UShape(
+        fall=float(smooth[0] - smooth[lowest]),
+        rise=float(smooth[-1] - smooth[lowest]),
+        minimum=1 + lowest + smoothing_width(len(curve)) // 2,
+        inside=0 < lowest < len(smooth) - 1,
+    )
+
+
+def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> list[xr.DataTree]:
+    """Of every checkpoint, what was measured "within" and "beyond" L - the latter is missing for positions that end at L - and, of those
+    that are judged, within L on one "repeated" token.
+    """
+    both = [
+        {
+            "within": replicates.within(subject, options, cache),
+            "beyond": replicates.beyond(subject, options, cache),
+            "repeated": replicates.within(subject, options, cache, "repeated") if _judged(subject.schemes) else None,
+        }
+        for subject in subjects
+    ]
+    return [xr.DataTree.from_dict({name: data for name, data in each.items() if data is not None}) for each in both]
+
+
+def judge(measured: Sequence[xr.DataTree]) -> Iterable[Evidence]:
+    """Evidence on every checkpoint with one of the schemes that the claim is about; why there is none for a scheme without any."""
+    for scheme in U_SHAPED:
+        if scheme not in [_scheme(tree["within"].to_dataset()) for tree in measured]:
+            own = [claim for claims in CLAIMS.values() for claim in claims]
+            for claim in (*own, *(BESIDE_NULL.values() if scheme == "rope" else ())):
+                yield Evidence(claim, scheme, "", unmeasurable=f"no checkpoint of scheme {scheme} was given")
+    for name, kind in zip(("within", "repeated"), replicates.KINDS, strict=True):
+        for tree in measured:
+            if "repeated" in tree:
+                yield from _evidence(tree[name].to_dataset(), kind)
+
+
+def draw(measured: Sequence[xr.DataTree]) -> Iterator[Drawing]:
+    """Fig. 2, 6 and 8: the mean logit by distance of every checkpoint, within and beyond L."""
+    data = [_in_all_layers([tree[name].to_dataset() for name in ("within", "beyond") if name in tree]) for tree in measured]
+    logit = xr.concat([_by_length(lengths) for lengths in data], dim="checkpoint", join="outer", **_JOINED)
+    logit = described(logit, "mean logit of the pairs at a distance", "q·k")
+    notes = (capped_caption(lengths[0]) + parts_caption(lengths[0]) for lengths in data)
+    caps = "".join(dict.fromkeys(notes))
+    longer = "" if all(len(lengths) == 1 for lengths in data) else " and, paler, 2L"
+    caption = (
+        f"Mean logit by distance over all layers and heads on {data[0][0].attrs['sequences']} sequences of random tokens of length L"
+        f"{longer} (HoPE fig. 2, 6, 8). Dashed: training length L; grey: the same architecture with random weights. A scheme with "
+        f"absolute positions ends at L. Yellow, with a thinner line: the last 1/{FEW_PAIRS} of the distances of a sequence, which few of "
+        f"its pairs have; a rise that is seen there alone stands on these few.{caps}"
+    )
+    yield Drawing("logit_by_distance", logit_by_distance(logit), caption, logit.to_dataset(name="logit"))
+
+
+LOGIT_BY_DISTANCE = Experiment(
+    "logit_by_distance",
+    tuple(each for claims in CLAIMS.values() for claim in claims for each in (claim, BESIDE_NULL[claim])),
+    Needs(
+        together(is_analysed),
+        "no checkpoint of a scheme that the claim is about was given",
+        tuple(f"language/{scheme}" for scheme in ("rope", "learned", "kerple", "hope", "repo")),
+    ),
+    measure,
+    judge,
+    draw,
+    cost=replicates.seconds,
+)
+_JOINED: Any = {"coords": "minimal", "compat": "override"}
+
+
+def _scheme(data: xr.Dataset) -> str:
+    """The scheme that a checkpoint is named for: that of its last layer."""
+    return str(data["scheme"].values[-1])
+
+
+def _judged(schemes: Sequence[str]) -> bool:
+    """Whether a checkpoint has, in every layer, one of the schemes that the claim is about."""
+    return len(set(schemes)) == 1 and schemes[-1] in U_SHAPED
+
+
+def _in_all_layers(lengths: list[xr.Dataset]) -> list[xr.Dataset]:
+    """Those that are means over as many layers as the first: of long sequences fewer layers are measured beyond L."""
+    return [data for data in lengths if data.sizes["layer"] == lengths[0].sizes["layer"]]
+
+
+def _by_length(lengths: Sequence[xr.Dataset]) -> xr.DataArray:
+    first, length = lengths[0], lengths[0].attrs["length"]
+    axis = xr.IndexVariable("length", [length * (1 + place) for place in range(len(lengths))], {"units": "tokens"})
+    logits = xr.concat([data["logit"].mean(("repeat", "layer")) for data in lengths], dim=axis, join="outer", **_JOINED)
+    layout = format_layout(tuple(str(scheme) for scheme in first["scheme"].values))
+    named = {
+        "scheme": ("checkpoint", [_scheme(first)]),
+        "layout": ("checkpoint", [layout]),
+        "training_length": ("checkpoint", [length]),
+    }
+    return logits.expand_dims(checkpoint=[first.attrs["checkpoint"]]).assign_coords(named)
+
+
+def _evidence(data: xr.Dataset, kind: Kind) -> Iterator[Evidence]:
+    """Whether the curve is a U, and whether it rises again before the last of the distances; of RoPE beside random phases."""
+    length, curves = data.attrs["length"], data["logit"].mean("layer")
+    of_replicates = curves.sel(weights="trained").values
+    errors, shape = errors_of(of_replicates), u_shape(of_replicates.mean(0))
+    without_first = u_shape(data["logit_without_first"].sel(weights="trained").mean(("layer", "repeat")).values[:-1])
+    note = (
+        f"fall {shape.fall:.3g}, rise {shape.rise:.3g} (q·k, standard errors {errors[0]:.2g} and {errors[1]:.2g}), minimum at distance "
+        f"{shape.minimum} of {length}; without the first token rise over fall is {without_first.ratio:.3g}"
+    )
+    whole, before = CLAIMS[kind]
+    yield from _shape(data, whole, length, "rise on the right over the fall on the left", note)
+    last = length - length // FEW_PAIRS
+    known = u_shape(of_replicates[:, :last].mean(0))
+    note = (
+        f"rise {known.rise:.3g} (q·k, standard error {errors_of(of_replicates[:, :last])[1]:.2g}), minimum at distance {known.minimum}; "
+        f"with all distances {shape.rise:.3g}"
+    )
+    measured = f"rise on the right over the fall on the left, without the last 1/{FEW_PAIRS} of the distances"
+    yield from _shape(data, before, last, measured, note)
+
+
+def _shape(data: xr.Dataset, claim: Claim, last: int, measured: str, note: str) -> Iterator[Evidence]:
+    """The evidence on `claim` from the curve over the distances below `last`, and of RoPE on the same beside random phases."""
+    curves = data["logit"].mean("layer").isel(distance=slice(last))
+    of_replicates = curves.sel(weights="trained").values
+    shape = u_shape(of_replicates.mean(0))
+    # What is random varies about a flat line: its rise counts only beside the fall of the trained curve.
+    rises = {
+        str(weights): u_shape(curves.sel(weights=weights).mean("repeat").values).rise for weights in curves["weights"].values
+    }
+    evidence = Evidence(
+        claim,
+        data.attrs["checkpoint"],
+        measured,
+        shape.values(errors_of(of_replicates), len(of_replicates)),
+        shape.ratio,
+        float(np.std([u_shape(curve).ratio for curve in of_replicates], ddof=1)),
+        OVER_REPLICATES,
+        data.attrs["sequences"],
+        random_weights({weights: rise / shape.fall if shape.fall > 0 else np.nan for weights, rise in rises.items()}),
+        note,
+        capped(data),
+    )
+    yield evidence
+    if _scheme(data) == "rope":
+        frequencies = bands(data)["frequency"].values
+        null = random_phases(frequencies, data.attrs["length"], lambda waves: u_shape(waves.sum(0)[:last]).evenness)
+        observed = Observed(shape.evenness, null)
+        yield replace(
+            evidence,
+            claim=BESIDE_NULL[claim],
+            values={**evidence.values, EVENNESS: observed},
+            note=f"{EVENNESS}: {beside_null(observed)}",
+        )

@@ -1,0 +1,195 @@
+"""H3: the VAF of the activated components falls during training (HoPE fig. 3b); measured on saved steps, or read from a small file.
+
+RUN/steps/000100, 000200, ...      saved by `repo-interp train --checkpoint-every`: too large to ship
+RUN/steps.nc                       what was measured on them, by `repo-interp train steps RUN`: vaf [step, repeat, component], and bands
+
+fall = mean of the first third of the steps - mean of the last third, of the activated components' mean VAF
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+import numpy as np
+import xarray as xr
+from jaxtyping import Float
+from scipy.stats import spearmanr
+
+from position_papers.hope import replicates
+from position_papers.hope.bands import bands
+from position_papers.hope.mean_curves import mean_curve_vaf
+from position_papers.hope.needs import NEEDS_ROPE
+from position_papers.hope.replicates import Sampling
+from position_papers.hope.wording import OVER_REPLICATES, capped, named_bands
+from position_papers.kit.cache import Cache
+from position_papers.kit.claims import Claim, Evidence
+from position_papers.kit.differences import Difference
+from position_papers.kit.experiment import Drawing, Experiment
+from position_papers.kit.rules import All, AtMost, Significant
+from position_papers.kit.subjects import Subject
+from position_papers.training.saved_steps import over_steps, saved_steps
+from repo_interp.errors import InputError
+from repo_interp.files import replaced
+from repo_interp.measures.labels import described
+from repo_interp.models.checkpoints import identify
+from repo_interp.models.families import training_length
+from repo_interp.models.provenance import checkpoint_digest
+from repo_interp.plots.views.component_shares import vaf_over_training
+
+FILE = "steps.nc"
+FEWEST = 4
+"""Steps that a course over training needs."""
+CORRELATION = "the rank correlation of their mean VAF with the step"
+FALL = "its fall from the first to the last third of the steps"
+
+H3 = Claim(
+    "H3",
+    "the VAF of the activated components falls during training",
+    "HoPE fig. 3b",
+    "figure",
+    All(AtMost(CORRELATION, -0.5), Significant(FALL, 3)),
+)
+_ENGINE = "h5netcdf"
+_VAF = "variance of the mean logit by distance that a component accounts for"
+
+
+# ---- the saved steps of a run ---------------------------------------------------------------------------------------
+
+
+def measure_steps(directory: str | os.PathLike[str], length: int, sampling: Sampling) -> xr.Dataset:
+    """`vaf` [step, repeat, component] on random sequences of `length` tokens at every saved step, and the bands.
+
+    How many sequences there are at each step is `vaf`'s attribute `sequences`. Raises InputError where no step was kept.
+    """
+    saved = saved_steps(directory)
+    if not saved:
+        raise InputError(f"{directory} kept no steps of its training; train with --checkpoint-every")
+
+    def of_step(bridge: object) -> xr.Dataset:
+        data = replicates.of_model(bridge, length, length, sampling.step_sequences, sampling)
+        shares = mean_curve_vaf(data["component_by_distance"])
+        return bands(data).assign(vaf=shares.transpose("repeat", "component"))
+
+    steps = over_steps(saved, of_step, sampling.device)
+    vaf = described(steps["vaf"], _VAF, "%").assign_attrs(sequences=sampling.step_sequences)
+    return steps.isel(step=0, drop=True).assign(vaf=vaf)
+
+
+def write_steps(directory: str | os.PathLike[str], sampling: Sampling) -> Path:
+    """Measure the saved steps of the training run in `directory`, keep the result beside its checkpoint as steps.nc, and return the file.
+
+    The same run and sampling give the same bytes. Raises InputError where there is no run with saved steps.
+    """
+    checkpoint = identify(directory)
+    if set(checkpoint.layout) != {"rope"}:
+        layouts = ", ".join(sorted(set(checkpoint.layout)))
+        raise InputError(f"{directory} does not have RoPE in every layer; its layers are {layouts}")
+    data = measure_steps(directory, training_length(checkpoint.config), sampling)
+    integers = {name: array.astype("int8") for name, array in data.items() if array.dtype == bool}
+    unused = ("sequences", "repeated_sequences", "controls", "length")
+    options = {field.name: getattr(sampling, field.name) for field in fields(sampling) if field.name not in unused}
+    attributes = {"made_with": "repo-interp train steps", **options}
+    file = Path(directory) / FILE
+    with replaced(file) as unfinished:
+        data.drop_attrs(deep=False).assign(integers).assign_attrs(attributes).to_netcdf(unfinished, engine=_ENGINE)
+    return file
+
+
+def read_steps(directory: str | os.PathLike[str]) -> xr.Dataset | None:
+    """What `write_steps` kept in `directory`; None where it kept nothing. Raises InputError for a file that is something else."""
+    file = Path(directory) / FILE
+    if not file.is_file():
+        return None
+    try:
+        with xr.open_dataset(file, engine=_ENGINE) as stored:
+            data = stored.load()
+        if data["vaf"].dims != ("step", "repeat", "component"):
+            raise KeyError("vaf")
+        return data.assign({name: data[name].astype(bool) for name in ("activated", "low_frequency")})
+    except (OSError, ValueError, KeyError):
+        raise InputError(f"{file} is not what `repo-interp train steps` writes; delete it, or write it again") from None
+
+
+# ---- the claim ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fall:
+    """How a number went over training."""
+
+    correlation: float
+    """Spearman's, with the step."""
+    change: float
+    """Mean of the last third of steps minus mean of the first third."""
+    standard_error: float
+    replicates: int
+
+    @property
+    def values(self) -> dict[str, float | Difference]:
+        """What the rule asks for."""
+        return {
+            CORRELATION: self.correlation,
+            FALL: Difference(-self.change, self.standard_error, "replicates", self.replicates - 1),
+        }
+
+
+def fall(values: Float[np.ndarray, "step repeat"]) -> Fall:
+    """The course of a number over steps, measured in several replicates at each. Raises ValueError for fewer than four steps."""
+    steps, repeats = values.shape
+    if steps < FEWEST:
+        raise ValueError(f"a course over training needs at least {FEWEST} steps, not {steps}")
+    third = max(1, steps // 3)
+    changes = values[-third:].mean(0) - values[:third].mean(0)
+    error = float(changes.std(ddof=1) / np.sqrt(repeats)) if repeats > 1 else np.inf
+    correlation = float(spearmanr(np.arange(steps), values.mean(1))[0])  # pyright: ignore[reportArgumentType]
+    return Fall(correlation, float(changes.mean()), error, repeats)
+
+
+def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> xr.Dataset | None:
+    """`vaf` over the steps of the run; None where fewer than four were kept, or no component is activated."""
+    (subject,) = subjects
+    data, length = read_steps(subject.path), subject.training_length
+    if data is None:
+        saved = saved_steps(subject.path)
+        if len(saved) < FEWEST:
+            return None
+        length = options.tokens_of(length)
+        digests = ",".join(f"{step}:{checkpoint_digest(path)}" for step, path in saved.items())
+        depends = {"steps": digests, "length": length, "repeats": options.repeats, "step_sequences": options.step_sequences}
+        data = subject.measured(cache, _measure, options, length, **depends)
+    if data.sizes["step"] < FEWEST or not data["activated"].any():
+        return None
+    return data.assign_attrs(checkpoint=subject.name, length=length, training_length=subject.training_length)
+
+
+def judge(data: xr.Dataset) -> Iterable[Evidence]:
+    """Evidence on the run."""
+    name, vaf = data.attrs["checkpoint"], data["vaf"].transpose("step", "repeat", "component")
+    measured = "change of the activated components' VAF from the first to the last third of steps, percentage points"
+    course = fall(vaf.values[..., data["activated"].values.astype(bool)].mean(-1))
+    first, *_, last = vaf["step"].values
+    note = f"rank correlation with the step {course.correlation:.2f} over {vaf.sizes['step']} steps, {first} to {last}"
+    numbers = (course.change, course.standard_error, f"{OVER_REPLICATES}, standard error", int(vaf.attrs["sequences"]))
+    yield Evidence(H3, name, measured, course.values, *numbers, note=note, unmeasurable=capped(data))
+
+
+def draw(data: xr.Dataset) -> Iterator[Drawing]:
+    """Fig. 3b: VAF of every component over the saved steps of training."""
+    name, band = data.attrs["checkpoint"], data.drop_vars("vaf").drop_attrs(deep=False)
+    drawn = band.assign(vaf=described(data["vaf"].mean("repeat"), _VAF, "%"))
+    caption = (
+        f"VAF of every component of {name} over training, on {data['vaf'].attrs['sequences']} sequences at each saved step "
+        f"(HoPE fig. 3b). {named_bands(band, data)}"
+    )
+    yield Drawing(f"vaf_over_training_{name}", vaf_over_training(drawn), caption, drawn)
+
+
+def _measure(subject: Subject, options: Sampling, length: int) -> xr.Dataset:
+    return measure_steps(subject.path, length, options)
+
+
+NO_STEPS = "no steps of training were kept; train with --checkpoint-every, then repo-interp train steps RUN"
+OVER_TRAINING = Experiment("over_training", (H3,), replace(NEEDS_ROPE, otherwise=NO_STEPS), measure, judge, draw)

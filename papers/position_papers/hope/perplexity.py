@@ -1,0 +1,136 @@
+"""H6 in perplexity: beyond the training length that of HoPE is below that of RoPE (HoPE fig. 5).
+
+Judged at the longest length. ALiBi and KERPLE are ahead of both in perplexity; the paper calls this pseudo extrapolation (sec. 4.2.2). They
+are named, not judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from position_papers.hope.extended_scores import (
+    HOPE,
+    METHODS,
+    RIVALS,
+    ROPE,
+    has_method,
+    label,
+    scores,
+    side_by_side,
+    with_methods,
+)
+from position_papers.kit.cache import Cache
+from position_papers.kit.claims import Claim, Evidence
+from position_papers.kit.experiment import Drawing, Experiment, Needs, trained_alike
+from position_papers.kit.perplexities import (
+    BEYOND_SEEDS,
+    beyond_seeds,
+    continued_caption,
+    differences,
+    differences_caption,
+    errors_caption,
+    evidence_beyond_seeds,
+    on_the_same_windows,
+    perplexity_table,
+    seed_spread,
+    shortest_and_longest,
+)
+from position_papers.kit.rules import Above
+from position_papers.kit.samples import MATERIAL, between, in_words, numbers_of
+from position_papers.kit.scores import PLAIN, Scored, ScoreOptions, first_of, missing, note, of_tasks
+from position_papers.kit.subjects import Subject
+from repo_interp.plots.marks.perplexity import perplexity_panels
+
+LOG_PERPLEXITY = "log perplexity at the longest length, in nats per token,"
+
+H6_PERPLEXITY = Claim(
+    "H6",
+    "perplexity beyond L: HoPE below RoPE",
+    "HoPE fig. 5",
+    "figure; HoPE 8.52 at L, 13.03 at 8 L",
+    Above(LOG_PERPLEXITY, (RIVALS[ROPE],), MATERIAL, relation="below"),
+    "perplexity",
+    also=(f"perplexity, {BEYOND_SEEDS}",),
+)
+H6_SEEDS = beyond_seeds(H6_PERPLEXITY)
+
+
+def measure(subjects: Sequence[Subject], options: ScoreOptions, cache: Cache) -> list[Scored]:
+    """Scores of the language models whose perplexities can stand side by side."""
+    return on_the_same_windows(scores(subjects, options, cache))
+
+
+def judge(scored: Sequence[Scored]) -> Iterable[Evidence]:
+    """Evidence on the first checkpoint with HoPE, where there is one."""
+    hope, rope = first_of(scored, HOPE), first_of(scored, ROPE)
+    if hope is None:
+        return
+    short, long = shortest_and_longest(hope)
+    if rope is None or short == long or long not in rope.test_sets:
+        why = missing([ROPE], "language") if rope is None else "no checkpoint was scored beyond the training length"
+        yield Evidence(H6_PERPLEXITY, hope.name, "", unmeasurable=why)
+        return
+    samples = {each.name: each.sample((long,)) for each in scored if long in each.test_sets}
+    mine = samples[hope.name]
+    below, ours = between(samples[rope.name], mine), float(np.exp(mine.mean))
+    extended = [
+        f"{label(each, method, scored)} {np.exp(each.sample((long,), method).mean):.4g}"
+        for each in (rope, hope)
+        for method in METHODS
+        if has_method(each, method)
+    ]
+    evidence = Evidence(
+        H6_PERPLEXITY,
+        hope.name,
+        f"perplexity at {long} tokens",
+        {LOG_PERPLEXITY: {RIVALS[ROPE]: below}},
+        ours,
+        **numbers_of(mine, ours),
+        control=", ".join(f"{name} {np.exp(sample.mean):.4g}" for name, sample in samples.items() if name != hope.name),
+        note=note(
+            [hope, rope],
+            in_words({rope.name: below}, "log perplexity below", " nats"),
+            f"at {short} tokens {np.exp(hope.sample((short,)).mean):.4g}, {rope.name} {np.exp(rope.sample((short,)).mean):.4g}",
+            ", ".join(extended),
+        ),
+    )
+    yield evidence
+    have_long = [each for each in scored if long in each.test_sets]
+    yield evidence_beyond_seeds(evidence, H6_SEEDS, seed_spread(have_long, lambda each: each.sample((long,)).seeds))
+
+
+def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
+    """Fig. 5: perplexity by length."""
+    length, windows = scored[0].training_length, scored[0].sample(scored[0].test_sets[:1]).count
+    rows = with_methods(scored)
+    table = side_by_side(rows, perplexity_table).assign_attrs(axis="tokens", training_length=length)
+    rope = first_of(scored, ROPE)
+    below = ""
+    if rope is not None:
+        table, below = table.assign(differences(rows, rope, RIVALS[ROPE], table)), f" {differences_caption(RIVALS[ROPE])}"
+    extended = [label(each, method, scored) for each, method in rows if each.layout in (ROPE, HOPE)]
+    panels = {f"trained at {length} tokens": table.sel(checkpoint=[label(each, PLAIN, scored) for each in scored])}
+    if any(method != PLAIN for _, method in rows):
+        panels[f"with PI and YaRN beyond {length} tokens"] = table.sel(checkpoint=extended)
+    caption = (
+        f"Perplexity by length of the context (HoPE fig. 5), {windows} windows of held-out text of each length. Dotted: the training "
+        f"length, {length} tokens. PI and YaRN by the factor n / L beyond it. {errors_caption(table)}{continued_caption(scored)}{below}"
+    )
+    yield Drawing("perplexity_by_length", perplexity_panels(panels), caption, table)
+
+
+PERPLEXITY = Experiment(
+    "perplexity",
+    (H6_PERPLEXITY, H6_SEEDS),
+    Needs(
+        trained_alike(of_tasks("language")),
+        "no checkpoints of HoPE trained on language were given",
+        tuple(f"language/{layout}" for layout in (HOPE, *RIVALS)),
+        "language",
+    ),
+    measure,
+    judge,
+    draw,
+)

@@ -1,0 +1,233 @@
+"""Rotary components of a checkpoint on random tokens, in independent replicates (HoPE sec. 3.1): what claims H1, H2, H4 and H5 rest on.
+
+    replicate      mean logit m(t) and components C_r(t) at distance t over sequences of random tokens after BOS; replicates give the spread
+    kind           the paper assigns "a random token to all positions": every token "independent", or one token "repeated" - both are taken
+    weights        the trained checkpoint, and twins of it with random weights, which are the control
+    within, beyond sequences of L and of 2 L tokens; L is the training length, or `length` where that is shorter
+
+The paper takes 5,000 sequences; a few hundred give the same curves but for noise, which is measured and shown. A long sequence has as
+many pairs of tokens as many short ones: of more than LONG tokens, each replicate is one sequence, each twin one; and of twins, and beyond
+L, only the first layers are measured.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import xarray as xr
+
+from position_papers.hope.analysed import has_rope_alone
+from position_papers.kit.cache import Cache
+from position_papers.kit.scale import scale_of
+from position_papers.kit.subjects import Subject
+from repo_interp.analysis.cost import estimate
+from repo_interp.analysis.observing import stream
+from repo_interp.errors import InputError
+from repo_interp.measures.components import Components
+from repo_interp.measures.statistics import Measure
+from repo_interp.models.load import load, load_fresh
+from repo_interp.models.reposition import attentions
+from repo_interp.tasks.prompt import Prompt
+from repo_interp.tasks.random_tokens import Kind, drawn, random_token_prompts
+from repo_interp.values import Count, CountOrNone, Seed
+
+TRAINED = "trained"
+KINDS: tuple[Kind, ...] = ("independent", "repeated")
+DRAWN = 2
+"""Twins, at most, of other checkpoints, beside which nothing is judged: they are drawn."""
+LONG = 2048
+"""Training length, in tokens, above which sequences and layers are fewer: SmolLM2's 8,192 then take two cores less than an hour."""
+FIRST_LAYERS = 4
+"""Of twins within L, and of the trained weights beyond it, where L is long; H4 is about the first layer, and there twins have only that."""
+_MEASURED = ("frequency", "activated", "low_frequency", "turn_share", "turn_upper", "distance_pairs")
+_EQUAL: Any = {"data_vars": "all", "coords": "minimal", "compat": "override", "join": "exact"}
+"""How measurements with equal axes are put side by side."""
+_BESIDE: Any = _EQUAL | {"join": "outer", "fill_value": {"activated": False, "low_frequency": False}}
+"""How those of twins are, which may have fewer layers and replicates."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How much is measured."""
+
+    sequences: Count = 64
+    """Sequences of each length, in all replicates together."""
+    repeats: Count = 4
+    """Independent replicates."""
+    controls: Count = 10
+    """Twins with random weights of a checkpoint with RoPE in every layer, which is judged beside them."""
+    repeated_sequences: Count = 16
+    """Sequences of one repeated token of each length, in all replicates together."""
+    step_sequences: Count = 32
+    """Sequences at each saved step of training, in all replicates together."""
+    length: CountOrNone = 0
+    """Most tokens that are taken as L, for a quick look at a model trained on long sequences; 0: the training length."""
+    batch_size: Count = 8
+    seed: Seed = 0
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.repeats < 2:
+            raise InputError(f"repeats is {self.repeats}; wanted at least two replicates, for a spread")
+        for name in ("sequences", "repeated_sequences", "step_sequences"):
+            if getattr(self, name) < self.repeats:
+                raise InputError(f"{name} is {getattr(self, name)}; wanted at least {self.repeats}, one per replicate")
+        if self.length and self.length < 16:
+            raise InputError(f"length is {self.length}; wanted at least 16 tokens, or 0 for the training length")
+
+    def count_of(self, kind: Kind) -> int:
+        """Sequences of a kind, in all replicates together."""
+        return self.repeated_sequences if kind == "repeated" else self.sequences
+
+    def tokens_of(self, training_length: int) -> int:
+        """L: the tokens of a sequence within the training length."""
+        return min(self.length or training_length, training_length)
+
+
+# ---- measuring ------------------------------------------------------------------------------------------------------
+
+
+def within(subject: Subject, options: Sampling, cache: Cache, kind: Kind = "independent") -> xr.Dataset:
+    """Replicates [weights, repeat, layer, ...] of `subject` on sequences of L tokens, and as attributes what captions say of them."""
+    return _of_length(subject, options, cache, 1, kind)
+
+
+def beyond(subject: Subject, options: Sampling, cache: Cache, kind: Kind = "independent") -> xr.Dataset | None:
+    """The same on sequences of 2 L tokens; None for positions that end at L."""
+    return None if "learned" in subject.schemes else _of_length(subject, options, cache, 2, kind)
+
+
+def of_model(
+    bridge: Any,
+    tokens: int,
+    length: int,
+    sequences: int,
+    sampling: Sampling,
+    kind: Kind = "independent",
+    layers: Sequence[int] | None = None,
+) -> xr.Dataset:
+    """Components [repeat, ...] of replicates with `sequences` of `tokens` tokens in all; `length` is the L of their bands. With fewer
+    sequences than replicates there are as few of these. `layers`: which are measured; None: all.
+    """
+    counts = [sequences // sampling.repeats + (repeat < sequences % sampling.repeats) for repeat in range(sampling.repeats)]
+    seeds = [sampling.seed * sampling.repeats + repeat for repeat in range(sampling.repeats)]
+    datasets = [
+        _replicate(bridge, random_prompts(bridge, tokens, count, seed, kind), length, sampling.batch_size, layers)
+        for count, seed in zip(counts, seeds, strict=True)
+        if count
+    ]
+    return xr.concat(datasets, dim=xr.IndexVariable("repeat", range(len(datasets))), **_EQUAL)
+
+
+def random_prompts(bridge: Any, tokens: int, count: int, seed: int, kind: Kind = "independent") -> Iterator[Prompt]:
+    """Prompts of random tokens after the tokenizer's BOS, if it has one; without a tokenizer, of the whole vocabulary."""
+    if getattr(bridge, "tokenizer", None) is not None:
+        yield from random_token_prompts(bridge.tokenizer, tokens, count, seed, kind)
+        return
+    vocabulary = range(int(next(attentions(bridge)).config.vocab_size))
+    for index in range(count):
+        yield Prompt(tokens=tuple(drawn(vocabulary, tokens, [seed, index, tokens], kind)))
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How much of one model is measured on sequences of one length and kind."""
+
+    sequences: int
+    layers: int | None = None
+    """The first ones; None: all."""
+
+
+def extent(options: Sampling, tokens: int, length: int, kind: Kind, weights: str) -> Extent:
+    """What is measured of `weights`, "trained" or a twin's, on sequences of `tokens` tokens, where L is `length`."""
+    if length <= LONG:
+        return Extent(options.count_of(kind))
+    if weights == TRAINED:
+        return Extent(options.repeats, None if tokens == length else FIRST_LAYERS)
+    return Extent(1, FIRST_LAYERS if tokens == length else 1)
+
+
+def twins(subject: Subject, options: Sampling) -> int:
+    """How many twins of `subject` are measured."""
+    return options.controls if has_rope_alone(subject) else min(DRAWN, options.controls)
+
+
+def _of_length(subject: Subject, options: Sampling, cache: Cache, multiple: int, kind: Kind) -> xr.Dataset:
+    """Replicates on sequences of `multiple` times L tokens, from the cache where they were measured before."""
+    length = options.tokens_of(subject.training_length)
+    own = extent(options, multiple * length, length, kind, TRAINED)
+    depends = {"sequences": own.sequences, "repeats": options.repeats, "controls": twins(subject, options)}
+    lengths = {"tokens": multiple * length, "length": length}
+    data = subject.measured(cache, _measure, options, multiple * length, length, kind, **depends, **lengths, kind=kind)
+    attributes = {"length": length, "training_length": subject.training_length, "sequences": own.sequences, "kind": kind}
+    return data.assign_attrs(checkpoint=subject.name, **attributes)
+
+
+def _measure(subject: Subject, options: Sampling, tokens: int, length: int, kind: Kind) -> xr.Dataset:
+    """Replicates [weights, repeat, layer, ...] of the trained weights and of the twins, each of as much as `extent` says."""
+
+    def of_weights(name: str, bridge: Any) -> xr.Dataset:
+        measured = extent(options, tokens, length, kind, name)
+        layers = None if measured.layers is None else range(min(measured.layers, len(subject.schemes)))
+        return of_model(bridge, tokens, length, measured.sequences, options, kind, layers)
+
+    datasets = {TRAINED: of_weights(TRAINED, load(subject.path, options.device))}
+    for seed in range(twins(subject, options)):
+        datasets[f"random {seed}"] = of_weights(f"random {seed}", load_fresh(subject.path, seed, options.device))
+    return xr.concat(list(datasets.values()), dim=xr.IndexVariable("weights", list(datasets)), **_BESIDE)
+
+
+def _replicate(
+    bridge: Any, prompts: Iterable[Prompt], length: int, batch_size: int, layers: Sequence[int] | None = None
+) -> xr.Dataset:
+    """One replicate: what the measures of `_measures` give for `prompts`, as variables of one dataset."""
+    groups = stream(bridge, prompts, _measures(length), batch_size, layers)
+    components = groups["components"]
+    data = components[list(_MEASURED)]
+    data["component_by_distance"] = components["component_by_distance"].mean("layer", keep_attrs=True)
+    data["first_layer_by_distance"] = components["component_by_distance"].isel(layer=0, drop=True)
+    data["logit"] = components["logit_by_distance"].mean("head", keep_attrs=True)
+    data["logit_without_first"] = groups["without_first"]["logit_by_distance"].mean("head", keep_attrs=True)
+    data["vaf"], data["vaf_curve"] = components["vaf_mean"], components["vaf_curve_mean"]
+    return data
+
+
+def _measures(length: int) -> tuple[Measure, ...]:
+    return (  # pyright: ignore[reportReturnType]
+        Components(length, prompts="mean"),
+        Components(length, prompts="mean", first_token=1, name="without_first"),
+    )
+
+
+# ---- how long measuring takes ---------------------------------------------------------------------------------------
+
+
+def seconds(subjects: Sequence[Subject], options: Sampling) -> float:
+    """Seconds that the replicates of all `subjects` take, announced as analyses of one checkpoint per size are."""
+    sizes: dict[tuple[int | None, ...], list[Subject]] = {}
+    for subject in subjects:
+        scale = scale_of(subject.path)
+        sizes.setdefault((scale.layers, scale.width, scale.length), []).append(subject)
+    return sum(len(equal) * _of_one_size(equal[0], options) for equal in sizes.values())
+
+
+def _of_one_size(subject: Subject, options: Sampling) -> float:
+    """Seconds that the replicates of one checkpoint take: loading it, and its estimated analyses."""
+    start = time.monotonic()
+    bridge, length = load(subject.path, options.device), options.tokens_of(subject.training_length)
+    loading = time.monotonic() - start
+    wanted: Counter[tuple[int, int, int]] = Counter()
+    for kind in KINDS:
+        for tokens in (length,) if "learned" in subject.schemes else (length, 2 * length):  # a table ends at L
+            for weights, models in ((TRAINED, 1), ("random", twins(subject, options))):
+                part = extent(options, tokens, length, kind, weights)
+                wanted[tokens, part.layers or len(subject.schemes), part.sequences] += models
+    total = 2 * len(KINDS) * (1 + twins(subject, options)) * loading
+    for (tokens, layers, sequences), models in wanted.items():
+        (prompt,) = random_prompts(bridge, tokens, 1, options.seed)
+        total += models * estimate(bridge, [prompt] * sequences, _measures(length), layers=range(layers)).seconds
+    return total

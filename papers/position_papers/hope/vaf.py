@@ -1,0 +1,124 @@
+"""H2: components with pi/L < theta < 2 pi/L account for outstandingly much of the mean logit's variance over distances (HoPE fig. 3b, 7).
+
+VAF_r = 100 (1 - var(m - C_r) / var(m)) of the mean curves      height = (mean VAF of the activated - mean of the others) / their deviation
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import xarray as xr
+from jaxtyping import Bool, Float
+
+from position_papers.hope import replicates
+from position_papers.hope.bands import bands
+from position_papers.hope.mean_curves import curve_vaf, mean_curve_vaf
+from position_papers.hope.needs import NEEDS_ROPE
+from position_papers.hope.random_phases import NAME, random_phases
+from position_papers.hope.replicates import Sampling
+from position_papers.hope.wording import OVER_REPLICATES, capped, named_bands, parts_caption, random_weights
+from position_papers.kit.cache import Cache
+from position_papers.kit.claims import EVERY_SEED, SEEN, Claim, Evidence
+from position_papers.kit.experiment import Drawing, Experiment
+from position_papers.kit.rules import All, AtLeast, BeyondNull, Observed, beside_null
+from position_papers.kit.subjects import Subject
+from repo_interp.measures.labels import described
+from repo_interp.plots.marks.drawing import counted
+from repo_interp.plots.views.component_shares import vaf_by_component
+
+HEIGHT = "their mean VAF above the mean of the other components, in standard deviations of these,"
+SAME = "the same number"
+
+H2 = Claim(
+    "H2",
+    "components with theta in (pi/L, 2 pi/L) have outstanding VAF",
+    "HoPE fig. 3b, 7",
+    "figure",
+    All(AtLeast(HEIGHT, 2), BeyondNull(SAME)),
+    also=("beyond random phases", EVERY_SEED),
+)
+BESIDE_PHASES = "this number"
+H2_PHASES = Claim(
+    "H2",
+    "the VAF of components with theta in (pi/L, 2 pi/L) is more outstanding than geometry makes it",
+    H2.source,
+    "none",
+    All(H2.rule, BeyondNull(BESIDE_PHASES, 0.95, NAME)),
+    "beyond random phases",
+    SEEN,
+)
+
+
+def outstanding(vaf: Float[np.ndarray, " component"], activated: Bool[np.ndarray, " component"]) -> float:
+    """Mean VAF of the activated components above the mean of the others, in standard deviations of the others."""
+    others = vaf[~activated]
+    return float((vaf[activated].mean() - others.mean()) / others.std())
+
+
+def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> xr.Dataset | None:
+    """Replicates of the checkpoint within L; None where it has no activated component."""
+    data = replicates.within(subjects[0], options, cache)
+    return data if bands(data)["activated"].any() else None
+
+
+def judge(data: xr.Dataset) -> Iterable[Evidence]:
+    """Evidence on the checkpoint."""
+    name, activated = data.attrs["checkpoint"], bands(data)["activated"].values
+    shares = mean_curve_vaf(data["component_by_distance"])
+    trained = shares.sel(weights="trained")
+    means = trained.mean("repeat").values
+    heights = {
+        str(weights): outstanding(shares.sel(weights=weights).mean("repeat").values, activated)
+        for weights in shares["weights"].values
+    }
+    ours = heights["trained"]
+    twins = [height for weights, height in heights.items() if weights != "trained"]
+    of_pairs = data["vaf"].sel(weights="trained").mean(("repeat", "layer", "head")).values[activated]
+    evidence = Evidence(
+        H2,
+        name,
+        "activated above other components, in their standard deviations",
+        {HEIGHT: ours, SAME: Observed(ours, twins)},
+        ours,
+        float(np.std([outstanding(values, activated) for values in trained.values], ddof=1)),
+        OVER_REPLICATES,
+        data.attrs["sequences"],
+        random_weights(heights),
+        f"VAF of the activated {_percent(means[activated])}, largest other {_percent(means[~activated].max(keepdims=True))}; "
+        f"over heads, of all pairs' logits: {_percent(of_pairs)}",
+        capped(data),
+    )
+    yield evidence
+    frequencies = bands(data)["frequency"].values
+    null = random_phases(frequencies, data.attrs["length"], lambda curves: outstanding(curve_vaf(curves), activated))
+    observed = Observed(ours, null)
+    values = {**evidence.values, BESIDE_PHASES: observed}
+    yield replace(evidence, claim=H2_PHASES, values=values, note=beside_null(observed))
+
+
+def draw(data: xr.Dataset) -> Iterator[Drawing]:
+    """Fig. 7: VAF of every component's mean curve, beside random weights."""
+    name, band = data.attrs["checkpoint"], bands(data)
+    shares = mean_curve_vaf(data["component_by_distance"])
+    of_pairs = data["vaf"].mean(("repeat", "layer", "head"))
+    drawn = band.assign(
+        vaf=described(shares.mean("repeat"), "variance of the mean logit by distance that a component accounts for", "%"),
+        spread=described(shares.sel(weights="trained").std("repeat", ddof=1), "standard deviation over replicates", "%"),
+        vaf_of_pairs=described(of_pairs, "the same of all pairs' logits, mean over heads", "%"),
+    )
+    caption = (
+        f"Variance of the mean logit by distance that each component of {name} accounts for (HoPE fig. 7; standard definition), "
+        f"mean of {counted(shares.sizes['repeat'], 'replicate')} of together {data.attrs['sequences']} sequences of random tokens; bars of "
+        f"errors: their standard deviation, which may be too small to see. Diamonds: random weights, one for each model. "
+        f"{named_bands(band, data)}{parts_caption(data)}"
+    )
+    yield Drawing(f"vaf_{name}", vaf_by_component(drawn, f"{name}: share of the mean curve's variance"), caption, drawn)
+
+
+VAF = Experiment("vaf", (H2, H2_PHASES), NEEDS_ROPE, measure, judge, draw)
+
+
+def _percent(values: np.ndarray) -> str:
+    return ", ".join(f"{value:.3g} %" for value in values)

@@ -1,0 +1,117 @@
+"""What was measured once, kept by what it depends on, so that an interrupted or repeated experiment measures only what is new.
+
+    key = SHA-256(function, source of its file, version of repo_interp, what it depends on)            file = DIRECTORY/NAME-KEY.nc
+    finished points of a measurement that is not there as a whole yet                                  DIRECTORY/NAME-KEY.points/
+
+A changed checkpoint, option or version of the instrument has another key, and so has a change in the experiment's own file. A change of the
+instrument between two versions has not: delete the directory after one. Knows nothing about any paper.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import xarray as xr
+
+from repo_interp import __version__
+from repo_interp.experiments.resumable_grid import ResumableGrid
+from repo_interp.files import replaced
+
+Kept = TypeVar("Kept", xr.Dataset, xr.DataTree)
+Depends = Mapping[str, str | int | float | bool | None]
+_ENGINE = "h5netcdf"
+_SECONDS = "repo_interp_seconds"
+
+
+class Cache:
+    """Measurements on the disk. `directory` None: nothing is kept."""
+
+    def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
+        """Keep measurements in `directory`."""
+        self._directory = None if directory is None else Path(directory)
+        self.seconds = 0.0
+        """What all that was asked for took when it was measured, now or before."""
+
+    def dataset(self, function: Callable[..., xr.Dataset], depends: Depends, *given: Any) -> xr.Dataset:
+        """`function(*given)`, from the disk where the same function measured the same before.
+
+        `function` stands at the level of a module; `depends` names all that decides its result beside its code: digests of checkpoints,
+        options, seeds. Without a directory the result comes as it is; with one it always comes as it was read back, so that both times
+        give the same.
+        """
+        return self._kept(_read, function, depends, given)
+
+    def tree(self, function: Callable[..., xr.DataTree], depends: Depends, *given: Any) -> xr.DataTree:
+        """The same of a function that measures several groups at once: the tree of them."""
+        return self._kept(_read_tree, function, depends, given)
+
+    def points(self, function: Callable[..., xr.Dataset], depends: Depends) -> ResumableGrid:
+        """What keeps the finished points of `function` until the whole is there; measurements of hours take it as an argument."""
+        return ResumableGrid(None if self._directory is None else self._place(function, depends, "points"))
+
+    def _place(self, function: Callable[..., Any], depends: Depends, ending: str) -> Path:
+        assert self._directory is not None
+        return self._directory / f"{_name(function)}-{_key(function, depends)}.{ending}"
+
+    def _kept(
+        self, read: Callable[[Path], tuple[Kept, float]], function: Callable[..., Kept], depends: Depends, given: tuple[Any, ...]
+    ) -> Kept:
+        """What `function` gives, read from its file where that exists, else computed and written there."""
+        if self._directory is None:
+            return self._timed(function, given)[0]
+        file = self._place(function, depends, "nc")
+        if file.exists():
+            measured, seconds = read(file)
+            self.seconds += seconds
+            return measured
+        measured, seconds = self._timed(function, given)
+        self._directory.mkdir(parents=True, exist_ok=True)
+        (self._directory / ".gitignore").write_text("*\n", encoding="utf-8")
+        measured.attrs[_SECONDS] = seconds
+        with replaced(file) as unfinished:
+            measured.to_netcdf(unfinished, engine=_ENGINE)
+        shutil.rmtree(file.with_suffix(".points"), ignore_errors=True)
+        return read(file)[0]
+
+    def _timed(self, function: Callable[..., Kept], given: tuple[Any, ...]) -> tuple[Kept, float]:
+        """What `function` gives, and the seconds it took."""
+        start = time.monotonic()
+        measured = function(*given)
+        seconds = time.monotonic() - start
+        self.seconds += seconds
+        return measured, seconds
+
+
+def _read(file: Path) -> tuple[xr.Dataset, float]:
+    with xr.open_dataset(file, engine=_ENGINE) as stored:
+        dataset = stored.load()
+    return dataset, float(dataset.attrs.pop(_SECONDS))
+
+
+def _read_tree(file: Path) -> tuple[xr.DataTree, float]:
+    with xr.open_datatree(file, engine=_ENGINE) as stored:
+        tree = stored.load()
+    return tree, float(tree.attrs.pop(_SECONDS))
+
+
+def _name(function: Callable[..., Any]) -> str:
+    """Where a function stands, as part of a file's name: "repo.mirror.measure"."""
+    module = function.__module__.removeprefix("position_papers.")
+    return f"{module}.{function.__name__.lstrip('_')}"
+
+
+def _key(function: Callable[..., Any], depends: Depends) -> str:
+    source = inspect.getsourcefile(function)
+    if source is None:
+        raise ValueError(f"{function!r} has no source file; wanted a function of a module")
+    written = hashlib.sha256(Path(source).read_bytes()).hexdigest()
+    key = json.dumps([_name(function), dict(sorted(depends.items())), written, __version__])
+    return hashlib.sha256(key.encode()).hexdigest()[:24]

@@ -1,0 +1,195 @@
+"""An experiment of a paper: its claims with their rules, what it needs, how it is measured, judged and drawn - one object, in one file.
+
+    checkpoints -> needs.groups -> measure (kept by its own code) -> judge -> evidence -> rules -> verdicts
+                                                                  -> draw  -> figures with captions and data
+
+Measuring is the only expensive part, and the only one that is kept: a new wording, caption or rule measures nothing again. Knows nothing
+about any paper.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import xarray as xr
+from matplotlib.figure import Figure
+
+from position_papers.kit.cache import Cache
+from position_papers.kit.claims import Claim, Evidence, Verdict, judge_together, unmeasured
+from position_papers.kit.scale import Scale
+from position_papers.kit.subjects import Subject
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure with what belongs to it."""
+
+    name: str
+    """Stem of its files."""
+    figure: Figure
+    caption: str
+    data: xr.Dataset
+    """What is drawn, kept beside the figure."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Which checkpoints an experiment is about, and why its claims cannot be measured without them."""
+
+    groups: Callable[[Sequence[Subject]], Sequence[Sequence[Subject]]]
+    """The checkpoints that are measured together, out of all that are given: one each, or those that are compared."""
+    otherwise: str
+    """Why nothing can be measured where no checkpoint fits, as a note of the verdict."""
+    zoo: tuple[str, ...] = ()
+    """Names of the checkpoints that come with the package and fit."""
+    checkpoint: str = "none"
+    """What stands in the place of the checkpoint where none fits."""
+    otherwise_of: Mapping[str, str] = field(default_factory=dict)
+    """Why nothing can be measured of those claims, by label, that have a reason of their own."""
+    why_not: Callable[[Subject, Any, Cache], str] = lambda subject, options, cache: ""
+    """Why a checkpoint that fits says nothing nevertheless, so that rows on it are "not measurable here"; empty where it does."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """See the module. `judge` and `draw` see what `measure` returns - datasets, a tree, runs with names - and nothing else."""
+
+    name: str
+    claims: tuple[Claim, ...]
+    needs: Needs
+    measure: Callable[[Sequence[Subject], Any, Cache], Any]
+    """What is measured of one group of checkpoints, with the paper's options; expensive parts go through `Cache.dataset`."""
+    judge: Callable[[Any], Iterable[Evidence]]
+    draw: Callable[[Any], Iterator[Drawing]]
+    scale: Scale = field(default_factory=Scale)
+    """The model that the paper's claims are about."""
+    cost: Callable[[Sequence[Subject], Any], float] | None = None
+    """Seconds that one group takes at least, from a timed part of it; None where that is not known beforehand."""
+
+
+@dataclass(frozen=True)
+class Paper:
+    """The experiments of a paper, and how much of them is measured."""
+
+    name: str
+    title: str
+    experiments: tuple[Experiment, ...]
+    options: type
+    """A frozen dataclass of how much is measured; every field has a default, `seed` and `device` among them."""
+    fast: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the options for a quick look."""
+    data_sets: tuple[str, ...] = ()
+    """Names of data sets that users may give as files; the options then have `data`, a tuple of (name, file)."""
+
+    @property
+    def claims(self) -> tuple[Claim, ...]:
+        """Every claim that an experiment judges, in order."""
+        return tuple(dict.fromkeys(claim for experiment in self.experiments for claim in experiment.claims))
+
+    @property
+    def zoo(self) -> tuple[str, ...]:
+        """Names of the checkpoints that come with the package and that an experiment is about."""
+        return tuple(dict.fromkeys(name for experiment in self.experiments for name in experiment.needs.zoo))
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of one experiment on one group of checkpoints."""
+
+    experiment: Experiment
+    drawings: tuple[Drawing, ...]
+    verdicts: tuple[Verdict, ...]
+
+
+def run(
+    experiment: Experiment, subjects: Sequence[Subject], options: Any, cache: Cache, progress: Callable[[str], None]
+) -> Iterator[Result]:
+    """The result of `experiment` on every group of `subjects` that it is about, once all are measured: rows of a claim are judged together.
+
+    At the end come verdicts "not measurable here" on the claims of which nothing was said. `progress` is told what is being done.
+    """
+    drawings: list[tuple[Sequence[Subject], tuple[Drawing, ...]]] = []
+    evidence: list[list[Evidence]] = []
+    for group in experiment.needs.groups(subjects):
+        progress(f"{experiment.name}: {', '.join(subject.name for subject in group)}" if group else experiment.name)
+        data = experiment.measure(group, options, cache)
+        if data is None:
+            continue
+        evidence.append(evidence_of(experiment, data, reasons_against(experiment, group, options, cache)))
+        drawings.append((group, tuple(experiment.draw(data))))
+    verdicts = iter(judge_together([each for of_group in evidence for each in of_group]))
+    for of_group, drawn in zip(evidence, _told_apart(drawings), strict=True):
+        yield Result(experiment, drawn, tuple(next(verdicts) for _ in of_group))
+    judged, needs = {each.claim for of_group in evidence for each in of_group}, experiment.needs
+    missing = [claim for claim in experiment.claims if claim not in judged]
+    if missing:
+        reasons = {claim: needs.otherwise_of.get(claim.label, needs.otherwise) for claim in missing}
+        yield Result(experiment, (), tuple(unmeasured(claim, reason, needs.checkpoint) for claim, reason in reasons.items()))
+
+
+def _told_apart(drawings: Sequence[tuple[Sequence[Subject], tuple[Drawing, ...]]]) -> Iterator[tuple[Drawing, ...]]:
+    """The drawings of every group; those of one name in several groups are also called by their group's first checkpoint."""
+    names = Counter(drawing.name for _, drawn in drawings for drawing in drawn)
+    for group, drawn in drawings:
+        yield tuple(
+            replace(drawing, name=f"{drawing.name}_{group[0].name}") if names[drawing.name] > 1 and group else drawing
+            for drawing in drawn
+        )
+
+
+def reasons_against(experiment: Experiment, group: Sequence[Subject], options: Any, cache: Cache) -> dict[str, str]:
+    """Why the checkpoints of a group say nothing, by name; empty texts for those that do."""
+    return {subject.name: experiment.needs.why_not(subject, options, cache) for subject in group}
+
+
+def evidence_of(experiment: Experiment, data: Any, reasons: Mapping[str, str]) -> list[Evidence]:
+    """What `data` of one group say on the claims; rows of checkpoints with one of `reasons` cannot be judged."""
+    return [replace(each, unmeasurable=each.unmeasurable or reasons.get(each.checkpoint, "")) for each in experiment.judge(data)]
+
+
+def each(fits: Callable[[Subject], bool]) -> Callable[[Sequence[Subject]], Sequence[Sequence[Subject]]]:
+    """Groups of one checkpoint each: those that fit."""
+    return lambda subjects: [[subject] for subject in subjects if fits(subject)]
+
+
+def together(fits: Callable[[Subject], bool]) -> Callable[[Sequence[Subject]], Sequence[Sequence[Subject]]]:
+    """One group of all checkpoints that fit; none where none does."""
+    return lambda subjects: [chosen] if (chosen := [subject for subject in subjects if fits(subject)]) else []
+
+
+def trained_alike(
+    fits: Callable[[Subject], bool], besides: Sequence[str] = ()
+) -> Callable[[Sequence[Subject]], Sequence[Sequence[Subject]]]:
+    """Groups of those that fit and were trained on a task with the same options, `besides` those of that name."""
+
+    def groups(subjects: Sequence[Subject]) -> Sequence[Sequence[Subject]]:
+        by_options: dict[Any, list[Subject]] = {}
+        for subject in filter(fits, subjects):
+            assert subject.configuration is not None, subject.path
+            options = [option for option in sorted(subject.configuration.task_options.items()) if option[0] not in besides]
+            by_options.setdefault((subject.configuration.task_size, *options), []).append(subject)
+        return list(by_options.values())
+
+    return groups
+
+
+def asked_the_same(fits: Callable[[Subject], bool]) -> Callable[[Sequence[Subject]], Sequence[Sequence[Subject]]]:
+    """Groups of those that fit and can be asked the same prompts: one per task (tokenizer, where there is none) and training length."""
+
+    def groups(subjects: Sequence[Subject]) -> Sequence[Sequence[Subject]]:
+        by_prompts: dict[Any, list[Subject]] = {}
+        for subject in subjects:
+            if fits(subject):
+                task = subject.task if subject.task is not None else subject.tokenizer_digest
+                by_prompts.setdefault((task, subject.training_length), []).append(subject)
+        return list(by_prompts.values())
+
+    return groups
+
+
+def without_checkpoints(subjects: Sequence[Subject]) -> Sequence[Sequence[Subject]]:
+    """One group without checkpoints, for what is measured on fresh models."""
+    return [()]

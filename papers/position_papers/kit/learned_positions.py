@@ -1,0 +1,113 @@
+"""Whether learned positions are there to be judged: a model that does not use them, or whose positions hardly differ, says nothing.
+
+    range         largest minus smallest position of a head on a prompt, mean over prompts
+    from token    share of a head's position variance that the token's identity explains, over the tokens of all prompts:
+                  1 - sum (z - mean of z over equal tokens)^2 / sum (z - mean of z)^2
+    use           rise of -log p per target, in nats, while every learned head has its mean as the position of all tokens (NoPE)
+
+With a range below one position no rotation differs by more than a neighbour's; with positions that follow from the token alone, nothing is
+positioned by its context; and where nothing is lost without them, whatever they look like is not what the model works by. A checkpoint is
+valid when at least one learned head passes the first two, and the loss rises, prompt by prompt. Knows nothing about any paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from jaxtyping import Float, Int
+
+from position_papers.kit.cache import Cache
+from position_papers.kit.differences import paired_difference
+from position_papers.kit.subjects import Subject
+from repo_interp.analysis.analyze import analyze
+from repo_interp.errors import InputError
+from repo_interp.experiments.prompt_sets import Windows
+from repo_interp.experiments.responses import forced_responses
+from repo_interp.measures.labels import described
+from repo_interp.models.checkpoints import load_model
+from repo_interp.models.interventions import frozen
+from repo_interp.models.load import load
+from repo_interp.tasks.task import log_perplexity
+
+SMALLEST_RANGE = 1.0
+"""Positions."""
+FOLLOWS_FROM_TOKEN = 0.9
+"""Share of variance from which on a head's positions are said to follow from the token alone."""
+LEAST_RISE = 0.02
+"""Nats per target, 2 % of perplexity: the rise from which on positions are said to be used."""
+WINDOWS, PROMPTS = 16, 64
+"""Of the training length: windows of text, in which every token is a target, and prompts of other tasks, which have a few."""
+
+
+def why_not(subject: Subject, options: Any, cache: Cache) -> str:
+    """Why nothing can be said about learned positions of `subject`; empty where something can, and where it learns none."""
+    if not subject.learned:
+        return ""
+    try:
+        data = subject.measured(cache, _measure, options, positions_of=_count(subject))
+    except InputError:  # there are no prompts as long as those of training, so nothing speaks against it
+        return ""
+    spans, shares = data["range"], data["from_token"]
+    valid = (spans >= SMALLEST_RANGE) & (shares < FOLLOWS_FROM_TOKEN)
+    if not bool(valid.any()):
+        return (
+            f"no learned head both spans {SMALLEST_RANGE:g} position and depends on more than the token: ranges {_interval(spans)} "
+            f"positions on prompts of {data.attrs['length']} tokens, of whose variance the token alone explains {_interval(100 * shares)} %"
+        )
+    rise = paired_difference(data["frozen"].values, data["plain"].values)
+    if rise.exceeds(LEAST_RISE):
+        return ""
+    return (
+        f"it is not shown that the learned positions are used: freezing those of all learned layers raises the loss by "
+        f"{rise.margin:.2g} nats per target (standard error {rise.standard_error:.2g} over {rise.over}; wanted more "
+        f"than {LEAST_RISE:g}, and two standard errors above 0)"
+    )
+
+
+def _measure(subject: Subject, options: Any) -> xr.Dataset:
+    """`range`, `from_token` [layer, head] of the learned layers; `plain`, `frozen` [prompt], the loss as it is and without positions."""
+    length = getattr(subject.task, "longest", 0) if subject.kind == "reversal" else subject.training_length
+    prompts = subject.prompts(length, _count(subject), options.seed)
+    run = analyze(load(subject.path, options.device), prompts, ("positions",), subject.learned, batch_size=options.batch_size)
+    position = run["positions"].to_dataset()["position"].transpose("layer", "head", "prompt", "token")
+    tokens = [np.asarray(prompt.tokens) for prompt in prompts]
+    z = position.values.astype(float)
+    valid = np.array([np.arange(z.shape[-1]) < len(each) for each in tokens])
+    spans = np.stack([np.ptp(z[:, :, row, : len(each)], axis=-1) for row, each in enumerate(tokens)]).mean(axis=0)
+    shares = np.array([[from_token(head[valid], np.concatenate(tokens)) for head in layer] for layer in z])
+    axes = ("layer", "head")
+    model, scoring = load_model(subject.path, options.device), subject.task or Windows()
+    plain = log_perplexity(scoring, forced_responses(model, scoring, prompts, options.batch_size), prompts)
+    with frozen(model, layer=list(subject.learned)):
+        without = log_perplexity(scoring, forced_responses(model, scoring, prompts, options.batch_size), prompts)
+    loss = "-log p per target, mean over a prompt's targets"
+    return xr.Dataset(
+        {
+            "range": described(xr.DataArray(spans, dims=axes), "range of positions, mean over prompts", "positions"),
+            "from_token": described(xr.DataArray(shares, dims=axes), "share of the variance between equal tokens", "1"),
+            "plain": described(xr.DataArray(plain, dims="prompt"), loss, "nat"),
+            "frozen": described(xr.DataArray(without, dims="prompt"), f"{loss}, while learned positions are frozen", "nat"),
+        },
+        coords={"layer": position["layer"].values},
+        attrs={"length": max(map(len, tokens))},
+    )
+
+
+def _count(subject: Subject) -> int:
+    return WINDOWS if subject.kind in ("language", "text") else PROMPTS
+
+
+def from_token(positions: Float[np.ndarray, " token"], tokens: Int[np.ndarray, " token"] | Sequence[int]) -> float:
+    """The share of the variance of `positions` that the identity of `tokens` explains; NaN where positions are constant."""
+    _, identity = np.unique(np.asarray(tokens), return_inverse=True)
+    centred = positions - positions.mean()
+    means = np.bincount(identity, centred) / np.bincount(identity)
+    total = float((centred**2).sum())
+    return 1 - float(((centred - means[identity]) ** 2).sum()) / total if total > 0 else float("nan")
+
+
+def _interval(values: xr.DataArray) -> str:
+    return f"{float(values.min()):.2g} to {float(values.max()):.2g}"

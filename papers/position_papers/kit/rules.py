@@ -1,0 +1,294 @@
+"""When a claim holds, as data: each rule names the quantities that it asks for, decides from them, and says itself in words.
+
+    AtLeast("share of hybrid chunks", 0.5)                  a number is at least a bound
+    AtMost("range over the context length", 0.5)            a number is at most a bound
+    Significant("the rise on the right", 3)                 a number is above 0 by so many of its standard errors
+    AtMost("fall of F1", 0.02, of="F1 in order")            ... or at most a share of another number
+    Below("the lower of both scores", 0.99)                 a number is below a bound
+    Above("mean exact match", ("RoPE", "NoPE"))             differences to rivals are above 2 standard errors (and above `more`)
+    NotBelow("mean exact match", ("RoPE",))                 no difference is below zero by more than 2 standard errors
+    BeyondNull("VAF above the others")                      a number is beyond those of a null: twins with random weights, shuffles
+    Custom(function, words)                                 what needs code of its own, with its words beside it
+    All(first, second)                                      all of them
+    Where(condition, rule)                                  nothing can be said unless the condition holds
+
+Standard errors of few samples count by Student's distribution (`differences`), and several rows of one claim by Holm's correction.
+Words, thresholds and code cannot drift apart, since words are made from the thresholds that decide. Knows nothing about any paper.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+
+import numpy as np
+
+from position_papers.kit.differences import SIGNIFICANT, Difference, level
+
+Values = Mapping[str, Any]
+"""What was measured, by the names that rules ask for: numbers, `Difference` by rival, `Observed`."""
+
+
+class Observed(NamedTuple):
+    """A number beside the same number where nothing was learned."""
+
+    value: float
+    null: Sequence[float] | np.ndarray
+    """Of twins with random weights, or of shuffles."""
+
+
+class Rule(Protocol):
+    """What decides whether a claim holds."""
+
+    @property
+    def words(self) -> str:
+        """The rule as a sentence without its full stop."""
+        ...
+
+    def holds(self, values: Values) -> bool:
+        """Whether the claim holds. Raises KeyError where a quantity is missing."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Bounded:
+    """A number beside a bound. NaN is on neither side of it."""
+
+    quantity: str
+    bound: float
+    unit: str = ""
+    of: str = ""
+    """The quantity that `bound` is a share of; empty for a bound that is a number."""
+    relation: ClassVar[str]
+    compare: ClassVar[Callable[[float, float], bool]]
+
+    @property
+    def words(self) -> str:
+        """The rule in words."""
+        return f"{self.quantity} is {self.relation} {self.bound:.3g}{self.unit}" + (f" of {self.of}" if self.of else "")
+
+    def holds(self, values: Values) -> bool:
+        """Whether the number is on the right side of the bound."""
+        return bool(type(self).compare(values[self.quantity], self.bound * values[self.of] if self.of else self.bound))
+
+
+class AtLeast(_Bounded):
+    """A number is at least a bound."""
+
+    relation, compare = "at least", operator.ge
+
+
+class AtMost(_Bounded):
+    """A number is at most a bound."""
+
+    relation, compare = "at most", operator.le
+
+
+class Below(_Bounded):
+    """A number is below a bound."""
+
+    relation, compare = "below", operator.lt
+
+
+@dataclass(frozen=True)
+class Significant:
+    """A number, given as its `Difference` from 0, is above 0 by so many standard errors."""
+
+    quantity: str
+    errors: float = SIGNIFICANT
+
+    @property
+    def words(self) -> str:
+        """The rule in words."""
+        return f"{self.quantity} is above {in_errors(self.errors)}"
+
+    def holds(self, values: Values) -> bool:
+        """Whether the number is positive and that large."""
+        return values[self.quantity].exceeds(errors=self.errors)
+
+
+@dataclass(frozen=True)
+class Above:
+    """The differences to rivals are each above so many standard errors, and above `more`."""
+
+    quantity: str
+    rivals: tuple[str, ...]
+    """What has to be exceeded. Further differences among the values of the quantity count too."""
+    more: float = 0.0
+    errors: float = SIGNIFICANT
+    relation: str = "above"
+    """How the words put it: "above", or "below" where the values are differences the other way round."""
+    required: tuple[str, ...] | None = None
+    """Rivals that must be among the values, for a claim that is judged without the others too; None: all of them."""
+
+    @property
+    def words(self) -> str:
+        """The rule in words."""
+        by = f"more than {in_errors(self.errors)} of the difference" + (f" and {self.more:g}" if self.more else "")
+        among = _listed(self.rivals) + ("" if self.required is None else ", as far as they were given,")
+        return f"{self.quantity} is {self.relation} that of {among} by {by}"
+
+    def holds(self, values: Values) -> bool:
+        """Whether every required rival has a difference, and every difference is large enough."""
+        differences: Mapping[str, Difference] = values[self.quantity]
+        complete = bool(differences) and set(self.rivals if self.required is None else self.required) <= set(differences)
+        return complete and all(each.exceeds(self.more, self.errors) for each in differences.values())
+
+
+@dataclass(frozen=True)
+class NotBelow:
+    """The differences to rivals are none below zero by more than so many standard errors."""
+
+    quantity: str
+    rivals: tuple[str, ...]
+    errors: float = SIGNIFICANT
+
+    @property
+    def words(self) -> str:
+        """The rule in words."""
+        return f"{self.quantity} is not below that of {_listed(self.rivals)} by more than {in_errors(self.errors)}"
+
+    def holds(self, values: Values) -> bool:
+        """Whether every difference to a rival is there, with an error, and none is that far below zero."""
+        differences: Mapping[str, Difference] = values[self.quantity]
+        known = all(np.isfinite([each.margin, each.standard_error]).all() for each in differences.values())
+        complete = known and set(self.rivals) <= set(differences)
+        return complete and not any(each.falls_short(self.errors) for each in differences.values())
+
+
+@dataclass(frozen=True)
+class BeyondNull:
+    """A number is above a share of those where nothing was learned."""
+
+    quantity: str
+    share: float = 1.0
+    null: str = "twins with random weights"
+    relation: Literal["above", "below"] = "above"
+
+    @property
+    def words(self) -> str:
+        """The rule in words."""
+        count = "every one" if self.share == 1 else f"{100 * self.share:g} %"
+        return f"{self.quantity} is {self.relation} that of {count} of the {self.null}"
+
+    def holds(self, values: Values) -> bool:
+        """Whether the number is beyond that share of the null. Raises ValueError where there is no null: then nothing can be said."""
+        observed: Observed = values[self.quantity]
+        if not len(observed.null):
+            raise ValueError(f"{self.quantity}: there are no {self.null}; the evidence has to say that it is unmeasurable")
+        if self.relation == "below":
+            return bool(observed.value < -limit(-np.asarray(observed.null, dtype=float), self.share))
+        return bool(observed.value > limit(observed.null, self.share))
+
+
+@dataclass(frozen=True)
+class Custom:
+    """A decision that needs code of its own."""
+
+    function: Callable[[Values], bool]
+    words: str
+
+    def holds(self, values: Values) -> bool:
+        """What the function says."""
+        return bool(self.function(values))
+
+
+class All:
+    """Several rules, all of which have to hold."""
+
+    def __init__(self, *rules: Rule) -> None:
+        """Of `rules`, in the order of the words."""
+        self.rules = rules
+
+    @property
+    def words(self) -> str:
+        """The rule in words."""
+        return "; ".join(rule.words for rule in self.rules)
+
+    def holds(self, values: Values) -> bool:
+        """Whether all hold."""
+        return all(rule.holds(values) for rule in self.rules)
+
+
+@dataclass(frozen=True)
+class Where:
+    """A rule that says nothing unless a condition holds; where it does not, the evidence says so: `Evidence.unmeasurable`."""
+
+    condition: Rule
+    rule: Rule
+
+    @property
+    def words(self) -> str:
+        """The rule in words."""
+        return f"{self.rule.words}; not measurable unless {self.condition.words}"
+
+    def holds(self, values: Values) -> bool:
+        """Whether the rule holds. Raises ValueError where the condition does not."""
+        if not self.condition.holds(values):
+            raise ValueError(
+                f"nothing can be said unless {self.condition.words}; the evidence has to say that it is unmeasurable"
+            )
+        return self.rule.holds(values)
+
+
+def limit(null: Sequence[float] | np.ndarray, share: float) -> float:
+    """The number of the null that `share` of it does not exceed: one of them, so that of 10 twins it is the largest."""
+    return float(np.quantile(np.asarray(null, dtype=float), share, method="higher"))
+
+
+def beside_null(observed: Observed, digits: str = ".3g", share: float = 0.95) -> str:
+    """The null in words, with its quantile of `share` and the effect size: how far the number is above the null's mean, in its standard
+    deviations.
+    """
+    null = np.asarray(observed.null, dtype=float)
+    deviation = null.std(ddof=1) if len(null) > 1 else np.nan
+    effect = f"; {(observed.value - null.mean()) / deviation:+.2g} standard deviations from its mean" if deviation > 0 else ""
+    return (
+        f"{observed.value:{digits}} beside {len(null)} of the null: mean {null.mean():{digits}}, "
+        f"{100 * share:.0f} % {limit(null, share):{digits}}{effect}"
+    )
+
+
+def chance(rule: Rule, values: Values) -> float | None:
+    """How probable it is by chance that the differences are as large as `rule` asks for, in multiples of its level; the most probable of
+    several, since all have to be. None for a rule that tests no difference.
+    """
+    match rule:
+        case Significant(quantity, errors):
+            return values[quantity].p_value() / level(errors)
+        case Above(quantity):
+            return max((each.p_value() / level(rule.errors) for each in values[quantity].values()), default=None)
+        case All():
+            return max((own for each in rule.rules if (own := chance(each, values)) is not None), default=None)
+        case Where():
+            return chance(rule.rule, values)
+    return None
+
+
+def holds_but_for_chance(rule: Rule, values: Values) -> bool:
+    """Whether `rule` would hold if every difference that it tests had no error: all are as claimed, and too few samples tell."""
+    match rule:
+        case Significant(quantity):
+            return values[quantity].margin > 0
+        case Above(quantity):
+            differences: Mapping[str, Difference] = values[quantity]
+            required = set(rule.rivals if rule.required is None else rule.required)
+            return required <= set(differences) and all(each.margin > max(rule.more, 0) for each in differences.values())
+        case NotBelow(quantity, rivals):
+            return set(rivals) <= set(values[quantity]) and all(each.margin >= 0 for each in values[quantity].values())
+        case All():
+            return all(holds_but_for_chance(each, values) for each in rule.rules)
+        case Where():
+            return holds_but_for_chance(rule.rule, values)
+    return rule.holds(values)
+
+
+def in_errors(errors: float) -> str:
+    """So many normal standard errors, and the probability that stands for them where samples are few."""
+    return f"{errors:g} standard errors (p < {level(errors):.2g} by Student's t)"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"each of {', '.join(names[:-1])} and {names[-1]}"

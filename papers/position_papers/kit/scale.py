@@ -1,0 +1,73 @@
+"""How large a model is and how long it was trained: the papers', as they state it, beside ours, as its files say it.
+
+Knows nothing about what is claimed or measured.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from position_papers.training.trained import configured_task, trained_configuration
+from repo_interp.models.checkpoints import identify
+from repo_interp.models.families import training_length
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Of one model. None: not stated."""
+
+    layers: int | None = None
+    width: int | None = None
+    length: int | None = None
+    """Longest sequences it was trained on, in tokens."""
+    training: str | None = None
+    """Steps, sequences per step, or tokens."""
+
+
+def scale_of(directory: str | os.PathLike[str]) -> Scale:
+    """The scale of a checkpoint, or of a training record without weights, from config.json and training.toml."""
+    directory = Path(directory)
+    trained = trained_configuration(directory)
+    scale = Scale()
+    if trained is not None:
+        batch = trained.batch * trained.accumulation
+        continued = ", continuing another" if trained.continue_from else ""
+        training = f"{trained.steps:,} steps of {batch} {'sequence' if batch == 1 else 'sequences'}{continued}"
+        size = (None, None) if trained.continue_from else (trained.layers, trained.width)
+        scale = Scale(*size, configured_task(trained).training_length, training)
+    if (directory / "config.json").is_file() or not directory.exists():
+        config = identify(directory).config
+        scale = Scale(config.num_hidden_layers, config.hidden_size, training_length(config), scale.training)
+    return scale
+
+
+def ours_and_theirs(ours: Scale, theirs: Scale) -> str:
+    """One line: ours, then the paper's, as layers × width, length of sequences, training; what is not stated is left out."""
+    return "; paper: ".join(filter(None, (_in_words(ours), _in_words(theirs))))
+
+
+def _in_words(scale: Scale) -> str:
+    size = [f"{scale.layers} layers"] * (scale.layers is not None) + [f"width {scale.width}"] * (scale.width is not None)
+    rest = [f"{scale.length} tokens"] * (scale.length is not None) + [scale.training or ""] * (scale.training is not None)
+    return ", ".join([" × ".join(size)] * bool(size) + rest)
+
+
+def scale_beside(paper: Scale, checkpoint: str, paths: Mapping[str, str]) -> str:
+    """How the model or models that a verdict calls `checkpoint` differ in scale from the one that the paper's claim is about.
+
+    `checkpoint` is one of the names, several in one text, or what several begin with ("niah" of niah/repo and niah/rope).
+    """
+    words = re.split(r"[\s,;]+", checkpoint)
+    names = [name for name in paths if name == checkpoint]
+    names = names or [name for name in paths if name in words]
+    names = names or [name for name in paths if name.split("/")[0] in words]
+    lines: dict[str, list[str]] = {}
+    for name in names:
+        lines.setdefault(ours_and_theirs(scale_of(paths[name]), paper), []).append(name)
+    if len(lines) == 1:
+        return next(iter(lines))
+    return " / ".join(f"{', '.join(named)}: {line}" for line, named in lines.items())

@@ -1,0 +1,256 @@
+"""Scores of trained checkpoints, measured anew where weights are at hand, and recorded ones beside them: what claims about tasks need.
+
+    seed of the checkpoint     scored live on `count` prompts of every test set; its own scores.json where it has no weights
+    other seeds                their scores.json; with a method that is not plain, live, those that have weights
+    methods                    plain; interpolation (PI) and yarn by the factor max(1, n / L) for test sets of n tokens
+
+The task is the one that training.toml names. Live scores with as many prompts and the seed of the run are those of its scores.json.
+Knows nothing about claims and figures.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import xarray as xr
+
+from position_papers.kit.cache import Cache
+from position_papers.kit.recorded_scores import Recorded, final_losses, recorded_scores, unequal_budgets
+from position_papers.kit.samples import Sample
+from position_papers.kit.subjects import Subject, records_of, seeds_of, texts_of
+from position_papers.training.configuration import TrainingConfiguration
+from position_papers.training.trained import configured_task
+from repo_interp.errors import InputError
+from repo_interp.experiments.task_scores import task_scores
+from repo_interp.models.checkpoints import load_model
+from repo_interp.models.interventions.extension import extended
+from repo_interp.tasks import Task
+from repo_interp.values import Count, Seed
+
+PLAIN = "plain"
+SHARES = ("exact match", "accuracy of reads", "share of the values found")
+"""Metrics between 0 and 1."""
+
+
+@dataclass(frozen=True)
+class ScoreOptions:
+    """How much is scored."""
+
+    count: Count = 200
+    """Prompts of every test set."""
+    language_count: Count = 64
+    """The same in language modelling."""
+    batch_size: Count = 32
+    seed: Seed = 0
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        for name in ("count", "language_count"):
+            if getattr(self, name) < 2:
+                raise InputError(f"{name} is {getattr(self, name)}; wanted at least 2 prompts, for an error")
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One checkpoint on the task it was trained on."""
+
+    name: str
+    layout: str
+    """As `format_layout` writes it; as training.toml names it where there are no weights."""
+    configuration: TrainingConfiguration
+    training_length: int
+    """Tokens of the longest prompt in training."""
+    metric: str
+    live: xr.Dataset | None
+    """`score [method, test_set, prompt]`, `tokens [test_set]` (longest prompt); None where there are no weights."""
+    recorded: tuple[Recorded, ...]
+    digest: str | None = None
+    """Of config.json and the weights; None where there are none."""
+    other_seeds: tuple[xr.Dataset, ...] = ()
+    """As `live`, of the other seeds that have weights; none where nothing is asked beside plain scores, which are recorded of all."""
+
+    @property
+    def test_sets(self) -> tuple[str, ...]:
+        """Names that there are scores of."""
+        if self.live is not None:
+            return tuple(self.live["test_set"].values.astype(str).tolist())
+        return tuple(name for name, value in self.recorded[0].means.items() if np.isfinite(value))
+
+    def sample(self, test_sets: Sequence[str], method: str = PLAIN) -> Sample:
+        """Scores as means over `test_sets`. With another method than plain, of the runs with weights."""
+        measured = [] if self.live is None else [self.live] if method == PLAIN else [self.live, *self.other_seeds]
+        asked = {"method": method, "test_set": list(test_sets)}
+        by_run = [scores["score"].sel(asked).mean("test_set").values for scores in measured]
+        prompts = by_run[0] if by_run else np.empty(0)
+        means = [float(values.mean()) for values in by_run]
+        if method == PLAIN:
+            runs = [run for run in self.recorded if self.live is None or run.seed != self.configuration.seed]
+            means += [float(np.mean([run.means.get(name, np.nan) for name in test_sets])) for run in runs]
+        count = len(prompts) * len(test_sets) or self.recorded[0].prompts * len(test_sets)
+        known = np.array([mean for mean in means if np.isfinite(mean)])
+        return Sample(known, prompts, count, self.metric in SHARES)
+
+    def tokens(self, test_set: str) -> int:
+        """Longest prompt of a test set. Raises InputError where there are no weights to have made prompts for."""
+        if self.live is None:
+            raise InputError(f"{self.name} has no weights, so no prompts were made of {test_set}")
+        return int(self.live["tokens"].sel(test_set=test_set))
+
+
+def of_tasks(*tasks: str) -> Callable[[Subject], bool]:
+    """Whether a subject was trained on one of `tasks`."""
+    return lambda subject: subject.configuration is not None and subject.configuration.task in tasks
+
+
+def score_subject(
+    subject: Subject, options: ScoreOptions, cache: Cache, methods: Callable[[str], Sequence[str]] = lambda layout: ()
+) -> Scored:
+    """The scores of `subject` on the task that it was trained on.
+
+    `methods`: those beside plain for a layout, as `extension.extended` names them. Raises InputError where training.toml is missing,
+    or there are neither weights nor recorded scores.
+    """
+    configuration, path = subject.configuration, Path(subject.path)
+    if configuration is None:
+        raise InputError(
+            f"{subject.name} ({path}) has no training.toml, so its task is unknown; give a checkpoint of `repo-interp train`"
+        )
+    recorded = tuple(recorded_scores(records_of(subject)))
+    if configuration.task == "language":
+        recorded = tuple(_on_the_same_texts(subject, recorded, options, cache))
+    if not subject.has_weights:
+        if not recorded:
+            raise InputError(f"{subject.name} ({path}) has neither weights nor scores.json; give a finished training run")
+        length = configured_task(configuration).training_length
+        return Scored(subject.name, configuration.scheme, configuration, length, recorded[0].metric, None, recorded)
+    assert subject.task is not None, path
+    asked = tuple(methods(subject.layout))
+    live = _scored(subject, configuration, options, cache, asked)
+    others = [other for seed, other in seeds_of(subject).items() if seed != configuration.seed and other.has_weights]
+    rest = tuple(_scored(other, configuration, options, cache, asked) for other in others) if asked else ()
+    length, metric = subject.training_length, subject.task.metric
+    return Scored(subject.name, subject.layout, configuration, length, metric, live, recorded, subject.digest, rest)
+
+
+def _scored(
+    subject: Subject, configuration: TrainingConfiguration, options: ScoreOptions, cache: Cache, methods: Sequence[str]
+) -> xr.Dataset:
+    """The scores of a checkpoint that has weights, with each method."""
+    path, task = Path(subject.path), subject.task
+    assert task is not None, path
+    count = options.language_count if configuration.task == "language" else options.count
+    depends = {
+        "checkpoint": subject.digest,
+        "task": task_digest(path, configuration, task),
+        "methods": ",".join(methods),
+        "count": count,
+        "seed": options.seed,
+        "batch_size": options.batch_size,
+        "device": options.device,
+    }
+    return cache.dataset(_live, depends, path, task, subject.training_length, count, options, methods)
+
+
+def _on_the_same_texts(subject: Subject, recorded: Sequence[Recorded], options: ScoreOptions, cache: Cache) -> Iterator[Recorded]:
+    """What is recorded of a language model's first run, and of other seeds that have weights their scores on the very texts of that one.
+
+    Training scores every seed on other windows of the held-out text, which differ by more than seeds do.
+    """
+    others = seeds_of(subject)
+    for place, run in enumerate(recorded):
+        if place == 0:
+            yield run
+        elif run.seed in others and others[run.seed].has_weights:
+            scores = _scored(others[run.seed], run.configuration, options, cache, ())["score"].sel({"method": PLAIN})
+            means = scores.mean("prompt")
+            yield replace(run, means={str(name): float(means.sel(test_set=name)) for name in means["test_set"].values})
+
+
+def score_table(scored: Sequence[Scored], test_sets: Sequence[str] = (), method: str = PLAIN) -> xr.Dataset:
+    """Scores side by side as `plots.marks.scores` draws them: `score [checkpoint, test_set, seed]`, `standard_error
+    [checkpoint, test_set]`, `layout (checkpoint)`; NaN where a checkpoint lacks a test set or has fewer seeds. `test_sets` empty: every
+    test set that some checkpoint has.
+    """
+    names = list(test_sets) or list(dict.fromkeys(name for checkpoint in scored for name in checkpoint.test_sets))
+    samples = [[each.sample([name], method) if name in each.test_sets else None for name in names] for each in scored]
+    seeds = max((len(sample.seeds) for row in samples for sample in row if sample is not None), default=1)
+    values = np.full((len(scored), len(names), seeds), np.nan)
+    errors = np.full((len(scored), len(names)), np.nan)
+    for row, column in np.ndindex(errors.shape):
+        sample = samples[row][column]
+        if sample is not None:
+            values[row, column, : len(sample.seeds)] = sample.seeds
+            if len(sample.prompts) > 1:
+                errors[row, column] = sample.prompts.std(ddof=1) / np.sqrt(len(sample.prompts))
+    axes = ("checkpoint", "test_set")
+    metric = scored[0].metric
+    return xr.Dataset(
+        {
+            "score": ((*axes, "seed"), values, {"long_name": metric, "units": "nat" if "log" in metric else "1"}),
+            "standard_error": (axes, errors, {"long_name": f"standard error of {metric} over prompts", "units": "1"}),
+        },
+        coords={
+            "checkpoint": [each.name for each in scored],
+            "test_set": names,
+            "layout": ("checkpoint", [each.layout for each in scored]),
+            "seed": np.arange(seeds),  # so that tables of other numbers of seeds can be joined
+        },
+    )
+
+
+def first_of(scored: Iterable[Scored], scheme: str) -> Scored | None:
+    """The first of `scored` with `scheme` in every layer; None where there is none."""
+    return next((each for each in scored if each.layout == scheme), None)
+
+
+def task_digest(path: Path, configuration: TrainingConfiguration, task: Task) -> str:
+    """What decides the prompts of a task: how it is made, the tokenizer, and the texts they are cut from."""
+    digest = hashlib.sha256(
+        f"{configuration.task} {configuration.task_size} {sorted(configuration.task_options.items())}".encode()
+    )
+    tokenizer = path / "tokenizer.json"
+    if tokenizer.is_file():
+        digest.update(tokenizer.read_bytes())
+    digest.update(texts_of(task).encode())
+    return digest.hexdigest()
+
+
+def _live(path: Path, task: Task, length: int, count: int, options: ScoreOptions, methods: Sequence[str]) -> xr.Dataset:
+    """The scores of every test set by every method, measured with the weights at `path`."""
+    model = load_model(path, options.device)
+    plain = task_scores(model, task, None, count, options.seed, batch_size=options.batch_size)
+    sets = plain["test_set"].values.astype(str).tolist()
+    tokens = plain["tokens"].values.tolist()
+    by_method = [plain["score"].values]
+    for method in methods:
+        rows = []
+        for place, name in enumerate(sets):
+            if tokens[place] <= length:  # the factor is 1
+                rows.append(plain["score"].values[place])
+                continue
+            with extended(model, method, tokens[place], length):
+                rows.append(
+                    task_scores(model, task, [name], count, options.seed, batch_size=options.batch_size)["score"].values[0]
+                )
+        by_method.append(np.stack(rows))
+    return xr.Dataset(
+        {"score": (("method", "test_set", "prompt"), np.stack(by_method)), "tokens": ("test_set", tokens)},
+        coords={"method": [PLAIN, *methods], "test_set": sets},
+    )
+
+
+def note(compared: Sequence[Scored], *texts: str) -> str:
+    """`texts` that are not empty, with the final losses of the checkpoints that are compared, and what differs in their budgets."""
+    losses = final_losses({scored.name: scored.recorded for scored in compared})
+    budgets = unequal_budgets({scored.name: scored.configuration for scored in compared})
+    return "; ".join(text for text in (*texts, losses, budgets) if text)
+
+
+def missing(wanted: Iterable[str], task: str) -> str:
+    """That there is no checkpoint of some schemes of a task; "" where none is wanted."""
+    names = ", ".join(wanted)
+    return f"no checkpoint of {names} trained on {task} was given" if names else ""

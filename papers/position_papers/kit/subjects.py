@@ -1,0 +1,257 @@
+"""The checkpoints that experiments are made on: those of the zoo that a paper names and a user's, with the task each was trained on.
+
+    name -> directory, with a digest of all that it holds      a user's checkpoint stands in for the zoo's of the same name
+
+Of some checkpoints the zoo has only the records of training (scores.json, training.toml), not the weights; they are subjects too. A
+checkpoint of one of our tasks gets that task's prompts; any other one gets RULER's needle in a haystack in its own tokens. Prompt i of a
+length depends on the seed and i alone, so that checkpoints of one task are asked the same. Knows nothing about any paper.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import xarray as xr
+from torch import nn
+
+from position_papers.kit.cache import Cache
+from position_papers.training.configuration import TrainingConfiguration
+from position_papers.training.trained import trained_configuration
+from position_papers.zoo_directory import DIRECTORY
+from repo_interp.analysis.trained_task import trained_task
+from repo_interp.errors import InputError
+from repo_interp.models.checkpoints import identify, load_tokenizer
+from repo_interp.models.configuration import tokens_of
+from repo_interp.models.families import training_length
+from repo_interp.models.load import load, load_fresh
+from repo_interp.models.provenance import checkpoint_digest
+from repo_interp.positions.layouts import LEARNED, format_layout
+from repo_interp.tasks import Prompt, Task, niah
+
+RECORDS = ("scores.json", "training.toml", "log.jsonl", "steps.nc")
+"""What is read of a checkpoint beside its configuration and weights."""
+VARIANT = "multikey_1"
+"""The needle in a haystack of checkpoints that were trained on no task of ours: several keys, as RePo's table 1 has it."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One checkpoint."""
+
+    name: str
+    """What the caller calls it."""
+    path: str
+    schemes: tuple[str, ...]
+    """The scheme of every layer; empty where there are only records of training."""
+    training_length: int
+    """In tokens; 0 where there are only records."""
+    digest: str
+    """Of configuration and weights; empty where there are only records."""
+    task: Task | None
+    """The task it was trained on, where that is one of ours."""
+    configuration: TrainingConfiguration | None = None
+    """How it was trained, where training.toml says it."""
+    runs: str = ""
+    """The directory that holds the records of its training, and other seeds in seed-N, where that is not `path`."""
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether there is more than records of its training."""
+        return bool(self.schemes)
+
+    @property
+    def layout(self) -> str:
+        """The layout in short - rope, repo@1, r2n1; as its training record names it where there are no weights."""
+        if not self.schemes:
+            return "" if self.configuration is None else self.configuration.scheme
+        return format_layout(self.schemes)
+
+    @property
+    def kind(self) -> str:
+        """The name of its task; "text" where it was trained on none of ours."""
+        if self.task is not None:
+            return self.task.name
+        return "text" if self.configuration is None else self.configuration.task
+
+    @property
+    def learned(self) -> tuple[int, ...]:
+        """Layers whose positions are learned."""
+        return tuple(layer for layer, scheme in enumerate(self.schemes) if scheme in LEARNED)
+
+    @property
+    def stem(self) -> str:
+        """Its name as a part of a file's name."""
+        return stem(self.name)
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The tokenizer beside the weights. Raises InputError where there is none."""
+        tokenizer = load_tokenizer(identify(self.path))
+        if tokenizer is None:
+            raise InputError(
+                f"{self.name}: {self.path} has no tokenizer, so there are no prompts for it; put its tokenizer there"
+            )
+        return tokenizer
+
+    @property
+    def tokenizer_digest(self) -> str:
+        """What decides how text becomes tokens: equal for checkpoints that can be given the same prompts."""
+        file = tokens_of(Path(self.path)) / "tokenizer.json"
+        return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else self.digest
+
+    def prompts(self, length: int, count: int, seed: int) -> list[Prompt]:
+        """`count` prompts of `length` (in the unit of its task: words for reversal, else tokens), with their answers."""
+        if self.task is not None:
+            return self.task.prompts(count, seed, str(length))
+        return niah(self.tokenizer, VARIANT, length, count, seed)
+
+    def bridges(self, options: Any) -> Iterator[tuple[str, nn.Module]]:
+        """This checkpoint, "trained", then its `controls` twins with random weights, "random 0", ...; each is made when it is asked for."""
+        yield "trained", load(self.path, options.device)
+        for seed in range(options.controls):
+            yield f"random {seed}", load_fresh(self.path, seed, options.device)
+
+    def measured(
+        self, cache: Cache, function: Callable[..., xr.Dataset], options: Any, *given: Any, **depends: str | int | float
+    ) -> xr.Dataset:
+        """`function(self, options, *given)`, kept by this checkpoint, its task, what `depends` names, the seed, batch size and device."""
+        return cache.dataset(function, self._decisive(options) | depends, self, options, *given)
+
+    def measured_groups(
+        self, cache: Cache, function: Callable[..., xr.DataTree], options: Any, *given: Any, **depends: str | int | float
+    ) -> xr.DataTree:
+        """The same of a function that measures several groups at once."""
+        return cache.tree(function, self._decisive(options) | depends, self, options, *given)
+
+    def measured_by_points(
+        self, cache: Cache, function: Callable[..., xr.Dataset], options: Any, **depends: str | int | float
+    ) -> xr.Dataset:
+        """`function(self, options, grid)`, kept as `measured` keeps it; interrupted, it goes on from the points that `grid` has."""
+        known = self._decisive(options) | depends
+        return cache.dataset(function, known, self, options, cache.points(function, known))
+
+    def _decisive(self, options: Any) -> dict[str, str | int | float]:
+        task = "" if self.task is None else json.dumps([self.task.name, self.task.options()], sort_keys=True)
+        fixed = {
+            "checkpoint": self.digest,
+            "task": task,
+            "texts": texts_of(self.task),
+            "seed": options.seed,
+            "device": options.device,
+        }
+        return {**fixed, "batch_size": options.batch_size}
+
+
+@dataclass(frozen=True)
+class Given:
+    """The checkpoints of one paper, by name."""
+
+    paths: Mapping[str, str] = field(default_factory=dict)
+    digests: Mapping[str, str] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
+    """Names of the zoo that the package lacks."""
+
+    def subjects(self) -> list[Subject]:
+        """What is known of each checkpoint without reading its weights. Raises InputError for one that cannot be read."""
+        return [subject(name, path) for name, path in self.paths.items()]
+
+
+def given(wanted: Iterable[str], users: Mapping[str, str], zoo: Path = DIRECTORY) -> Given:
+    """The checkpoints `wanted` from the zoo, and the users'. Raises InputError for a users' path where no checkpoint is."""
+    names = [name for name in wanted if name not in users]
+    paths = {name: str(zoo / name) for name in names if _is_there(zoo / name)} | dict(users)
+    missing = tuple(name for name in names if name not in paths)
+    return Given(paths, {name: digest(path) for name, path in paths.items()}, missing)
+
+
+def subject(name: str, path: str | os.PathLike[str]) -> Subject:
+    """The checkpoint at `path`, or the record of training there; of a directory of seeds alone, the first that has weights.
+
+    Raises InputError where neither can be read.
+    """
+    configuration = _configuration(Path(path))
+    if configuration is not None and not (Path(path) / "config.json").is_file():
+        for first in _seeds_below(Path(path)).values():
+            return replace(subject(name, first), runs=os.fspath(path))
+        return Subject(name, os.fspath(path), (), 0, "", None, configuration)
+    known = identify(path)
+    length = training_length(known.config)
+    checkpoint = checkpoint_digest(known.directory)
+    return Subject(name, str(known.directory), known.layout, length, checkpoint, trained_task(known.directory), configuration)
+
+
+def seeds_of(own: Subject) -> dict[int, Subject]:
+    """The same checkpoint trained with other seeds, by seed and under one name: itself, and those of seed-N that have weights."""
+    first = 0 if own.configuration is None else own.configuration.seed
+    others = {seed: subject(own.name, path) for seed, path in _seeds_below(records_of(own)).items() if seed != first}
+    return dict(sorted(({first: own} | others).items()))
+
+
+def records_of(own: Subject) -> Path:
+    """The directory with the records of all training runs of a checkpoint, one per seed."""
+    return Path(own.runs or own.path)
+
+
+def _seeds_below(directory: Path) -> dict[int, Path]:
+    """The directories seed-N that have weights, by N."""
+    named = {file.parent.name.removeprefix("seed-"): file.parent for file in directory.glob("seed-*/config.json")}
+    return {int(digits): named[digits] for digits in sorted(filter(str.isdecimal, named), key=int)}
+
+
+def stem(name: str) -> str:
+    """A name as a part of a file's name."""
+    return "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in name)
+
+
+def _configuration(path: Path) -> TrainingConfiguration | None:
+    """How a run was trained; where only its other seeds are recorded, how the first of them was."""
+    places = (path, *sorted(path.glob("seed-*"))) if path.is_dir() else ()
+    return next((known for place in places if (known := trained_configuration(place)) is not None), None)
+
+
+def digest(path: str | os.PathLike[str]) -> str:
+    """SHA-256 over a checkpoint and its records, records and weights of other seeds included. Raises InputError where there is neither."""
+    directory = Path(path)
+    parts: dict[str, str] = {}
+    if not directory.is_dir() or (directory / "config.json").is_file():
+        parts["checkpoint"] = checkpoint_digest(identify(path).directory)
+    if directory.is_dir():
+        names = [*RECORDS, *(f"seed-*/{name}" for name in (*RECORDS, "model.safetensors"))]
+        records = [file for name in names for file in sorted(directory.glob(name))]
+        parts |= {file.relative_to(directory).as_posix(): file_digest(file) for file in records}
+    if not parts:
+        raise InputError(
+            f"there is no checkpoint at {directory}; wanted a directory with config.json and weights, or with scores.json"
+        )
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def texts_of(task: Task | None) -> str:
+    """What decides the text of prompts beside the task's options: Python's version, whose sources are read by default, or the corpus."""
+    if task is None or not task.options().get("corpus"):
+        return platform.python_version()
+    return hashlib.sha256(task.data.held_out.tobytes()).hexdigest()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def file_digest(file: str | os.PathLike[str]) -> str:
+    """SHA-256 over a file, or over all files below a directory with their names."""
+    path = Path(file)
+    if path.is_file():
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    below = [part for part in sorted(path.rglob("*")) if part.is_file()]
+    return hashlib.sha256(json.dumps([(str(part.relative_to(path)), file_digest(part)) for part in below]).encode()).hexdigest()
+
+
+def _is_there(directory: Path) -> bool:
+    return any((directory / name).is_file() for name in ("config.json", "scores.json")) or any(
+        directory.glob("seed-*/scores.json")
+    )

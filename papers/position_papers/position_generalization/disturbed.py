@@ -1,0 +1,186 @@
+"""Disturbed order and positions (Position Generalization sec. 4.1): what is measured of a checkpoint, over a grid and at the judged points.
+
+    perturbation   [kind, gamma, l_max]   over shares and distances, one draw each: what is drawn
+    judged         [kind, draw]           5 % of tokens, or of keys, within 5; 10 % of positions off by up to 10: what is judged
+    table          [kind, draw]           5 % of positions off by up to 5, as in table 1: of text alone
+    few_tokens     [kind, draw]           1 % of tokens within 1,000, of which the paper says its perplexity: of text of more tokens alone
+    few_positions  [kind, draw]           1 % of positions off by up to 10, the same: of text alone
+
+The undisturbed pass over the prompts is made once for all of them. Knows no claim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from position_papers.kit.cache import Cache
+from position_papers.kit.subjects import Subject
+from position_papers.position_generalization.measured import (
+    GRID_TOKENS,
+    Measured,
+    Options,
+    is_language_model,
+    length_of,
+    of_tokens,
+    prompts_of,
+    seconds,
+    task_of,
+)
+from repo_interp.experiments.perturbation import PAPER_KINDS, Disturbance, answers_at, perturbation
+from repo_interp.experiments.responses import forced_responses
+from repo_interp.models.checkpoints import load_model
+from repo_interp.models.reposition import attentions
+from repo_interp.tasks import Prompt, Response, digest
+
+TEXT = (0.05, 5)
+"""Share of tokens and distance at which text order is judged; the same for the order of features."""
+OFFSET, OFFSET_OF_TABLE = (0.1, 10), (0.05, 5)
+POINTS = {"text_order": TEXT, "feature_order": TEXT, "position_offset": OFFSET}
+"""Where each kind is judged; offsets are in tokens, of learned positions in as many of their range."""
+OF_TEXT = {
+    "table": ("position_offset", OFFSET_OF_TABLE),
+    "few_tokens": ("text_order", (0.01, 1000)),
+    "few_positions": ("position_offset", (0.01, 10)),
+}
+"""Where text is judged besides, by group."""
+_TOGETHER: Any = {"join": "exact", "coords": "minimal", "compat": "override"}
+
+
+def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> list[Measured]:
+    """Of the first of `subjects` the group `perturbation`, over shares and distances of every kind; of each of them, it and its RoPE twin,
+    the group `judged`, at the judged points. The undisturbed pass is made once, for all of them.
+    """
+    grid = {"gammas": str(options.gammas), "l_maxes": str(options.l_maxes)}
+    plain = [
+        subject.measured(cache, measure_undisturbed, options, prompts=digest(prompts_of(subject, options)))
+        for subject in subjects
+    ]
+    kinds = [_kept(subjects[0], options, cache, plain[0], measure_kind, kind, **grid) for kind in PAPER_KINDS]
+    groups = [{"judged": _judged(*own, options, cache)} for own in zip(subjects, plain, strict=True)]
+    groups[0]["perturbation"] = _joined(kinds)
+    groups[0] |= {
+        group: _judged_at(subjects[0], plain[0], options, cache, *OF_TEXT[group])
+        for group in groups_of_text(subjects[0], options)
+    }
+    runs = [xr.DataTree.from_dict(datasets) for datasets in groups]
+    return [Measured(subject, length_of(subject, options), run) for subject, run in zip(subjects, runs, strict=True)]
+
+
+def groups_of_text(subject: Subject, options: Options) -> list[str]:
+    """The groups of OF_TEXT that can be measured: text alone, and no farther than it is long."""
+    if not is_judged_by_text(subject):
+        return []
+    length = length_of(subject, options)
+    return [group for group, (_, (_, farthest)) in OF_TEXT.items() if farthest < length]
+
+
+def cost(subjects: Sequence[Subject], options: Options) -> float:
+    """Seconds that the passes over a checkpoint's prompts take: of every kind those of the grid and of the judged draws, and the
+    undisturbed one. Those of its twin are counted where it is the first.
+    """
+    subject, prompts = subjects[0], prompts_of(subjects[0], options)
+    judged = (len(PAPER_KINDS) + len(groups_of_text(subject, options))) * options.draws
+    drawn = len(PAPER_KINDS) * len(options.gammas) * len(options.l_maxes)
+    passes = (1 + judged) * len(prompts) + drawn * len(_drawn(subject, prompts))
+    return seconds(subject, options, {max(len(prompt.tokens) for prompt in prompts): passes})
+
+
+def measure_undisturbed(subject: Subject, options: Options) -> xr.Dataset:
+    """`token`, `log_probability` [prompt, target]: the answers to the undisturbed prompts; -1 and NaN where a prompt has fewer targets."""
+    model, task = load_model(subject.path, options.device), task_of(subject, options)
+    answers = forced_responses(model, task, prompts_of(subject, options), options.batch_size)
+    most = max(len(answer.tokens) for answer in answers)
+    tokens, logs = np.full((len(answers), most), -1), np.full((len(answers), most), np.nan)
+    for row, answer in enumerate(answers):
+        tokens[row, : len(answer.tokens)] = answer.tokens
+        logs[row, : len(answer.tokens)] = answer.log_probabilities
+    return xr.Dataset({"token": (("prompt", "target"), tokens), "log_probability": (("prompt", "target"), logs)})
+
+
+def _answers(plain: xr.Dataset) -> list[Response]:
+    """What `measure_undisturbed` kept, as it was."""
+    rows = zip(plain["token"].values, plain["log_probability"].values, strict=True)
+    return [Response(tuple(map(int, tokens[tokens >= 0])), tuple(map(float, logs[tokens >= 0]))) for tokens, logs in rows]
+
+
+def measure_kind(subject: Subject, options: Options, plain: xr.Dataset, kind: str) -> xr.Dataset:
+    """The group `perturbation` of one kind, on as many prompts as are drawn."""
+    model, task = load_model(subject.path, options.device), task_of(subject, options)
+    prompts = _drawn(subject, prompts_of(subject, options))
+    return perturbation(
+        *(model, task, prompts, (kind,), options.gammas, options.l_maxes),
+        offset_unit="range",
+        seed=options.seed,
+        batch_size=options.batch_size,
+        undisturbed=_answers(plain)[: len(prompts)],
+    )
+
+
+def _drawn(subject: Subject, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
+    """The prompts that the drawn grid is measured on: of long text fewer than are judged."""
+    return of_tokens(prompts, GRID_TOKENS) if is_language_model(subject) else prompts
+
+
+def measure_judged(subject: Subject, options: Options, plain: xr.Dataset, kind: str, gamma: float, l_max: int) -> xr.Dataset:
+    """`log_perplexity`, `log_perplexity_rise`, `task_score` [kind, draw] of one kind at one point, and `rise` [kind, draw, prompt], nats
+    per target that no move touched (NaN where a prompt has none); `plain` and `plain_score`, the first and the last undisturbed.
+    """
+    model, task, prompts = load_model(subject.path, options.device), task_of(subject, options), prompts_of(subject, options)
+    undisturbed, layers = _answers(plain), tuple(range(len(list(attentions(model)))))
+    points = [Disturbance(kind, gamma, l_max, layers, "range", options.seed + 1 + draw) for draw in range(options.draws)]
+    draws = [answers_at(model, task, prompts, undisturbed, point, options.batch_size) for point in points]
+    numbers = [draw.summary(task) for draw in draws]
+    rises = [[rise.mean() if len(rise) else np.nan for rise in draw.rises] for draw in draws]
+    judged = ("log_perplexity", "log_perplexity_rise", "task_score")
+    return xr.Dataset(
+        {name: (("kind", "draw"), [[each[name] for each in numbers]]) for name in judged}
+        | {
+            "rise": (("kind", "draw", "prompt"), [rises]),
+            "plain": -np.mean(np.concatenate([answer.log_probabilities for answer in undisturbed])),
+            "plain_score": np.mean(np.asarray(task.score(undisturbed, prompts), dtype=np.float64)),
+        },
+        coords={"kind": [kind]},
+        attrs={"metric": task.metric, "prompts": len(prompts)},
+    )
+
+
+def _judged(subject: Subject, plain: xr.Dataset, options: Options, cache: Cache) -> xr.Dataset:
+    """The group `judged`: every kind of disturbance at its judged point."""
+    return _joined([_judged_at(subject, plain, options, cache, kind, point) for kind, point in POINTS.items()])
+
+
+def _judged_at(
+    subject: Subject, plain: xr.Dataset, options: Options, cache: Cache, kind: str, point: tuple[float, int]
+) -> xr.Dataset:
+    """One kind of disturbance at one point, from the cache where it was measured before."""
+    return _kept(subject, options, cache, plain, measure_judged, kind, *point, draws=options.draws, point=str(point))
+
+
+def _joined(kinds: Sequence[xr.Dataset]) -> xr.Dataset:
+    """Groups of one kind each as one, in the order of the paper."""
+    joined = xr.concat(kinds, dim="kind", data_vars="minimal", **_TOGETHER)
+    return joined.assign_coords(kind=list(PAPER_KINDS))  # joining cuts names to the length of the first
+
+
+def _kept(
+    subject: Subject,
+    options: Options,
+    cache: Cache,
+    plain: xr.Dataset,
+    function: Callable[..., xr.Dataset],
+    kind: str,
+    *point: float,
+    **depends: Any,
+) -> xr.Dataset:
+    """What `function` measures with one kind of disturbance, from the cache where it was measured before."""
+    prompts = digest(prompts_of(subject, options))
+    return subject.measured(cache, function, options, plain, kind, *point, kind=kind, prompts=prompts, **depends)
+
+
+def is_judged_by_text(subject: Subject) -> bool:
+    """Whether what counts of a checkpoint is log perplexity."""
+    return is_language_model(subject) or (subject.task is not None and subject.task.metric == "log perplexity")

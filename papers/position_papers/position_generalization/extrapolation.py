@@ -1,0 +1,202 @@
+"""Attention outputs beyond the training length, with LM-Infinite and without (Position Generalization sec. 4.2, table 2, fig. 6): P7.
+
+KL above that at the training length = KL(N_n || N_L) - KL(N_L || N_L)      N_n: Gaussian of the outputs at n tokens; at L only the
+                                                                            noise of the fit is left
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import xarray as xr
+
+from position_papers.kit.cache import Cache
+from position_papers.kit.claims import EVERY_SEED, Claim, Evidence
+from position_papers.kit.experiment import Drawing, Experiment, Needs, each
+from position_papers.kit.learned_positions import why_not
+from position_papers.kit.rules import All, AtMost, Custom
+from position_papers.kit.subjects import Subject
+from position_papers.position_generalization.measured import (
+    MODEL,
+    SOURCE,
+    TEXT_MODELS,
+    Measured,
+    Options,
+    is_language_model,
+    length_of,
+    prompts_of,
+    seconds,
+    task_of,
+)
+from repo_interp.experiments.extrapolation import extrapolation, output_traces
+from repo_interp.experiments.prompt_sets import cut
+from repo_interp.experiments.resumable_grid import ResumableGrid
+from repo_interp.models.checkpoints import load_model
+from repo_interp.models.interventions.extension import allowed_methods
+from repo_interp.models.reposition import attentions
+from repo_interp.plots.views.extrapolation import extrapolation_by_length
+from repo_interp.plots.views.extrapolation import output_traces as traces_in_plane
+from repo_interp.tasks import Prompt, digest
+
+DIVERGENCE = "at the longest length, the KL above that at the training length, over the plain model's"
+LOG_PERPLEXITIES = "log perplexity with LM-Infinite and of the plain model"
+
+P7 = Claim(
+    "P7",
+    "attention outputs stay in distribution at longer lengths with LM-Infinite, not without",
+    f"{SOURCE} table 2, fig. 6",
+    "KL 1.2 against 6.5 at 5120",
+    All(
+        AtMost(DIVERGENCE, 0.5),
+        Custom(lambda values: values[LOG_PERPLEXITIES][0] < values[LOG_PERPLEXITIES][1], "log perplexity is lower than plain"),
+    ),
+    also=(EVERY_SEED,),
+)
+
+
+# ---- measuring -------------------------------------------------------------------------------------------------------
+
+
+def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> Measured:
+    """`extrapolation` to `reach` training lengths, and `output_traces` where distances can be capped; neither where sequences are cut below
+    the training length.
+    """
+    (subject,) = subjects
+    length = length_of(subject, options)
+    if length < subject.training_length:
+        return Measured(subject, length, xr.DataTree())
+    prompts, longer = prompts_of(subject, options), longer_prompts(subject, options)
+    groups = {
+        "extrapolation": subject.measured_by_points(
+            cache, measure_extrapolation, options, prompts=digest(longer), lengths=str(_lengths(subject, options))
+        )
+    }
+    if "lm_infinite" in groups["extrapolation"]["method"].values:
+        both = digest([*prompts, longer[0]])
+        groups["output_traces"] = subject.measured(cache, measure_traces, options, prompts=both)
+    return Measured(subject, length, xr.DataTree.from_dict(groups))
+
+
+def cost(subjects: Sequence[Subject], options: Options) -> float:
+    """Seconds of the passes over longer prompts, by every method and for the reference, and of those that are traced; 0 where sequences
+    are cut below the training length.
+    """
+    (subject,) = subjects
+    if length_of(subject, options) < subject.training_length:
+        return 0.0
+    methods, compared = len(allowed_methods(load_model(subject.path, options.device))), options.longer // 2
+    passes = dict.fromkeys(_lengths(subject, options), methods * compared)
+    passes[min(passes)] += compared + options.sequences
+    passes[max(passes)] += 1
+    return seconds(subject, options, passes)
+
+
+def measure_extrapolation(subject: Subject, options: Options, grid: ResumableGrid) -> xr.Dataset:
+    """The group `extrapolation` by all methods that the checkpoint's positions allow; `grid` keeps what is finished."""
+    model, task = load_model(subject.path, options.device), task_of(subject, options)
+    by_length = cut(task.describe, longer_prompts(subject, options), _lengths(subject, options))
+    methods = allowed_methods(model)
+    return extrapolation(model, task, by_length, length_of(subject, options), methods, batch_size=options.batch_size, grid=grid)
+
+
+def measure_traces(subject: Subject, options: Options) -> xr.Dataset:
+    """The group `output_traces` of the middle layer."""
+    model = load_model(subject.path, options.device)
+    layer, longer = len(list(attentions(model))) // 2, longer_prompts(subject, options)[0]
+    return output_traces(model, prompts_of(subject, options), longer, length_of(subject, options), layer)
+
+
+def longer_prompts(subject: Subject, options: Options) -> list[Prompt]:
+    """Windows of text of the longest length."""
+    return task_of(subject, options).prompts(options.longer, options.seed, str(_lengths(subject, options)[-1]))
+
+
+def _lengths(subject: Subject, options: Options) -> list[int]:
+    """The training length and its doublings."""
+    return [length_of(subject, options) << power for power in range(options.reach.bit_length())]
+
+
+# ---- judging and drawing ---------------------------------------------------------------------------------------------
+
+
+def judge(measured: Measured) -> Iterator[Evidence]:
+    """What there is on P7, where distances can be capped."""
+    length = measured.subject.training_length
+    if "extrapolation" not in measured.run.children:
+        cut_short = (
+            f"sequences have {measured.length} of its {length} training tokens; --set position-generalization.length=0 has all"
+        )
+        yield Evidence(P7, measured.name, "", unmeasurable=cut_short)
+        return
+    group = measured.group("extrapolation")
+    if "lm_infinite" not in group["method"].values:
+        return
+    first, last = (int(tokens) for tokens in group["length"].values[[0, -1]])
+    above = group["kl"].sel(length=last) - group["kl"].sel(length=first)
+    plain, capped = (above.sel({"method": method}).values for method in ("plain", "lm_infinite"))
+    floor = float(group["kl"].sel({"method": "plain", "length": first}).mean())
+    nats = group["log_perplexity"].sel(length=last)
+    nats_plain, nats_capped = (float(nats.sel({"method": method})) for method in ("plain", "lm_infinite"))
+    share = capped.mean() / plain.mean() if plain.mean() > 0 else np.inf
+    yield Evidence(
+        P7,
+        measured.name,
+        f"KL with LM-Infinite at {last} tokens above that at {first}, nats per head",
+        {DIVERGENCE: share, LOG_PERPLEXITIES: (nats_capped, nats_plain)},
+        float(capped.mean()),
+        float(capped.std(ddof=1)),
+        "layers",
+        group.attrs["prompts"],
+        f"plain {plain.mean():.3g}; at {first} tokens, where only the noise of the fit is left, {floor:.3g}",
+        f"log perplexity {nats_capped:.3f} against {nats_plain:.3f}; of {_judged(group)} sequences, compared with the others",
+    )
+
+
+def _judged(group: xr.Dataset) -> int:
+    """How many sequences are judged at every length: every second one; the others, at the training length, are the reference."""
+    return int(group.attrs["prompts"]) // 2
+
+
+def draw(measured: Measured) -> Iterator[Drawing]:
+    """Divergence and log perplexity by length (table 2), and outputs over sliding windows (fig. 6)."""
+    name, present = measured.name, measured.run.children
+    if "extrapolation" in present:
+        group = measured.group("extrapolation")
+        caption = (
+            f"{name}: divergence of attention outputs from those at the training length, and log perplexity, of the last "
+            f"{group.attrs['judged']} tokens (table 2), of {_judged(group)} sequences: their spread is not kept. What they are compared "
+            "with is other sequences of the training length."
+        )
+        yield Drawing(f"extrapolation_{name}", extrapolation_by_length(measured.run), caption, group)
+    if "output_traces" in present:
+        group = measured.group("output_traces")
+        caption = (
+            f"{name}: attention outputs at the training length (dots), and of a few queries over sliding windows of keys and values "
+            "(lines, darker the later the window; open: the first, filled: the last), in the plane of the two largest variances (fig. 6). "
+            f"{100 * float(group['trace_outside'].mean()):.2g} % of the lines' points are further from the mean than 99 % of the dots, by "
+            "Mahalanobis' distance."
+        )
+        yield Drawing(f"output_traces_{name}", traces_in_plane(measured.run), caption, group)
+
+
+def _can_be_longer(subject: Subject) -> bool:
+    """Whether it is judged on text and takes more tokens than in training: a table of learned positions ends there."""
+    return is_language_model(subject) and "learned" not in subject.schemes
+
+
+EXTRAPOLATION = Experiment(
+    "extrapolation",
+    (P7,),
+    Needs(
+        each(_can_be_longer),
+        "needs a language model whose distances can be capped, such as language/rope",
+        TEXT_MODELS[:3],
+        why_not=why_not,
+    ),
+    measure,
+    judge,
+    draw,
+    MODEL,
+    cost,
+)

@@ -1,0 +1,251 @@
+"""How far the logits are a sum of a position and a semantic part (Position Generalization sec. 3.1, 3.2, fig. 2, 3): P1, P2, P3.
+
+    three axes       W_ij ~ a_{i-j} + b_i + c_j            fake distance    W'_dj ~ a_d + b_j        r: correlation with the fit
+
+At short lengths random weights are fitted by chance: 3 n axes for n^2 / 2 pairs give r of about sqrt(6 / n).
+
+The rules of P1 and P2 were written after an exploratory run on one half-trained checkpoint had been seen. The paper speaks of "the great
+majority of the variance"; the weakest reading of it is half, r = sqrt(0.5).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import xarray as xr
+
+from position_papers.kit.cache import Cache
+from position_papers.kit.claims import SEEN, Claim, Evidence
+from position_papers.kit.differences import paired_difference
+from position_papers.kit.experiment import Drawing, Experiment, Needs, each
+from position_papers.kit.learned_positions import why_not
+from position_papers.kit.rules import All, AtLeast, AtMost, BeyondNull, Observed, Significant, beside_null
+from position_papers.kit.subjects import Subject
+from position_papers.position_generalization.measured import (
+    MODEL,
+    SOURCE,
+    TEXT_MODELS,
+    Measured,
+    Options,
+    fits,
+    is_language_model,
+    seconds_of_fits,
+)
+from repo_interp.plots.views.fake_distance import fake_distance_fit
+from repo_interp.plots.views.rotation import rotating_heads
+from repo_interp.plots.views.three_axis import example_heads, fit_correlations, three_axis_fit
+
+THREE_AXIS_R = "the mean r of the three-axis fit over heads and prompts"
+LOWEST_R = (
+    "the mean r of the fake-distance fit over heads and prompts, in each layer that rotates (it is 1 by construction in others),"
+)
+RANDOM_R = "the mean r of the three-axis fit of the same decoder with random weights"
+TRAINED_R = "that of the trained weights"
+
+P1 = Claim(
+    "P1",
+    "logits are a sum of a distance, a query and a key axis",
+    f"{SOURCE} sec. 3.1",
+    "0.8650",
+    AtLeast(THREE_AXIS_R, math.sqrt(0.5)),
+    written=SEEN,
+    also=("beyond nulls",),
+)
+P2 = Claim(
+    "P2",
+    "fake-distance logits are a sum of a position and a semantic axis, in every layer",
+    f"{SOURCE} sec. 3.2",
+    "0.9470 (0.914 - 0.967 over layers)",
+    AtLeast(LOWEST_R, 0.9),
+    written=SEEN,
+    also=("beyond random weights",),
+)
+R_BESIDE_TWINS, R_ABOVE_SHUFFLED = "this r", "this r minus that with the distances shuffled, prompt by prompt,"
+P1_NULL = Claim(
+    "P1",
+    "the distance axis takes part: r is above that of random weights, and of shuffled distances",
+    P1.source,
+    "none",
+    All(P1.rule, BeyondNull(R_BESIDE_TWINS, 0.95), Significant(R_ABOVE_SHUFFLED)),
+    "beyond nulls",
+    SEEN,
+)
+P2_NULL = Claim(
+    "P2",
+    "fake-distance logits are more of a sum of two axes than with random weights",
+    P2.source,
+    "none",
+    All(P2.rule, BeyondNull(R_BESIDE_TWINS, 0.95)),
+    "beyond random weights",
+    SEEN,
+)
+P3 = Claim(
+    "P3",
+    "the three axes fit logits of random weights near 0: what is fitted is learned, not built in",
+    f"{SOURCE} sec. 3.2",
+    "0.028",
+    All(AtMost(RANDOM_R, 0.2), AtMost("this r", 0.5, of=TRAINED_R)),
+)
+
+
+def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> Measured:
+    """Both fits, their maps, and which heads rotate."""
+    (subject,) = subjects
+    return fits(subject, options, cache)
+
+
+def cost(subjects: Sequence[Subject], options: Options) -> float:
+    """Seconds that the fits of a checkpoint and its twins take, what the rotations are judged by among them."""
+    (subject,) = subjects
+    return seconds_of_fits(subject, options)
+
+
+def judge(measured: Measured) -> Iterator[Evidence]:
+    """What there is on P1 and P3, and on P2 where some layer rotates."""
+    yield from _three_axes(measured)
+    yield _random_weights(measured)
+    yield from _fake_distances(measured)
+
+
+def _three_axes(measured: Measured) -> Iterator[Evidence]:
+    """P1: r of the three-axis fit, alone and beside random weights and shuffled distances."""
+    three, random = measured.group("three_axis"), _r_of_twins(measured)
+    by_prompt, shuffled = _r_by_prompt(measured), three["r_shuffled"].mean(("layer", "head")).values
+    r = float(by_prompt.mean())
+    evidence = Evidence(
+        P1,
+        measured.name,
+        "mean r of the three-axis fit",
+        {THREE_AXIS_R: r},
+        r,
+        float(by_prompt.std(ddof=1)),
+        "sequences",
+        len(by_prompt),
+        f"random weights {random.mean():.3g}; distances shuffled {_mean(three['r_shuffled']):.3g}",
+        f"R² on held-out rows {_mean(three['r2_held_out']):.3g}; heads {of_heads(three['r'])}",
+    )
+    yield evidence
+    observed, above = Observed(r, random), paired_difference(by_prompt, shuffled)
+    values = {**evidence.values, R_BESIDE_TWINS: observed, R_ABOVE_SHUFFLED: above}
+    note = f"{beside_null(observed)}; above shuffled distances by {above.margin:.3g} ± {above.standard_error:.2g}"
+    yield replace(evidence, claim=P1_NULL, values=values, note=note)
+
+
+def _random_weights(measured: Measured) -> Evidence:
+    """P3: r of the three-axis fit of the twins with random weights."""
+    random, r = _r_of_twins(measured), float(_r_by_prompt(measured).mean())
+    return Evidence(
+        P3,
+        measured.name,
+        "mean r of the three-axis fit with random weights",
+        {RANDOM_R: random.mean(), "this r": random.mean(), TRAINED_R: r},
+        float(random.mean()),
+        float(random.std(ddof=1)) if len(random) > 1 else None,
+        "draws of weights",
+        measured.of_twins("three_axis")[0].sizes["prompt"],
+        f"trained {r:.3g}",
+        f"by chance about {np.sqrt(6 / measured.length):.2g} at {measured.length} tokens",
+    )
+
+
+def _fake_distances(measured: Measured) -> Iterator[Evidence]:
+    """P2: r of the fake-distance fit in the layers that rotate, alone and beside random weights; nothing where none rotates."""
+    fake, rotating = measured.group("fake_distance"), rotating_layers(measured)
+    if not rotating:
+        return
+    layers = fake["r"].mean(("prompt", "head")).sel(layer=rotating).values
+    prompts = fake["r"].sel(layer=rotating).mean(("layer", "head")).values
+    twins = [_mean(twin["r"].sel(layer=rotating)) for twin in measured.of_twins("fake_distance")]
+    evidence = Evidence(
+        P2,
+        measured.name,
+        "mean r of the fake-distance fit",
+        {LOWEST_R: layers.min()},
+        float(layers.mean()),
+        float(prompts.std(ddof=1)),
+        "sequences",
+        len(prompts),
+        f"random weights {np.mean(twins):.3g}",
+        f"layers {layers.min():.3g} to {layers.max():.3g}",
+    )
+    yield evidence
+    observed = Observed(float(layers.mean()), twins)
+    yield replace(evidence, claim=P2_NULL, values={**evidence.values, R_BESIDE_TWINS: observed}, note=beside_null(observed))
+
+
+def draw(measured: Measured) -> Iterator[Drawing]:
+    """r of both fits over layers and heads, and each fit of the head with the median r (fig. 2, 3)."""
+    name, three, fake, maps = measured.name, *(measured.group(group) for group in ("three_axis", "fake_distance", "maps"))
+    caption = (
+        f"{name}: correlation of the logits and the three-axis fit (sec. 3.1), and of fake-distance logits and their two axes "
+        f"(sec. 3.2), by layer and head, mean over {three.sizes['prompt']} sequences of {measured.tokens} of held-out text. Colours "
+        "from 0 to 1 in all figures; grey: an exact fit by construction."
+    )
+    correlations = {f"three_axis_{variable}": three[variable] for variable in ("r", "r_position", "r_shuffled", "r2_held_out")}
+    data = xr.Dataset({**correlations, "fake_distance_r": fake["r"]})
+    yield Drawing(f"fits_{name}", fit_correlations(measured.run), caption, data)
+
+    layer, head = example_heads(three)[:2][-1]
+    axes = {variable: three[variable] for variable in ("distance_axis", "query_axis", "key_axis")}
+    data = maps[["logit_map", "block_size"]].assign(axes).sel(layer=layer, head=head)
+    caption = (
+        f"{name}, the head with the median r: its logits, distance, query and key axis, and their sum (fig. 2), on the first "
+        f"of {three.sizes['prompt']} sequences. Axes have a meaning up to a level and a common slope."
+    )
+    yield Drawing(f"three_axis_{name}", three_axis_fit(measured.run, layer, head), caption, data)
+
+    candidates = fake.sel(layer=rotating_layers(measured) or fake["layer"].values)
+    layer, head = (example_heads(candidates)[:2] or [(0, 0)])[-1]
+    axes = {variable: fake[variable] for variable in ("position_axis", "semantic_axis")}
+    data = maps[["fake_map", "block_size"]].assign(axes).sel(layer=layer, head=head)
+    caption = (
+        f"{name}, the head with the median r: logits that the last query would give every key at every distance, with their two "
+        f"axes, and the sum of these (fig. 3), on the first of {three.sizes['prompt']} sequences."
+    )
+    yield Drawing(f"fake_distance_{name}", fake_distance_fit(measured.run, layer, head), caption, data)
+
+
+def rotating_layers(measured: Measured) -> list[int]:
+    """Layers with a head that rotates."""
+    return sorted({layer for layer, _ in rotating_heads(measured.group("rotation"))})
+
+
+def _r_by_prompt(measured: Measured) -> np.ndarray:
+    """r of the three-axis fit of every prompt, mean over heads."""
+    return measured.group("three_axis")["r"].mean(("layer", "head")).values
+
+
+def _r_of_twins(measured: Measured) -> np.ndarray:
+    """Mean r of the three-axis fit of every twin with random weights."""
+    return np.array([_mean(twin["r"]) for twin in measured.of_twins("three_axis")])
+
+
+def of_heads(values: xr.DataArray) -> str:
+    """The lowest and the highest of all heads' means over prompts, in words."""
+    means = values.mean("prompt")
+    return f"{float(means.min()):.3g} to {float(means.max()):.3g}"
+
+
+def _mean(values: xr.DataArray) -> float:
+    return float(np.nanmean(values.values))
+
+
+FITS = Experiment(
+    "fits",
+    (P1, P1_NULL, P2, P2_NULL, P3),
+    Needs(
+        each(is_language_model),
+        "needs a language model, such as language/rope",
+        TEXT_MODELS,
+        otherwise_of=dict.fromkeys((P2.label, P2_NULL.label), "needs a language model that rotates, such as language/rope"),
+        why_not=why_not,
+    ),
+    measure,
+    judge,
+    draw,
+    MODEL,
+    cost,
+)

@@ -1,0 +1,231 @@
+"""What the claims of Position Generalization are measured on: a checkpoint's text or task, and twins of it with random weights.
+
+    language models    the task `language` in the checkpoint's own tokens, windows of the training length L, or of `length` tokens where
+                       that is less; the same decoder with random weights is the control of the fits
+    long windows       1,024 tokens unless more are asked for: what two cores measure of 135 million parameters in an hour and a half
+    other tasks        tolerance alone, with the task's score, on prompts as in training
+
+What is measured of a checkpoint, trained or random, is kept on its own, whichever experiment asks for it first. Knows nothing about
+claims and figures.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import xarray as xr
+
+from position_papers.kit.cache import Cache
+from position_papers.kit.scale import Scale
+from position_papers.kit.subjects import Subject
+from repo_interp.analysis.analyze import analyze
+from repo_interp.analysis.cost import estimate
+from repo_interp.errors import InputError
+from repo_interp.experiments.responses import forced_responses
+from repo_interp.measures.fake_distance import FakeDistance
+from repo_interp.measures.maps import Maps
+from repo_interp.measures.rotation import Rotation
+from repo_interp.measures.statistics import Measure
+from repo_interp.measures.three_axis import ThreeAxis
+from repo_interp.models.checkpoints import load_model
+from repo_interp.models.configuration import tokens_of
+from repo_interp.models.load import load, load_fresh
+from repo_interp.tasks import Prompt, Task, digest, make_task
+from repo_interp.values import Count, CountOrNone, Seed
+
+SOURCE = "Position Generalization"
+TIMED = 512
+"""Most tokens of the text that a cost is extrapolated from."""
+MODEL = Scale(28, 3072)
+"""Llama-3.2-3B, the model of the paper."""
+TEXT_MODELS = ("language/rope", "language/rope_continued", "language/repo", "language/learned")
+"""Language models of the zoo."""
+TWIN_TOKENS = 4096
+"""Of text that a twin with random weights gets at most: there one sequence is like another."""
+GRID_TOKENS = 2048
+"""Of text that every point of the drawn perturbations gets at most; what is judged gets all."""
+WIDER = 1.0
+"""Prominence, over the median of a head's components, from which on more components count as dominating than by the measure's 2."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How much is measured."""
+
+    sequences: Count = 8
+    """Of text, for the fits and the perturbations."""
+    length: CountOrNone = 1024
+    """Tokens of a sequence, at most the training length; 0: the training length."""
+    prompts: Count = 100
+    """Of other tasks, for the perturbations."""
+    controls: Count = 10
+    """Twins with random weights: what a null is made of."""
+    draws: Count = 3
+    """Seeds of the judged perturbations: they give the spread."""
+    gammas: tuple[float, ...] = (0.001, 0.01, 0.05, 0.1, 0.5)
+    """Shares of the perturbations that are drawn."""
+    l_maxes: tuple[int, ...] = (1, 5, 10, 100)
+    longer: Count = 64
+    """Sequences for the extrapolation; half of them are the reference."""
+    reach: Count = 4
+    """Longest length, in training lengths: a power of 2."""
+    corpus: str = ""
+    """A text file or folder; empty: what the checkpoint was trained on, else the standard library's sources."""
+    batch_size: Count = 8
+    seed: Seed = 0
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.sequences < 2 or self.prompts < 2 or self.controls < 1 or self.draws < 2 or self.longer < 8:
+            raise InputError(
+                "at least 2 sequences and prompts, 1 control, 2 draws and 8 longer sequences are needed for a verdict"
+            )
+        if self.reach < 2 or self.reach & (self.reach - 1):
+            raise InputError(f"reach is a power of 2 from 2 on, not {self.reach}")
+        if self.length < 0 or 0 < self.length < 32:
+            raise InputError(f"length is {self.length}; wanted at least 32 tokens, or 0 for the training length")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One checkpoint, with the groups that an experiment asked for."""
+
+    subject: Subject
+    length: int
+    """Tokens of a sequence."""
+    run: xr.DataTree
+    twins: tuple[xr.DataTree, ...] = ()
+    """The same groups with random weights."""
+
+    @property
+    def name(self) -> str:
+        """What the caller calls the checkpoint."""
+        return self.subject.name
+
+    @property
+    def tokens(self) -> str:
+        """How long a sequence is, as captions say it."""
+        trained = self.subject.training_length
+        return f"{self.length} tokens" + (f" (of the {trained} of training)" if self.length < trained else "")
+
+    def group(self, name: str) -> xr.Dataset:
+        """One group of the run."""
+        return self.run[name].to_dataset()
+
+    def of_twins(self, name: str) -> list[xr.Dataset]:
+        """One group of every twin."""
+        return [twin[name].to_dataset() for twin in self.twins]
+
+
+def is_language_model(subject: Subject) -> bool:
+    """Whether a checkpoint has weights and is judged on text: those of our other tasks are not."""
+    return subject.has_weights and subject.kind in ("language", "text")
+
+
+def length_of(subject: Subject, options: Options) -> int:
+    """Tokens of a sequence of text for this checkpoint."""
+    return min(subject.training_length, options.length or subject.training_length)
+
+
+def task_of(subject: Subject, options: Options) -> Task:
+    """The task whose prompts the checkpoint gets. Raises InputError for a language model without a tokenizer of its own."""
+    if not is_language_model(subject):
+        assert subject.task is not None, subject.path
+        return subject.task
+    tokenizer = tokens_of(Path(subject.path)) / "tokenizer.json"
+    if not tokenizer.is_file():
+        raise InputError(f"{subject.path} has no tokenizer.json; language checkpoints are judged with their own tokenizer")
+    corpus = options.corpus or (str(subject.task.options()["corpus"]) if subject.task is not None else "")
+    length = length_of(subject, options)
+    return make_task("language", corpus=corpus, tokenizer_file=str(tokenizer), length=length, longest_test=length * options.reach)
+
+
+def prompts_of(subject: Subject, options: Options) -> list[Prompt]:
+    """The sequences of text, or the prompts of the task. Raises InputError where there is too little text."""
+    task = task_of(subject, options)
+    if is_language_model(subject):
+        return task.prompts(options.sequences, options.seed, str(length_of(subject, options)))
+    return task.prompts(options.prompts, options.seed)
+
+
+def fits(subject: Subject, options: Options, cache: Cache) -> Measured:
+    """All that `measures` are of a language model, and of its twins: each loaded once, each prompt passed once."""
+    prompts = prompts_of(subject, options)
+    length, few = length_of(subject, options), of_tokens(prompts, TWIN_TOKENS)
+
+    def groups(seed: int | None) -> xr.DataTree:
+        known = {"prompts": digest(prompts if seed is None else few), "length": length, "weights": str(seed)}
+        return subject.measured_groups(cache, measure_fits, options, seed, **known)
+
+    return Measured(subject, length, groups(None), tuple(groups(seed) for seed in range(options.controls)))
+
+
+def measure_fits(subject: Subject, options: Options, seed: int | None) -> xr.DataTree:
+    """The groups of `measures` on trained weights, or on those of a random `seed`."""
+    prompts = prompts_of(subject, options)
+    if seed is None:
+        return analyze(load(subject.path, options.device), prompts, measures(subject, options))
+    bridge = load_fresh(subject.path, seed, options.device)
+    return analyze(bridge, of_tokens(prompts, TWIN_TOKENS), measures_of_twins(subject, options))
+
+
+def of_tokens(prompts: Sequence[Prompt], tokens: int) -> Sequence[Prompt]:
+    """The first `prompts` that have so many `tokens` together; at least two."""
+    ends = np.cumsum([len(prompt.tokens) for prompt in prompts])
+    return prompts[: max(2, int((ends <= tokens).sum()))]
+
+
+def measures(subject: Subject, options: Options) -> list[Measure]:
+    """Every measure that a claim rests on, and the maps that are drawn."""
+    return [*measures_of_twins(subject, options), Maps()]
+
+
+def measures_of_twins(subject: Subject, options: Options) -> list[Measure]:
+    """Those that are compared with random weights."""
+    length = length_of(subject, options)
+    return [
+        ThreeAxis(axes="first_prompt", extras=("position", "shuffled", "held_out")),
+        FakeDistance(),
+        Rotation(length),
+        Rotation(length, semantic="printed", name="rotation_printed"),
+        Rotation(length, prominence=WIDER, name="rotation_wider"),
+    ]
+
+
+def seconds_of_fits(subject: Subject, options: Options) -> float:
+    """Seconds that `fits` takes when nothing is kept: a load and an analysis of the model, and of each of its twins."""
+    start = time.monotonic()
+    bridge, prompts = load(subject.path, options.device), prompts_of(subject, options)
+    loading = time.monotonic() - start
+    few = of_tokens(prompts, TWIN_TOKENS)
+    own = estimate(bridge, prompts, measures(subject, options)).seconds
+    twins = estimate(bridge, few, measures_of_twins(subject, options)).seconds
+    return loading + own + options.controls * (loading + twins)
+
+
+def seconds(subject: Subject, options: Options, sequences: Mapping[int, int]) -> float:
+    """Seconds that forward passes over so many sequences, by their tokens, take: from one timed sequence, text of at most TIMED tokens.
+
+    It grows with the operations of a decoder: n (2 parameters + 4 n layers width) for n tokens, attention computed densely.
+    """
+    model, task = load_model(subject.path, options.device), task_of(subject, options)
+    prompt = prompts_of(subject, replace(options, sequences=2, prompts=2))[0]
+    if is_language_model(subject):
+        prompt = task.describe(prompt.tokens[:TIMED])
+    times = [time.monotonic()]
+    for _ in range(2):  # the first warms up
+        forced_responses(model, task, [prompt], 1)
+        times.append(time.monotonic())
+    taken = min(np.diff(times))
+    parameters = sum(weight.numel() for weight in model.parameters())
+    attention = 4 * model.config.num_hidden_layers * model.config.hidden_size
+
+    def operations(tokens: int) -> float:
+        return tokens * (2 * parameters + attention * tokens)
+
+    wanted = sum(count * operations(tokens) for tokens, count in sequences.items())
+    return float(taken) * wanted / operations(len(prompt.tokens))

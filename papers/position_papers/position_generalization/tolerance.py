@@ -1,0 +1,310 @@
+"""How little disturbed order and positions matter, and to whom less (Position Generalization sec. 4.1, fig. 5, table 1): P6.
+
+    rise = log perplexity disturbed - undisturbed, per cent of the latter         fall = score undisturbed - disturbed, per cent of it
+
+5 % of tokens, or of keys in every layer, change places within 5; 10 % of positions are off by up to 10; and what the paper says of
+perplexity itself, 1 % of tokens within 1,000 and 1 % of positions off by up to 10. "Marginal" is read as two per cent - of log perplexity,
+which is three or four times as much of perplexity. Text is judged as it then stands; the comparison of a model with learned positions and
+its RoPE twin is over targets that no move touched, in nats per target, the same tokens moving in both: the mean over draws, prompt by
+prompt.
+
+The rules were written after an exploratory run on one half-trained checkpoint had been seen; those on other tasks' scores, and of learned
+positions against RoPE, when ten prompts of niah/repo and eight of language/rope had been seen, and nothing of their twins; those on 1 %
+when all others had been judged, and nothing at these points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from position_papers.kit.claims import SEEN, Claim, Evidence
+from position_papers.kit.differences import paired_difference
+from position_papers.kit.experiment import Drawing, Experiment, Needs
+from position_papers.kit.learned_positions import why_not
+from position_papers.kit.rules import Above, AtMost, Rule
+from position_papers.kit.subjects import Subject
+from position_papers.position_generalization.disturbed import OF_TEXT, POINTS, TEXT, cost, is_judged_by_text, measure
+from position_papers.position_generalization.measured import (
+    MODEL,
+    SOURCE,
+    TEXT_MODELS,
+    Measured,
+    is_language_model,
+)
+from repo_interp.plots.views.perturbation import perturbation_grid
+from repo_interp.positions.layouts import LEARNED
+
+RISE, FALL = "the rise of log perplexity", "the fall of the score"
+RISE_IN_PLACE = "the rise of log perplexity of targets that no move touched"
+RISE_OF_UNTOUCHED = (
+    f"with {100 * TEXT[0]:.0f} % of tokens reordered within {TEXT[1]}, the rise of log perplexity of targets that no move touched"
+)
+ROPE_TWIN = "a RoPE model of the same task"
+_ROUNDING = 6
+"""Decimals of a per cent, and of nats: below, nothing changed."""
+
+
+def _parts(rule: Rule, on: str, *parts: str) -> dict[str, Claim]:
+    """The claim by kind of disturbance, as `rule` judges it; `on` goes on its statement."""
+    statements = {
+        "text_order": ("5 % of tokens reordered within 5: marginal effect", "fig. 5a", "42.53 -> 42.34 (accuracy)"),
+        "feature_order": (
+            "5 % of keys exchanged within 5 in every layer: marginal effect",
+            "fig. 5b",
+            "42.53 -> 41.98 (accuracy)",
+        ),
+        "position_offset": (
+            "10 % of positions off by up to 10 in every layer: marginal effect",
+            "fig. 5c",
+            "42.53 -> 42.44 (accuracy)",
+        ),
+    }
+    return {
+        kind: Claim("P6", statement + on, f"{SOURCE} {figure}, table 1", number, rule, part, SEEN)
+        for part, (kind, (statement, figure, number)) in zip(parts, statements.items(), strict=True)
+    }
+
+
+MARGINAL = 2.0
+"""Per cent."""
+P6_TEXT = _parts(AtMost(RISE, MARGINAL, " %"), "", "", "features", "positions")
+P6_TASK = _parts(AtMost(FALL, MARGINAL, " % of itself"), " on a task's score", "task", "task, features", "task, positions")
+P6_TABLE = Claim(
+    "P6",
+    "5 % of positions off by up to 5 in every layer: marginal effect",
+    f"{SOURCE} table 1",
+    "42.53 -> 42.42 (accuracy)",
+    AtMost(RISE, MARGINAL, " %"),
+    "positions, as in table 1",
+    SEEN,
+)
+P6_FEW_TOKENS = Claim(
+    "P6",
+    "1 % of tokens reordered within 1,000: marginal effect on perplexity",
+    f"{SOURCE} sec. 4.1, fig. 5a",
+    "3.688 -> 3.71 (perplexity)",
+    AtMost(RISE, MARGINAL, " %"),
+    "1 % within 1,000",
+    SEEN,
+)
+P6_FEW_POSITIONS = Claim(
+    "P6",
+    "1 % of positions off by up to 10 in every layer: marginal effect on perplexity",
+    f"{SOURCE} sec. 4.1, fig. 5c",
+    "3.688 -> 3.70 (perplexity)",
+    AtMost(RISE, MARGINAL, " %"),
+    "positions, 1 %",
+    SEEN,
+)
+P6_UNTOUCHED = Claim(
+    "P6",
+    "5 % of tokens reordered within 5: the text that stays in place is predicted as well",
+    f"{SOURCE} fig. 5a, table 1",
+    "42.53 -> 42.34 (accuracy)",
+    AtMost(RISE_IN_PLACE, MARGINAL, " %"),
+    "untouched",
+    SEEN,
+)
+P6_LEARNED = Claim(
+    "P6",
+    "a model with learned positions is more tolerant of reordered text than its RoPE twin",
+    "ours",
+    "none",
+    Above(RISE_OF_UNTOUCHED, (ROPE_TWIN,), relation="below"),
+    "learned",
+    SEEN,
+)
+
+
+# ---- judging and drawing ---------------------------------------------------------------------------------------------
+
+
+def judge(measured: Sequence[Measured]) -> Iterator[Evidence]:
+    """What there is on P6 of one checkpoint; of one with learned positions beside its RoPE twin, on P6 (learned) too."""
+    yield from (_text(measured[0]) if is_judged_by_text(measured[0].subject) else _task_score(measured[0]))
+    if len(measured) > 1:
+        yield _beside_twin(*measured)
+
+
+def _text(measured: Measured) -> Iterator[Evidence]:
+    """P6 from the rise of log perplexity, at every judged point."""
+    judged = measured.group("judged")
+    plain = float(judged["plain"])
+    rows = [
+        (P6_TEXT[kind], judged.sel(kind=kind), RISE, _strongest(measured, kind, "log_perplexity", -1.0))
+        for kind in _kinds(measured)
+    ]
+    rows += [(P6_UNTOUCHED, judged.sel(kind="text_order"), RISE_IN_PLACE, "")]
+    points = {"few_tokens": P6_FEW_TOKENS}
+    if "position_offset" in _kinds(measured):
+        points |= {"table": P6_TABLE, "few_positions": P6_FEW_POSITIONS}
+    for group, claim in points.items():
+        if group in measured.run:
+            rows += [(claim, measured.group(group).isel(kind=0), RISE, "")]
+        else:
+            farthest = OF_TEXT[group][1][1]
+            short = f"its sequences have {measured.tokens}; more than {farthest:,} are needed to move tokens by {farthest:,}"
+            yield Evidence(claim, measured.name, "", unmeasurable=short)
+    for claim, of_kind, quantity, control in rows:
+        of_all, untouched = (of_kind["log_perplexity"].values - plain), of_kind["log_perplexity_rise"].values
+        rises = 100 * (untouched if claim is P6_UNTOUCHED else of_all) / plain
+        yield Evidence(
+            claim,
+            measured.name,
+            f"{quantity.removeprefix('the ')}, per cent",
+            {quantity: np.round(rises.mean(), _ROUNDING)},
+            float(rises.mean()),
+            float(rises.std(ddof=1)),
+            "draws",
+            int(judged.attrs["prompts"]),
+            control,
+            note=f"log perplexity {plain:.3f}; perplexity rises by {_of_perplexity(rises.mean(), plain):.2g} %; targets that no move "
+            f"touched rise by {100 * float(untouched.mean()) / plain:.2g} %",
+        )
+
+
+def _of_perplexity(rise: float, plain: float) -> float:
+    """The rise of perplexity, per cent, where log perplexity rises by `rise` per cent of `plain` nats."""
+    return 100 * float(np.expm1(rise * plain / 100))
+
+
+def _task_score(measured: Measured) -> Iterator[Evidence]:
+    """P6 from the fall of a task's score, at every judged point."""
+    judged = measured.group("judged")
+    metric, count, plain = str(judged.attrs["metric"]), int(judged.attrs["prompts"]), float(judged["plain_score"])
+    better = 1.0 if measured.group("perturbation").attrs["higher_is_better"] == "True" else -1.0
+    for kind in _kinds(measured):
+        if not plain:
+            yield Evidence(P6_TASK[kind], measured.name, "", unmeasurable=f"its {metric} is 0 undisturbed, so it cannot fall")
+            continue
+        strongest = _strongest(measured, kind, "task_score", better)
+        if _of_strongest(measured, kind, "task_score", better) <= MARGINAL:
+            yield Evidence(
+                P6_TASK[kind], measured.name, "", unmeasurable=f"the strongest disturbance changes nothing either: {strongest}"
+            )
+            continue
+        scores = judged["task_score"].sel(kind=kind).values
+        falls = 100 * better * (plain - scores) / abs(plain)
+        yield Evidence(
+            P6_TASK[kind],
+            measured.name,
+            f"fall of {metric}, per cent of itself",
+            {FALL: np.round(falls.mean(), _ROUNDING)},
+            float(falls.mean()),
+            float(falls.std(ddof=1)),
+            "draws",
+            count,
+            strongest,
+            note=f"{metric} {plain:.3f}, then {scores.mean():.3f}; one of {count} prompts is {100 / count:.2g} %",
+        )
+
+
+def _beside_twin(own: Measured, twin: Measured) -> Evidence:
+    """P6 (learned): whether targets that no move touched suffer less than in the RoPE twin."""
+    rises = [each.group("judged")["rise"].sel(kind="text_order").mean("draw").dropna("prompt").values for each in (own, twin)]
+    if not np.round(rises, _ROUNDING).any():
+        same = f"nothing to compare: where no move touched them, neither its predictions nor those of {twin.name} change"
+        return Evidence(P6_LEARNED, own.name, "", unmeasurable=same)
+    less = paired_difference(rises[1], rises[0])  # the same tokens move in both
+    plain = [float(each.group("judged")["plain"]) for each in (own, twin)]
+    return Evidence(
+        P6_LEARNED,
+        own.name,
+        "rise of untouched targets' log perplexity, nats",
+        {RISE_OF_UNTOUCHED: {ROPE_TWIN: less}},
+        float(rises[0].mean()),
+        less.standard_error,
+        f"{less.over} (standard error of the difference)",
+        len(rises[0]),
+        f"{twin.name} {rises[1].mean():.3g}",
+        f"log perplexity undisturbed {plain[0]:.3f} against {plain[1]:.3f}",
+    )
+
+
+def draw(measured: Sequence[Measured]) -> Iterator[Drawing]:
+    """Log perplexity, or the task's score, over shares and distances of every kind (fig. 5)."""
+    own = measured[0]
+    grid, by_text = own.group("perturbation"), is_judged_by_text(own.subject)
+    value = "log perplexity" if by_text else str(grid.attrs["metric"])
+    drawn_on = f"sequences of {own.tokens} of held-out text" if by_text else f"prompts of {own.subject.kind}"
+    caption = (
+        f"{own.name}: {value} with a share of tokens, keys or positions moved by up to l_max (fig. 5), on {grid.attrs['prompts']} "
+        f"{drawn_on}. Text is judged as it then stands."
+    )
+    figure = perturbation_grid(own.run, "log_perplexity" if by_text else "task_score")
+    yield Drawing(f"perturbation_{own.name}", figure, caption, grid)
+
+
+def _kinds(measured: Measured) -> list[str]:
+    """The kinds of disturbance that some layer's attention can notice: offsets, where it depends on positions that can be moved."""
+    distances = any(scheme not in ("nope", "cope", "cope_alibi", "cope_mlp") for scheme in measured.subject.schemes)
+    return [kind for kind in POINTS if kind != "position_offset" or distances]
+
+
+def _strongest(measured: Measured, kind: str, name: str, better: float) -> str:
+    """The same at the strongest disturbance of the grid, in words: that the measurement can find an effect at all."""
+    grid, worse = measured.group("perturbation"), _of_strongest(measured, kind, name, better)
+    strongest = f"{100 * float(grid['gamma'].max()):g} % within {int(grid['l_max'].max())}"
+    return f"{strongest}: {worse:.3g} %" if np.isfinite(worse) else ""
+
+
+def _of_strongest(measured: Measured, kind: str, name: str, better: float) -> float:
+    """How much worse it is there, per cent of what it is undisturbed; NaN where that is 0."""
+    grid = measured.group("perturbation")
+    cells = grid[name].sel(kind=kind, l_max=int(grid["l_max"].max()))
+    plain = float(cells.sel(gamma=0.0))
+    return 100 * better * (plain - float(cells.sel(gamma=float(grid["gamma"].max())))) / abs(plain) if plain else np.nan
+
+
+# ---- which checkpoints -----------------------------------------------------------------------------------------------
+
+
+def with_rope_twins(subjects: Sequence[Subject]) -> list[list[Subject]]:
+    """Every checkpoint with weights; where it has learned positions, beside the RoPE model to compare it with, if there is one."""
+    groups = [[subject] for subject in subjects if subject.has_weights]
+    for group in groups:
+        twin = rope_twin(group[0], subjects) if set(group[0].schemes) & {*LEARNED} else None
+        group += [twin] if twin is not None else []
+    return groups
+
+
+def rope_twin(subject: Subject, subjects: Sequence[Subject]) -> Subject | None:
+    """The RoPE model that can be given the same prompts: of equal budget where there is one, so what was continued is compared with what
+    was continued; None where there is no RoPE model.
+    """
+    twins = [other for other in subjects if set(other.schemes) == {"rope"} and _asked(other) == _asked(subject)]
+    return min(twins, key=lambda twin: _is_continued(twin) is not _is_continued(subject), default=None)
+
+
+def _asked(subject: Subject) -> tuple[object, int]:
+    """What decides the prompts: of a language model its tokens, else the task; and the training length."""
+    return (subject.tokenizer_digest if is_language_model(subject) else subject.task), subject.training_length
+
+
+def _is_continued(subject: Subject) -> bool:
+    return subject.configuration is not None and bool(subject.configuration.continue_from)
+
+
+TOLERANCE = Experiment(
+    "tolerance",
+    (*P6_TEXT.values(), P6_TABLE, P6_FEW_TOKENS, P6_FEW_POSITIONS, P6_UNTOUCHED, *P6_TASK.values(), P6_LEARNED),
+    Needs(
+        with_rope_twins,
+        "needs a language model, such as language/rope",
+        (*TEXT_MODELS, "niah_keys/rope", "niah_keys/repo"),  # a task that needs positions
+        otherwise_of={
+            **{claim.label: "needs a model of a scored task, such as niah_keys/rope" for claim in P6_TASK.values()},
+            P6_LEARNED.label: (
+                "needs a model with learned positions and one with RoPE of the same task, such as language/repo and language/rope"
+            ),
+        },
+        why_not=why_not,
+    ),
+    measure,
+    judge,
+    draw,
+    MODEL,
+    cost,
+)

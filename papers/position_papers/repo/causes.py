@@ -1,0 +1,240 @@
+"""What breaks when learned positions are taken away (ours, to RePo sec. 5.2 and app. C): causal rows of R2, R3 and R5.
+
+    linearised    z_i = i, as RoPE has it          frozen    z_i = the head's mean, as NoPE          permuted    z_i of another token
+    fall          score as it is minus score while the positions are changed, teacher-forced; over prompts with its standard error
+
+in one learned layer at a time, in all of them, and - for text reversal - on the tokens of the instruction alone, in all of them. What is
+described of positions (a mirror, flat instructions, a narrow range) matters to what the model does as far as the score falls.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xarray as xr
+
+from position_papers.kit.cache import Cache
+from position_papers.kit.claims import SEEN, Claim, Evidence
+from position_papers.kit.differences import Difference, paired_difference, share_difference
+from position_papers.kit.experiment import Drawing, Experiment, Needs, each
+from position_papers.kit.learned_positions import why_not
+from position_papers.kit.rules import All, AtLeast, Significant
+from position_papers.kit.subjects import Subject
+from position_papers.repo.checkpoints import GPT2, can_mirror
+from position_papers.repo.mirror import R2, R3, mirror_of_texts
+from position_papers.repo.mirror_by_seed import strengths_by_layer
+from position_papers.repo.ranges import R5
+from repo_interp.experiments.responses import forced_responses
+from repo_interp.measures.labels import described
+from repo_interp.models.checkpoints import load_model
+from repo_interp.models.interventions import frozen, linearised, permuted
+from repo_interp.plots.marks.drawing import counted, legend_below
+from repo_interp.plots.marks.reading import unit_label
+from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, style
+from repo_interp.tasks import Task
+
+if TYPE_CHECKING:
+    from position_papers.repo.options import Options
+
+KINDS = {"linearised": linearised, "frozen": frozen, "permuted": permuted}
+EVERYWHERE, INSTRUCTION = "all learned layers", "the instruction"
+OF_MIRROR = "the fall when the layer with the strongest mirror is linearised"
+OF_INSTRUCTION = "the fall when the instruction's positions are linearised in all learned layers"
+OF_ALL = "the fall when all learned layers are linearised"
+LOOKS: Mapping[str, Mapping[str, str]] = {
+    "linearised": {"color": "#0072B2", "marker": "o"},
+    "frozen": {"color": "#E69F00", "marker": "s"},
+    "permuted": {"color": "#009E73", "marker": "^"},
+}
+LETTERS = 12
+"""In a line of the name of a place."""
+NEEDED = 0.05
+"""Least fall, in the score's own unit, that counts."""
+
+
+def _needed(quantity: str, least: float = NEEDED) -> All:
+    """The rule that a quantity is large enough to matter, and not by chance."""
+    return All(AtLeast(quantity, least), Significant(f"{quantity}, over prompts,"))
+
+
+MIRROR_NEEDED = Claim(
+    "R2", "the model needs the mirror: its layer's positions are used", R2.source, "none", _needed(OF_MIRROR, 0.5), "cause", SEEN
+)
+INSTRUCTION_NEEDED = Claim(
+    "R3", "the model needs the instruction's near-constant positions", R3.source, "none", _needed(OF_INSTRUCTION), "cause", SEEN
+)
+RANGE_NEEDED = Claim(
+    "R5",
+    "the model needs the narrow ranges: with the token index in their place it is worse",
+    R5.source,
+    "none",
+    _needed(OF_ALL),
+    "cause",
+    SEEN,
+)
+
+
+# ---- measured -------------------------------------------------------------------------------------------------------
+
+
+def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.Dataset:
+    """`score [kind, where, prompt]` and `plain [prompt]` of one checkpoint; of text reversal also `mirror [layer]`, its strength."""
+    (subject,) = subjects
+    data = subject.measured(cache, _scores, options, prompts=options.prompts)
+    if subject.kind == "reversal":
+        mirrors = subject.measured(cache, mirror_of_texts, options, prompts=options.prompts)
+        data = data.assign(mirror=strengths_by_layer(mirrors))
+    return data.assign_attrs(checkpoint=subject.name, stem=subject.stem, kind=subject.kind)
+
+
+def _scores(subject: Subject, options: Options) -> xr.Dataset:
+    """`score [kind, where, prompt]`, `plain [prompt]` in one dataset: every change of positions at every place."""
+    assert isinstance(subject.task, Task)
+    task, model = subject.task, load_model(subject.path, options.device)
+    length = getattr(task, "longest", 0) if subject.kind == "reversal" else subject.training_length
+    prompts = subject.prompts(length, options.prompts, options.seed)
+    places: dict[str, dict] = {f"layer {layer}": {"layer": layer} for layer in subject.learned}
+    places[EVERYWHERE] = {"layer": list(subject.learned)}
+    instruction = prompts[0].spans.get("instruction", ())
+    if subject.kind == "reversal" and all(prompt.spans["instruction"] == instruction for prompt in prompts):
+        places[INSTRUCTION] = {"layer": list(subject.learned), "tokens": list(instruction)}
+
+    def score() -> np.ndarray:
+        return np.asarray(task.score(forced_responses(model, task, prompts, options.batch_size), prompts))
+
+    plain, changed = score(), []
+    for change in KINDS.values():
+        for where in places.values():
+            with change(model, **where):
+                changed.append(score())
+    sign = 1 if task.higher_is_better else -1
+    array = xr.DataArray(
+        np.array(changed).reshape(len(KINDS), len(places), -1),
+        {"kind": list(KINDS), "where": list(places)},
+        ("kind", "where", "prompt"),
+    )
+    return xr.Dataset(
+        {
+            "score": described(array, task.metric, task.units),
+            "plain": described(xr.DataArray(plain, dims="prompt"), f"{task.metric}, positions as they are", task.units),
+        },
+        attrs={"metric": task.metric, "sign": sign},
+    )
+
+
+# ---- judged ---------------------------------------------------------------------------------------------------------
+
+
+def judge(data: xr.Dataset) -> Iterator[Evidence]:
+    """The mirror and the instruction of text reversal, the narrow ranges of other tasks."""
+    if data.attrs["kind"] == "reversal":
+        layer = f"layer {int(data['mirror']['layer'].values[int(data['mirror'].values.argmax())])}"
+        yield _evidence(data, MIRROR_NEEDED, OF_MIRROR, layer)
+        if INSTRUCTION in data["where"].values:
+            yield _evidence(data, INSTRUCTION_NEEDED, OF_INSTRUCTION, INSTRUCTION)
+    else:
+        yield _evidence(data, RANGE_NEEDED, OF_ALL, EVERYWHERE)
+
+
+def _evidence(data: xr.Dataset, claim: Claim, quantity: str, where: str) -> Evidence:
+    """How far the score falls with every kind of change at the place `where`, as evidence on `claim`."""
+    falls = {str(kind): fall(data, str(kind), where) for kind in data["kind"].values}
+    linear = falls["linearised"]
+    others = [f"{place} {_told(fall(data, 'linearised', place))}" for place in map(str, data["where"].values) if place != where]
+    return Evidence(
+        claim,
+        data.attrs["checkpoint"],
+        f"fall of {data.attrs['metric']}, {where} linearised",
+        {quantity: linear.margin, f"{quantity}, over prompts,": linear},
+        linear.margin,
+        linear.standard_error,
+        "prompts, standard error",
+        data.sizes["prompt"],
+        f"score as it is {float(data['plain'].mean()):.3g}",
+        ", ".join(f"{kind} {_told(falls[kind])}" for kind in falls if kind != "linearised")
+        + f"; linearised elsewhere: {', '.join(others)}"
+        + ("" if linear.margin >= NEEDED else "; what the claim describes is not needed for the score"),
+    )
+
+
+def fall(data: xr.Dataset, kind: str, where: str) -> Difference:
+    """How far the score falls; of a score where lower is better, how far it rises. Prompts that are right or wrong are compared as shares:
+    their difference has an error where all or none are right too.
+    """
+    changed, plain = data["score"].sel(kind=kind, where=where).values, data["plain"].values
+    before, after = (plain, changed) if data.attrs["sign"] > 0 else (changed, plain)
+    if np.isin([before, after], (0, 1)).all():
+        return share_difference(before.mean(), after.mean(), (len(before), len(after)))
+    return paired_difference(before, after)
+
+
+def _told(difference: Difference) -> str:
+    return f"{difference.margin:.3g} ± {difference.standard_error:.2g}"
+
+
+# ---- drawn ----------------------------------------------------------------------------------------------------------
+
+
+def draw(data: xr.Dataset) -> Iterator[Drawing]:
+    """The score for every change and place, beside the score as it is."""
+    caption = (
+        f"{data.attrs['checkpoint']}: {data.attrs['metric']} while learned positions are linearised (the token index), frozen (a head's "
+        f"mean) or permuted, in one layer or all. Marks: means of {counted(data.sizes['prompt'], 'prompt')}; bars: the standard "
+        "error, over these, of the difference from the score as it is. Dashed: as it is."
+        + ("" if _is_share(data) else " The axis does not begin at 0.")
+    )
+    yield Drawing(f"causes_{data.attrs['stem']}", _figure(data), caption, data)
+
+
+def _figure(data: xr.Dataset) -> PaperFigure:
+    places = [str(place).removeprefix("layer ") for place in data["where"].values]
+    with style():
+        figure = paper_figure(COLUMN_WIDTH, 2.3)
+        ax = figure.subplots()
+        handles: list[Any] = [
+            ax.axhline(float(data["plain"].mean()), color="#222222", linewidth=0.7, linestyle="--", zorder=1.5, label="as it is")
+        ]
+        for number, kind in enumerate(data["kind"].values):
+            score = data["score"].sel(kind=kind)
+            errors = [fall(data, str(kind), str(where)).standard_error for where in data["where"].values]
+            at = np.arange(len(places)) + 0.16 * (number - 1)
+            look = {**LOOKS[str(kind)], "markersize": 3, "linestyle": "none", "elinewidth": 0.8, "label": str(kind)}
+            handles.append(ax.errorbar(at, score.mean("prompt"), errors, **look))
+        ax.set_xticks(range(len(places)), [textwrap.fill(place, LETTERS) for place in places])
+        ax.set_xlim(-0.5, len(places) - 0.5)
+        ax.set_xlabel("layer whose positions are changed")
+        ax.set_ylabel(unit_label(str(data.attrs["metric"]), data["score"]))
+        if _is_share(data):
+            ax.set_ylim(-0.04, 1.04)
+        ax.set_title(data.attrs["checkpoint"])
+        ax.grid(axis="y")
+        legend_below(figure, handles)
+    return figure
+
+
+def _is_share(data: xr.Dataset) -> bool:
+    """Whether scores are shares, which are drawn from 0 to 1."""
+    return str(data["score"].attrs.get("units", "1")) == "1" and float(max(data["score"].max(), data["plain"].max())) <= 1
+
+
+def _can_be_scored(subject: Subject) -> bool:
+    return bool(subject.learned) and subject.task is not None and (subject.kind != "reversal" or can_mirror(subject))
+
+
+CAUSES = Experiment(
+    "causes",
+    (MIRROR_NEEDED, INSTRUCTION_NEEDED, RANGE_NEEDED),
+    Needs(
+        each(_can_be_scored),
+        "no checkpoint with learned positions and a task of ours was given",
+        ("reversal/repo", "niah_keys/repo", "niah/repo", "language/repo"),
+        why_not=why_not,
+    ),
+    measure,
+    judge,
+    draw,
+    GPT2,
+)

@@ -1,0 +1,140 @@
+"""How learned positions run in chunks (RePo sec. 5.2, fig. 3): R6.
+
+Patterns of chunks of 16 tokens on prompts of the training length, with a grid of other chunk sizes and tolerances, and on twins with random
+weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import xarray as xr
+from jaxtyping import Bool, Float
+
+from position_papers.kit.cache import Cache
+from position_papers.kit.claims import EVERY_SEED, SEEN, Claim, Evidence
+from position_papers.kit.experiment import Drawing, Experiment, Needs, each
+from position_papers.kit.learned_positions import why_not
+from position_papers.kit.rules import All, AtLeast, AtMost, BeyondNull, Custom, Observed, beside_null
+from position_papers.kit.subjects import Subject
+from position_papers.repo.checkpoints import LEARNED, NO_LEARNED, OLMO, learns_long_positions
+from repo_interp.analysis.analyze import analyze
+from repo_interp.measures.labels import described
+from repo_interp.plots.views.patterns import pattern_sensitivity, pattern_shares
+from repo_interp.run import make_run
+
+if TYPE_CHECKING:
+    from position_papers.repo.options import Options
+
+PATTERNS = ("constant", "mono", "hybrid")
+SHARE = {pattern: f"the share of {pattern} chunks" for pattern in PATTERNS}
+BESIDE_TWINS = f"{SHARE['hybrid']}, beside random weights,"
+R6 = Claim(
+    "R6",
+    "chunks of positions: hybrid dominates, mono is rare, constant more frequent than mono",
+    "RePo fig. 3",
+    "constant 22 %, mono 4 %",
+    All(
+        AtLeast(SHARE["hybrid"], 0.5),
+        AtMost(SHARE["mono"], 0.1),
+        Custom(
+            lambda values: values[SHARE["constant"]] > values[SHARE["mono"]],
+            "more chunks are constant than mono (chunks of 16 tokens, epsilon 0.2)",
+        ),
+    ),
+    also=("beyond random weights", EVERY_SEED),
+)
+R6_NULL = Claim(
+    "R6",
+    "hybrid dominates more than it does with random weights",
+    R6.source,
+    "none",
+    All(R6.rule, BeyondNull(BESIDE_TWINS, 0.95)),
+    "beyond random weights",
+    SEEN,
+)
+
+
+def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.Dataset:
+    """The measure `patterns` of one checkpoint, with `random_share [weights, pattern]` of twins; attributes: name, layers that learn."""
+    (subject,) = subjects
+    data = subject.measured(cache, _patterns, options, prompts=options.prompts, controls=options.controls)
+    attributes = {"checkpoint": subject.name, "stem": subject.stem, "training_length": subject.training_length}
+    return data.assign_attrs(**attributes, learned=list(subject.learned))
+
+
+def _patterns(subject: Subject, options: Options) -> xr.Dataset:
+    prompts = subject.prompts(subject.training_length, options.prompts, options.seed)
+    trained, *twins = (
+        analyze(bridge, prompts, ("patterns",), batch_size=options.batch_size)["patterns"].to_dataset()
+        for _, bridge in subject.bridges(options)
+    )
+    random = xr.concat([twin["pattern_share_all"] for twin in twins], dim="weights")
+    return trained.assign(random_share=described(random, "the same with random weights", "1"))
+
+
+def judge(data: xr.Dataset) -> Iterator[Evidence]:
+    """R6 on all learned heads together, and beside twins with random weights."""
+    share = {pattern: float(data["pattern_share_all"].sel(pattern=pattern)) for pattern in PATTERNS}
+    labels = data["chunk_pattern"].sel(layer=data.attrs["learned"])
+    axes = ("layer", "head", "chunk")
+    by_prompt = ((labels == PATTERNS.index("hybrid")).sum(axes) / (labels >= 0).sum(axes)).values
+    agreement = same_as_claimed(data["sensitivity"].sel(pattern=list(PATTERNS)).transpose(..., "pattern").values.reshape(-1, 3))
+    random = data["random_share"].sel(pattern=list(PATTERNS)).transpose("weights", "pattern").values
+    evidence = Evidence(
+        R6,
+        data.attrs["checkpoint"],
+        "share of hybrid chunks, per cent",
+        {SHARE[pattern]: value for pattern, value in share.items()},
+        100 * share["hybrid"],
+        100 * float(by_prompt.std(ddof=1)),
+        "prompts",
+        data.sizes["prompt"],
+        "random weights (mean, lowest to highest): "
+        + ", ".join(
+            f"{pattern} {100 * of.mean():.0f} % ({100 * of.min():.0f} to {100 * of.max():.0f})"
+            for pattern, of in zip(PATTERNS, random.T, strict=True)
+        ),
+        f"constant {100 * share['constant']:.1f} %, mono {100 * share['mono']:.1f} %; the rule holds with "
+        f"{int(agreement.sum())} of {len(agreement)} pairs of chunk size and epsilon",
+    )
+    yield evidence
+    hybrid = random[:, PATTERNS.index("hybrid")]
+    values = {**evidence.values, BESIDE_TWINS: Observed(share["hybrid"], hybrid)}
+    yield replace(evidence, claim=R6_NULL, values=values, note=beside_null(Observed(100 * share["hybrid"], 100 * hybrid)))
+
+
+def same_as_claimed(shares: Float[np.ndarray, "cell pattern"]) -> Bool[np.ndarray, " cell"]:
+    """For each cell of a grid of (constant, mono, hybrid) shares, whether R6 holds there."""
+    return np.array([R6.rule.holds(dict(zip(SHARE.values(), map(float, cell), strict=True))) for cell in shares])
+
+
+def draw(data: xr.Dataset) -> Iterator[Drawing]:
+    """Fig. 3, and its sensitivity (footnote 5)."""
+    run = make_run({"patterns": data.drop_vars("random_share")}, {})
+    name = data.attrs["checkpoint"]
+    prompts = f"{data.sizes['prompt']} prompts of {data.attrs['training_length']} tokens"
+    yield Drawing(
+        f"patterns_{data.attrs['stem']}", pattern_shares(run), f"{name}: patterns of chunks (RePo fig. 3), {prompts}.", data
+    )
+    yield Drawing(
+        f"pattern_sensitivity_{data.attrs['stem']}",
+        pattern_sensitivity(run),
+        f"{name}: shares of constant and hybrid chunks in learned layers with other chunk sizes and tolerances ε (RePo footnote "
+        f"5), {prompts}; framed: the paper's.",
+        data[["sensitivity"]],
+    )
+
+
+CHUNKS = Experiment(
+    "chunks of positions",
+    (R6, R6_NULL),
+    Needs(each(learns_long_positions), NO_LEARNED, LEARNED, why_not=why_not),
+    measure,
+    judge,
+    draw,
+    OLMO,
+)

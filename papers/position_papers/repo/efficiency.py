@@ -1,0 +1,261 @@
+"""What RePo costs (RePo sec. 5.4, table 6): R7.
+
+    parameters   2 d d_p + d_p P per layer, counted on models without weights, at the paper's size and at ours
+    FLOPs        6 N per token of training, N the parameters beside the input embedding; with 5e10 tokens this is table 6
+    time         per token, generated with a cache after a prompt, RoPE and RePo in turns on the same machine
+
+The timed models are fresh: time does not depend on weights. Times differ from run to run; nothing else here does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import xarray as xr
+from accelerate import init_empty_weights
+from matplotlib.axes import Axes
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from position_papers.kit.cache import Cache
+from position_papers.kit.claims import Claim, Evidence
+from position_papers.kit.experiment import Drawing, Experiment, Needs, without_checkpoints
+from position_papers.kit.rules import AtMost
+from position_papers.kit.subjects import Subject
+from position_papers.repo.checkpoints import OLMO
+from repo_interp.measures.labels import described
+from repo_interp.models.generation import continue_greedily
+from repo_interp.models.reposition import added_parameters, reposition
+from repo_interp.plots.marks.drawing import counted
+from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, scheme_colour, scheme_name, style
+
+if TYPE_CHECKING:
+    from position_papers.repo.options import Options
+
+ADDED = "the share of parameters beside the input embedding that RePo adds at the paper's size (OLMo-2 1B, from layer 5)"
+RATIO = "on fresh models of equal size, measured in turns, the median ratio of times"
+R7 = Claim("R7", "RePo adds few parameters", "RePo sec. 5.4", "0.9 %", AtMost(ADDED, 0.01))
+R7_TIME = Claim(
+    "R7",
+    "generating a token takes about as long with RePo as with RoPE",
+    "RePo table 6",
+    "0.0182 s against 0.0176 s: +3.4 %",
+    AtMost(RATIO, 1.10),
+    part="time",
+)
+LAYOUT = "repo@1/3"
+"""As in the paper: RoPE below a third of the layers."""
+TOKENS = 50e9
+"""Tokens of table 6."""
+SIZES: dict[str, dict[str, int | str]] = {
+    "OLMo-2 1B": {
+        "model_type": "olmo2",
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "vocab_size": 100352,
+    },
+    "OLMo-2 7B": {
+        "model_type": "olmo2",
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "vocab_size": 100352,
+    },
+}
+"""The paper's models, from their public configurations."""
+
+
+# ---- measured -------------------------------------------------------------------------------------------------------
+
+
+def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.Dataset:
+    """What `_times` measures, with `parameters` and `flops [size, scheme]`; attributes: the options of what is timed."""
+    timed = {name.removeprefix("efficiency_"): getattr(options, name) for name in vars(options) if name.startswith("efficiency_")}
+    timed["device"] = options.device
+    measured = cache.dataset(_times, {**timed, "seed": options.seed}, options)
+    sizes = [counts(configuration(size)) for size in (*SIZES.values(), _timed_size(options))]
+    coords = {"size": [*SIZES, "timed"], "scheme": ["rope", "repo"]}
+    array = xr.DataArray(np.array(sizes, dtype=float), coords, ("size", "scheme"))
+    return measured.assign(
+        parameters=described(array, "parameters beside the input embedding", "1"),
+        flops=described(6 * array * TOKENS, "floating-point operations to train on 5e10 tokens, 6 N per token", "1"),
+    ).assign_attrs(timed)
+
+
+def counts(config: PretrainedConfig) -> tuple[int, int]:
+    """Parameters beside the input embedding, with RoPE and with RePo."""
+    with init_empty_weights():
+        model = AutoModelForCausalLM.from_config(config)
+        reposition(model, LAYOUT)
+    added = added_parameters(model)
+    whole = sum(parameter.numel() for parameter in model.parameters()) - model.get_input_embeddings().weight.numel()
+    return whole - added, whole
+
+
+def configuration(size: dict[str, int | str]) -> PretrainedConfig:
+    """The configuration of a model of `size`, as `SIZES` states one."""
+    fields = dict(size)
+    return AutoConfig.for_model(str(fields.pop("model_type")), **fields)
+
+
+def _times(options: Options) -> xr.Dataset:
+    """`seconds [scheme, round]` per token, their `ratio [round]`, and the `repeat_ratio [round]` of RoPE timed twice in the same round."""
+    models = {scheme: _fresh(layout, options) for scheme, layout in (("rope", "rope"), ("repo", LAYOUT))}
+    prompt = torch.randint(1, 1024, (options.efficiency_context,), generator=torch.Generator().manual_seed(options.seed)).tolist()
+    for model in models.values():
+        _seconds(model, prompt, options)
+    order = ("rope", "repo", "rope")
+    rounds = np.array(
+        [[_seconds(models[scheme], prompt, options) for scheme in order] for _ in range(options.efficiency_rounds)]
+    ).T
+    first, learned, second = rounds
+    seconds = xr.DataArray(np.stack(((first + second) / 2, learned)), {"scheme": ["rope", "repo"]}, ("scheme", "round"))
+    return xr.Dataset(
+        {
+            "seconds": described(seconds, "time per generated token", "s"),
+            "ratio": described(xr.DataArray(2 * learned / (first + second), dims="round"), "RePo over RoPE", "1"),
+            "repeat_ratio": described(xr.DataArray(second / first, dims="round"), "RoPE over RoPE, later over earlier", "1"),
+        }
+    )
+
+
+def _seconds(model: PreTrainedModel, prompt: list[int], options: Options) -> float:
+    """Per token: the time of all steps without that of the prompt and the first token."""
+    elapsed = []
+    for count in (1, 1 + options.efficiency_tokens):
+        _wait(options.device)
+        start = time.perf_counter()
+        continue_greedily(model, [prompt], [count])
+        _wait(options.device)
+        elapsed.append(time.perf_counter() - start)
+    return (elapsed[1] - elapsed[0]) / options.efficiency_tokens
+
+
+def _wait(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+
+
+def _fresh(layout: str, options: Options) -> PreTrainedModel:
+    with torch.random.fork_rng():
+        torch.manual_seed(options.seed)
+        model = AutoModelForCausalLM.from_config(configuration(_timed_size(options)), dtype=torch.float32)
+        reposition(model, layout)
+    placed: Any = model
+    return placed.to(options.device).eval()
+
+
+def _timed_size(options: Options) -> dict[str, int | str]:
+    width = options.efficiency_width
+    return {
+        "model_type": "llama",
+        "hidden_size": width,
+        "intermediate_size": 4 * width,
+        "num_hidden_layers": options.efficiency_layers,
+        "num_attention_heads": options.efficiency_heads,
+        "num_key_value_heads": options.efficiency_heads,
+        "vocab_size": 2048,
+    }
+
+
+# ---- judged ---------------------------------------------------------------------------------------------------------
+
+
+def judge(data: xr.Dataset) -> Iterator[Evidence]:
+    """The parameters at the paper's size, and the times here."""
+    parameters = data["parameters"]
+    rope, repo = (float(parameters.sel(size="OLMo-2 1B", scheme=scheme)) for scheme in ("rope", "repo"))
+    yield Evidence(
+        R7,
+        "OLMo-2 1B (configuration)",
+        "parameters added, per cent of those beside the input embedding",
+        {ADDED: repo / rope - 1},
+        100 * (repo / rope - 1),
+        control="RoPE: 0",
+        seeds=0,
+        note=f"FLOPs of table 6 as 6 N T: {6 * rope * TOKENS:.3g} and {6 * repo * TOKENS:.3g} (paper 3.84e+20 and 3.87e+20); "
+        + "; ".join(_in_words(parameters, str(size)) for size in parameters["size"].values[1:]),
+    )
+    ratios = data["ratio"].values
+    rope, repo = (1e3 * float(data["seconds"].sel(scheme=scheme).median()) for scheme in ("rope", "repo"))
+    timed = data.attrs
+    yield Evidence(
+        R7_TIME,
+        "fresh models",
+        "median ratio of times a generated token, RePo over RoPE",
+        {RATIO: float(np.median(ratios))},
+        float(np.median(ratios)),
+        float(ratios.std(ddof=1)),
+        "rounds",
+        len(ratios),
+        f"RoPE against itself {float(data['repeat_ratio'].median()):.3f}",
+        f"RoPE {rope:.3g} ms, RePo {repo:.3g} ms on {timed['device']}, {timed['layers']} layers of width {timed['width']}",
+        seeds=0,
+    )
+
+
+def _in_words(parameters: xr.DataArray, size: str) -> str:
+    rope, repo = (float(parameters.sel(size=size, scheme=scheme)) for scheme in ("rope", "repo"))
+    return f"{size}: {rope:,.0f} parameters, RePo adds {100 * (repo / rope - 1):.2f} %"
+
+
+# ---- drawn ----------------------------------------------------------------------------------------------------------
+
+
+def draw(data: xr.Dataset) -> Iterator[Drawing]:
+    """Table 6."""
+    timed = data.attrs
+    yield Drawing(
+        "efficiency",
+        _figure(data),
+        f"Time to generate a token with RoPE and RePo ({LAYOUT}) in turns (RePo table 6): {timed['layers']} layers of width "
+        f"{timed['width']}, a prompt of {timed['context']} tokens, {timed['tokens']} tokens per round; bar: median. "
+        + "; ".join(_in_words(data["parameters"], str(size)) for size in data["size"].values),
+        data,
+    )
+
+
+def _figure(data: xr.Dataset) -> PaperFigure:
+    """Time per token of both schemes, round by round, and the ratio RePo / RoPE."""
+    seconds = 1e3 * data["seconds"].transpose("scheme", "round")
+    with style():
+        figure = paper_figure(COLUMN_WIDTH, 1.9)
+        left, right = figure.subplots(1, 2, width_ratios=(1.5, 1))
+        for place, scheme in enumerate(seconds["scheme"].values):
+            _dots(left, place, seconds.values[place], scheme_colour(str(scheme)))
+        left.set_xticks(range(seconds.sizes["scheme"]), [scheme_name(str(name)) for name in seconds["scheme"].values])
+        left.set(ylabel="time per token (ms)", ylim=(0, 1.12 * float(seconds.max())))
+        ratios = data["ratio"].values
+        _dots(right, 0, ratios, "#222222")
+        right.axhline(1.0, color="#222222", linewidth=0.6, linestyle="--")
+        right.set_xticks([0], ["RePo / RoPE"])
+        right.set_title(f"median {np.median(ratios):.3f}")
+        left.set_title(f"{counted(len(ratios), 'round')} in turns")
+    return figure
+
+
+def _dots(ax: Axes, place: int, values: np.ndarray, colour: str) -> None:
+    shifts = np.linspace(-0.2, 0.2, len(values))
+    ax.plot(place + shifts, values, "o", color=colour, markersize=2, markeredgewidth=0, alpha=0.7, gid=f"rounds {place}")
+    ax.hlines(np.median(values), place - 0.3, place + 0.3, color="#222222", linewidth=1.0)
+    ax.set_xlim(-0.5, place + 0.5)
+    ax.grid(axis="y")
+
+
+EFFICIENCY = Experiment(
+    "cost of RoPE and RePo",
+    (R7, R7_TIME),
+    Needs(without_checkpoints, "needs no checkpoint; was not measured"),
+    measure,
+    judge,
+    draw,
+    OLMO,
+)

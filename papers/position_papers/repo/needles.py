@@ -1,0 +1,169 @@
+"""The needles of a haystack that a checkpoint finds, plainly and with YaRN (RePo app. B.2), and whether finding them takes positions.
+
+    plain     as it was trained              YaRN     from n tokens beyond the training length L on, with the factor n / L
+
+Lengths are L, 2 L and 4 L; of an adapter those beyond L that its base was not trained on either. A checkpoint of our task finds needles of
+that task, teacher-forced; one that reads text finds RULER's, generated. YaRN changes nothing where no layer rotates. All checkpoints of
+one training length answer the same prompts, so that differences are taken prompt by prompt - or over seeds where both have several.
+
+Needles that NoPE finds as well say nothing about positions: where NoPE finds 0.9 of them at L there is no verdict, nor where a task of ours
+comes without NoPE. Judged are scores (`haystack`), start layers (`start_layer`) and attention (`attention`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xarray as xr
+
+from position_papers.kit.cache import Cache
+from position_papers.kit.rules import Custom
+from position_papers.kit.samples import Sample
+from position_papers.kit.scores import PLAIN, Scored, ScoreOptions, score_subject
+from position_papers.kit.subjects import Subject
+from position_papers.repo.checkpoints import longest_trained, needles, omits_positions, reads_text
+from repo_interp.experiments.generated_scores import found_needles
+from repo_interp.experiments.task_scores import score_map
+from repo_interp.measures.labels import described
+from repo_interp.models.checkpoints import load_model
+from repo_interp.models.interventions.extension import extended
+from repo_interp.tasks import Prompt
+
+if TYPE_CHECKING:
+    from position_papers.repo.options import Options
+
+YARN = "yarn"
+METHODS = {PLAIN: "plain", YARN: "YaRN beyond L"}
+MULTIPLES = (1, 2, 4)
+"""Lengths, in training lengths."""
+ROTATING = ("rope", "repo", "continuous", "multihead_continuous", "hope", "cope_rope")
+"""Schemes whose layers YaRN reaches."""
+CEILING = 0.99
+"""Score from which checkpoints cannot be told apart. For lengths beyond training and for start layers this was added when YaRN had brought
+every checkpoint of the zoo to 1."""
+WITHOUT_POSITIONS = 0.9
+"""Share of needles from which on NoPE is said to find them, so that the task does not need positions."""
+NOPE = "the share that NoPE finds"
+NEEDS_POSITIONS = Custom(
+    lambda values: not values[NOPE] >= WITHOUT_POSITIONS,
+    f"NoPE, where it was given, finds less than {WITHOUT_POSITIONS:g} of them at the training length",
+)
+TOGETHER: Any = {"join": "outer", "coords": "minimal", "compat": "override"}
+"""How maps are joined that may have other depths and lengths."""
+
+
+@dataclass(frozen=True)
+class Searched:
+    """One checkpoint with the needles that it found."""
+
+    subject: Subject
+    scores: xr.Dataset
+    """`score [method, length, prompt]`, `map [method, depth, length]`; method "plain", and "yarn" where a layer rotates."""
+    recorded: Scored | None
+    """Scores of the same checkpoint and of its other seeds, where the task is one of ours."""
+    counts: xr.DataArray | None = None
+    """Prompts by `[depth, length]`, where the task is one of ours and its prompts have a depth."""
+
+    @property
+    def name(self) -> str:
+        """The checkpoint's name."""
+        return self.subject.name
+
+    @property
+    def lengths(self) -> list[int]:
+        """In tokens, ascending."""
+        return [int(length) for length in self.scores["length"].values]
+
+    def sample(self, lengths: Sequence[int], method: str) -> Sample:
+        """Scores as means over `lengths`, with those of the other seeds. YaRN is plain where no layer rotates."""
+        known = method if method in self.scores["method"].values else PLAIN
+        if self.recorded is not None:
+            return self.recorded.sample([str(length) for length in lengths], known)
+        prompts = self.scores["score"].sel({"method": known, "length": list(lengths)}).mean("length").values
+        return Sample(np.array([prompts.mean()]), prompts, len(prompts) * len(lengths), True)
+
+
+def search(subject: Subject, options: Options, cache: Cache) -> Searched:
+    """The needles that one checkpoint found. Raises InputError where it cannot be asked."""
+    longest = longest_trained(subject)
+    multiples = [subject.training_length * multiple for multiple in MULTIPLES]
+    lengths = [length for length in multiples if length == subject.training_length or length > longest]
+    rotates = bool(set(subject.schemes) & set(ROTATING))
+    if reads_text(subject):
+        scores = subject.measured(cache, _ruler, options, lengths, rotates, prompts=options.score_prompts)
+        return Searched(subject, scores, None)
+    asked = ScoreOptions(options.score_prompts, batch_size=options.batch_size, seed=options.seed, device=options.device)
+    scored = score_subject(subject, asked, cache, lambda _: (YARN,) if rotates else ())
+    assert scored.live is not None, subject.path
+    known = [length for length in lengths if str(length) in scored.test_sets]
+    score = scored.live["score"].sel(test_set=[str(length) for length in known]).rename(test_set="length")
+    prompts = {length: subject.prompts(length, options.score_prompts, options.seed) for length in known}
+    return Searched(subject, _with_map(score.assign_coords(length=known), prompts), scored, _counts(prompts))
+
+
+def _counts(prompts: Mapping[int, Sequence[Prompt]]) -> xr.DataArray | None:
+    """How many prompts there are by `[depth, length]`, depths to the nearest ten per cent as in `score_map`; None where one has none."""
+    if any(prompt.attributes.get("depth") is None for asked in prompts.values() for prompt in asked):
+        return None
+    depths = {
+        length: [10 * round(float(prompt.attributes["depth"]) / 10) for prompt in asked] for length, asked in prompts.items()
+    }
+    known = sorted({depth for of_length in depths.values() for depth in of_length})
+    counts = [[of_length.count(depth) for of_length in depths.values()] for depth in known]
+    return xr.DataArray(counts, {"depth": known, "length": list(depths)}, ("depth", "length"))
+
+
+def _ruler(subject: Subject, options: Options, lengths: Sequence[int], rotates: bool) -> xr.Dataset:
+    """Scores on RULER's needles, generated: plainly, and with YaRN where a layer rotates."""
+    model = load_model(subject.path, options.device)
+    count = options.score_prompts
+    prompts = {length: needles(subject, length, count, options.seed, answer="none") for length in lengths}
+    methods = [PLAIN, *([YARN] if rotates else [])]
+    values = np.empty((len(methods), len(lengths), count))
+    for row, method in enumerate(methods):
+        for column, length in enumerate(lengths):
+            if row and length <= subject.training_length:
+                values[row, column] = values[0, column]
+                continue
+            with extended(model, method, length, subject.training_length):
+                values[row, column] = found_needles(model, subject.tokenizer, prompts[length], options.batch_size)
+    coords = {"method": methods, "length": list(lengths), "prompt": np.arange(count)}
+    return _with_map(xr.DataArray(values, coords, ("method", "length", "prompt")), prompts)
+
+
+def _with_map(score: xr.DataArray, prompts: Mapping[int, Sequence[Prompt]]) -> xr.Dataset:
+    """`score [method, length, prompt]` with its means over depth and length; without them where prompts have no one depth."""
+    score = described(score.transpose("method", "length", "prompt"), "share of the needles found", "1")
+    asked = [prompt for length in score["length"].values for prompt in prompts[int(length)]]
+    if any(prompt.attributes.get("depth") is None for prompt in asked):
+        return score.to_dataset(name="score")
+    maps = [
+        score_map(asked, score.sel({"method": method}).values.ravel(), ("depth", "length")) for method in score["method"].values
+    ]
+    methods = xr.IndexVariable("method", score["method"].values)
+    by_method = xr.concat([part for part in maps if part is not None], dim=methods, **TOGETHER)
+    return score.to_dataset(name="score").assign(map=described(by_method, "share of the needles found", "1"))
+
+
+@dataclass(frozen=True)
+class WithoutPositions:
+    """What NoPE finds of the same needles."""
+
+    share: float
+    """At the training length; NaN where there is no NoPE."""
+    why_not: str
+    """Why needles say nothing about positions: NoPE finds them too, or a task of ours comes without it; empty where they do."""
+
+
+def found_without_positions(searched: Sequence[Searched]) -> WithoutPositions:
+    """What the first of `searched` with NoPE finds."""
+    nope = next((each for each in searched if omits_positions(each.subject.layout)), None)
+    if nope is None:
+        ours = any(each.recorded is not None for each in searched)
+        return WithoutPositions(np.nan, "no NoPE was given to show that the task needs positions" if ours else "")
+    share = nope.sample([nope.subject.training_length], PLAIN).mean
+    solved = f"{nope.name} finds {share:.3f} without positions, so the task needs none"
+    return WithoutPositions(share, "" if NEEDS_POSITIONS.holds({NOPE: share}) else solved)

@@ -1,0 +1,57 @@
+"""RePo (Li et al. 2026): figures 1 to 8 and tables 1, 4 and 6, made again on any checkpoints.
+
+    text reversal          R1 by length; R2, R3 from positions, R2 over seeds          reversal, mirror, mirror_by_seed
+    learned positions      R2, R3, R5 when positions are taken away                    causes
+    needle in a haystack   R4 attention mass, R5 ranges, R6 chunks, R9 scores          attention, ranges, chunks, haystack, start_layer
+    language               R5, R6, and R8 segments                                     ranges, chunks, segments
+    fresh models           R7 cost                                                     efficiency
+    several seeds          R2 to R6 of every seed whose weights are there              kit.over_seeds
+
+A checkpoint is asked what its task has an answer to; one of no task of ours, such as the authors', is given RULER's needle in a haystack,
+few-shot prompts, and words to reverse in its own tokens. Checkpoints are compared within a task and training length.
+"""
+
+from __future__ import annotations
+
+from position_papers.kit.experiment import Paper
+from position_papers.kit.over_seeds import over_seeds
+from position_papers.repo.attention import ATTENTION
+from position_papers.repo.causes import CAUSES
+from position_papers.repo.chunks import CHUNKS
+from position_papers.repo.efficiency import EFFICIENCY
+from position_papers.repo.haystack import HAYSTACK
+from position_papers.repo.mirror import MIRROR
+from position_papers.repo.mirror_by_seed import MIRROR_BY_SEED
+from position_papers.repo.options import Options
+from position_papers.repo.ranges import RANGES
+from position_papers.repo.reversal import REVERSAL
+from position_papers.repo.segments import SEGMENTS
+from position_papers.repo.start_layer import START_LAYER
+
+PAPER = Paper(
+    name="repo",
+    title="RePo's experiments and analyses, made again",
+    experiments=(
+        REVERSAL,
+        MIRROR,
+        MIRROR_BY_SEED,
+        ATTENTION,
+        RANGES,
+        CAUSES,
+        CHUNKS,
+        EFFICIENCY,
+        SEGMENTS,
+        HAYSTACK,
+        START_LAYER,
+        *map(over_seeds, (MIRROR, ATTENTION, RANGES, CAUSES, CHUNKS)),
+    ),
+    options=Options,
+    fast={
+        "prompts": 16,
+        "score_prompts": 24,
+        "controls": 1,
+        "efficiency_layers": 4,
+        "efficiency_width": 256,
+        "efficiency_rounds": 7,
+    },
+)

@@ -1,0 +1,148 @@
+"""Text reversal by length (RePo app. C, fig. 7): R1, from the exact match of all checkpoints trained on it, and of their seeds.
+
+Checkpoints without weights take part with their recorded scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from position_papers.kit.cache import Cache
+from position_papers.kit.claims import Claim, Evidence
+from position_papers.kit.experiment import Drawing, Experiment, Needs, trained_alike
+from position_papers.kit.rules import Above, AtLeast
+from position_papers.kit.samples import between, numbers_of
+from position_papers.kit.scores import Scored, ScoreOptions, note, of_tasks, score_subject, score_table
+from position_papers.kit.subjects import Subject
+from position_papers.repo.checkpoints import GPT2
+from position_papers.training.trained import configured_task
+from repo_interp.plots.marks.drawing import counted
+from repo_interp.plots.marks.scores import score_by_length
+from repo_interp.plots.style import scheme_name
+from repo_interp.tasks.reversal import Reversal
+
+if TYPE_CHECKING:
+    from position_papers.repo.options import Options
+
+EXACT_MATCH = "mean exact match over these lengths"
+EVERY_SEED = f"{EXACT_MATCH}, and over seeds,"
+RIVALS = ("RoPE", "NoPE")
+SCHEMES = ("reversal/repo", "reversal/rope", "reversal/nope")
+"""Of the zoo."""
+R1 = Claim(
+    "R1",
+    "text reversal, longer texts than trained on (21-30 words): RePo above RoPE and NoPE",
+    "RePo app. C, fig. 7",
+    "figure",
+    Above(EXACT_MATCH, RIVALS),
+)
+R1_TRAINED = Claim(
+    "R1",
+    "text reversal, lengths trained on (to 20 words): all schemes near perfect",
+    R1.source,
+    "figure",
+    AtLeast(EVERY_SEED, 0.95),
+    part="trained lengths",
+    about=tuple((name,) for name in SCHEMES),  # it says so of all of them
+)
+
+
+def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> list[Scored]:
+    """Exact match of every checkpoint on every length that its task names."""
+    asked = ScoreOptions(options.score_prompts, batch_size=options.batch_size, seed=options.seed, device=options.device)
+    return [score_subject(subject, asked, cache) for subject in subjects]
+
+
+def judge(scored: Sequence[Scored]) -> Iterator[Evidence]:
+    """Every checkpoint at the lengths trained on; RePo's beside those of RoPE and NoPE at longer ones."""
+    lengths = _lengths(scored)
+    if lengths.trained:
+        yield from (_near_perfect(checkpoint, lengths.trained) for checkpoint in scored)
+    rivals = [checkpoint for checkpoint in scored if checkpoint.layout in ("rope", "nope")]
+    if rivals and lengths.longer:
+        yield from (_above(each, rivals, lengths.longer) for each in scored if each.layout.startswith("repo"))
+
+
+def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
+    """Fig. 7."""
+    lengths = _lengths(scored)
+    sets = [*lengths.trained, *lengths.longer]
+    table = score_table(scored, sets)
+    data = table.assign_coords(test_set=[int(name) for name in sets]).assign_attrs(axis="words", training_length=lengths.longest)
+    yield Drawing(
+        "reversal_by_length",
+        score_by_length(data),
+        f"Text reversal: exact match by number of words (RePo fig. 7), {scored[0].sample(sets[:1]).count} texts per length. Line: mean "
+        f"over seeds; small dots: each seed. Dotted: longest text trained on ({lengths.longest} words).",
+        data,
+    )
+
+
+class _Lengths(NamedTuple):
+    """Numbers of words that every checkpoint has scores of, ascending, as names of test sets."""
+
+    trained: list[str]
+    longer: list[str]
+    longest: int
+    """Longest text trained on."""
+
+
+def _lengths(scored: Sequence[Scored]) -> _Lengths:
+    task = configured_task(scored[0].configuration)
+    assert isinstance(task, Reversal)
+    lengths = range(task.shortest, task.longest_test + 1)
+    sets = [str(length) for length in lengths if all(str(length) in checkpoint.test_sets for checkpoint in scored)]
+    trained = [name for name in sets if int(name) <= task.longest]
+    return _Lengths(trained, sets[len(trained) :], task.longest)
+
+
+def _near_perfect(checkpoint: Scored, trained: Sequence[str]) -> Evidence:
+    sample = checkpoint.sample(trained)
+    return Evidence(
+        R1_TRAINED,
+        checkpoint.name,
+        f"mean exact match at {trained[0]} to {trained[-1]} words",
+        {EVERY_SEED: sample.mean},
+        sample.mean,
+        **numbers_of(sample),
+        note=f"lowest of {len(sample.seeds)} seeds {sample.seeds.min():.3f}",
+    )
+
+
+def _above(checkpoint: Scored, rivals: Sequence[Scored], longer: Sequence[str]) -> Evidence:
+    own = checkpoint.sample(longer)
+    samples = {rival.name: rival.sample(longer) for rival in rivals}
+    differences = {name: between(own, sample) for name, sample in samples.items()}
+    layouts = {scheme_name(rival.layout): rival.name for rival in reversed(rivals)}  # the first of each scheme stands for it
+    others = {name: difference for name, difference in differences.items() if name not in layouts.values()}
+    texts = [
+        f"above {name} by {difference.margin:+.3f} (standard error {difference.standard_error:.2g} over {difference.over})"
+        for name, difference in differences.items()
+    ]
+    return Evidence(
+        R1,
+        checkpoint.name,
+        f"mean exact match at {longer[0]} to {longer[-1]} words",
+        {EXACT_MATCH: {scheme: differences[name] for scheme, name in layouts.items()} | others},
+        own.mean,
+        **numbers_of(own),
+        control=", ".join(f"{name} {sample.mean:.3f} ({counted(len(sample.seeds), 'seed')})" for name, sample in samples.items()),
+        note=note([checkpoint, *rivals], *texts, "" if set(RIVALS) <= set(layouts) else "RoPE or NoPE is missing"),
+    )
+
+
+REVERSAL = Experiment(
+    "text reversal by length",
+    (R1, R1_TRAINED),
+    Needs(
+        trained_alike(of_tasks("reversal")),
+        "checkpoints of text reversal with RePo, RoPE and NoPE were not given",
+        SCHEMES,
+        otherwise_of={R1_TRAINED.label: "no checkpoint trained on text reversal was given"},
+    ),
+    measure,
+    judge,
+    draw,
+    GPT2,
+)

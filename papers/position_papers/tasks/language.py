@@ -1,0 +1,127 @@
+"""Language modelling on a corpus: a text file or folder the user names, or the sources of Python's standard library.
+
+    <bos> t_2 ... t_n        a window of a document; every token but the first is a target
+
+Tokens are byte-level BPE, trained on the corpus (2,048 ids), unless `tokenizer_file` names a tokenizer.json: a checkpoint goes on and
+is scored with its own, whichever it is. <bos> is its beginning of text, or its end of text where it has no beginning. Every 20th
+document is held out. Training windows are uniform over the other documents, joined; test windows begin uniformly in held-out documents
+that are long enough, and so see one document only. The same corpus gives the same bytes; another Python version has other sources.
+
+Test sets are named by the length in tokens. Score: log perplexity, in nats per token; with attributes["bytes"] (of the targets' text),
+bits per byte = nats per token * targets / (bytes ln 2). No spans; nothing is generated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+import numpy as np
+from annotated_types import Interval
+
+from position_papers.tasks.corpus import INSTALLED, Corpus, corpus
+from position_papers.tasks.installed import text_record
+from repo_interp.errors import InputError
+from repo_interp.tasks.prompt import Prompt
+from repo_interp.tasks.task import Batch, Number, PlainText, Task, doublings, whole_number
+from repo_interp.values import TokensOrNone
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+
+@dataclass(frozen=True)
+class Language(PlainText, Task):
+    """Language modelling. Lengths in tokens."""
+
+    name: ClassVar[str] = "language"
+    axes: ClassVar[tuple[str, ...]] = ("length",)
+
+    corpus: str = ""
+    """A UTF-8 text file, or a folder of them (.txt, .md, .py); empty: the standard library's sources without its tests; `installed`:
+    prose and code of the standard library and the installed packages; `installed-prose`, `installed-code`: one of them.
+    """
+    tokens: Annotated[int, Interval(ge=258, le=1_000_000)] = 2048
+    """Size of the vocabulary."""
+    tokenizer_file: str = ""
+    """A tokenizer.json in place of one trained on the corpus."""
+    length: Number = 256
+    grown_length: TokensOrNone = 0
+    """Of the windows that training ends with: `length` times a power of two; 0: `length`."""
+    longest_test: Number = 1024
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require_ascending(2, "length", "longest_test")
+        times = self.training_length // self.length
+        self._require(
+            self.training_length == self.length * times and times & (times - 1) == 0,
+            f"wanted a grown_length of {self.length} times a power of two, or 0, got {self.grown_length}",
+        )
+
+    @cached_property
+    def data(self) -> Corpus:
+        """The corpus in tokens; read and tokenized once per process."""
+        return corpus(self.corpus, self.tokens, self.tokenizer_file)
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of token ids."""
+        return len(self.data.tokenizer)
+
+    @property
+    def training_length(self) -> int:
+        """Tokens of the longest window."""
+        return self.grown_length or self.length
+
+    @property
+    def test_sets(self) -> tuple[str, ...]:
+        """The training length and its doublings."""
+        return doublings(self.length, self.longest_test)
+
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        """Byte-level BPE."""
+        return self.data.tokenizer
+
+    def sources(self) -> dict[str, str]:
+        """How much text is installed, its share of repeats, and its digest: other versions of packages have other texts."""
+        return text_record(INSTALLED[self.corpus]) if self.corpus in INSTALLED else {}
+
+    def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
+        """Windows of the training documents, twice as long at each of equal parts of the progress, and as many fewer; at least one."""
+        doublings = (self.training_length // self.length).bit_length() - 1
+        times = 1 << int(doublings * progress)
+        stream, length = self.data.training, self.length * times
+        starts = generator.integers(0, len(stream) - length + 2, max(1, size // times))
+        return _windows(stream, starts, length, self.data.start)
+
+    def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
+        """Windows of held-out documents. Raises InputError where no document is long enough."""
+        length = whole_number(test_set, "the number of tokens")
+        starts = self.data.held_out_starts(length - 1)
+        if not len(starts):
+            raise InputError(f"no held-out document has {length - 1} tokens; ask for a shorter length or give a longer corpus")
+        return _windows(self.data.held_out, generator.choice(starts, size), length, self.data.start)
+
+    def describe(self, tokens: Sequence[int]) -> Prompt:
+        """Tokens with their text, and how many bytes the targets are."""
+        data = self.data
+        return Prompt(
+            tokens=tuple(tokens),
+            token_text=tuple(data.text[token] for token in tokens),
+            attributes={"length": len(tokens), "bytes": sum(data.bytes[token] for token in tokens[1:])},
+        )
+
+
+def _windows(stream: np.ndarray, starts: np.ndarray, length: int, first: int) -> Batch:
+    """`first` and the `length` - 1 tokens from each start."""
+    tokens = np.full((len(starts), length), first, dtype=np.int64)
+    tokens[:, 1:] = stream[starts[:, None] + np.arange(length - 1)]
+    targets = np.ones(tokens.shape, dtype=bool)
+    targets[:, 0] = False
+    return Batch(tokens, targets)
+
+
+SIZES = {"small": Language(), "paper": Language(length=512, longest_test=4096)}

@@ -1,0 +1,177 @@
+"""A training run, from its first step to the finished checkpoint - or from wherever an earlier session of it was cut off.
+
+A run is a function of its configuration: on one machine the same configuration gives the same model.safetensors, in one session or in
+several, however these ended. Knows nothing about terminals.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from position_papers.training.configuration import TrainingConfiguration
+from position_papers.training.folder import Moment, TrainingFolder, load_state, save_state
+from position_papers.training.preparation import Prepared, reproducible, test_prompts
+from position_papers.training.step import (
+    executing,
+    generator_for,
+    index_share,
+    learning_rate,
+    progress,
+    take_step,
+    training_question,
+)
+from repo_interp.experiments.responses import forced_responses, prompts_of
+from repo_interp.files import write_text
+from repo_interp.models.adapters import rounded
+from repo_interp.models.reposition import mix_with_index
+
+
+@dataclass(frozen=True)
+class Record:
+    """A line of the log."""
+
+    step: int
+    loss: float
+    """Mean cross-entropy of the targets since the last record, nats."""
+    learning_rate: float
+    progress: float
+    """Share of the task's full difficulty."""
+    seconds: float
+    """Time spent so far, in all sessions."""
+    score: float | None = None
+    """Mean score (the task's metric) on fresh sequences of full difficulty, where it was asked for at this step."""
+
+
+def train(
+    prepared: Prepared,
+    folder: TrainingFolder,
+    stop: Callable[[], bool] = lambda: False,
+    save_seconds: float = 15.0,
+    scoring: Callable[[int, int], object] = lambda done, total: None,
+) -> Iterator[Record]:
+    """Train from where `folder` stands - its beginning, if it was just begun - to the end, yielding every record of the log.
+
+    `stop` is asked after every step, and after every batch of prompts of the final scores; when it says so, the state is saved and the
+    run ends there, to go on later. The state is saved every `save_seconds` too. `scoring` is called with how many prompts of all test
+    sets have been answered. At the end the folder holds the finished checkpoint.
+    """
+    configuration, model = prepared.configuration, prepared.model
+    with reproducible(configuration), executing(model, configuration.execution):
+        moment = load_state(folder.state, model, prepared.optimizer)
+        folder.cut_log(moment.log_size)
+        saved = time.monotonic()
+        start = saved - moment.seconds  # as if all sessions were one
+        while moment.step < configuration.steps:
+            step = moment.step + 1
+            moment.losses.append(_step(prepared, step))
+            moment.step, moment.seconds = step, time.monotonic() - start
+            if _due(step, configuration.log_every) or _due(step, configuration.score_every) or step == configuration.steps:
+                record = _record(prepared, moment)
+                folder.append(asdict(record))
+                moment.losses.clear()
+                yield record
+            if _due(step, configuration.checkpoint_every):
+                folder.keep(step, prepared.write)
+            stopping = stop() or step == configuration.steps
+            if stopping or time.monotonic() - saved >= save_seconds:
+                moment.log_size = folder.log_size()
+                save_state(folder.state, model, prepared.optimizer, moment)
+                saved = time.monotonic()
+            if stopping:
+                break
+        if moment.step == configuration.steps:
+            model.eval()
+            if prepared.base is not None:
+                rounded(model)  # scored is what is stored
+
+            def answered(done: int, total: int) -> None:
+                scoring(done, total)
+                if stop():
+                    raise _Stopped
+
+            try:
+                with _scoring(configuration):
+                    scores = final_scores(prepared, answered)
+            except _Stopped:
+                return
+            write_text(folder.scores, json.dumps(scores, indent=1) + "\n")
+            folder.finish(prepared.write)
+
+
+class _Stopped(Exception):
+    """Asked to stop while the final scores were made: the state is saved, so they are made the next time."""
+
+
+def final_scores(prepared: Prepared, answered: Callable[[int, int], object]) -> dict:
+    """The mean score of every test set, on prompts that training has not seen; None where they are longer than the model can take.
+
+    `answered` is called after every batch, with the prompts of all test sets that are done, and their number.
+    """
+    task, count = prepared.task, prepared.configuration.score_prompts
+    total, done = count * len(task.test_sets), 0
+    means: dict[str, float | None] = {}
+
+    def after_batch(module: nn.Module, given: Any, output: Any) -> None:
+        nonlocal done
+        done += len(output.last_hidden_state)
+        answered(done, total)
+
+    decoder: Any = prepared.model.model
+    with decoder.register_forward_hook(after_batch):
+        for number, test_set in enumerate(task.test_sets, start=1):
+            means[test_set] = None
+            if prompts := test_prompts(prepared, test_set, count):
+                means[test_set] = float(np.mean(task.score(forced_responses(prepared.model, task, prompts), prompts)))
+            done = number * count
+    return {"metric": task.metric, "prompts": count, "steps": prepared.configuration.steps, "test_sets": means}
+
+
+def _step(prepared: Prepared, step: int) -> float:
+    configuration = prepared.configuration
+    first, difficulty = (step - 1) * configuration.accumulation, progress(configuration, step)
+    questions = [
+        training_question(prepared.task, configuration, first + part, difficulty) for part in range(configuration.accumulation)
+    ]
+    mix_with_index(prepared.model, index_share(configuration, step))
+    rate = learning_rate(configuration, step)
+    return take_step(prepared.model, prepared.optimizer, questions, rate, configuration.clip, configuration.precision)
+
+
+def _record(prepared: Prepared, moment: Moment) -> Record:
+    configuration, step = prepared.configuration, moment.step
+    return Record(
+        step=step,
+        loss=float(np.mean(moment.losses)),
+        learning_rate=learning_rate(configuration, step),
+        progress=progress(configuration, step),
+        seconds=round(moment.seconds, 1),
+        score=_score(prepared) if _due(step, configuration.score_every) or step == configuration.steps else None,
+    )
+
+
+def _score(prepared: Prepared) -> float:
+    task, model, configuration = prepared.task, prepared.model, prepared.configuration
+    prompts = prompts_of(task, task.batch(generator_for(configuration.seed, "score", 0), configuration.score_prompts))
+    model.eval()
+    with _scoring(configuration):
+        score = task.score(forced_responses(model, task, prompts), prompts)
+    model.train()
+    return float(np.mean(score))
+
+
+def _scoring(configuration: TrainingConfiguration) -> AbstractContextManager[Any]:
+    """A context in which nothing is compiled: scores are those of the checkpoint as others run it."""
+    return torch.compiler.set_stance("force_eager") if configuration.execution == "compiled" else nullcontext()
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0

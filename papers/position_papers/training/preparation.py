@@ -1,0 +1,224 @@
+"""What a training run starts with: task, model and optimiser; and what the run will cost, found by rehearsing some of its steps.
+
+A fresh model is a pre-norm Llama: RMSNorm, SwiGLU, no biases, untied embeddings. Its own weights depend on the seed and the sizes alone,
+never on the scheme, so twins with the same seed start alike. A continued checkpoint keeps its weights; what its new schemes learn starts
+afresh.
+
+    seconds = steps * mean over rehearsed steps of their time + prompts of all test sets * time of one of each
+
+Rehearsed are forward and backward passes of steps spread over the run, because a curriculum makes later ones longer, and answers to some
+prompts of every test set, which may be far longer than those of training; no weight changes. Scores and checkpoints on the way are not
+counted, nor what compiling takes and saves: steps are rehearsed eager.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+
+from position_papers.training.configuration import TrainingConfiguration
+from position_papers.training.step import make_optimizer, progress, target_loss, training_question
+from position_papers.training.trained import configured_task
+from repo_interp.analysis.trained_task import in_tokens_of
+from repo_interp.errors import InputError
+from repo_interp.experiments.responses import forced_responses
+from repo_interp.models.adapters import as_base, attach, save_adapter
+from repo_interp.models.checkpoints import identify, load_model, load_tokenizer, save
+from repo_interp.models.fields import Base
+from repo_interp.models.reposition import added_parameters, longest_prompt, with_layout
+from repo_interp.tasks import Prompt, Task
+from repo_interp.tasks.vocabulary import PAD
+
+_QUICK, _WORTH_COUNTING = 16, 0.05
+"""Prompts that are answered together to time one of them, where it takes less than so many seconds alone."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a run starts with."""
+
+    configuration: TrainingConfiguration
+    task: Task
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    optimizer: torch.optim.Optimizer
+    base: Base | None = None
+    """What is trained stands on it as an adapter; None: the model is trained as a whole."""
+
+    def write(self, directory: Path) -> None:
+        """Write the model as it is now: an adapter alone where one is trained, else a whole checkpoint."""
+        if self.base is None:
+            save(self.model, directory, self.tokenizer)
+        else:
+            save_adapter(self.model, directory, self.base)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Cost of a run as a whole, whatever part of it is done already."""
+
+    parameters: int
+    position_parameters: int
+    steps: int
+    seconds_per_step: float
+    scoring_seconds: float
+    """What the scores at the end take."""
+
+    @property
+    def seconds(self) -> float:
+        """What all takes."""
+        return self.steps * self.seconds_per_step + self.scoring_seconds
+
+
+def prepare(configuration: TrainingConfiguration) -> Prepared:
+    """Task, model and optimiser of a run. Raises InputError for whatever cannot be trained; nothing was written then."""
+    if configuration.device == "cuda" and not torch.cuda.is_available():
+        raise InputError("device cuda was wanted, but this machine offers none to torch; give --device cpu")
+    if configuration.execution == "compiled":
+        _require_compiler()
+    task, base = configured_task(configuration), None
+    if configuration.continue_from:
+        task = in_tokens_of(task, identify(configuration.continue_from).directory)
+        model, tokenizer = _continued_model(configuration)
+        _require_same_words(task, tokenizer, configuration.continue_from)
+        model.config.max_position_embeddings = max(model.config.max_position_embeddings, task.training_length)
+    else:
+        tokenizer = task.tokenizer()
+        model = _fresh_model(configuration, task.vocabulary_size, task.training_length)
+    if configuration.adapter:
+        base = as_base(identify(configuration.continue_from), configuration.continue_from)
+        attach(model, configuration.adapter, configuration.adapter_from)
+        model.config.max_position_embeddings = task.training_length  # the base saw longer texts, but not with these positions
+    if configuration.precision == "bfloat16" and configuration.device == "cpu":
+        model.set_attn_implementation(
+            "eager"
+        )  # products in bfloat16: 43 ms forward and backward at 512 tokens, the fused kernel 68
+    model.train()
+    return Prepared(configuration, task, model, tokenizer, make_optimizer(model, configuration), base)
+
+
+def _require_compiler() -> None:
+    compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+    if shutil.which(compiler) is None:
+        raise InputError(
+            f"execution compiled needs a C++ compiler, and there is no {compiler} here; install one, name yours in CXX, or train eager"
+        )
+
+
+def estimate_cost(prepared: Prepared, samples: int = 4) -> Cost:
+    """Size of the model, time per step and time of the scores, found by rehearsing `samples` steps and some prompts of every test set.
+
+    Leaves the model as it was.
+    """
+    configuration, model = prepared.configuration, prepared.model
+    steps = np.linspace(1, configuration.steps, 2 * samples + 1).round().astype(int)[1::2]
+    seconds = []
+    with reproducible(configuration):
+        for step in (steps[-1], *steps):  # the first of a process is slower
+            start = time.monotonic()
+            for part in range(configuration.accumulation):
+                question = training_question(prepared.task, configuration, part, progress(configuration, int(step)))
+                target_loss(model, question, configuration.precision).backward()
+            seconds.append(time.monotonic() - start)
+        model.zero_grad(set_to_none=True)
+        model.eval()
+        scoring = sum(_scoring_seconds(prepared, test_set) for test_set in prepared.task.test_sets)
+        model.train()
+    return Cost(
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        position_parameters=added_parameters(model),
+        steps=configuration.steps,
+        seconds_per_step=float(np.mean(seconds[1:])),
+        scoring_seconds=scoring,
+    )
+
+
+def _scoring_seconds(prepared: Prepared, test_set: str) -> float:
+    """What the score of one test set takes, from one of its prompts, or from several where one takes no time worth counting."""
+    seconds = 0.0
+    for count in (1, _QUICK):
+        prompts = test_prompts(prepared, test_set, count)
+        start = time.monotonic()
+        forced_responses(prepared.model, prepared.task, prompts)
+        seconds = (time.monotonic() - start) / count
+        if not prompts or seconds > _WORTH_COUNTING:
+            break
+    return seconds * prepared.configuration.score_prompts
+
+
+def test_prompts(prepared: Prepared, test_set: str, count: int) -> list[Prompt]:
+    """`count` prompts of a test set, which training has not seen; none where they are longer than the model can take."""
+    prompts = prepared.task.prompts(count, prepared.configuration.seed, test_set)
+    longest = longest_prompt(prepared.model)
+    return [] if longest is not None and max(len(prompt.tokens) for prompt in prompts) > longest else prompts
+
+
+@contextmanager
+def reproducible(configuration: TrainingConfiguration) -> Iterator[None]:
+    """While this lasts, the same sums are made in the same order every time; torch's settings come back afterwards."""
+    threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    torch.set_num_threads(configuration.threads)
+    if configuration.device == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
+        torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(strict)
+        torch.set_num_threads(threads)
+
+
+def _fresh_model(configuration: TrainingConfiguration, vocabulary: int, longest: int) -> PreTrainedModel:
+    """A decoder with random weights for `vocabulary` tokens; it names `longest` as its training length, in tokens."""
+    width = configuration.width
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=configuration.feed_forward or -(-8 * width // (3 * 16)) * 16,
+        num_hidden_layers=configuration.layers,
+        num_attention_heads=configuration.heads,
+        num_key_value_heads=configuration.kv_heads or configuration.heads,
+        max_position_embeddings=longest,
+        initializer_range=configuration.initial_deviation,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=PAD,
+    )
+    torch.manual_seed(configuration.seed)
+    return _with_layout(LlamaForCausalLM(config), configuration)
+
+
+def _continued_model(configuration: TrainingConfiguration) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The checkpoint `continue_from` with the layout of `configuration`, and its tokenizer."""
+    checkpoint = identify(configuration.continue_from)
+    tokenizer = load_tokenizer(checkpoint)
+    if tokenizer is None:
+        raise InputError(f"{configuration.continue_from} has no tokenizer, so the task cannot be put into its tokens")
+    model = load_model(checkpoint)
+    torch.manual_seed(configuration.seed)
+    return _with_layout(model, configuration), tokenizer
+
+
+def _with_layout(model: PreTrainedModel, configuration: TrainingConfiguration) -> PreTrainedModel:
+    with_layout(model, configuration.scheme, scheme_deviation=configuration.scheme_deviation, **configuration.scheme_options)
+    return model.to(torch.device(configuration.device))  # type: ignore[arg-type]
+
+
+def _require_same_words(task: Task, tokenizer: PreTrainedTokenizerBase, checkpoint: str) -> None:
+    wanted, present = task.tokenizer().get_vocab(), tokenizer.get_vocab()
+    if wanted != present:
+        raise InputError(
+            f"{checkpoint} has another vocabulary ({len(present)} tokens) than task {task.name} with these options ({len(wanted)}); "
+            "give a checkpoint of that task, or its options"
+        )

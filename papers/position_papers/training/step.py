@@ -1,0 +1,119 @@
+"""One step of training: its sequences, its learning rate, its loss, and AdamW on the clipped gradient.
+
+    loss            mean over targets t of -log p(token_t | tokens before t)
+    gradient        g = mean over the sequences of a step of d loss / d weights;   g <- g min(1, clip / |g|)
+    learning rate   peak * t / warm_up   while t <= warm_up;   then   floor + (peak - floor) (1 + cos(pi u)) / 2
+    progress        min(1, (t - 1) / (curriculum * steps))
+    index share     max(0, 1 - (t - 1) / (index_share_until * steps))              (the released code's `pdrop`)
+
+t = 1 .. steps is the step, u runs from 0 to 1 between warm-up and the last step, floor = final_share * peak. The schedules depend on the
+step's number alone, its sequences on that and the seed, so a resumed run needs nothing but the number. Knows nothing about directories.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from position_papers.training.configuration import TrainingConfiguration
+from repo_interp.experiments.responses import Question, target_logits, to_question
+from repo_interp.tasks import Task
+
+
+def learning_rate(configuration: TrainingConfiguration, step: int) -> float:
+    """The learning rate of step `step`, counted from 1."""
+    peak, warm_up = configuration.learning_rate, min(configuration.warm_up, configuration.steps)
+    if step <= warm_up:
+        return peak * step / warm_up
+    done = (step - warm_up) / max(1, configuration.steps - warm_up)
+    floor = configuration.final_share * peak
+    return floor + (peak - floor) * (1.0 + math.cos(math.pi * done)) / 2.0
+
+
+def progress(configuration: TrainingConfiguration, step: int) -> float:
+    """How much of the task's full difficulty step `step` has: 0 the easiest, 1 all of it."""
+    growing = configuration.curriculum * configuration.steps
+    return 1.0 if growing == 0 else min(1.0, (step - 1) / growing)
+
+
+def index_share(configuration: TrainingConfiguration, step: int) -> float:
+    """Weight of the token index in learned positions at step `step`: 1 is plain RoPE, 0 the learned positions alone."""
+    mixing = configuration.index_share_until * configuration.steps
+    return 0.0 if mixing == 0 else max(0.0, 1.0 - (step - 1) / mixing)
+
+
+def training_question(task: Task, configuration: TrainingConfiguration, number: int, difficulty: float) -> Question:
+    """Batch `number` of a training run, at a difficulty from 0 to 1: always the same."""
+    generator = generator_for(configuration.seed, "train", number)
+    return to_question(task.batch(generator, configuration.batch, difficulty), configuration.device)
+
+
+def generator_for(seed: int, purpose: str, number: int) -> np.random.Generator:
+    """Random numbers that differ for every seed, purpose and number."""
+    return np.random.default_rng([seed, zlib.crc32(purpose.encode()), number])
+
+
+def make_optimizer(model: nn.Module, configuration: TrainingConfiguration) -> torch.optim.AdamW:
+    """AdamW over all weights; vectors (norms, biases) do not decay."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [weight for weight in trained if weight.ndim >= 2], "weight_decay": configuration.weight_decay},
+        {"params": [weight for weight in trained if weight.ndim < 2], "weight_decay": 0.0},
+    ]
+    betas = (configuration.beta_1, configuration.beta_2)
+    return torch.optim.AdamW([group for group in groups if group["params"]], lr=configuration.learning_rate, betas=betas)
+
+
+def target_loss(model: PreTrainedModel, question: Question, precision: str = "float32") -> Float[Tensor, ""]:
+    """Mean cross-entropy of the targets, in nats."""
+    with torch.autocast(question.tokens.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+        logits = target_logits(model, question)
+    return nn.functional.cross_entropy(logits, question.targets)
+
+
+@contextmanager
+def executing(model: PreTrainedModel, execution: Literal["eager", "compiled"]) -> Iterator[None]:
+    """While the context lasts, the decoder runs "eager", or as code that is "compiled" at its first call, for sequences of any length."""
+    if execution == "eager":
+        yield
+        return
+    decoder = model.model
+    decoder.forward = torch.compile(decoder.forward, dynamic=True)
+    try:
+        yield
+    finally:
+        del decoder.forward
+
+
+def take_step(
+    model: PreTrainedModel,
+    optimizer: torch.optim.Optimizer,
+    questions: Sequence[Question],
+    rate: float,
+    clip: float,
+    precision: str = "float32",
+) -> float:
+    """Change the weights once, at the learning rate `rate`; returns the mean loss of the questions as it was before.
+
+    `precision`: that of products of matrices, "float32" or "bfloat16".
+    """
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    optimizer.zero_grad(set_to_none=True)
+    total = 0.0
+    for question in questions:
+        loss = target_loss(model, question, precision) / len(questions)
+        loss.backward()
+        total += loss.item()
+    nn.utils.clip_grad_norm_(model.parameters(), clip)
+    optimizer.step()
+    return total

@@ -1,0 +1,490 @@
+"""The main job end to end, through the command line: the authors' checkpoint in, their numbers out of run.nc; and what users do to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from attention_inputs import OFFICIAL
+from families import tiny
+from numpy.testing import assert_allclose, assert_array_equal
+from places import SUPPORT
+
+import repo_interp as ri
+from repo_interp.cli import main
+from repo_interp.experiments.resumable_grid import OtherQuestion
+
+ANALYSIS = np.load(OFFICIAL / "expected_analysis.npz")
+
+
+AUTHORS = (str(OFFICIAL / "repo_mha"), "--set", "attention_mass.rows=generated")
+"""The authors' checkpoint, with the rows of attention that they took."""
+
+
+@pytest.fixture(scope="module")
+def prompts_file(tmp_path_factory):
+    """The authors' prompts with their spans, as prompts.jsonl."""
+    arrays = np.load(OFFICIAL / "repo_mha" / "expected.npz")
+    spans = json.loads((OFFICIAL / "repo_mha" / "spans.json").read_text())
+    lines = [
+        {
+            "tokens": tokens.tolist(),
+            "spans": {"needle": s["needle"], "query": s["query"]},
+            "generated": s["generated"],
+        }
+        for tokens, s in zip(arrays["input_ids"], spans, strict=True)
+    ]
+    file = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return file
+
+
+@pytest.fixture(scope="module")
+def results(prompts_file, tmp_path_factory):
+    """What `repo-interp analyze` makes of the authors' checkpoint."""
+    directory = tmp_path_factory.mktemp("runs") / "first"
+    assert main(["analyze", *AUTHORS, "--prompts", str(prompts_file), "--out", str(directory)]) == 0
+    return directory
+
+
+def test_the_run_file_holds_the_authors_numbers(results):
+    run = xr.open_datatree(results / "run.nc", engine="h5netcdf")
+    mass, positions, patterns = run["attention_mass"], run["positions"], run["patterns"]
+    for name in ("needle", "query", "rest"):
+        for prompt in range(3):
+            for kind, variable in (("total", "mass"), ("per_token", "mass_per_token")):
+                got = mass[variable].sel(span=name, prompt=prompt)
+                assert_allclose(got, ANALYSIS[f"repo_mha/mass/{kind}/{name}/seq{prompt}"], atol=1e-5)
+    expected = json.loads((OFFICIAL / "expected_analysis.json").read_text())["repo_mha"]["attention_mass"]["mean_over_sequences"]
+    for name, means in expected.items():
+        assert_allclose(mass["table"].sel(span=name), 100 * means["per_token"], atol=1e-3)
+    learned = [2, 3, 4, 5]
+    assert_allclose(
+        positions["position_range"].sel(layer=learned).transpose("layer", "prompt", "head"),
+        ANALYSIS["repo_mha/range_d"],
+        atol=1e-3,
+    )
+    labels = patterns["chunk_pattern"].sel(layer=learned).transpose("layer", "prompt", "head", "chunk")
+    margins = np.minimum(np.abs(ANALYSIS["repo_mha/chunk_const_margin"]), np.abs(ANALYSIS["repo_mha/chunk_mono_margin"]))
+    sure = margins > 1e-3
+    assert sure.mean() > 0.9
+    assert_array_equal(labels.values[sure], ANALYSIS["repo_mha/chunk_label"][sure])
+    run.close()
+
+
+def test_the_run_says_where_it_comes_from(results):
+    run = ri.read_run(results)
+    assert run.attrs["layout"] == "rope,rope,repo,repo,repo,repo"
+    assert run.attrs["checkpoint"] == "repo_mha" and len(run.attrs["checkpoint_digest"]) == 64
+    assert run.attrs["training_length"] == 256 and run.attrs["dtype"] == "float32"
+    assert run.attrs["version_torch"].startswith("2.")
+    assert run["patterns"].attrs["chunk_size"] == 16
+    assert run["positions"]["scheme"].sel(layer=1) == "rope" and run["positions"]["scheme"].sel(layer=5) == "repo"
+    for node in run.subtree:
+        for name, array in node.data_vars.items():
+            assert array.attrs["long_name"] and array.attrs["units"], name
+
+
+def test_report_and_figures_are_there_in_every_format(results):
+    assert (results / "report.html").stat().st_size > 1e6
+    figures = {path.suffix for path in (results / "figures").iterdir()}
+    assert figures == {".png", ".svg", ".pdf"}
+    assert sorted(path.name for path in results.iterdir()) == ["figures", "report.html", "run.nc"]
+
+
+def test_an_output_that_is_there_is_replaced_only_when_asked_and_then_by_the_same_bytes(results, prompts_file, tmp_path, capsys):
+    again = shutil.copytree(results, tmp_path / "again")
+    command = ["analyze", *AUTHORS, "--prompts", str(prompts_file), "--out", str(again)]
+    written = {path: path.stat().st_mtime_ns for path in again.rglob("*") if path.is_file()}
+    assert main(command) == 2
+    assert "holds results already; give another --out, or --overwrite" in capsys.readouterr().err
+    assert {path: path.stat().st_mtime_ns for path in again.rglob("*") if path.is_file()} == written
+    assert main([*command, "--overwrite"]) == 0
+    for path in written:
+        assert path.stat().st_mtime_ns != written[path]
+        assert path.read_bytes() == (results / path.relative_to(again)).read_bytes(), path.name
+
+
+def test_batches_do_not_change_the_numbers(results, prompts_file):
+    alone = ri.read_run(results)
+    bridge = ri.load(OFFICIAL / "repo_mha")
+    prompts = ri.read_prompts(prompts_file, vocab_size=bridge.cfg.d_vocab)
+    rows = ri.measures.AttentionMass(rows="generated")
+    together = ri.analyze(bridge, prompts, ("positions", "patterns", rows), batch_size=3)
+    for group in ("positions", "patterns", "attention_mass"):
+        for name, array in alone[group].data_vars.items():
+            if array.dtype.kind == "f":
+                assert_allclose(together[group][name], array, atol=1e-4, err_msg=name)
+
+
+def test_layers_and_heads_asked_for_are_those_measured(results, prompts_file, tmp_path):
+    options = [
+        "--layers",
+        "2-3",
+        "--heads",
+        "3,1",
+        "--measures",
+        "positions,attention_mass",
+        "--out",
+        str(tmp_path / "part"),
+    ]
+    assert main(["analyze", *AUTHORS, "--prompts", str(prompts_file), *options]) == 0
+    part, whole = ri.read_run(tmp_path / "part"), ri.read_run(results)
+    assert set(part.children) == {"positions", "attention_mass"}
+    assert part["positions"]["head"].values.tolist() == [1, 3] and part["positions"].layer.values.tolist() == [
+        2,
+        3,
+    ]
+    for group, name in (("positions", "position_range"), ("attention_mass", "mass")):
+        assert_allclose(part[group][name], whole[group][name].sel(layer=[2, 3], head=[1, 3]), atol=1e-5)
+
+
+def test_a_directory_with_other_things_is_left_alone(prompts_file, tmp_path, capsys):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    command = [
+        "analyze",
+        str(OFFICIAL / "repo_mha"),
+        "--prompts",
+        str(prompts_file),
+        "--out",
+        str(tmp_path),
+        "--overwrite",
+    ]
+    assert main(command) == 2
+    assert "holds other things (thesis.tex)" in capsys.readouterr().err
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+BAD_OPTIONS = {
+    "unknown measure": (
+        ["--measures", "positions,entropy"],
+        "there is no measure 'entropy'; there are positions, patterns",
+    ),
+    "layer beyond": (["--layers", "4-6"], "layer 6 was asked for; the model's are 0 to 5"),
+    "head beyond": (["--heads", "4"], "head 4 was asked for; the model's are 0 to 3"),
+    "no such device": (["--device", "quantum"], "device 'quantum' is not available here"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_OPTIONS)
+def test_options_that_do_not_fit_are_refused_and_leave_nothing(case, prompts_file, tmp_path, capsys):
+    options, message = BAD_OPTIONS[case]
+    command = [
+        "analyze",
+        str(OFFICIAL / "repo_mha"),
+        "--prompts",
+        str(prompts_file),
+        "--out",
+        str(tmp_path / "out"),
+        *options,
+    ]
+    assert main(command) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+BROKEN_PROMPTS = {
+    "bad json": '{"tokens": [1, 2',
+    "an array": "[1, 2, 3]",
+    "empty": "",
+    "neither text nor tokens": '{"spans": {}}',
+    "both text and tokens": '{"text": "a", "tokens": [1]}',
+    "no tokens": '{"tokens": []}',
+    "span out of range": '{"tokens": [1, 2, 3], "spans": {"needle": [7]}, "generated": [2]}',
+    "overlapping spans": '{"tokens": [1, 2, 3], "spans": {"needle": [0, 1], "query": [1]}, "generated": [2]}',
+    "beyond the vocabulary": '{"tokens": [1, 2, 256], "generated": [2]}',
+    "negative token": '{"tokens": [1, -2, 3], "generated": [2]}',
+    "text without a tokenizer": '{"text": "The grass is green."}',
+    "unknown key": '{"tokens": [1, 2], "needles": [1]}',
+    "empty span": '{"tokens": [1, 2], "spans": {"needle": []}}',
+    "a word for a token": '{"tokens": [1, "two"]}',
+}
+
+
+@pytest.mark.parametrize("case", BROKEN_PROMPTS)
+def test_broken_prompts_are_refused_in_one_line(case, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prompts.jsonl").write_text(BROKEN_PROMPTS[case])
+    assert main(["analyze", str(OFFICIAL / "repo_mha"), "--prompts", "prompts.jsonl", "--out", "out"]) == 2
+    error = capsys.readouterr().err
+    assert (error.startswith("repo-interp analyze: ") and error.count("\n") == 1 and "prompts.jsonl" in error) or "token" in error
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["prompts.jsonl"]
+
+
+def test_a_file_of_prompts_that_is_not_there(tmp_path, capsys):
+    assert main(["analyze", str(OFFICIAL / "repo_mha"), "--prompts", str(tmp_path / "none.jsonl")]) == 2
+    assert "none.jsonl" in capsys.readouterr().err
+
+
+def test_without_prompts_and_tokenizer_there_is_nothing_to_make_prompts_of(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["analyze", str(OFFICIAL / "repo_mha")]) == 2
+    assert "has no tokenizer, so no prompts can be made for it" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_prompts_without_generated_tokens_leave_the_mass_out(tmp_path):
+    (tmp_path / "p.jsonl").write_text(json.dumps({"tokens": list(range(40))}) + "\n")
+    command = [
+        "analyze",
+        str(OFFICIAL / "repo_mha"),
+        "--prompts",
+        str(tmp_path / "p.jsonl"),
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    assert main(command) == 0
+    assert set(ri.read_run(tmp_path / "out").children) == {"positions", "patterns", "attention_rows", "predictions"}
+
+
+def test_a_mass_without_generated_tokens_is_refused(tmp_path, capsys):
+    (tmp_path / "p.jsonl").write_text(json.dumps({"tokens": list(range(40))}) + "\n")
+    command = [
+        "analyze",
+        str(OFFICIAL / "repo_mha"),
+        "--prompts",
+        str(tmp_path / "p.jsonl"),
+        "--measures",
+        "attention_mass",
+    ]
+    assert main([*command, "--out", str(tmp_path / "out")]) == 2
+    assert "prompt 0 has no span 'generated', which the measure 'attention_mass' needs" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_interrupted_analysis_goes_on_and_ends_with_the_same_run(tmp_path):
+    """Killed between batches, by the signal that cannot be caught; the same call again gives the bytes of an undisturbed one."""
+    program = """
+import sys, torch, repo_interp as ri
+from families import tiny
+from repo_interp.tasks.prompt import Prompt
+torch.manual_seed(0)
+bridge = ri.bridge(ri.reposition(tiny("llama"), "repo@1"))
+generator = torch.Generator().manual_seed(3)
+prompts = [Prompt(tokens=tuple(torch.randint(3, 64, (24 + i,), generator=generator).tolist()), generated=(20, 21)) for i in range(6)]
+done = []
+def progress(now, total):
+    print(now, total, flush=True)
+    if len(sys.argv) > 3 and now == 9: import time; time.sleep(60)
+run = ri.analyze(bridge, prompts, store=sys.argv[1], progress=progress)
+ri.write_run(run, sys.argv[2])
+"""
+    environment = os.environ | {"PYTHONPATH": str(SUPPORT)}
+
+    def start(store, out, *more):
+        return subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", program, str(store), str(out), *more],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+
+    undisturbed = start(tmp_path / "s1", tmp_path / "one.nc")
+    killed = start(tmp_path / "s2", tmp_path / "two.nc", "wait")
+    assert killed.stdout is not None
+    for line in killed.stdout:
+        if line.startswith("9 "):
+            break
+    time.sleep(0.2)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    assert len(list((tmp_path / "s2").glob("batch-*.nc"))) in (2, 3)
+    again = start(tmp_path / "s2", tmp_path / "two.nc")
+    shown, _ = again.communicate(timeout=120)
+    undisturbed.communicate(timeout=120)
+    assert again.returncode == undisturbed.returncode == 0
+    assert shown.splitlines()[0] != "1 18", "the finished batches were computed again"
+    assert (tmp_path / "two.nc").read_bytes() == (tmp_path / "one.nc").read_bytes()
+    assert not (tmp_path / "s2").exists()
+
+
+def test_batches_that_wait_are_written_when_an_analysis_is_interrupted(tmp_path):
+    import torch
+
+    from repo_interp.tasks.prompt import Prompt
+
+    bridge = ri.bridge(ri.reposition(tiny("llama"), "repo@1"))
+    rows = torch.randint(3, 64, (5, 20), generator=torch.Generator().manual_seed(0)).tolist()
+    prompts = [Prompt(tokens=tuple(row), generated=(19,)) for row in rows]
+    store, layers = tmp_path / "store", 3
+    written: list[int] = []
+
+    def interrupt(done: int, total: int) -> None:
+        written.append(len(list(store.glob("batch-*.nc"))))
+        if done == 2 * layers + 1:  # within the third batch
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ri.analyze(bridge, prompts, store=store, store_every=1e6, progress=interrupt)
+    assert max(written) == 0 and len(list(store.glob("batch-*.nc"))) == 2
+    steps: list[int] = []
+    again = ri.analyze(bridge, prompts, store=store, store_every=1e6, progress=lambda done, total: steps.append(done))
+    assert steps[:3] == [layers, 2 * layers, 2 * layers + 1], "the first two batches are not measured again, layer by layer"
+    xr.testing.assert_identical(again, ri.analyze(bridge, prompts))
+    assert not store.exists()
+
+
+def test_what_a_measure_cannot_see_is_refused():
+    """Found: inside LM-Infinite the mass of the unmasked attention was returned; and masks of layers were read as 0 and 1."""
+    bridge = ri.zoo("niah/rope")
+    prompts = ri.tasks.make_task("niah").prompts(1)
+    with ri.interventions.lm_infinite(bridge, 16, 2):
+        with pytest.raises(ri.InputError, match="layer 0 attends otherwise while an intervention lasts"):
+            ri.analyze(bridge, prompts, ("attention_mass",))
+        assert "positions" in ri.analyze(bridge, prompts, ("positions",)).children
+    assert "attention_mass" in ri.analyze(bridge, prompts, ("attention_mass",)).children
+    for chosen in ({"layers": [True, False]}, {"heads": [np.True_, np.False_]}):
+        with pytest.raises(ri.InputError, match="wanted whole numbers"):
+            ri.analyze(bridge, prompts, ("positions",), **chosen)
+
+
+def test_what_is_kept_of_a_model_is_not_used_of_a_changed_one(tmp_path):
+    """Found: batches from before an intervention and from within it stood in one run."""
+    bridge, prompts = ri.zoo("niah/repo"), ri.tasks.make_task("niah").prompts(3)
+    whole = ri.analyze(bridge, prompts, ("positions",))
+
+    def stop(done: int, total: int) -> None:
+        if done > 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ri.analyze(bridge, prompts, ("positions",), store=tmp_path / "s", progress=stop)
+    with ri.interventions.linearised(bridge):
+        with pytest.warns(OtherQuestion, match="another question"):
+            changed = ri.analyze(bridge, prompts, ("positions",), store=tmp_path / "s")
+        xr.testing.assert_identical(changed["positions"], ri.analyze(bridge, prompts, ("positions",))["positions"])
+    assert not changed["positions"].equals(whole["positions"])
+
+
+def test_a_run_of_a_changed_model_says_so():
+    """Found: it had the checkpoint's digest, and nothing else, whatever was done to the model in memory."""
+    bridge, prompts = ri.zoo("reversal/rope"), ri.tasks.make_task("reversal").prompts(1)
+
+    def said() -> str:
+        return ri.analyze(bridge, prompts, ("positions",)).attrs.get("changed", "")
+
+    bridge.run_with_cache(torch.tensor([prompts[0].tokens]))
+    ri.score(bridge, test_sets=["3"], count=2)
+    assert said() == "" and said() == ""  # hooks that libraries leave to record outputs change nothing
+    with ri.interventions.frozen(bridge, layer=1):
+        assert said() == "hooks at layers.1.self_attn.hook_positions, layers.1.self_attn"
+    with ri.interventions.interpolated(bridge, 2.0):
+        assert said() == "other rotation in layer 0, layer 1, layer 2 and 1 more"
+    with bridge.hooks(fwd_hooks=[("blocks.1.hook_resid_pre", lambda values, hook: values * 0)]):
+        assert "hooks at layers.1" in said()
+    assert said() == ""
+    weight = bridge.blocks[1].attn.o.weight
+    weight.data[0] *= 2  # no counter of torch's tells this
+    run = ri.analyze(bridge, prompts, ("positions",))
+    assert run.attrs["changed"] == "other weights in layers.1.self_attn.o_proj.weight"
+    assert "the model is not as it was loaded" in run.attrs["notes"]
+    compared = ri.compare({"plain": ri.analyze(ri.zoo("reversal/rope"), prompts, ("positions",)), "edited": run})
+    assert "edited is of a changed model: other weights in" in compared.attrs["notes"]
+    weight.data[0] /= 2
+    assert said() == ""
+
+
+def test_a_store_of_another_analysis_is_not_used(tmp_path):
+    from repo_interp.analysis.batches import BatchStore
+    from repo_interp.measures.statistics import Statistics
+
+    statistics = {"m": Statistics(sums=xr.Dataset({"s": ("layer", [1.0])}, {"layer": [0]}))}
+    store = BatchStore(tmp_path / "s", "one")
+    store.write(0, statistics)
+    read = BatchStore(tmp_path / "s", "one").read(0)
+    assert read is not None
+    xr.testing.assert_identical(read["m"].sums, statistics["m"].sums)
+    with pytest.warns(OtherQuestion, match="another question"):
+        other = BatchStore(tmp_path / "s", "two")
+    assert other.read(0) is None
+
+
+def test_half_a_run_file_is_never_left(tmp_path, monkeypatch):
+    from repo_interp.run import make_run, write_run
+
+    run = make_run({"m": xr.Dataset({"s": ("layer", [1.0], {"long_name": "s", "units": "1"})}, {"layer": [0]})}, {})
+    write_run(run, tmp_path / "run.nc")
+    before = (tmp_path / "run.nc").read_bytes()
+
+    def fail(*arguments, **options):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(xr.DataTree, "to_netcdf", fail)
+    with pytest.raises(OSError, match="disk full"):
+        write_run(run, tmp_path / "run.nc")
+    assert [path.name for path in tmp_path.iterdir()] == ["run.nc"] and (tmp_path / "run.nc").read_bytes() == before
+
+
+@pytest.mark.parametrize("content", [b"", b"not netcdf at all", None])
+def test_what_is_no_run_is_refused(content, tmp_path):
+    if content is not None:
+        (tmp_path / "run.nc").write_bytes(content)
+    with pytest.raises(ri.InputError, match=r"is not a run file|there is no run at"):
+        ri.read_run(tmp_path / "run.nc")
+
+
+def test_a_measure_of_ones_own_is_analysed_like_ours():
+    from dataclasses import dataclass
+
+    import torch
+
+    from repo_interp.measures.labels import described, of_layer
+    from repo_interp.measures.statistics import Statistics
+    from repo_interp.tasks.prompt import Prompt
+
+    @dataclass(frozen=True)
+    class MeanNorm:
+        name: str = "mean_norm"
+        required_spans: tuple[str, ...] = ()
+        parameters = {}  # noqa: RUF012
+
+        def observe(self, inputs, spans):
+            return Statistics(
+                per_prompt=xr.Dataset(
+                    {"norm": of_layer(inputs, ("prompt", "layer", "head"), inputs.queries.norm(dim=-1).mean(-1))}
+                )
+            )
+
+        def conclude(self, statistics):
+            return xr.Dataset({"norm": described(statistics.per_prompt["norm"], "mean norm of the queries", "1")})
+
+    bridge = ri.bridge(ri.reposition(tiny("llama"), "repo@1"))
+    prompts = [Prompt(tokens=tuple(torch.randint(3, 64, (20,)).tolist())) for _ in range(3)]
+    run = ri.analyze(bridge, prompts, [MeanNorm(), "positions"], heads=[2])
+    assert run["mean_norm"]["norm"].shape == (3, 3, 1) and run["mean_norm"]["norm"]["head"].values.tolist() == [2]
+    assert run["positions"]["token_id"].sel(prompt=1).values.tolist() == list(prompts[1].tokens)
+
+
+def test_what_is_no_measure_no_experiment_and_no_batch_is_refused_in_a_line(tmp_path):
+    from repo_interp.experiments.effects import Effects
+
+    bridge, prompts = ri.zoo("reversal/rope"), ri.tasks.make_task("reversal").prompts(1)
+    for options, line in (
+        ({"measures": [None]}, "None is no measure; wanted names"),
+        ({"measures": 3}, "measures are 3; wanted names"),
+        ({"experiments": [Effects]}, r"the experiment Effects is a class; make one, Effects\(\)"),
+        ({"experiments": [None]}, "None is no experiment"),
+        ({"batch_size": "all"}, "a batch is a number of prompts, or \"auto\"; got 'all'"),
+        ({"batch_size": 1.5}, "a batch is a number of prompts"),
+    ):
+        with pytest.raises(ri.InputError, match=line):
+            ri.analyze(bridge, prompts, **{"measures": ("positions",), **options})
+    with pytest.raises(ri.InputError, match="there is no directory"):
+        ri.write_run(ri.analyze(bridge, prompts, ("positions",)), tmp_path / "no" / "run.nc")
+    for scaling, line in (
+        ({"rope_type": "foo", "factor": 2.0}, "there is no rope_type 'foo'; wanted one of default, linear, llama3, yarn"),
+        ({"factor": 2.0}, "wanted a rope_type"),
+        ("yarn", "rope_scaling is 'yarn'; wanted a table"),
+    ):
+        with pytest.raises(ri.InputError, match=line):
+            ri.load("reversal/rope", rope_scaling=scaling)

@@ -1,0 +1,337 @@
+"""The Python interface of a newcomer: prompts in any form, positions set by hand, tables, names that say what they hold."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from families import tiny
+from torch.testing import assert_close
+
+import repo_interp as ri
+from repo_interp.errors import InputError
+
+TOKENS = torch.randint(3, 64, (2, 20), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="module")
+def niah():
+    return ri.load("niah/repo")
+
+
+@pytest.fixture(scope="module")
+def task_prompts():
+    from repo_interp.analysis.trained_task import trained_task
+    from repo_interp.shipped import zoo_path
+
+    return trained_task(zoo_path("niah/repo")).prompts(3, seed=1)
+
+
+def test_every_prompt_has_a_way_into_run_with_cache(niah, task_prompts):
+    prompts = [
+        *task_prompts,
+        dataclasses.replace(task_prompts[0], tokens=task_prompts[0].tokens[:9], spans={}, generated=(), token_text=None),
+    ]
+    tokens, valid = ri.tokens(prompts, niah)
+    assert tokens.shape == valid.shape == (4, max(len(prompt.tokens) for prompt in prompts))
+    for row, prompt in enumerate(prompts):
+        assert tuple(tokens[row][valid[row]].tolist()) == prompt.tokens
+        assert valid[row].sum() == len(prompt.tokens) and tokens[row][~valid[row]].abs().sum() == 0
+    with torch.no_grad():
+        logits, cache = niah.run_with_cache(tokens)
+        alone = niah(torch.tensor([prompts[3].tokens]))
+    assert_close(logits[3, :9], alone[0], atol=1e-4, rtol=1e-4)
+    run = ri.analyze(niah, prompts[:3], ("positions",))
+    measured = torch.as_tensor(run["positions"]["position"].sel(layer=2, head=1).transpose("prompt", "token").values)
+    for row, prompt in enumerate(prompts[:3]):
+        count = len(prompt.tokens)
+        assert_close(cache["blocks.2.attn.hook_positions"][row, 1, :count], measured[row, :count], atol=1e-4, rtol=1e-4)
+
+
+def test_the_text_of_a_prompt_gives_its_tokens(niah, task_prompts):
+    for prompt in task_prompts:
+        assert prompt.text and not prompt.text.startswith("<bos>")
+        assert tuple(niah.to_tokens(prompt.text)[0].tolist()) == prompt.tokens
+        assert ri.tokens(prompt.text, niah)[0].tolist() == [list(prompt.tokens)]
+
+
+def test_a_text_is_never_cut_and_gets_no_bos_that_analysis_does_not_add(niah, task_prompts):
+    long = " ".join([task_prompts[0].text] * 3)
+    count = len(ri.tokens(long, niah)[0][0])
+    assert count > niah.cfg.n_ctx
+    with pytest.warns(UserWarning, match=rf"a text of {count} tokens, trained on up to 256; it was not cut"):
+        assert niah.to_tokens(long).tolist() == ri.tokens(long, niah)[0].tolist()
+    assert niah.to_tokens(long, truncate=True).shape == (1, 256)
+    with pytest.raises(ri.InputError, match=r"begins with '<bos>', which the tokenizer puts before every text"):
+        niah(f"<bos> {task_prompts[0].text}")
+
+
+def test_a_tokenizer_that_puts_no_bos_gets_none(task_prompts):
+    from task_tokenizers import word_tokenizer
+
+    tokenizer = word_tokenizer(pad_token="<pad>")
+    tokenizer.add_special_tokens({"bos_token": "grass"})
+    bridge = ri.bridge(ri.reposition(tiny("llama"), "repo"), tokenizer)
+    assert bridge.to_tokens("sky grass").tolist() == ri.tokens("sky grass", bridge)[0].tolist() == [[2, 1]]
+    assert bridge.to_tokens("sky", prepend_bos=True).tolist() == [[1, 2]]
+    with pytest.raises(ri.InputError, match="has no tokenizer; give tokens"):
+        ri.bridge(ri.reposition(tiny("llama"), "repo")).to_tokens("sky")
+
+
+def test_a_prompt_is_made_of_a_text_and_its_parts(niah, task_prompts):
+    words = task_prompts[0].text.split()[:12]
+    text = " ".join(dict.fromkeys(words))
+    words = text.split()
+    made = ri.prompt(text, niah, needle=f"{words[2]} {words[3]}", other=(0, len(words[0])), generated=-2, answers=["x"])
+    count = len(made.tokens)
+    assert count == len(words) + 1
+    assert made.spans == {"needle": (3, 4), "other": (1,)} and made.generated == (count - 2, count - 1)
+    assert made.answers == ("x",) and made.text == text
+    assert ri.prompt(text, niah, generated=words[-1]).generated == (count - 1,)
+    assert ri.prompt(text, niah, needle=[words[1], words[4]]).spans == {"needle": (2, 5)}
+    run = ri.analyze(niah, made)
+    assert set(run.children) == {"positions", "patterns", "attention_mass", "attention_rows", "predictions"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"needle": "no such words"}, "the span 'needle': 'no such words' does not occur in the text"),
+        ({"needle": "w"}, r"the span 'needle': 'w' occurs \d+ times in the text; give a part that occurs once"),
+        ({"generated": 2}, "generated is 2; wanted -1 to -"),
+        ({"generated": -1000}, "generated is -1000; wanted -1 to -"),
+        ({"needle": (0, 10**6)}, "needle"),
+    ],
+)
+def test_parts_that_a_text_lacks_are_refused(niah, task_prompts, changes, message):
+    with pytest.raises(ri.InputError, match=message) as error:
+        ri.prompt(task_prompts[0].text, niah, **changes)
+    assert "\n" not in str(error.value)
+
+
+def test_prompts_may_be_given_in_any_form(niah, task_prompts):
+    from repo_interp.analysis.coercion import as_prompts
+
+    prompt = task_prompts[0]
+    ids = list(prompt.tokens)
+    forms = [
+        prompt,
+        prompt.text,
+        [prompt.text],
+        [prompt],
+        (p for p in [prompt]),
+        ids,
+        tuple(ids),
+        np.array(ids),
+        torch.tensor([ids]),
+        [ids],
+    ]
+    forms += [[torch.tensor(ids)], np.array([ids]), iter([np.array(ids)])]
+    for form in forms:
+        (one,) = as_prompts(form, niah)
+        assert one.tokens == prompt.tokens and len(one.token_text) == len(ids) and one.text
+    run = ri.analyze(niah, [prompt.text])
+    assert set(run.children) == {"positions", "patterns", "attention_rows", "predictions"}
+    assert run["positions"].sizes["token"] == len(ids)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (3, "prompts are a int; wanted a Prompt, a text, or whole numbers of tokens"),
+        (None, "prompts are a NoneType"),
+        ({"text": "w1"}, "prompts are a dict"),
+        (b"w1", "prompts are a bytes"),
+        ([], "there are no prompts"),
+        ([{"text": "w1"}], "prompt 0 is a dict"),
+        ([[1, "w1"]], "prompt 0 holds 'w1'"),
+        ([[1, -1]], "prompt 0 holds '-1'"),
+        ([[True, False]], "prompt 0 holds 'True'"),
+        (torch.ones(2, 3), r"prompt 0 is an array of torch.float32; wanted"),
+        (torch.ones(2, 3, dtype=torch.bool), r"prompt 0 is an array of torch.bool; wanted"),
+        (np.ones((1, 2, 3), dtype=int), r"an array of \[1, 2, 3\]; wanted \[token\] or \[prompt, token\]"),
+        (torch.tensor(3), r"an array of \[\]; wanted"),
+        ([[]], "the prompt is empty"),
+        ([10**9], "prompt 0 has token 1000000000; the model's tokens are 0 to"),
+        (["no such words"], "the tokenizer"),
+    ],
+)
+def test_what_is_no_prompt_is_refused_in_one_line(niah, given, message):
+    with pytest.raises(ri.InputError, match=message) as error:
+        ri.analyze(niah, given)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("layout", ["rope", "repo", "continuous"])
+@pytest.mark.parametrize("wrap", [ri.bridge, lambda model: model])
+def test_positions_of_one_head_are_set_and_measured(layout, wrap):
+    model = wrap(ri.reposition(tiny("llama"), layout))
+    values = torch.arange(20.0) * 3
+    logits = lambda: getattr(model(TOKENS), "logits", model(TOKENS))  # noqa: E731
+    with torch.no_grad():
+        plain = logits()
+        before = ri.analyze(model, TOKENS, ("positions",))["positions"]["position"]
+        with ri.set_positions(model, 1, 2, values):
+            changed = logits()
+            during = ri.analyze(model, TOKENS, ("positions",))["positions"]["position"]
+        assert torch.equal(logits(), plain)
+    assert (changed - plain).abs().max() > 1e-3
+    assert_close(torch.as_tensor(during.sel(layer=1, head=2).values), values.expand(2, -1).to(torch.float32))
+    for head in (0, 1, 3):
+        assert_close(during.sel(layer=1, head=head).values, before.sel(layer=1, head=head).values)
+
+
+@pytest.mark.parametrize("values", [lambda z: z + 7.5, lambda z: z])
+@pytest.mark.parametrize("head", [None, 1])
+def test_a_shift_of_all_positions_of_a_head_changes_nothing(values, head):
+    bridge = ri.bridge(ri.reposition(tiny("llama"), "repo"))
+    with torch.no_grad():
+        plain = bridge(TOKENS)
+        with ri.set_positions(bridge, 0, head, values), ri.set_positions(bridge, 1, head, values):
+            assert_close(bridge(TOKENS), plain, atol=2e-5, rtol=1e-5)
+
+
+def test_equal_positions_are_no_positions():
+    model = tiny("llama")
+    with torch.no_grad():
+        nope = ri.reposition(model, "nope")(TOKENS).logits
+        bridge = ri.bridge(ri.reposition(model, "rope"))
+        with ri.set_positions(bridge, 0, None, 5), ri.set_positions(bridge, 1, None, 0.0), ri.set_positions(bridge, 2, None, -1):
+            assert_close(bridge(TOKENS), nope, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("layout", "layer", "head", "values", "message"),
+    [
+        ("repo", 9, 0, 0, "layer 9 was asked for; the model's are 0 to 2"),
+        ("repo", 0, 4, 0, "head 4 was asked for; the model's are 0 to 3"),
+        ("repo", 0, 0, [1.0, 2.0], r"wanted positions that broadcast to \[2, 20\]"),
+        ("nope", 0, 0, 0, r"layer 0 \(nope\) rotates nothing"),
+        ("alibi", 0, 0, 0, r"layer 0 \(alibi\) rotates nothing"),
+    ],
+)
+def test_positions_that_cannot_be_set_are_refused(layout, layer, head, values, message):
+    model = ri.reposition(tiny("llama"), layout)
+    with pytest.raises(ri.InputError, match=message), ri.set_positions(model, layer, head, values):
+        model(TOKENS)
+
+
+@pytest.mark.parametrize("layout", ["rope", "repo", "hope"])
+def test_backward_hooks_on_positions_fire(layout):
+    bridge = ri.bridge(ri.reposition(tiny("llama"), layout))
+    gradients = {}
+    hooks = [
+        (f"blocks.{layer}.attn.hook_positions", lambda gradient, hook: gradients.update({hook.name: gradient}))
+        for layer in range(3)
+    ]
+    with bridge.hooks(bwd_hooks=hooks):
+        bridge(TOKENS).logsumexp(-1).sum().backward()
+    assert len(gradients) == 3
+    name = "blocks.1.attn.hook_positions"
+    gradient = gradients[name].detach().clone()
+    gradient = gradient[0] if isinstance(gradient, tuple) else gradient
+
+    def loss(amount):
+        def nudge(positions, hook):
+            positions = positions.clone()
+            positions[..., 7] += amount
+            return positions
+
+        with torch.no_grad():
+            return float(bridge.run_with_hooks(TOKENS, fwd_hooks=[(name, nudge)]).double().logsumexp(-1).sum())
+
+    if layout == "rope":  # all rows move together
+        assert (loss(1e-2) - loss(-1e-2)) / 2e-2 == pytest.approx(float(gradient[..., 7].sum()), rel=0.05, abs=0.05)
+
+
+def test_a_table_has_one_row_per_head(niah, task_prompts):
+    run = ri.analyze(niah, task_prompts)
+    table = ri.head_table(run)
+    assert len(table) == 16 and {"layer", "head"} <= set(table.columns) and len(table.columns) > 6
+    mass = run["attention_mass"]["mass"].sel(span="needle", layer=2, head=1)
+    row = table[(table["layer"] == 2) & (table["head"] == 1)].iloc[0]
+    assert row["attention_mass.mass[needle]"] == pytest.approx(float(mass.mean()))
+    assert len(ri.head_table(ri.analyze(niah, task_prompts, layers=[1], heads=[0, 3]))) == 2
+    with pytest.raises(ri.InputError, match="no numbers per head"):
+        ri.head_table(ri.score(niah, count=4))
+
+
+def test_measures_are_names_of_ri():
+    assert ri.measures.Components(first_token=1).parameters["first_token"] == 1
+    assert {"Components", "Positions", "ThreeAxis"} <= set(dir(ri.measures))
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        ri.measures.Nothing  # noqa: B018
+    assert ri.interventions.set_positions is ri.set_positions
+
+
+def test_a_text_within_the_length_warns_of_nothing(niah, task_prompts):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        niah.to_tokens(task_prompts[0].text)
+
+
+def test_the_last_tokens_are_those_that_cover_text_also_where_a_character_has_several():
+    bridge = ri.zoo("language/rope")
+    for text, last, wanted in (("so 😀", -1, "😀"), ("😀 so 😀", -1, "😀"), ("a = b", -1, " b")):
+        made = ri.prompt(text, bridge, generated=last)
+        (interval,) = made.characters["generated"]
+        assert text[slice(*interval)] == wanted
+        assert made.generated == tuple(range(made.generated[0], len(made.tokens)))
+    made = ri.prompt("😀 so 😀", bridge, generated=-6)
+    assert made.generated[0] > 1, "not the first face, though its pieces have the same texts"
+    with pytest.raises(InputError, match="wanted -1 to -"):
+        ri.prompt("a = b", bridge, generated=-4)
+
+
+def test_layers_and_measures_of_natural_types(niah, task_prompts):
+    names = {"layers": np.array([0, 1]), "measures": "positions"}
+    run = ri.analyze(niah, task_prompts[:1], **names)
+    assert run["positions"]["layer"].values.tolist() == [0, 1]
+    for changes, message in (
+        ({"layers": [1.0]}, "wanted whole numbers"),
+        ({"measures": [ri.measures.Components]}, "Components is a class; make one"),
+    ):
+        with pytest.raises(InputError, match=message):
+            ri.analyze(niah, task_prompts[:1], **names | changes)
+    assert ri.load("reversal/repo", dtype=torch.float16) is not None
+
+
+def test_arguments_of_another_kind_are_refused_in_one_line(niah, task_prompts, tmp_path):
+    """Found: each was a traceback; tokens that the model lacks went on into the pass."""
+    text, run = "a b", ri.analyze(niah, task_prompts[0], ("positions",))
+    for call, line in (
+        (lambda: ri.analyze(None, text), "a model or a bridge was wanted, as ri.load returns it; got None"),
+        (lambda: ri.score(None), "a model or a bridge was wanted"),
+        (lambda: ri.tokens([[1]], None), "a model or a bridge was wanted"),
+        (lambda: ri.reposition(None, "repo"), "a model or a bridge was wanted"),
+        (lambda: ri.reposition(niah, 3), "a layout is a text such as"),
+        (lambda: ri.analyze(niah, task_prompts[0], task="x"), "task is 'x'; wanted a task, as ri.tasks.make_task returns it"),
+        (lambda: ri.analyze(niah, task_prompts[0], store=3), "a path was wanted, the directory of a store; got 3"),
+        (lambda: ri.analyze(niah, task_prompts[0], store_every="x"), "store_every is 'x'; wanted a number"),
+        (lambda: ri.prompt(5, niah), "the text of a prompt is 5; wanted a text"),
+        (lambda: ri.prompt(text, niah, spans=[1]), "the span 'spans': 1 is no part of the text; give a text, or"),
+        (lambda: ri.prompt(text, niah, needle=(3,)), r"the span 'needle': \(3,\) is no part of the text"),
+        (lambda: ri.prompt(text, niah, needle=None), "the span 'needle': None is no part of the text"),
+        (lambda: ri.prompt(text, niah, answers=[5]), "answers are .5.; wanted texts"),
+        (lambda: ri.tokens([[3, 4], [3, 212]], niah), "prompt 1 has token 212; the model's tokens are 0 to 211"),
+        (lambda: ri.write_run(run, tmp_path), "cannot be written: a directory stands there; name a file, such as .*/run.nc"),
+        (lambda: ri.write_run(None, tmp_path / "run.nc"), "a run is what ri.analyze returns, an xarray.DataTree; got None"),
+        (lambda: ri.write_run(run, 3), "a path was wanted, such as runs/mine/run.nc; got 3"),
+        (lambda: ri.read_run(None), "a path was wanted, a run.nc or its directory; got None"),
+        (lambda: ri.read_prompts(3), "a path was wanted, a prompts.jsonl; got 3"),
+        (lambda: ri.write_prompts(task_prompts[0], tmp_path / "a"), "several prompts were wanted, as a list; got a Prompt"),
+        (lambda: ri.head_table(None), "a run is what ri.analyze returns"),
+        (lambda: ri.atlas("x"), "a run is what ri.analyze returns"),
+        (lambda: ri.compare(None), "several runs were wanted, as a list or by name; got a NoneType"),
+        (lambda: ri.compare([run, 3]), "a path was wanted, a run.nc or its directory, beside runs; got 3"),
+        (lambda: ri.load(None), "a path was wanted, a checkpoint's directory or its name, such as niah/repo; got None"),
+        (lambda: ri.load("niah/repo", device=None), "device None is not available here"),
+        (lambda: ri.zoo(3), "a checkpoint of the package has a name such as niah/repo; got 3"),
+    ):
+        with pytest.raises(InputError, match=line) as refused:
+            call()
+        assert "\n" not in str(refused.value)
+    assert not list(tmp_path.iterdir())

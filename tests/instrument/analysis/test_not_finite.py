@@ -1,0 +1,199 @@
+"""NaN and infinity are named where they first stand, stop the measure that meets them alone, and are marked in the run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from families import tiny
+
+import repo_interp as ri
+from repo_interp.analysis.notes import RoundedPositions, notes_on
+from repo_interp.analysis.room import require_memory
+from repo_interp.errors import InputError, NotFinite
+from repo_interp.experiments.responses import forced_responses, generated_responses
+from repo_interp.measures.labels import described, of_layer
+from repo_interp.measures.statistics import Statistics
+from repo_interp.models.checkpoints import device_named
+from repo_interp.models.reposition import attentions
+from repo_interp.plots.pages.report import write_report
+from repo_interp.tasks.prompt import Prompt
+
+PROMPTS = [Prompt(tokens=tuple(range(2, 30)), generated=(26, 27)), Prompt(tokens=tuple(range(5, 20)), generated=(14,))]
+
+
+@pytest.fixture
+def model():
+    return ri.reposition(tiny("llama"), "rope,repo,repo")
+
+
+@dataclass(frozen=True)
+class Spoiled:
+    """A measure of another package that gives `value` for one head of layer 1."""
+
+    value: float
+    part: str = "per_prompt"
+    name: str = "spoiled"
+    required_spans: tuple[str, ...] = ()
+
+    @property
+    def parameters(self):
+        return {}
+
+    def observe(self, inputs, spans):
+        values = np.ones((len(inputs.prompts), inputs.heads))
+        if inputs.layer == 1:
+            values[0, 2] = self.value
+        per_prompt = xr.Dataset({"x": of_layer(inputs, ("prompt", "layer", "head"), values)})
+        sums = xr.Dataset({"x": of_layer(inputs, ("layer", "head"), values.sum(0))})
+        return Statistics(**{self.part: per_prompt if self.part == "per_prompt" else sums})
+
+    def conclude(self, statistics):
+        return xr.Dataset({"x": described(getattr(statistics, self.part)["x"], "x", "1")})
+
+
+def spoil(model, layer: int, head: int, token: int, value: float, prompt_length: int):
+    """Put `value` into a query of one head, in passes of `prompt_length` tokens."""
+    attention = list(attentions(model))[layer]
+
+    def hook(module, given, queries):
+        if queries.shape[1] == prompt_length:
+            queries = queries.clone()
+            queries[0, token, head * attention.d_head] = value
+        return queries
+
+    return attention.q_proj.register_forward_hook(hook)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_query_that_is_not_finite_stops_the_measures_that_read_queries(model, value, tmp_path):
+    spoil(model, 2, 1, 5, value, len(PROMPTS[1].tokens))
+    run = ri.analyze(model, PROMPTS, ("positions", "patterns", "components", "attention_mass"))
+    assert set(run.children) == {"positions", "patterns"}
+    where = "queries of layer 2, head 1 in prompt 1 are NaN or infinite"
+    assert run.attrs["stopped"] == f"components: {where}\nattention_mass: {where}"
+    ri.write_run(run, tmp_path / "run.nc")
+    assert ri.read_run(tmp_path / "run.nc").attrs["stopped"] == run.attrs["stopped"]
+
+
+def test_the_page_says_what_was_stopped(model, tmp_path):
+    spoil(model, 2, 1, 5, float("nan"), len(PROMPTS[1].tokens))
+    run = ri.analyze(model, PROMPTS, ("positions", "components"))
+    assert write_report(run, tmp_path / "report.html", tmp_path / "figures") == []
+    where = "queries of layer 2, head 1 in prompt 1 are NaN or infinite"
+    assert f"not measured: components: {where}" in (tmp_path / "report.html").read_text()
+
+
+def test_what_does_not_stop_is_what_it_is_without(model):
+    whole = ri.analyze(model, PROMPTS, ("positions", "patterns"))
+    spoil(model, 2, 1, 5, float("nan"), len(PROMPTS[1].tokens))
+    run = ri.analyze(model, PROMPTS, ("positions", "patterns", "components"))
+    for name in ("positions", "patterns"):
+        xr.testing.assert_identical(run[name].to_dataset(), whole[name].to_dataset())
+
+
+def test_where_everything_stops_there_is_no_run_and_the_first_measure_is_named(model):
+    spoil(model, 0, 3, 0, float("nan"), len(PROMPTS[0].tokens))
+    with pytest.raises(NotFinite, match=r"^components stopped, as 1 more: queries of layer 0, head 3 in prompt 0 are NaN"):
+        ri.analyze(model, PROMPTS, ("components", "three_axis"))
+
+
+def test_heads_that_nobody_asked_for_stop_nothing(model):
+    spoil(model, 2, 1, 5, float("nan"), len(PROMPTS[0].tokens))
+    assert "stopped" not in ri.analyze(model, PROMPTS[:1], ("components",), heads=(0, 3)).attrs
+    with pytest.raises(NotFinite, match="head 1"):
+        ri.analyze(model, PROMPTS[:1], ("components",), heads=(1, 3))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("part", ["per_prompt", "sums"])
+def test_a_measure_that_gives_such_numbers_stops_alone(model, value, part):
+    run = ri.analyze(model, PROMPTS, (Spoiled(value, part), "positions"))
+    in_prompt = " in prompt 0" if part == "per_prompt" else ""
+    assert set(run.children) == {"positions"}
+    assert run.attrs["stopped"] == f"spoiled: x of layer 1, head 2{in_prompt} is NaN or infinite"
+
+
+def test_numbers_too_large_for_logits_are_refused(model):
+    with torch.no_grad():
+        attention = list(attentions(model))[2]
+        attention.q_proj.weight *= 1e12
+        attention.k_proj.weight *= 1e12
+    with pytest.raises(NotFinite, match="queries and keys of layer 2 are too large for logits to be numbers"):
+        ri.analyze(model, PROMPTS, ("components",))
+
+
+def test_a_pass_that_ends_in_such_numbers_is_noted_and_its_answers_are_refused(model):
+    with torch.no_grad():
+        model.model.layers[2].mlp.down_proj.weight[0, 0] = float("inf")
+    run = ri.analyze(model, PROMPTS, ("positions",))
+    assert run.attrs["notes"] == "the pass of prompt 0 ended in NaN or infinity\nthe pass of prompt 1 ended in NaN or infinity"
+    scoring = ri.tasks.make_task("reversal")
+    for respond in (forced_responses, generated_responses):
+        with pytest.raises(NotFinite, match=r"the model.s predictions for prompt [01] are NaN or infinite"):
+            respond(model, scoring, PROMPTS)
+
+
+def test_a_prompt_is_called_by_its_own_number_whatever_batch_it_is_in(model):
+    """Found: its place within the batch was named; the experiment puts both side by side, the shorter one first."""
+    spoil(model, 2, 1, 13, float("nan"), len(PROMPTS[0].tokens))
+    run = ri.analyze(model, PROMPTS, ("positions",), experiments=("perturbation",))
+    assert run.attrs["stopped"] == "perturbation: the model's predictions for prompt 1 are NaN or infinite"
+
+
+def test_rounded_positions_are_warned_about_and_noted(model):
+    with pytest.warns(RoundedPositions, match="positions are rounded in bfloat16; measure them in float32") as warned:
+        run = ri.analyze(model.bfloat16(), PROMPTS, ("positions",))
+    assert len(warned) == 1
+    assert run.attrs["notes"] == "positions are rounded in bfloat16; measure them in float32 (positions_dtype)"
+
+
+def test_index_positions_are_not_rounded():
+    assert notes_on(ri.reposition(tiny("llama"), "rope").bfloat16()) == ()
+
+
+def test_prompts_beyond_training_and_measures_that_say_nothing_are_noted(model):
+    long = Prompt(tokens=tuple(range(2, 32)) * 5)
+    run = ri.analyze(model, [PROMPTS[0], long], ("gates",))
+    assert run.attrs["notes"].splitlines() == [
+        "1 of 2 prompts are longer (up to 150 tokens) than the training length, 128 tokens",
+        "gates gives nothing here: it measures cope, cope_alibi, cope_mlp, cope_rope, and the layout is repo@1",
+    ]
+    assert "notes" not in ri.analyze(ri.reposition(tiny("llama"), "cope"), PROMPTS, ("gates",)).attrs
+
+
+def test_a_scaling_that_changes_nothing_is_noted_in_the_scores(monkeypatch):
+    scaling = {"rope_type": "linear", "factor": 2.0}
+    scores = ri.score(ri.load("reversal/nope", rope_scaling=scaling), test_sets=("3",), count=2)
+    assert scores.attrs["notes"] == "scaling (linear 2.0) changes nothing: no layer of the layout nope rotates"
+    assert "notes" not in ri.score(ri.load("reversal/rope", rope_scaling=scaling), test_sets=("3",), count=2).attrs
+
+
+@pytest.mark.parametrize("scaling", [float("nan"), float("inf"), -1.0, 0.0])
+def test_scalings_are_held_to_a_range_in_python_too(scaling):
+    with pytest.raises(InputError, match=r'rope_scaling: "rope_parameters" "all layers" "factor": wanted a'):
+        ri.load("reversal/rope", rope_scaling={"rope_type": "linear", "factor": scaling})
+
+
+def test_a_measure_asked_for_twice_and_a_prompt_that_is_too_short_are_refused(model):
+    with pytest.raises(InputError, match="the measure 'positions' was asked for twice"):
+        ri.analyze(model, PROMPTS, ("positions", "positions"))
+    with pytest.raises(InputError, match="prompt 1 has 15 tokens, and components with these parameters needs 21"):
+        ri.analyze(model, PROMPTS, (ri.measures.Components(first_token=20),))
+
+
+def test_what_no_machine_holds_is_refused_before_it_is_tried():
+    with pytest.raises(
+        InputError, match=r"^a run would need about 953,674,316 GiB of memory, and there are [\d,]+; ask for fewer"
+    ):
+        require_memory(1.024e18, "a run")
+    require_memory(1.0, "a run")
+
+
+@pytest.mark.parametrize("name", ["meta", "bogus", "", "cpu:x"])
+def test_devices_that_are_not_there_are_refused(name):
+    with pytest.raises(InputError, match=f"^device {name!r} is not available here"):
+        device_named(name)

@@ -1,0 +1,263 @@
+"""Several processes on one command: two that were launched together, one of which is killed in the end; and what each does alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import xarray as xr
+from places import SUPPORT
+from processes_program import prompts
+
+import repo_interp as ri
+from repo_interp import processes
+from repo_interp.analysis.publication import stage
+from repo_interp.cli import main
+from repo_interp.errors import InputError
+from repo_interp.experiments.resumable_grid import OtherQuestion
+from repo_interp.side_by_side import SideBySide, batches
+from repo_interp.tasks import make_task
+
+ANALYZE = (
+    "analyze",
+    "niah/repo",
+    "--length",
+    "96",
+    "--count",
+    "5",
+    "--batch-size",
+    "2",
+    "--measures",
+    "attention_mass,predictions",
+)
+SCORE = ("score", "reversal/rope", "--test-sets", "2,5", "--count", "20", "--batch-size", "8")
+BAD = ("analyze", "niah/repo", "--measures", "entropy")
+
+
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory):
+    """The directory that two processes leave, their exit codes, and what both wrote to standard error."""
+    directory = tmp_path_factory.mktemp("launched")
+    commands = [[*ANALYZE, "--out", str(directory / "run")], [*SCORE, "--out", str(directory / "scores")], list(BAD)]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    together = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    program = [sys.executable, str(SUPPORT / "processes_program.py"), str(directory), json.dumps(commands)]
+    both = [
+        subprocess.Popen(
+            program,
+            env=os.environ
+            | together
+            | {"RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": str(torch.get_num_threads())},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [process.communicate(timeout=300) for process in both]
+    return directory, [process.returncode for process in both], said
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    """All files below `directory`."""
+    return {str(path.relative_to(directory)): path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize(("name", "command"), [("run", ANALYZE), ("scores", SCORE)])
+def test_two_processes_leave_the_bytes_of_one(launched, tmp_path, name, command):
+    assert main([*command, "--out", str(tmp_path / name)]) == 0
+    alone, together = contents(tmp_path / name), contents(launched[0] / name)
+    assert len(alone) > 4 and together.keys() == alone.keys()
+    assert [path for path in alone if together[path] != alone[path]] == []
+
+
+def test_one_process_speaks(launched):
+    directory, _, said = launched
+    assert [json.loads((directory / f"codes-{rank}.json").read_text()) for rank in range(2)] == [[0, 0, 2], [0, 0, 2]]
+    lines = [line for _, errors in said for line in errors.splitlines() if "entropy" in line]
+    assert len(lines) == 1 and lines[0].startswith("repo-interp analyze: there is no measure 'entropy'")
+    assert "the page to look at" in " ".join(said[0][0].split()) and said[1][0] == ""
+
+
+def test_every_process_gets_all_results_in_order(launched):
+    for rank in range(2):
+        first, shared = json.loads((launched[0] / f"shared-{rank}.json").read_text())
+        assert first == "0" and shared == ["aa1", "bb1", "cc1"]  # within the work each is alone
+
+
+def test_a_process_that_dies_leaves_what_another_goes_on_with(launched, tmp_path):
+    directory, codes, said = launched
+    assert codes == [0, -9], said
+    assert "another process of this command has ended" in (directory / "deserted").read_text()
+    bridge = ri.zoo("niah/rope")
+    given = prompts(bridge)
+    kept = len(list((directory / "store").glob("batch-*.nc")))
+    assert 1 <= kept <= len(given)
+    steps: list[int] = []
+    again = ri.analyze(
+        bridge, given, ["positions", "components"], store=directory / "store", progress=lambda done, _: steps.append(done)
+    )
+    layers = len(ri.layout(bridge))
+    assert len([step for step in steps if step % layers]) == (len(given) - kept) * (layers - 1), (
+        "kept batches were observed again"
+    )
+    xr.testing.assert_identical(again, ri.analyze(bridge, given, ["positions", "components"]))
+
+
+def test_resume_goes_on_draws_and_leaves_alone_what_is_finished(tmp_path, capsys):
+    out = tmp_path / "out"
+    command = [*SCORE, "--out", str(out)]
+    for words, told in ((["--resume", "--overwrite"], "give one of them"), ([], "")):
+        assert main([*command, *words]) == (2 if told else 0)
+        assert told in capsys.readouterr().err
+    finished = contents(out)
+    assert main([*command, "--resume"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "is finished: scores of " in said and contents(out) == finished
+    (out / "report.html").unlink()
+    assert stage(out) == "measured"
+    assert main([*command, "--resume"]) == 0
+    assert contents(out) == finished
+    assert main([*SCORE, "--resume"]) == 2
+    assert "give --out" in capsys.readouterr().err
+
+
+def test_answers_that_are_kept_are_not_asked_for_again(tmp_path):
+    bridge, store = ri.zoo("reversal/rope"), tmp_path / "store"
+    asked = {"test_sets": ["3"], "count": 8, "batch_size": 4}
+    whole = ri.score(bridge, **asked, store=store)
+    kept = sorted(store.glob("*.json"))
+    assert [path.name for path in kept] == ["0-0.json", "0-1.json"]
+    for path in kept:
+        answers = json.loads(path.read_text())
+        path.write_text(json.dumps({**answers, "tokens": [[0] * len(tokens) for tokens in answers["tokens"]]}))
+    assert float(whole["scores"]["mean_score"][0]) > 0
+    assert float(ri.score(bridge, **asked, store=store)["scores"]["mean_score"][0]) == 0
+    with pytest.warns(OtherQuestion, match="another question"):
+        fewer = ri.score(bridge, **{**asked, "count": 7}, store=store)
+    xr.testing.assert_identical(fewer, ri.score(bridge, **{**asked, "count": 7}))
+
+
+def test_one_process_alone_spreads_nothing():
+    told: list[tuple[int, int]] = []
+    assert processes.count() == 1 and processes.is_first() and processes.from_first(lambda: 3) == 3
+    assert processes.spread([1, 2, 3], lambda item: item * item, lambda *done: told.append(done)) == [1, 4, 9]
+    assert told == [(1, 3), (2, 3), (3, 3)]
+    processes.meet()
+
+
+@pytest.mark.parametrize("size", [1, 3, 100, SideBySide(tokens=10), SideBySide(prompts=2, tokens=21), SideBySide(tokens=1)])
+def test_batches_hold_every_prompt_once_and_no_more_than_fits(size):
+    lengths = [10, 3, 3, 8, 1, 7, 2, 12]
+    order = sorted(range(len(lengths)), key=lambda number: -lengths[number])
+    cut = batches(order, lengths, size)
+    assert [number for some in cut for number in some] == order
+    most = size if isinstance(size, SideBySide) else SideBySide(prompts=size)
+    for some, following in zip(cut, [*cut[1:], None], strict=True):
+        padded = len(some) * max(lengths[number] for number in some)
+        assert len(some) == 1 or (len(some) <= most.prompts and padded <= most.tokens)
+        if following is not None:  # none is cut where one more would fit
+            more = [*some, following[0]]
+            assert len(more) > most.prompts or len(more) * max(lengths[number] for number in more) > most.tokens
+
+
+def test_batches_of_nothing_are_refused():
+    with pytest.raises(InputError, match="at least one prompt"):
+        SideBySide(prompts=0)
+
+
+def test_automatic_batches_follow_lengths_and_memory(monkeypatch):
+    from repo_interp.analysis import room
+
+    bridge = ri.zoo("reversal/rope")
+    assert room.batch_limit(bridge, 3) == SideBySide(prompts=3)
+    assert room.batch_limit(bridge, "auto").tokens == room.WORTHWHILE["cpu"]
+    monkeypatch.setattr(room, "_memory", lambda: 8 * 100 * room.bytes_per_token(bridge))
+    assert room.batch_limit(bridge, "auto").tokens == 100
+    rows = [[3 + n % 5 for n in range(length)] for length in (9, 40, 60, 12)]
+    alone, together = (ri.analyze(bridge, rows, ["positions", "components"], batch_size=size) for size in (1, "auto"))
+    for name, values in alone["components"].data_vars.items():
+        xr.testing.assert_allclose(together["components"][name], values, rtol=1e-4, atol=1e-4)
+
+
+def test_resume_refuses_the_results_of_another_checkpoint_or_command(tmp_path, capsys):
+    out = ["--out", str(tmp_path / "out")]
+    assert main(["analyze", "reversal/rope", "--measures", "positions", "--length", "3", "--count", "1", *out]) == 0
+    finished = contents(tmp_path / "out")
+    for command, said in (
+        (["analyze", "reversal/nope"], "holds results of another checkpoint"),
+        (["analyze", "no/such"], "no/such"),
+        (["score", "reversal/rope"], "holds an analysis"),
+    ):
+        assert main([*command, *out, "--resume"]) == 2
+        assert said in " ".join(capsys.readouterr().err.split())
+    assert contents(tmp_path / "out") == finished
+
+
+def test_resume_refuses_a_finished_run_of_another_question(tmp_path, capsys, monkeypatch):
+    """Found: it said what the run holds, and ended with 0."""
+    monkeypatch.chdir(tmp_path)
+    prompts = Path("prompts.jsonl")
+    prompts.write_text('{"tokens": [1, 5, 9, 4]}\n')
+    begun = ["analyze", "reversal/rope", "--measures", "positions", "--prompts", "prompts.jsonl", "--out", "out"]
+    assert main(begun) == 0 and main([*begun, "--resume", "--batch-size", "2"]) == 0
+    finished = contents(Path("out"))
+    capsys.readouterr()
+
+    def refused(*more: str) -> str:
+        assert main([*begun, *more, "--resume"]) == 2
+        return " ".join(capsys.readouterr().err.split())
+
+    assert "out holds the answer to another question: --measures was positions, now components; give --resume" in refused(
+        "--measures", "components"
+    )
+    assert "--set was not given, now epsilon=0.5" in refused("--set", "epsilon=0.5")
+    assert "--layers was not given, now 0,1" in refused("--layers", "0,1")
+    prompts.write_text('{"tokens": [1, 5, 9, 5]}\n')
+    assert "--prompts was another file or folder (" in refused()
+    assert contents(Path("out")) == finished
+    run = ri.read_run("out")
+    assert str(tmp_path) not in run.attrs["asked"] and "prompts.jsonl" not in run.attrs["asked"]
+    del run.attrs["asked"]
+    ri.write_run(run, "out/run.nc")
+    assert "does not say what it was asked (1 prompts, positions)" in refused()
+    assert main(["score", "reversal/rope", "--test-sets", "3", "--count", "2", "--out", "scores"]) == 0
+    assert main(["score", "reversal/rope", "--test-sets", "3", "--count", "3", "--out", "scores", "--resume"]) == 2
+    assert "--count was 2, now 3" in " ".join(capsys.readouterr().err.split())
+
+
+def test_what_is_kept_of_another_question_is_not_thrown_away_without_a_word(tmp_path, capsys):
+    out, question = tmp_path / "out", ["analyze", "reversal/rope", "--measures", "positions", "--length", "3"]
+    store = out / ".batches"
+    store.mkdir(parents=True)
+    for name, text in (("fingerprint", "of another"), ("batch-00000.nc", "statistics")):
+        (store / name).write_text(text)
+    assert main([*question, "--count", "1", "--out", str(out), "--resume"]) == 2
+    assert "finished parts of another question" in " ".join(capsys.readouterr().err.split())
+    assert (store / "batch-00000.nc").read_text() == "statistics"
+    assert main([*question, "--count", "1", "--out", str(out), "--overwrite"]) == 0
+    assert "another question" in " ".join(capsys.readouterr().out.split()) and not store.exists()
+
+
+def test_a_batch_that_was_damaged_is_observed_again(tmp_path):
+    bridge = ri.zoo("reversal/repo")
+    given = make_task("reversal").prompts(4, 0, "3")
+
+    def stop(run):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ri.analyze(bridge, given, ["positions"], store=tmp_path / "store", finished=stop)
+    first, *others = sorted((tmp_path / "store").glob("batch-*.nc"))
+    assert others
+    first.write_bytes(first.read_bytes()[:100])
+    again = ri.analyze(bridge, given, ["positions"], store=tmp_path / "store")
+    xr.testing.assert_identical(again, ri.analyze(bridge, given, ["positions"]))

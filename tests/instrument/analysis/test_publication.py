@@ -1,0 +1,317 @@
+"""Results of two processes stay apart; the numbers are written first and outlive figures, page and other packages' code."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import xarray as xr
+from packages import install
+from run_fixture import small_run
+
+import repo_interp as ri
+from repo_interp.analysis.publication import COMPARISON, claimed
+from repo_interp.cli import main
+from repo_interp.run import make_run
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from repo_interp.analysis.publication import claimed
+with claimed(sys.argv[1] or None, "niah-repo") as results:
+    print(results.directory, flush=True)
+    sys.stdin.readline()
+"""
+
+
+def tiny_run(value: float = 1.0) -> xr.DataTree:
+    described = {"long_name": "value", "units": "1"}
+    return make_run({"small": xr.Dataset({"value": ("x", [value], described)})}, {"checkpoint": "tiny"})
+
+
+def draw(run, page, figures):
+    page.write_text("the page")
+    figures.mkdir()
+    (figures / "value.png").write_text("a picture")
+    return []
+
+
+def start(out: str = "") -> subprocess.Popen[str]:
+    """A process that claims a directory, says which, and keeps it until it is told to end."""
+    pipe = subprocess.PIPE
+    return subprocess.Popen([sys.executable, "-c", HOLD, out], text=True, stdin=pipe, stdout=pipe, stderr=pipe)
+
+
+def tree(directory: Path) -> dict[str, bytes]:
+    """Every file below `directory`, by its path."""
+    return {str(path.relative_to(directory)): path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()}
+
+
+def test_processes_without_out_choose_different_directories(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    processes = [start() for _ in range(3)]
+    chosen = [process.stdout.readline().strip() for process in processes if process.stdout is not None]
+    assert sorted(chosen) == ["runs/niah-repo", *(f"runs/niah-repo-{number}" for number in range(2, 4))]
+    for process in processes:
+        process.communicate("\n", timeout=60)
+        assert process.returncode == 0
+    assert not list(tmp_path.glob("runs/*"))  # nothing was published, so nothing is left
+
+
+def test_a_second_writer_of_one_directory_is_refused_and_a_killed_one_holds_nothing(tmp_path):
+    first = start(str(tmp_path / "out"))
+    assert first.stdout is not None
+    first.stdout.readline()
+    with pytest.raises(ri.InputError, match=r"another process writes to .*out; wait for it, or give another --out"):
+        claimed(tmp_path / "out", "").__enter__()
+    first.kill()
+    first.communicate()
+    with claimed(tmp_path / "out", "") as results:
+        results.publish(tiny_run(), draw)
+    assert sorted(tree(tmp_path / "out")) == ["figures/value.png", "report.html", "run.nc"]
+
+
+def test_two_analyses_at_once_leave_two_whole_results(tmp_path):
+    """Without --out, started together on the same checkpoint: the very case in which both were lost."""
+    command = [
+        sys.executable,
+        "-m",
+        "repo_interp",
+        "analyze",
+        "reversal/repo",
+        "--length",
+        "8",
+        "--count",
+        "1",
+        "--measures",
+        "positions",
+    ]
+    processes = [
+        subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)
+    ]
+    for process in processes:
+        errors = process.communicate(timeout=300)[1].splitlines()
+        assert [line for line in errors if not line.endswith(" so far")] == [] and process.returncode == 0
+    first, second = tree(tmp_path / "runs" / "reversal-repo"), tree(tmp_path / "runs" / "reversal-repo-2")
+    assert first == second and {"run.nc", "report.html"} < set(first)
+
+
+def test_results_are_replaced_as_a_whole_and_only_when_asked(tmp_path):
+    def draw_other(run, page, figures):
+        figures.mkdir()
+        (figures / "other.png").write_text("another picture")
+        return []
+
+    with claimed(tmp_path / "out", "") as results:
+        published = results.publish(tiny_run(1.0), draw)
+    assert (published.figures, published.failures, len(published.files)) == (1, (), 3)
+    with pytest.raises(ri.InputError, match="holds results already; give another --out, or --overwrite"):
+        claimed(tmp_path / "out", "").__enter__()
+    with claimed(tmp_path / "out", "", overwrite=True) as results:
+        results.publish(tiny_run(2.0), draw_other)
+    assert sorted(tree(tmp_path / "out")) == ["figures/other.png", "run.nc"]
+    assert ri.read_run(tmp_path / "out")["small/value"] == 2.0
+
+
+@pytest.mark.parametrize("kind", ["file", "foreign", "other kind"])
+def test_what_is_not_ours_is_left_alone(kind, tmp_path):
+    out = tmp_path / "out"
+    if kind == "file":
+        out.write_text("years of work")
+    else:
+        out.mkdir()
+        (out / ("thesis.tex" if kind == "foreign" else COMPARISON)).write_text("years of work")
+    before = tree(tmp_path)
+    with pytest.raises(ri.InputError, match=r"is a file|holds other things \((thesis.tex|compare.nc)\)"):
+        claimed(out, "", overwrite=True).__enter__()
+    assert tree(tmp_path) == before
+
+
+def test_names_are_skipped_that_hold_something_else(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / "run.nc").write_text("")
+    (tmp_path / "runs" / "mine-2").write_text("a file")
+    with claimed(None, "mine") as results:
+        assert results.directory == Path("runs/mine-3")
+
+
+def test_a_directory_that_cannot_be_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path / "file" / "out", tmp_path / ("long" * 100), Path("/proc/nothing/here")):
+        with pytest.raises(ri.InputError, match="cannot be written") as refusal:
+            claimed(out, "").__enter__()
+        assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("error", [ValueError("wrong"), SystemExit(0), OSError(5, "Input/output error"), MemoryError()])
+def test_an_error_before_anything_is_published_leaves_nothing(error, tmp_path):
+    def fail():
+        with claimed(tmp_path / "new" / "out", "") as results:
+            results.store.mkdir()
+            raise error
+
+    with pytest.raises(type(error)):
+        fail()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
+def test_finished_batches_outlive_an_interruption_and_a_full_disk(error, tmp_path):
+    def fail():
+        with claimed(tmp_path / "out", "") as results:
+            results.store.mkdir()
+            (results.store / "batch-00000.nc").write_text("numbers")
+            raise error
+
+    with pytest.raises((KeyboardInterrupt, ri.InputError), match=r"^$|No space left on device\); make room"):
+        fail()
+    assert list(tree(tmp_path)) == ["out/.batches/batch-00000.nc"]
+    with claimed(tmp_path / "out", "") as results:
+        assert results.store.is_dir()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("wrong"), SystemExit(3)])
+def test_what_happens_while_drawing_leaves_the_numbers_alone_in_place(error, tmp_path):
+    def fail():
+        with claimed(tmp_path / "out", "", overwrite=True) as results:
+            results.publish(tiny_run(2.0), half)
+
+    def half(run, page, figures):
+        page.write_text("half a pa")
+        raise error
+
+    with claimed(tmp_path / "out", "") as results:
+        results.publish(tiny_run(1.0), draw)
+    with pytest.raises(type(error)):
+        fail()
+    assert list(tree(tmp_path)) == ["out/run.nc"]
+    assert ri.read_run(tmp_path / "out")["small/value"] == 2.0
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+import xarray as xr
+from repo_interp.analysis.publication import claimed
+from repo_interp.errors import InputError
+from repo_interp.run import make_run
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))  # the system refuses to write more, as on a full disk
+def draw(run, page, figures):
+    figures.mkdir()
+    (figures / "value.png").write_text("p" * 100_000)
+    return []
+run = make_run({"small": xr.Dataset({"value": ("x", [2.0], {"long_name": "value", "units": "1"})})}, {})
+try:
+    with claimed(sys.argv[1], "", overwrite=True) as results:
+        print(*results.publish(run, draw).failures)
+except InputError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(("room", "said", "left"), [(1000, "run.nc cannot be written (File too large); nothing was changed", 1.0),
+                                                    (50_000, "figures and page cannot be written (File too large)", 2.0)])  # fmt: skip
+def test_a_full_disk_is_one_line_and_costs_no_numbers(room, said, left, tmp_path):
+    with claimed(tmp_path / "out", "") as results:
+        results.publish(tiny_run(1.0), draw)
+    before = tree(tmp_path)
+    done = subprocess.run([sys.executable, "-c", FULL, str(tmp_path / "out"), str(room)], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.endswith(f"{said}\n") and done.stdout.count("\n") == 1, done.stderr
+    assert ri.read_run(tmp_path / "out")["small/value"] == left
+    assert tree(tmp_path) == before if left == 1.0 else list(tree(tmp_path)) == ["out/run.nc"]
+
+
+PLUGIN = {
+    "pyproject.toml": """
+[project]
+name = "odd-extras"
+version = "1.0"
+[project.entry-points."repo_interp.measures"]
+odd = "odd_extras:Odd"
+[project.entry-points."repo_interp.plots"]
+odd = "odd_extras:figures"
+""",
+    "odd_extras.py": textwrap.dedent('''
+        """A measure that is right, with figures that are not."""
+        import sys
+        from dataclasses import dataclass
+        import torch
+        import xarray as xr
+        from repo_interp.measures.labels import described, of_layer
+        from repo_interp.measures.statistics import Statistics
+        from repo_interp.plots.style import paper_figure, style
+
+        @dataclass(frozen=True)
+        class Odd:
+            name: str = "odd"
+            required_spans: tuple[str, ...] = ()
+            how: str = "raise"
+            leave: int = 0
+
+            @property
+            def parameters(self):
+                return {"how": self.how}
+
+            def observe(self, inputs, spans):
+                if self.leave:
+                    sys.exit(0)
+                values = torch.ones(inputs.queries.shape[:2])
+                return Statistics(per_prompt=xr.Dataset({"one": of_layer(inputs, ("prompt", "layer", "head"), values)}))
+
+            def conclude(self, statistics):
+                return xr.Dataset({"one": described(statistics.per_prompt["one"], "one", "1")})
+
+        def figures(run):
+            with style():
+                yield "odd_first", paper_figure(2, 2)
+            if run["odd"].attrs["how"] == "exit":
+                sys.exit(0)
+            raise RuntimeError("the second figure\\ncannot be drawn")
+    '''),
+}
+
+
+@pytest.fixture
+def plugin(tmp_path, monkeypatch):
+    """A package whose figures fail, on the path of this interpreter."""
+    install(tmp_path, PLUGIN)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    sys.modules.pop("odd_extras", None)
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"), [("raise", "RuntimeError: the second figure cannot be drawn"), ("exit", "SystemExit: 0")]
+)
+def test_a_figure_of_another_package_that_fails_costs_itself_alone(how, reason, plugin, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "300")
+    command = ["analyze", "reversal/repo", "--length", "8", "--count", "1", "--measures", "positions,odd"]
+    assert main([*command, "--set", f"odd.how={how}", "--out", str(plugin / "out")]) == 1
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("not drawn: ")]
+    assert len(said) == 1 and "'odd'" in said[0] and reason in said[0]
+    run = ri.read_run(plugin / "out")
+    assert set(run.children) == {"positions", "odd"} and (run["odd/one"] == 1).all()
+    figures = {path.name for path in (plugin / "out" / "figures").iterdir()}
+    assert {"position_ranges.png", "odd_first.png"} <= figures
+    assert "Positions, head by head" in (plugin / "out" / "report.html").read_text()
+    assert sorted(os.listdir(plugin / "out")) == ["figures", "report.html", "run.nc"]
+
+
+def test_a_measure_of_another_package_that_ends_the_program_is_no_success(plugin, capsys):
+    command = ["analyze", "reversal/repo", "--length", "8", "--count", "1", "--measures", "odd", "--set", "odd.leave=1"]
+    assert main([*command, "--out", str(plugin / "out")]) == 1
+    assert "sys.exit(0)" in capsys.readouterr().err
+    assert not (plugin / "out").exists()
+
+
+def test_a_small_run_has_no_failures(tmp_path):
+    from repo_interp.plots.pages.report import write_report
+
+    with claimed(tmp_path / "out", "") as results:
+        published = results.publish(small_run(), write_report)
+    assert published.failures == () and published.figures > 9 and all(file.is_file() for file in published.files)

@@ -1,0 +1,164 @@
+"""The pages of docs/ are true: what is made is as the code makes it now, what is shown runs, what is linked is there."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from places import DOCS
+
+PAGES = sorted(DOCS.glob("*.md"))
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+BIN = ".venv/bin/"
+LARGEST_PICTURE = 80_000
+
+
+@pytest.fixture(scope="module")
+def make():
+    specification = importlib.util.spec_from_file_location("docs_make", DOCS / "make.py")
+    assert specification is not None and specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def read(name: str) -> str:
+    return (DOCS / name).read_text(encoding="utf-8")
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return [code for name, code in BLOCK.findall(page.read_text(encoding="utf-8")) if name == language]
+
+
+def test_the_page_of_commands_is_what_the_parsers_say(make):
+    assert read("commands.md") == make.commands_page(), "commands.md is stale: make docs"
+
+
+@pytest.fixture(scope="module")
+def tables(make):
+    return make.maker_of_tables()
+
+
+@pytest.mark.parametrize("name", ["measures.md", "tasks.md", "cluster.md"])
+def test_tables_are_what_the_code_says(make, tables, name):
+    page = read(name)
+    assert (
+        page.count("<!-- made:")
+        == page.count("<!-- end -->")
+        == len(make.SPOT.findall(page))
+        > (0 if name == "cluster.md" else 5)
+    )
+    assert page == make.filled(page, tables), f"{name} is stale: make docs"
+
+
+def test_nothing_is_left_out():
+    from dataclasses import fields
+
+    from repo_interp.cli import COMMANDS
+    from repo_interp.experiments.catalogue import experiment_names
+    from repo_interp.measures.catalogue import measure_names
+    from repo_interp.models.schemes import SchemeOptions
+    from repo_interp.positions.layouts import SCHEMES
+    from repo_interp.tasks import task_names
+
+    measures, schemes, tasks = read("measures.md"), read("schemes.md"), read("tasks.md")
+    for name in (*measure_names(), *experiment_names()):
+        for part in (f"\n## {name}\n", f"<!-- made: variables {name} -->", f"<!-- made: parameters {name} -->", f"(#{name})"):
+            assert part in measures, f"{name}: {part}"
+    for section in measures.split("\n## ")[1:]:
+        assert "**Means.**" in section and "**Caveat.**" in section, section[:40]
+    assert [name for name in SCHEMES if f"| `{name}` |" not in schemes] == []
+    assert [field.name for field in fields(SchemeOptions) if f"| `{field.name}` |" not in schemes] == []
+    assert [name for name in task_names() if f"\n## {name}\n" not in tasks or f"<!-- made: options {name} -->" not in tasks] == []
+    assert [name for name in COMMANDS if f"\n## {name}\n" not in read("commands.md")] == []
+    assert [page.name for page in PAGES if page.name != "README.md" and f"({page.name})" not in read("README.md")] == []
+
+
+@pytest.mark.parametrize("name", ["../README.md", "python.md", "run_file.md", "tasks.md", "zoo.md"])
+def test_the_python_of_a_page_runs_from_top_to_bottom(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code = blocks(DOCS / name, "python")
+    assert code
+    names: dict = {}
+    for number, block in enumerate(code):
+        exec(compile(block, f"{name}, block {number}", "exec"), names)
+
+
+@pytest.mark.parametrize("page", [*PAGES, DOCS.parent / "README.md"], ids=lambda page: page.name)
+def test_the_commands_of_a_page_are_commands(page):
+    from repo_interp.cli import _parser
+
+    inline = re.findall(r"\| `(repo-interp [^`]+)` \|", page.read_text(encoding="utf-8"))  # of the table in the README
+    lines = [line for block in blocks(page, "") for line in block.splitlines()] + inline
+    shown = [line for line in lines if line.removeprefix(BIN).startswith("repo-interp ")]
+    for line in shown:
+        words = shlex.split(line.removeprefix(BIN), comments=True)[1:]
+        assert _parser(words).parse_args(words).command == words[0], line
+
+
+def test_the_commands_of_the_readme_run(tmp_path, monkeypatch, capsys):
+    """On a checkpoint that ships, and beside the run that `make figures` leaves; what `make analyze` calls is tested as its default."""
+    import shutil
+
+    import repo_interp as ri
+    from repo_interp.cli import main
+
+    readme = DOCS.parent / "README.md"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "first").mkdir(parents=True)
+    shutil.copy(DOCS.parent / "figures" / "first" / "run.nc", tmp_path / "runs" / "first")
+    ri.write_prompts(ri.tasks.make_task("reversal").prompts(2, test_set="5"), tmp_path / "prompts.jsonl")
+    lines = [line for block in blocks(readme, "") for line in block.splitlines() if line.startswith("repo-interp ")]
+    inline = re.findall(
+        r"`(repo-interp (?!fetch|train|bench)[^`]+)`", readme.read_text(encoding="utf-8")
+    )  # a network, or minutes
+    assert len(lines) >= 3
+    for line in [*lines, *inline]:
+        words = shlex.split(line.replace("CHECKPOINT", "reversal/repo"), comments=True)[1:]
+        assert main(words) == 0, line
+    assert {file.name for file in (tmp_path / "runs" / "mine").iterdir()} == {"run.nc", "report.html", "figures"}
+    assert list((tmp_path / "runs").glob("compare-*/report.html"))
+
+
+def anchors(page: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page):
+    for target in LINK.findall(page.read_text(encoding="utf-8")):
+        if "://" in target:
+            continue
+        file, _, anchor = target.partition("#")
+        there = (page.parent / file).resolve() if file else page
+        assert there.exists(), target
+        assert not anchor or anchor in anchors(there), target
+
+
+def test_pictures_are_small_and_all_shown():
+    pictures = sorted((DOCS / "pictures").glob("*"))
+    assert pictures
+    shown = {
+        target for page in PAGES for target in LINK.findall(page.read_text(encoding="utf-8")) if target.startswith("pictures/")
+    }
+    assert shown == {f"pictures/{picture.name}" for picture in pictures}
+    assert {picture.name: size for picture in pictures if (size := picture.stat().st_size) > LARGEST_PICTURE} == {}
+
+
+def test_a_picture_is_made_small_and_the_same_each_time(make, tmp_path):
+    from repo_interp.plots import style
+    from repo_interp.plots.style import paper_figure
+
+    with style():
+        figure = paper_figure(2.0, 1.0)
+        figure.subplots().plot([0, 1])
+    first, second = tmp_path / "first.png", tmp_path / "second.png"
+    make.write_picture(figure, first)
+    make.write_picture(figure, second)
+    assert first.read_bytes() == second.read_bytes()
+    assert first.stat().st_size < 5000

@@ -1,0 +1,179 @@
+"""What the commands print: at 80 columns, without a terminal, for models whose positions say nothing; and one grammar for --set."""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+from attention_inputs import OFFICIAL
+from families import tiny
+from rich.console import Console
+
+import repo_interp as ri
+from position_papers.commands.training_display import training_bars
+from repo_interp.analysis.analyze import analyze, default_measures
+from repo_interp.cli import main
+from repo_interp.cli.progress import steps
+from repo_interp.cli.tables import MOST_ROWS, print_table, print_tables
+from repo_interp.models.reposition import layout as layout_of
+from repo_interp.plots.marks.table import Table
+from repo_interp.tasks.prompt import Prompt
+
+
+@pytest.fixture
+def narrow(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def deep(layout: str, layers: int):
+    """A bridge with many layers."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=layers, num_attention_heads=2,
+        max_position_embeddings=32, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    return ri.bridge(ri.reposition(LlamaForCausalLM(config).eval(), layout))
+
+
+def printed(run, height: int | None = None) -> str:
+    """What `analyze` prints of a run; `height`: of a terminal."""
+    console = Console(width=100, height=height, force_terminal=height is not None, color_system=None)
+    with console.capture() as captured:
+        print_tables(console, run)
+    return captured.get()
+
+
+PROMPTS = [Prompt(tokens=tuple(range(3 + i, 35 + i)), spans={"needle": (4, 5)}, generated=(31,)) for i in range(2)]
+
+
+def test_what_says_nothing_is_one_line_and_thirty_layers_are_twelve_rows():
+    run = analyze(deep("rope", 30), PROMPTS, ("positions", "patterns", "three_axis", "attention_mass"))
+    text = printed(run)
+    silent = [line for line in text.splitlines() if "says little about this run (layers 0-29 rope)" in line]
+    assert len(silent) == 2 and "Ranges of positions" not in text
+    rows = [line for line in text.splitlines() if line.startswith("│")]
+    tables = text.count("┏")
+    assert tables >= 3 and len(rows) <= tables * MOST_ROWS
+    assert re.search(r"│ 0 +│ RoPE", text) and re.search(r"│ 29 +│ RoPE", text) and re.search(r"│ all +│", text)
+    assert re.search(r"attention mass on needle +L\d+ H\d ", text)
+    assert re.search(r"\d+ more rows of these tables are in report.html", text)
+    assert len(printed(run, height=24).splitlines()) < len(text.splitlines())
+
+
+def test_a_table_without_any_number_is_one_line():
+    run = analyze(deep("rope", 2), PROMPTS, ("rotation",))
+    closed_form = run["rotation"]["closed_form_r"]
+    run["rotation"]["closed_form_r"] = closed_form.where(False)  # as of heads in which no component dominates
+    text = " ".join(printed(run).split())
+    assert "The closed form f + g: no number could be measured. Means over heads and prompts" in text and "┏" not in text
+
+
+def test_neighbouring_layers_with_the_same_numbers_share_a_row():
+    run = analyze(deep("repo@4", 6), PROMPTS, ("positions",))
+    text = printed(run)
+    assert re.search(r"│ layers 0-3 +│ RoPE", text) and re.search(r"│ layer 4 +│ RePo", text)
+
+
+TOKENS = ("attention_rows", "predictions")
+"""What is measured of the first prompt whatever the checkpoint."""
+
+
+@pytest.mark.parametrize(
+    ("layout", "groups"),
+    [
+        ("rope", {"components", "three_axis", "fake_distance", "rotation", "attention_mass", *TOKENS}),
+        ("nope", {"components", "three_axis", "attention_mass", *TOKENS}),
+        ("alibi", {"components", "three_axis", "attention_mass", *TOKENS}),
+        ("hope@1", {"components", "three_axis", "fake_distance", "rotation", "attention_mass", *TOKENS}),
+        ("cope", {"gates", "attention_mass", *TOKENS}),
+        ("repo,cope,rope", {"positions", "patterns", "gates", "attention_mass", *TOKENS}),
+        ("repo@1", {"positions", "patterns", "attention_mass", *TOKENS}),
+    ],
+)
+def test_default_measures_follow_the_checkpoint(layout, groups):
+    bridge, prompts = ri.bridge(ri.reposition(tiny("llama"), layout)), [Prompt(tokens=tuple(range(3, 13)), generated=(9,))]
+    measures = default_measures(prompts, layout_of(bridge))
+    assert set(measures) == set(analyze(bridge, prompts, measures).children) == groups
+
+
+def test_layers_are_refused_before_anything_is_announced(tmp_path, capsys):
+    (tmp_path / "p.jsonl").write_text('{"tokens": [3, 4, 5, 6]}\n')
+    words = ["analyze", str(OFFICIAL / "repo_mha"), "--prompts", str(tmp_path / "p.jsonl"), "--out", str(tmp_path / "out")]
+    assert main([*words, "--layers", "7"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and "layer 7 was asked for" in captured.err and not (tmp_path / "out").exists()
+
+
+def test_a_setting_names_its_owner_or_leaves_it_out(tmp_path, capsys):
+    (tmp_path / "p.jsonl").write_text('{"tokens": [3, 4, 5, 6, 7, 8, 9, 10], "generated": [7]}\n')
+    words = ["analyze", str(OFFICIAL / "repo_mha"), "--prompts", str(tmp_path / "p.jsonl"), "--measures", "patterns,positions"]
+    assert main([*words, "--set", "epsilon=0.5", "--set", "patterns.chunk_size=4", "--out", str(tmp_path / "a")]) == 0
+    group = ri.read_run(tmp_path / "a")["patterns"]
+    assert (group.attrs["epsilon"], group.attrs["chunk_size"]) == (0.5, 4)
+    assert "figures in 3 formats" in capsys.readouterr().out
+    assert main([*words, "--set", "colour=red", "--out", str(tmp_path / "b")]) == 2
+    assert "'colour' is an option of none of patterns, positions" in capsys.readouterr().err
+    assert main(["score", "niah/rope", "--set", "reversal.words=4", "--out", str(tmp_path / "c")]) == 2
+    assert "there is no 'reversal' here; wanted niah.words or words" in capsys.readouterr().err
+
+
+def test_lists_fit_into_eighty_columns(narrow, capsys):
+    for words in (["zoo"], ["inspect", "niah/repo"], ["inspect", "niah/r2n1"]):
+        assert main(words) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert max(map(len, lines)) <= 80 and not any("…" in line.split()[0] for line in lines)
+    assert main(["zoo", "list", "niah"]) == 0
+    assert re.search(r"niah/repo +repo +\+\d+ +3 +1\.000 +256 +0\.975 +1024", capsys.readouterr().out)
+
+
+def test_steps_stand_under_train_and_the_old_name_still_works(tmp_path, capsys):
+    for words in (["train", "steps"], ["steps"]):
+        assert main([*words, str(tmp_path)]) == 2
+        assert capsys.readouterr().err.startswith("repo-interp train steps: ")
+    shown = subprocess.run(
+        [sys.executable, "-m", "repo_interp", "train", "steps", "--help"], capture_output=True, text=True, check=True
+    )
+    assert shown.stdout.startswith("usage: repo-interp train steps")
+
+
+def test_without_a_terminal_lines_say_how_far_training_is(capsys):
+    """Found: hours of training into a file left two lines at its beginning."""
+    with training_bars(Console(force_terminal=False), ["seed 0", "seed 1"], 10, every=0.05) as display:
+        display.record("seed 0", {"step": 3, "loss": 2.5, "score": 0.5})
+        display.record("seed 0", {"step": 4, "loss": 2.25, "score": None})
+        display.record("seed 1", {"step": 10, "loss": 1.0, "score": None})
+        time.sleep(0.3)
+        display.scoring("seed 0", 20, 40)
+        display.ended_steps("seed 1")
+        time.sleep(0.3)
+    lines = capsys.readouterr().err.splitlines()
+    assert "seed 0 4/10 steps, loss 2.2500, score 0.500; seed 1 10/10 steps, loss 1.0000, score -, 1 s so far" in lines
+    assert "seed 0 20/40 prompts of the test sets scored; seed 1 10/10 steps; scoring the test sets, 1 s so far" in lines
+
+
+def test_without_a_terminal_a_line_says_what_is_being_done(capsys):
+    with steps(Console(force_terminal=False), every=0.05) as step:
+        step("observing layers", 3, 60)
+        time.sleep(0.3)
+        step("drawing")
+        time.sleep(0.3)
+    lines = capsys.readouterr().err.splitlines()
+    assert "observing layers 3/60, 1 s so far" in lines and "drawing, 1 s so far" in lines
+
+
+@pytest.mark.parametrize("columns", [4, 9, 30])
+def test_no_number_of_a_table_is_cut_in_a_narrow_window(columns):
+    """Found: a table of effects in 80 columns ended its numbers in dots."""
+    names = ("intervention with a long name", "place", *(f"column {place} of many" for place in range(columns)))
+    rows = tuple((f"a_kind_of_change_{row}", "layer 3", *(-0.001234 * 10**row for _ in range(columns))) for row in range(3))
+    table, written = Table("table", "a title", names, rows), io.StringIO()
+    print_table(Console(file=written, width=80), table)
+    printed = written.getvalue()
+    assert "…" not in printed and max(map(len, printed.splitlines())) <= 80
+    assert all(printed.count(cell) == columns for row in table.formatted() for cell in set(row[2:]))
+    assert ("a title" in printed) and (columns == 4) is ("┃" in printed)

@@ -1,0 +1,286 @@
+"""Perturbation and extrapolation within `analyze`: in run.nc, in figures and on the page; refused early, interrupted and gone on with."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import xarray as xr
+from attention_inputs import OFFICIAL
+from families import bridge_for
+from hooks import hooks_of
+
+import repo_interp as ri
+from position_papers.zoo import zoo_path
+from repo_interp.analysis.cost import estimate
+from repo_interp.analysis.trained_task import trained_task
+from repo_interp.cli import main
+from repo_interp.errors import InputError
+from repo_interp.experiments import Extrapolation, Perturbation
+from repo_interp.experiments.catalogue import experiment_named, experiment_names, planned
+from repo_interp.experiments.perturbation import perturbation
+from repo_interp.experiments.prompt_sets import prompts_by_length, scoring_of
+from repo_interp.experiments.resumable_grid import ResumableGrid
+from repo_interp.models.checkpoints import identify, load_model
+from repo_interp.models.reposition import decoder_of
+from repo_interp.tasks import Prompt, Response, Task, make_task
+
+TASK = make_task("reversal", longest=6, longest_test=12)
+SMALL = Perturbation(kinds=("text_order", "position_offset"), gammas=(0.5,), l_maxes=(2, 4))
+
+
+@pytest.fixture(scope="module")
+def bridge():
+    found = bridge_for(TASK)
+    ri.analyze(found, TASK.prompts(1), ("positions",))  # a bridge attaches hooks of its own in its first pass
+    return found
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """What `analyze` makes of a shipped checkpoint with both experiments and fig. 2."""
+    directory = tmp_path_factory.mktemp("runs") / "both"
+    options = ["--measures", "maps,three_axis", "--experiments", "perturbation,extrapolation,saliency", "--count", "4"]
+    parameters = ["perturbation.gammas=0.1,0.5", "perturbation.l_maxes=2", "extrapolation.sequences=4", "saliency.steps=2"]
+    given = [part for parameter in parameters for part in ("--set", parameter)]
+    assert main(["analyze", "reversal/repo", *options, *given, "--out", str(directory)]) == 0
+    return directory
+
+
+def test_the_run_file_holds_what_the_experiments_find_by_themselves(results):
+    run = ri.read_run(results)
+    assert set(run.children) == {"maps", "three_axis", "perturbation", "extrapolation", "output_traces", "saliency"}
+    path = zoo_path("reversal/repo")
+    task = trained_task(path)
+    assert task is not None
+    alone = perturbation(load_model(identify(path)), task, task.prompts(4), gammas=(0.1, 0.5), l_maxes=(2,))
+    for name in ("log_perplexity", "task_score", "log_perplexity_rise", "moved_share"):
+        np.testing.assert_allclose(run["perturbation"][name], alone[name], rtol=1e-4, atol=1e-6, err_msg=name)
+    group = run["extrapolation"].to_dataset()
+    assert group["kl"].dims == ("method", "length", "layer")
+    assert group["length"].values[0] <= run.attrs["training_length"] < group["length"].values[1]
+    assert group["scheme"].values.tolist() == run.attrs["layout"].split(",")
+    assert group.attrs["sequences"] == 4 and run["perturbation"].attrs["metric"] == "exact match"
+    for node in run.subtree:
+        for name, array in node.data_vars.items():
+            assert array.attrs["long_name"] and array.attrs["units"], name
+
+
+def test_figures_and_sections_are_there(results):
+    figures = {path.name for path in (results / "figures").iterdir()}
+    stems = ("perturbation_log_perplexity", "perturbation_task_score", "extrapolation", "output_traces")
+    assert {f"{stem}.{kind}" for stem in stems for kind in ("png", "svg", "pdf")} <= figures
+    assert any(name.startswith("integrated_gradients_layer") for name in figures)
+    assert any(name.startswith("three_axis_layer") for name in figures), "fig. 2 comes of maps and three_axis alone"
+    page = (results / "report.html").read_text(encoding="utf-8")
+    for section in ("perturbation", "extrapolation", "output_traces", "saliency", "three_axis", "maps"):
+        assert f'<section id="{section}"' in page
+    assert "LM-Infinite" in page
+    assert 'alt="Perturbation task score"' in page and 'alt="Three axis, layer ' in page
+
+
+def prompts_file(directory, prompts):
+    (directory / "p.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
+    return ["--prompts", str(directory / "p.jsonl"), "--out", str(directory / "out"), "--measures", "positions"]
+
+
+def test_prompts_of_a_file_are_judged_by_what_they_mark(tmp_path, capsys):
+    tokens = np.random.default_rng(0).integers(3, 250, (2, 40)).tolist()
+    options = ["--experiments", "perturbation", "--set", "perturbation.gammas=0.5", "--set", "perturbation.l_maxes=3"]
+    assert (
+        main(["analyze", str(OFFICIAL / "repo_mha"), *prompts_file(tmp_path, [{"tokens": row} for row in tokens]), *options]) == 0
+    )
+    assert "experiments perturbation (8 more prompts)" in " ".join(capsys.readouterr().out.split())
+    group = ri.read_run(tmp_path / "out")["perturbation"]
+    assert group.attrs["metric"] == "log perplexity" and group.attrs["higher_is_better"] == "False"
+    np.testing.assert_allclose(group["task_score"], group["log_perplexity"], rtol=1e-6)
+    marked = [Prompt(tokens=tuple(row), generated=(39,)) for row in tokens]
+    run = ri.analyze(ri.load(OFFICIAL / "repo_mha"), marked, (), experiments=(SMALL,))
+    assert run["perturbation"].attrs["metric"] == "exact match"
+
+
+REFUSED = {
+    "unknown experiment": (
+        ["--experiments", "surgery"],
+        "there is no experiment 'surgery'; there are perturbation, extrapolation, effects, saliency, atlas",
+    ),
+    "no parameter": (
+        ["--experiments", "perturbation", "--set", "perturbation.force=1"],
+        "has no option 'force'; it has kinds, gammas, l_maxes",
+    ),
+    "no number": (
+        ["--experiments", "perturbation", "--set", "perturbation.gammas=few"],
+        "perturbation.gammas=few: wanted numbers",
+    ),
+    "no such layer": (["--experiments", "perturbation", "--set", "perturbation.layers=0,9"], "layer 9 was asked for"),
+    "not measured": (["--set", "perturbation.gammas=0.1"], "'perturbation' is not among those measured"),
+    "nothing longer": (
+        ["--experiments", "extrapolation"],
+        "needs at least 4 prompts longer than the training length, 256 tokens; 0",
+    ),
+    "too few": (
+        ["--experiments", "extrapolation", "--set", "extrapolation.sequences=2"],
+        "extrapolation.sequences=2: wanted a whole number from 4",
+    ),
+    "unknown method": (
+        ["--experiments", "extrapolation", "--set", "extrapolation.methods=ntk"],
+        "extrapolation.methods=ntk: wanted some of plain",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_work_is_refused_in_one_line_before_anything_is_made(case, tmp_path, capsys):
+    options, message = REFUSED[case]
+    tokens = [{"tokens": list(range(3, 43))}]
+    assert main(["analyze", str(OFFICIAL / "repo_mha"), *prompts_file(tmp_path, tokens), *options]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_that_cannot_take_longer_prompts_or_other_tokens_is_refused(bridge):
+    learned = bridge_for(TASK, "learned")
+    with pytest.raises(InputError, match="learned table; leave it out"):
+        planned(learned, TASK.prompts(4), ("extrapolation",), TASK)
+    with pytest.raises(InputError, match="by 'lm_infinite': this model's positions allow plain"):
+        planned(bridge_for(TASK, "cope"), TASK.prompts(4), (Extrapolation(methods=("lm_infinite",)),), TASK)
+    with pytest.raises(InputError, match=r"the task niah has \d+ tokens, the model"):
+        planned(bridge, TASK.prompts(4), ("perturbation",), make_task("niah"))
+    with pytest.raises(InputError, match="nothing to predict for reversal"):
+        planned(bridge, [Prompt(tokens=(3, 4, 5))], ("perturbation",), TASK)
+    with pytest.raises(InputError, match="nothing stands before token 0 of prompt 0"):
+        planned(bridge, [Prompt(tokens=(3, 4, 5), generated=(0, 2))], ("perturbation",), TASK)
+    assert [experiment_named(name).name for name in experiment_names()] == [
+        "perturbation",
+        "extrapolation",
+        "effects",
+        "saliency",
+        "atlas",
+    ]
+
+
+class Stopped(Exception):
+    """What happens to a run in the middle."""
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, Stopped])
+@pytest.mark.parametrize("name", ["perturbation", "extrapolation"])
+def test_an_experiment_stopped_in_the_middle_leaves_no_hook_and_goes_on(name, stop, bridge, tmp_path):
+    asked = SMALL if name == "perturbation" else Extrapolation(sequences=4)
+    prompts = TASK.prompts(4)
+    whole = ri.analyze(bridge, prompts, (), experiments=(asked,), task=TASK)
+    before, seen = hooks_of(bridge), []
+
+    def progress(which, done, total):
+        seen.append((which, done, total))
+        if done == 3 and len(seen) == 3:
+            raise stop
+
+    with pytest.raises(stop):
+        ri.analyze(bridge, prompts, (), store=tmp_path / "s", experiments=(asked,), task=TASK, experiment_progress=progress)
+    assert hooks_of(bridge) == before
+    kept = sorted((tmp_path / "s" / name).glob("*.json"))
+    assert kept and {which for which, _, _ in seen} == {name}
+    marked = json.loads(kept[0].read_text())
+    marked["task_score"] = 0.123456
+    kept[0].write_text(json.dumps(marked))
+    again = ri.analyze(bridge, prompts, (), store=tmp_path / "s", experiments=(asked,), task=TASK)
+    scores, others = (one[name].to_dataset()["task_score"].values for one in (again, whole))
+    assert (scores == 0.123456).sum() == 1, "the finished point was measured again"
+    np.testing.assert_array_equal(scores[scores != 0.123456], others[scores != 0.123456])
+    np.testing.assert_array_equal(again[name]["log_perplexity"], whole[name]["log_perplexity"])
+    assert not (tmp_path / "s").exists()
+
+
+def test_an_exception_inside_a_pass_leaves_no_hook(bridge):
+    model, before = bridge.original_model, hooks_of(bridge)
+    prompts = TASK.prompts(4)
+    calls = []
+
+    def fail(*_):
+        calls.append(hooks_of(bridge))
+        if len(calls) > 2:  # the undisturbed pass and a first disturbed one are through
+            raise Stopped
+
+    for asked in (
+        Perturbation(kinds=("position_offset", "feature_order"), gammas=(0.5,), l_maxes=(2,)),
+        Extrapolation(sequences=4),
+    ):
+        handle = decoder_of(model).layers[1].register_forward_pre_hook(fail)
+        calls.clear()
+        with pytest.raises(Stopped):
+            ri.analyze(bridge, prompts, (), experiments=(asked,), task=TASK)
+        handle.remove()
+        assert max(calls) > before + 1, "hooks were there when it failed"
+        assert hooks_of(bridge) == before
+
+
+@pytest.mark.usefixtures("a_millisecond_each")
+@pytest.mark.parametrize("name", ["perturbation", "extrapolation"])
+def test_the_passes_that_are_said_are_those_that_are_made(name, bridge):
+    (plan,) = planned(bridge, TASK.prompts(5), (SMALL if name == "perturbation" else Extrapolation(sequences=4),), TASK)
+    rows = []
+    embed = decoder_of(bridge).embed_tokens
+    handle = embed.register_forward_hook(lambda module, arguments, out: rows.append(len(out)))
+    plan.run(2, ResumableGrid(), None)
+    handle.remove()
+    assert sum(rows) == len(plan.passes)
+    few, many = (estimate(bridge, TASK.prompts(1), (), passes=plan.passes * times).seconds for times in (1, 40))
+    assert many > few > 0
+
+
+def test_longer_prompts_of_a_task_are_those_of_its_longer_test_sets():
+    judge, by_length = prompts_by_length(TASK, (), TASK.training_length, (), 4, 0)
+    assert judge is TASK and min(by_length) == TASK.training_length
+    assert all(max(len(prompt.tokens) for prompt in some) == length for length, some in by_length.items())
+    assert 2 <= len(by_length) <= 4 and max(by_length) == max(len(prompt.tokens) for prompt in TASK.prompts(4, 0, "12"))
+    exact = prompts_by_length(TASK, (), TASK.training_length, (max(by_length),), 4, 0)[1]
+    assert list(exact) == [TASK.training_length, max(by_length)]
+    with pytest.raises(InputError, match="has no test set of 999 tokens"):
+        prompts_by_length(TASK, (), TASK.training_length, (999,), 4, 0)
+    with pytest.raises(InputError, match="and beyond it"):
+        prompts_by_length(TASK, (), 10_000, (), 4, 0)
+
+
+def test_given_text_is_cut_to_every_length():
+    prompts = [Prompt(tokens=tuple(range(3, 3 + count))) for count in (70, 80, 90, 100, 20)]
+    judge, by_length = prompts_by_length(scoring_of(prompts), prompts, 32, (), 16, 0)
+    assert judge.metric == "log perplexity" and list(by_length) == [32, 64]
+    assert [len(prompt.tokens) for prompt in by_length[64]] == [64] * 4
+    assert by_length[32][0].tokens == prompts[0].tokens[:32]
+    assert list(prompts_by_length(scoring_of(prompts), prompts, 50, (), 16, 0)[1]) == [50, 70]
+    with pytest.raises(InputError, match="must reach beyond the training length, 32"):
+        prompts_by_length(scoring_of(prompts), prompts, 32, (16,), 16, 0)
+
+
+def test_given_prompts_are_scored_by_what_they_mark():
+    marked = [Prompt(tokens=(3, 4, 5), generated=(2,)), Prompt(tokens=(3, 9), generated=(1,))]
+    scoring = scoring_of(marked)
+    assert (scoring.metric, scoring.higher_is_better) == ("exact match", True) and scoring.targets(marked[0]) == (2,)
+    assert scoring.score([Response((5,)), Response((8,))], marked).tolist() == [1, 0]
+    mixed = scoring_of([*marked, Prompt(tokens=(3, 4))])
+    assert (mixed.metric, mixed.units, mixed.higher_is_better) == ("log perplexity", "nat", False) and mixed.targets(
+        marked[0]
+    ) == (1, 2)
+    assert mixed.score([Response((0, 0), (-1.0, -3.0))], marked[:1]).tolist() == [2]
+    assert not isinstance(scoring, Task) and not isinstance(mixed, Task)
+
+
+def test_what_is_planned_is_not_planned_again(bridge):
+    (plan,) = planned(bridge, TASK.prompts(4), (SMALL,), TASK)
+    assert planned(bridge, TASK.prompts(4), (plan,), TASK)[0] is plan
+    by_plan, by_object = (ri.analyze(bridge, TASK.prompts(4), (), experiments=(one,), task=TASK) for one in (plan, SMALL))
+    xr.testing.assert_identical(by_plan["perturbation"].to_dataset(), by_object["perturbation"].to_dataset())
+
+
+def test_an_axis_that_was_chosen_stays_as_chosen(bridge):
+    from repo_interp.measures.three_axis import ThreeAxis
+
+    prompts = TASK.prompts(2)
+    named = ri.analyze(bridge, prompts, ("maps", "three_axis"))
+    chosen = ri.analyze(bridge, prompts, ("maps", ThreeAxis()))  # pyright: ignore[reportArgumentType]
+    alone = ri.analyze(bridge, prompts, ("three_axis",))
+    assert "distance_axis" in named["three_axis"]
+    assert "distance_axis" not in chosen["three_axis"] and "distance_axis" not in alone["three_axis"]

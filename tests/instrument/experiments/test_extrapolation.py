@@ -1,0 +1,277 @@
+"""Longer prompts: each method exact where nothing is longer, equal to the obvious reference, gone afterwards."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from families import repositioned, tiny
+from hooks import hooks_of
+from torch.distributions import MultivariateNormal, kl_divergence
+from torch.testing import assert_close
+
+import repo_interp as ri
+from repo_interp.errors import InputError
+from repo_interp.experiments.extrapolation import extrapolation
+from repo_interp.experiments.gaussians import VectorSums, gaussian_divergence, principal_plane, vector_sums
+from repo_interp.experiments.prompt_sets import cut
+from repo_interp.experiments.responses import forced_responses
+from repo_interp.models.interventions import extension, interpolated, lm_infinite, yarn
+from repo_interp.models.interventions.extension import METHODS, extended
+from repo_interp.models.outputs import attention_outputs
+from repo_interp.models.reposition import attentions
+from repo_interp.plots.views.extrapolation import extrapolation_table
+from repo_interp.tasks import make_task
+
+TOKENS = torch.randint(3, 64, (2, 20), generator=torch.Generator().manual_seed(1))
+
+
+@torch.no_grad()
+def logits_under(model, context):
+    with context:
+        return model(TOKENS).logits
+
+
+def run_and_raise(model):
+    model(TOKENS)
+    raise ZeroDivisionError  # after a whole pass
+
+
+@pytest.mark.parametrize("scheme", ["rope", "nope", "repo", "repo head", "hope", "alibi", "kerple", "fire", "learned"])
+def test_a_cap_at_the_length_of_the_prompt_changes_nothing(scheme):
+    model = repositioned(scheme)
+    plain = logits_under(model, torch.no_grad())
+    # Learned positions may spread further than the index: a far larger cap leaves them alone too.
+    length = 10_000 if scheme.startswith("repo") else 20
+    assert_close(logits_under(model, lm_infinite(model, length)), plain, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2"])
+def test_lm_infinite_is_two_passes_with_masks(family):
+    """Scores as in the authors' implementation: near pairs as ever; far global keys from the query at L and the key at 0."""
+    model = ri.reposition(tiny(family), "rope")
+    model.set_attn_implementation("eager")
+    attention, seen, length, first = list(attentions(model))[1], {}, 6, 3
+    attention.observers.append(lambda layer, queries, keys, *rest: seen.update(queries=queries, keys=keys))
+    with lm_infinite(model, length, first), torch.no_grad():
+        handle = attention.sites.scores.register_forward_hook(lambda m, a, out: seen.update(scores=out))
+        model(TOKENS)
+        handle.remove()
+    queries, keys = seen["queries"], seen["keys"].repeat_interleave(2, 1)
+    index = torch.arange(20)
+    positions = index[None, None].float()
+    near = torch.einsum("bhid,bhjd->bhij", *attention.rotate(queries, keys, positions)) * attention.scaling
+    far_queries, _ = attention.rotate(queries, keys, torch.full_like(positions, length))
+    far = torch.einsum("bhid,bhjd->bhij", far_queries, keys) * attention.scaling
+    if attention.attn_logit_softcapping:
+        near, far = (
+            torch.tanh(part / attention.attn_logit_softcapping) * attention.attn_logit_softcapping for part in (near, far)
+        )
+    distance = index[:, None] - index
+    expected = torch.where(distance <= length, near, far)
+    visible = (distance >= 0) & ((distance < length) | (index < first))
+    if attention.sliding_window is not None:
+        visible &= distance < attention.sliding_window
+    assert_close(seen["scores"].masked_fill(~visible, 0), expected.masked_fill(~visible, 0), atol=1e-4, rtol=1e-4)
+    assert (seen["scores"][..., ~visible] < -1e30).all()
+
+
+def test_alibi_is_given_the_capped_distance():
+    model = ri.reposition(tiny("llama_mha"), "alibi")
+    attention, seen = next(attentions(model)), {}
+    with lm_infinite(model, 5, 2), torch.no_grad():
+        attention.observers.append(lambda layer, queries, keys, *rest: seen.update(queries=queries, keys=keys))
+        handle = attention.sites.scores.register_forward_hook(lambda m, a, out: seen.update(scores=out))
+        model(TOKENS)
+        handle.remove()
+    content = seen["queries"] @ seen["keys"].mT * attention.scaling
+    slopes = torch.tensor([2.0 ** (-2 * (head + 1)) for head in range(4)])
+    expected = content[..., 12, 1] - slopes * 5
+    assert_close(seen["scores"][..., 12, 1], expected, atol=1e-5, rtol=1e-5)
+    assert_close(seen["scores"][..., 12, 9], content[..., 12, 9] - slopes * 3, atol=1e-5, rtol=1e-5)
+
+
+def test_learned_positions_are_capped_by_their_difference():
+    model = repositioned("repo")
+    attention, seen = next(attentions(model)), {}
+    with torch.no_grad():
+        attention.assigner.final_map.weight.mul_(1000)
+    with lm_infinite(model, 7, 20), torch.no_grad():  # all keys global: no mask, but every pair capped
+        attention.observers.append(lambda layer, *rest: seen.update(zip(("queries", "keys", "positions"), rest, strict=False)))
+        handle = attention.sites.scores.register_forward_hook(lambda m, a, out: seen.update(scores=out))
+        model(TOKENS)
+        handle.remove()
+    positions = seen["positions"].repeat_interleave(2, 1)
+    distance = positions[..., :, None] - positions[..., None, :]
+    assert (distance.abs() > 7).any()
+    queries, keys = (torch.complex(*part.chunk(2, -1)) for part in (seen["queries"], seen["keys"].repeat_interleave(2, 1)))
+    angles = distance.clamp(-7, 7)[..., None] * attention.frequencies
+    turned = queries[:, :, :, None] * keys.conj()[:, :, None] * torch.polar(torch.ones_like(angles), angles)
+    causal = torch.ones(20, 20, dtype=torch.bool).tril()
+    assert_close(seen["scores"][..., causal], (turned.real.sum(-1) * attention.scaling)[..., causal], atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("scheme", ["rope", "nope", "repo", "repo head", "hope", "alibi", "kerple", "fire"])
+@pytest.mark.parametrize("first", [0, 2, 9])
+def test_lm_infinite_in_blocks_of_rows_is_the_whole_map_and_makes_no_far_score(scheme, first, monkeypatch):
+    model, shapes = repositioned(scheme), []
+    if scheme.startswith("repo"):  # spread beyond the cap, in one layer: the next would enlarge what rounding leaves
+        next(attentions(model)).assigner.final_map.weight.data.mul_(1000)
+    monkeypatch.setattr(extension, "ROWS", 3)
+    with lm_infinite(model, 6, first):
+        for attention in attentions(model):
+            attention.weigh = lambda scores, *rest, weigh=attention.weigh: shapes.append(scores.shape) or weigh(scores, *rest)
+        blocks = model(TOKENS).logits
+        assert {shape[-2] for shape in shapes} == {3, 2}
+        assert max(shape[-1] for shape in shapes) <= 6 + first + 3
+        shapes.clear()
+        hooks = [attention.sites.pattern.register_forward_hook(lambda *given: None) for attention in attentions(model)]
+        whole = model(TOKENS).logits
+        assert {shape[-2:] for shape in shapes} == {(20, 20)}
+    assert len(hooks) == 3
+    assert_close(blocks, whole, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("padding", ["right", "none"])
+def test_lm_infinite_sees_the_mask_of_padded_prompts(padding, monkeypatch):
+    model, mask = repositioned("rope"), torch.ones_like(TOKENS)
+    if padding == "right":
+        mask[1, 13:] = 0
+    monkeypatch.setattr(extension, "ROWS", 4)
+    with lm_infinite(model, 5, 2), torch.no_grad():
+        both = model(TOKENS, attention_mask=mask).logits
+        alone = model(TOKENS[1:, : int(mask[1].sum())]).logits
+    assert_close(both[1:, : alone.shape[1]], alone, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("scheme", ["rope", "repo", "alibi", "fire"])
+def test_interpolation_by_one_changes_nothing_and_by_two_halves_every_distance(scheme):
+    model = repositioned(scheme)
+    plain = logits_under(model, torch.no_grad())
+    assert_close(logits_under(model, interpolated(model, 1.0)), plain)
+    by_two = logits_under(model, interpolated(model, 2.0))
+    assert not torch.allclose(by_two, plain, atol=1e-5)
+    if scheme == "rope":
+        index = torch.arange(20)[None].expand(2, -1) / 2
+        for attention in attentions(model):  # positions i / 2 by hand
+            attention.sites.positions.register_forward_hook(lambda m, a, out: index[:, None])
+        assert_close(logits_under(model, torch.no_grad()), by_two, atol=1e-5, rtol=1e-5)
+
+
+def test_yarn_is_what_loading_with_yarn_gives(official):
+    """The released checkpoint with YaRN in its configuration, against the unscaled one in the context."""
+    from repo_interp.models.checkpoints import identify, load_model
+
+    found = identify(official / "repo_mha")
+    scaled = load_model(
+        found,
+        rope_scaling={"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64},
+    )
+    model = load_model(found)
+    with yarn(model, 2.0, 64), torch.no_grad():
+        assert_close(model(TOKENS).logits, scaled(TOKENS).logits, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("wrapped", [False, True], ids=["model", "bridge"])
+def test_nothing_is_left_behind_also_when_the_pass_raised(method, wrapped):
+    model = ri.reposition(tiny("llama"), "rope")
+    model = ri.bridge(model) if wrapped else model
+    model(TOKENS)  # a bridge attaches hooks of its own in its first pass
+    before = hooks_of(model)
+    tuned = [(attention.frequencies.clone(), attention.attention_scaling) for attention in attentions(model)]
+    for divisor in (0, 1):
+        with (
+            pytest.raises(ZeroDivisionError),
+            extended(model, method, 20, 8),
+            attention_outputs(model, lambda layer, out, divisor=divisor: 1 / divisor),
+            torch.no_grad(),
+        ):
+            run_and_raise(model)
+        assert hooks_of(model) == before
+        for attention, (frequencies, scaling) in zip(attentions(model), tuned, strict=True):
+            assert_close(attention.frequencies, frequencies, atol=0, rtol=0)
+            assert attention.attention_scaling == scaling
+
+
+def test_what_a_method_cannot_do_is_refused():
+    cope, nope = ri.reposition(tiny("llama"), "cope"), ri.reposition(tiny("llama"), "nope")
+    with pytest.raises(InputError, match="by context"), lm_infinite(cope, 8):
+        pass
+    for context in (interpolated(nope, 2.0), yarn(nope, 2.0, 8), yarn(ri.reposition(tiny("llama"), "alibi"), 2.0, 8)):
+        with pytest.raises(InputError, match="leave the method out"), context:
+            pass
+    with pytest.raises(InputError, match="at least 1 token"), lm_infinite(nope, 0):
+        pass
+    with pytest.raises(InputError, match="methods of extrapolation"):
+        extended(nope, "ntk", 8, 8)
+
+
+def test_divergence_is_the_closed_form_and_adds_up_over_batches():
+    generator = torch.Generator().manual_seed(0)
+    one, other = (
+        torch.randn(60, 5, generator=generator, dtype=torch.float64) * scale + shift for scale, shift in ((1, 0), (2, 1))
+    )
+    sums = vector_sums(one[:20]) + vector_sums(one[20:])
+    fitted = [MultivariateNormal(part.mean(0), part.T.cov(correction=0)) for part in (one, other)]
+    expected = kl_divergence(*fitted).item()
+    assert gaussian_divergence(sums, vector_sums(other), shrinkage=0.0).item() == pytest.approx(expected, rel=1e-9)
+    assert gaussian_divergence(sums, sums).item() == pytest.approx(0, abs=1e-9)
+    both = gaussian_divergence(vector_sums(torch.stack([one, other])), vector_sums(torch.stack([other, other])), 0.0)
+    assert_close(both, torch.tensor([expected, 0.0], dtype=torch.float64), atol=1e-9, rtol=1e-9)
+    flat = vector_sums(torch.cat([one, one], -1))  # half of its dimensions say nothing new
+    assert torch.isfinite(gaussian_divergence(flat, flat))
+    with pytest.raises(ValueError, match="at least 2"):
+        gaussian_divergence(vector_sums(one[:1]), sums)
+    plane, shares = principal_plane(vector_sums(one * torch.tensor([1.0, 9.0, 1.0, 4.0, 1.0])))
+    assert plane[:, 0].abs().argmax() == 1
+    assert plane[:, 1].abs().argmax() == 3
+    assert shares[0] > shares[1] > 0
+    assert isinstance(sums, VectorSums)
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+    """A corpus of numbered sentences: enough text for a language task, and quickly read."""
+    path = tmp_path_factory.mktemp("corpus") / "text.txt"
+    path.write_text("\n".join(f"sentence {number} says that {number * 7 % 101} comes next." for number in range(4000)))
+    return make_task("language", corpus=str(path), tokens=300, length=16, longest_test=64)
+
+
+def test_extrapolation_measures_every_method_layer_and_length(task):
+    torch.manual_seed(0)
+    stock = tiny("llama")
+    stock.resize_token_embeddings(task.vocabulary_size, mean_resizing=False)
+    model = ri.reposition(stock, "repo@2")
+    prompts = cut(task.describe, task.prompts(12, seed=0, test_set="64"), (16, 32))
+    group = extrapolation(model, task, prompts, 16, global_tokens=2)
+    assert group["kl"].dims == ("method", "length", "layer")
+    assert group["kl"].shape == (4, 2, 3)
+    assert group["scheme"].values.tolist() == ["rope", "rope", "repo"]
+    assert (group["kl"] > 0).all()
+    assert all(array.attrs["long_name"] and array.attrs["units"] for array in group.data_vars.values())
+    # At the training length all methods are the plain model (learned positions of this model stay within the cap).
+    for name in ("kl", "log_perplexity", "task_score"):
+        at_training = group[name].sel(length=16)
+        np.testing.assert_allclose(at_training, at_training.sel({"method": "plain"}).broadcast_like(at_training), rtol=1e-4)
+    odd = prompts[32][1::2]
+    answers = forced_responses(model, task, odd)
+    last = -np.mean([answer.log_probabilities[-4:] for answer in answers])
+    assert group["log_perplexity"].sel({"method": "plain", "length": 32}).item() == pytest.approx(last, rel=1e-5)
+    assert group["task_score"].sel({"method": "plain", "length": 32}).item() == pytest.approx(task.score(answers, odd).mean())
+    note = extrapolation_table(xr.DataTree.from_dict({"/extrapolation": group})).note
+    assert (
+        f"{len(odd)} prompts of language per length, beside 6 others of the training length" in note
+    )  # found: all 12 were said to be
+    with pytest.raises(InputError, match="at least 4 prompts of the training length"):
+        extrapolation(model, task, {32: prompts[32]}, 16)
+    with pytest.raises(InputError, match="a prompt has 64"):
+        cut(task.describe, task.prompts(2, test_set="64"), (128,))
+
+
+def test_lm_infinite_refuses_padding_on_the_left():
+    model, mask = repositioned("rope"), torch.ones_like(TOKENS)
+    mask[1, :3] = 0
+    with lm_infinite(model, 5, 2), torch.no_grad(), pytest.raises(InputError, match="pad prompts on the right"):
+        model(TOKENS, attention_mask=mask)

@@ -1,0 +1,268 @@
+"""Perturbing order and positions: exact where nothing moves, equal to doing it by hand, gone afterwards."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from families import repositioned, tiny
+from hooks import hooks_of
+from torch.testing import assert_close
+
+import repo_interp as ri
+from repo_interp.errors import InputError
+from repo_interp.experiments.perturbation import KINDS, Disturbance, disturbed, offset, perturbation, transposed
+from repo_interp.experiments.responses import forced_responses
+from repo_interp.models.interventions import exchanged_keys, moved_keys
+from repo_interp.models.outputs import attention_outputs
+from repo_interp.models.reposition import attentions
+from repo_interp.tasks import make_task
+
+TOKENS = torch.randint(3, 64, (2, 20), generator=torch.Generator().manual_seed(1))
+TASK = make_task("reversal", longest=6)
+
+
+def run_with_more_hooks_than(before, model):
+    assert hooks_of(model) > before
+    model(TOKENS)
+
+
+def shifted_by(moves):
+    return lambda positions: moves[:, None].to(positions)
+
+
+@torch.no_grad()
+def logits_under(model, context):
+    with context:
+        return model(TOKENS).logits
+
+
+@pytest.mark.parametrize("scheme", ["rope", "nope", "repo", "repo head", "hope", "alibi", "fire", "cope", "learned"])
+def test_moving_keys_by_nothing_and_exchanging_none_changes_nothing(scheme):
+    model = repositioned(scheme)
+    plain, still = logits_under(model, torch.no_grad()), torch.zeros_like(TOKENS)
+    same = torch.arange(20).expand(2, -1)
+    layers = range(3)
+    assert_close(logits_under(model, moved_keys(model, {layer: shifted_by(still) for layer in layers})), plain)
+    assert_close(logits_under(model, exchanged_keys(model, dict.fromkeys(layers, same))), plain)
+
+
+@pytest.mark.parametrize("scheme", ["rope", "repo", "repo head", "alibi", "kerple", "learned"])
+def test_moving_all_keys_of_a_prompt_moves_its_positions(scheme):
+    """Against a model whose keys are rotated at z + 3 by hand; relative schemes then see every distance 3 smaller."""
+    model = repositioned(scheme)
+    plain = logits_under(model, torch.no_grad())
+    moves = torch.zeros_like(TOKENS)
+    moves[:, 4:9] = 3
+    changed = logits_under(model, moved_keys(model, {0: shifted_by(moves)}))
+    assert_close(changed[:, :4], plain[:, :4])
+    assert not torch.allclose(changed[:, 9:], plain[:, 9:], atol=1e-4)
+
+
+def test_a_moved_key_is_the_key_rotated_at_its_new_position():
+    model = ri.reposition(tiny("llama"), "repo")
+    attention = next(attentions(model))
+    seen = {}
+    handles = [
+        attention.sites.positions.register_forward_hook(lambda m, a, out: seen.update(z=out)),
+        attention.sites.rotated_keys.register_forward_hook(lambda m, a, out: seen.update(plain=out)),
+    ]
+    moves = torch.arange(20).expand(2, -1) % 5
+    with torch.no_grad():
+        model(TOKENS)
+        with moved_keys(model, {0: shifted_by(moves)}):
+            handles.append(attention.sites.rotated_keys.register_forward_hook(lambda m, a, out: seen.update(moved=out)))
+            model(TOKENS)
+    for handle in handles:
+        handle.remove()
+    keys = torch.complex(*seen["plain"].chunk(2, -1)) * torch.polar(
+        torch.ones(1), moves[:, None, :, None] * attention.frequencies
+    )
+    assert_close(seen["moved"], torch.cat([keys.real, keys.imag], -1), atol=1e-5, rtol=1e-5)
+
+
+def test_offsetting_all_keys_alike_changes_what_rope_sees_only_by_that_distance():
+    """All keys 2 further on, and so the token's own: logits of RoPE at distance d - 2."""
+    model = ri.reposition(tiny("llama_mha"), "rope")
+    attention, seen = next(attentions(model)), {}
+    with torch.no_grad(), moved_keys(model, {0: shifted_by(torch.full_like(TOKENS, 2))}):
+        handle = attention.sites.scores.register_forward_hook(lambda m, a, out: seen.update(scores=out))
+        model(TOKENS)
+        handle.remove()
+        hidden = model.model.layers[0].input_layernorm(model.model.embed_tokens(TOKENS))
+        queries, keys, _ = attention.project(hidden)
+    distance = torch.arange(20)[:, None] - torch.arange(20) - 2
+    pairs = torch.complex(*queries.chunk(2, -1))[:, :, :, None] * torch.complex(*keys.chunk(2, -1)).conj()[:, :, None]
+    turned = pairs * torch.polar(torch.ones(1), distance[..., None] * attention.frequencies)
+    expected = turned.real.sum(-1) * attention.scaling
+    causal = torch.ones(20, 20, dtype=torch.bool).tril()
+    assert_close(seen["scores"][..., causal], expected[..., causal], atol=1e-4, rtol=1e-4)
+
+
+def test_exchanged_keys_are_those_of_the_named_tokens_and_values_stay():
+    model = ri.reposition(tiny("qwen3"), "rope")
+    attention, seen = next(attentions(model)), {}
+    order = torch.arange(20).flip(0).expand(2, -1)
+    attention.observers.append(lambda layer, queries, keys, *rest: seen.setdefault("keys", []).append(keys))
+    values = attention.v_proj.register_forward_hook(lambda m, a, out: seen.setdefault("values", []).append(out))
+    logits_under(model, torch.no_grad())
+    logits_under(model, exchanged_keys(model, {0: order}))
+    values.remove()
+    attention.observers.clear()
+    assert_close(seen["keys"][1], seen["keys"][0].flip(2))
+    assert_close(seen["values"][0], seen["values"][1])
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["model", "bridge"])
+def test_hooks_are_gone_afterwards_also_when_the_pass_raised(wrapped):
+    model = ri.reposition(tiny("llama"), "rope")
+    model = ri.bridge(model) if wrapped else model
+    model(TOKENS)  # a bridge attaches hooks of its own in its first pass
+    before = hooks_of(model)
+    order = torch.arange(20).expand(2, -1)
+    with (
+        pytest.raises(ZeroDivisionError),
+        exchanged_keys(model, {0: order}),
+        moved_keys(model, {1: shifted_by(order)}),
+        attention_outputs(model, lambda layer, out: 1 / 0),
+    ):
+        run_with_more_hooks_than(before, model)
+    assert hooks_of(model) == before
+    with pytest.raises(InputError, match="layer 7"), moved_keys(model, {0: shifted_by(order), 7: shifted_by(order)}):
+        pass
+    assert hooks_of(model) == before
+
+
+def test_a_bridge_and_its_model_are_perturbed_alike():
+    model = repositioned("repo")
+    order = torch.arange(20).roll(1).expand(2, -1)
+    moves = {0: shifted_by(order)}
+    expected = [logits_under(model, exchanged_keys(model, {1: order})), logits_under(model, moved_keys(model, moves))]
+    bridge = ri.bridge(model)
+    with torch.no_grad():
+        with exchanged_keys(bridge, {1: order}):
+            assert_close(bridge(TOKENS), expected[0], atol=1e-5, rtol=1e-5)
+        with moved_keys(bridge, moves):
+            assert_close(bridge(TOKENS), expected[1], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("gamma", "l_max"), [(0.0, 3), (0.1, 1), (0.5, 5), (1.0, 200)])
+def test_transposed_pairs_are_few_enough_and_near_enough(gamma, l_max):
+    movable = np.arange(1, 101)
+    order = transposed(np.random.default_rng(3), movable, 103, gamma, l_max)
+    assert_same = np.arange(103)
+    np.testing.assert_array_equal(order[order], assert_same)  # pairs
+    moved = np.flatnonzero(order != assert_same)
+    assert set(moved) <= set(movable)
+    assert np.abs(order - assert_same).max() <= l_max
+    assert len(moved) == 2 * round(gamma * 100 / 2)
+
+
+def test_a_smaller_share_moves_some_of_what_a_larger_one_moves():
+    movable = np.arange(1, 200)
+    for draw in (transposed, offset):
+        few, many = (draw(np.random.default_rng(5), movable, 200, gamma, 7) for gamma in (0.1, 0.4))
+        still = np.arange(200) if draw is transposed else np.zeros(200)
+        chosen = few != still
+        assert 0 < chosen.sum() < (many != still).sum()
+        np.testing.assert_array_equal(few[chosen], many[chosen])
+
+
+def test_offsets_are_never_zero_and_stay_within_reach():
+    moves = offset(np.random.default_rng(0), np.arange(1, 400), 400, 1.0, 4)
+    assert moves[0] == 0
+    assert set(np.abs(moves[1:])) == {1, 2, 3, 4}
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    stock = tiny("llama")
+    stock.resize_token_embeddings(TASK.vocabulary_size, mean_resizing=False)
+    return ri.reposition(stock, "repo@1")
+
+
+def test_no_perturbation_is_the_plain_model_and_the_same_seed_the_same_numbers(model):
+    prompts = TASK.prompts(5, seed=1)
+    before = hooks_of(model)
+    group = perturbation(model, TASK, prompts, KINDS, (0.3,), (2, 4), batch_size=2)
+    assert hooks_of(model) == before
+    assert group["log_perplexity"].dims == ("kind", "gamma", "l_max")
+    assert group["gamma"].values.tolist() == [0.0, 0.3]
+    plain = forced_responses(model, TASK, prompts)
+    surprise = -np.mean(np.concatenate([answer.log_probabilities for answer in plain]))
+    np.testing.assert_allclose(group["log_perplexity"].sel(gamma=0.0), surprise, rtol=1e-6)
+    np.testing.assert_allclose(group["task_score"].sel(gamma=0.0), TASK.score(plain, prompts).mean())
+    np.testing.assert_allclose(group["log_perplexity_rise"].sel(gamma=0.0), 0, atol=1e-6)
+    assert (group["moved_share"].sel(gamma=0.0) == 0).all()
+    assert (abs(group["log_perplexity"].sel(gamma=0.3) - surprise) > 1e-5).all()
+    again = perturbation(model, TASK, prompts, KINDS, (0.3,), (2, 4), batch_size=5)
+    np.testing.assert_allclose(again["log_perplexity"], group["log_perplexity"], rtol=1e-5)
+    assert all(array.attrs["long_name"] and array.attrs["units"] for array in group.data_vars.values())
+
+
+def test_answers_and_the_first_token_stay_where_they_are(model):
+    prompts = TASK.prompts(4, seed=2)
+    for kind in KINDS:
+        changed, _, moved = disturbed(model, prompts, range(4), Disturbance(kind, 1.0, 3, (0, 1, 2)))
+        for prompt, other, moves in zip(prompts, changed, moved, strict=True):
+            assert not moves[:, [0, *prompt.generated]].any()
+            assert moves.any()
+            assert sorted(other.tokens) == sorted(prompt.tokens)
+            assert (other.tokens != prompt.tokens) == (kind == "text_order")
+
+
+def test_chosen_layers_alone_are_disturbed(model):
+    prompts = TASK.prompts(3, seed=3)
+    some = perturbation(model, TASK, prompts, ("position_offset",), (1.0,), (3,), layers=(1,))
+    every = perturbation(model, TASK, prompts, ("position_offset",), (1.0,), (3,))
+    assert some.attrs["layers"] == [1]
+    assert abs(some["log_perplexity"] - every["log_perplexity"]).sel(gamma=1.0).item() > 1e-6
+
+
+def test_placing_features_elsewhere_means_nothing_without_positions(model):
+    stock = tiny("llama")
+    stock.resize_token_embeddings(TASK.vocabulary_size, mean_resizing=False)
+    nope = ri.reposition(stock, "nope")
+    group = perturbation(nope, TASK, TASK.prompts(3), ("feature_placement", "position_offset"), (1.0,), (4,))
+    np.testing.assert_allclose(group["log_perplexity_rise"], 0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("layout", "layers"), [("learned", (1, 2)), ("r2n1", (2,))])
+def test_layers_without_positions_to_move_are_refused_by_number(layout, layers):
+    """Found: nothing moved, while half of the tokens were said to have."""
+    stock = tiny("llama")
+    stock.resize_token_embeddings(TASK.vocabulary_size, mean_resizing=False)
+    model = ri.reposition(stock, layout)
+    with pytest.raises(InputError, match="position_offset moves the positions of keys, and there are none in layer"):
+        perturbation(model, TASK, TASK.prompts(3), ("text_order", "position_offset"), (1.0,), (4,), layers=layers)
+    group = perturbation(model, TASK, TASK.prompts(3), ("position_offset",), (1.0,), (4,), layers=(0, *layers))
+    assert (group["log_perplexity_rise"].sel(gamma=1.0) != 0).all()
+
+
+def test_offsets_in_the_unit_of_the_range_are_those_in_positions_for_an_index():
+    stock = tiny("llama")
+    stock.resize_token_embeddings(TASK.vocabulary_size, mean_resizing=False)
+    rope = ri.reposition(stock, "rope")
+    one, other = (
+        perturbation(rope, TASK, TASK.prompts(3), ("position_offset",), (0.5,), (4,), offset_unit=unit)
+        for unit in ("positions", "range")
+    )
+    np.testing.assert_allclose(one["log_perplexity"], other["log_perplexity"], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"kinds": ("shuffle",)}, "kinds of perturbation"),
+        ({"gammas": (1.5,)}, "share from 0 to 1"),
+        ({"l_maxes": (0,)}, "at least 1 token"),
+        ({"layers": (3,)}, "layer 3"),
+        ({"offset_unit": "feet"}, "offset_unit"),
+        ({"prompts": ()}, "no prompts"),
+    ],
+)
+def test_what_cannot_be_is_refused(model, wrong, message):
+    options = {"prompts": TASK.prompts(1), **wrong}
+    with pytest.raises(InputError, match=message):
+        perturbation(model, TASK, **options)

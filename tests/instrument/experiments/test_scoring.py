@@ -1,0 +1,337 @@
+"""Scores as a run: the same numbers as the model gives without a bridge, hooks that take part, what the command leaves, what is drawn."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose, assert_array_equal
+from task_tokenizers import tokenizer
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import repo_interp as ri
+from repo_interp import cli
+from repo_interp.analysis.score import task_of
+from repo_interp.errors import InputError, Note
+from repo_interp.experiments.responses import generated_responses
+from repo_interp.experiments.resumable_grid import OtherQuestion
+from repo_interp.experiments.task_scores import task_scores
+from repo_interp.models.checkpoints import load_model
+from repo_interp.models.provenance import identity
+from repo_interp.plots.views.task_scores import figures_of_scores, score_grid, score_table, task_perplexity
+from repo_interp.plots.views.task_scores import task_scores as draw_task_scores
+from repo_interp.shipped import zoo_path
+from repo_interp.tasks import make_task
+
+YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 256}
+
+
+def drawn(ax, gid: str):
+    """The artist of that name."""
+    return next(artist for artist in ax.get_children() if artist.get_gid() == gid)
+
+
+@pytest.fixture(scope="module")
+def bridge():
+    return ri.zoo("reversal/repo")
+
+
+@pytest.fixture(scope="module")
+def reversal(bridge):
+    return ri.score(bridge, test_sets=["5", "20", "21", "30"], count=8)
+
+
+@pytest.fixture(scope="module")
+def niah():
+    return ri.score(ri.zoo("niah/rope"), test_sets=["256", "1024"], count=12)
+
+
+def test_a_bridge_has_the_scores_of_its_model_bit_for_bit(reversal):
+    model = load_model(zoo_path("reversal/repo"))
+    alone = task_scores(model, make_task("reversal"), ["5", "20", "21", "30"], count=8)
+    assert_array_equal(reversal["scores"]["score"], alone["score"])
+    assert_array_equal(reversal["scores"]["log_perplexity"], alone["log_perplexity"])
+    assert reversal.attrs["checkpoint"] == "reversal/repo" and reversal.attrs["layout"] == "repo,repo,repo,repo"
+    assert_array_equal(reversal["scores"]["tokens"], [16, 46, 48, 66])  # <bos>, 4 words, the text, Answer:, the text
+
+
+def test_hooks_on_the_bridge_take_part_and_are_gone_after(bridge, reversal):
+    asked = {"test_sets": ["20"], "count": 8}
+    with bridge.hooks(fwd_hooks=[(f"blocks.{layer}.attn.hook_positions", lambda z, hook: 0 * z) for layer in range(4)]):
+        without = ri.score(bridge, **asked)
+    assert float(reversal["scores"]["mean_score"].sel(test_set="20")) == 1.0
+    assert float(without["scores"]["mean_score"].sel(test_set="20")) == 0.0
+    assert float(ri.score(bridge, **asked)["scores"]["mean_score"].sel(test_set="20")) == 1.0
+
+
+def test_generated_answers_of_a_bridge_are_scored_as_forced_ones(bridge):
+    forced, generated = (ri.score(bridge, test_sets=["22"], count=6, answers=kind) for kind in ("forced", "generated"))
+    assert_array_equal(forced["scores"]["score"], generated["scores"]["score"])
+
+
+def test_a_model_knows_its_task_and_other_tasks_are_asked_for_by_name(bridge):
+    assert task_of(bridge).options() == make_task("reversal").options()
+    assert task_of(bridge, longest_test=40).options()["longest_test"] == 40
+    assert task_of(bridge, "niah", "paper").options() == make_task("niah", "paper").options()
+    with pytest.raises(InputError, match=r"the task niah has \d+ tokens, the checkpoint 39; wanted a checkpoint trained on it"):
+        ri.score(bridge, "niah")
+    config = LlamaConfig(vocab_size=39, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
+    torch.manual_seed(0)
+    nameless = ri.reposition(LlamaForCausalLM(config).eval(), "rope")
+    with pytest.raises(InputError, match="the model does not say which task it was trained on; name one"):
+        ri.score(nameless)
+    assert ri.score(nameless, make_task("reversal"), ["3"], count=2)["scores"]["score"].shape == (1, 2)
+
+
+def test_a_run_of_scores_is_written_and_read_like_any_other(reversal, tmp_path):
+    ri.write_run(reversal, tmp_path / "run.nc")
+    again = ri.read_run(tmp_path / "run.nc")
+    assert_array_equal(again["scores"]["score"], reversal["scores"]["score"])
+    assert again.attrs["checkpoint_digest"] == reversal.attrs["checkpoint_digest"]
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    """A decoder as others publish it, with a tokenizer of its own."""
+    directory = tmp_path_factory.mktemp("hub")
+    given = tokenizer("byte_level_bpe")
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=len(given), initializer_range=0.5, max_position_embeddings=700, **sizes)
+    LlamaForCausalLM(config).save_pretrained(directory)
+    given.save_pretrained(directory)
+    return directory
+
+
+def test_needles_are_asked_for_in_a_checkpoints_own_tokens_and_judged_as_generated(hub):
+    bridge = ri.load(hub)
+    run = ri.score_needles(bridge, [600, 700], count=3, dialect="repo")
+    scores = run["scores"]
+    assert scores["score"].shape == (2, 3) and (scores["tokens"].values <= [600, 700]).all()
+    for row, length in enumerate((600, 700)):
+        for place, prompt in enumerate(ri.tasks.niah(bridge.tokenizer, length=length, count=3, dialect="repo", answer="none")):
+            tokens = torch.tensor([prompt.tokens])
+            for _ in range(prompt.attributes["new_tokens"]):  # slow: no cache, one by one
+                logits = bridge.original_model(tokens, use_cache=False).logits
+                tokens = torch.cat((tokens, logits[:, -1:].argmax(-1)), dim=1)
+            said = bridge.tokenizer.decode(tokens[0, len(prompt.tokens) :], skip_special_tokens=True)
+            assert scores["score"].values[row, place] == ri.tasks.niah_score([said], [prompt]) / 100
+    assert scores["score_map"].dims == ("depth", "length")
+    assert [name for name, _ in figures_of_scores(run)] == ["scores", "score_map"]
+
+
+def test_what_a_store_keeps_of_needles_is_of_the_same_haystack(hub, tmp_path):
+    """A text that goes on otherwise behind the words of the shortest prompt is another question, too."""
+    essay, asked = tmp_path / "essay.txt", {"lengths": [500, 700], "variant": "single_2", "count": 1, "store": tmp_path / "store"}
+    shared = "The dog ran away. " * 25
+    essay.write_text(shared + "The cat sat. " * 90)
+    ri.score_needles(ri.load(hub), essay=essay, **asked)
+    essay.write_text(shared + "A bird flew. " * 90)
+    with pytest.warns(Note, match="keeps finished parts of another question"):
+        ri.score_needles(ri.load(hub), essay=essay, **asked)
+
+
+def test_several_needles_have_no_one_depth_and_so_no_map(hub):
+    run = ri.score_needles(ri.load(hub), [700], variant="multivalue", count=2)
+    assert "score_map" not in run["scores"] and set(np.unique(run["scores"]["score"])) <= {0.0, 0.25, 0.5, 0.75, 1.0}
+    with pytest.raises(InputError, match="tokens"):
+        ri.score_needles(ri.load(hub), [20], count=1)
+
+
+def test_the_command_asks_any_checkpoint_for_needles(hub, tmp_path, capsys):
+    words = [
+        "score",
+        str(hub),
+        "ruler",
+        "--test-sets",
+        "600",
+        "--count",
+        "2",
+        "--set",
+        "dialect=repo",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    assert cli.main(words) == 0
+    assert "on ruler" in capsys.readouterr().out
+    for more, said in (
+        (["--answers", "forced"], "ruler has no sizes, and its answers are always generated"),
+        (["--test-sets", "long"], "ruler's test sets are lengths in tokens, such as 4096; got 'long'"),
+        (["--set", "colour=red"], "ruler has no option 'colour'; it has variant, dialect, essay, depth"),
+    ):
+        assert cli.main(["score", str(hub), "ruler", *more, "--out", str(tmp_path / "none")]) == 2
+        assert said in capsys.readouterr().err
+    assert cli.main(["score", str(hub), "--out", str(tmp_path / "none")]) == 2
+    assert "does not say which task it was trained on; name one, or ruler" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
+
+
+def test_dots_are_means_bars_their_errors_and_the_dotted_line_is_where_training_ends(reversal):
+    ax = draw_task_scores(reversal).axes[0]
+    scores = reversal["scores"]
+    assert_allclose(drawn(ax, "score reversal/repo").get_xdata(), [5, 20, 21, 30])
+    assert_allclose(drawn(ax, "score reversal/repo").get_ydata(), scores["mean_score"])
+    bars = np.array(drawn(ax, "error reversal/repo").get_segments())
+    assert_allclose(bars[:, 1, 1] - bars[:, 0, 1], 2 * scores["standard_error"], atol=1e-12)
+    assert drawn(ax, "training length").get_xdata()[0] == 20
+    assert (
+        ax.get_xlabel() == "length (words)" and ax.get_title() == "" and ax.get_title(loc="left") == "reversal/repo on reversal"
+    )
+
+
+def test_the_map_writes_per_cent_and_only_where_a_task_has_two_axes(niah, reversal):
+    values = niah["scores"]["score_map"]
+    texts = {text.get_position(): text.get_text() for text in score_grid(niah).axes[0].texts}
+    assert len(texts) == int(np.isfinite(values).sum())
+    assert all(texts[column, row] == f"{100 * values.values[row, column]:.0f}" for column, row in texts)
+    with pytest.raises(InputError, match="two axes"):
+        score_grid(reversal)
+
+
+def test_perplexity_is_drawn_for_tasks_in_nats_alone(niah):
+    run = ri.score(ri.zoo("language/rope"), test_sets=["256", "512"], count=3)
+    scores = run["scores"]
+    assert scores["mean_score"].attrs["units"] == "nat"
+    line = drawn(task_perplexity(run).axes[0], "perplexity language/rope").get_ydata()
+    assert_allclose(line, np.exp(scores["mean_score"]))
+    assert [name for name, _ in figures_of_scores(run)] == ["scores", "perplexity_by_length"]
+    assert [name for name, _ in figures_of_scores(niah)] == ["scores", "score_map"]
+    with pytest.raises(InputError, match="scored in nats"):
+        task_perplexity(niah)
+
+
+def test_named_test_sets_are_places_side_by_side():
+    run = ri.score(ri.zoo("flip_flop/cope"), test_sets=["in_distribution", "dense"], count=3)
+    ax = draw_task_scores(run).axes[0]
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["in_distribution", "dense"]
+
+
+def test_the_table_has_a_row_a_test_set_and_says_what_was_asked(reversal):
+    table = score_table(reversal)
+    assert table.columns == ("test set", "exact match", "standard error", "perplexity of the targets", "longest prompt (tokens)")
+    assert [row[0] for row in table.rows] == ["5", "20", "21", "30"]
+    assert [row[1] for row in table.rows] == reversal["scores"]["mean_score"].values.tolist()
+    assert table.note == "seed 0, 8 prompts of each set, answers forced."
+    assert table in ri.plots.tables(reversal)
+
+
+def test_the_command_leaves_run_page_and_figures_twice_the_same(tmp_path, capsys):
+    first, second = tmp_path / "first", tmp_path / "second"
+    for out in (first, second):
+        assert cli.main(["score", "niah/rope", "--test-sets", "256", "--count", "4", "--out", str(out)]) == 0
+    assert "niah/rope on niah" in capsys.readouterr().out
+    files = sorted(str(file.relative_to(first)) for file in first.rglob("*") if file.is_file())
+    figures = [f"figures/{name}.{kind}" for name in ("score_map", "scores") for kind in ("pdf", "png", "svg")]
+    assert files == [*figures, "report.html", "run.nc"]
+    assert all((first / name).read_bytes() == (second / name).read_bytes() for name in files)
+    assert '<section id="scores"' in (first / "report.html").read_text(encoding="utf-8")
+
+    assert cli.main(["score", "niah/rope", "--test-sets", "256", "--out", str(first)]) == 2
+    assert "holds results already; give another --out, or --overwrite" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--test-sets", "many"], "wanted a test set named by"),
+        (["reversal"], "wanted a checkpoint trained on it"),
+        (["--scaling", "yarn"], "wanted yarn:FACTOR or linear:FACTOR"),
+        (["--set", "colour=3"], "colour"),
+    ],
+)
+def test_bad_input_is_one_line_and_nothing_is_left(words, said, tmp_path, capsys):
+    assert cli.main(["score", "niah/rope", *words, "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert said in error and len(error.strip().splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_says_which_prompts_each_test_set_had_and_no_path():
+    """Found: an absolute path to the tokenizer stood in the run file."""
+    asked = {"test_sets": ["256", "512"], "count": 2}
+    rope, repo = (ri.score(ri.zoo(name), **asked)["scores"] for name in ("language/rope", "language/repo"))
+    assert (
+        rope["prompts_digest"].values.tolist() == repo["prompts_digest"].values.tolist()
+        and len(set(rope["prompts_digest"].values)) == 2
+    )
+    others = ri.score(ri.zoo("language/rope"), **asked, seed=1)["scores"]
+    assert not (others["prompts_digest"] == rope["prompts_digest"]).any()
+    assert rope.attrs["task_tokenizer_file"] == "tokenizer.json"
+    assert not [name for name, value in rope.attrs.items() if str(value).startswith("/")]
+
+
+def test_what_a_store_keeps_is_of_the_model_as_it_computes_now(tmp_path, bridge):
+    """No name says that an intervention is under way or that weights were edited."""
+    asked = {"test_sets": ["5"], "count": 4, "store": tmp_path}
+    plain = ri.score(bridge, **asked)
+    with ri.interventions.frozen(bridge), pytest.warns(OtherQuestion, match="another question"):
+        frozen = ri.score(bridge, **asked)
+    assert float(plain["scores"]["mean_score"][0]) == 1 and float(frozen["scores"]["mean_score"][0]) < 1
+    with pytest.warns(OtherQuestion, match="another question"):
+        again = ri.score(bridge, **asked)
+    assert_array_equal(again["scores"]["log_perplexity"], plain["scores"]["log_perplexity"])
+
+
+def test_answers_are_read_in_the_order_of_the_text():
+    task = make_task("reversal")
+    model, prompts = load_model(zoo_path("reversal/repo")), task.prompts(4, 0, "3")
+    turned = [replace(prompt, generated=prompt.generated[::-1]) for prompt in prompts]
+    assert [task.targets(prompt) for prompt in turned] == [task.targets(prompt) for prompt in prompts]
+    assert task.score(generated_responses(model, task, turned), turned).tolist() == [1, 1, 1, 1]
+
+
+def test_runs_of_a_scaled_model_say_so():
+    plain, scaled = (ri.load(zoo_path("niah/rope"), **given) for given in ({}, {"rope_scaling": YARN}))
+    assert "scaling" not in identity(plain) and identity(scaled)["scaling"] == "yarn 2.0"
+
+
+def test_test_sets_are_named_by_one_or_several_numbers_or_texts_each_once(bridge):
+    for one in ("12", 12, [12], ("012",)):
+        assert ri.score(bridge, test_sets=one, count=2)["scores"]["test_set"].values.tolist() == ["12"]
+    for none in ([], [3, "03"]):
+        with pytest.raises(InputError, match=r"^test sets: (none was given|3 was asked for twice)"):
+            ri.score(bridge, test_sets=none, count=2)
+
+
+@pytest.mark.parametrize("lengths", [["x"], [1.5], 300.5, [], [300, 300]])
+def test_lengths_of_needles_are_whole_numbers_each_once(lengths):
+    with pytest.raises(InputError, match="number"):
+        ri.score_needles(ri.zoo("language/rope"), lengths, count=1)
+
+
+def test_text_that_is_scored_by_its_perplexity_is_not_generated():
+    with pytest.raises(InputError, match="language is scored by the log perplexity of its text, so nothing is generated"):
+        ri.score(ri.zoo("language/rope"), test_sets=["256"], count=2, answers="generated")
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"count": "all"}, "wanted at least one prompt, got 'all'; ask for 1 or more"),
+        ({"count": None}, "wanted at least one prompt, got None"),
+        ({"count": 2.5}, "wanted at least one prompt, got 2.5"),
+        ({"seed": "zero"}, "wanted a seed of 0 or more, got 'zero'"),
+        ({"seed": 1.5}, "wanted a seed of 0 or more, got 1.5"),
+        ({"test_sets": object()}, "wanted a test set named by the number of words"),
+    ],
+)
+def test_counts_seeds_and_test_sets_of_another_kind_are_refused(given, line):
+    with pytest.raises(InputError, match=line):
+        ri.score(ri.zoo("reversal/repo"), **{"test_sets": ["3"], "count": 1} | given)
+    if "test_sets" not in given:
+        with pytest.raises(InputError, match=line):
+            make_task("reversal").prompts(**{"count": 1} | given)
+        with pytest.raises(InputError, match=line):
+            ri.tasks.niah(ri.zoo("language/rope").tokenizer, **{"length": 1024, "count": 1} | given)
+
+
+def test_a_length_or_a_depth_that_is_no_number_is_refused():
+    tokenizer = ri.zoo("language/rope").tokenizer
+    for given, line in (
+        ({"length": "x"}, "length is 'x'; wanted a whole number"),
+        ({"depth": "x"}, "wanted a depth of 0 to 100"),
+    ):
+        with pytest.raises(InputError, match=line):
+            ri.tasks.niah(tokenizer, **{"length": 1024, "count": 1} | given)

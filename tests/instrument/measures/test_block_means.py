@@ -1,0 +1,153 @@
+"""Block means of maps: equal to the dense maps, whatever the heads share, mask or add; no n x n is made."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from attention_inputs import CASES, PADDED, random_inputs
+from families import tiny
+from torch.testing import assert_close
+
+import repo_interp as ri
+from repo_interp.errors import InputError
+from repo_interp.inputs import select_prompts
+from repo_interp.measures.fake_distance import last_queries
+from repo_interp.measures.kernels.block_means import block_size, fake_block_means, logit_block_means
+from repo_interp.measures.maps import Maps
+from repo_interp.measures.statistics import merge
+from repo_interp.tasks.prompt import Prompt
+
+
+def dense_means(logits, size):
+    """Of a dense map [prompt, head, query, key] with -inf where nothing is seen."""
+    blocks = math.ceil(logits.shape[-1] / size)
+    means = torch.full((*logits.shape[:2], blocks, blocks), torch.nan, dtype=torch.float64)
+    for prompt, head, row, column in np.ndindex(means.shape):
+        block = logits[prompt, head, row * size : (row + 1) * size, column * size : (column + 1) * size]
+        if torch.isfinite(block).any():
+            means[prompt, head, row, column] = block[torch.isfinite(block)].mean()
+    return means
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("size", [1, 4, 5, 24, 30])
+def test_block_means_are_those_of_the_dense_map(case, size):
+    inputs = random_inputs(**CASES[case])
+    expected = dense_means(inputs.logits(torch.arange(24)), size)
+    assert_close(logit_block_means(inputs, size), expected, atol=1e-10, rtol=1e-10, equal_nan=True)
+
+
+@pytest.mark.parametrize("added", ["softcap", "bias"])
+def test_maps_that_are_no_dot_product_too(added):
+    inputs = random_inputs(valid=PADDED)
+    if added == "softcap":
+        inputs = replace(inputs, softcap=0.7)
+    else:
+        bias = torch.randn(2, 4, 24, 24, dtype=torch.float64)
+        inputs = replace(inputs, position_logits=lambda rows: bias[:, :, rows])
+    expected = dense_means(inputs.logits(torch.arange(24)), 5)
+    assert_close(logit_block_means(inputs, 5), expected, atol=1e-10, rtol=1e-10, equal_nan=True)
+
+
+def test_large_means_do_not_drown_differences_in_float32():
+    inputs = random_inputs(scheme="nope", tokens=200, dtype=torch.float32)
+    inputs = replace(inputs, keys=inputs.keys + 300)
+    exact = replace(inputs, queries=inputs.queries.double(), keys=inputs.keys.double())
+    expected = dense_means(exact.logits(torch.arange(200)), 16)
+    assert_close(logit_block_means(inputs, 16), expected, atol=1e-8, rtol=1e-10, equal_nan=True)
+
+
+def dense_fake(query, keys, frequencies, bias):
+    count = keys.shape[1]
+    turned = torch.complex(*query.chunk(2, -1))[:, None] * torch.polar(
+        torch.ones(1, dtype=torch.float64), torch.arange(count)[:, None] * frequencies
+    )
+    keys = torch.complex(*keys.repeat_interleave(len(query) // len(keys), 0).chunk(2, -1))
+    return torch.einsum("hdr,hjr->hdj", turned, keys.conj()).real + bias[..., None]
+
+
+@pytest.mark.parametrize("size", [1, 7, 24])
+def test_fake_block_means_are_those_of_the_dense_fake_map(size):
+    inputs = random_inputs(kv_heads=2)
+    query, bias = last_queries(inputs, 1)[0][0, :, 0], torch.randn(4, 24, dtype=torch.float64)
+    found = fake_block_means(query, inputs.keys[0], inputs.frequencies, bias, size)
+    expected = dense_means(dense_fake(query, inputs.keys[0], inputs.frequencies, bias)[None], size)[0]
+    assert_close(found, expected, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize(("tokens", "side", "size"), [(10, 192, 1), (192, 192, 1), (193, 192, 2), (16384, 192, 86)])
+def test_blocks_are_as_small_as_the_side_allows(tokens, side, size):
+    assert block_size(tokens, side) == size
+    assert math.ceil(tokens / size) <= side
+
+
+def test_the_measure_keeps_the_first_prompt_whatever_the_batches():
+    both = random_inputs(prompts=3, kv_heads=2)
+    measure = Maps(side=6)
+    together = measure.conclude(merge([measure.observe(both, {})]))
+    parts = [select_prompts(both, chosen) for chosen in (slice(1, 3), slice(0, 1))]
+    apart = measure.conclude(merge([measure.observe(part, {}) for part in parts]))
+    for name in ("logit_map", "fake_map", "block_size"):
+        np.testing.assert_array_equal(apart[name].values, together[name].values)
+    assert together["logit_map"].dims == ("layer", "head", "query_block", "key_block")
+    assert together["key_block"].values.tolist() == [0, 4, 8, 12, 16, 20]
+    assert together["block_size"].item() == 4
+    query = last_queries(both, 1)[0][0, :, 0]
+    dense = dense_means(dense_fake(query, both.keys[0], both.frequencies, torch.zeros(4, 24))[None], 4)[0]
+    np.testing.assert_allclose(together["fake_map"].values[0], dense, rtol=1e-5, atol=1e-5)
+    with pytest.raises(InputError, match=r"maps\.side is 0; wanted a whole number from 1"):
+        Maps(side=0)
+
+
+@pytest.mark.parametrize("scheme", ["rope", "nope", "repo", "alibi"])
+def test_analyze_writes_maps(scheme, tmp_path):
+    bridge = ri.bridge(ri.reposition(tiny("qwen3"), scheme))
+    prompts = [Prompt(tokens=tuple(range(3, 40))), Prompt(tokens=tuple(range(3, 60)))]
+    run = ri.analyze(bridge, prompts, measures=(Maps(side=10),), batch_size=2)
+    group = run["maps"]
+    assert group["logit_map"].shape == (3, 4, 10, 10)
+    assert np.isnan(group["logit_map"].values[..., 0, 1]).all()
+    assert np.isfinite(group["fake_map"].values).all()
+    if scheme == "nope":  # the same at every distance
+        np.testing.assert_allclose(
+            group["fake_map"].values, group["fake_map"].values[:, :, :1] + 0 * group["fake_map"].values, rtol=1e-6
+        )
+
+
+def test_maps_of_chosen_heads_stand_beside_the_measures_of_all():
+    bridge = ri.bridge(ri.reposition(tiny("qwen3"), "repo"))
+    prompts = [Prompt(tokens=tuple(range(3, 40))), Prompt(tokens=tuple(range(3, 60)))]
+    everywhere = ri.analyze(bridge, prompts, measures=(Maps(side=10), "positions"), batch_size=2)
+    run = ri.analyze(
+        bridge, prompts, measures=(Maps(side=10, heads=("2:1-2", "0:3", "2:2")), "positions"), heads=(0, 1), batch_size=2
+    )
+    assert run["positions"].sizes["head"] == 2 and run["positions"].sizes["layer"] == 3
+    kept = run["maps"]["logit_map"]
+    assert kept["layer"].values.tolist() == [0, 2] and kept["head"].values.tolist() == [1, 2, 3]
+    there = kept.notnull().any(("query_block", "key_block"))
+    chosen = {(int(kept["layer"][layer]), int(kept["head"][head])) for layer, head in zip(*np.nonzero(there.values), strict=True)}
+    assert chosen == {(2, 1), (2, 2), (0, 3)}
+    for name in ("logit_map", "fake_map"):
+        for layer, head in chosen:
+            one, other = (each["maps"][name].sel(layer=layer, head=head) for each in (run, everywhere))
+            np.testing.assert_allclose(one.values, other.values, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"heads": ("2:1", "9:0")}, "maps was asked for in layer 9; the layers that are measured: 0, 1, 2"),
+        ({"heads": ("1:0-4",)}, "maps in layer 1: head 4 was asked for; the model's are 0 to 3"),
+    ],
+)
+def test_maps_of_heads_that_are_not_there_are_refused(given, said):
+    bridge = ri.bridge(ri.reposition(tiny("qwen3"), "repo"))
+    with pytest.raises(InputError, match=re.escape(said)):
+        ri.analyze(bridge, [Prompt(tokens=(1, 2, 3, 4))], measures=(Maps(**given),))
+    with pytest.raises(InputError, match="LAYERS:HEADS, such as 5:0-3, not '5'"):
+        Maps(heads=("5",))

@@ -1,0 +1,382 @@
+"""gates: what CoPE counts and where position alone attends - closed forms, a slow reference, every variant captured, the official code."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import places
+import pytest
+import torch
+from attention_inputs import cope_inputs, random_inputs
+from families import tiny
+from numpy.testing import assert_allclose, assert_array_equal
+from torch.testing import assert_close
+
+import repo_interp as ri
+from repo_interp.errors import InputError
+from repo_interp.inputs import select_heads, select_prompts
+from repo_interp.measures import gates as measure
+from repo_interp.measures.gates import Gates
+from repo_interp.measures.kernels.gate_sums import (
+    attention_from_position,
+    gate_sums,
+    gates_of_rows,
+    last_segment_sums,
+    position_map,
+)
+from repo_interp.models.capture import capture
+from repo_interp.models.reposition import attentions
+from repo_interp.run import read_run, write_run
+from repo_interp.tasks.prompt import Prompt
+from repo_interp.tasks.prompt.structure import KINDS
+
+OFFICIAL = places.OFFICIAL / "cope"
+ROWS = torch.arange(24)
+
+
+def marked(inputs, kind="lines", starts=(), separators=()):
+    """Spans as analyze hands them, the same in every prompt."""
+    mask = torch.zeros_like(inputs.valid)
+    spans = {"separator": mask.clone(), f"segments.{kind}": inputs.valid, f"segments.{kind}.starts": mask.clone()}
+    spans["separator"][:, list(separators)] = True
+    spans[f"segments.{kind}.starts"][:, [0, *starts]] = True
+    return spans
+
+
+def concluded(inputs, spans, **options):
+    asked = Gates(**options)
+    return asked.conclude(asked.observe(inputs, spans)).sel(layer=inputs.layer)
+
+
+def counting(where, tokens=24, heads=4):
+    """Inputs whose gates are open at `where` and shut elsewhere, and whose position logits prefer position 0 by far."""
+    features = torch.full((2, 2, tokens, 8), -40.0, dtype=torch.float64)
+    features[:, :, list(where)] = 40.0
+    queries = torch.ones(2, heads, tokens, 8, dtype=torch.float64)
+    weight = torch.zeros(9, 8, dtype=torch.float64)
+    weight[0] = 10.0
+    return cope_inputs(queries=queries, gate_features=features, weight=weight, heads=heads, tokens=tokens)
+
+
+# closed forms ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_gates_are_half_where_queries_say_nothing():
+    group = concluded(cope_inputs(queries=torch.zeros(2, 4, 24, 8, dtype=torch.float64)), {})
+    assert_allclose(group["gate_by_token"], 0.5)
+    assert_allclose(group["gate_sum"].sel(prompt=1, head=3), (np.arange(24) + 1) / 2)
+    assert_allclose(group["counted"].sel(prompt=1, head=3), np.minimum((np.arange(24) + 1) / 2, 8))
+    assert group["largest_position"] == 8
+
+
+def test_equal_gates_give_separators_no_more_than_their_share_of_the_pairs():
+    inputs = cope_inputs(queries=torch.zeros(2, 4, 24, 8, dtype=torch.float64))
+    group = concluded(inputs, marked(inputs, separators=(5, 11)))
+    assert_allclose(group["separator_share"], (19 + 13) / 300)
+    assert_allclose(group["separator_share_even"], (19 + 13) / 300)
+    assert_allclose(group["separator_gate"], 0.5)
+    assert_allclose(group["other_gate"], 0.5)
+
+
+def test_a_head_that_counts_separators_is_seen_to():
+    inputs = counting((5, 11, 17))
+    group = concluded(inputs, marked(inputs, separators=(5, 11, 17)), draws=30)
+    assert_allclose(group["separator_share"], 1)
+    assert_allclose(group["gate_by_token"].sel(key=[5, 11, 17]), 1)
+    assert_allclose(group["gate_by_token"].sel(key=[0, 6, 23]), 0, atol=1e-12)
+    assert_allclose(group["counted"].sel(query=[4, 5, 16, 17, 23])[0, 0], [0, 1, 2, 3, 3], atol=1e-9)
+    assert_allclose(group["separator_share_chance"], 1 / 31)
+    assert (group["separator_share_shuffled"] < 0.5).all()
+    assert_array_equal(group["separator"].sum("key"), 3)
+
+
+def test_a_head_that_counts_something_else_is_not():
+    inputs = counting((2, 8, 14))
+    group = concluded(inputs, marked(inputs, separators=(5, 11, 17)))
+    assert_allclose(group["separator_share"], 0, atol=1e-12)
+    assert_allclose(group["separator_share_chance"], 1)
+
+
+def test_attention_to_position_zero_stays_in_the_last_segment():
+    """Tokens behind an open gate are at position 0; the separator itself, which ends the segment before, is at 1."""
+    inputs = counting((5, 11, 17, 23))
+    group = concluded(inputs, marked(inputs, starts=(6, 12, 18)), kinds=("lines", "blocks"), draws=30)
+    lines = group.sel(kind="lines")
+    # a query that is itself a separator has its whole line at position 1, and nothing at 0
+    even = np.mean([(i % 6 + 1) / (i + 1) for i in range(6, 24)])
+    expected = np.mean([(i % 6 + 1) / (i + 1) if i % 6 == 5 else 1 for i in range(6, 24)])
+    assert_allclose(lines["last_segment_mass"], expected, atol=1e-9)
+    assert_allclose(lines["last_segment_even"], even)
+    assert (lines["last_segment_shuffled"] < 0.85 * expected).all() and (lines["last_segment_shuffled"] > 1.2 * even).all()
+    assert (lines["last_segment_queries"] == 18).all()
+    assert np.isnan(group["last_segment_mass"].sel(kind="blocks")).all()
+
+
+def test_even_attention_stays_no_more_than_even():
+    inputs = cope_inputs(weight=torch.zeros(9, 8, dtype=torch.float64))
+    group = concluded(inputs, marked(inputs, starts=(7, 12)))
+    assert_allclose(
+        group["last_segment_mass"].sel(kind="lines"),
+        np.broadcast_to(group["last_segment_even"].sel(kind="lines").values[:, None], (2, 4)),
+    )
+
+
+def test_preferring_what_is_near_is_no_better_than_shuffled_segments():
+    """ALiBi stays in the last line more than even attention does, and as much in lines of the same lengths put elsewhere."""
+    inputs = random_inputs(scheme="nope", tokens=60)
+    distance = (torch.arange(60)[:, None] - torch.arange(60)).double()
+    inputs = replace(inputs, scheme="alibi", position_logits=lambda rows: -0.3 * distance[rows].expand(1, 4, -1, -1))
+    group = concluded(inputs, marked(inputs, starts=range(6, 60, 6)), kinds=("lines",), draws=100)
+    assert (group["last_segment_mass"] > 3 * group["last_segment_even"]).all()
+    assert_allclose(group["last_segment_mass"], group["last_segment_shuffled"], rtol=0.03)
+    assert np.isnan(group["gate_by_token"]).all() and np.isnan(group["separator_share"]).all()
+
+
+def test_a_layer_without_gates_or_position_logits_is_nan():
+    group = concluded(random_inputs(scheme="repo"), marked(random_inputs(), starts=(4,), separators=(3,)), maps=2)
+    for name in ("gate_by_token", "counted", "separator_share", "last_segment_mass", "largest_position", "position_attention"):
+        assert np.isnan(group[name]).all(), name
+    with pytest.raises(ValueError, match="no gates"):
+        gates_of_rows(random_inputs(), ROWS)
+    with pytest.raises(ValueError, match="no position logits"):
+        attention_from_position(random_inputs(), ROWS)
+
+
+# slow references ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("window", [None, 7])
+def test_everything_equals_the_pair_by_pair_sums(window):
+    valid = torch.ones(2, 24, dtype=torch.bool)
+    valid[1, :3] = False  # padding on the left
+    inputs = cope_inputs(p_max=4, valid=valid, window=window)
+    spans = marked(inputs, starts=(9, 14, 20), separators=(8, 13))
+    found = concluded(inputs, spans, maps=1)
+    for prompt, head in ((0, 1), (1, 3)):
+        gate, logit = np.zeros((24, 24)), np.full((24, 24), -np.inf)
+        for i in range(24):
+            for j in range(i + 1):
+                if valid[prompt, i] and valid[prompt, j] and (window is None or i - j < window):
+                    score = float(inputs.queries[prompt, head, i] @ inputs.keys[prompt, head // 2, j]) * inputs.logit_scale
+                    gate[i, j] = 1 / (1 + math.exp(-score))
+        added = inputs.position_logits(ROWS)[prompt, head].numpy()
+        logit[gate > 0] = added[gate > 0]
+        here = found.sel(prompt=prompt, head=head)
+        kept = valid[prompt].numpy()
+        assert_allclose(here["gate_by_token"][kept], gate.sum(0)[kept] / (gate > 0).sum(0)[kept], rtol=1e-5)
+        assert_allclose(here["gate_sum"][kept], gate.sum(1)[kept], rtol=1e-5)
+        assert_allclose(here["counted"][kept], np.minimum(gate.sum(1), 3)[kept], rtol=1e-5)
+        assert np.isnan(here["gate_sum"][~kept]).all() and (here["separator"][~kept] == -1).all()
+        assert_allclose(here["separator_share"], gate[:, [8, 13]].sum() / gate.sum())
+        assert_allclose(here["separator_share_even"], (gate > 0)[:, [8, 13]].sum() / (gate > 0).sum())
+        masses, evens = [], []
+        for i in range(9, 24):
+            weights = np.exp(logit[i] - logit[i].max())
+            start = max(edge for edge in (9, 14, 20) if edge <= i)
+            masses.append(weights[start:].sum() / weights.sum())
+            evens.append((gate[i, start:] > 0).sum() / (gate[i] > 0).sum())
+            if prompt == 0:
+                row = here["position_attention"].sel(query=i).values
+                assert_allclose(row[gate[i] > 0], (weights / weights.max())[gate[i] > 0], rtol=1e-5)
+                assert np.isnan(row[gate[i] == 0]).all()
+        assert_allclose(here["last_segment_mass"].sel(kind="lines"), np.mean(masses), rtol=1e-6)
+        assert_allclose(here["last_segment_even"].sel(kind="lines"), np.mean(evens), rtol=1e-9)
+    assert np.isnan(found["position_attention"].sel(prompt=1)).all()
+
+
+def test_blocks_of_rows_do_not_matter():
+    inputs = cope_inputs()
+    whole, by_row = gate_sums(inputs), gate_sums(inputs, memory=1)
+    assert_close(by_row.by_key, whole.by_key)
+    assert_close(by_row.by_query, whole.by_query)
+    assert_array_equal(by_row.queries, whole.queries)
+    first = torch.randint(0, 24, (2, 3, 24)).minimum(ROWS)
+    arguments = (inputs, first, torch.ones_like(first, dtype=torch.bool))
+    for one, other in zip(last_segment_sums(*arguments), last_segment_sums(*arguments, memory=1), strict=True):
+        assert_close(one, other)
+
+
+def test_official_positions_are_the_sums_of_the_gates():
+    arrays = np.load(OFFICIAL / "cope.npz")
+    tensors = {name: torch.as_tensor(arrays[name]) for name in ("q", "k", "pos", "bias")}
+    inputs = replace(
+        random_inputs(prompts=2, heads=3, kv_heads=3, tokens=48, scheme="nope", dtype=torch.float32),
+        queries=tensors["q"],
+        keys=tensors["k"],
+        gate_features=tensors["k"],
+        largest_position=float(arrays["max_cope_length"]) - 1,
+        position_logits=lambda rows: tensors["bias"][:, :, rows],
+    )
+    group = concluded(inputs, {}, maps=2)
+    assert_allclose(group["counted"], tensors["pos"][..., 0], atol=1e-5)
+    masked = tensors["bias"].masked_fill(torch.ones(48, 48).triu(1).bool(), -torch.inf)
+    expected = torch.softmax(masked, -1) / torch.softmax(masked, -1).amax(-1, keepdim=True)
+    assert_allclose(np.nan_to_num(group["position_attention"]), expected, atol=1e-5)
+
+
+# capture, every variant -----------------------------------------------------------------------------------------------------------
+
+VARIANTS = [
+    (layout, options)
+    for layout, options in (
+        ("cope", {}),
+        ("cope", {"gates": "values"}),
+        ("cope", {"gates": "separate_keys", "p_max": 5}),
+        ("cope", {"gates": "separate_keys", "map": "model"}),
+        ("cope_mlp", {"gates": "separate_keys"}),
+        ("cope_alibi", {"gates": "values", "map": "model"}),
+        ("cope_rope", {"gates": "separate_keys"}),
+    )
+]
+TOKENS = torch.randint(3, 64, (2, 20), generator=torch.Generator().manual_seed(1))
+
+
+def awake(layout, options, family="llama"):
+    """A random CoPE model whose maps are not zero."""
+    torch.manual_seed(0)
+    model = ri.reposition(tiny(family), layout, **options)
+    generator = torch.Generator().manual_seed(3)
+    for attention in attentions(model):
+        for name, parameter in attention.position_logits.named_parameters():
+            parameter.data = torch.randn(parameter.shape, generator=generator) * (0.5 if "map" in name else 0.2)
+    return model
+
+
+@pytest.mark.parametrize("padding", ["none", "left"])
+@pytest.mark.parametrize(("layout", "options"), VARIANTS)
+@torch.no_grad()
+def test_capture_hands_over_what_the_gates_of_each_variant_look_at(layout, options, padding):
+    model = awake(layout, options)
+    hidden, seen, called = {}, [], []
+    tokens, valid = TOKENS, torch.ones(2, 20, dtype=torch.bool)
+    if padding == "left":
+        valid[1, :4] = False
+    handles = []
+    for attention in attentions(model):
+
+        def note(module, args, kwargs):
+            hidden[module.layer_idx] = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+
+        handles.append(attention.register_forward_pre_hook(note, with_kwargs=True))
+        handles.append(attention.position_logits.register_forward_hook(lambda module, args, result: called.append(result)))
+    capture(model, tokens, valid, torch.arange(2), seen.append)
+    for handle in handles:
+        handle.remove()
+    in_pass = [result for result in called if result.shape[2]]  # without those asked for no row
+    for inputs, attention, added in zip(seen, attentions(model), in_pass, strict=True):
+        h = hidden[inputs.layer]
+        source = options.get("gates", "keys")
+        if source == "separate_keys":
+            expected = attention.position_logits.gate_projection(h)
+        else:
+            expected = attention.v_proj(h) if source == "values" else attention.k_proj(h)
+        assert_close(inputs.gate_features, expected.view(2, 20, 2, 8).transpose(1, 2))
+        rows = torch.arange(20)
+        gates = gates_of_rows(inputs, rows)
+        positions = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=inputs.largest_position)
+        assert inputs.largest_position == (math.inf if layout in ("cope_mlp", "cope_alibi") else options.get("p_max", 128) - 1)
+        by_map = attention.position_logits.position_map(inputs.queries, positions)
+        visible = inputs.visible(rows)[:, None].expand_as(gates)
+        assert_close(by_map[visible], added[visible], atol=1e-5, rtol=1e-5)
+        assert_close(inputs.position_logits(rows)[visible], added[visible], atol=1e-5, rtol=1e-5)
+        assert not attention.position_logits._forward_pre_hooks
+
+
+def test_a_layer_that_counts_nothing_has_no_gate_features():
+    seen = []
+    capture(ri.reposition(tiny("llama"), "rope,kerple,repo"), TOKENS, torch.ones(2, 20).bool(), torch.arange(2), seen.append)
+    assert [inputs.gate_features for inputs in seen] == [None] * 3
+
+
+def test_values_that_are_not_finite_are_named():
+    model = awake("cope", {"gates": "values"})
+    next(attentions(model)).v_proj.weight.data[0, 0] = math.nan
+    with pytest.raises(InputError, match="gate_features of layer 0, key-value head 0 in prompt 0 are NaN or infinite"):
+        capture(model, TOKENS, torch.ones(2, 20).bool(), torch.arange(2), lambda inputs: None)
+
+
+def test_bfloat16_gates_are_counted_in_float32():
+    seen = []
+    model = awake("cope", {"gates": "separate_keys"}).to(torch.bfloat16)
+    capture(model, TOKENS, torch.ones(2, 20).bool(), torch.arange(2), seen.append)
+    assert seen[0].gate_features.dtype == torch.float32
+    assert gates_of_rows(seen[0], torch.arange(20)).dtype == torch.float32
+
+
+# through analyze ------------------------------------------------------------------------------------------------------------------
+
+WORDS = ["Some", " words", " here", ".", " More", " words", "\n", "New", " line", "\n\n", "A", " paragraph", ".", " End", "."]
+
+
+def prompts():
+    generator = np.random.default_rng(0)
+    return [
+        Prompt(tuple(generator.integers(3, 64, length).tolist()), token_text=tuple((WORDS * 2)[:length]))
+        for length in (30, 22, 26)
+    ]
+
+
+def analysed(measure=None, **options):
+    wrapped = ri.bridge(
+        awake("rope,cope,nope".replace("rope", "cope_rope").replace("nope", "cope_alibi"), {"gates": "separate_keys"})
+    )
+    return ri.analyze(wrapped, prompts(), measures=(measure or Gates(maps=1),), **options)
+
+
+def test_the_run_file_keeps_the_group(tmp_path):
+    run = analysed(batch_size=2)
+    write_run(run, tmp_path / "run.nc")
+    group = read_run(tmp_path / "run.nc")["gates"].to_dataset()
+    assert group["gate_by_token"].dims == ("prompt", "layer", "head", "key") and group["gate_by_token"].shape == (3, 3, 4, 30)
+    assert group["counted"].dims == ("prompt", "layer", "head", "query")
+    assert group["position_attention"].dims == ("prompt", "layer", "head", "query", "key")
+    assert list(group["scheme"].values) == ["cope_rope", "cope", "cope_alibi"]
+    assert group.attrs["maps"] == 1 and "lines" in group.attrs["kinds"]
+    assert (
+        np.isfinite(group["position_attention"].sel(prompt=0)).any() and np.isnan(group["position_attention"].sel(prompt=1)).all()
+    )
+    first = group["separator"].sel(prompt=1)
+    assert np.flatnonzero(first == 1).tolist() == [3, 6, 9, 12, 18, 21] and (first[22:] == -1).all()
+    assert np.isfinite(group["separator_share"]).all()
+    assert np.isfinite(group["last_segment_mass"].sel(kind=["lines", "sentences", "paragraphs"])).all()
+    assert ((group["separator_share_chance"] > 0) & (group["separator_share_chance"] <= 1)).all()
+    for name, values in group.data_vars.items():
+        assert values.attrs["long_name"] and values.attrs["units"], name
+
+
+def test_batches_and_chosen_heads_change_nothing():
+    whole, one_by_one = analysed(batch_size=3)["gates"].to_dataset(), analysed(batch_size=1)["gates"].to_dataset()
+    for name in whole.data_vars:
+        assert_allclose(one_by_one[name], whole[name], rtol=1e-4, atol=1e-6, err_msg=str(name))
+    some = analysed(batch_size=2, heads=[1, 3], layers=[1])["gates"].to_dataset()
+    for name in some.data_vars:
+        expected = whole[name].sel(layer=[1]) if "layer" in whole[name].dims else whole[name]
+        expected = expected.sel(head=[1, 3]) if "head" in expected.dims else expected
+        assert_allclose(some[name], expected, rtol=1e-4, atol=1e-6, err_msg=str(name))
+
+
+def test_chosen_prompts_and_heads_keep_their_gates():
+    inputs = cope_inputs()
+    gates = gates_of_rows(inputs, ROWS)
+    assert_close(gates_of_rows(select_heads(inputs, [3, 0]), ROWS), gates[:, [3, 0]])
+    assert_close(gates_of_rows(select_prompts(inputs, slice(1, 2)), ROWS), gates[1:])
+    assert_close(position_map(select_prompts(inputs, slice(1, 2))), position_map(inputs)[1:], equal_nan=True)
+
+
+def test_what_cannot_be_done_is_said():
+    with pytest.raises(InputError, match="prompt 0 has 30 tokens"):
+        analysed(Gates(maps=1, map_tokens=20))
+    with pytest.raises(InputError, match="no kind of segment 'verses'; there are examples"):
+        analysed(Gates(kinds=("verses",)))
+    with pytest.raises(InputError, match="draws is 0; wanted a whole number from 1"):
+        Gates(draws=0)
+    with pytest.raises(InputError, match="at least one"):
+        Gates(kinds=())
+    with pytest.raises(InputError, match="maps is -1; wanted a whole number from 0"):
+        Gates(maps=-1)
+
+
+def test_kinds_are_those_that_prompts_have():
+    assert set(measure.KINDS) < set(KINDS)

@@ -1,0 +1,374 @@
+"""segments: text to segments; variance between them and jumps at their edges - closed forms, slow references, controls, a run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations, permutations
+
+import numpy as np
+import pytest
+import torch
+from attention_inputs import random_inputs
+from families import tiny
+from numpy.testing import assert_allclose, assert_array_equal
+
+import repo_interp as ri
+from position_papers.tasks.few_shot import FewShot
+from repo_interp.errors import InputError
+from repo_interp.measures import segments
+from repo_interp.measures.kernels import segmentation
+from repo_interp.measures.kernels.segmentation import (
+    chance,
+    generator,
+    has_ties,
+    largest_jumps,
+    matched,
+    shuffled_edges,
+    variance_between,
+)
+from repo_interp.measures.segments import Segments
+from repo_interp.run import read_run, write_run
+from repo_interp.tasks.prompt import Prompt, structure
+from repo_interp.tasks.prompt.structure import prompt_structure, separators
+from repo_interp.tasks.prompt.structure import segments as segments_of
+
+
+def cut(text):
+    """A prompt written with bars between its tokens."""
+    return text.split("|")
+
+
+# text to segments -----------------------------------------------------------------------------------------------------------------
+
+
+def begins(kind, texts, spans=None):
+    """First tokens of the segments after the first, as texts."""
+    labels = segments_of(kind, len(texts), spans or {}, texts)
+    return [texts[token] for token in range(1, len(texts)) if labels[token] != labels[token - 1]]
+
+
+PROSE = cut('<bos>|One| two|.| Three|?"| Four|\n| five|!|\n\n|  |Six|.|5| is| it|.')
+
+
+def test_lines_sentences_and_paragraphs_of_prose():
+    assert begins("lines", PROSE) == [" five", "  "]
+    assert begins("sentences", PROSE) == [" Three", " Four", "  "]
+    assert begins("paragraphs", PROSE) == ["  "]
+    assert begins("blocks", PROSE) == begins("sections", PROSE) == begins("examples", PROSE) == []
+    assert [PROSE[token] for token in separators(len(PROSE), {}, PROSE)] == [".", '?"', "\n", "!", "\n\n"]
+
+
+def test_a_token_with_a_break_and_blanks_ends_its_line_and_one_with_text_behind_begins_the_next():
+    texts = ["a", ":\n    ", "b", "\nc", " d", " \n \n", "e"]
+    assert begins("lines", texts) == ["b", "\nc", "e"]
+    assert begins("paragraphs", texts) == ["e"]
+
+
+CODE = cut(
+    "import| x|\n\n|@|once|\n|def| f|(|):|\n|    |return| x.y|\n\n|class| C|:|\n|    |def| g|(|self|):|\n    |    |# Not a title|\n|"
+    "# nor this|\n|define| (|f|)"
+)
+
+
+def test_blocks_of_code_begin_with_their_decorators_and_its_comments_are_no_sections():
+    assert begins("blocks", CODE) == ["@", "class", "    "]
+    assert begins("sections", CODE) == []
+    held = [CODE[token] for token in separators(len(CODE), {}, CODE)]
+    assert held.count("def") == 1 and "class" in held and "@" in held and "\n    " in held
+    assert "return" not in held and "define" not in held
+
+
+def test_sections_begin_with_their_headings():
+    wiki = [
+        "=",
+        " =",
+        " Life",
+        " =",
+        " =",
+        "\n",
+        " He",
+        " was",
+        ".",
+        "\n",
+        " =",
+        " =",
+        " Work",
+        " =",
+        " =",
+        "\n",
+        " He",
+        " wrote",
+        ".",
+    ]
+    assert begins("sections", wiki) == [" ="] and segments_of("sections", 19, {}, wiki)[10] == 1
+    assert begins("sections", ["# ", "One", "\n", "text", "\n", "## ", "Two", "\n", "#", "hash"]) == ["## "]
+
+
+def test_words_without_spaces_are_set_apart():
+    words = ["the", "dog", ".", "it", "runs", "!", "3.5", "now"]
+    assert begins("sentences", words) == ["it", "3.5"]
+    assert begins("sentences", ["一", "。", "二", "。"]) == ["二"]
+
+
+def test_spans_come_before_text():
+    texts = ["a", "\n", "b", "\n", "c"]
+    spans = {"examples": (0, 1, 2, 3), "examples.2": (0, 1), "examples.10": (2, 3), "examples.10.label": (3,), "separator": (2,)}
+    assert segments_of("examples", 5, spans, texts).tolist() == [0, 0, 1, 1, -1]
+    assert segments_of("lines", 5, {"lines.1": (1, 2), "lines.2": (3, 4)}, texts).tolist() == [-1, 0, 0, 1, 1]
+    assert separators(5, spans, texts) == (2,)
+    assert separators(5, {}, None) == separators(5, {}, [""] * 5) == ()
+    assert segments_of("lines", 5, {}, None).tolist() == [-1] * 5
+
+
+def test_structure_names_what_there_is_and_refuses_other_kinds():
+    texts = ["a", "\n", "b", "\n", "c"]
+    found = prompt_structure(("lines", "examples"), 5, {}, texts)
+    assert found == {"separator": (1, 3), "segments.lines": (0, 1, 2, 3, 4), "segments.lines.starts": (0, 2, 4)}
+    with pytest.raises(InputError, match="'stanzas'; there are examples, sections"):
+        prompt_structure(("stanzas",), 5, {}, texts)
+
+
+def test_both_floors_mean_the_same_names():
+    assert set(segments.KINDS) == set(structure.KINDS)
+    assert (segmentation.INSIDE, segmentation.STARTS) == (structure.INSIDE, structure.STARTS)
+
+
+# variance between -----------------------------------------------------------------------------------------------------------------
+
+
+def at(*edges):
+    return torch.tensor([edges])
+
+
+def test_variance_between_is_one_for_steps_and_nothing_for_what_repeats():
+    steps = torch.tensor([[3.0] * 5 + [-1.0] * 3 + [9.0] * 4, [1.0, 2, 3, 2, 1, 1, 3, 2, 3, 1, 2, 2]])
+    found = variance_between(steps, at(5, 8))
+    assert_allclose(found[0, 0], 1)
+    assert found[0, 1] < 0.05
+    assert_allclose(variance_between(torch.tensor([[1.0, -1.0] * 6]), at(4, 8)), 0, atol=1e-12)
+
+
+def test_variance_between_of_the_index_has_a_closed_form():
+    """n tokens in k equal segments: (1 - 1/k^2) / (1 - 1/n^2)."""
+    index = torch.arange(24.0)[None]
+    assert_allclose(variance_between(index, at(6, 12, 18)), (1 - 1 / 16) / (1 - 1 / 576))
+
+
+def test_variance_between_ignores_unit_and_zero_and_is_nan_where_nothing_varies():
+    values = torch.randn(5, 40, dtype=torch.float64)
+    edges = torch.tensor([[7, 19, 33], [1, 2, 39]])
+    assert_allclose(variance_between(1e4 - 3 * values, edges), variance_between(values, edges), rtol=1e-9)
+    assert torch.isnan(variance_between(torch.full((1, 40), 0.1), edges)).all()
+    assert torch.isnan(variance_between(torch.full((1, 40), torch.nan), edges)).all()
+
+
+def test_variance_between_equals_the_sums_written_out():
+    values = np.random.default_rng(0).normal(size=(3, 30))
+    for edges in ((5, 6, 20), (1, 15, 29)):
+        found = variance_between(torch.as_tensor(values), at(*edges))[0]
+        for row, z in zip(found, values, strict=True):
+            parts = np.split(z, edges)
+            assert_allclose(row, sum(len(part) * (part.mean() - z.mean()) ** 2 for part in parts) / ((z - z.mean()) ** 2).sum())
+
+
+# jumps at edges -------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_largest_jumps_are_found_where_they_are_whatever_their_sign():
+    values = torch.tensor([[0, 0.1, 5, 5.1, 5, -4, -4.1, -4], [8, 0, 0, 0, 0, 0, 0, -9.0]])
+    assert largest_jumps(values, 2, torch.arange(7)[None]).tolist() == [[[2, 5], [1, 7]]]
+    assert not has_ties(values, 2)
+    assert has_ties(values, 3), "the second row has one size of step only besides"
+
+
+def test_equal_jumps_come_in_the_order_given():
+    index = torch.arange(8.0)[None]
+    assert largest_jumps(index, 2, torch.tensor([[6, 0, 1, 2, 3, 4, 5], [2, 3, 0, 1, 4, 5, 6]])).tolist() == [[[1, 7]], [[3, 4]]]
+
+
+def slow_matched(found, edges, tolerance):
+    """The best assignment of all."""
+    best = 0
+    for size in range(1, len(edges) + 1):
+        for some in combinations(edges, size):
+            if any(all(abs(a - b) <= tolerance for a, b in zip(some, other, strict=True)) for other in permutations(found, size)):
+                best = size
+    return best / len(edges)
+
+
+@pytest.mark.parametrize("tolerance", [0, 1, 3])
+def test_matching_is_the_best_assignment(tolerance):
+    random = np.random.default_rng(tolerance)
+    pairs = [[np.sort(random.choice(14, 4, replace=False)) for _ in range(2)] for _ in range(25)]
+    found, edges = torch.tensor(np.array(pairs)).unbind(1)
+    expected = [slow_matched(*pair, tolerance) for pair in pairs]
+    assert len(set(expected)) > 2
+    assert_allclose(matched(found, edges, tolerance), expected)
+    assert_allclose(matched(found[:, None], edges, tolerance).diagonal(), expected)
+
+
+# shuffled layouts -----------------------------------------------------------------------------------------------------------------
+
+
+def test_shuffled_layouts_keep_number_and_lengths():
+    edges = torch.tensor([2, 9, 14, 30])
+    drawn = shuffled_edges(edges, 40, 200, np.random.default_rng(0))
+    assert drawn.shape == (200, 4) and drawn.min() >= 1 and drawn.max() <= 39 and (drawn.diff(dim=1) > 0).all()
+    inner = drawn.diff(dim=1)
+    assert set(inner.unique().tolist()) == {2, 7, 5, 16, 10}
+    assert len({tuple(row) for row in drawn.tolist()}) > 150
+    assert abs(float(drawn.double().mean()) - 20) < 1, "as many on the left as on the right"
+
+
+def test_segments_of_one_length_are_moved():
+    drawn = shuffled_edges(torch.tensor([6, 12, 18]), 24, 300, np.random.default_rng(0))
+    assert set((drawn[:, 0] % 6).tolist()) == set(range(6)) and (drawn.diff(dim=1) == 6).all()
+    assert shuffled_edges(torch.tensor([1]), 2, 5, np.random.default_rng(0)).unique().tolist() == [1]
+
+
+def test_draws_depend_on_seed_prompt_and_kind():
+    drawn = {
+        tuple(generator(*of).integers(0, 99, 6)) for of in ((0, 1, "lines"), (1, 1, "lines"), (0, 2, "lines"), (0, 1, "blocks"))
+    }
+    assert len(drawn) == 4
+    assert_array_equal(generator(3, 4, "lines").integers(0, 99, 6), generator(3, 4, "lines").integers(0, 99, 6))
+
+
+def test_chance_counts_the_observed_one_among_the_draws():
+    drawn = torch.tensor([[0.1, 0.5, 1.0], [0.2, 0.5, 1.0], [0.9, 0.5, 1.0]]).double()
+    assert_allclose(chance(drawn, torch.tensor([0.5, 0.6, torch.nan])), [0.5, 0.25, np.nan])
+
+
+# the measure ----------------------------------------------------------------------------------------------------------------------
+
+
+def learned(position, tokens=48, **shape):
+    """Inputs with these positions [P, token] in both prompts."""
+    inputs = random_inputs(heads=4, kv_heads=position.shape[0], tokens=tokens, **shape)
+    return replace(inputs, positions=position.double().expand(2, -1, -1))
+
+
+def lines(inputs, starts, inside=None):
+    where = inputs.valid if inside is None else inside
+    begin = torch.zeros_like(inputs.valid)
+    begin[:, list(starts)] = True
+    return {"segments.lines": where, "segments.lines.starts": begin}
+
+
+def concluded(inputs, spans, **options):
+    asked = Segments(kinds=("lines",), **options)
+    return asked.conclude(asked.observe(inputs, spans)).sel(layer=inputs.layer, kind="lines")
+
+
+STARTS = (0, 7, 11, 20, 33, 40)
+
+
+def test_positions_that_step_with_the_lines_follow_them_and_noise_does_not():
+    torch.manual_seed(1)
+    labels = torch.zeros(48).index_fill_(0, torch.tensor(STARTS[1:]), 1).cumsum(0).long()
+    steps = torch.tensor([0.0, 5, -3, 2, 9, 4])[labels] + 0.01 * torch.randn(48)
+    group = concluded(learned(torch.stack([steps, torch.randn(48)])), lines(random_inputs(tokens=48), STARTS), draws=99)
+    first, second = group.isel(head=[0, 1]), group.isel(head=[2, 3])
+    assert (first["variance_between"] > 0.999).all() and (first["boundary_f1"] == 1).all()
+    assert_allclose(first["variance_between_chance"], 0.01)
+    assert (first["boundary_f1_chance"] < 0.05).all()
+    assert (first["variance_between_shuffled"] < 0.9).all() and (first["boundary_f1_shuffled"] < 0.6).all()
+    assert (second["variance_between_chance"] > 0.05).all() and (second["variance_between"] < 0.4).all()
+    assert (group["segment_count"] == 6).all()
+    assert_array_equal(group["segment"].sel(prompt=0), labels)
+
+
+def test_the_index_explains_a_trend_and_has_the_f1_of_chance():
+    index = torch.arange(48.0)[None]
+    inputs = replace(learned(index), scheme="rope")
+    group = concluded(inputs, lines(inputs, STARTS), draws=400, tolerance=0)
+    assert_allclose(group["variance_between"], group["variance_between_index"].values[:, None] * np.ones(4))
+    assert (group["variance_between"] > 0.9).all() and (group["variance_between_chance"] > 0.05).all()
+    assert_allclose(group["boundary_f1_index"], 5 / 47, atol=0.02)
+    assert_allclose(group["boundary_f1"], group["boundary_f1_index"].values[:, None] * np.ones(4))
+    assert_allclose(group["boundary_f1_shuffled"], 5 / 47, atol=0.02)
+
+
+def test_a_tolerance_forgives_jumps_beside_an_edge():
+    position = torch.zeros(1, 48)
+    for start in STARTS[1:]:
+        position[0, start + 2 :] += 1
+    inputs = learned(position)
+    found = [float(concluded(inputs, lines(inputs, STARTS), tolerance=t)["boundary_f1"][0, 0]) for t in (0, 1, 2)]
+    assert found == [0, 0, 1]
+
+
+def test_tokens_outside_segments_do_not_count():
+    position = torch.tensor([[99.0, -50, 1, 1, 1, 4, 4, 4, 70, -80]])
+    inputs = learned(position, tokens=10)
+    inside = torch.zeros(2, 10, dtype=torch.bool)
+    inside[:, 2:8] = True
+    group = concluded(inputs, lines(inputs, (2, 5), inside))
+    assert_allclose(group["variance_between"], 1)
+    assert_allclose(group["boundary_f1"], 1)
+    assert group["segment"].sel(prompt=1).values.tolist() == [-1, -1, 0, 0, 0, 1, 1, 1, -1, -1]
+
+
+def test_nothing_to_say_is_nan():
+    nope = random_inputs(scheme="nope", tokens=48)
+    group = concluded(nope, lines(nope, STARTS))
+    assert np.isnan(group["variance_between"]).all() and np.isnan(group["boundary_f1"]).all()
+    assert np.isfinite(group["variance_between_index"]).all()
+    inputs = random_inputs(tokens=48)
+    for spans in ({}, lines(inputs, (0,))):
+        group = concluded(inputs, spans)
+        assert all(np.isnan(group[name]).all() for name in ("variance_between", "boundary_f1", "variance_between_index"))
+        assert (group["segment_count"] == 0).all() and (group["segment"] == -1).all()
+    flat = concluded(learned(torch.full((1, 48), 2.0)), lines(inputs, STARTS))
+    assert np.isnan(flat["variance_between"]).all() and np.isnan(flat["variance_between_chance"]).all()
+    assert (flat["boundary_f1"] < 0.6).all(), "jumps of no size are no jumps at edges"
+
+
+# through analyze ------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_of_few_shot_prompts(tmp_path):
+    task = FewShot()
+    stock = tiny("llama")
+    stock.resize_token_embeddings(task.vocabulary_size, mean_resizing=False)
+    wrapped = ri.bridge(ri.reposition(stock, "rope,nope,repo"))
+    prompts = [*task.prompts(2, seed=0, test_set="64"), *task.prompts(1, seed=0, test_set="128")]
+    run = ri.analyze(wrapped, prompts, measures=("positions", "segments", "attention_mass"), batch_size=2)
+    write_run(run, tmp_path / "run.nc")
+    run = read_run(tmp_path / "run.nc")
+    group = run["segments"].to_dataset()
+    assert group["variance_between"].dims == ("prompt", "layer", "head", "kind")
+    assert list(group["scheme"].values) == ["rope", "nope", "repo"]
+    assert (group["segment_count"].sel(kind="examples") == 5).all() and (group["segment_count"].sum("kind") == 5).all()
+    assert group["segment"].sel(prompt=0, kind="examples").values[:32].tolist() == [-1, *np.repeat(range(5), 6), -1]
+    examples = group.sel(kind="examples")
+    assert_allclose(examples["variance_between"].sel(layer=0), np.full((3, 4), (1 - 1 / 25) / (1 - 1 / 900)))
+    assert (
+        np.isnan(examples["variance_between"].sel(layer=1)).all() and np.isfinite(examples["variance_between"].sel(layer=2)).all()
+    )
+    z = run["positions"]["position"].sel(prompt=0, layer=2, head=3).values[1:31].astype(float)
+    means = z.reshape(5, 6).mean(1)
+    assert_allclose(examples["variance_between"].sel(prompt=0, layer=2, head=3), means.var() / z.var(), rtol=1e-5)
+    assert group.attrs == {"kinds": ",".join(segments.KINDS), "tolerance": 1, "draws": 40, "seed": 0}
+    assert not any("segments" in str(name) or name == "separator" for name in run["attention_mass"]["span"].values)
+    one_by_one = ri.analyze(wrapped, prompts, measures=("segments",), batch_size=1, heads=[3])["segments"].to_dataset()
+    for name in ("variance_between_shuffled", "boundary_f1", "boundary_f1_chance"):
+        assert_allclose(one_by_one[name], group[name].sel(head=[3]), rtol=1e-5, err_msg=name)
+    for name, values in group.data_vars.items():
+        assert values.attrs["long_name"] and values.attrs["units"], name
+
+
+def test_text_of_the_prompt_gives_the_segments():
+    words = ["One", " line", "\n", "and", " another", ".", " So", " it", " goes", "."]
+    prompt = Prompt(tuple(range(10, 20)), token_text=tuple(words))
+    silent = Prompt(tuple(range(10, 20)))
+    wrapped = ri.bridge(ri.reposition(tiny("llama"), "repo"))
+    group = ri.analyze(wrapped, [prompt, silent], measures=(Segments(kinds=("lines", "sentences")),))["segments"].to_dataset()
+    assert group["segment"].sel(prompt=0).values.tolist() == [[0] * 3 + [1] * 7, [0] * 6 + [1] * 4]
+    assert np.isfinite(group["boundary_f1"].sel(prompt=0)).all() and np.isnan(group["boundary_f1"].sel(prompt=1)).all()
+
+
+def test_what_cannot_be_done_is_said():
+    for options, said in (({"draws": 0}, "draws is 0"), ({"kinds": ()}, "at least one"), ({"tolerance": -1}, "tolerance is -1")):
+        with pytest.raises(InputError, match=said):
+            Segments(**options)

@@ -1,0 +1,202 @@
+"""The bridge runs the Hugging Face model's numbers; positions can be read and changed; nothing loses them silently."""
+
+from __future__ import annotations
+
+import copy
+import gc
+
+import pytest
+import torch
+from families import CONFIGS, tiny
+from task_tokenizers import word_tokenizer
+from torch.testing import assert_close
+from transformer_lens.model_bridge.sources import build_bridge_from_module
+
+import repo_interp as ri
+from repo_interp.models.families import FAMILIES
+
+TOKENS = torch.randint(3, 64, (2, 20), generator=torch.Generator().manual_seed(1))
+
+
+def bridged(family="llama", layout="repo@1", **options):
+    return ri.bridge(ri.reposition(tiny(family), layout, **options))
+
+
+def positions_hook(layer):
+    return f"blocks.{layer}.attn.hook_positions"
+
+
+@pytest.mark.parametrize("layout", ["rope", "repo@1", "nope", "continuous", "rope,nope,repo"])
+@pytest.mark.parametrize("family", CONFIGS)
+def test_bridge_gives_the_hugging_face_logits(family, layout):
+    model = ri.reposition(tiny(family), layout)
+    with torch.no_grad():
+        hugging_face = model(TOKENS).logits
+        wrapped = ri.bridge(model)
+        assert_close(wrapped(TOKENS), hugging_face, atol=1e-6, rtol=0)
+        logits, cache = wrapped.run_with_cache(TOKENS)
+    assert_close(logits, hugging_face, atol=1e-5, rtol=1e-5)
+    with_positions = [layer for layer, scheme in enumerate(ri.layout(wrapped)) if scheme != "nope"]
+    assert [layer for layer in range(3) if positions_hook(layer) in cache] == with_positions
+    rows = {"rope": 1, "continuous": 1, "repo": wrapped.cfg.n_key_value_heads or 4}
+    for layer in with_positions:
+        assert cache[positions_hook(layer)].shape == (2, rows[ri.layout(wrapped)[layer]], 20)
+
+
+def test_hook_names_and_shapes_are_transformer_lens_own():
+    stock = tiny("olmo2")
+    theirs = build_bridge_from_module(copy.deepcopy(stock), "Olmo2ForCausalLM", hf_config=stock.config)
+    ours = ri.bridge(ri.reposition(stock, "rope"))
+    with torch.no_grad():
+        their_logits, their_cache = theirs.run_with_cache(TOKENS)
+        our_logits, our_cache = ours.run_with_cache(TOKENS)
+    assert_close(our_logits, their_logits)
+    assert set(our_cache) - set(their_cache) == {positions_hook(layer) for layer in range(3)}
+    assert set(their_cache) <= set(our_cache)
+    tables = ("hook_cos", "hook_sin")  # half tables here
+    for name in their_cache:
+        if not name.endswith(tables):
+            assert_close(our_cache[name], their_cache[name], msg=name)
+
+
+def test_token_indices_in_place_of_learned_positions_are_plain_rope():
+    model = tiny("olmo2")
+    with torch.no_grad():
+        rope = model(TOKENS).logits
+        wrapped = ri.bridge(ri.reposition(model, "repo"))
+
+        def to_index(positions, hook):
+            return torch.arange(positions.shape[-1], dtype=positions.dtype).expand_as(positions)
+
+        changed = wrapped.run_with_hooks(TOKENS, fwd_hooks=[(positions_hook(layer), to_index) for layer in range(3)])
+    assert_close(changed, rope, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("layout", ["rope", "repo", "continuous"])
+def test_a_constant_added_to_positions_changes_nothing_a_permutation_does(layout):
+    wrapped = bridged("llama", layout)
+    order = torch.randperm(20, generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        plain = wrapped(TOKENS)
+        moved = wrapped.run_with_hooks(TOKENS, fwd_hooks=[(positions_hook(layer), lambda z, hook: z + 7.5) for layer in range(3)])
+        shuffled = wrapped.run_with_hooks(TOKENS, fwd_hooks=[(positions_hook(1), lambda z, hook: z[..., order] * 3)])
+        after = wrapped(TOKENS)
+    assert_close(moved, plain, atol=2e-5, rtol=1e-5)
+    assert (shuffled - plain).abs().max() > 1e-3
+    assert torch.equal(after, plain)
+
+
+def test_scores_and_pattern_are_made_only_where_somebody_listens():
+    wrapped = bridged()
+    made = []
+    for layer, block in enumerate(wrapped.original_model.model.layers):
+        attention = block.original_component.self_attn.original_component
+        openly = attention.attend_eager
+
+        def spy(*arguments, _layer=layer, _openly=openly):
+            made.append(_layer)
+            return _openly(*arguments)
+
+        attention.attend_eager = spy
+    with torch.no_grad():
+        fused = wrapped(TOKENS)
+        assert made == []
+        watched = wrapped.run_with_hooks(TOKENS, fwd_hooks=[("blocks.1.attn.hook_pattern", lambda pattern, hook: None)])
+        assert made == [1]
+        wrapped.run_with_cache(
+            TOKENS,
+            names_filter=lambda name: name.endswith(("hook_positions", "hook_z", "hook_q", "hook_out")),
+        )
+    assert made == [1]
+    assert_close(watched, fused, atol=1e-5, rtol=1e-5)
+
+
+def test_patterns_are_distributions_over_the_past_and_edits_of_scores_are_felt():
+    wrapped = bridged("mistral")
+    with torch.no_grad():
+        _, cache = wrapped.run_with_cache(TOKENS)
+        pattern = cache["blocks.1.attn.hook_pattern"]
+        assert_close(pattern.sum(-1), torch.ones(2, 4, 20))
+        past = torch.arange(20)[:, None] - torch.arange(20)
+        assert pattern[..., (past < 0) | (past >= 8)].abs().max() == 0
+        first_key_only = torch.full((20,), -1e9).index_fill(0, torch.tensor(0), 1e9)
+        wrapped.add_hook("blocks.1.attn.hook_attn_scores", lambda scores, hook: scores * 0 + first_key_only)
+        _, edited = wrapped.run_with_cache(TOKENS)
+        wrapped.reset_hooks()
+    assert_close(edited["blocks.1.attn.hook_pattern"][..., 0], torch.ones(2, 4, 20))
+
+
+def test_gradients_reach_positions_and_maps():
+    wrapped = bridged()
+    kept = {}
+
+    def keep(positions, hook):
+        positions.retain_grad()
+        kept[hook.name] = positions
+
+    wrapped.run_with_hooks(TOKENS, fwd_hooks=[(positions_hook(2), keep)]).square().mean().backward()
+    gradient = kept[positions_hook(2)].grad
+    assert gradient.shape == (2, 2, 20) and gradient.abs().max() > 0
+    gradients = [p.grad for name, p in wrapped.named_parameters() if "gate_map" in name]
+    assert len(gradients) == 2 and all(g is not None and g.abs().max() > 0 for g in gradients)
+
+
+@pytest.mark.parametrize("layout", ["repo", "rope,nope,repo"])
+def test_bridge_generates_what_the_model_generates(layout):
+    model = ri.reposition(tiny("qwen3"), layout)
+    asked = {"max_new_tokens": 8, "do_sample": False}
+    expected = model.generate(TOKENS[:1], attention_mask=torch.ones_like(TOKENS[:1]), eos_token_id=None, **asked)
+    wrapped = ri.bridge(model)
+    for cached in (True, False):
+        out = wrapped.generate(TOKENS[:1], stop_at_eos=False, use_past_kv_cache=cached, verbose=False, **asked)
+        assert torch.equal(out, expected)
+
+
+def test_a_copied_bridge_is_independent():
+    wrapped = bridged()
+    twin = copy.deepcopy(wrapped)
+    twin.add_hook(positions_hook(1), lambda positions, hook: positions * 0)
+    with torch.no_grad():
+        assert (twin(TOKENS) - wrapped(TOKENS)).abs().max() > 1e-3
+        twin.reset_hooks()
+        assert torch.equal(twin(TOKENS), wrapped(TOKENS))
+
+
+@pytest.mark.parametrize("family", ["llama", "olmo2", "qwen3"])
+def test_a_stock_adapter_that_would_lose_positions_is_refused(family):
+    model = ri.reposition(tiny(family), "repo")
+    with pytest.raises(ri.InputError, match=r"positions by 'repo', which a stock TransformerLens adapter would lose"):
+        build_bridge_from_module(model, FAMILIES[family], hf_config=model.config)(TOKENS)
+    gc.collect()
+
+
+def test_a_model_that_was_never_repositioned_is_not_bridged():
+    with pytest.raises(ri.InputError, match="never repositioned"):
+        ri.bridge(tiny("llama"))
+
+
+def test_switches_that_repositioned_attention_does_not_offer_raise():
+    wrapped = bridged()
+    wrapped.cfg.use_attn_result = True
+    with pytest.raises(ri.InputError, match="use_attn_result is not offered"):
+        wrapped(TOKENS)
+
+
+def test_per_head_positions_with_shared_keys_keep_hook_shapes():
+    wrapped = bridged("llama", "repo", assignment="head")
+    with torch.no_grad():
+        _, cache = wrapped.run_with_cache(TOKENS)
+    assert cache[positions_hook(0)].shape == (2, 4, 20)
+    assert cache["blocks.0.attn.hook_rot_k"].shape == (2, 20, 4, 8)
+
+
+def test_the_tokenizer_stays_as_it_is():
+    """TransformerLens adds tokens beyond the vocabulary and loads tokenizers anew; a closed vocabulary knows no "a"."""
+    tokenizer = word_tokenizer(pad_token="<pad>", bos_token="<bos>")
+    before = tokenizer.get_vocab()
+    wrapped = ri.bridge(ri.reposition(tiny("llama"), "repo"), tokenizer)
+    assert wrapped.tokenizer is tokenizer and tokenizer.get_vocab() == before and wrapped.cfg.d_vocab == 64
+    assert wrapped.cfg.tokenizer_prepends_bos and not wrapped.cfg.tokenizer_appends_eos
+    assert wrapped.to_tokens("grass sky").tolist() == [[1, 2, 3]]
+    bare = ri.bridge(ri.reposition(tiny("llama"), "repo"), word_tokenizer(pad_token="<pad>"))
+    assert not bare.cfg.tokenizer_prepends_bos and bare.to_tokens("sky grass", prepend_bos=False).tolist() == [[2, 1]]

@@ -1,0 +1,402 @@
+"""Checkpoints do what Hugging Face does with them, go round through Trainer and Auto classes, and cost what they must."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+
+import pytest
+import torch
+from families import CONFIGS, tiny
+from safetensors.torch import load_file, save_file
+from torch.testing import assert_close
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import repo_interp as ri
+from position_papers.zoo_directory import ADAPTERS
+from repo_interp.analysis.notes import RoundedPositions
+from repo_interp.cli import main
+from repo_interp.errors import Note
+from repo_interp.models.configuration import identify
+from repo_interp.models.reposition import scheme_modules
+from repo_interp.models.schemes import options_of
+from repo_interp.shipped import zoo_names
+from repo_interp.tasks.prompt import Prompt
+
+TOKENS = torch.randint(3, 64, (2, 20), generator=torch.Generator().manual_seed(1))
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(TOKENS).logits
+
+
+def hugging_face(directory):
+    return logits(AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval())
+
+
+def rewritten(directory, change, **configuration):
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | configuration))
+
+
+@pytest.fixture
+def stock(tmp_path):
+    """A stock checkpoint as save_pretrained writes it."""
+    tiny("llama").save_pretrained(tmp_path)
+    return tmp_path
+
+
+def another_head(tensors):
+    tensors["lm_head.weight"] = torch.randn_like(tensors["lm_head.weight"])
+
+
+def the_same_head(tensors):
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+
+
+def no_head(tensors):
+    del tensors["lm_head.weight"]
+
+
+def no_embedding(tensors):
+    del tensors["model.embed_tokens.weight"]
+
+
+def old_frequencies(tensors):
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
+
+
+@pytest.mark.parametrize("change", [another_head, the_same_head, no_head, no_embedding])
+def test_tied_embeddings_are_tied_as_hugging_face_ties_them(change, stock, tmp_path):
+    rewritten(stock, change, tie_word_embeddings=True)
+    model = ri.load_model(stock)
+    assert_close(logits(model), hugging_face(stock), atol=1e-5, rtol=1e-5)
+    assert model.config.tie_word_embeddings is (change is not another_head)
+    ri.save(model, tmp_path / "again")
+    assert torch.equal(logits(ri.load_model(tmp_path / "again")), logits(model))
+
+
+@pytest.mark.parametrize("change", [the_same_head, no_head, no_embedding])
+def test_inspect_counts_a_tied_embedding_once(change, stock, capsys):
+    rewritten(stock, change, tie_word_embeddings=True)
+    assert main(["inspect", str(stock)]) == 0
+    counted = sum(parameter.numel() for parameter in ri.load_model(stock).parameters())
+    assert f"{counted:,} parameters" in capsys.readouterr().out
+
+
+KEYS_OF_ROTATION = ("rope_parameters", "rope_theta", "max_position_embeddings")
+
+
+@pytest.mark.parametrize(
+    ("family", "keys", "said"),
+    [
+        ("llama", {"max_position_embeddings": 64}, "rope_theta (10,000 is taken): transformers' default for llama"),
+        ("llama", {"rope_theta": 50.0}, "max_position_embeddings (2,048 is taken): transformers' default for llama"),
+        ("olmo2", {}, "rope_theta (10,000 is taken), max_position_embeddings (2,048 is taken)"),
+        ("qwen3", {"rope_scaling": {"type": "linear", "factor": 2.0}, "max_position_embeddings": 64}, "rope_theta (10,000 is"),
+        ("gemma3", {"rope_theta": 1e6, "max_position_embeddings": 64}, "rope_theta of sliding_attention (10,000 is taken)"),
+        ("olmo3", {"rope_theta": 7e5, "max_position_embeddings": 64}, "rope_theta of sliding_attention (500,000 is taken)"),
+    ],
+)
+def test_numbers_of_the_rotation_that_transformers_gives_are_named(family, keys, said, tmp_path, capsys):
+    tiny(family).save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    stated = {key: value for key, value in json.loads(file.read_text()).items() if key not in KEYS_OF_ROTATION}
+    file.write_text(json.dumps(stated | keys))
+    with pytest.warns(Note) as warned:
+        bridge = ri.load(tmp_path)
+    assert f"{file} lacks {said}" in str(warned[0].message)
+    assert warned[0].filename == __file__  # the line that called, not one of ours
+    kept = ri.analyze(bridge, [[1, 2, 3]], ["patterns"]).attrs["notes"]
+    assert kept == str(warned[0].message).replace(str(file), "config.json")  # a run names no path
+    capsys.readouterr()
+    assert main(["inspect", str(tmp_path)]) == 0
+    assert capsys.readouterr().err == f"repo-interp inspect: {warned[0].message}\n"
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"rope_theta": 10000},
+        {"rope_theta": 10000.0, "rope_scaling": {"type": "yarn", "factor": 2.0, "finetuned": True}},
+        {"rope_scaling": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
+    ],
+)
+def test_nothing_is_said_where_the_numbers_stand_in_an_older_form(keys, stock):
+    file = stock / "config.json"
+    stated = {key: value for key, value in json.loads(file.read_text()).items() if key != "rope_parameters"}
+    file.write_text(json.dumps(stated | keys))
+    identify(stock)
+
+
+def test_nothing_is_said_of_what_comes_with_the_package_or_is_saved_by_it(tmp_path):
+    adapters = [file.parent for file in ADAPTERS.rglob("config.json")]
+    assert adapters
+    for place in (*zoo_names(), *adapters):
+        identify(place)
+    for family in CONFIGS:
+        ri.save(ri.reposition(tiny(family), "repo@1"), tmp_path / family)
+        identify(tmp_path / family)
+
+
+def test_frequencies_that_old_checkpoints_store_are_skipped_as_hugging_face_skips_them(stock):
+    rewritten(stock, old_frequencies)
+    assert_close(logits(ri.load_model(stock)), hugging_face(stock), atol=1e-5, rtol=1e-5)
+
+
+def test_a_stale_index_beside_whole_weights_is_not_read(stock, tmp_path):
+    tiny("llama").save_pretrained(tmp_path / "sharded", max_shard_size="20KB")
+    shards = sorted((tmp_path / "sharded").glob("*.safetensors"))
+    assert len(shards) > 1
+    assert_close(logits(ri.load_model(tmp_path / "sharded")), hugging_face(tmp_path / "sharded"), atol=1e-5, rtol=1e-5)
+    for file in (*shards, tmp_path / "sharded" / "model.safetensors.index.json"):
+        file.rename(stock / file.name)
+    assert_close(logits(ri.load_model(stock)), hugging_face(stock), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("wanted", ["float32", "bfloat16", "float64"])
+def test_weights_are_converted_once(stored, wanted, tmp_path):
+    ri.save(ri.reposition(tiny("olmo2"), "repo@1").to(stored), tmp_path)
+    before = load_file(tmp_path / "model.safetensors")
+    model = ri.load_model(tmp_path, dtype=wanted)
+    state = {name.replace(".assigner.", "."): tensor for name, tensor in model.state_dict().items()}
+    assert state.keys() == before.keys()
+    for name, tensor in before.items():
+        assert torch.equal(state[name], tensor.to(getattr(torch, wanted))), name
+
+
+@pytest.mark.parametrize("scheme", ["repo", "multihead_continuous"])
+def test_learned_positions_keep_their_precision_in_a_rounded_model_where_asked(scheme, tmp_path):
+    model = ri.reposition(tiny("llama"), f"{scheme},rope,{scheme}")
+    for module in scheme_modules(model):
+        for parameter in module.parameters():
+            torch.nn.init.normal_(parameter)
+    ri.save(model, tmp_path)
+    prompt = Prompt(tokens=tuple(TOKENS[0].tolist()))
+    rounded, kept = (ri.load(tmp_path, dtype="bfloat16", positions_dtype=dtype) for dtype in (None, "float32"))
+    with pytest.warns(RoundedPositions):
+        of_rounded = ri.analyze(rounded, [prompt], ("positions",))
+    run = ri.analyze(kept, [prompt], ("positions",))
+    assert "positions_dtype" not in of_rounded.attrs
+    assert (run.attrs["dtype"], run.attrs["positions_dtype"]) == ("bfloat16", "float32")
+    assert "computed in bfloat16, learned positions in float32" in run.attrs["notes"]
+    hidden = []
+    block = kept.original_model.model.layers[0]
+    with (
+        torch.no_grad(),
+        block.self_attn.register_forward_pre_hook(
+            lambda module, arguments, keywords: hidden.append(keywords["hidden_states"]), with_kwargs=True
+        ),
+    ):
+        kept(TOKENS[:1])
+    assert hidden[0].dtype == torch.bfloat16
+    expected = model.model.layers[0].self_attn.assigner.assign(hidden[0].float())[0].T.detach()
+    found = torch.as_tensor(run["positions"]["position"].sel(layer=0, prompt=0).values).float()
+    assert_close(found[:: len(found) // len(expected)], expected, atol=1e-5, rtol=1e-5)
+    assert not torch.equal(found, found.bfloat16().float())
+    of_bfloat16 = torch.as_tensor(of_rounded["positions"]["position"].sel(layer=0, prompt=0).values).float()
+    assert torch.equal(of_bfloat16, of_bfloat16.bfloat16().float())
+
+
+def test_values_too_large_for_the_wanted_dtype_are_refused(stock):
+    rewritten(stock, lambda tensors: tensors["model.norm.weight"].fill_(1e5))
+    assert ri.load_model(stock, dtype="bfloat16").dtype == torch.bfloat16
+    with pytest.raises(ri.InputError, match=r"model.norm.weight holds values too large for torch.float16; load it in float32"):
+        ri.load_model(stock, dtype="float16")
+
+
+@pytest.mark.parametrize("options", [{}, {"gates": "separate_keys", "map": "model"}, {"assignment": "head"}])
+@pytest.mark.parametrize("layout", ["repo@1", "cope", "learned", "fire", "rope,nope,repo"])
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_what_save_pretrained_writes_of_a_repositioned_model_loads(family, layout, options, tmp_path):
+    model = ri.reposition(
+        tiny(family),
+        layout,
+        **{name: value for name, value in options.items() if name in options_of(layout.split("@")[0].split(","))},
+    )
+    for module in scheme_modules(model):
+        for parameter in module.parameters():
+            torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert (written["model_type"], written["base_model_type"]) == ("repo_interp", model.config.model_type)
+    for again in (ri.load_model(tmp_path), AutoModelForCausalLM.from_pretrained(tmp_path)):
+        assert ri.layout(again) == ri.layout(model)
+        assert torch.equal(logits(again), logits(model))
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_auto_classes_load_what_we_save(family, tmp_path):
+    model = ri.reposition(tiny(family), "repo")
+    ri.save(model, tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(logits(again), logits(model))
+    assert type(again) is type(model)
+    again.save_pretrained(tmp_path / "again")
+    assert torch.equal(logits(ri.load_model(tmp_path / "again")), logits(model))
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert config.position_layout["layers"] == ["repo"] * 3
+    assert ri.layout(AutoModelForCausalLM.from_config(config)) == ("repo",) * 3
+    half = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16, attn_implementation="eager")
+    assert half.dtype == torch.bfloat16 and half.config._attn_implementation == "eager"
+
+
+def test_auto_classes_refuse_what_is_not_offered(tmp_path):
+    ri.save(ri.reposition(tiny("llama"), "repo"), tmp_path)
+    with pytest.raises(ri.InputError, match="take no variant"):
+        AutoModelForCausalLM.from_pretrained(tmp_path, variant="fp16")
+
+
+def test_stock_transformers_never_takes_a_repositioned_checkpoint_for_rope(tmp_path):
+    model = ri.reposition(tiny("llama"), "repo")
+    ri.save(model, tmp_path / "saved")
+    model.save_pretrained(tmp_path / "trained")
+    program = """
+import sys
+from transformers import AutoModelForCausalLM
+for path in sys.argv[1:]:
+    try:
+        AutoModelForCausalLM.from_pretrained(path)
+    except ValueError as error:
+        assert "repo_interp" in str(error), error
+    else:
+        sys.exit(f"{path} was loaded")
+"""
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "saved"), str(tmp_path / "trained")], check=True)
+
+
+def test_a_trainer_checkpoint_of_a_repositioned_model_loads(tmp_path):
+    from transformers import Trainer, TrainingArguments
+
+    model = ri.reposition(tiny("llama"), "repo@1")
+    data = [{"input_ids": TOKENS[0], "labels": TOKENS[0]}] * 4
+    arguments = TrainingArguments(
+        str(tmp_path), max_steps=2, save_steps=2, per_device_train_batch_size=2, report_to="none", use_cpu=True, disable_tqdm=True
+    )
+    Trainer(model, arguments, train_dataset=data).train()
+    again = ri.load(tmp_path / "checkpoint-2")
+    assert ri.layout(again) == ("rope", "repo", "repo")
+    with torch.no_grad():
+        assert_close(again(TOKENS), logits(model.eval()), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3"])
+@pytest.mark.parametrize("layout", ["rope", "repo@1", "cope", "learned"])
+def test_a_bridge_is_saved_and_loaded(family, layout, tmp_path):
+    model = ri.reposition(tiny(family), layout)
+    ri.save(model, tmp_path / "before")
+    bridge = ri.bridge(model)
+    ri.save(bridge, tmp_path / "bridged")
+    for name in ("model.safetensors", "config.json"):
+        assert (tmp_path / "bridged" / name).read_bytes() == (tmp_path / "before" / name).read_bytes()
+    with torch.no_grad():
+        bridge.blocks[1].mlp.out.weight.mul_(2)
+        ri.save(bridge, tmp_path / "edited")
+        assert_close(ri.load(tmp_path / "edited")(TOKENS), bridge(TOKENS), atol=1e-5, rtol=1e-5)
+
+
+def test_a_bridge_whose_weights_are_no_longer_the_models_is_not_saved(tmp_path):
+    bridge = ri.bridge(ri.reposition(tiny("llama"), "repo"))
+    bridge.enable_compatibility_mode(no_processing=True)
+    with pytest.raises(ri.InputError, match="compatibility mode"):
+        ri.save(bridge, tmp_path)
+
+
+def test_saving_keeps_the_tokenizer_of_a_bridge(tmp_path):
+    bridge = ri.load("niah/repo")
+    ri.save(bridge, tmp_path)
+    again = ri.load(tmp_path)
+    assert again.tokenizer.get_vocab() == bridge.tokenizer.get_vocab()
+    assert bridge.cfg.model_name == "niah/repo" and again.cfg.model_name == tmp_path.name
+
+
+def test_names_of_the_zoo_are_never_looked_for_on_the_hub(monkeypatch):
+    import huggingface_hub
+
+    def asked(*arguments, **keywords):
+        raise AssertionError("the hub was asked")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", asked)
+    assert ri.layout(ri.load_model("niah/repo"))[-1] == "repo"
+    with pytest.raises(ri.InputError, match=r"no checkpoint 'niah/reppo' comes with the package; did you mean niah/repo\?"):
+        ri.load("niah/reppo")
+    tasks = {name.split("/")[0] for name in zoo_names()}
+    for task in tasks:
+        with pytest.raises(ri.InputError, match="comes with the package"):
+            ri.load(f"{task}/something-else")
+
+
+PEAK = """
+import sys
+import torch, repo_interp as ri
+ri.load("niah/rope")
+def status(name):
+    with open("/proc/self/status") as file:
+        return int(file.read().split(name + ":")[1].split()[0])
+with open("/proc/self/clear_refs", "w") as file:
+    file.write("5")  # forget the peak of what was imported
+before = status("VmRSS")
+bridge = ri.load(sys.argv[1], dtype=sys.argv[2])
+size = sum(p.numel() * p.element_size() for p in bridge.parameters()) / 1024
+print((status("VmHWM") - before) / size)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(("dtype", "shards"), [("float32", "60MB"), ("bfloat16", "1GB")])
+def test_loading_needs_the_memory_of_the_model(dtype, shards, tmp_path):
+    from transformers import LlamaConfig
+
+    config = LlamaConfig(vocab_size=8000, hidden_size=1024, intermediate_size=4096, num_hidden_layers=4, num_attention_heads=8)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.save_pretrained(tmp_path, max_shard_size=shards)  # about 330 MB
+    del model
+    assert len(list(tmp_path.glob("*.safetensors"))) == (1 if shards == "1GB" else 7)
+    out = subprocess.run([sys.executable, "-c", PEAK, str(tmp_path), dtype], capture_output=True, text=True, check=True)
+    # A second copy of the weights would be 2. Of so small a model the allocator's own pages are up to a quarter, now and then.
+    assert float(out.stdout.splitlines()[-1]) < 1.5
+
+
+def test_inspecting_reads_headers_alone(tmp_path, capsys):
+    """A file of 4 GB of zeros on paper: reading it would take its memory and time."""
+
+    ri.save(ri.reposition(tiny("llama"), "repo"), tmp_path)
+    header, shapes, offset = {}, {}, 0
+    big = {
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "vocab_size": 32000,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 32,
+    }
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= big | {"num_key_value_heads": 32, "head_dim": 128, "model_type": "llama"}
+    del config["position_layout"], config["base_model_type"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shapes |= {"model.embed_tokens.weight": [32000, 4096], "lm_head.weight": [32000, 4096], "model.norm.weight": [4096]}
+    for layer in range(4):
+        part = f"model.layers.{layer}"
+        shapes |= {f"{part}.self_attn.{name}_proj.weight": [4096, 4096] for name in "qkvo"}
+        shapes |= {f"{part}.mlp.{name}_proj.weight": [11008, 4096] for name in ("gate", "up")}
+        shapes |= {f"{part}.mlp.down_proj.weight": [4096, 11008]}
+        shapes |= {f"{part}.{name}_layernorm.weight": [4096] for name in ("input", "post_attention")}
+    for name, shape in shapes.items():
+        size = 4 * torch.Size(shape).numel()
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [offset, offset + size]}
+        offset += size
+    encoded = json.dumps(header).encode()
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.write(len(encoded).to_bytes(8, "little") + encoded)
+        file.truncate(8 + len(encoded) + offset)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert main(["inspect", str(tmp_path)]) == 0
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert f"{offset // 4:,} parameters" in capsys.readouterr().out
+    assert grown < 500_000  # kB, of 4 GB

@@ -1,0 +1,607 @@
+"""Interventions on positions: each in closed form, gone afterwards to the last bit, nested, refused by name, and while generating."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from families import repositioned, tiny
+from hooks import hooks_of
+from task_tokenizers import tokenizer
+from torch.testing import assert_close
+
+import repo_interp as ri
+from repo_interp import interventions as iv
+from repo_interp.errors import InputError, Note
+from repo_interp.experiments.generated_scores import generated_texts
+from repo_interp.models.generation import continue_greedily
+from repo_interp.models.reposition import attentions
+from repo_interp.tasks import Prompt
+
+generator = torch.Generator().manual_seed(1)
+TOKENS, OTHERS = (torch.randint(3, 64, (2, 20), generator=generator) for _ in range(2))
+HOOK = "blocks.0.attn.hook_positions"
+ORDER = torch.randperm(12, generator=generator)
+SPAN = range(5, 9)
+CASES = {
+    "linearised": lambda model, **where: iv.linearised(model, **where),
+    "frozen": lambda model, **where: iv.frozen(model, **where),
+    "frozen at a value": lambda model, **where: iv.frozen(model, value=3.0, **where),
+    "permuted": lambda model, **where: iv.permuted(model, order=ORDER, **where),
+    "permuted by a seed": lambda model, **where: iv.permuted(model, **where | {"tokens": range(12)}),
+    "swapped tokens": lambda model, **where: iv.swapped_tokens(model, 3, 11, **{k: v for k, v in where.items() if k != "tokens"}),
+    "swapped heads": lambda model, **where: iv.swapped_heads(model, (1, 0), (1, 3)),
+    "scaled": lambda model, **where: iv.scaled(model, 3.0, **where),
+    "rounded": lambda model, **where: iv.rounded(model, step=3.0, **where),
+    "clipped": lambda model, **where: iv.clipped(model, -0.1, 0.1, **where),
+    "shifted": lambda model, **where: iv.shifted(model, 4.5, **where | {"tokens": SPAN}),
+    "transplanted": lambda model, **where: iv.transplanted(model, iv.positions_of(model, OTHERS[:, ::2]), **where),
+    "transplanted from a head": lambda model, **where: iv.transplanted(
+        model, iv.positions_of(model, OTHERS[:1, ::2]), from_head=(0, 1), **where
+    ),
+    "set": lambda model, **where: iv.set_positions(model, 1, 2, lambda positions: positions * 2 + 1),
+    "replaced": lambda model, **where: iv.replaced(model, lambda positions, here: positions**2, **where),
+}
+SCHEMES = ("rope", "repo", "repo head", "repo layer")
+
+
+@pytest.fixture(scope="module", params=SCHEMES)
+def model(request):
+    torch.manual_seed(0)
+    return repositioned(request.param)
+
+
+@pytest.fixture(scope="module")
+def repo():
+    torch.manual_seed(0)
+    return repositioned("repo")
+
+
+@torch.no_grad()
+def logits(model, *contexts, tokens=TOKENS):
+    if not contexts:
+        return model(tokens).logits
+    with contexts[0]:
+        return logits(model, *contexts[1:], tokens=tokens)
+
+
+def twin(model, layout):
+    """`model` with other positions and the same weights."""
+    return ri.reposition(deepcopy(model), layout).eval()
+
+
+@pytest.mark.parametrize("where", [{"layer": 1}, {"heads": [(0, 1), (1, 0), (1, 1)], "tokens": SPAN}])
+@pytest.mark.parametrize("case", CASES)
+def test_the_model_is_as_before_to_the_last_bit(case, where, model):
+    before, plain = hooks_of(model), logits(model)
+    changed = logits(model, CASES[case](model, **where))
+    assert changed.isfinite().all() and hooks_of(model) == before
+    assert torch.equal(logits(model), plain)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_it_does_changes_something(case, repo):
+    assert not torch.allclose(logits(repo, CASES[case](repo)), logits(repo), atol=1e-4)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_error_inside_leaves_nothing_behind(case, repo):
+    bridge = ri.bridge(deepcopy(repo))
+    bridge(TOKENS)  # a bridge attaches hooks of its own in its first pass
+    before, plain = hooks_of(bridge), logits_of(bridge)
+
+    def fail(positions, hook):
+        raise RuntimeError("in the midst of a pass")
+
+    with pytest.raises(RuntimeError, match="in the midst"), CASES[case](bridge):
+        bridge.run_with_hooks(TOKENS, fwd_hooks=[("blocks.2.attn.hook_positions", fail)])
+    bridge.reset_hooks()
+    assert hooks_of(bridge) == before and torch.equal(logits_of(bridge), plain)
+
+
+@torch.no_grad()
+def logits_of(bridge):
+    return bridge(TOKENS)
+
+
+def test_linearised_is_plain_rope_and_frozen_is_nope(model):
+    assert_close(logits(model, iv.linearised(model)), logits(twin(model, "rope")), atol=2e-6, rtol=0)
+    for value in (None, 0.0, 40.0):
+        assert_close(logits(model, iv.frozen(model, value=value)), logits(twin(model, "nope")), atol=2e-5, rtol=1e-4)
+
+
+def test_a_frozen_head_compares_queries_and_keys_as_they_are_and_others_do_as_before(model):
+    attention, seen = list(attentions(model))[1], []
+    attention.observers.append(lambda layer, queries, keys, *rest: seen.append(queries @ keys.repeat_interleave(2, 1).mT))
+    handle = attention.sites.scores.register_forward_hook(lambda module, arguments, scores: seen.append(scores))
+    logits(model)
+    logits(model, iv.frozen(model, [(1, 2)]))
+    handle.remove()
+    attention.observers.clear()
+    _, plain, unrotated, under = seen
+    causal = torch.ones(20, 20, dtype=torch.bool).tril()
+    assert_close(under[:, 2, causal], (unrotated * attention.scaling)[:, 2, causal], atol=1e-5, rtol=1e-4)
+    assert_close(under[:, [0, 1, 3]], plain[:, [0, 1, 3]], atol=1e-5, rtol=1e-4)
+
+
+def test_shifting_all_tokens_changes_nothing_and_a_span_what_it_says(model):
+    assert_close(logits(model, iv.shifted(model, 7.5, [(0, 1), (1, 0)])), logits(model), atol=5e-5, rtol=1e-4)
+    by_hand = iv.set_positions(model, 1, None, lambda z: torch.cat([z[..., :5], z[..., 5:9] + 7.5, z[..., 9:]], -1))
+    assert torch.equal(logits(model, iv.shifted(model, 7.5, layer=1, tokens=SPAN)), logits(model, by_hand))
+
+
+def test_permuting_is_reading_positions_in_that_order(model):
+    order = torch.cat([ORDER, torch.arange(12, 20)])
+    for heads in ([(1, 1)], [(1, 0), (1, 1), (1, 2), (1, 3)]):
+        head = 1 if len(heads) == 1 else None
+        by_hand = logits(model, iv.set_positions(model, 1, head, lambda z: z[..., order]))
+        assert torch.equal(logits(model, iv.permuted(model, heads, order=ORDER)), by_hand)
+        assert torch.equal(logits(model, iv.permuted(model, heads, order=ORDER.repeat(2, 1))), by_hand)
+    drawn = [positions_under(model, iv.permuted(model, layer=0, tokens=range(12), seed=seed)) for seed in (0, 0, 1)]
+    assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
+    own = iv.positions_of(model, TOKENS)[0]
+    assert torch.equal(drawn[0][..., :12].sort(-1).values, own[..., :12].sort(-1).values)
+    assert torch.equal(drawn[0][..., 12:], own[..., 12:])
+
+
+def positions_under(model, *contexts, layer=0):
+    if not contexts:
+        return iv.positions_of(model, TOKENS)[layer]
+    with contexts[0]:
+        return positions_under(model, *contexts[1:], layer=layer)
+
+
+def test_swapping_twice_changes_nothing_and_once_is_an_order(model):
+    swapped = [iv.swapped_tokens(model, 3, 11, [(1, 2)]) for _ in range(3)]
+    order = torch.arange(12)
+    order[[3, 11]] = order[[11, 3]]
+    once = logits(model, swapped[0])
+    assert torch.equal(once, logits(model, iv.permuted(model, [(1, 2)], order=order)))
+    assert torch.equal(positions_under(model, *swapped[1:], layer=1)[:, -1], positions_under(model, layer=1)[:, -1])
+    assert_close(
+        logits(model, *(iv.swapped_tokens(model, 3, 11, [(1, 2)]) for _ in range(2))), logits(model), atol=1e-5, rtol=1e-4
+    )
+    spans = logits(model, iv.swapped_tokens(model, range(2, 5), [9, 8, 7]))
+    order = torch.arange(10)
+    order[[2, 3, 4, 9, 8, 7]] = torch.tensor([9, 8, 7, 2, 3, 4])
+    assert torch.equal(spans, logits(model, iv.permuted(model, order=order)))
+
+
+def test_swapped_heads_have_each_others_positions():
+    model = repositioned("repo head")
+    own = iv.positions_of(model, TOKENS)[1]
+    with iv.swapped_heads(model, (1, 0), (1, 3)):
+        assert torch.equal(iv.positions_of(model, TOKENS)[1], own[:, [3, 1, 2, 0]])
+    shared = repositioned("repo layer")
+    assert_close(logits(shared, iv.swapped_heads(shared, (1, 0), (1, 3))), logits(shared), atol=1e-5, rtol=1e-4)
+    grouped = repositioned("repo")  # heads 0, 1 and heads 2, 3 share a key-value head
+    own = iv.positions_of(grouped, TOKENS)[1]
+    with iv.swapped_heads(grouped, (1, 1), (1, 2)):
+        assert torch.equal(iv.positions_of(grouped, TOKENS)[1], own[:, [0, 1, 0, 1]])
+
+
+def test_transplanting_its_own_positions_changes_nothing_to_the_last_bit(model):
+    own = iv.positions_of(model, TOKENS)
+    assert torch.equal(logits(model, iv.transplanted(model, own)), logits(model))
+    bridge = ri.bridge(deepcopy(model))
+    with torch.no_grad():
+        plain, cache = bridge.run_with_cache(TOKENS)
+        with iv.transplanted(bridge, cache, layer=[0, 1]):
+            assert torch.equal(bridge.run_with_cache(TOKENS)[0], plain)
+    one = logits(model, iv.transplanted(model, own, [(1, 2)]))
+    assert_close(one, logits(model), atol=1e-5, rtol=1e-4)
+
+
+def test_transplanted_positions_are_those_of_the_other_prompt_or_checkpoint(model):
+    other = repositioned("repo head")
+    for source in (model, other):
+        theirs = iv.positions_of(source, OTHERS)
+        heads = theirs[1].repeat_interleave(4 // theirs[1].shape[1], 1)
+        by_hand = logits(model, iv.set_positions(model, 1, 2, heads[:, 2]))
+        assert_close(logits(model, iv.transplanted(model, theirs, [(1, 2)])), by_hand, atol=1e-6, rtol=0)
+        by_hand = logits(model, iv.set_positions(model, 1, 2, theirs[0].repeat_interleave(4 // theirs[0].shape[1], 1)[:, 1]))
+        assert_close(logits(model, iv.transplanted(model, theirs, [(1, 2)], from_head=(0, 1))), by_hand, atol=1e-6, rtol=0)
+    one = {layer: positions[:1] for layer, positions in theirs.items()}
+    both = {layer: positions[[0, 0]] for layer, positions in theirs.items()}
+    assert torch.equal(logits(model, iv.transplanted(model, one)), logits(model, iv.transplanted(model, both)))
+
+
+def test_scaling_rounding_and_clipping_at_their_ends(model):
+    plain, at_zero = logits(model), logits(model, iv.frozen(model, value=0.0))
+    for nothing in (iv.scaled(model, 1.0), iv.clipped(model, -1e9, 1e9), iv.replaced(model, lambda z, here: z)):
+        assert torch.equal(logits(model, nothing), plain)
+    for all_zero in (iv.scaled(model, 0.0), iv.rounded(model, step=1e9), iv.clipped(model, 0.0, 0.0)):
+        assert torch.equal(logits(model, all_zero), at_zero)
+    rope = twin(model, "rope")
+    assert torch.equal(logits(rope, iv.rounded(rope)), logits(rope))
+
+
+def test_contexts_compose_from_the_outside_in_and_end_in_any_order(repo):
+    outer = logits(repo, iv.linearised(repo), iv.shifted(repo, 4.0, tokens=SPAN))
+    values = torch.arange(20.0)
+    values[5:9] += 4
+    by_hand = logits(repo, *(iv.set_positions(repo, layer, None, values) for layer in range(3)))
+    assert_close(outer, by_hand, atol=1e-6, rtol=0)
+    assert torch.equal(logits(repo, iv.scaled(repo, 9.0), iv.linearised(repo)), logits(repo, iv.linearised(repo)))
+    first, second = iv.linearised(repo, layer=0), iv.frozen(repo, layer=2)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    with torch.no_grad():
+        inside = repo(TOKENS).logits
+    second.__exit__(None, None, None)
+    assert torch.equal(inside, logits(repo, iv.frozen(repo, layer=2)))
+
+
+def test_rows_are_as_few_as_the_choice_of_heads_allows():
+    shapes = {}
+    for scheme in SCHEMES:
+        model = repositioned(scheme)
+        for name, heads in {"all": [(1, head) for head in range(4)], "a group": [(1, 2), (1, 3)], "one": [(1, 3)]}.items():
+            shapes[scheme, name] = positions_under(model, iv.linearised(model, heads), layer=1).shape[1]
+    assert [shapes[scheme, "all"] for scheme in SCHEMES] == [1, 2, 4, 1]
+    assert [shapes[scheme, "a group"] for scheme in SCHEMES] == [2, 2, 4, 2]
+    assert [shapes[scheme, "one"] for scheme in SCHEMES] == [4, 4, 4, 4]
+
+
+ASKED = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case != "replaced"])
+def test_generation_with_cache_is_generation_without(case, model):
+    asked = ASKED | {"attention_mask": torch.ones_like(TOKENS)}
+    where = {"heads": [(0, 1), (1, 2), (2, 0)]}
+    texts = []
+    for use_cache in (True, False):
+        with CASES[case](model, **where):
+            texts.append(model.generate(TOKENS, use_cache=use_cache, **asked))
+    assert torch.equal(*texts)
+    assert torch.equal(model.generate(TOKENS, **asked), model.generate(TOKENS, **asked))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_padding_on_the_left_changes_nothing(case, repo):
+    """Tokens are counted as attention counts them, and the mask says what is padding."""
+    padded = torch.cat([torch.zeros(2, 5, dtype=torch.long), TOKENS], dim=1)
+    mask = (torch.arange(25) >= 5).long().expand(2, -1)
+    index = (mask.cumsum(1) - 1).clamp_min(0)
+    heads = [(0, 1), (2, 3)]
+    with CASES[case](repo, heads=heads), torch.no_grad():
+        shifted = repo(padded, attention_mask=mask, position_ids=index).logits[:, 5:]
+    assert_close(shifted, logits(repo, CASES[case](repo, heads=heads)), atol=1e-4, rtol=1e-4)
+
+
+DRAWN = {
+    "permuted": iv.permuted,
+    "permuted from a token on": lambda model: iv.permuted(model, tokens=range(3, 20)),
+    "frozen": iv.frozen,
+    "frozen from a token on": lambda model: iv.frozen(model, tokens=range(3, 20)),
+}
+
+
+@pytest.mark.parametrize("case", DRAWN)
+def test_what_is_drawn_or_averaged_does_not_depend_on_who_stands_beside_whom(case, model):
+    """Found: prompts that stood beside longer ones were given positions of their padding, and means took it in."""
+    bridge = ri.bridge(deepcopy(model))
+    texts = [TOKENS[0].tolist(), TOKENS[1, :11].tolist(), TOKENS[1, :7].tolist()]
+    asked = ("positions", "predictions")
+    with DRAWN[case](bridge):
+        alone, together = (ri.analyze(bridge, texts, asked, batch_size=size) for size in (1, 3))
+    for name in ("positions", "predictions"):
+        xr.testing.assert_allclose(alone[name].to_dataset(), together[name].to_dataset(), atol=1e-4)
+    tokens, valid = ri.tokens(texts, bridge)
+    with DRAWN[case](bridge), torch.no_grad():
+        masked = bridge(tokens, attention_mask=valid.long())
+    for row, text in zip(masked, texts, strict=True):
+        own = [token for token in range(3, 20) if token < len(text)] if "from" in case else None
+        with (iv.permuted if "permuted" in case else iv.frozen)(bridge, tokens=own), torch.no_grad():
+            assert_close(row[: len(text)], bridge(torch.tensor([text]))[0], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("answers", ["forced", "generated"])
+def test_scores_of_prompts_of_several_lengths_do_not_depend_on_the_batches(answers):
+    task = ri.tasks.make_task("counting")
+    stock = tiny("llama")
+    stock.resize_token_embeddings(task.vocabulary_size, mean_resizing=False)
+    torch.manual_seed(0)
+    bridge = ri.bridge(ri.reposition(stock, "repo").eval())
+    asked = {"task": task, "test_sets": ["shorter"], "count": 6, "answers": answers}
+    with iv.permuted(bridge):
+        alone, together = (ri.score(bridge, batch_size=size, **asked)["scores"].to_dataset() for size in (1, 6))
+    assert len({len(prompt.tokens) for prompt in task.prompts(6, 0, "shorter")}) > 1
+    xr.testing.assert_allclose(alone, together, atol=1e-5)
+
+
+def test_tokens_of_each_prompt_can_be_named(repo):
+    each = logits(repo, iv.shifted(repo, 5.0, layer=1, tokens=[[2, 3], [7]]))
+    alone = [
+        logits(repo, iv.shifted(repo, 5.0, layer=1, tokens=span), tokens=row[None])
+        for span, row in zip(([2, 3], [7]), TOKENS, strict=True)
+    ]
+    assert_close(each, torch.cat(alone), atol=1e-5, rtol=1e-4)
+    with pytest.raises(InputError, match="tokens of 2 prompts were named, but 1 prompts came"):
+        logits(repo, iv.frozen(repo, tokens=[[2], [3]]), tokens=TOKENS[:1])
+
+
+def test_tokens_beyond_every_prompt_are_refused_where_prompts_are_measured(repo):
+    """Found: nothing changed, and nothing was said."""
+    bridge = ri.bridge(deepcopy(repo))
+    texts = [list(range(3, 13)), list(range(3, 23))]
+    with iv.shifted(bridge, 100.0, layer=1, tokens=[19]):  # the longer prompt has it
+        run = ri.analyze(bridge, texts, ("positions",))
+    assert (run["positions"]["position"].sel(layer=1, prompt=1, token=19) > 50).all()
+    line = "names token 20, and no prompt has more than 20 tokens, so that nothing would change there"
+    for batch_size in (1, 2):
+        with iv.shifted(bridge, 100.0, tokens=[3, 20]), pytest.raises(InputError, match=line):
+            ri.analyze(bridge, texts, ("positions",), batch_size=batch_size)
+    trained = ri.zoo("reversal/repo")
+    asked = {"test_sets": ["5"], "count": 2}
+    longest = int(ri.score(trained, **asked)["scores"]["tokens"].max())
+    for answers in ("forced", "generated"):
+        with iv.shifted(trained, 1.0, tokens=[longest - 2]):  # of the answer: it comes later where it is generated
+            ri.score(trained, answers=answers, **asked)
+        with iv.shifted(trained, 1.0, tokens=[longest]), pytest.raises(InputError, match=f"names token {longest}, and no prompt"):
+            ri.score(trained, answers=answers, **asked)
+
+
+def test_tokens_that_no_pass_came_to_are_named_at_the_end(repo):
+    with pytest.warns(Note, match="token 20 were to be changed, and no prompt had more than 20 tokens") as warned:
+        logits(repo, iv.shifted(repo, 5.0, tokens=[3, 20, 25]))
+    assert len(warned) == 1 and warned[0].filename == __file__
+    with iv.shifted(repo, 5.0, tokens=[24]):
+        repo.generate(TOKENS, **ASKED, attention_mask=torch.ones_like(TOKENS))  # the tokens come later
+    with iv.shifted(repo, 5.0, tokens=[24]):
+        pass  # no prompt came at all
+
+    def pass_and_fail():
+        logits(repo)
+        raise KeyError("of the user")
+
+    with pytest.raises(KeyError), iv.shifted(repo, 5.0, tokens=[24]):
+        pass_and_fail()  # which is all that is said
+
+
+PROMPT_BY_PROMPT = {
+    "tokens": lambda model: iv.shifted(model, 100.0, tokens=[[2], [7]]),
+    "orders": lambda model: iv.permuted(model, order=[[1, 0], [0, 1]]),
+    "recorded": lambda model: iv.transplanted(model, iv.positions_of(model, TOKENS[:, :8])),
+    "values": lambda model: iv.set_positions(model, 1, None, torch.zeros(2, 20)),
+}
+
+
+@pytest.mark.parametrize("what", PROMPT_BY_PROMPT)
+def test_what_is_of_prompts_one_by_one_is_refused_where_they_pass_in_another_order(what, repo):
+    """Found: of prompts of several lengths the longest pass first, so that each got what another one was to get."""
+    bridge = ri.bridge(deepcopy(repo))
+    texts = [list(range(3, 13)), list(range(3, 23))]
+    with PROMPT_BY_PROMPT[what](bridge), pytest.raises(InputError, match="something else of each of 2 prompts"):
+        ri.analyze(bridge, texts, ("positions",), batch_size=2)
+    with PROMPT_BY_PROMPT[what](bridge):
+        run = ri.analyze(bridge, TOKENS, ("positions",), batch_size=2)
+    if what == "tokens":
+        shifted = run["positions"]["position"].sel(layer=1, head=0) > 50
+        assert shifted.argmax("token").values.tolist() == [2, 7]
+
+
+def test_what_is_of_prompts_one_by_one_is_refused_for_more_prompts(repo):
+    """Found: in batches of as many the later prompts got what the first ones were to get."""
+    bridge = ri.bridge(deepcopy(repo))
+    refused = pytest.raises(InputError, match="of each of 2 prompts, and 4 are measured")
+    with iv.shifted(bridge, 100.0, layer=1, tokens=[[2], [7]]), refused:
+        ri.analyze(bridge, torch.cat([TOKENS, OTHERS]), ("positions",), batch_size=2)
+
+
+def test_answers_of_several_lengths_pass_in_another_order_than_prompts_of_one_length_with_them(repo):
+    """Found: prompts and answers of one length together are sorted by the prompt's, and each got what another one was to get."""
+    model = deepcopy(repo)
+    prompts = [Prompt(tuple(range(3, 3 + length)), attributes={"new_tokens": 20 - length}) for length in (12, 8)]
+    with (
+        iv.set_positions(model, 1, None, torch.zeros(2, 20)),
+        pytest.raises(InputError, match="something else of each of 2 prompts"),
+    ):
+        generated_texts(model, tokenizer("byte_level_bpe"), prompts)
+
+
+def test_in_half_precision_the_index_is_not_rounded():
+    model = repositioned("repo").to(torch.bfloat16)
+    with iv.linearised(model, layer=0):
+        positions = iv.positions_of(model, torch.randint(3, 64, (1, 300)))
+    assert torch.equal(positions[0][0, 0], torch.arange(300.0)) and positions[1].dtype == torch.bfloat16
+
+
+def test_measures_and_caches_see_what_was_put(repo):
+    bridge = ri.bridge(deepcopy(repo))
+    with iv.linearised(bridge, layer=1):
+        run = ri.analyze(bridge, TOKENS, ("positions",))
+        _, cache = bridge.run_with_cache(TOKENS)
+    assert torch.equal(cache["blocks.1.attn.hook_positions"][0, 0], torch.arange(20.0))
+    assert (run["positions"]["position"].sel(layer=1).values == torch.arange(20.0).numpy()).all()
+
+
+REFUSED = {
+    "layer 1 (nope) rotates nothing by positions": lambda m: iv.linearised(m, [(1, 0)]),
+    "layer 1 (nope) rotates nothing": lambda m: iv.frozen(m, layer=[0, 1]),
+    "layer 7 was asked for; the model's are 0 to 2": lambda m: iv.frozen(m, layer=7),
+    "head 4 was asked for; the model's are 0 to 3": lambda m: iv.scaled(m, 2.0, [(0, 4)]),
+    "not both; leave one out": lambda m: iv.scaled(m, 2.0, [(0, 1)], layer=0),
+    "no head was named": lambda m: iv.linearised(m, []),
+    "heads are (layer, head) pairs": lambda m: iv.linearised(m, [0, 1, 2]),
+    "tokens are indices from 0": lambda m: iv.shifted(m, 1.0, layer=0, tokens=[]),
+    "tokens are indices from 0,": lambda m: iv.shifted(m, 1.0, layer=0, tokens=[-1]),
+    "an order names each of the first tokens once": lambda m: iv.permuted(m, layer=0, order=[0, 2]),
+    "an order of 30 tokens came to a prompt of 20": lambda m: iv.permuted(m, layer=0, order=list(range(30))),
+    "two tokens, or two spans": lambda m: iv.swapped_tokens(m, 3, 3),
+    "cannot be swapped while the earlier layer runs": lambda m: iv.swapped_heads(m, (0, 1), (2, 1)),
+    "two different heads were wanted": lambda m: iv.swapped_heads(m, (0, 1), (0, 1)),
+    "a step above 0, not 0": lambda m: iv.rounded(m, step=0),
+    "between a lower and an upper end, not 1 and 0": lambda m: iv.clipped(m, 1, 0),
+    "positions of layer 2 were not recorded; there are those of 0": lambda m: iv.transplanted(m, {0: torch.zeros(1, 1, 20)}),
+    "positions of 21 tokens came to prompts of 20": lambda m: iv.transplanted(m, {0: torch.zeros(1, 1, 21)}, layer=0),
+    "positions of 3 prompts came to 2": lambda m: iv.transplanted(m, {0: torch.zeros(3, 1, 20)}, layer=0),
+    "3 rows, which 4 heads cannot share": lambda m: iv.transplanted(m, {0: torch.zeros(1, 3, 20)}, layer=0),
+    "wanted positions that broadcast to [2, 20]": lambda m: iv.replaced(m, lambda z, here: z[..., 1:], layer=0),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_cannot_be_is_refused_in_one_line_and_leaves_nothing(message):
+    model = ri.reposition(tiny("llama"), "rope,nope,rope")
+    before = hooks_of(model)
+    with pytest.raises(InputError) as refused:
+        logits(model, REFUSED[message](model))
+    assert message in str(refused.value) and "\n" not in str(refused.value)
+    assert hooks_of(model) == before
+
+
+@pytest.mark.parametrize("scheme", ["nope", "alibi", "learned", "cope"])
+def test_a_model_that_rotates_nothing_by_positions_is_refused_by_name(scheme):
+    model = repositioned(scheme)
+    assert iv.heads_with_positions(model) == []
+    with pytest.raises(InputError, match=rf"no layer of this model \({scheme}\) rotates"), iv.linearised(model):
+        pass
+
+
+def test_what_a_cache_cannot_give_is_refused(repo):
+    asked = ASKED | {"attention_mask": torch.ones_like(TOKENS)}
+    with iv.permuted(repo, order=list(reversed(range(20)))):
+        repo.generate(TOKENS, **asked)  # new tokens stand after the order
+    late = iv.swapped_tokens(repo, 2, 22)
+    with pytest.raises(InputError, match="an order of 23 tokens came to a prompt of 20"), late:
+        repo.generate(TOKENS, **asked)
+    output = repo(TOKENS, use_cache=True)
+    with pytest.raises(InputError, match="enter the context before the prompt"), iv.frozen(repo):
+        repo(TOKENS[:, :1], past_key_values=output.past_key_values)
+    with pytest.raises(InputError, match="cannot change places with new ones"), iv.swapped_tokens(repo, 2, 22):
+        repo(TOKENS[:, :1], past_key_values=output.past_key_values)
+
+
+@pytest.fixture(scope="module")
+def patched():
+    """A bridge with a NoPE layer, a clean cache, and a metric."""
+    torch.manual_seed(0)
+    bridge = ri.bridge(ri.reposition(tiny("llama"), "repo,nope,repo"))
+    with torch.no_grad():
+        _, cache = bridge.run_with_cache(TOKENS)
+    return bridge, cache, lambda result: result[:, -1, 5].mean()
+
+
+def test_patching_positions_is_transplanting_them_head_by_head(patched):
+    bridge, cache, metric = patched
+    before = [dict(block.hook_aliases) for block in bridge.blocks]
+    with torch.no_grad():
+        result = iv.get_act_patch_positions_all_pos(bridge, OTHERS, cache, metric)
+        expected = torch.zeros(3, 4)
+        for layer in range(3):
+            for head in range(4):
+                if layer == 1:
+                    expected[layer, head] = metric(bridge(OTHERS))
+                else:
+                    with iv.transplanted(bridge, cache, [(layer, head)]):
+                        expected[layer, head] = metric(bridge(OTHERS))
+    assert_close(result, expected, atol=1e-5, rtol=1e-4)
+    assert result.std() > 1e-4 and [dict(block.hook_aliases) for block in bridge.blocks] == before
+
+
+def test_patching_token_by_token_has_transformer_lens_order_and_options(patched):
+    bridge, cache, metric = patched
+    short, few = OTHERS[:, :6], {name: value[..., :6] for name, value in cache.items() if name.endswith("hook_positions")}
+    with torch.no_grad():
+        result = iv.get_act_patch_positions_by_pos(bridge, short, few, lambda out: out[:, -1, 5], reduce="none", baseline=True)
+        with iv.transplanted(bridge, few, [(2, 3)], tokens=[4]):
+            assert_close(result.values[2, 4, 3], bridge(short)[:, -1, 5], atol=1e-5, rtol=1e-4)
+    assert result.axis_names == ["layer", "pos", "head"] and result.values.shape == (3, 6, 4, 2)
+    assert_close(result.baseline, result.values[1, 0, 0], atol=1e-6, rtol=0)
+    with pytest.raises(InputError, match="the clean prompt has 20 tokens"):
+        iv.get_act_patch_positions_all_pos(bridge, short, cache, metric)
+    with pytest.raises(InputError, match="no bridge of ours"):
+        iv.get_act_patch_positions_all_pos(bridge.original_model, OTHERS, cache, metric)
+    with pytest.raises(InputError, match=r"\[2, 1, 20\].*wanted \[prompt, row, token\] of 1 or 1 prompts"):
+        iv.get_act_patch_positions_all_pos(bridge, OTHERS[:1], {HOOK: torch.zeros(2, 1, 20)}, metric)
+
+
+def test_a_clean_cache_without_prompts_is_refused(patched):
+    """Found: with as many tokens as heads, rows were taken for prompts and tokens for rows."""
+    bridge, _, metric = patched
+    _, cache = bridge.run_with_cache(TOKENS[:1, :4], remove_batch_dim=True)
+    with pytest.raises(InputError, match=r"run_with_cache\(tokens\), which keeps the batch dimension"):
+        iv.get_act_patch_positions_all_pos(bridge, OTHERS[:1, :4], cache, metric)
+
+
+@pytest.mark.parametrize("scheme", ["cope_rope", "cope_rope separate keys"])
+def test_what_is_cached_beside_keys_follows_heads_that_rotate_their_own_copy(scheme):
+    """Two key-value heads for four heads: an intervention on one head repeats keys, and what CoPE counts them by with them."""
+    model = repositioned(scheme)
+    prompts = [row.tolist() for row in TOKENS]
+    with iv.frozen(model, [(1, 0)]):
+        cached = continue_greedily(model, prompts, [5, 5], 2)
+        tokens = TOKENS
+        with torch.no_grad():
+            for _ in range(5):
+                tokens = torch.cat([tokens, model(tokens, use_cache=False).logits[:, -1].argmax(-1, keepdim=True)], dim=1)
+    assert [list(row) for row in cached] == tokens[:, 20:].tolist()
+
+
+@pytest.mark.parametrize("tokens", [torch.tensor([False, True, True]), [[True, False], [False, True]], 3, slice(2, 4)])
+def test_masks_and_other_things_that_are_no_indices_are_refused(repo, tokens):
+    """A mask of truth values would be read as the tokens 0 and 1."""
+    with pytest.raises(InputError, match="tokens are indices from 0"), iv.shifted(repo, 1.0, tokens=tokens):
+        logits(repo)
+
+
+def test_layers_and_heads_are_whole_numbers_numpys_too():
+    """Found: (2.7, 0.9) was layer 2, head 0; a numpy layer 0 was no layer, and another one a traceback."""
+    bridge = ri.zoo("niah/repo")
+    for wrong in ({"heads": [(2.7, 0)]}, {"heads": [(2, True)]}, {"heads": ["20"]}, {"layer": 1.0}, {"layer": [False]}):
+        with (
+            pytest.raises(InputError, match=r"is a whole number from 0; got|heads are \(layer, head\) pairs"),
+            iv.frozen(bridge, **wrong),
+        ):
+            pass
+    for layer in (np.int64(0), np.int64(2), torch.tensor(1), np.arange(2)):
+        with iv.frozen(bridge, layer=layer):
+            pass
+
+
+def test_numbers_and_positions_that_mean_nothing_are_refused_where_they_first_appear():
+    """Found: NaN went through to NaN logits, rows of positions of another model were broadcast, others were tracebacks."""
+    bridge = ri.zoo("niah/repo")
+    given = torch.tensor([[5, 17, 3, 9]])
+    nan, recorded = float("nan"), iv.positions_of(bridge, given)
+    for make, line in (
+        (lambda: iv.frozen(bridge, value=nan), "frozen at is nan; wanted a finite number"),
+        (lambda: iv.scaled(bridge, float("inf")), "scaled by is inf; wanted a finite"),
+        (lambda: iv.shifted(bridge, "x"), "shifted by is 'x'; wanted a finite"),
+        (lambda: iv.set_positions(bridge, 0, 0, nan), "to set in layer 0 are NaN or infinite"),
+        (lambda: iv.set_positions(bridge, 0, 0, lambda positions: None), "to set in layer 0 are no numbers"),
+        (lambda: iv.frozen(bridge, tokens=[1 << 62]), "no prompt has more than"),
+        (lambda: iv.swapped_tokens(bridge, 0, 1 << 40), "change places; got 0 and"),
+        (lambda: iv.permuted(bridge, order=[]), "an order names each of the first tokens once"),
+        (lambda: iv.permuted(bridge, order=[1.0, 0.0]), "an order names each of the first tokens once"),
+        (lambda: iv.permuted(bridge, order=[[1, 0], [0, 1]]), "orders of 2 prompts came to 1"),
+        (lambda: iv.transplanted(bridge, {0: torch.zeros(1, 2, 4)}, layer=0), "have 2 rows, which 4 heads cannot share"),
+        (lambda: iv.transplanted(bridge, {0: recorded[0] * nan}, layer=0), "of layer 0 are NaN or infinite"),
+        (lambda: iv.transplanted(bridge, {0: recorded[0][0]}, layer=0), r"are \[4, 4\]; wanted \[prompt, row, token\]"),
+        (lambda: iv.interpolated(bridge, 0), "the factor of an extension is 0; wanted a finite number above 0"),
+        (lambda: iv.yarn(bridge, -1.0, 128), "the factor of an extension is -1.0"),
+        (lambda: iv.yarn(bridge, 10**400, 128), "the factor of an extension is 1000"),
+        (lambda: iv.lm_infinite(bridge, "x"), "a window of at least 1 token .* got 'x', 10"),
+        (lambda: iv.swapped_heads(bridge, 0, 1), r"heads are \(layer, head\) pairs.* got 0$"),
+        (lambda: iv.frozen(bridge, 3), r"heads are \(layer, head\) pairs.* got 3$"),
+        (lambda: iv.transplanted(bridge, recorded, from_head=3), r"heads are \(layer, head\) pairs.* got 3$"),
+        (lambda: iv.transplanted(bridge, recorded, from_head=(2, 1.5)), "a head is a whole number from 0; got 1.5"),
+        (lambda: iv.transplanted(bridge, {0: "x"}), "recorded positions are no numbers"),
+        (lambda: iv.clipped(bridge, 0, 1e40), r"not 0 and 1e\+40; wanted numbers up to 3.4e\+38, or infinity"),
+        (lambda: iv.clipped(bridge, -(10**400), 0), "positions are clipped between"),
+        (lambda: iv.scaled(bridge, 10**400), "scaled by is 1000"),
+        (lambda: iv.shifted(bridge, torch.zeros(3)), "shifted by is tensor"),
+        (lambda: iv.permuted(bridge, seed="x"), "seed is 'x'; wanted a whole number of at least 0"),
+        (lambda: iv.frozen(None), "a model or a bridge was wanted, as ri.load returns it; got None"),
+    ):
+        with pytest.raises(InputError, match=line), make():
+            bridge(given)
+    for wrong in ("text", [], [1, 2], [[1, 2], [3]], [[-1]], [[10**9]], [[0.5]]):
+        with pytest.raises(InputError, match=r"tokens are a table \[prompt, token\] of numbers from 0 to 211"):
+            iv.positions_of(bridge, wrong)

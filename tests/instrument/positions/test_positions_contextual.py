@@ -1,0 +1,270 @@
+"""CoPE: what gates count, how counts become logits, and the official code's numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import places
+import pytest
+import torch
+from torch.nn.functional import linear, silu
+
+from repo_interp.positions.biases import geometric_slopes
+from repo_interp.positions.contextual import (
+    ContextualPositions,
+    FixedSlopes,
+    InterpolatedEmbedding,
+    LearnedSlopes,
+    PositionMap,
+    PositionMLP,
+    SeparatelyGatedPositions,
+    contextual_positions,
+    gates,
+)
+from repo_interp.positions.rotary import rotate
+
+OFFICIAL = places.OFFICIAL / "cope"
+
+
+def official(name: str) -> dict[str, torch.Tensor]:
+    with np.load(OFFICIAL / name) as arrays:
+        return {key: torch.from_numpy(arrays[key]) for key in arrays.files}
+
+
+def causal(tokens: int) -> torch.Tensor:
+    return torch.ones(tokens, tokens, dtype=torch.bool).tril()[None, None]
+
+
+def table(weight: torch.Tensor) -> InterpolatedEmbedding:
+    module = InterpolatedEmbedding(*weight.shape)
+    with torch.no_grad():
+        module.weight.copy_(weight)
+    return module
+
+
+def attend(cope: ContextualPositions, queries, keys, values, visible) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pattern and output of a layer with CoPE alone."""
+    index = torch.arange(queries.shape[2])[None]
+    scale = queries.shape[-1] ** -0.5
+    logits = queries @ keys.transpose(-1, -2) * scale + cope(queries, keys, index, index, visible, scale, values)
+    pattern = logits.masked_fill(~visible, float("-inf")).softmax(-1)
+    return pattern, pattern @ values
+
+
+def test_with_every_gate_open_a_position_is_the_distance_plus_one():
+    positions = contextual_positions(torch.ones(6, 6).tril())
+    i, j = torch.arange(6)[:, None], torch.arange(6)
+    assert torch.equal(positions, (i - j + 1).clamp(min=0).float())
+
+
+def test_with_every_gate_open_it_is_a_relative_position_embedding():
+    torch.manual_seed(0)
+    queries, keys = torch.rand(2, 3, 7, 4) + 1.0, torch.full((2, 3, 7, 4), 100.0)
+    embedding = torch.randn(9, 4)
+    index = torch.arange(7)[None]
+    logits = ContextualPositions(table(embedding))(queries, keys, index, index, causal(7), 1.0)
+    for i in range(7):
+        for j in range(i + 1):
+            torch.testing.assert_close(logits[:, :, i, j], queries[:, :, i] @ embedding[i - j + 1])
+
+
+def test_hard_gates_count_the_tokens_they_open_for():
+    counted = torch.tensor([0, 1, 0, 0, 1, 1, 0, 1], dtype=torch.bool)
+    queries = torch.ones(1, 1, 8, 1)
+    keys = torch.where(counted, 200.0, -200.0)[None, None, :, None]
+    positions = contextual_positions(gates(queries, keys, causal(8), 1.0))[0, 0]
+    for i in range(8):
+        for j in range(i + 1):
+            assert positions[i, j] == counted[j : i + 1].sum()
+    assert torch.equal(positions[:, 0], counted.cumsum(0).float())
+
+
+def test_gates_are_half_where_query_and_key_do_not_meet_and_zero_where_masked():
+    found = gates(torch.zeros(1, 2, 3, 4), torch.randn(1, 1, 3, 4), causal(3), 0.5)
+    assert torch.equal(found, 0.5 * causal(3).expand(1, 2, 3, 3))
+
+
+def test_positions_fall_along_a_row_and_stop_at_the_maximum():
+    found = torch.rand(4, 9, 9).tril()
+    free, limited = contextual_positions(found), contextual_positions(found, 2.5)
+    assert (free.diff(dim=-1) <= 0).all()
+    torch.testing.assert_close(free[..., 0], found.sum(-1))
+    assert torch.equal(limited, free.clamp(max=2.5)) and free.max() > 2.5
+
+
+def test_an_embedding_is_linear_between_whole_positions():
+    embedding = table(torch.tensor([[1.0], [3.0], [-5.0]]))
+    positions = torch.tensor([[[[0.0, 0.25, 1.0, 1.5, 2.0]]]])
+    assert embedding.maximum == 2.0
+    assert embedding(torch.full((1, 1, 1, 1), 2.0), positions).tolist() == [[[[2.0, 3.0, 6.0, -2.0, -10.0]]]]
+
+
+def test_the_slope_between_whole_positions_is_the_gradient_of_the_position():
+    embedding = table(torch.tensor([[1.0], [3.0], [-5.0]]))
+    positions = torch.tensor([[[[0.25, 1.5]]]], requires_grad=True)
+    embedding(torch.full((1, 1, 1, 1), 2.0), positions).sum().backward()
+    assert positions.grad.tolist() == [[[[4.0, -16.0]]]]
+
+
+def test_vectors_that_no_row_can_reach_cost_nothing_and_change_nothing():
+    torch.manual_seed(0)
+    weight = torch.randn(4096, 3)
+    queries, keys, index = torch.randn(1, 2, 5, 3), torch.randn(1, 2, 5, 3), torch.arange(5)[None]
+    long, short = (ContextualPositions(table(rows))(queries, keys, index, index, causal(5), 1.0) for rows in (weight, weight[:7]))
+    torch.testing.assert_close(long, short, atol=0, rtol=0)
+
+
+def test_it_starts_without_any_position_as_in_the_listing():
+    torch.manual_seed(0)
+    queries, keys, index = torch.randn(1, 2, 5, 3), torch.randn(1, 2, 5, 3), torch.arange(5)[None]
+    for start in (InterpolatedEmbedding(8, 3), PositionMLP(3), LearnedSlopes(2)):
+        logits = ContextualPositions(start)(queries, keys, index, index, causal(5), 1.0)
+        assert (logits == 0).all()
+        (logits * torch.randn_like(logits)).sum().backward()
+        assert any(parameter.grad.abs().max() > 0 for parameter in start.parameters())
+
+
+def test_fixed_slopes_are_those_of_alibi_and_prefer_what_is_near():
+    positions = torch.tensor([[[[3.0, 2.0, 1.0]]]]).expand(1, 4, 1, 3)
+    queries = torch.zeros(1, 4, 1, 2)
+    torch.testing.assert_close(FixedSlopes(4)(queries, positions), -geometric_slopes(4)[:, None, None] * positions)
+    printed = FixedSlopes(4, first=1.0, ratio=0.25)(queries, positions)
+    assert printed[0, :, 0, 0].tolist() == [3.0, 3 / 4, 3 / 16, 3 / 64]
+
+
+def test_fixed_slopes_may_be_others():
+    torch.testing.assert_close(
+        FixedSlopes(3, first=1.0, ratio=0.25)(torch.zeros(1, 3, 1, 4), torch.ones(1, 1, 1, 2))[0, :, 0, 0],
+        torch.tensor([1.0, 0.25, 0.0625]),
+    )
+
+
+def test_the_smallest_embedding_has_two_vectors_and_a_network_the_paper_s_width():
+    assert InterpolatedEmbedding(2, 4).maximum == 1.0
+    with pytest.raises(ValueError, match="at least 2 whole positions"):
+        InterpolatedEmbedding(1, 4)
+    network = PositionMLP(4)
+    assert (network.hidden.out_features, network.unit) == (64, 64.0)
+
+
+def test_a_map_given_to_two_layers_is_learned_by_both():
+    shared = InterpolatedEmbedding(8, 3)
+    layers = torch.nn.ModuleList([ContextualPositions(shared), ContextualPositions(shared)])
+    assert len(list(layers.parameters())) == 1
+    queries, index = torch.randn(1, 2, 5, 3), torch.arange(5)[None]
+    grads = []
+    for layer in layers:
+        shared.weight.grad = None
+        (layer(queries, queries, index, index, causal(5), 1.0) + 1.0).square().sum().backward()
+        grads.append(shared.weight.grad)
+    assert grads[0].abs().max() > 0 and torch.equal(*grads)
+
+
+def test_separate_keys_add_one_projection_and_are_made_token_by_token():
+    torch.manual_seed(0)
+    cope = SeparatelyGatedPositions(InterpolatedEmbedding(8, 3), d_model=12, kv_heads=2, d_head=3)
+    assert cope.gate_projection.weight.shape == (6, 12) and cope.gate_projection.bias is None
+    assert 0.01 < cope.gate_projection.weight.std() < 0.03
+    hidden = torch.randn(1, 5, 12)
+    keys = cope.gate_keys(hidden)
+    assert keys.shape == (1, 2, 5, 3)
+    torch.testing.assert_close(torch.cat((keys[:, :, :3], cope.gate_keys(hidden[:, 3:])), dim=2), keys)
+    torch.testing.assert_close(keys[0, 1, 4], cope.gate_projection.weight[3:] @ hidden[0, 4])
+    assert ContextualPositions(InterpolatedEmbedding(8, 3)).gate_keys(hidden) is None
+
+
+def test_what_the_gates_need_and_did_not_get_is_named():
+    queries, index = torch.zeros(1, 2, 5, 3), torch.arange(5)[None]
+    for source in ("values", "separate_keys"):
+        cope = ContextualPositions(InterpolatedEmbedding(8, 3), source)
+        with pytest.raises(ValueError, match=f"gates from {source} were wanted"):
+            cope(queries, queries, index, index, causal(5), 1.0)
+    with pytest.raises(ValueError, match=r"unknown gate source 'key'; known are keys, separate_keys, values, open"):
+        ContextualPositions(InterpolatedEmbedding(8, 3), "key")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="p_max = 1"):
+        InterpolatedEmbedding(1, 3)
+    with pytest.raises(TypeError, match="abstract class PositionMap"):
+        PositionMap()  # pyright: ignore[reportAbstractUsage]
+
+
+def test_equals_the_official_functions():
+    arrays = official("cope.npz")
+    assert int(arrays["max_cope_length"]) == len(arrays["dynamic_map"])
+    queries, keys, values = arrays["q"], arrays["k"], arrays["v"]
+    visible, scale = causal(queries.shape[2]), queries.shape[-1] ** -0.5
+    cope = ContextualPositions(table(arrays["dynamic_map"]))
+    positions = contextual_positions(gates(queries, keys, visible, scale), cope.position_map.maximum)
+    torch.testing.assert_close(positions, arrays["pos"], atol=1e-5, rtol=0)
+    index = torch.arange(queries.shape[2])[None]
+    logits = cope(queries, keys, index, index, visible, scale)
+    torch.testing.assert_close(logits, arrays["bias"].tril(), atol=1e-5, rtol=0)
+    pattern, output = attend(cope, queries, keys, values, visible)
+    torch.testing.assert_close(pattern, arrays["weights"], atol=1e-5, rtol=0)
+    torch.testing.assert_close(output, arrays["output"], atol=1e-5, rtol=0)
+
+
+def test_equals_the_official_functions_inside_a_window():
+    arrays = official("cope.npz")
+    visible = arrays["window_mask"][None, None]
+    assert not torch.equal(visible, causal(48)), "the fixture's mask is a window"
+    queries, keys, values = arrays["q"], arrays["k"], arrays["v"]
+    cope = ContextualPositions(table(arrays["dynamic_map"]))
+    found = gates(queries, keys, visible, queries.shape[-1] ** -0.5)
+    positions = contextual_positions(found, cope.position_map.maximum)
+    torch.testing.assert_close(positions, arrays["window_pos"], atol=1e-5, rtol=0)
+    output = attend(cope, queries, keys, values, visible)[1]
+    torch.testing.assert_close(output, arrays["window_output"], atol=1e-5, rtol=0)
+
+
+def rms_norm(hidden: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    return weight * hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + epsilon)
+
+
+@torch.no_grad()
+def test_equals_the_official_model():
+    """OLMo-2 by hand: norms after sub-layers, QK-norm over all heads jointly; RoPE in layer 0, CoPE above."""
+    config = json.loads((OFFICIAL / "cope_model_config.json").read_text())
+    arrays = official("cope_model.npz")
+    weights = {name.removeprefix("w/transformer."): value for name, value in arrays.items() if name[0] == "w"}
+    heads, epsilon = config["n_heads"], config["layer_norm_eps"]
+    d_head = config["d_model"] // heads
+    tokens = arrays["input_ids"].shape[1]
+    p_max = min(config["max_sequence_length"], 4096)
+    index = torch.arange(tokens)[None]
+    frequencies = config["rope_theta"] ** -(torch.arange(0, d_head, 2) / d_head)
+
+    def split(flat: torch.Tensor) -> torch.Tensor:
+        return flat.unflatten(-1, (heads, d_head)).transpose(1, 2)
+
+    hidden = weights["wte.weight"][arrays["input_ids"]]
+    for layer in range(config["n_layers"]):
+        own = {
+            name.removeprefix(f"blocks.{layer}."): value for name, value in weights.items() if name.startswith(f"blocks.{layer}.")
+        }
+        queries, keys, values = linear(hidden, own["att_proj.weight"]).chunk(3, dim=-1)
+        queries = split(rms_norm(queries, own["q_norm.weight"], epsilon))
+        keys = split(rms_norm(keys, own["k_norm.weight"], epsilon))
+        values = split(values)
+        if layer < config["dynamic_pe_start_layer"]:
+            assert "dynamic_map.weight" not in own
+            nothing = ContextualPositions(InterpolatedEmbedding(p_max, d_head))
+            queries, keys = (rotate(features, index[:, None], frequencies) for features in (queries, keys))
+            attended = attend(nothing, queries, keys, values, causal(tokens))[1]
+        else:
+            assert len(own["dynamic_map.weight"]) == p_max
+            cope = ContextualPositions(table(own["dynamic_map.weight"]))
+            attended = attend(cope, queries, keys, values, causal(tokens))[1]
+        attended = linear(attended.transpose(1, 2).flatten(2), own["attn_out.weight"])
+        hidden = hidden + rms_norm(attended, own["attn_norm.weight"], epsilon)
+        content, gate = linear(hidden, own["ff_proj.weight"]).chunk(2, dim=-1)
+        fed = linear(silu(gate) * content, own["ff_out.weight"])
+        hidden = hidden + rms_norm(fed, own["ff_norm.weight"], epsilon)
+    logits = linear(rms_norm(hidden, weights["ln_f.weight"], epsilon), weights["ff_out.weight"])
+    torch.testing.assert_close(logits, arrays["logits"], atol=1e-4, rtol=0)
+
+
+def test_a_map_of_any_positions_has_no_maximum():
+    for position_map in (PositionMLP(3), FixedSlopes(2), LearnedSlopes(2)):
+        assert position_map.maximum == math.inf

@@ -1,0 +1,297 @@
+"""Tasks on any tokenizer's tokens and on text: copying, random tokens, few-shot rows, and language modelling on a corpus."""
+
+import copy
+import hashlib
+import json
+import sysconfig
+from pathlib import Path
+
+import numpy as np
+import pytest
+from task_tokenizers import FAMILIES, tokenizer
+from tokenizers import Regex, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from position_papers.tasks.corpus import corpus
+from repo_interp.errors import InputError
+from repo_interp.tasks import Response, make_task, read_prompts, write_prompts
+from repo_interp.tasks.copying import copying_prompts, ordinary_tokens
+from repo_interp.tasks.data_sets.glue import GRIM, KIND, few_shot_prompts, following, own_rows, read_rows
+from repo_interp.tasks.essay import standard_library_sources
+from repo_interp.tasks.random_tokens import random_token_prompts
+from repo_interp.tasks.reversal import reversal_prompts
+
+GLUE = {
+    "sst2.tsv": 'sentence\tlabel\na gorgeous , witty film\t1\nno "movement , no yuks\t0\nall of it dull\t0\n',
+    "qnli.tsv": "index\tquestion\tsentence\tlabel\n0\tWho came?\tShe came.\tentailment\n1\tWhen?\tNever so.\tnot_entailment\n"
+    "2\tWhy?\tBecause.\tentailment\n",
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_prompts_of_ordinary_tokens(family, tmp_path):
+    one = tokenizer(family)
+    bos = one.bos_token_id
+    for prompt in copying_prompts(one, sequences=9, count=3):
+        assert prompt.tokens[0] == bos
+        assert len(prompt.tokens) == 1 + 12 * 10
+        assert not set(prompt.tokens[1:]) & set(one.all_special_ids)
+        assert [prompt.tokens[at] for at in prompt.attributes["source"]] == [prompt.tokens[at] for at in prompt.generated]
+        assert [prompt.tokens[at] for at in prompt.spans["query"]] == [prompt.tokens[at] for at in prompt.spans["needle.1.key"]]
+    prompts = random_token_prompts(one, length=64, count=4, seed=2)
+    write_prompts(prompts, tmp_path / "p.jsonl")
+    assert read_prompts(tmp_path / "p.jsonl", one) == prompts
+    assert {len(prompt.tokens) for prompt in prompts} == {64}
+    assert {prompt.tokens[0] for prompt in prompts} == {bos}
+    assert bos not in {token for prompt in prompts for token in prompt.tokens[1:]}
+    assert random_token_prompts(one, length=64, count=1, seed=2) == prompts[:1]
+    ids = ordinary_tokens(one)
+    drawn = np.array([p.tokens[1:] for p in random_token_prompts(one, length=1000, count=40)])
+    assert set(drawn.ravel()) == set(ids)
+    for make in (lambda: copying_prompts(one, sequences=0), lambda: random_token_prompts(one, length=0)):
+        with pytest.raises(InputError, match="wanted at least one of"):
+            make()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_words_to_reverse(family, tmp_path):
+    one = tokenizer(family)
+    prompts = reversal_prompts(one, words=12, count=3, seed=2)
+    for prompt in prompts:
+        assert prompt.tokens[0] == one.bos_token_id and prompt.tokens.count(one.bos_token_id) == 1
+        said = [prompt.text[slice(*prompt.characters[f"words.{n}"][0])].strip() for n in range(1, 13)]
+        assert len(said) == 12 and prompt.answers == (" ".join(reversed(said)),)
+        assert prompt.text.endswith(f"{' '.join(said)} Answer: {prompt.answers[0]}")
+        source = prompt.attributes["source"]
+        assert [prompt.tokens[at] for at in source] == [prompt.tokens[at] for at in prompt.generated]
+        assert sorted(source) == sorted(prompt.spans["words"])
+        assert tuple(source[: len(prompt.spans["words.12"])]) == prompt.spans["words.12"]
+        assert prompt.spans["instruction"][0] == 1
+    write_prompts(prompts, tmp_path / "p.jsonl")
+    assert read_prompts(tmp_path / "p.jsonl", one) == prompts
+    assert reversal_prompts(one, words=12, count=1, seed=2) == prompts[:1]
+    with pytest.raises(InputError, match="words"):
+        reversal_prompts(one, words=0)
+
+
+def test_words_to_reverse_stand_behind_a_bos_that_the_tokenizer_does_not_put_there():
+    """As SmolLM2's has it: else the instruction's first token is the one that attention rests on."""
+    backend = copy.deepcopy(tokenizer("byte_level_bpe").backend_tokenizer)
+    backend.post_processor = processors.ByteLevel(trim_offsets=False)
+    bare = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<bos>")
+    assert bare("Answer:")["input_ids"][0] != bare.bos_token_id
+    (with_one,), (prompt,) = (reversal_prompts(each, words=5, count=1) for each in (tokenizer("byte_level_bpe"), bare))
+    assert prompt.tokens == with_one.tokens and prompt.spans == with_one.spans and prompt.tokens[0] == bare.bos_token_id
+    assert prompt.attributes == with_one.attributes
+
+
+def test_words_that_are_split_otherwise_in_the_answer_are_refused():
+    backend = copy.deepcopy(tokenizer("byte_level_bpe").backend_tokenizer)
+    together = pre_tokenizers.Split(Regex("Answer: ."), "isolated")
+    backend.pre_tokenizer = pre_tokenizers.Sequence([together, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    one = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<bos>")
+    with pytest.raises(InputError, match="no token has a source"):
+        reversal_prompts(one, words=3)
+
+
+@pytest.mark.parametrize("family", ["byte_level_bpe", "metaspace_unigram", "words"])
+@pytest.mark.parametrize("length", [256, 512])
+def test_few_shot_text(family, length):
+    one = tokenizer(family)
+    for prompt in few_shot_prompts(one, length=length, count=4):
+        assert length - 40 < len(prompt.tokens) <= length
+        shown = [prompt.text[slice(*prompt.characters[f"examples.{n}.label"][0])].strip() for n in range(1, 6)]
+        assert sorted(set(shown)) == prompt.attributes["labels"] == ["0", "1"]
+        assert prompt.text.endswith(f"Label: {prompt.answers[0]}")
+        asked = prompt.text[slice(*prompt.characters["query"][0])]
+        adjective = asked.split(" is ")[1].split(".")[0]
+        assert adjective in (KIND if prompt.answers[0] == "1" else GRIM)
+        assert asked not in prompt.text[: prompt.characters["query"][0][0]]
+        assert prompt.text[slice(*prompt.characters["padding"][0])].startswith("The grass is green. The sky is blue.")
+    assert few_shot_prompts(one, length=length, count=1) == few_shot_prompts(one, length=length, count=4)[:1]
+
+
+def test_our_own_rows_are_balanced_and_distinct():
+    rows = own_rows()
+    assert len(rows) == len(set(rows)) > 300
+    assert sum(row.label == "1" for row in rows) * 2 == len(rows)
+    assert not set(KIND) & set(GRIM)
+
+
+@pytest.mark.parametrize("name", GLUE)
+def test_glue_rows(name, tmp_path):
+    path = tmp_path / name
+    path.write_text(GLUE[name], encoding="utf-8")
+    rows = read_rows(path)
+    assert len(rows) == 3
+    prompts = few_shot_prompts(tokenizer("byte_level_bpe"), rows=path, length=256, count=6, shots=2)
+    for prompt in prompts:
+        assert len(prompt.attributes["labels"]) == 2
+        assert set(prompt.answers) <= {row.label for row in rows}
+    text = prompts[0].text
+    assert ("Sentence: " in text) and (("Question: " in text) == (name == "qnli.tsv"))
+    assert "Index" not in text
+
+
+def test_following_counts_any_label_of_the_set():
+    prompts = few_shot_prompts(tokenizer("words"), length=200, count=4)
+    assert following([" 1\n", "0", "positive", ""], prompts).tolist() == [1, 1, 0, 0]
+    with pytest.raises(InputError, match="one output per prompt"):
+        following(["1"], prompts)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "wanted a header with `label`"),
+        (b"text\tclass\na\tb\n", "wanted a header with `label`"),
+        (b"label\n1\n", "columns of text"),
+        (b"sentence\tlabel\na\t1\nb\n", "line 3: wanted 2 cells, got 1"),
+        (b"sentence\tlabel\na\t1\nb\t\n", "line 3: a text or the label is empty"),
+        (b"sentence\tlabel\na\t1\nb\t1\n", "rows of at least two labels"),
+        (b"sentence\tlabel\ncaf\xe9\t1\n", "byte 18 is not UTF-8"),
+    ],
+)
+def test_broken_tables(content, message, tmp_path):
+    (tmp_path / "rows.tsv").write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        few_shot_prompts(tokenizer("words"), rows=tmp_path / "rows.tsv", length=256, count=1)
+
+
+def test_few_shot_text_that_cannot_be_made(tmp_path):
+    (tmp_path / "rows.tsv").write_text(GLUE["sst2.tsv"])
+    for arguments, message in (
+        ({"rows": tmp_path / "absent.tsv"}, "there is no file"),
+        ({"rows": tmp_path / "rows.tsv", "shots": 3}, "wanted more rows than the 3 shots, got 3"),
+        ({"length": 40}, "5 examples take at least"),
+        ({"count": 0}, "at least one prompt"),
+    ):
+        with pytest.raises(InputError, match=message):
+            few_shot_prompts(tokenizer("words"), **arguments)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Forty documents of words that count up, so that every window can be placed."""
+    path = tmp_path_factory.mktemp("corpus")
+    for number in range(40):
+        lines = [f"document {number} line {line} über {line * 7 % 13} <pad> <bos>" for line in range(60)]
+        (path / f"{number:02}.txt").write_text("\n".join(lines), encoding="utf-8")
+    (path / "ignored.bin").write_bytes(b"\xff\xfe")
+    return path
+
+
+def language(folder, **options):
+    return make_task("language", corpus=str(folder), tokens=300, length=32, longest_test=128, **options)
+
+
+def test_language_windows_are_of_the_corpus(folder):
+    task = language(folder)
+    data = task.data
+    assert task.vocabulary_size == len(task.tokenizer()) == 300
+    batch = task.batch(np.random.default_rng(0), 64)
+    assert batch.tokens.shape == (64, 32)
+    assert (batch.tokens[:, 0] == 1).all()
+    assert batch.targets[:, 1:].all()
+    assert not (batch.tokens == 0).any()  # "<pad>" in a document is text
+    held_out = [(folder / f"{number:02}.txt").read_text("utf-8") for number in (19, 39)]
+    kept = [(folder / f"{number:02}.txt").read_text("utf-8") for number in range(39) if number != 19]
+    for prompt in task.prompts(5, test_set="128"):
+        assert len(prompt.tokens) == 128
+        text = task.tokenizer().decode(prompt.tokens[1:])
+        whole = text.strip("\ufffd")
+        assert sum(whole in document for document in held_out) == 1
+        assert not any(whole in document for document in kept)
+        assert prompt.attributes["bytes"] >= len(whole.encode())
+        assert task.targets(prompt) == tuple(range(1, 128))
+    assert (data.training == 1).sum() == 38
+    assert (data.held_out == 1).sum() == 2
+    joined = "".join(task.tokenizer().decode(part.tolist()) for part in np.split(data.held_out, [1]))
+    assert held_out[0][:200] in joined
+    assert sum(data.bytes[token] for token in data.held_out) == sum(len(text.encode()) for text in held_out)
+
+
+def test_language_is_deterministic_and_scored_in_nats(folder):
+    task = language(folder)
+    state = task.data.tokenizer.backend_tokenizer.to_str()
+    tokens = task.data.training
+    corpus.cache_clear()
+    again = language(folder)
+    assert again.data.tokenizer.backend_tokenizer.to_str() == state
+    assert hashlib.sha256(again.data.training).digest() == hashlib.sha256(tokens).digest()
+    assert again.prompts(2, seed=1) == task.prompts(2, seed=1)
+    prompts = task.prompts(2)
+    responses = [Response(prompt.tokens[1:], tuple(np.linspace(-2, 0, 31))) for prompt in prompts]
+    assert task.score(responses, prompts) == pytest.approx([1.0, 1.0])
+
+
+def test_language_with_the_tokenizer_of_a_checkpoint(folder, tmp_path):
+    task = language(folder)
+    task.tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "more.txt").write_text("other text altogether\n" * 1000)
+    loaded = make_task("language", corpus=str(tmp_path / "more.txt"), tokenizer_file=str(tmp_path / "tokenizer.json"), length=32)
+    assert loaded.tokenizer().get_vocab() == task.tokenizer().get_vocab()
+    assert loaded.tokenizer().decode(loaded.batch(np.random.default_rng(0), 1).tokens[0][2:]).count("other") > 0
+    assert tuple(loaded.tokenizer()("line 7")["input_ids"]) == (
+        1,
+        *task.tokenizer()("line 7", add_special_tokens=False)["input_ids"],
+    )
+    assert loaded.test_sets == ("32", "64", "128", "256", "512", "1024")
+    with pytest.raises(InputError, match="no held-out document has 1023 tokens"):
+        loaded.prompts(1, test_set="1024")
+
+
+@pytest.mark.parametrize("family", ["byte_level_bpe", "metaspace_unigram", "metaspace_bpe"])
+@pytest.mark.parametrize("named", ["bos_token", "eos_token"])
+def test_language_in_the_tokens_of_any_checkpoint(folder, tmp_path, family, named):
+    """Documents begin with the checkpoint's beginning of text, or its end of text; found: only tokenizers of ours were taken."""
+    given = tokenizer(family)
+    given.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "bos_token": None, named: "<bos>"}))
+    task = make_task("language", corpus=str(folder), tokenizer_file=str(tmp_path / "tokenizer.json"), length=32, longest_test=64)
+    first = given.convert_tokens_to_ids("<bos>")
+    assert task.data.start == first and task.vocabulary_size == len(given)
+    assert (task.data.held_out == first).sum() == 2 and (task.data.training == first).sum() == 38
+    batch = task.batch(np.random.default_rng(0), 8)
+    assert (batch.tokens[:, 0] == first).all() and batch.targets[:, 1:].all()
+    beginning = (folder / "19.txt").read_text("utf-8").split(" <pad>")[0]
+    own = given(beginning, add_special_tokens=False)["input_ids"][:-1]  # the last one may be joined to what follows
+    assert task.data.held_out[1 : 1 + len(own)].tolist() == own
+    (prompt,) = task.prompts(1, test_set="64")
+    assert prompt.tokens[0] == first and first not in prompt.tokens[1:]
+    if "<unk>" not in given.decode(list(prompt.tokens)):
+        shown = given.decode(list(prompt.tokens[1:])).encode()
+        assert abs(prompt.attributes["bytes"] - len(shown)) <= 4  # a leading space, half a character
+
+
+def test_language_that_cannot_be_made(folder, tmp_path):
+    (tmp_path / "short.txt").write_text("short")
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9" * 5000)
+    words = tokenizer("words")
+    words.save_pretrained(tmp_path / "words")
+    (tmp_path / "alone.json").write_bytes((tmp_path / "words" / "tokenizer.json").read_bytes())
+    words.save_pretrained(tmp_path / "nameless")
+    names = json.loads((tmp_path / "nameless" / "tokenizer_config.json").read_text())
+    (tmp_path / "nameless" / "tokenizer_config.json").write_text(json.dumps({**names, "bos_token": None}))
+    for options, message in (
+        ({"corpus": str(tmp_path / "absent")}, "No such file"),
+        ({"corpus": str(tmp_path / "short.txt")}, "at least 10,000 characters"),
+        ({"corpus": str(tmp_path / "latin.txt")}, "it is not UTF-8"),
+        ({"corpus": str(folder), "tokenizer_file": str(tmp_path / "absent.json")}, "wanted a tokenizer.json"),
+        ({"corpus": str(folder), "tokenizer_file": str(tmp_path / "alone.json")}, "with its tokenizer_config.json beside it"),
+        (
+            {"corpus": str(folder), "tokenizer_file": str(tmp_path / "nameless" / "tokenizer.json")},
+            "names neither a beginning nor an end of text",
+        ),
+    ):
+        with pytest.raises(InputError, match=message):
+            make_task("language", **options).batch(np.random.default_rng(0), 1)
+
+
+def test_the_standard_library_is_a_corpus_without_its_tests():
+    root = Path(sysconfig.get_paths()["stdlib"])
+    sources = [path.relative_to(root) for path in standard_library_sources(root)]
+    assert {Path("argparse.py"), Path("json/decoder.py"), Path("asyncio/tasks.py")} <= set(sources)
+    assert not {"test", "tests", "site-packages", "encodings"} & {part for path in sources for part in path.parts}
+    assert len(sources) == len(set(sources)) > 300

@@ -1,0 +1,281 @@
+"""A package outside ours adds a measure and an experiment with figures, a scheme and a task: the files of docs/extend.md as they are."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from packages import install
+from places import DOCS
+
+import repo_interp as ri
+from position_papers.training import recipes
+from position_papers.training.trained import trained_configuration
+from repo_interp.cli import main
+from repo_interp.entry_points import OWN, TASKS
+from repo_interp.experiments.catalogue import experiment_named
+from repo_interp.measures.catalogue import measure_named, measure_names
+from repo_interp.models import schemes
+from repo_interp.plots.catalogue import view_of
+from repo_interp.positions import layouts
+from repo_interp.positions.biases import KerplePower
+from repo_interp.positions.layouts import format_layout, parse_layout, scheme_names
+from repo_interp.tasks import make_task, task_names
+
+PAGE = DOCS / "extend.md"
+FILE = re.compile(r"^`([\w/.]+)`\n\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+TINY = "--layers 2 --width 16 --heads 2 --steps 4 --batch 4 --warm-up 2 --log-every 2 --score-prompts 4 --set longest=4"
+
+
+@pytest.fixture(scope="module")
+def worked(tmp_path_factory) -> Path:
+    """The folder in which a fresh interpreter, with the package of the page on its path, has run the commands of the page - made small."""
+    folder = tmp_path_factory.mktemp("extension")
+    files = dict(FILE.findall(PAGE.read_text(encoding="utf-8")))
+    assert set(files) == {
+        "pyproject.toml",
+        *(f"position_extras/{part}.py" for part in ("measure", "experiment", "scheme", "task")),
+    }
+    install(folder / "site", files)
+    commands = [
+        f"train sorting --scheme t5 {TINY} --out trained",
+        "score trained --count 3 --test-sets 3,4 --answers generated --out scored",
+        "analyze trained --measures positions,attention_mass,backwards --count 3 --out analysed",
+        "analyze reversal/repo --measures positions,backwards --length 8 --count 2 --set backwards.margin=0.5 --out mirror",
+        "analyze reversal/repo --experiments stretch --length 8 --count 2 --set stretch.factors=0.5,1,2 --out stretched",
+        "inspect trained",
+    ]
+    program = "import sys; from repo_interp.cli import main; sys.exit(max(main(command.split()) for command in sys.argv[1:]))"
+    path = os.pathsep.join(filter(None, [str(folder / "site"), os.environ.get("PYTHONPATH")]))
+    environment = os.environ | {"PYTHONPATH": path, "COLUMNS": "160", "MPLBACKEND": "agg"}
+    done = subprocess.run(
+        [sys.executable, "-W", "error::DeprecationWarning:position_extras", "-c", program, *commands],
+        cwd=folder, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (folder / "said").write_text(done.stdout)
+    return folder
+
+
+def test_the_experiment_is_in_the_run_file_and_on_the_page(worked):
+    group = ri.read_run(worked / "stretched")["stretch"]
+    assert group["factor"].values.tolist() == [0.5, 1.0, 2.0]
+    log_probability = dict(zip(group["factor"].values.tolist(), group["log_probability"].values.tolist(), strict=True))
+    assert log_probability[1.0] > max(log_probability[0.5], log_probability[2.0])  # trained on its own positions
+    assert log_probability[1.0] > -0.1
+    assert (worked / "stretched" / "figures" / "stretch_by_factor.png").stat().st_size > 1000
+    assert '<section id="stretch"' in (worked / "stretched" / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_scheme_and_the_task_train_and_are_scored(worked):
+    config = json.loads((worked / "trained" / "config.json").read_text())
+    assert config["position_layout"]["layers"] == ["t5", "t5"]
+    scores = ri.read_run(worked / "scored")["scores"]
+    assert scores.attrs["task"] == "sorting"
+    assert scores["test_set"].values.tolist() == ["3", "4"]
+    assert np.isfinite(scores["mean_score"]).all()
+    assert ri.read_run(worked / "scored").attrs["layout"] == "t5,t5"
+    assert "a scheme of another package" in (worked / "said").read_text()
+
+
+def test_what_the_scheme_learns_is_in_the_checkpoint(worked):
+    from safetensors.numpy import load_file
+
+    weights = load_file(worked / "trained" / "model.safetensors")
+    assert [weights[f"model.layers.{layer}.self_attn.table"].shape for layer in range(2)] == [(2, 32), (2, 32)]
+
+
+def test_the_measure_is_in_the_run_file(worked):
+    run = ri.read_run(worked / "mirror")
+    group, position = run["backwards"], run["positions"]["position"]
+    assert group.attrs["margin"] == 0.5
+    assert group["share"].attrs == {"long_name": "share of steps that run backwards", "units": "1"}
+    assert group["scheme"].values.tolist() == run["positions"]["scheme"].values.tolist()
+    expected = (np.diff(position.values, axis=-1) < -0.5).mean(-1)
+    np.testing.assert_allclose(group["share"].transpose(*position.dims[:3]), expected)
+    learned = group["share"].values[:, group["scheme"].values == "repo"]
+    assert learned.max() > 0.1
+    trained = ri.read_run(worked / "analysed")
+    assert trained["backwards"]["scheme"].values.tolist() == ["t5", "t5"]
+    assert (trained["backwards"]["share"] == 0).all()
+    assert {"numbers", "mark", "generated"} <= set(trained["attention_mass"]["span"].values.tolist())
+
+
+@pytest.mark.parametrize("run", ["mirror", "analysed"])
+def test_the_measure_is_drawn_as_files_and_in_the_page(worked, run):
+    figures = worked / run / "figures"
+    assert all((figures / f"backwards_by_head.{kind}").stat().st_size > 1000 for kind in ("png", "svg", "pdf"))
+    assert "share of steps that run backwards" in (figures / "backwards_by_head.svg").read_text()
+    page = (worked / run / "report.html").read_text(encoding="utf-8")
+    section = page.partition('<section id="backwards"')[2].partition("</section>")[0]
+    assert 'alt="Backwards by head" src="data:image/svg+xml;base64,' in section
+    assert 'href="#backwards"' in page and "without a section here" not in page
+
+
+def test_without_the_package_its_names_are_refused_by_name(worked):
+    with pytest.raises(ri.InputError, match=r"no measure 'backwards'; there are positions"):
+        measure_named("backwards")
+    with pytest.raises(ri.InputError, match="wanted a task, one of reversal"):
+        make_task("sorting")
+    with pytest.raises(ri.InputError, match="t5"):
+        ri.load(worked / "trained")
+
+
+BROKEN = {
+    "pyproject.toml": """
+[project]
+name = "broken-extras"
+version = "1.0"
+[project.entry-points."repo_interp.measures"]
+absent = "broken_extras:Absent"
+nameless = "broken_extras:Nameless"
+positions = "broken_extras:Absent"
+[project.entry-points."repo_interp.experiments"]
+wrong_experiment = "broken_extras:Nameless"
+[project.entry-points."repo_interp.plots"]
+absent = "broken_extras.nowhere:figures"
+[project.entry-points."repo_interp.schemes"]
+absent_scheme = "broken_extras:absent"
+wrong_scheme = "broken_extras:number"
+[project.entry-points."repo_interp.tasks"]
+absent_task = "broken_extras:absent"
+wrong_task = "broken_extras:NUMBERS"
+""",
+    "broken_extras.py": "class Nameless:\n    pass\n\n\ndef number(builder, rotation, d_head):\n    return 3\n\n\nNUMBERS = {'small': 3}\n",
+}
+
+
+@pytest.fixture
+def broken(tmp_path, monkeypatch):
+    install(tmp_path, BROKEN)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    sys.modules.pop("broken_extras", None)
+
+
+def tiny():
+    from families import tiny as model
+
+    return model("llama")
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda: measure_named("absent"), r"the measure 'absent' of the package broken-extras \(broken_extras:Absent\) cannot be imported"),
+        (lambda: measure_named("nameless"), "the measure 'nameless' is .*; wanted an object of that name with required_spans"),
+        (lambda: experiment_named("wrong_experiment"), "wanted a repo_interp.experiments.Experiment of that name"),
+        (lambda: view_of("absent"), "the plot 'absent' of the package broken-extras .* ModuleNotFoundError"),
+        (lambda: ri.reposition(tiny(), "absent_scheme"), "the scheme 'absent_scheme' of the package broken-extras"),
+        (lambda: ri.reposition(tiny(), "wrong_scheme@1"), "the scheme 'wrong_scheme' of another package gave int; wanted SchemeParts"),
+        (lambda: make_task("absent_task"), "the task 'absent_task' of the package broken-extras"),
+        (lambda: make_task("wrong_task"), "the task 'wrong_task' of another package: wanted a mapping"),
+    ],
+)  # fmt: skip
+def test_a_broken_package_is_one_line_that_names_it(broken, ask, message):
+    with pytest.raises(ri.InputError, match=message) as refusal:
+        ask()
+    assert "\n" not in str(refusal.value)
+
+
+def test_two_packages_with_one_name_are_refused(broken):
+    other = {"pyproject.toml": BROKEN["pyproject.toml"].replace("broken-extras", "other-extras")}
+    install(broken, other)
+    with pytest.raises(ri.InputError, match="the task 'absent_task' is given by broken-extras and other-extras; uninstall one"):
+        make_task("absent_task")
+
+
+def test_ours_cannot_be_replaced_and_names_are_known_without_import(broken):
+    assert type(measure_named("positions")).__module__ == "repo_interp.measures.positions"
+    assert measure_names().count("positions") == 1 and "nameless" in measure_names()
+    assert {"absent_task", "wrong_task"} < set(task_names())
+    assert {"absent_scheme", "wrong_scheme"} < set(scheme_names())
+    assert "broken_extras" not in sys.modules
+    for text in ("absent_scheme", "absent_scheme@1"):
+        assert format_layout(parse_layout(text, 3)) == text
+
+
+SORTING = dict(FILE.findall(PAGE.read_text(encoding="utf-8")))["position_extras/task.py"]
+
+
+def enumerations(names: set[str]) -> set[str]:
+    """Files of the package with a literal that names at least half of `names`: the places to edit where one is added."""
+    package = Path(ri.__file__).parent
+    places = set()
+    for path in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Tuple | ast.List | ast.Set | ast.Dict):
+                parts = node.keys if isinstance(node, ast.Dict) else node.elts
+                written = {part.value for part in parts if isinstance(part, ast.Constant)} & names
+                if 2 * len(written) >= len(names):
+                    places.add(str(path.relative_to(package)))
+    return places
+
+
+def test_a_task_of_ours_is_its_file_a_line_and_a_recipe(tmp_path, monkeypatch):
+    """The task of docs/extend.md as one of ours: a module, a line in `OWN`, an entry of `FRESH`; it is listed, trained and scored."""
+    (tmp_path / "sorting_of_ours.py").write_text(SORTING)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(OWN[TASKS], "sorting", "sorting_of_ours:SIZES")
+    monkeypatch.setitem(recipes.FRESH, "sorting", {"steps": 3, "batch": 2})
+    assert task_names()[len(OWN[TASKS]) - 1] == "sorting"
+    assert (
+        main(
+            [
+                "train",
+                "sorting",
+                "--layers",
+                "1",
+                "--width",
+                "8",
+                "--heads",
+                "2",
+                "--score-prompts",
+                "2",
+                "--set",
+                "longest=3",
+                "--out",
+                "run",
+            ]
+        )
+        == 0
+    )
+    configuration = trained_configuration("run")
+    assert (configuration.task, configuration.steps, configuration.batch) == ("sorting", 3, 2)
+    assert main(["score", "run", "--count", "2", "--out", "scored"]) == 0
+    assert ri.read_run("scored")["scores"].attrs["task"] == "sorting"
+    assert ri.read_run("scored")["scores"]["test_set"].values.tolist() == ["2", "3"]
+
+
+def test_nothing_else_lists_the_tasks():
+    for name, place in OWN[TASKS].items():
+        assert place.startswith("repo_interp.tasks.") and set(make_task(name, "paper").options()) == set(
+            make_task(name).options()
+        )
+    listed = {"entry_points.py", "training/recipes.py"}
+    of_the_zoo = {"training/shipping.py"}  # what its page says of tasks that ship; of another task it says its docstring
+    assert enumerations(set(OWN[TASKS])) == listed | of_the_zoo
+
+
+def test_a_scheme_of_ours_is_its_file_and_two_lines(tmp_path, monkeypatch):
+    """KERPLE's power kernel, which has no name, as one of ours: a line in the layout language, one where schemes are built."""
+    monkeypatch.setitem(layouts.SCHEMES, "kerple_power", "minus a learned power of the distance, added to the logits")
+    monkeypatch.setitem(schemes._ADDITIVE, "kerple_power", lambda heads, length: KerplePower(heads))
+    assert scheme_names()[len(layouts.SCHEMES) - 1] == "kerple_power"
+    assert format_layout(parse_layout("kerple_power", 2)) == "kerple_power"
+    model = ri.reposition(tiny(), "kerple_power@1")
+    ri.save(model, tmp_path / "saved")
+    assert ri.layout(ri.load(tmp_path / "saved"))[1:] == ("kerple_power",) * (len(ri.layout(model)) - 1)
+
+
+def test_nothing_else_lists_the_schemes():
+    colours = {"plots/style.py"}  # and names in legends, of those that have one; others are grey and go by their own name
+    assert enumerations(set(layouts.SCHEMES)) == {"positions/layouts.py"} | colours

@@ -1,0 +1,186 @@
+"""The house stands: arrows point down only, nothing below the commands prints, importing is light, help is there without torch."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import json
+import subprocess
+import sys
+from graphlib import TopologicalSorter
+
+import pytest
+from places import PACKAGE
+from places import ROOT as repository
+
+ROOT = PACKAGE
+LABORATORY = repository / "papers" / "position_papers"
+NEIGHBOURS = ("measures", "tasks", "plots", "models")
+ABOVE = ("cli", "benchmark", "comparison", "analysis", "experiments")
+"""From the top down: a floor may load those after it, and none before it. The neighbours stand below them all, side by side."""
+PAPERS = tuple(path.parent.name for path in sorted(LABORATORY.glob("*/paper.py")))
+FORBIDDEN = {
+    "positions": (*NEIGHBOURS, *ABOVE, "run", "inputs", "errors"),
+    **{floor: tuple(other for other in NEIGHBOURS if other != floor) + ABOVE for floor in NEIGHBOURS},
+    **{floor: ABOVE[:place] for place, floor in enumerate(ABOVE)},
+    "comparison": ("cli", "analysis", "experiments", "models", "measures", "tasks"),
+}
+ROOMS = {
+    "measures.kernels": ("measures",),
+    "plots.marks": ("plots.views", "plots.pages"),
+    "plots.views": ("plots.pages",),
+}
+"""By room of a floor, what its own floor has that it must not import; "measures": the measures themselves, not their kernels."""
+LIBRARIES = {
+    "plots": ("torch", "transformers", "transformer_lens"),
+    "positions": ("transformers", "transformer_lens"),
+    "measures": ("transformers", "transformer_lens", "matplotlib", "plotly"),
+    "tasks": ("torch", "transformer_lens", "matplotlib", "plotly"),
+}
+
+
+@functools.cache
+def imports() -> dict[str, set[str]]:
+    """Every module of ours with the modules of ours that it imports, wherever in the file; the facades that load lazily are left out."""
+    paths = {
+        ".".join(path.relative_to(root.parent).with_suffix("").parts): path
+        for root in (ROOT, LABORATORY)
+        for path in root.rglob("*.py")
+    }
+    known = {name.removesuffix(".__init__"): path for name, path in paths.items()}
+    graph: dict[str, set[str]] = {}
+    for name, path in known.items():
+        if name in ("repo_interp", "repo_interp.plots"):
+            continue
+        found: set[str] = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                found |= {node.module, *(f"{node.module}.{one.name}" for one in node.names)}
+            elif isinstance(node, ast.Import):
+                found |= {one.name for one in node.names}
+        graph[name] = (found & set(known)) - {name}
+    return graph
+
+
+def within(name: str, room: str) -> bool:
+    """Whether a module stands in a room; the room "measures" of the measures themselves is without its kernels."""
+    inside = name == f"repo_interp.{room}" or name.startswith(f"repo_interp.{room}.")
+    return inside and not (room == "measures" and (within(name, "measures.kernels") or name.endswith((".measures", ".labels"))))
+
+
+def test_the_instrument_never_imports_the_laboratory():
+    wrong = {
+        name
+        for name, others in imports().items()
+        if name.startswith("repo_interp") and any("position_papers" in other for other in others)
+    }
+    assert not wrong
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_the_kit_knows_no_paper_and_papers_do_not_know_each_other(paper):
+    others = [f"position_papers.{other}" for other in ("kit", *PAPERS) if other != paper]
+    wrong = {
+        name
+        for name, needs in imports().items()
+        if name.startswith(tuple(others)) and any(f"position_papers.{paper}." in need for need in needs)
+    }
+    assert not wrong
+
+
+@pytest.mark.parametrize("room", [*FORBIDDEN, *ROOMS])
+def test_arrows_point_down(room):
+    wrong = {
+        f"{name} imports {other}"
+        for name, others in imports().items()
+        if within(name, room)
+        for other in others
+        for bad in FORBIDDEN.get(room, ROOMS.get(room, ()))
+        if within(other, bad)
+    }
+    assert not wrong
+
+
+def test_imports_make_no_circle():
+    assert tuple(TopologicalSorter(imports()).static_order())
+
+
+def loaded_by(statement: str) -> set[str]:
+    """Modules that a fresh interpreter has after `statement`."""
+    program = f"import json, sys\n{statement}\nprint(json.dumps(sorted(sys.modules)))"
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return set(json.loads(out.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("floor", LIBRARIES)
+def test_a_floor_loads_nothing_above_or_beside_it(floor):
+    modules = sorted(
+        ".".join(path.relative_to(ROOT.parent).with_suffix("").parts)
+        for path in ROOT.joinpath(*floor.split(".")).rglob("*.py")
+        if path.name != "__init__.py"
+    )
+    assert modules
+    loaded = loaded_by("\n".join(f"import {module}" for module in [f"repo_interp.{floor}", *modules]))
+    wrong = {
+        name
+        for name in loaded
+        for bad in FORBIDDEN[floor]
+        if name == f"repo_interp.{bad}" or name.startswith(f"repo_interp.{bad}.")
+    }
+    wrong |= {name for name in LIBRARIES.get(floor, ()) if name in loaded}
+    assert not wrong
+
+
+HEAVY = {
+    "torch",
+    "transformers",
+    "transformer_lens",
+    "matplotlib",
+    "plotly",
+    "xarray",
+    "numpy",
+    "rich",
+    "scipy",
+}
+
+
+def test_importing_the_package_is_light():
+    assert not loaded_by("import repo_interp") & HEAVY
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["analyze", "--help"], ["inspect", "--help"], ["train", "--help"], ["--version"]],
+)
+def test_help_needs_nothing_heavy(arguments):
+    loaded = loaded_by(
+        f"from repo_interp.cli import main\ntry:\n    main({arguments!r})\nexcept SystemExit as end:\n    assert end.code == 0"
+    )
+    assert not loaded & HEAVY
+
+
+def test_every_public_name_can_be_had_and_is_listed():
+    import repo_interp as ri
+
+    for name in ri.__all__:
+        assert getattr(ri, name) is not None
+    assert dir(ri) == sorted(ri.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        ri.nothing  # noqa: B018
+
+
+SOURCES = sorted([*ROOT.rglob("*.py"), *LABORATORY.rglob("*.py")])
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(repository)))
+def test_every_module_says_what_it_is_and_nothing_below_the_commands_prints(path):
+    tree = ast.parse(path.read_text())
+    assert ast.get_docstring(tree), "no module docstring"
+    public = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")]
+    assert not [node.name for node in public if not ast.get_docstring(node)]
+    if "cli" not in path.parts and "commands" not in path.parts:
+        calls = [node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+        assert "print" not in calls
+        assert "rich" not in {
+            node.module.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module
+        }

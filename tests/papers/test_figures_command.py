@@ -1,0 +1,314 @@
+"""`repo-interp figures`: every claim in the table with its command, the same bytes twice, interruptions, errors, and the zoo's part."""
+
+from __future__ import annotations
+
+import csv
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from position_papers.catalogue import PAPERS, named, paper
+from position_papers.hope import replicates
+from position_papers.kit.build import Build, Durations, stated_options, with_data
+from position_papers.kit.claims import UNMEASURED
+from position_papers.kit.experiment import Experiment
+from position_papers.kit.gallery import NOT_YET
+from position_papers.kit.scale import Scale, ours_and_theirs, scale_beside, scale_of
+from position_papers.kit.subjects import file_digest, given, stem
+from position_papers.zoo_directory import DIRECTORY as ZOO
+from repo_interp.cli import main
+from repo_interp.errors import InputError
+from repo_interp.models.checkpoints import save
+from repo_interp.models.reposition import reposition
+
+SIZES = ["sequences=2", "repeats=2", "controls=1", "batch_size=2"]
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory) -> Path:
+    """Two tiny language models whose positions end at their training length: one figure of HoPE's."""
+    root = tmp_path_factory.mktemp("checkpoints")
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        config = LlamaConfig(
+            vocab_size=30,
+            hidden_size=16,
+            intermediate_size=24,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            max_position_embeddings=16,
+            initializer_range=0.3,
+            pad_token_id=0,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+        save(reposition(LlamaForCausalLM(config).eval(), "learned"), root / str(seed))
+    return root
+
+
+def command(checkpoints: Path, *more: str) -> list[str]:
+    """The figures of HoPE on a tiny checkpoint."""
+    sizes = [word for size in SIZES for word in ("--set", size)]
+    return ["figures", "hope", "--no-zoo", "--checkpoint", f"language/learned={checkpoints / '0'}", *sizes, *more]
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    """Everything below `directory` that is no measurement kept for the next time."""
+    found = {path.relative_to(directory).as_posix(): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    return {name: content for name, content in found.items() if not name.startswith(".cache")}
+
+
+def table(page: str, heading: str) -> list[list[str]]:
+    """The cells of the table below `heading`, without what stands above its columns."""
+    lines = page.split(f"{heading}\n", 1)[1].split("\n## ", 1)[0].splitlines()
+    rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines if line.startswith("|")]
+    return rows[2:]
+
+
+# ---- the papers -----------------------------------------------------------------------------------------------------
+
+
+def test_checkpoints_of_the_zoo_are_named_as_the_zoo_names_them():
+    for each in named(()).values():
+        assert all(re.fullmatch(r"[a-z0-9_]+/[a-z0-9_]+", name) for name in each.zoo)
+
+
+def test_papers_are_named_once_in_our_order():
+    assert list(named(["cope", "repo", "cope"])) == ["repo", "cope"]
+    assert list(named([])) == list(named(["hope", "all"])) == list(PAPERS)
+    with pytest.raises(InputError, match=r"no figures of 'pope'; .* hope"):
+        named(["pope"])
+
+
+# ---- the page over all papers ---------------------------------------------------------------------------------------
+
+
+def test_a_paper_makes_its_directory_and_the_page_has_every_claim_with_its_command(checkpoints, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(command(checkpoints, "--fast", "--out", str(out))) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("hope: 1 checkpoint, ")
+    assert "H1" in said
+    page = (out / "claims.md").read_text()
+    claims, numbers = table(page, "## Claims"), table(page, "## Numbers")
+    labels = [claim.label for each in named(()).values() for claim in each.claims]
+    assert [re.sub(r"\[(.*)\].*", r"\1", row[0]) for row in claims] == labels
+    assert all("`repo-interp figures " in row[-1] for row in claims)
+    assert all(row[4] not in ("", "–") for row in claims)
+    assert list(dict.fromkeys(row[0] for row in numbers)) == labels
+    with (out / "hope" / "verdicts.csv").open(newline="") as stream:
+        verdicts = list(csv.DictReader(stream))
+    of_the_claim = [row for row in verdicts if row["ours"]]
+    assert {row["claim"].partition(" ")[0] for row in of_the_claim} == {"H1"}
+    measured = of_the_claim[0]
+    assert (measured["claim"], measured["checkpoint"], measured["n"]) == ("H1", "language/learned", "2")
+    assert (
+        measured["scale"]
+        == "2 layers × width 16, 16 tokens; paper: 12 layers × width 768, 512 tokens, 50,000 steps of 512 sequences"
+    )
+    assert "--out" not in measured["command"]
+    assert measured["ours"] in page
+    assert measured["scale"] in page
+    gallery = (out / "README.md").read_text()
+    page += gallery
+    for link in re.findall(r'(?:href|src)="([^"#]+)', page) + re.findall(r"\]\(([^)#]+)\)", page):
+        assert (out / link).is_file() or not (out / link).parent.exists()
+    assert "Not made yet: `repo-interp figures cope`." in gallery and "- **H1** " in gallery
+    short = gallery.partition("## In short")[2].partition("## Claims")[0]
+    assert "- *Cannot be told here* (" in short and "(H7)" in short and "CoPE" not in short
+
+
+def test_the_same_gives_the_same_bytes_measured_kept_or_elsewhere(checkpoints, tmp_path):
+    one, other = tmp_path / "one", tmp_path / "two" / "other"
+    assert main(command(checkpoints, "--out", str(one))) == 0
+    assert main(command(checkpoints, "--out", str(other), "--cache", str(tmp_path / "kept"))) == 0
+    before = files(one)
+    assert before == files(other)
+    assert (tmp_path / "kept" / ".gitignore").is_file()
+    assert main(command(checkpoints, "--out", str(one), "--overwrite")) == 0
+    assert files(one) == before
+
+
+def test_what_stands_is_left_and_something_else_is_not_replaced_unasked(checkpoints, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(command(checkpoints, "--out", str(out))) == 0
+    page = out / "hope" / "README.md"
+    page.write_text("touched")
+    assert main(command(checkpoints, "--out", str(out))) == 0
+    assert page.read_text() == "touched"
+    assert "stands already" in capsys.readouterr().out
+    assert main(command(checkpoints, "--seed", "1", "--out", str(out))) == 2
+    assert "--overwrite" in capsys.readouterr().err
+    assert page.read_text() == "touched"
+    assert main(command(checkpoints, "--seed", "1", "--out", str(out), "--overwrite")) == 0
+    assert "--seed 1" in page.read_text()
+
+
+def test_an_interrupted_making_goes_on_where_it_stopped(checkpoints, tmp_path, capsys, monkeypatch):
+    out, loaded = tmp_path / "out", []
+    given_two = command(checkpoints, "--checkpoint", f"second={checkpoints / '1'}", "--out", str(out))
+    load = replicates.load
+
+    def until_the_second(path, device):
+        loaded.append(Path(path).name)
+        if loaded == ["0", "0", "0", "1"]:
+            raise KeyboardInterrupt
+        return load(path, device)
+
+    monkeypatch.setattr(replicates, "load", until_the_second)
+    assert main(given_two) == 130
+    # A slow machine is told how far it is before.
+    (interrupted,) = [line for line in capsys.readouterr().err.splitlines() if not line.endswith(" so far")]
+    assert "the same command goes on" in interrupted
+    assert files(out) == {}
+    assert main(given_two) == 0
+    # The first is timed each time, to say how long it takes; measured is only what is not kept.
+    assert loaded == ["0", "0", "0", "1", "0", "1", "1"]
+    assert "interrupted" in capsys.readouterr().out
+
+
+def test_nothing_to_work_on_is_said_of_every_claim(tmp_path):
+    # RePo is left out: its parameters and times are measured on fresh models.
+    asked = ["hope", "cope", "position-generalization", "data-sets"]
+    assert main(["figures", *asked, "--no-zoo", "--out", str(tmp_path / "out")]) == 0
+    claims = table((tmp_path / "out" / "claims.md").read_text(), "## Claims")
+    owners = [(name, claim) for name, each in named(()).items() for claim in each.claims]
+    assert len(claims) == len(owners)
+    for row, (name, claim) in zip(claims, owners, strict=True):
+        assert row[4].split(":")[0] == (UNMEASURED if name in asked else NOT_YET), claim.label
+        assert row[5] == claim.written
+        assert f"`repo-interp figures {name}" in row[-1]
+
+
+ERRORS = {
+    "no figures of 'pope'": ["pope"],
+    "there is no option 'sequenzes'": ["hope", "--set", "sequenzes=4"],
+    "there is no experiment 'fits'": ["hope", "--experiment", "fits"],
+    "wanted a whole number": ["hope", "--set", "sequences=four"],
+    "none of the papers asked for": ["hope", "--set", "cope.count=4"],
+    "at least two replicates": ["hope", "--set", "hope.repeats=1"],
+    "take none": ["hope", "--data", "hybridqa=dev.json"],
+    "same name": ["hope", "--checkpoint", "a=x", "--checkpoint", "a=y"],
+    "nowhere": ["hope", "--checkpoint", "a=./nowhere"],
+    "is a file": ["hope", "--out", "FILE"],
+    "is another page": ["hope", "--out", "DIRECTORY"],
+    "holds an analysis": ["hope", "--out", "RUN"],
+    "fits no experiment that is asked for; flip-flop": ["cope", "--checkpoint", "mine=reversal/repo"],
+    "other things": ["hope", "--out", "OTHER"],
+}
+
+
+@pytest.mark.parametrize("said", ERRORS)
+def test_errors_are_one_line(said, tmp_path, capsys):
+    (tmp_path / "FILE").write_text("")
+    for name in ("DIRECTORY/README.md", "OTHER/hope/mine.txt", "RUN/run.nc"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text("mine")
+    words = [str(tmp_path / word) if word.isupper() else word for word in ERRORS[said]]
+    assert main(["figures", *words, "--no-zoo", *([] if "--out" in words else ["--out", str(tmp_path / "out")])]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert len(error.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+# ---- checkpoints, options, scale ------------------------------------------------------------------------------------
+
+
+def test_a_users_checkpoint_stands_in_for_the_zoos_of_its_name(checkpoints):
+    mine = str(checkpoints / "0")
+    found = given(["niah/repo", "niah/rope", "niah/never"], {"niah/repo": mine, "other": mine})
+    assert dict(found.paths) == {"niah/repo": mine, "other": mine, "niah/rope": str(ZOO / "niah/rope")}
+    assert found.missing == ("niah/never",)
+    assert found.digests["niah/repo"] == found.digests["other"] != found.digests["niah/rope"]
+
+
+def test_records_without_weights_are_given_and_decide_the_digest(tmp_path):
+    seed = tmp_path / "task" / "scheme" / "seed-1"
+    seed.mkdir(parents=True)
+    (seed / "scores.json").write_text("{}")
+    first = given(["task/scheme"], {}, tmp_path)
+    assert list(first.paths) == ["task/scheme"]
+    (seed / "scores.json").write_text('{"a": 1}')
+    assert given(["task/scheme"], {}, tmp_path).digests != first.digests
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="no checkpoint at"):
+        given([], {"mine": str(tmp_path / "empty")})
+
+
+def test_options_are_of_one_paper_or_of_all_that_have_them():
+    papers = named(["hope", "cope"])
+    options = stated_options(papers, [("count", "30"), ("hope.sequences", "8"), ("seed", "3")], {"hope": {"controls": 1}})
+    assert (options["hope"].count, options["cope"].count, options["hope"].sequences) == (30, 30, 8)
+    assert (options["hope"].controls, options["hope"].seed, options["cope"].seed) == (1, 3, 3)
+    assert stated_options(papers, [], {})["hope"] == papers["hope"].options()
+
+
+def test_a_users_data_set_goes_to_the_papers_that_take_it(tmp_path):
+    papers = named(["hope", "data-sets"])
+    defaults = {name: each.options() for name, each in papers.items()}
+    file = tmp_path / "dev.json"
+    file.write_text("[]")
+    options = with_data(papers, defaults, {"glue": str(file)})
+    assert options["hope"] == defaults["hope"]
+    assert options["data-sets"].data == (("glue", str(file)),)
+    with pytest.raises(InputError, match="these take glue, hybridqa"):
+        with_data(papers, options, {"squad": str(file)})
+    with pytest.raises(InputError, match="there is no file"):
+        with_data(papers, options, {"glue": str(tmp_path / "none")})
+    before = file_digest(tmp_path)
+    file.write_text("[1]")
+    assert file_digest(tmp_path) != before
+
+
+def test_how_long_it_takes_is_measured(checkpoints, tmp_path):
+    hope = paper("hope")
+    small = hope.options(sequences=2, repeats=2, controls=1)
+
+    def estimate(users: dict[str, str]) -> float | None:
+        return Build(hope, given([], users), small, "make", tmp_path / "hope").estimate()
+
+    assert not estimate({})
+    assert (estimate({"language/learned": str(checkpoints / "0")}) or 0) > 0
+
+
+def test_the_last_time_is_that_of_the_same_experiments(checkpoints, tmp_path):
+    """Found: what one experiment had taken was announced for another that had never been made."""
+    hope, durations = paper("hope"), Durations(tmp_path)
+    users = given([], {"language/learned": str(checkpoints / "0")})
+
+    def build(*experiments: Experiment) -> Build:
+        some = replace(hope, experiments=experiments)
+        return Build(some, users, hope.options(sequences=2, repeats=2, controls=1), "make", tmp_path / "hope")
+
+    first, second, *_ = hope.experiments
+    build(first).make(tmp_path / "kept", lambda _: None, durations)
+    assert build(first).previous_duration(durations) is not None
+    assert build(second).previous_duration(durations) is None and build(first, second).previous_duration(durations) is None
+
+
+def test_scale_is_what_the_files_say():
+    ours = scale_of(ZOO / "niah/repo")
+    assert (ours.layers, ours.width, ours.length) == (4, 64, 256)
+    assert ours.training == "1,200 steps of 8 sequences, continuing another"
+    assert ours_and_theirs(Scale(2, 16), Scale(length=512)) == "2 layers × width 16; paper: 512 tokens"
+    assert ours_and_theirs(Scale(), Scale()) == ""
+
+
+def test_a_verdict_on_several_checkpoints_has_the_scale_of_all(checkpoints):
+    paths = {name: str(ZOO / name) for name in ("niah/repo", "niah/rope", "reversal/repo")} | {"tiny": str(checkpoints / "0")}
+    theirs = Scale(16, 2048)
+    line = scale_beside(theirs, "niah/repo", paths)
+    assert line.startswith("4 layers × width 64, 256 tokens")
+    assert line.endswith("; paper: 16 layers × width 2048")
+    assert scale_beside(theirs, "niah/repo, niah/rope", paths) == scale_beside(theirs, "niah", paths) == line
+    assert "niah/repo: " in scale_beside(theirs, "niah/repo tiny", paths)
+    assert scale_beside(theirs, "nothing", paths) == ""
+
+
+def test_files_of_figures_have_plain_names():
+    assert stem("vaf_niah/repo at 2 L") == "vaf_niah_repo_at_2_L"

@@ -1,0 +1,68 @@
+"""The gate on learned positions: what they span, what they follow from, and whether anything is lost without them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose
+
+from position_papers.kit import learned_positions
+from position_papers.kit.cache import Cache
+from position_papers.kit.learned_positions import LEAST_RISE, PROMPTS, from_token, why_not
+from position_papers.kit.subjects import subject
+from position_papers.repo.options import Options
+from repo_interp.models.checkpoints import load_model
+from repo_interp.models.interventions import replaced
+from repo_interp.shipped import zoo_path
+
+OPTIONS = Options()
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """What was measured once."""
+    return Cache(tmp_path_factory.mktemp("gate"))
+
+
+def shipped(name: str):
+    return subject(name, zoo_path(name))
+
+
+def test_the_share_that_a_token_explains_is_that_of_its_means():
+    assert from_token(np.array([1.0, 3.0, 1.0, 3.0]), [7, 8, 7, 8]) == pytest.approx(1)
+    assert from_token(np.array([1.0, 1.0, 3.0, 3.0]), [7, 8, 7, 8]) == pytest.approx(0)
+    assert np.isnan(from_token(np.ones(4), [7, 8, 7, 8]))
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("reversal/repo", ""),
+        ("reversal/rope", ""),  # learns no positions
+        ("niah/repo", "it is not shown that the learned positions are used"),  # solved without positions, as by NoPE
+        (
+            "language/repo",
+            "it is not shown that the learned positions are used",
+        ),  # found: freezing them all costs 0.003 nats of 3.4
+    ],
+)
+def test_positions_are_judged_only_where_the_model_uses_them(name, reason, kept):
+    why = why_not(shipped(name), OPTIONS, kept)
+    assert why.startswith(reason) and bool(why) is bool(reason)
+
+
+def test_the_rise_is_the_loss_with_every_learned_position_at_zero(kept):
+    mine = shipped("reversal/repo")
+    data = mine.measured(kept, learned_positions._measure, OPTIONS, positions_of=PROMPTS)
+    model, prompts = load_model(mine.path), mine.prompts(mine.task.longest, PROMPTS, OPTIONS.seed)[:3]
+
+    def loss(prompt) -> float:
+        with torch.inference_mode():
+            logs = model(torch.tensor([prompt.tokens])).logits[0].double().log_softmax(-1)
+        return float(np.mean([-logs[at - 1, prompt.tokens[at]] for at in mine.task.targets(prompt)]))
+
+    assert_allclose(data["plain"][:3], [loss(prompt) for prompt in prompts], rtol=1e-4, atol=1e-6)
+    with replaced(model, lambda positions, here: torch.zeros_like(positions), layer=list(mine.learned)):
+        assert_allclose(data["frozen"][:3], [loss(prompt) for prompt in prompts], rtol=1e-4)
+    assert (data["frozen"] - data["plain"]).min() > LEAST_RISE

@@ -1,0 +1,150 @@
+"""What is kept of measurements: the same comes back, something else - other code among it - is measured anew, and nothing half-written
+is left.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from position_papers.kit.build import Duration, Durations
+from position_papers.kit.cache import Cache
+from repo_interp.experiments.resumable_grid import ResumableGrid
+
+DEPENDS = {"checkpoint": "abc", "seed": 0}
+
+
+def measured(times: list[str]) -> xr.Dataset:
+    """A measurement that says when it is made."""
+    times.append("measured")
+    return xr.Dataset(
+        {"x": ("step", np.array([0.1, np.nan, 3]), {"units": "1"}), "yes": ("step", np.array([True, False, True]))},
+        coords={"step": [1, 2, 3], "scheme": ("step", ["rope", "repo", "rope"])},
+        attrs={"kept": "this"},
+    )
+
+
+def groups(times: list[str]) -> xr.DataTree:
+    """Several groups at once, with axes of different lengths."""
+    shorter = measured(times).isel(step=slice(2))
+    return xr.DataTree.from_dict({"whole": measured(times), "shorter": shorter})
+
+
+def another(times: list[str]) -> xr.Dataset:
+    """Another one that gives the same."""
+    return measured(times)
+
+
+def interrupted() -> xr.Dataset:
+    """A measurement that the user stops."""
+    raise KeyboardInterrupt
+
+
+def unwritable() -> xr.Dataset:
+    """What no file can hold."""
+    return xr.Dataset(attrs={"odd": object()})
+
+
+def test_groups_are_kept_together_and_come_back_as_they_were(tmp_path):
+    times: list[str] = []
+    first, again = (Cache(tmp_path).tree(groups, DEPENDS, times) for _ in range(2))
+    assert len(times) == 2 and len(list(tmp_path.glob("*.nc"))) == 1
+    xr.testing.assert_identical(first, again)
+    xr.testing.assert_identical(again["whole"].to_dataset(), measured([]))
+    assert again["shorter"].sizes["step"] == 2 and not again.attrs
+
+
+def by_points(grid: ResumableGrid, stop_at: int) -> xr.Dataset:
+    """A measurement of four points that is stopped at one of them."""
+
+    def point(number: int) -> dict[str, float]:
+        MADE.append(number)
+        if number == stop_at:
+            raise KeyboardInterrupt
+        return {"value": number / 3}
+
+    points = {str(number): partial(point, number) for number in range(4)}
+    return xr.Dataset({"x": ("point", [found["value"] for found in grid.get_or_compute(points).values()])})
+
+
+MADE: list[int] = []
+
+
+def test_an_interrupted_measurement_goes_on_from_its_finished_points(tmp_path):
+    cache = Cache(tmp_path)
+    for stop_at in (2, 3):
+        with pytest.raises(KeyboardInterrupt):
+            cache.dataset(by_points, DEPENDS, cache.points(by_points, DEPENDS), stop_at)
+    whole = cache.dataset(by_points, DEPENDS, cache.points(by_points, DEPENDS), -1)
+    assert MADE == [0, 1, 2, 2, 3, 3]
+    np.testing.assert_array_equal(whole["x"], np.arange(4) / 3)
+    assert [file.suffix for file in tmp_path.iterdir() if file.name != ".gitignore"] == [".nc"]
+    assert Cache().points(by_points, DEPENDS).get_or_compute({"a": lambda: {"value": 1.0}}) == {"a": {"value": 1.0}}
+
+
+def test_the_same_is_measured_once_and_comes_back_as_it_was(tmp_path):
+    times: list[str] = []
+    first = Cache(tmp_path).dataset(measured, DEPENDS, times)
+    again = Cache(tmp_path).dataset(measured, dict(reversed(DEPENDS.items())), times)
+    assert len(times) == 1
+    xr.testing.assert_identical(first, again)
+    xr.testing.assert_identical(first, measured([]))
+    assert first["yes"].dtype == bool
+
+
+@pytest.mark.parametrize("other", [{"seed": 1}, {"checkpoint": "abd"}, {"more": None}])
+def test_something_else_is_measured_anew(tmp_path, other):
+    times: list[str] = []
+    Cache(tmp_path).dataset(measured, DEPENDS, times)
+    Cache(tmp_path).dataset(measured, DEPENDS | other, times)
+    Cache(tmp_path).dataset(another, DEPENDS, times)
+    assert len(times) == 3
+
+
+def test_an_interrupted_measurement_leaves_nothing_and_the_others_stay(tmp_path):
+    cache = Cache(tmp_path)
+    cache.dataset(measured, DEPENDS, [])
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(KeyboardInterrupt):
+        cache.dataset(interrupted, {"seed": 5})
+    assert sorted(tmp_path.iterdir()) == before
+    assert (tmp_path / ".gitignore").read_text() == "*\n"
+
+
+def test_what_cannot_be_written_leaves_nothing(tmp_path):
+    with pytest.raises(TypeError):
+        Cache(tmp_path).dataset(unwritable, {})
+    assert [file.name for file in tmp_path.iterdir()] == [".gitignore"]
+
+
+def test_without_a_directory_nothing_is_kept():
+    times: list[str] = []
+    cache = Cache()
+    cache.dataset(measured, DEPENDS, times)
+    cache.dataset(measured, DEPENDS, times)
+    assert len(times) == 2
+
+
+def test_a_cache_knows_what_its_measurements_took_then(tmp_path):
+    first, second = Cache(tmp_path), Cache(tmp_path)
+    first.dataset(measured, DEPENDS, [])
+    second.dataset(measured, DEPENDS, [])
+    assert first.seconds == second.seconds > 0
+
+
+def test_durations_are_remembered_and_a_finished_one_goes_first(tmp_path):
+    durations = Durations(tmp_path / "kept")
+    assert durations.get("hope") is None
+    durations.put("hope", Duration(5, False))
+    assert Durations(tmp_path / "kept").get("hope") == Duration(5, False)
+    durations.put("hope", Duration(9, True))
+    durations.put("hope", Duration(2, False))
+    assert durations.get("hope") == durations.longest("ho") == Duration(9, True)
+    (tmp_path / "kept" / "durations.json").write_text("{")
+    assert durations.get("hope") is durations.longest("ho") is None
+
+
+# ---- what a measurement computes with -------------------------------------------------------------------------------

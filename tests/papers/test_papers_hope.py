@@ -1,0 +1,522 @@
+"""HoPE's claims: the rules on curves whose answer is known, the driver over steps, and everything end to end on tiny models."""
+
+from __future__ import annotations
+
+import csv
+import math
+import shutil
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from matplotlib.figure import Figure
+from numpy.testing import assert_allclose
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from position_papers.hope import over_training, replicates
+from position_papers.hope.analysed import is_analysed
+from position_papers.hope.beyond import BEYOND, OUTSIDE, outside, upper
+from position_papers.hope.beyond import CLAIMS as H4_CLAIMS
+from position_papers.hope.components import COMPONENTS, relative_swing
+from position_papers.hope.logit_by_distance import BESIDE_NULL as H1_BESIDE_NULL
+from position_papers.hope.logit_by_distance import CLAIMS as H1_CLAIMS
+from position_papers.hope.logit_by_distance import LOGIT_BY_DISTANCE, UShape, errors_of, u_shape
+from position_papers.hope.mean_curves import curve_vaf
+from position_papers.hope.over_training import FILE, H3, OVER_TRAINING, fall, read_steps, write_steps
+from position_papers.hope.paper import PAPER, Options
+from position_papers.hope.random_phases import DRAWS, random_phases
+from position_papers.hope.replicates import Sampling, random_prompts
+from position_papers.hope.rotary_pairs import components_of_pair
+from position_papers.hope.vaf import VAF, outstanding
+from position_papers.kit.cache import Cache
+from position_papers.kit.claims import FAILS, HOLDS, UNMEASURED, Evidence, Verdict, judge, markdown_table, verdict_rows
+from position_papers.kit.experiment import Drawing, Result, run
+from position_papers.kit.over_seeds import over_seeds
+from position_papers.kit.paper_directory import write_paper
+from position_papers.kit.scores import ScoreOptions
+from position_papers.kit.subjects import Subject, subject
+from position_papers.training.saved_steps import over_steps, saved_steps
+from repo_interp.analysis.analyze import analyze
+from repo_interp.analysis.observing import stream
+from repo_interp.cli import main
+from repo_interp.errors import InputError
+from repo_interp.measures.components import Components
+from repo_interp.measures.positions import Positions
+from repo_interp.models.checkpoints import save
+from repo_interp.models.load import load, load_fresh
+from repo_interp.models.reposition import layout, reposition
+
+L = 16
+H1, H1_NO_DECAY = H1_CLAIMS["independent"]
+H4_WORDING = H4_CLAIMS["independent"][1]
+OF_ROPE = {claim.label for experiment in (VAF, OVER_TRAINING, BEYOND, COMPONENTS) for claim in experiment.claims}
+OF_ROPE |= {claim.label for claim in H1_BESIDE_NULL.values()}
+OVER_SEEDS = {claim.label for experiment in map(over_seeds, (VAF, COMPONENTS)) for claim in experiment.claims}
+OF_ALL = {claim.label for claim in LOGIT_BY_DISTANCE.claims} - OF_ROPE
+SIZES: dict[str, Any] = {
+    "sequences": 4,
+    "repeated_sequences": 2,
+    "repeats": 2,
+    "controls": 1,
+    "step_sequences": 2,
+    "batch_size": 2,
+}
+SMALL = Sampling(**SIZES)
+
+
+def holds(shape: UShape, standard_error: float) -> bool:
+    """Whether H1 holds of a curve of that shape."""
+    return H1.rule.holds(shape.values((standard_error, standard_error), 100))
+
+
+def results_on(paths: dict[str, object], options: Options, cache: Cache | None = None) -> list[Result]:
+    """The results of all experiments on the checkpoints, name -> path."""
+    subjects = [subject(name, str(path)) for name, path in paths.items()]
+    kept = Cache() if cache is None else cache
+    return [result for experiment in PAPER.experiments for result in run(experiment, subjects, options, kept, lambda doing: None)]
+
+
+def verdicts_of(results: list[Result]) -> list[Verdict]:
+    """Their verdicts, in order."""
+    return [verdict for result in results for verdict in result.verdicts]
+
+
+# ---- the rules ------------------------------------------------------------------------------------------------------
+
+
+def test_a_parabola_is_a_u_and_a_decay_a_rise_and_a_line_are_none():
+    t = np.linspace(-1, 1, 256)
+    u = u_shape(t**2)
+    assert holds(u, 0.001)
+    assert u.ratio == pytest.approx(1, abs=0.05)
+    assert abs(u.minimum - 128) <= 8
+    for other in (-t, t, np.zeros(256), np.exp(-4 * t), -(t**2)):
+        assert not holds(u_shape(other), 0.001)
+
+
+def test_a_u_must_rise_by_a_quarter_and_stand_out_of_the_noise():
+    t = np.arange(256.0)
+
+    def dip(rise):
+        return np.interp(t, [0, 128, 255], [1, 0, rise])
+
+    assert holds(u_shape(dip(0.4)), 0.01)
+    assert not holds(u_shape(dip(0.15)), 0.01)
+    assert not holds(u_shape(dip(0.4)), 0.2)
+
+
+def test_errors_of_fall_and_rise_are_those_of_each_replicates_own():
+    """Where replicates differ by a constant alone, fall and rise have no error; where their right ends differ, the rise has."""
+    curve = np.abs(np.linspace(-1, 1, 256))
+    assert_allclose(errors_of(np.array([curve, curve + 5, curve - 3])), (0, 0), atol=1e-12)
+    tilted = np.array([curve + tilt * np.maximum(np.linspace(-1, 1, 256), 0) for tilt in (-0.1, 0.0, 0.1)])
+    fall, rise = errors_of(tilted)
+    assert fall == pytest.approx(0, abs=0.003) and rise == pytest.approx(0.1 / np.sqrt(3), rel=0.1)
+
+
+def test_what_a_token_has_with_itself_does_not_make_a_u():
+    curve = np.linspace(0, 1, 64)
+    curve[0] = 50
+    assert not u_shape(curve).inside
+
+
+def test_vaf_of_curves_is_the_share_of_variance_left_without_a_component():
+    random = np.random.default_rng(0)
+    curves = random.normal(size=(5, 40)) * np.array([[5.0], [1], [1], [0], [0.1]])
+    whole = curves.sum(0)
+    expected = [100 * (1 - np.mean((whole - c - (whole - c).mean()) ** 2) / np.mean((whole - whole.mean()) ** 2)) for c in curves]
+    assert_allclose(curve_vaf(curves), expected)
+    assert curve_vaf(curves + 7)[3] == pytest.approx(0, abs=1e-9)
+    assert np.isnan(curve_vaf(np.ones((2, 9)))).all()
+
+
+def test_outstanding_is_in_deviations_of_the_others():
+    vaf, activated = np.array([1.0, 3.0, 12.0]), np.array([False, False, True])
+    assert outstanding(vaf, activated) == pytest.approx(10)
+
+
+def test_a_course_falls_when_it_falls_by_more_than_its_error():
+    steps = np.linspace(60, 20, 9)[:, None]
+    noise = np.array([[-1.0, 0, 1, 0]])
+    assert H3.rule.holds(fall(steps + 0.1 * noise).values)
+    assert not H3.rule.holds(fall(steps[::-1] + 0.1 * noise).values)
+    # Replicates that go different ways: the mean falls, but not by more than chance.
+    scattered = fall(50 + np.linspace(0, 1, 9)[:, None] * np.array([[-40.0, 30, -30, 35]]))
+    assert not H3.rule.holds(scattered.values)
+    with pytest.raises(ValueError, match="at least 4 steps"):
+        fall(np.ones((3, 2)))
+
+
+def test_leaving_a_range_and_the_upper_half():
+    t = np.arange(1, 257)
+    theta = 1.45 * math.pi / 256
+    within, beyond = np.cos(theta * t), np.cos(theta * (t + 256))
+    # A cosine that passed its minimum has seen all values: the paper's wording holds, the range is kept.
+    assert outside(within, beyond)[OUTSIDE] == 0
+    assert H4_WORDING.rule.holds(upper(within, beyond))
+    line = 0.1 * t
+    assert outside(line, line + 26)[OUTSIDE] > 0.9
+    constant = np.cos(40 * math.pi / 256 * t)
+    assert not H4_WORDING.rule.holds(upper(constant, constant))
+
+
+def test_a_curve_that_rises_again_does_not_decay_even_where_it_is_no_u():
+    falls = np.linspace(5, 0, 100)
+    shallow = u_shape(np.concatenate([falls, np.linspace(0, 0.6, 28)]))
+    assert not H1.rule.holds(shallow.values((0.01, 0.01), 4))
+    assert H1_NO_DECAY.rule.holds(shallow.values((0.01, 0.01), 4))
+    assert not H1_NO_DECAY.rule.holds(u_shape(falls).values((0.01, 0.01), 4))
+
+
+def curves_of(trained: np.ndarray, twin: np.ndarray, frequencies: np.ndarray) -> xr.DataTree:
+    """What H1 is judged on: two replicates of one RoPE layer whose curve over distances is `trained`, and a twin's."""
+    logit = np.stack([np.stack([curve, curve + 1e-3 * np.sin(np.arange(len(curve)))])[:, None] for curve in (trained, twin)])
+    axes = ("weights", "repeat", "layer", "distance")
+    bands = ("weights", "repeat", "layer", "component")
+    of_components = np.broadcast_to(frequencies, (2, 2, 1, len(frequencies)))
+    data = xr.Dataset(
+        {
+            "logit": (axes, logit),
+            "logit_without_first": (axes, logit),
+            "frequency": (bands, of_components),
+            "activated": (bands, of_components > 1),
+            "low_frequency": (bands, of_components < 0.01),
+        },
+        {"weights": ["trained", "random 0"], "scheme": ("layer", ["rope"]), "layer": [0]},
+        {"checkpoint": "a", "length": len(trained), "training_length": len(trained), "sequences": 4},
+    )
+    return xr.DataTree.from_dict({"within": data, "repeated": data})
+
+
+def test_a_u_of_rope_counts_beyond_what_few_waves_show_at_random_phases():
+    """Found: of every hundred sets of waves at random phases the rules of H1 hold on more than eighty."""
+    frequencies, t = 10_000 ** (-np.arange(16) / 16), np.arange(256)
+
+    def verdicts(curve: np.ndarray, twin: np.ndarray) -> dict[str, Verdict]:
+        return {each.claim.label: judge(each) for each in LOGIT_BY_DISTANCE.judge([curves_of(curve, twin, frequencies)])}
+
+    waves = next(iter(random_phases_of(frequencies, 256)))
+    assert H1.rule.holds(u_shape(waves).values((1e-3, 1e-3), 4))
+    found = verdicts(waves, 0 * t)
+    assert (found["H1"].verdict, found["H1 (beyond random phases)"].verdict) == (HOLDS, FAILS)
+    even = verdicts(np.cos(2 * np.pi * t / 256), 0 * t)
+    assert even["H1 (beyond random phases)"].verdict == HOLDS
+
+
+def random_phases_of(frequencies: np.ndarray, length: int):
+    """Curves of components at random phases that are no more than uneven Us."""
+    drawn: list[np.ndarray] = []
+    random_phases(frequencies, length, lambda waves: float(drawn.append(waves.sum(0)) or 0))
+    return (curve for curve in drawn if 0.3 < u_shape(curve).ratio < 0.5 and u_shape(curve).inside)
+
+
+def test_twins_stand_beside_the_same_distances():
+    """Found: the control of the row without the last distances was that of all of them."""
+    t = np.arange(256)
+    curve, twin = np.abs(t - 128) / 128, np.where(t < 245, 0.0, 1.0)
+    found = {each.claim.label: each for each in LOGIT_BY_DISTANCE.judge([curves_of(curve, twin, np.array([1.0, 0.1]))])}
+    assert float(found["H1"].control.removeprefix("random weights: ")) > 0.3
+    assert float(found["H1 (no decay)"].control.removeprefix("random weights: ")) < 0.001
+
+
+def test_random_phases_have_equal_strength_and_turn_with_their_frequency():
+    frequencies = np.array([1.0, 0.1, 0.0])
+    strengths = random_phases(frequencies, 64, lambda curves: float((curves**2).mean(-1)[0]))
+    assert len(strengths) == DRAWS
+    assert abs(strengths.mean() - 1) < 4 * strengths.std() / math.sqrt(DRAWS)
+    assert random_phases(frequencies, 64, lambda curves: float(np.ptp(curves[2]))).max() < 1e-12
+    # C(t + 2) = 2 cos(theta) C(t + 1) - C(t), whatever the phase.
+    recurrence = random_phases(
+        frequencies, 8, lambda curves: float(np.abs(curves[1, 2:] - 2 * math.cos(0.1) * curves[1, 1:-1] + curves[1, :-2]).max())
+    )
+    assert recurrence.max() < 1e-12
+
+
+def test_one_token_is_repeated_after_the_beginning(checkpoints):
+    prompts = list(random_prompts(load(checkpoints / "rope"), 12, 5, 0, "repeated"))
+    assert all(len(set(prompt.tokens)) == 1 and len(prompt.tokens) == 12 for prompt in prompts)
+    assert len({prompt.tokens[0] for prompt in prompts}) > 1
+
+
+def test_swing_is_relative_to_the_activated_components():
+    t = np.linspace(0, 1, 512)
+    curves = np.stack([np.sin(60 * t), 4 * t, 0.2 * t, 5 + 0 * t])
+    swing = relative_swing(curves, np.array([False, True, False, False]), np.array([False, False, True, True]))
+    assert_allclose(swing, [0.05, 0], atol=1e-12)
+
+
+# ---- tiny checkpoints -----------------------------------------------------------------------------------------------
+
+
+def tiny(scheme: str, seed: int = 0):
+    """Two layers with one activated component (theta = 0.316 at L = 16), large enough weights that positions matter."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=40,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=L,
+        initializer_range=0.3,
+        pad_token_id=0,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    return reposition(LlamaForCausalLM(config).eval(), scheme)
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    root = tmp_path_factory.mktemp("checkpoints")
+    for scheme in ("rope", "learned", "repo"):
+        save(tiny(scheme), root / scheme)
+    for step in (1, 2, 3, 4):
+        save(tiny("rope", step), root / "rope" / "steps" / f"{step:06d}")
+    (root / "rope" / "steps" / "000009.unfinished").mkdir()
+    return root
+
+
+def test_streamed_prompts_are_the_prompts_of_one_analysis(checkpoints):
+    bridge = load(checkpoints / "rope")
+    prompts = list(random_prompts(bridge, 12, 5, 0))
+    measure = Components(L, prompts="mean")
+    streamed = stream(bridge, iter(prompts), [measure], batch_size=2)["components"]
+    whole = analyze(bridge, prompts, [measure])["components"].to_dataset()
+    xr.testing.assert_allclose(streamed, whole, rtol=1e-5, atol=1e-6)
+    assert streamed["scheme"].values.tolist() == ["rope", "rope"]
+    with pytest.raises(InputError, match="no prompts"):
+        stream(bridge, [], [measure])
+    with pytest.raises(InputError, match="of every prompt"):
+        stream(bridge, prompts, [Positions()])
+
+
+def test_saved_steps_are_found_in_order_and_measured(checkpoints):
+    steps = saved_steps(checkpoints / "rope")
+    assert list(steps) == [1, 2, 3, 4]
+    assert saved_steps(checkpoints / "learned") == {}
+
+    def first_weight(bridge) -> xr.Dataset:
+        return xr.Dataset({"weight": float(next(bridge.parameters()).detach().flatten()[-1])})
+
+    found = over_steps(steps, first_weight)
+    assert found["step"].values.tolist() == [1, 2, 3, 4]
+    assert len(set(found["weight"].values.tolist())) == 4
+
+
+def test_a_fresh_twin_has_the_layout_and_other_weights(checkpoints):
+    trained, fresh, again = load(checkpoints / "repo"), load_fresh(checkpoints / "repo", 7), load_fresh(checkpoints / "repo", 7)
+    assert layout(fresh) == layout(trained)
+    for one, other, same in zip(trained.parameters(), fresh.parameters(), again.parameters(), strict=True):
+        assert torch.equal(other, same)
+        assert one.ndim < 2 or not torch.equal(one, other)
+
+
+def test_components_of_a_pair_add_up_to_the_logit_of_the_model(checkpoints):
+    bridge = load(checkpoints / "rope")
+    tokens = tuple(range(3, 13))
+    found = components_of_pair(bridge, tokens, 8, 2)
+    _, cache = bridge.run_with_cache(torch.tensor([tokens]))
+    for layer in range(2):
+        scores = cache[f"blocks.{layer}.attn.hook_attn_scores"][0, :, 8, 2] * math.sqrt(16)
+        assert_allclose(found.sel(layer=layer).sum("component"), scores, rtol=1e-4, atol=1e-5)
+    with pytest.raises(InputError, match="pair"):
+        components_of_pair(bridge, tokens, 2, 8)
+
+
+def test_what_is_measured_is_the_mean_over_replicates(checkpoints):
+    rope, learned = (subject(name, checkpoints / name) for name in ("rope", "learned"))
+    within, beyond = replicates.within(rope, SMALL, Cache()), replicates.beyond(rope, SMALL, Cache())
+    assert within.sizes["distance"] == L
+    assert beyond is not None
+    assert beyond.sizes["distance"] == 2 * L
+    assert within["weights"].values.tolist() == ["trained", "random 0"]
+    total = within["component_by_distance"].sum("component")
+    assert_allclose(total, within["logit"].mean("layer"), rtol=1e-6)
+    assert_allclose(within["first_layer_by_distance"].sum("component"), within["logit"].isel(layer=0), rtol=1e-6)
+    logits = within["logit"].sel(weights="trained").values
+    assert not np.array_equal(logits[0], logits[1])
+    assert replicates.beyond(learned, SMALL, Cache()) is None
+
+
+def test_what_is_kept_is_what_was_measured(checkpoints, tmp_path):
+    rope, other = subject("rope", checkpoints / "rope"), subject("other name", checkpoints / "rope")
+    for measure in (replicates.within, lambda *given: over_training.measure([given[0]], *given[1:])):
+        first, kept = (measure(each, SMALL, Cache(tmp_path)) for each in (rope, other))
+        assert first is not None
+        assert kept is not None
+        assert kept.attrs.pop("checkpoint") == "other name"
+        assert first.attrs.pop("checkpoint") == "rope"
+        xr.testing.assert_identical(first, kept)
+        xr.testing.assert_equal(first, measure(rope, SMALL, Cache()))
+
+
+def test_replicates_are_measured_once_for_all_claims(checkpoints, tmp_path, monkeypatch):
+    lengths: list[int] = []
+    of_model = replicates.of_model
+
+    def counted(bridge, tokens, *given):
+        lengths.append(tokens)
+        return of_model(bridge, tokens, *given)
+
+    monkeypatch.setattr(replicates, "of_model", counted)
+    (tmp_path / "rope").mkdir()
+    for file in (checkpoints / "rope").glob("*.*"):
+        shutil.copy(file, tmp_path / "rope")
+    results = results_on({"rope": tmp_path / "rope"}, Options(**SIZES), Cache(tmp_path / "kept"))
+    assert len([verdict for verdict in verdicts_of(results) if verdict.verdict in (HOLDS, FAILS)]) == len(
+        OF_ALL | OF_ROPE - {"H3"}
+    )
+    assert lengths == [L, L, 2 * L, 2 * L] * 2  # of independent tokens, and of a repeated one
+
+
+def test_a_small_file_stands_in_for_the_saved_steps(checkpoints, tmp_path):
+    finished, moved = tmp_path / "run", tmp_path / "moved"
+    shutil.copytree(checkpoints / "rope", finished)
+    assert read_steps(finished) is None
+    assert main(["train", "steps", str(finished), "--sequences", "2", "--repeats", "2", "--batch-size", "2"]) == 0
+    once = (finished / FILE).read_bytes()
+    assert write_steps(finished, SMALL).read_bytes() == once
+    shutil.copytree(finished, moved, ignore=shutil.ignore_patterns("steps"))
+    from_file, from_steps = (
+        over_training.measure([subject("rope", path)], SMALL, Cache()) for path in (moved, checkpoints / "rope")
+    )
+    assert from_file is not None
+    assert from_steps is not None
+    assert from_file["vaf"].attrs["sequences"] == 2
+    assert_allclose(from_file["vaf"], from_steps["vaf"])
+    assert from_file["step"].values.tolist() == [1, 2, 3, 4]
+    assert_allclose(from_file["frequency"], from_steps["frequency"])
+    (moved / FILE).write_bytes(b"no netCDF")
+    with pytest.raises(InputError, match="repo-interp train steps"):
+        read_steps(moved)
+    with pytest.raises(InputError, match="kept no steps"):
+        write_steps(moved, SMALL)
+    with pytest.raises(InputError, match="does not have RoPE in every layer"):
+        write_steps(checkpoints / "repo", SMALL)
+
+
+def test_figures_on_tiny_models_end_to_end(checkpoints, tmp_path):
+    paths = {name: str(checkpoints / name) for name in ("rope", "learned", "repo")}
+    results = results_on(dict(paths), Options(**SIZES))
+    write_paper(tmp_path / "hope", PAPER.title, results, paths, "repo-interp figures hope", {})
+    out = tmp_path / "hope"
+    names = {"logit_by_distance", "turns_repo"} | {
+        f"{name}_rope" for name in ("components", "vaf", "vaf_over_training", "beyond_training_length", "norms", "pair")
+    }
+    assert {file.name for file in out.iterdir()} == {"README.md", "verdicts.csv", "figures.csv", "provenance.json"} | {
+        f"{name}.{kind}" for name in names for kind in ("png", "svg", "pdf", "nc")
+    }
+    with (out / "verdicts.csv").open() as stream_of_rows:
+        rows = list(csv.DictReader(stream_of_rows))
+    verdicts = {(row["claim"], row["checkpoint"]): row["verdict"] for row in rows}
+    judged = {*((claim, name) for claim in OF_ALL for name in ("rope", "learned")), *((claim, "rope") for claim in OF_ROPE)}
+    assert {key for key, verdict in verdicts.items() if verdict in (HOLDS, FAILS)} == judged
+    assert verdicts["H1", "kerple"] == UNMEASURED
+    assert {claim.label for claim in PAPER.claims} == {claim for claim, _ in verdicts}
+    page = (out / "README.md").read_text()
+    for row in rows:
+        assert row["ours"] in page
+    with xr.open_dataset(out / "logit_by_distance.nc", engine="h5netcdf") as stored:
+        assert stored["checkpoint"].values.tolist() == ["rope", "learned", "repo"]
+        beyond = stored["logit"].sel(checkpoint="learned", weights="trained").sel(length=2 * L)
+        assert beyond.isnull().all()
+        assert "caption" in stored.attrs
+
+
+def test_a_claim_without_a_checkpoint_is_not_measurable(checkpoints):
+    verdicts = verdicts_of(results_on({"learned": checkpoints / "learned"}, Options(**SIZES)))
+    missing = {(each.claim.label, each.checkpoint) for each in verdicts if each.verdict == UNMEASURED and each.claim.id < "H6"}
+    assert missing == {
+        *((claim, name) for claim in OF_ALL for name in ("rope", "kerple")),
+        *((claim, "rope") for claim in (*OF_ROPE, *OVER_SEEDS)),
+    }
+    assert all(verdict.note for verdict in verdicts if verdict.verdict == UNMEASURED)
+
+
+def test_a_capped_length_is_drawn_and_not_judged(tmp_path):
+    model = tiny("rope")
+    model.config.max_position_embeddings = 4 * L
+    save(model, tmp_path / "long")
+    results = results_on({"long": tmp_path / "long"}, Options(**SIZES, length=L))
+    verdicts = {each.claim.label: each for each in verdicts_of(results) if each.checkpoint == "long"}
+    assert set(verdicts) == OF_ALL | OF_ROPE - {"H3"}
+    assert all(each.verdict == UNMEASURED and "length=0" in each.note for each in verdicts.values())
+    drawings = [drawing for result in results for drawing in result.drawings]
+    assert drawings[0].data.sizes["distance"] == 2 * L
+    assert all(f"capped at {L} of the {4 * L} tokens" in drawing.caption for drawing in drawings)
+
+
+@pytest.mark.usefixtures("a_millisecond_each")
+def test_what_it_costs_grows_with_what_is_measured(checkpoints):
+    rope = subject("rope", checkpoints / "rope")
+    assert replicates.seconds([], SMALL) == 0
+    assert 0 < replicates.seconds([rope], SMALL) < replicates.seconds([rope] * 50, SMALL)
+
+
+def test_of_a_long_model_twins_have_fewer_layers_and_the_claims_are_judged_all_the_same(checkpoints, monkeypatch):
+    monkeypatch.setattr(replicates, "LONG", L - 1)
+    monkeypatch.setattr(replicates, "FIRST_LAYERS", 1)
+    rope, cache = subject("rope", checkpoints / "rope"), Cache()
+    within, beyond = replicates.within(rope, SMALL, cache), replicates.beyond(rope, SMALL, cache)
+    assert beyond is not None
+    layers = within["logit"].notnull().any(("repeat", "distance")).sum("layer")
+    assert layers.sel(weights="trained") == 2 and layers.sel(weights="random 0") == 1
+    assert (within.attrs["sequences"], beyond.sizes["layer"]) == (SMALL.repeats, 1)
+    assert within["scheme"].values.tolist() == ["rope", "rope"] and within["activated"].dtype == bool
+    twin = replicates.of_model(load_fresh(rope.path, 0), L, L, 1, SMALL, layers=[0])
+    assert_allclose(twin["component_by_distance"][0], within["component_by_distance"].sel(weights="random 0", repeat=0))
+    results = results_on({"rope": checkpoints / "rope"}, Options(**SIZES))
+    assert {each.claim.label for each in verdicts_of(results) if each.verdict in (HOLDS, FAILS)} == OF_ALL | OF_ROPE
+    captions = {drawing.name: drawing.caption for result in results for drawing in result.drawings}
+    assert "the first 1 of 2 layers" in captions["vaf_rope"] and "2L" not in captions["logit_by_distance"]
+    assert "Of 2 layers the first 1." in captions["beyond_training_length_rope"]
+
+
+def test_checkpoints_that_copy_are_not_looked_at(tmp_path, checkpoints):
+    shutil.copytree(checkpoints / "learned", tmp_path / "copying")
+    (tmp_path / "copying" / "training.toml").write_text('task = "copying"\n')
+    recorded = Subject("recorded", str(tmp_path), (), 0, "", None)
+    copying, rope = subject("copying", tmp_path / "copying"), subject("rope", checkpoints / "rope")
+    assert [is_analysed(each) for each in (copying, recorded, rope)] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"repeats": 1}, "two replicates"),
+        ({"sequences": 2, "repeats": 4}, "one per replicate"),
+        ({"repeated_sequences": 2, "repeats": 4}, "one per replicate"),
+        ({"length": 3}, "16 tokens"),
+        ({"count": 1}, "2 prompts"),
+    ],
+)
+def test_options_out_of_range_are_refused(fields, error):
+    with pytest.raises(InputError, match=error):
+        Options(**fields)
+    assert Options().batch_size == Sampling().batch_size != ScoreOptions().batch_size
+
+
+# ---- what all papers have in common ---------------------------------------------------------------------------------
+
+
+def test_a_verdict_stands_on_a_number():
+    with pytest.raises(ValueError, match="number"):
+        judge(Evidence(H1, "rope", "nothing"))
+    rows = verdict_rows([Verdict(H1, "rope", FAILS, "x", 0.12345, n=3), Verdict(H1, "hope", UNMEASURED, "")])
+    assert [row["ours"] for row in rows] == ["0.123", ""]
+    assert "| a \\| b | 0.123 |" in markdown_table([{**rows[0], "statement": "a | b"}], {"statement": "claim", "ours": "ours"})
+
+
+def test_a_failing_figure_leaves_nothing(tmp_path):
+    class Broken(Figure):
+        def draw_without_rendering(self):
+            raise RuntimeError("no")
+
+    result = Result(PAPER.experiments[0], (Drawing("broken", Broken(), "", xr.Dataset()),), ())
+    with pytest.raises(RuntimeError, match="no"):
+        write_paper(tmp_path / "out", "t", [result], {}, "c", {})
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,633 @@
+"""RePo's claims: rules on positions whose answer is known, the cost at the paper's size, and the experiments end to end."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from numpy.testing import assert_allclose
+from scipy.stats import spearmanr
+from task_tokenizers import tokenizer
+from trained_tiny import trained
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from position_papers.kit.cache import Cache
+from position_papers.kit.claims import FAILS, HOLDS, UNMEASURED, Verdict, judge, verdict_rows
+from position_papers.kit.differences import share_difference
+from position_papers.kit.experiment import run
+from position_papers.kit.outcomes import AS_WORDED, Standing, primary_rows, standing
+from position_papers.kit.paper_directory import write_paper
+from position_papers.kit.scores import Scored
+from position_papers.kit.subjects import Given, subject
+from position_papers.repo import attention, causes, mirror, mirror_by_seed, ranges, segments, start_layer
+from position_papers.repo.checkpoints import longest_trained, needles, reads_text
+from position_papers.repo.chunks import CHUNKS, PATTERNS, R6, SHARE, same_as_claimed
+from position_papers.repo.efficiency import EFFICIENCY, SIZES, configuration, counts
+from position_papers.repo.haystack import HAYSTACK
+from position_papers.repo.mirror import MIRRORS, QUANTITIES, Mirror, flatness
+from position_papers.repo.needles import Searched, found_without_positions, search
+from position_papers.repo.options import Options
+from position_papers.repo.paper import PAPER
+from position_papers.repo.ranges import FAR_BELOW, GROWS, R5, UNEVEN, spreading
+from position_papers.repo.segments import SEGMENTS, segment_prompts
+from position_papers.zoo import zoo_entry, zoo_path
+from repo_interp.errors import InputError
+from repo_interp.models.checkpoints import save
+from repo_interp.models.reposition import reposition
+from repo_interp.tasks import make_task
+
+TINY = Options(
+    prompts=2,
+    score_prompts=2,
+    controls=1,
+    example_words=4,
+    efficiency_layers=3,
+    efficiency_width=32,
+    efficiency_heads=2,
+    efficiency_context=8,
+    efficiency_tokens=2,
+    efficiency_rounds=2,
+)
+WORDS = ["a", "b", "a", "c"]
+"""Four words, one of them twice, then their reverse."""
+SOURCE, COPY = [3, 2, 1, 0], [4, 5, 6, 7]
+TEXT = [*WORDS, *reversed(WORDS)]
+
+
+# ---- the rules ------------------------------------------------------------------------------------------------------
+
+
+def mirrors(measured: Mirror) -> bool:
+    return MIRRORS.holds({name: getattr(measured, kind) for kind, name in QUANTITIES.items()})
+
+
+def test_positions_that_run_back_mirror():
+    measured = mirror.mirror(np.array([0, 1, 2, 3, 3, 2, 1, 0.0]), TEXT, SOURCE, COPY)
+    assert measured.copies == 0
+    assert measured.elsewhere == 2
+    assert measured.correlation == pytest.approx(1)
+    assert mirrors(measured)
+
+
+def test_a_position_per_word_is_no_mirror_though_every_copy_has_the_position_of_its_source():
+    by_word = {"a": 0.0, "b": 5.0, "c": 9.0}
+    measured = mirror.mirror(np.array([by_word[word] for word in TEXT]), TEXT, SOURCE, COPY)
+    assert measured.copies == measured.elsewhere == 0
+    assert measured.correlation == pytest.approx(1)
+    assert mirror.mirror(np.arange(8.0), TEXT, SOURCE, COPY).correlation == pytest.approx(-1)
+    noise = 0.1 * np.sin(np.arange(8.0) ** 2)
+    assert not mirrors(mirror.mirror(np.array([by_word[word] for word in TEXT]) + noise, TEXT, SOURCE, COPY))
+
+
+def test_the_index_and_a_constant_are_no_mirrors():
+    assert not mirrors(mirror.mirror(np.arange(8.0), TEXT, SOURCE, COPY))
+    assert not mirrors(mirror.mirror(np.zeros(8), TEXT, SOURCE, COPY))
+
+
+def test_mirror_distances_are_those_of_a_loop():
+    z = np.random.default_rng(0).normal(size=8)
+    measured = mirror.mirror(z, TEXT, SOURCE, COPY)
+    random = [abs(z[c] - z[s]) for c in COPY for s in SOURCE if TEXT[c] != TEXT[s]]
+    elsewhere = [abs(z[c] - z[s]) for k, c in enumerate(COPY) for s in SOURCE if TEXT[c] == TEXT[s] and s != SOURCE[k]]
+    assert_allclose(measured[:3], [np.mean(abs(z[COPY] - z[SOURCE])), np.mean(random), np.mean(elsewhere)])
+    assert Mirror._fields == tuple(QUANTITIES) == ("copies", "random", "elsewhere", "correlation")
+
+
+def test_flatness_compares_with_as_many_consecutive_words():
+    z = np.array([5.0, 5.5, 0, 1, 2, 3, 4])
+    assert flatness(z, [0, 1], range(2, 7)) == pytest.approx(0.5)
+    assert flatness(np.arange(7.0), [0, 1], range(2, 7)) == pytest.approx(1)
+    assert np.isnan(flatness(np.array([1.0, 2, 3, 3, 3]), [0, 1], [2, 3, 4]))
+
+
+def test_spreading_wants_growth_room_and_unevenness():
+    rng = np.random.default_rng(0)
+    heads = np.array([1.0, 5.0, 20.0])
+    short, long = (scale * heads + 0.01 * rng.normal(size=(16, 3)) for scale in (1.0, 1.5))
+    assert R5.rule.holds(spreading(short, long, 100, 200).values)
+    assert not GROWS.holds(spreading(long, short, 100, 200).values)
+    assert not FAR_BELOW.holds(spreading(short, long, 30, 60).values)
+    assert not UNEVEN.holds(spreading(short[:, :1], long[:, :1], 100, 200).values)
+    index = spreading(np.full((4, 3), 99.0), np.full((4, 3), 199.0), 100, 200).values
+    assert [rule.holds(index) for rule in (GROWS, FAR_BELOW, UNEVEN)] == [True, False, False]
+
+
+def test_the_papers_shares_are_hybrid_dominated_and_those_of_rope_are_not():
+    assert PATTERNS == ("constant", "mono", "hybrid")
+    for shares, holds in (((0.22, 0.04, 0.74), True), ((0.0, 1.0, 0.0), False), ((0.04, 0.08, 0.88), False)):
+        assert R6.rule.holds(dict(zip(SHARE.values(), shares, strict=True))) is holds
+    assert same_as_claimed(np.array([[0.22, 0.04, 0.74], [0.9, 0.0, 0.1]])).tolist() == [True, False]
+
+
+@pytest.mark.parametrize(("hybrid", "agreeing"), [(0.9, 3), (1.0, 0)])
+def test_beside_the_papers_chunks_stands_with_how_many_others_the_rule_holds(hybrid: float, agreeing: int):
+    """Found: where the rule fails at the paper's own chunks, "the same" was said of those at which it holds."""
+    shares = np.array([1 - hybrid, 0.0, hybrid])
+    grid = np.array([[shares, shares], [shares, [0.9, 0.1, 0.0]]])
+    labels = np.array([[[[0, 2, 2, 2]]], [[[2, 2, 2, 2]]]])
+    data = xr.Dataset(
+        {
+            "pattern_share_all": ("pattern", shares),
+            "chunk_pattern": (("prompt", "layer", "head", "chunk"), labels),
+            "sensitivity": (("chunk_size", "epsilon", "pattern"), grid),
+            "random_share": (("weights", "pattern"), np.array([shares, shares])),
+        },
+        {"pattern": list(PATTERNS), "layer": [0]},
+        {"checkpoint": "a", "learned": [0]},
+    )
+    evidence, _ = CHUNKS.judge(data)
+    assert judge(evidence).verdict == (HOLDS if agreeing else FAILS)
+    assert f"the rule holds with {agreeing} of 4 pairs" in evidence.note
+
+
+def test_attention_stands_where_it_holds_in_every_seed():
+    """It compares schemes, of one model each, over prompts."""
+    holds = [Verdict(claim, "niah_keys/repo", HOLDS, "x", 1.0) for claim in attention.CLAIMS.values()]
+    for claim in attention.CLAIMS.values():
+        (over,) = (each for each in PAPER.claims if each.label == f"R4 ({claim.part_of_every_seed})")
+        rows = verdict_rows([*holds, Verdict(over, "niah_keys/repo", FAILS, "x", 1.0)])
+        assert standing(partial(primary_rows, rows, PAPER), PAPER, claim) == Standing(AS_WORDED, "not every seed")
+
+
+def test_attention_wants_all_four_differences():
+    """R4: needle RePo > RoPE > NoPE, query RePo lowest."""
+    spans = {"repo": (3.0, 1.0), "rope": (2.0, 2.0), "nope": (1.0, 3.0)}
+
+    def verdict(found: float = 0.3, **changed: tuple[float, float]) -> list[str]:
+        means = np.array([[values] for values in (spans | changed).values()])[:, :, None] + np.zeros((3, 2, 8, 1))
+        coords = {
+            "checkpoint": list(spans),
+            "rows": ["generated", "producing"],
+            "span": ["needle", "query"],
+            "layout": ("checkpoint", list(spans)),
+            "learned_layers": ("checkpoint", [4, 0, 0]),
+        }
+        known = {"found_by_nope": found, "why_not": "" if found < 0.9 else "NoPE finds them"}
+        data = xr.Dataset({"mass_per_token": (("checkpoint", "rows", "prompt", "span"), means)}, coords, known)
+        return [judge(evidence).verdict for evidence in attention.judge(data)]
+
+    assert verdict() == [HOLDS, HOLDS]
+    for changed in ({"repo": (2.0, 1.0)}, {"nope": (2.0, 3.0)}, {"repo": (3.0, 2.0)}, {"nope": (1.0, 0.5)}):
+        assert verdict(**changed) == [FAILS, FAILS]
+    assert verdict(found=0.9) == [UNMEASURED, UNMEASURED]
+
+
+@pytest.mark.parametrize(
+    ("nope", "rope", "repo", "verdict"),
+    [
+        (0.89, 0.5, 0.8, HOLDS),
+        (0.2, 0.8, 0.5, FAILS),
+        (0.9, 0.5, 0.8, UNMEASURED),
+        (None, 0.5, 0.8, HOLDS),
+        (0.2, 1.0, 1.0, UNMEASURED),
+    ],
+)
+def test_needles_that_are_found_without_positions_say_nothing(nope, rope, repo, verdict):
+    """R9 on RULER's needles; of a task of ours the same, and nothing where NoPE was not given."""
+
+    def found(layout: str, share: float) -> Searched:
+        right = (np.arange(100) < round(100 * share)).astype(float)
+        scores = xr.DataArray(
+            np.broadcast_to(right, (1, 3, 100)),
+            {"method": ["plain"], "length": [256, 512, 1024], "prompt": np.arange(100)},
+            ("method", "length", "prompt"),
+        )
+        return Searched(subject(layout, zoo_path(f"niah/{layout}")), scores.to_dataset(name="score"), None)
+
+    given = [found(layout, share) for layout, share in (("repo", repo), ("rope", rope), ("nope", nope)) if share is not None]
+    *verdicts, without_yarn = [judge(evidence) for evidence in HAYSTACK.judge(given)]
+    assert [each.verdict for each in verdicts] == [verdict, verdict]
+    assert without_yarn.verdict == (HOLDS if repo > rope else FAILS), "asked whether positions are needed or not"
+    if nope == 0.9:
+        assert all("nope finds 0.900 without positions" in each.note for each in verdicts)
+    recorded = [dataclasses.replace(each, recorded=made_up_scores(each)) for each in given]
+    assert ("no NoPE was given" in found_without_positions(recorded).why_not) is (nope is None)
+
+
+def made_up_scores(searched: Searched) -> Scored:
+    """What makes a checkpoint one of our task: scores of it, with no other seed."""
+    live = searched.scores.rename(length="test_set").assign_coords(test_set=["256", "512", "1024"])
+    known = searched.subject
+    assert known.configuration is not None
+    return Scored(known.name, known.layout, known.configuration, 256, "exact match", live, ())
+
+
+# ---- cost -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_papers_model_gets_nine_parameters_in_a_thousand_more_and_the_flops_of_table_6():
+    rope, with_repo = counts(configuration(SIZES["OLMo-2 1B"]))
+    width, layers, heads = 2048, 11, 16
+    assert with_repo - rope == layers * (2 * width * width // 8 + width // 8 * heads)
+    assert 100 * (with_repo / rope - 1) == pytest.approx(0.9, abs=0.05)
+    assert 6 * rope * 50e9 == pytest.approx(3.84e20, rel=2e-3)
+    assert 6 * with_repo * 50e9 == pytest.approx(3.87e20, rel=2e-3)
+
+
+# ---- end to end -----------------------------------------------------------------------------------------------------
+
+
+def checkpoint(directory, layout: str, vocabulary: int, length: int, words):
+    """A random tiny checkpoint."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=length,
+    )
+    save(reposition(LlamaForCausalLM(config), layout), directory, words)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory):
+    """The shipped checkpoints, one of them with another seed beside it, and a random one with RePo from layer 1."""
+    directory = tmp_path_factory.mktemp("checkpoints")
+    paths = {f"reversal/{scheme}": zoo_path(f"reversal/{scheme}") for scheme in ("rope", "nope")}
+    paths |= {f"niah/{scheme}": zoo_path(f"niah/{scheme}") for scheme in ("repo", "rope", "nope")}
+    seeded = shutil.copytree(zoo_path("reversal/repo"), directory / "reversal")
+    for seed in seeded.glob("seed-*"):
+        shutil.rmtree(seed)
+    other = seeded / "seed-1"
+    other.mkdir()
+    stated = json.loads((seeded / "scores.json").read_text())
+    stated["test_sets"] = {name: 0.5 * value for name, value in stated["test_sets"].items()}
+    (other / "scores.json").write_text(json.dumps(stated))
+    (other / "training.toml").write_text((seeded / "training.toml").read_text().replace("seed = 0", "seed = 1"))
+    task = make_task("niah")
+    late = checkpoint(directory / "late", "repo@1", task.vocabulary_size, 256, task.tokenizer())
+    shutil.copy(zoo_path("niah/repo") / "training.toml", late)
+    return paths | {"reversal/repo": seeded, "niah/repo_from_1": late}
+
+
+def results_of(paths, cache, told=None):
+    """Everything that comes of all experiments."""
+    subjects = Given(paths).subjects()
+    progress = (told if told is not None else []).append
+    return [result for experiment in PAPER.experiments for result in run(experiment, subjects, TINY, cache, progress)]
+
+
+@pytest.fixture(scope="module")
+def results(given, tmp_path_factory):
+    told: list[str] = []
+    cache = Cache(tmp_path_factory.mktemp("cache"))
+    found = results_of(given, cache, told)
+    assert any("niah/repo" in text for text in told)
+    return found, cache
+
+
+def verdicts(results):
+    return {(verdict.claim.label, verdict.checkpoint): verdict for result in results for verdict in result.verdicts}
+
+
+def drawn(results, beginning):
+    return next(drawing for result in results for drawing in result.drawings if drawing.name.startswith(beginning))
+
+
+def test_every_claim_has_a_verdict_and_those_without_a_checkpoint_say_why(results):
+    by_claim = verdicts(results[0])
+    assert {label for label, _ in by_claim} == {claim.label for claim in PAPER.claims}
+    missing = {label: verdict for (label, name), verdict in by_claim.items() if name == "none"}
+    few_shot = {"R8", "R8 (examples throughout)", "R8 (heads)", "R8 (beyond random weights)"}
+    few_shot |= {"R8 (examples throughout, beyond random weights)"}
+    lines = {"R8 (lines of code)", "R8 (lines of code, beyond random weights)"}
+    of_seeds = {label for label in missing if "every seed" in label}
+    assert set(missing) - of_seeds == {*few_shot, *lines, "R2 (strength by seed)"}
+    assert of_seeds == {label for label, _ in by_claim if "every seed" in label}  # one seed alone has weights here
+    assert all("weights of at least 2 training seeds" in missing[label].note for label in of_seeds)
+    assert all(verdict.verdict == UNMEASURED for verdict in missing.values())
+    assert "five examples" in missing["R8"].note and all("corpus" in missing[label].note for label in lines)
+
+
+def test_scores_of_other_seeds_count_and_give_the_spread(results):
+    repo = verdicts(results[0])["R1 (trained lengths)", "reversal/repo"]
+    assert repo.ours == pytest.approx(0.75)
+    assert repo.spread == pytest.approx(np.sqrt(0.125))
+    assert repo.spread_over == "2 seeds"
+    assert repo.verdict == FAILS
+    table = drawn(results[0], "reversal_by_length").data
+    assert table["score"].sel(checkpoint="reversal/repo", test_set=2).dropna("seed").values.tolist() == [1.0, 0.5]
+    recorded = 1 + len(zoo_entry("reversal/rope").seeds)
+    assert table["score"].sel(checkpoint="reversal/rope").dropna("seed", how="all").sizes["seed"] == recorded
+
+
+def test_without_nope_reversal_does_not_hold_and_says_so(given):
+    paths = {name: path for name, path in given.items() if name in ("reversal/repo", "reversal/rope")}
+    (experiment,) = (each for each in PAPER.experiments if "R1" in [claim.label for claim in each.claims])
+    found = verdicts(run(experiment, Given(paths).subjects(), TINY, Cache(), lambda text: None))
+    assert found["R1", "reversal/repo"].verdict == FAILS
+    assert "RoPE or NoPE is missing" in found["R1", "reversal/repo"].note
+
+
+def test_the_shipped_checkpoint_mirrors_and_random_weights_do_not(results):
+    repo = verdicts(results[0])["R2", "reversal/repo"]
+    assert repo.verdict == HOLDS
+    assert repo.ours is not None and repo.ours <= 0.25
+    assert "(random weights: 0)" in repo.note
+
+
+def test_taking_the_mirror_away_breaks_reversal_and_flat_instructions_break_nothing(results):
+    found = verdicts(results[0])
+    mirror_taken, instruction_taken = found["R2 (cause)", "reversal/repo"], found["R3 (cause)", "reversal/repo"]
+    assert mirror_taken.verdict == HOLDS and mirror_taken.ours == pytest.approx(1, abs=0.05)
+    assert instruction_taken.verdict == FAILS and "not needed" in instruction_taken.note
+    data = drawn(results[0], "causes_reversal_repo").data
+    np.testing.assert_array_equal(data["plain"], 1)
+    assert float(data["score"].sel(kind="frozen", where="layer 1").mean()) == pytest.approx(1)
+
+
+def test_scores_under_changed_positions_are_drawn_from_0_to_1_with_the_error_of_their_fall():
+    """Found: the axis began at 0.83, and marks had the spread of prompts, not that of what positions change."""
+    plain = np.array([1.0, 0.0, 1.0, 1.0])
+    score = np.broadcast_to(plain, (3, 2, 4)).copy()
+    score[0, 1] = [1, 0, 0, 1]
+    axes = {"kind": list(causes.KINDS), "where": ["layer 1", causes.EVERYWHERE]}
+    data = xr.Dataset(
+        {"score": (("kind", "where", "prompt"), score, {"units": "1"}), "plain": ("prompt", plain)},
+        axes,
+        {"metric": "exact match", "sign": 1, "checkpoint": "a/b", "stem": "a_b"},
+    )
+    (drawing,) = causes.draw(data)
+    (ax,) = drawing.figure.axes
+    assert ax.get_ylim() == (-0.04, 1.04) and ax.get_ylabel() == "exact match"
+    assert "standard error" in drawing.caption and "4 prompts" in drawing.caption and "begin at 0" not in drawing.caption
+    linearised, frozen, _ = (container[2][0].get_segments() for container in ax.containers)
+    of_three, of_two = (share_difference(0.75, share, (4, 4)).standard_error for share in (0.75, 0.5))
+    np.testing.assert_allclose([np.ptp(bar[:, 1]) / 2 for bar in linearised], [of_three, of_two])
+    np.testing.assert_allclose([np.ptp(bar[:, 1]) / 2 for bar in frozen], of_three)
+    nats = data.assign(score=data["score"].assign_attrs(units="nat")).assign_attrs(metric="log perplexity", sign=-1)
+    (drawing,) = causes.draw(nats)
+    assert drawing.figure.axes[0].get_ylabel() == "log perplexity (nat)" and "does not begin at 0" in drawing.caption
+
+
+def test_what_both_find_cannot_tell_them_apart(results):
+    found = verdicts(results[0])
+    assert found["R9", "niah/repo"].verdict == found["R9 (longer)", "niah/repo"].verdict == UNMEASURED
+    assert "niah/nope finds 1.000 without positions" in found["R9", "niah/repo_from_1"].note
+    assert "niah/nope finds 1.000 without positions" in found["R4", "niah/repo"].note
+
+
+def test_beyond_the_training_length_the_shipped_model_finds_what_nope_finds_and_rope_does_not(results):
+    """Recorded scores of three seeds: RoPE loses needles where nothing is extended, RePo and NoPE keep them."""
+    found = verdicts(results[0])["R9 (longer, without YaRN)", "niah/repo"]
+    assert found.verdict == HOLDS and found.ours is not None and found.ours > 0.95 and found.seeds == 3
+    assert "niah/nope" in found.note and "512: niah/repo 1.000, niah/rope 0." in found.note
+
+
+def test_the_start_layers_are_compared_where_there_are_several(results):
+    start = verdicts(results[0])["R9 (start layer)", "niah/repo, niah/repo_from_1"]
+    assert start.verdict == UNMEASURED and "niah/nope finds 1.000 without positions" in start.note
+    data = drawn(results[0], "haystack_start_layer").data
+    needs_them = data.assign_attrs(found_by_nope=0.5, why_not="")
+    assert [judge(evidence).verdict for evidence in start_layer.judge(needs_them)] == [FAILS]
+    assert data["start"].values.tolist() == [0, 1]
+    assert data["length"].values.tolist() == [256, 512, 1024]
+
+
+def test_attention_is_measured_in_both_readings_on_the_same_prompts(results):
+    mass = drawn(results[0], "attention_mass").data["mass_per_token"]
+    assert mass["rows"].values.tolist() == ["generated", "producing"]
+    assert mass.sizes["prompt"] == 2
+    assert float(mass.sel(checkpoint="niah/repo", rows="producing", span="needle").mean()) > float(
+        mass.sel(checkpoint="niah/repo_from_1", rows="producing", span="needle").mean()
+    )
+
+
+def test_ranges_stop_at_nothing_but_what_the_task_can_make(results):
+    data = drawn(results[0], "ranges_niah_repo").data
+    assert data["length"].values.tolist() == [64, 128, 256, 512, 1024]
+    assert data.sizes["unit"] == 16
+
+
+def test_figures_are_written_with_their_data_and_a_second_time_comes_from_the_cache(results, given, tmp_path):
+    found, cache = results
+    names = [drawing.name for result in found for drawing in result.drawings]
+    assert len(set(names)) == len(names)
+    some = [drawn(found, name) for name in ("haystack_map_niah_256", "mirror_reversal_repo")]
+    kept = [result for result in found if any(drawing is each for drawing in result.drawings for each in some)]
+    files = {file.name for file in write_paper(tmp_path / "repo", PAPER.title, kept, given, "make figures", {})}
+    assert {f"{drawing.name}.{kind}" for drawing in some for kind in ("png", "svg", "pdf", "nc")} <= files
+    (again,) = run(EFFICIENCY, [], TINY, cache, lambda text: None)
+    first, second = drawn(found, "efficiency").data, again.drawings[0].data
+    assert_allclose(first["seconds"].values, second["seconds"].values, rtol=0)
+
+
+@pytest.mark.parametrize(("scores", "verdict"), [([0.2, 0.3, 0.5, 0.7, 0.9], HOLDS), ([0.5, 0.3, 0.9, 0.2, 0.7], FAILS)])
+def test_a_stronger_mirror_must_go_with_better_scores_more_than_in_other_orders_of_the_seeds(scores, verdict, tmp_path):
+    copies = xr.DataArray([[9.0, 4 / strength] for strength in range(1, 6)], dims=("seed", "layer"))
+    parts = {"copies": copies, "random": copies * 0 + 4, "elsewhere": copies * 0 + 4, "correlation": copies * 0 + 1}
+    data = xr.Dataset(
+        {"mirror": xr.concat(parts.values(), dim=xr.IndexVariable("kind", list(parts))), "score": ("seed", scores)},
+        coords={"seed": range(5), "layer": [0, 1]},
+        attrs={"checkpoint": "reversal/repo", "stem": "repo", "lengths": "21 to 30 words", "texts": 4},
+    )
+    assert_allclose(mirror_by_seed.strengths(data), [1, 2, 3, 4, 5])  # layer 0 does not count
+    (evidence,) = mirror_by_seed.judge(data)
+    assert evidence.ours == pytest.approx(spearmanr(range(5), scores)[0])
+    assert judge(evidence).verdict == verdict and evidence.seeds == 5
+    assert evidence.note.count("mirrors in layers none") == 3 and evidence.note.count("mirrors in layers 1") == 2
+    assert (
+        max(np.abs(evidence.values[mirror_by_seed.TOGETHER].null)) <= 1
+        and len(evidence.values[mirror_by_seed.TOGETHER].null) == 120
+    )
+    (drawing,) = mirror_by_seed.draw(data)
+    drawing.figure.savefig(tmp_path / "seeds.png")
+
+
+def test_options_that_allow_no_spread_are_refused():
+    with pytest.raises(InputError, match="spread"):
+        Options(prompts=1)
+    with pytest.raises(InputError, match="random weights"):
+        Options(controls=0)
+
+
+def test_a_checkpoint_of_no_task_of_ours_gets_text(tmp_path):
+    words = tokenizer("words")
+    mine = subject("mine", checkpoint(tmp_path / "model", "repo@1", len(words), 512, words))
+    assert (mine.kind, mine.layout, mine.learned) == ("text", "repo@1", (1, 2))
+    assert attention.ATTENTION.needs.groups([mine]) == [[mine]]
+    prompts = segment_prompts(mine, "examples", TINY)
+    assert len(prompts) == 2 and segment_prompts(mine, "lines", TINY) == []
+    throughout = segment_prompts(mine, "examples throughout", TINY)
+    for few, many in zip(prompts, throughout, strict=True):
+        examples = [name for name in many.spans if name.startswith("examples.") and name.count(".") == 1]
+        padding = len(many.spans["padding"])
+        assert len(examples) > 5 and len(many.tokens) <= 512 and padding < len(few.spans["padding"]) / 2
+    result, rest = run(SEGMENTS, [mine], TINY, Cache(), lambda text: None)
+    assert result.drawings[0].data["variance_between"].sel(weights="trained").dims[-1] == "head"
+    beside = ["R8 (beyond random weights)", "R8 (examples throughout, beyond random weights)"]
+    labels = ["R8", beside[0], "R8 (examples throughout)", beside[1], "R8 (heads)"]
+    assert [verdict.claim.label for verdict in result.verdicts] == labels
+    assert {verdict.claim for verdict in rest.verdicts} == {segments.R8_CODE, segments.BESIDE_NULL[segments.R8_CODE]}
+    longer = result.drawings[0].data.drop_vars("token").pad(token=(0, 3))  # where the first prompt is shorter than another one
+    (drawn,) = SEGMENTS.draw({"examples": longer})
+    ends = [axes.get_xlim()[1] for axes in (drawn.figure.axes[0], result.drawings[0].figure.axes[0])]
+    assert ends[0] == ends[1]
+
+
+def test_a_checkpoint_of_no_task_of_ours_is_asked_for_rulers_needles(tmp_path):
+    words = tokenizer("words")
+    searched = search(subject("mine", checkpoint(tmp_path / "model", "nope", len(words), 320, words)), TINY, Cache())
+    assert searched.lengths == [320, 640, 1280]
+    assert searched.scores["method"].values.tolist() == ["plain"]
+    assert searched.scores["score"].shape == (1, 3, 2)
+    assert searched.scores["map"].dims == ("method", "depth", "length")
+    assert searched.sample([640], "yarn").mean == searched.sample([640], "plain").mean
+
+
+def test_adapters_of_text_on_a_checkpoint_of_no_task_of_ours_are_asked_for_rulers_needles(tmp_path):
+    """As the paper continues one model with several schemes: RePo, RoPE, and NoPE in the layers where RePo's positions are learned."""
+    words = tokenizer("words")
+    base = checkpoint(tmp_path / "base", "rope", len(words), 1280, words)
+    corpus = tmp_path / "text.txt"
+    corpus.write_text(" ".join(f"word {number} of many" for number in range(4000)))
+    options = {"corpus": str(corpus), "length": 16, "grown_length": 64, "longest_test": 64}
+    tuned = {"continue_from": str(base), "adapter": 2, "task_options": options}
+    paths = {
+        name: trained(tmp_path / name, "language", scheme, **tuned)
+        for name, scheme in {"repo": "repo@1", "rope": "rope", "nope": "nope@1"}.items()
+    }
+    for path in paths.values():  # windows may be shorter than RULER's shortest prompt; the model was made for longer ones
+        config = json.loads((path / "config.json").read_text()) | {"max_position_embeddings": 320}
+        (path / "config.json").write_text(json.dumps(config))
+    subjects = [subject(name, path) for name, path in paths.items()]
+    assert [each.kind for each in subjects] == ["language"] * 3 and all(reads_text(each) for each in subjects)
+    assert HAYSTACK.needs.groups(subjects) == attention.ATTENTION.needs.groups(subjects) == [subjects]
+    prompts = needles(subjects[0], 320, 2, 0)
+    assert prompts == needles(subjects[2], 320, 2, 0) and {"needle", "query"} <= set(prompts[0].spans)
+    cache = Cache()
+    data = attention.measure(subjects, TINY, cache)
+    assert data.attrs["task"] == "text" and data.attrs["training_length"] == 320 and data.attrs["found_by_nope"] == 0
+    evidence = list(attention.judge(data))
+    shown = [[rival.rsplit(" ", 1)[0] for rival in each.control.split(", ")] for each in evidence]
+    assert shown == [["RoPE", "NoPE from layer 1"]] * 2
+    assert all("rope finds 0.000 of the needles" in each.unmeasurable for each in evidence), "its attention says nothing either"
+    without = search(subjects[2], TINY, cache)
+    assert without.scores["method"].values.tolist() == ["plain", "yarn"]  # layer 0 rotates
+    assert found_without_positions([without]).share == 0 and not found_without_positions([without]).why_not
+    assert without.lengths == [320] and longest_trained(subjects[2]) == 1280  # the base knows longer ones
+    searched = [search(each, TINY, cache) for each in subjects]
+    at_length, *longer = [judge(evidence) for evidence in HAYSTACK.judge(searched)]
+    assert at_length.verdict == FAILS and len(longer) == 2
+    assert all(each.verdict == UNMEASURED and "trained on 1,280 tokens" in each.note for each in longer)
+    (drawn_by_length, _) = HAYSTACK.draw(searched)
+    assert drawn_by_length.data["method"].values.tolist() == ["plain"] and "YaRN" not in drawn_by_length.caption
+    ours = trained(tmp_path / "ours", "language", "repo@1", **{**tuned, "continue_from": str(zoo_path("language/rope"))})
+    assert not reads_text(subject("ours", ours)) and not reads_text(subject("rope", zoo_path("language/rope")))
+
+
+@pytest.mark.parametrize(
+    ("family", "reason"), [("byte_level_bpe", "when it is to reverse 20 words"), ("words", "does not tell the words apart")]
+)
+def test_a_model_that_reads_text_is_asked_to_reverse_words_and_says_nothing_of_mirrors_where_it_does_not(
+    tmp_path, family, reason
+):
+    words = tokenizer(family)
+    own = subject("mine", checkpoint(tmp_path / "model", "repo@1", len(words), 320, words))
+    assert mirror.MIRROR.needs.groups([own]) == [[own]] and not mirror_by_seed.MIRROR_BY_SEED.needs.groups([own])
+    data = mirror.measure([own], TINY, Cache())
+    found = {each.claim.label: judge(each) for each in mirror.judge(data)}
+    assert found["R2"].verdict == UNMEASURED and reason in found["R2"].note
+    assert found["R3"].verdict != UNMEASURED or family == "words"
+    example, source = data["example_text"].values, data["example_source"].values
+    assert [example[at] for at in source[source >= 0]] == [example[at] for at in np.flatnonzero(source >= 0)]
+    (figure,) = mirror.draw(data)
+    assert len(figure.figure.axes) == 2 * 2 and "Of 2 layers" not in figure.caption
+
+
+def test_of_many_layers_those_that_mirror_most_are_drawn(results):
+    few = drawn(results[0], "mirror_reversal_repo").data
+    means = few["mirror"].sel(weights="trained").mean("prompt")
+    ratio = means.sel(kind="copies") / means.sel(kind="random")
+    many = xr.concat([few, few.assign_coords(layer=few["layer"] + 10)], dim="layer", data_vars="minimal")
+    (figure,) = mirror.draw(many.assign_attrs(few.attrs))
+    best = [int(layer) for layer in ratio.sortby(ratio)["layer"].values[:2]]
+    titles = [int(ax.get_title(loc="left").removeprefix("Layer ")) for ax in figure.figure.axes[: mirror.SHOWN_LAYERS]]
+    assert titles == sorted([*best, *(layer + 10 for layer in best)])
+    assert f"Of {many.sizes['layer']} layers" in figure.caption
+
+
+@pytest.mark.parametrize(("followed", "verdict"), [(6, HOLDS), (2, FAILS)])
+def test_heads_that_follow_examples_count_beyond_random_weights(followed, verdict):
+    chance = np.full((4, 3, 2, 5), 0.5)  # the trained model and three twins, prompts, layers, heads
+    chance[0].reshape(3, -1)[:, :followed] = 0.0
+    chance[1:, :, 0, :3] = 0.01
+    chance[0, 0, 1, 4] = 0.0  # on one prompt alone
+    chance[0, :, 1, 3] = np.nan  # a head whose positions are constant
+    data = xr.Dataset(
+        {"variance_between_chance": (("weights", "prompt", "layer", "head"), chance)},
+        {"weights": ["trained", "random 0", "random 1", "random 2"], "layer": [1, 2], "head": range(5)},
+        {"checkpoint": "mine"},
+    )
+    (judged,) = (judge(each) for each in segments.judge({"examples throughout": made_whole(data)}) if each.claim.part == "heads")
+    assert judged.ours == followed and judged.verdict == verdict and "random weights 3, 3, 3" in judged.control
+    assert "layer 1, head 0 follows them most: 0.0 %" in judged.note
+
+
+@pytest.mark.parametrize(("random", "verdict"), [(0.1, HOLDS), (0.5, FAILS)])
+def test_segments_are_followed_beyond_random_weights(random, verdict):
+    """Above shuffled edges is not enough where random weights are as far above them."""
+    spread = np.linspace(0, 0.02, 4)[:, None, None] + np.zeros((4, 1, 2))  # prompts, layer, heads
+    above = np.stack([0.3 + spread, random + spread, random - spread])
+    chance = xr.DataArray(
+        np.zeros_like(above), {"weights": ["trained", "random 0", "random 1"]}, ("weights", "prompt", "layer", "head")
+    )
+    shuffled = chance + 0.2
+    data = xr.Dataset(
+        {
+            "variance_between": shuffled + above,
+            "variance_between_shuffled": shuffled,
+            "boundary_f1": shuffled + above,
+            "boundary_f1_shuffled": shuffled,
+            "variance_between_index": shuffled,
+            "variance_between_chance": chance,
+        },
+        attrs={"checkpoint": "mine"},
+    )
+    worded, beside = map(judge, segments.judge({"lines": data}))
+    assert (worded.verdict, beside.verdict) == (HOLDS, verdict) and beside.claim.part == "lines of code, beyond random weights"
+    assert f"0.31 beside 2 of the null: mean {random:g}" in beside.note
+
+
+def made_whole(data: xr.Dataset) -> xr.Dataset:
+    """`data` with the other scores of segments, the same everywhere."""
+    names = ("variance_between", "variance_between_shuffled", "boundary_f1", "boundary_f1_shuffled", "variance_between_index")
+    return data.assign(dict.fromkeys(names, 0.5 + 0.1 * data["variance_between_chance"]))
+
+
+def test_several_questions_about_keyed_needles_go_through_every_experiment(tmp_path):
+    """Nobody finds anything after two steps, NoPE neither: so R9 is judged, R4 is not, and there is no map by depth."""
+    size = {"length": 32, "first_length": 32, "longest_test": 64, "needles": 2, "doubled": 1, "questions": 1, "test_questions": 1}
+    paths = {
+        f"niah_keys/{scheme}": trained(tmp_path / scheme, "niah_keys", scheme, task_options=size)
+        for scheme in ("repo", "rope", "nope")
+    }
+    results = results_of(paths, Cache())
+    found = verdicts(results)
+    assert {found[label, "niah_keys/repo"].verdict for label in ("R9", "R9 (longer)")} <= {HOLDS, FAILS}
+    attention = [found[label, "niah_keys/repo"] for label in ("R4", "R4 (producing rows)")]
+    assert all(verdict.verdict == UNMEASURED and "finds 0" in verdict.note for verdict in attention)
+    assert {result.experiment.name for result in results if result.drawings} >= {
+        "needles in a haystack",
+        "attention mass",
+        "causes",
+    }
+    assert not [drawing for result in results for drawing in result.drawings if drawing.name.startswith("haystack_map")]
+    mass = drawn(results, "attention_mass_niah_keys_32").data
+    assert mass.attrs["found_by_nope"] < 0.9 and mass["span"].values.tolist()[:2] == ["needle", "query"]
+
+
+def test_where_prompts_of_half_the_length_cannot_be_made_r5_is_left_out(tmp_path):
+    words = tokenizer("words")
+    mine = subject("mine", checkpoint(tmp_path / "model", "repo", len(words), 320, words))
+    assert ranges.measure([mine], TINY, Cache()) is None

@@ -1,0 +1,251 @@
+"""The paper's experiments on small random models of every kind of position: verdicts by rule, and none where there is nothing to judge."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from families import tiny
+from trained_tiny import trained
+
+import repo_interp as ri
+from position_papers.kit.cache import Cache
+from position_papers.kit.claims import BLIND, EVERY_SEED, SEEN, UNMEASURED
+from position_papers.kit.experiment import run
+from position_papers.kit.paper_directory import write_paper
+from position_papers.kit.subjects import Subject, subject
+from position_papers.position_generalization import disturbed
+from position_papers.position_generalization.extrapolation import EXTRAPOLATION, P7
+from position_papers.position_generalization.fits import of_heads
+from position_papers.position_generalization.measured import Options, of_tokens
+from position_papers.position_generalization.paper import PAPER
+from position_papers.position_generalization.shapes import P3_EXCESS, SHAPES
+from position_papers.position_generalization.tolerance import TOLERANCE, with_rope_twins
+from position_papers.training.configuration import TrainingConfiguration
+from repo_interp.errors import InputError
+from repo_interp.experiments import perturbation
+from repo_interp.tasks import Prompt, make_task
+
+LENGTH = 32
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    torch.manual_seed(0)
+    home = tmp_path_factory.mktemp("language")
+    text = home / "text.txt"
+    text.write_text("\n".join(f"sentence {number} says that {number * 7 % 101} comes next." for number in range(4000)))
+    task = make_task("language", corpus=str(text), tokens=300, length=LENGTH, longest_test=2 * LENGTH)
+    checkpoints = {}
+    for scheme in ("rope", "repo@1", "learned", "nope"):
+        stock = tiny("llama")
+        stock.resize_token_embeddings(task.vocabulary_size, mean_resizing=False)
+        stock.config.max_position_embeddings = LENGTH
+        model = ri.reposition(stock, scheme)
+        checkpoints[scheme] = home / scheme.replace("@", "_")
+        ri.save(model, checkpoints[scheme], task.tokenizer())
+    for scheme in ("rope", "repo"):  # trained on another task, as far as they say
+        other = make_task("reversal", longest=6, longest_test=12)
+        stock = tiny("llama")
+        stock.resize_token_embeddings(other.vocabulary_size, mean_resizing=False)
+        directory = checkpoints[f"reversal {scheme}"] = home / f"reversal_{scheme}"
+        ri.save(ri.reposition(stock, scheme), directory, other.tokenizer())
+        (directory / "training.toml").write_text('task = "reversal"\n[task_options]\nlongest = 6\nlongest_test = 12\n')
+    checkpoints["scores alone"] = home / "scores"
+    checkpoints["scores alone"].mkdir()
+    (checkpoints["scores alone"] / "scores.json").write_text("{}")
+    options = Options(
+        sequences=2, prompts=4, controls=1, draws=2, gammas=(0.5,), l_maxes=(5,), longer=8, reach=2, corpus=str(text)
+    )
+    subjects = [subject(name, str(path)) for name, path in checkpoints.items() if name != "scores alone"]
+    recorded = TrainingConfiguration(task="language")
+    subjects.append(Subject("scores alone", str(checkpoints["scores alone"]), (), 0, "", None, recorded))
+    return subjects, options, home
+
+
+@pytest.fixture(scope="module")
+def results(made):
+    subjects, options, home = made
+    return measured(subjects, options, Cache(home / "cache"), [])
+
+
+def measured(subjects, options, cache, progress):
+    return [result for experiment in PAPER.experiments for result in run(experiment, subjects, options, cache, progress.append)]
+
+
+def test_every_claim_is_judged_where_it_can_be(made, results):
+    verdicts = {(verdict.claim.label, verdict.checkpoint): verdict for result in results for verdict in result.verdicts}
+    judged = {label: {name for (of, name) in verdicts if of == label} for label, _ in verdicts}
+    others = {"reversal rope", "reversal repo"}
+    checkpoints = {one.name for one in made[0]} - others - {"scores alone"}
+    assert judged["P1"] == judged["P3"] == judged["P6"] == judged["P6 (features)"] == checkpoints
+    assert judged["P6 (task)"] == judged["P6 (task, features)"] == judged["P6 (task, positions)"] == others
+    assert judged["P2"] == {"rope", "repo@1"}  # the others' fake logits are additive by construction
+    assert judged["P4"] == {"rope", "repo@1"}
+    assert judged[P3_EXCESS.label] == set(map(str, SHAPES))
+    assert judged["P1"] == judged["P1 (beyond nulls)"]
+    assert judged["P2"] == judged["P2 (beyond random weights)"]
+    assert judged["P6 (learned)"] == {"repo@1", "reversal repo"}  # each against RoPE on its own task
+    assert judged["P7"] == checkpoints - {"learned"}  # its table ends at the training length
+    assert judged["P6 (positions)"] == judged["P6 (positions, as in table 1)"] == checkpoints - {"nope"}
+    assert judged["P6 (positions, 1 %)"] == judged["P6 (positions)"]
+    assert judged["P6 (untouched)"] == judged["P6 (1 % within 1,000)"] == checkpoints
+    assert set(judged) == {claim.label for claim in PAPER.claims}
+    measured = {place for place, verdict in verdicts.items() if verdict.verdict != UNMEASURED}
+    without = set(verdicts) - measured
+    assert {name for label, name in without if label == "P6 (1 % within 1,000)"} == checkpoints  # of 32 tokens
+    of_every_seed = {claim.label for claim in PAPER.claims if claim.part.endswith(EVERY_SEED)}
+    assert {(label, "none") for label in of_every_seed} == {place for place in verdicts if place[0] in of_every_seed} <= without
+    assert {label for label, _ in without if not label.startswith("P5")} - of_every_seed <= {
+        "P6 (1 % within 1,000)",
+        "P6 (task)",
+        "P6 (task, features)",
+        "P6 (task, positions)",
+        "P6 (learned)",
+    }
+    assert all(np.isfinite(verdicts[place].ours) for place in measured)
+    assert all(verdicts[place].note for place in without)
+    assert "of 4 sequences, compared with the others" in verdicts["P7", "rope"].note  # half of the eight are the reference
+
+
+def test_figures_and_verdicts_are_written(made, results):
+    home = made[2]
+    names = {drawing.name for result in results for drawing in result.drawings}
+    for stem in ("fits", "three_axis", "fake_distance", "rotation", "perturbation", "extrapolation", "output_traces"):
+        assert f"{stem}_rope" in names
+    assert {"rotation_learned", "output_traces_learned", "fits_reversal rope"} & names == set()
+    few = [result for result in results if result.drawings and result.drawings[0].name in ("fits_rope", "perturbation_rope")]
+    paths = {one.name: one.path for one in made[0]}
+    files = {file.name for file in write_paper(home / "figures", PAPER.title, few, paths, "command", {})}
+    assert {"README.md", "verdicts.csv"} < files
+    for stem in ("fits", "perturbation"):
+        assert {f"{stem}_rope.png", f"{stem}_rope.svg", f"{stem}_rope.pdf", f"{stem}_rope.nc"} <= files
+    page = (home / "figures" / "README.md").read_text()
+    assert "Position Generalization" in page and "is at most 2 %" in page and SEEN in page
+
+
+def test_what_was_measured_is_not_measured_again(made, results):
+    subjects, options, home = made
+    kept = {file: file.stat().st_mtime_ns for file in (home / "cache").glob("*.nc")}
+    again = measured(subjects, options, Cache(home / "cache"), progress := [])
+    assert "fits: rope" in progress and "tolerance: repo@1, rope" in progress
+    assert {file: file.stat().st_mtime_ns for file in (home / "cache").glob("*.nc")} == kept
+    verdicts = [[verdict for result in some for verdict in result.verdicts] for some in (results, again)]
+    assert verdicts[0] == verdicts[1]
+
+
+def test_shorter_sequences_say_nothing_about_longer_ones(made):
+    subjects, options, _ = made
+    longer = dataclasses.replace(next(one for one in subjects if one.name == "rope"), training_length=2 * LENGTH)
+    cut = dataclasses.replace(options, length=LENGTH)
+    (result,) = run(EXTRAPOLATION, [longer], cut, Cache(), lambda _: None)
+    (verdict,) = result.verdicts
+    assert (verdict.claim, verdict.verdict, result.drawings) == (P7, UNMEASURED, ())
+    assert f"{LENGTH} of its {2 * LENGTH} training tokens" in verdict.note
+
+
+def test_without_checkpoints_every_claim_says_what_it_needs():
+    verdicts = [verdict for result in measured([], Options(), Cache(), []) for verdict in result.verdicts]
+    assert [verdict.claim for verdict in verdicts] == list(PAPER.claims)
+    assert all(verdict.verdict == UNMEASURED and verdict.note.startswith("needs ") for verdict in verdicts)
+    assert {"language/rope", "language/repo", "niah_keys/rope", "niah_keys/repo"} <= set(PAPER.zoo)
+
+
+def test_rules_written_after_results_were_seen_say_so():
+    blind = {claim.label for claim in PAPER.claims if claim.written == BLIND}
+    assert blind == {"P3", "P4", "P7"}
+
+
+def test_too_little_to_judge_on_is_refused():
+    assert Options(**PAPER.fast).sequences < Options().sequences
+    for wrong in ({"draws": 1}, {"longer": 2}, {"reach": 3}, {"length": 8}, {"length": -1}):
+        with pytest.raises(InputError):
+            Options(**wrong)  # pyright: ignore[reportArgumentType]
+
+
+def test_the_undisturbed_pass_is_made_once_for_all_kinds_and_draws(made, monkeypatch):
+    subjects, options, _ = made
+    rope, passes = next(one for one in subjects if one.name == "rope"), []
+    for module in (disturbed, perturbation):
+        count = lambda *given, own=module.forced_responses: passes.append(len(given[2])) or own(*given)  # noqa: E731
+        monkeypatch.setattr(module, "forced_responses", count)
+    monkeypatch.setattr(disturbed, "GRID_TOKENS", LENGTH)  # still two sequences: one has no spread
+    TOLERANCE.measure([rope], options, Cache())
+    grid, judged = 3 * 1 * 1, 5 * options.draws
+    assert passes == [2] * (1 + grid + judged)
+
+
+def test_tokens_move_as_far_as_the_paper_moves_them_in_longer_text_alone(made):
+    subjects, options, _ = made
+    rope = next(one for one in subjects if one.name == "rope")
+    long = dataclasses.replace(rope, training_length=2048)
+    few = {"table", "few_positions"}
+    assert set(disturbed.groups_of_text(rope, options)) == few
+    assert set(disturbed.groups_of_text(long, dataclasses.replace(options, length=1000))) == few
+    assert set(disturbed.groups_of_text(long, dataclasses.replace(options, length=1024))) == {*few, "few_tokens"}
+
+
+def test_of_long_text_fewer_sequences_are_drawn_than_judged():
+    text = [Prompt(tokens=(1,) * 1024)] * 8
+    assert len(of_tokens(text, 2048)) == len(of_tokens(text, 1)) == 2
+    assert len(of_tokens(text, 4096)) == 4 and of_tokens(text[:3], 1 << 20) == text[:3]
+
+
+def test_the_twin_is_a_rope_model_of_the_same_task_and_budget():
+    def given(name, schemes, task, continued, length=16):
+        configuration = TrainingConfiguration(task=task, continue_from="another" if continued else "")
+        return Subject(name, name, schemes, length, "the same tokens", None, configuration)
+
+    def twin(of, others):
+        groups = {group[0].name: group[1:] for group in with_rope_twins([of, *others])}
+        return [one.name for one in groups[of.name]]
+
+    fresh, continued = (given(name, ("rope", "rope"), "language", name == "continued") for name in ("fresh", "continued"))
+    other, mixed = given("other", ("rope", "rope"), "niah", True), given("mixed", ("rope", "repo"), "language", True)
+    assert twin(mixed, [other, fresh, continued]) == ["continued"]
+    assert twin(given("own", ("repo", "repo"), "language", False), [other, mixed, fresh, continued]) == ["fresh"]
+    assert twin(given("table", ("learned", "learned"), "language", False), [fresh]) == [], "its table is not learned from context"
+    assert twin(mixed, [other, fresh]) == ["fresh"]
+    assert twin(mixed, [other]) == [] == twin(fresh, [continued])
+    assert twin(mixed, [given("longer", ("rope", "rope"), "language", True, 32)]) == [], "it would be given other prompts"
+
+
+def test_a_cost_is_known_before_anything_is_measured(made):
+    subjects, options, _ = made
+    rope = next(one for one in subjects if one.name == "rope")
+    assert TOLERANCE.cost is not None and EXTRAPOLATION.cost is not None
+    more = dataclasses.replace(options, sequences=400)
+    assert 0 < TOLERANCE.cost([rope], options) < TOLERANCE.cost([rope], more)
+    cut = dataclasses.replace(rope, training_length=2 * LENGTH)
+    assert EXTRAPOLATION.cost([rope], options) > EXTRAPOLATION.cost([cut], dataclasses.replace(options, length=LENGTH)) == 0
+
+
+def test_a_score_of_nothing_cannot_fall(made):
+    """Found: a model that never reverses a word was said to tolerate every disturbance, or none."""
+    subjects, options, home = made
+    (reversal,) = (one for one in subjects if one.name == "reversal rope")
+    results = list(run(TOLERANCE, [reversal], options, Cache(home / "cache"), lambda _: None))
+    verdicts = results[0].verdicts
+    assert {verdict.verdict for verdict in verdicts} == {UNMEASURED}
+    assert all("0 undisturbed" in verdict.note for verdict in verdicts)
+
+
+def test_an_adapter_is_judged_in_the_tokens_of_its_base(made, tmp_path):
+    """Found: it was refused for a tokenizer.json, which an adapter has in its base alone."""
+    _, options, home = made
+    corpus = {"corpus": options.corpus, "length": LENGTH, "longest_test": 2 * LENGTH}
+    tuned = {"continue_from": str(home / "rope"), "adapter": 2, "task_options": corpus}
+    repo, rope = (subject(name, str(trained(tmp_path / name, "language", name, **tuned))) for name in ("repo", "rope"))
+    results = list(run(TOLERANCE, [repo, rope], options, Cache(), lambda _: None))
+    judged = {(verdict.claim.label, verdict.checkpoint) for result in results for verdict in result.verdicts}
+    assert {("P6", "repo"), ("P6", "rope"), ("P6 (learned)", "repo")} <= judged
+
+
+def test_what_is_said_of_heads_is_of_their_means_over_prompts():
+    """Found: the lowest and the highest of single sequences stood as those of heads."""
+    values = xr.DataArray([[[0.2, 0.8]], [[0.4, 1.0]]], dims=("prompt", "layer", "head"))
+    assert of_heads(values) == "0.3 to 0.9"
+    assert of_heads(values.where(values != 0.2)) == "0.4 to 0.9", "a sequence where a head has no such components says nothing"

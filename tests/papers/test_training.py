@@ -1,0 +1,466 @@
+"""Training: the same configuration gives the same bytes, whatever happens in between; gradients reach what should learn."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose
+from task_tokenizers import tokenizer
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from position_papers.training import step as schedule
+from position_papers.training.configuration import TrainingConfiguration, read_toml, replaced, to_toml
+from position_papers.training.folder import TrainingFolder, load_state
+from position_papers.training.loop import train
+from position_papers.training.preparation import estimate_cost, prepare
+from position_papers.training.processes import train_side_by_side
+from position_papers.training.recipes import CONTINUED, FRESH, recipe
+from position_papers.training.step import make_optimizer, take_step, target_loss, training_question
+from repo_interp.analysis.trained_task import trained_task
+from repo_interp.cli import main
+from repo_interp.errors import InputError
+from repo_interp.experiments.responses import to_question
+from repo_interp.models.checkpoints import load_model
+from repo_interp.models.load import load_fresh
+from repo_interp.models.reposition import attentions, layout, mix_with_index
+from repo_interp.tasks import Batch, make_task
+
+TINY = TrainingConfiguration(
+    task="reversal",
+    task_options={"words": 6, "longest": 4, "first_longest": 3, "longest_test": 5},
+    scheme="repo",
+    layers=2,
+    width=16,
+    heads=2,
+    steps=12,
+    batch=4,
+    warm_up=3,
+    curriculum=0.5,
+    log_every=4,
+    score_every=0,
+    score_prompts=4,
+)
+
+
+def trained(configuration: TrainingConfiguration, directory: Path) -> TrainingFolder:
+    folder = TrainingFolder(directory)
+    folder.begin(to_toml(configuration))
+    for _ in train(prepare(configuration), folder):
+        pass
+    return folder
+
+
+def weights(folder: TrainingFolder) -> bytes:
+    return (folder.directory / "model.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> TrainingFolder:
+    return trained(TINY, tmp_path_factory.mktemp("undisturbed") / "run")
+
+
+def test_the_same_configuration_gives_the_same_bytes_and_another_seed_does_not(undisturbed, tmp_path):
+    assert weights(trained(TINY, tmp_path / "again")) == weights(undisturbed)
+    assert weights(trained(replaced(TINY, {"seed": 1}), tmp_path / "other")) != weights(undisturbed)
+
+
+@pytest.mark.parametrize("at", [1, 4, 7, 11])
+def test_a_run_that_is_stopped_anywhere_ends_with_the_same_bytes_and_log(undisturbed, tmp_path, at):
+    folder = TrainingFolder(tmp_path / "run")
+    folder.begin(to_toml(TINY))
+    asked = 0
+
+    def stop() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked == at
+
+    list(train(prepare(TINY), folder, stop))
+    assert not folder.is_finished and folder.state.exists()
+    folder.append({"step": -1})  # written after the state was saved: forgotten when the run goes on
+    list(train(prepare(TINY), folder))
+    assert weights(folder) == weights(undisturbed)
+    assert [without_time(record) for record in folder.records()] == [without_time(r) for r in undisturbed.records()]
+    assert not folder.state.exists()
+
+
+def without_time(record: dict) -> dict:
+    return {name: value for name, value in record.items() if name != "seconds"}
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from position_papers.training.configuration import TrainingConfiguration, read_toml, replaced
+from position_papers.training.folder import TrainingFolder
+from position_papers.training.preparation import prepare
+from position_papers.training.loop import train
+
+folder = TrainingFolder(sys.argv[1])
+stated = read_toml(folder.configuration)
+configuration = replaced(TrainingConfiguration(task=stated["task"]), stated)
+for record in train(prepare(configuration), folder, save_seconds=0.0):
+    pass
+"""
+
+
+def test_a_run_that_is_killed_ends_with_the_same_bytes(tmp_path):
+    long = replaced(TINY, {"steps": 60, "checkpoint_every": 20, "log_every": 1})
+    expected = weights(trained(long, tmp_path / "undisturbed"))
+    folder = TrainingFolder(tmp_path / "run")
+    folder.begin(to_toml(long))
+    process = subprocess.Popen([sys.executable, "-c", KILLED, str(folder.directory)], env=os.environ | {"OMP_NUM_THREADS": "1"})
+    while process.poll() is None and steps_done(folder) < 10:
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert not folder.is_finished and folder.state.exists()
+    list(train(prepare(long), folder))
+    assert weights(folder) == expected
+    assert [record["step"] for record in folder.records()] == list(range(1, 61))
+    assert sorted(kept.name for kept in (folder.directory / "steps").iterdir()) == ["000020", "000040", "000060"]
+    assert weights(TrainingFolder(folder.directory / "steps" / "000060")) == expected
+    assert not list(folder.directory.glob("**/*.unfinished"))
+
+
+def steps_done(folder: TrainingFolder) -> int:
+    records = folder.records()
+    return records[-1]["step"] if records else -1
+
+
+def test_a_finished_folder_loads_and_says_how_it_was_made(undisturbed):
+    model = load_model(undisturbed.directory)
+    assert [attention.scheme for attention in attentions(model)] == ["repo", "repo"]
+    assert model.config.max_position_embeddings == make_task("reversal", **TINY.task_options).training_length
+    stated = read_toml(undisturbed.configuration)
+    assert replaced(TrainingConfiguration(task=stated["task"]), stated) == TINY
+    scores = json.loads(undisturbed.scores.read_text())
+    assert list(scores["test_sets"]) == ["2", "3", "4", "5"]
+    assert undisturbed.records()[-1]["step"] == TINY.steps
+
+
+def test_fresh_twins_of_different_schemes_start_with_the_same_weights():
+    repo, rope = prepare(TINY).model.state_dict(), prepare(replaced(TINY, {"scheme": "rope"})).model.state_dict()
+    assert all(torch.equal(weight, repo[name]) for name, weight in rope.items())
+    parts = [f"{part}_map.weight" for part in ("gate", "content", "final")]
+    assert set(repo) - set(rope) == {f"model.layers.{layer}.self_attn.assigner.{part}" for layer in (0, 1) for part in parts}
+
+
+def test_a_random_twin_is_drawn_as_the_trained_checkpoint_was(tmp_path):
+    """Weights with the deviation of the model that training went on from, f_phi with its own; both are there when it is loaded again."""
+    deviations = {"width": 64, "initial_deviation": 0.02, "scheme_deviation": 0.113, "steps": 1}
+    began = trained(replaced(TINY, {**deviations, "scheme": "rope"}), tmp_path / "rope").directory
+    went_on = replaced(TINY, {"scheme_deviation": 0.113, "steps": 1, "continue_from": str(began)})
+    twin = load_fresh(trained(went_on, tmp_path / "repo").directory, 0).original_model
+    for layer in twin.model.layers:
+        assert layer.self_attn.q_proj.weight.std().item() == pytest.approx(0.02, rel=0.1)
+        assert layer.self_attn.assigner.gate_map.weight.std().item() == pytest.approx(0.113, rel=0.2)
+
+
+def test_the_deviation_of_a_scheme_is_given_once():
+    with pytest.raises(InputError, match=r"scheme_deviation is 0\.02; wanted once"):
+        replaced(TINY, {"scheme_options": {"scheme_deviation": 0.1}})
+
+
+def test_gradients_reach_f_phi_and_the_loss_goes_down():
+    short = {"words": 4, "longest": 2, "first_longest": 2, "longest_test": 2}
+    prepared = prepare(replaced(TINY, {"task_options": short, "learning_rate": 0.01, "batch": 32}))
+    question = training_question(prepared.task, prepared.configuration, 0, 1.0)
+    before = target_loss(prepared.model, question)
+    before.backward()
+    for attention in attentions(prepared.model):
+        for weight in attention.assigner.parameters():
+            assert weight.grad is not None and weight.grad.abs().max() > 0
+    for _ in range(40):
+        take_step(prepared.model, prepared.optimizer, [question], 0.01, 1.0)
+    assert target_loss(prepared.model, question) < 0.5 * before
+
+
+def test_loss_is_the_mean_cross_entropy_of_the_targets_alone():
+    prepared = prepare(TINY)
+    batch = prepared.task.batch(np.random.default_rng(0), 5, 1.0)
+    logits = prepared.model(torch.from_numpy(batch.tokens)).logits.log_softmax(-1)
+    wanted = [
+        -logits[row, place - 1, batch.tokens[row, place]].item()
+        for row in range(5)
+        for place in range(batch.tokens.shape[1])
+        if batch.targets[row, place]
+    ]
+    assert_allclose(target_loss(prepared.model, to_question(batch)).item(), np.mean(wanted), rtol=1e-5)
+
+
+def test_accumulated_halves_are_one_whole_batch():
+    batch = make_task("niah", length=64).batch(np.random.default_rng(0), 8)
+    whole = to_question(batch)
+    halves = [to_question(Batch(batch.tokens[part], batch.targets[part])) for part in (slice(0, 4), slice(4, 8))]
+    changed = []
+    for questions in ([whole], halves):
+        model = prepare(replaced(TINY, {"task": "niah", "task_options": {"length": 64}})).model
+        take_step(model, torch.optim.SGD(model.parameters(), lr=1.0), questions, 1.0, 1e9)
+        changed.append(torch.cat([weight.detach().flatten() for weight in model.parameters()]))
+    assert_allclose(changed[0], changed[1], atol=1e-6)
+
+
+def test_the_gradient_is_clipped_and_vectors_do_not_decay():
+    prepared = prepare(TINY)
+    optimizer = torch.optim.SGD(prepared.model.parameters(), lr=1.0)
+    before = [weight.detach().clone() for weight in prepared.model.parameters()]
+    take_step(prepared.model, optimizer, [training_question(prepared.task, TINY, 0, 1.0)], 1.0, clip=1e-3)
+    moved = math.sqrt(
+        sum((weight - old).square().sum().item() for weight, old in zip(prepared.model.parameters(), before, strict=True))
+    )
+    assert_allclose(moved, 1e-3, rtol=1e-2)
+    decaying, kept = make_optimizer(prepared.model, TINY).param_groups
+    assert (decaying["weight_decay"], kept["weight_decay"]) == (TINY.weight_decay, 0.0)
+    assert all(weight.ndim == 1 for weight in kept["params"]) and all(weight.ndim == 2 for weight in decaying["params"])
+
+
+def test_schedules_at_their_corners():
+    shape = {"steps": 100, "warm_up": 10, "learning_rate": 1.0, "final_share": 0.1, "curriculum": 0.4, "index_share_until": 0.5}
+    configuration = replaced(TINY, shape)
+    rates = [schedule.learning_rate(configuration, step) for step in range(1, 101)]
+    assert_allclose([rates[0], rates[9], rates[54], rates[99]], [0.1, 1.0, 0.55, 0.1])
+    assert max(rates) == 1.0
+    assert [schedule.progress(configuration, step) for step in (1, 21, 41, 100)] == [0.0, 0.5, 1.0, 1.0]
+    assert_allclose([schedule.index_share(configuration, step) for step in (1, 26, 51, 100)], [1.0, 0.5, 0.0, 0.0])
+    assert schedule.progress(replaced(configuration, {"curriculum": 0.0}), 1) == 1.0
+    assert schedule.index_share(replaced(configuration, {"index_share_until": 0.0}), 1) == 0.0
+    assert schedule.learning_rate(replaced(configuration, {"warm_up": 0}), 1) < 1.0
+
+
+def test_going_on_from_rope_changes_nothing_while_positions_are_the_index(tmp_path):
+    rope = trained(replaced(TINY, {"scheme": "rope"}), tmp_path / "rope")
+    tokens = torch.from_numpy(make_task("reversal", **TINY.task_options).batch(np.random.default_rng(0), 4).tokens)
+    before = load_model(rope.directory)(tokens).logits
+    on = prepare(replaced(TINY, {"continue_from": str(rope.directory), "index_share_until": 0.5})).model
+    mix_with_index(on, 1.0)
+    assert_allclose(on(tokens).logits.detach(), before.detach(), atol=1e-6)
+    mix_with_index(on, 0.0)
+    assert (on(tokens).logits - before).abs().max() > 1e-4
+
+
+def test_a_continued_run_anneals_to_learned_positions_and_can_be_saved(tmp_path):
+    rope = trained(replaced(TINY, {"scheme": "rope"}), tmp_path / "rope")
+    on = replaced(TINY, {"continue_from": str(rope.directory), "index_share_until": 0.5, "scheme": "repo@1/2"})
+    folder = trained(on, tmp_path / "on")
+    assert [attention.scheme for attention in attentions(load_model(folder.directory))] == ["rope", "repo"]
+
+
+def test_a_checkpoint_with_another_vocabulary_is_refused(undisturbed):
+    with pytest.raises(InputError, match="another vocabulary"):
+        prepare(replaced(TINY, {"task": "niah", "task_options": {}, "continue_from": str(undisturbed.directory)}))
+
+
+def test_configuration_survives_toml_and_refuses_what_cannot_be():
+    odd = replaced(
+        TrainingConfiguration(task="reversal"),
+        {"learning_rate": 1e-05, "continue_from": 'a "quoted" \\ path é', "scheme_options": {"assignment": "layer"}},
+    )
+    text = to_toml(odd, {"command": "repo-interp train"})
+    file_like = Path(os.devnull).parent  # a directory is no file
+    with pytest.raises(InputError, match="no TOML file"):
+        read_toml(file_like)
+    assert replaced(TrainingConfiguration(task="x"), parsed(text)) == odd
+    assert replaced(TrainingConfiguration(task="x"), parsed(to_toml(TINY, {"command": "repo-interp train"}))) == TINY
+    for change, message in (
+        ({"stepps": 3}, "has no 'stepps'"),
+        ({"steps": 0}, "steps is 0"),
+        ({"steps": 2.5}, "a whole number"),
+        ({"steps": True}, "a whole number"),
+        ({"learning_rate": float("nan")}, "is nan; wanted a number"),
+        ({"curriculum": 1.5}, "wanted a number from 0 to 1"),
+        ({"heads": 3}, "multiple of the 3 heads"),
+        ({"heads": 16}, "even width"),
+        ({"kv_heads": 3}, "divisor"),
+        ({"device": "abacus"}, "cpu, cuda"),
+        ({"task_options": 3}, "table"),
+    ):
+        with pytest.raises(InputError, match=message):
+            replaced(TINY, change)
+
+
+def test_compiled_steps_are_recorded_and_refused_where_they_cannot_be(monkeypatch):
+    compiled = replaced(TINY, {"execution": "compiled"})
+    assert replaced(TrainingConfiguration(task="x"), parsed(to_toml(compiled, {"command": "repo-interp train"}))) == compiled
+    with pytest.raises(InputError, match="wanted eager with index_share_until"):
+        replaced(compiled, {"index_share_until": 0.5})
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(InputError, match="needs a C\\+\\+ compiler, and there is no no-such-compiler here"):
+        prepare(compiled)
+
+
+@pytest.mark.filterwarnings("ignore:.*script_method.*:DeprecationWarning")  # within torch, when it gets ready to compile
+def test_a_decoder_runs_as_compiled_code_while_the_context_lasts():
+    prepared = prepare(TINY)
+    decoder, tokens = prepared.model.model, torch.tensor([[1, 4, 5, 6]])
+    whole = decoder(tokens).last_hidden_state
+    with schedule.executing(prepared.model, "compiled"):
+        assert decoder.forward.__name__ == "forward" and "forward" in vars(decoder)
+        with torch.compiler.set_stance("force_eager"):  # as scores are made; compiling itself takes 40 seconds
+            assert torch.equal(decoder(tokens).last_hidden_state, whole)
+    assert "forward" not in vars(decoder)
+
+
+def parsed(text: str) -> dict:
+    import tomllib
+
+    stated = tomllib.loads(text)
+    assert stated.pop("made_with") == {"command": "repo-interp train"}
+    return stated
+
+
+def test_every_recipe_is_a_configuration_of_a_task_that_exists():
+    for recipes, continued in ((FRESH, False), (CONTINUED, True)):
+        for task in recipes:
+            make_task(task)
+            replaced(TrainingConfiguration(task=task), recipe(task, continued))
+    assert recipe("a task of tomorrow", continued=False) == {}
+
+
+def test_a_run_asked_to_stop_while_it_is_scored_is_scored_the_next_time(undisturbed, tmp_path):
+    """Found: the scores at the end, minutes long for CoPE, came without a word and went on after an interrupt."""
+    folder, told = TrainingFolder(tmp_path / "run"), []
+    folder.begin(to_toml(TINY))
+    list(train(prepare(TINY), folder, stop=lambda: bool(told), scoring=lambda done, total: told.append((done, total))))
+    prompts = TINY.score_prompts * len(make_task(TINY.task, **TINY.task_options).test_sets)
+    assert told == [(TINY.score_prompts, prompts)] and not folder.is_finished and not folder.scores.exists()
+    told.clear()
+    list(train(prepare(TINY), folder, scoring=lambda done, total: told.append(done)))
+    assert told[-1] == prompts and told == sorted(told)
+    assert weights(folder) == weights(undisturbed) and folder.scores.read_bytes() == undisturbed.scores.read_bytes()
+
+
+def test_rehearsing_costs_nothing_but_time():
+    prepared = prepare(TINY)
+    before = {name: weight.clone() for name, weight in prepared.model.state_dict().items()}
+    cost = estimate_cost(prepared)
+    assert cost.scoring_seconds > 0 and cost.seconds == cost.steps * cost.seconds_per_step + cost.scoring_seconds
+    assert cost.seconds_per_step > 0 and cost.parameters > cost.position_parameters == 2 * (2 * 16 * 2 + 2 * 2)
+    assert all(torch.equal(weight, before[name]) for name, weight in prepared.model.state_dict().items())
+    assert all(weight.grad is None for weight in prepared.model.parameters())
+
+
+def test_folders_refuse_what_they_would_destroy(undisturbed, tmp_path):
+    with pytest.raises(InputError, match="finished training run"):
+        undisturbed.require_free()
+    foreign = TrainingFolder(tmp_path)
+    (tmp_path / "thesis.tex").touch()
+    for refused in (foreign.require_free, foreign.clear):
+        with pytest.raises(InputError, match="holds no training run"):
+            refused()
+    begun = TrainingFolder(tmp_path / "begun")
+    begun.begin(to_toml(TINY))
+    with pytest.raises(InputError, match="--resume"):
+        begun.require_free()
+    begun.clear()
+    begun.require_free()
+    assert not begun.directory.exists()
+
+
+def test_a_damaged_state_is_refused_by_one_line(tmp_path):
+    folder = TrainingFolder(tmp_path / "run")
+    folder.begin(to_toml(TINY))
+    list(train(prepare(TINY), folder, stop=lambda: True))
+    folder.state.write_bytes(folder.state.read_bytes()[:1000])
+    with pytest.raises(InputError, match="does not hold the state"):
+        list(train(prepare(TINY), folder))
+
+
+def test_runs_side_by_side_are_the_runs_one_by_one_also_when_interrupted(undisturbed, tmp_path):
+    long = replaced(TINY, {"steps": 3000, "log_every": 10})
+    runs = []
+    for name, configuration in (("short", TINY), ("long", long)):
+        folder = TrainingFolder(tmp_path / name)
+        folder.begin(to_toml(configuration))
+        runs.append((configuration, folder.directory))
+
+    interrupts = []
+
+    def interrupt() -> None:
+        if (
+            not interrupts
+            and steps_done(TrainingFolder(tmp_path / "long")) > 0
+            and TrainingFolder(tmp_path / "short").is_finished
+        ):
+            interrupts.append(os.kill(os.getpid(), signal.SIGINT))
+
+    assert not train_side_by_side(runs, jobs=2, watch=interrupt, every=0.02)
+    assert weights(TrainingFolder(tmp_path / "short")) == weights(undisturbed)
+    interrupted = TrainingFolder(tmp_path / "long")
+    assert not interrupted.is_finished
+    assert 0 < load_state(interrupted.state, (again := prepare(long)).model, again.optimizer).step < 3000
+
+
+def test_a_hugging_face_checkpoint_goes_on_with_its_own_tokenizer_and_is_scored(tmp_path, capsys):
+    """The paper's way: an existing decoder, its tokenizer, its embeddings padded to more rows than there are tokens."""
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    for number in range(40):
+        (sources / f"{number}.txt").write_text(f"chapter {number}: " + "one of the special magic numbers is blue. " * 20)
+    given = tokenizer("metaspace_bpe")
+    torch.manual_seed(0)
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
+    LlamaForCausalLM(LlamaConfig(vocab_size=len(given) + 24, **sizes)).save_pretrained(tmp_path / "hub")
+    given.save_pretrained(tmp_path / "hub")
+
+    corpus = ["--set", f"corpus={sources}", "--set", "length=16", "--set", "longest_test=32"]
+    command = ["train", "language", "--continue-from", str(tmp_path / "hub"), "--scheme", "repo@1/3", *corpus]
+    assert main([*command, "--steps", "2", "--batch", "2", "--score-prompts", "2", "--out", str(tmp_path / "mine")]) == 0
+    model = load_model(tmp_path / "mine")
+    assert layout(model) == ("rope", "repo", "repo") and model.config.vocab_size == len(given) + 24
+    before = LlamaForCausalLM.from_pretrained(tmp_path / "hub").model.embed_tokens.weight
+    assert not torch.equal(model.model.embed_tokens.weight, before)
+    assert AutoTokenizer.from_pretrained(tmp_path / "mine").get_vocab() == given.get_vocab()
+    for directory in ("hub", "mine"):
+        words = [
+            "score",
+            str(tmp_path / directory),
+            "language",
+            *corpus,
+            "--count",
+            "3",
+            "--out",
+            str(tmp_path / f"{directory}-scores"),
+        ]
+        assert main(words) == 0
+    assert "on language" in capsys.readouterr().out
+
+
+def test_a_language_model_goes_on_and_is_scored_in_its_own_tokens(tmp_path):
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    for number in range(40):
+        (sources / f"{number}.txt").write_text(f"chapter {number}: " + "the rain in spain stays mainly in the plain. " * 20)
+    options = {"corpus": str(sources), "tokens": 280, "length": 16, "longest_test": 32}
+    language = replaced(TINY, {"task": "language", "task_options": options, "scheme": "rope"})
+    first = trained(language, tmp_path / "first")
+    task = trained_task(first.directory)
+    assert task.tokenizer_file == str(first.directory / "tokenizer.json")
+    other = {**options, "tokens": 300}  # would be another tokenizer, were it not for the checkpoint's
+    second = trained(replaced(language, {"task_options": other, "continue_from": str(first.directory)}), tmp_path / "second")
+    assert load_model(second.directory).config.vocab_size == task.vocabulary_size == 280
+    assert set(json.loads(second.scores.read_text())["test_sets"]) == {"16", "32"}
+
+
+def test_a_continued_run_records_no_sizes_of_a_fresh_model():
+    """Found: the record of a run that continued 8 layers of width 256 said 4 layers of width 64."""
+    made = {"command": "repo-interp train"}
+    continued = parsed(to_toml(replaced(TINY, {"continue_from": "runs/other"}), made))
+    assert not {"layers", "width", "heads", "kv_heads", "feed_forward", "initial_deviation"} & set(continued)
+    assert {"layers", "width"} <= set(parsed(to_toml(TINY, made))) and "scheme_deviation" in continued

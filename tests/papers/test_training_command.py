@@ -1,0 +1,171 @@
+"""`repo-interp train` and `score`: what they leave, what they refuse, and how an interrupted run goes on."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from position_papers.commands import train as train_command
+from position_papers.training.folder import TrainingFolder
+from repo_interp.cli import score as score_command
+from repo_interp.errors import InputError
+from repo_interp.run import read_run
+
+SIZES = {"layers": 2, "width": 16, "heads": 2, "batch": 4, "warm-up": 2, "score-prompts": 4, "log-every": 2}
+TASK = ("words=6", "first_longest=3", "longest=4", "longest_test=5")
+TINY = (
+    *("reversal", "--scheme", "repo"),
+    *(word for name, value in SIZES.items() for word in (f"--{name}", str(value))),
+    *(word for option in TASK for word in ("--set", option)),
+)
+
+
+def command(module, *words: str) -> int:
+    parser = argparse.ArgumentParser()
+    module.add_arguments(parser)
+    return module.run(parser.parse_args(words))
+
+
+def train(*words: str) -> int:
+    return command(train_command, *words)
+
+
+@pytest.fixture(autouse=True)
+def somewhere(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_it_says_what_it_costs_and_leaves_a_checkpoint_with_all_that_made_it(somewhere, capsys):
+    assert train(*TINY, "--steps", "6", "--checkpoint-every", "3") == 0
+    folder = TrainingFolder(somewhere / "runs" / "reversal-repo" / "seed-0")
+    left = {file.name for file in folder.directory.iterdir()}
+    assert left == {
+        "config.json",
+        "generation_config.json",
+        "log.jsonl",
+        "model.safetensors",
+        "scores.json",
+        "steps",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "training.toml",
+    }
+    assert [step.name for step in sorted((folder.directory / "steps").iterdir())] == ["000003", "000006"]
+    said = " ".join(capsys.readouterr().out.split())
+    assert "6 steps of 4 sequences" in said and "in all" in said and "exact match, 4 prompts each" in said
+
+
+def test_its_record_trains_the_same_bytes_again(somewhere):
+    train(*TINY, "--steps", "6", "--out", "first", "--scheme-set", "assignment=layer", "--seed", "3")
+    train("--config", "first/training.toml", "--out", "second")
+    train("--config", "first/training.toml", "--out", "third", "--seed", "4")
+    first, second, third = (Path(name, "model.safetensors").read_bytes() for name in ("first", "second", "third"))
+    assert first == second != third
+    assert 'assignment = "layer"' in Path("second/training.toml").read_text()
+
+
+def test_a_finished_run_is_neither_destroyed_nor_repeated(somewhere, capsys):
+    train(*TINY, "--steps", "4", "--out", "run")
+    before = Path("run/model.safetensors").read_bytes()
+    with pytest.raises(InputError, match="--overwrite"):
+        train(*TINY, "--steps", "5", "--out", "run")
+    assert train("--resume", "--out", "run") == 0
+    assert "run is finished" in capsys.readouterr().out
+    assert Path("run/model.safetensors").read_bytes() == before
+    assert train(*TINY, "--steps", "5", "--out", "run", "--overwrite") == 0
+    assert Path("run/model.safetensors").read_bytes() != before
+
+
+def test_an_interrupt_leaves_a_state_and_says_how_to_go_on(somewhere):
+    train(*TINY, "--steps", "100", "--out", "undisturbed")
+    folder = TrainingFolder(somewhere / "run")
+
+    def interrupt() -> None:
+        while not folder.log.exists():
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt, match=r"--resume --out run$"):
+        train(*TINY, "--steps", "100", "--out", "run")
+    thread.join()
+    assert not folder.is_finished
+    with pytest.raises(InputError, match="--resume"):
+        train(*TINY, "--steps", "100", "--out", "run")
+    with pytest.raises(InputError, match="another steps"):
+        train(*TINY, "--steps", "90", "--out", "run", "--resume")
+    assert train("--resume", "--out", "run") == 0
+    assert Path("run/model.safetensors").read_bytes() == Path("undisturbed/model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "no task"),
+        (("juggling",), "one of .*reversal"),
+        ((*TINY, "--scheme", "rop"), "unknown position scheme"),
+        ((*TINY, "--heads", "3"), "heads"),
+        ((*TINY, "--set", "colour=red"), "no option 'colour'"),
+        ((*TINY, "--scheme-set", "colour=red"), "no option 'colour'"),
+        ((*TINY, "--learning-rate", "-1"), "learning_rate is -1"),
+        (("reversal", "--continue-from", "nowhere"), "no checkpoint directory nowhere"),
+        (("reversal", "--continue-from", "reversal/rope", "--width", "32"), "--width is of a fresh model"),
+        ((*TINY, "--scheme", "cope", "--scheme-set", "p_max=1"), "needs at least 2; got p_max = 1"),
+        ((*TINY, "--config", "nowhere.toml"), "no configuration file"),
+        ((*TINY, "--resume", "--overwrite"), "one of them"),
+        (("--resume",), "needs to know what"),
+        ((*TINY, "--jobs", "2"), "--seeds"),
+        ((*TINY, "--seeds", "0,1", "--seed", "2"), "one of them"),
+    ],
+)
+def test_what_cannot_be_trained_is_one_line_and_leaves_nothing(somewhere, words, message):
+    with pytest.raises(InputError, match=message) as refused:
+        train(*words)
+    assert "\n" not in str(refused.value)
+    assert not list(somewhere.iterdir())
+
+
+def test_a_directory_of_something_else_is_left_alone(somewhere):
+    Path("thesis").mkdir()
+    Path("thesis/chapter.tex").write_text("all of it")
+    for more in ((), ("--overwrite",), ("--resume",)):
+        with pytest.raises(InputError, match="holds no training run"):
+            train(*TINY, "--steps", "2", "--out", "thesis", *more)
+    assert [file.name for file in Path("thesis").iterdir()] == ["chapter.tex"]
+
+
+def test_scores_by_length_in_a_run_file_forced_and_generated_alike(somewhere, capsys):
+    train(*TINY, "--steps", "40", "--learning-rate", "0.02", "--out", "run")
+    assert command(score_command, "run", "--count", "30", "--out", "forced") == 0
+    assert command(score_command, "run", "--count", "30", "--out", "generated", "--answers", "generated") == 0
+    forced, generated = (read_run(name)["scores"] for name in ("forced", "generated"))
+    assert forced.mean_score.dims == ("test_set",) and list(forced.test_set.values) == ["2", "3", "4", "5"]
+    assert (forced.score.values == generated.score.values).all()
+    assert float(forced.mean_score.max()) > 0
+    assert (forced.score_map.sel(length=[2, 3, 4, 5]).values == forced.mean_score.values).all()
+    assert "log_perplexity" in forced and "log_perplexity" not in generated
+    assert all("units" in variable.attrs for variable in forced.data_vars.values())
+    with pytest.raises(InputError, match="--overwrite"):
+        command(score_command, "run", "--out", "forced")
+    with pytest.raises(InputError, match="tokens, the checkpoint"):
+        command(score_command, "run", "niah")
+    with pytest.raises(InputError, match="yarn:FACTOR"):
+        command(score_command, "run", "--scaling", "magic:2")
+    assert command(score_command, "run", "--count", "3", "--test-sets", "2", "--scaling", "yarn:2", "--out", "scaled") == 0
+
+
+@pytest.mark.parametrize("continued", ["run", "run/steps/000002", "./run/../run"])
+def test_what_is_continued_is_not_removed_to_make_room(somewhere, continued):
+    train(*TINY, "--steps", "4", "--checkpoint-every", "2", "--out", "run")
+    before = Path("run/model.safetensors").read_bytes()
+    with pytest.raises(InputError, match="--overwrite would remove it with run; give another --out"):
+        train("reversal", "--scheme", "rope", "--continue-from", continued, "--steps", "2", "--out", "run", "--overwrite")
+    assert Path("run/model.safetensors").read_bytes() == before

@@ -1,0 +1,61 @@
+"""What comes with the package: loads strictly, says what made it, and does what its scores say."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from position_papers.zoo import zoo_entry, zoo_path
+from repo_interp.analysis.trained_task import trained_task
+from repo_interp.errors import InputError
+from repo_interp.experiments.responses import forced_responses
+from repo_interp.models.checkpoints import identify, load_model, load_tokenizer
+from repo_interp.shipped import zoo_names, zoo_seeds
+
+ONE_MEGABYTE = 2**20
+ANSWERED = [("niah/repo", "256", 1.0), ("reversal/repo", "10", 1.0), ("reversal/repo", "20", 0.9)]
+"""Checkpoint, test set, and the share of prompts that it must at least answer."""
+
+
+def test_the_default_checkpoints_are_there():
+    assert {"niah/repo", "reversal/repo"} <= set(zoo_names())
+    with pytest.raises(InputError, match="niah/repo"):
+        zoo_path("niah/rumour")
+
+
+def test_other_seeds_are_named_below_the_checkpoint():
+    assert zoo_seeds("reversal/repo")[:3] == (0, 1, 2) and zoo_seeds("niah/repo") == (0,)
+    path = zoo_path("reversal/repo/seed-1")
+    assert zoo_entry("reversal/repo/seed-1").configuration.seed == 1
+    load_model(identify(path))
+    for name in ("reversal/repo/seed-999", "niah/repo/seed-1"):
+        with pytest.raises(InputError, match=rf"these do: {name.rpartition('/')[0]} \(seed 0\), and "):
+            zoo_path(name)
+
+
+@pytest.mark.parametrize("name", zoo_names())
+def test_every_checkpoint_loads_strictly_and_is_small_and_says_what_made_it(name):
+    entry = zoo_entry(name)
+    checkpoint = identify(entry.path)
+    load_model(checkpoint)
+    assert load_tokenizer(checkpoint).get_vocab() == trained_task(entry.path).tokenizer().get_vocab()
+    assert entry.bytes < 4 * ONE_MEGABYTE
+    assert name.split("/")[0] == entry.configuration.task
+    assert (
+        "made_with" in (entry.path / "training.toml").read_text()
+        and "repo-interp train" in (entry.path / "training.toml").read_text()
+    )
+    records = [json.loads(line) for line in (entry.path / "log.jsonl").read_text().splitlines()]
+    assert records[-1]["step"] == entry.configuration.steps
+    assert records[-1]["loss"] < max(records[0]["loss"], 0.01)  # some go on from what solves the task already
+
+
+@pytest.mark.parametrize(("name", "test_set", "least"), ANSWERED)
+def test_checkpoints_answer_fresh_prompts_as_their_scores_say(name, test_set, least):
+    task, model = trained_task(zoo_path(name)), load_model(zoo_path(name))
+    prompts = task.prompts(20, seed=12345, test_set=test_set)
+    share = float(np.mean(task.score(forced_responses(model, task, prompts), prompts)))
+    assert share >= least
+    assert abs(share - zoo_entry(name).scores["test_sets"][test_set]) <= 0.1

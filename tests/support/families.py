@@ -1,0 +1,78 @@
+"""Tiny random decoders of every family that can be repositioned, for the tests."""
+
+from __future__ import annotations
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GemmaConfig,
+    LlamaConfig,
+    MistralConfig,
+    Olmo2Config,
+    Olmo3Config,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+    SmolLM3Config,
+)
+
+import repo_interp as ri
+
+TINY = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+HEAD = {"head_dim": 8}
+
+CONFIGS = {
+    "llama": lambda: LlamaConfig(**TINY),
+    "llama_mha": lambda: LlamaConfig(**TINY | {"num_key_value_heads": 4}),
+    "olmo2": lambda: Olmo2Config(**TINY),
+    "olmo3": lambda: Olmo3Config(
+        **TINY, sliding_window=8, layer_types=["sliding_attention", "full_attention", "sliding_attention"]
+    ),
+    "qwen2": lambda: Qwen2Config(**TINY),
+    "qwen3": lambda: Qwen3Config(**TINY, **HEAD),
+    "mistral": lambda: MistralConfig(**TINY, sliding_window=8),
+    "gemma": lambda: GemmaConfig(**TINY, **HEAD),
+    "gemma2": lambda: Gemma2Config(**TINY, **HEAD, sliding_window=8, query_pre_attn_scalar=8),
+    "gemma3": lambda: Gemma3TextConfig(**TINY, **HEAD, sliding_window=8, query_pre_attn_scalar=8),
+    "smollm3": lambda: SmolLM3Config(**TINY),
+}
+
+
+def tiny(family: str) -> PreTrainedModel:
+    """A random decoder of `family` whose weights are large enough that positions matter."""
+    config = CONFIGS[family]()
+    config.initializer_range = 0.2
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+def repositioned(variant, family="llama"):
+    """A decoder in which positions matter: what schemes start at zero is drawn at random."""
+    # High frequencies must exist below the training length of 128 for HoPE to keep some.
+    model = ri.reposition(tiny(family), variant.split()[0], **VARIANTS[variant])
+    with torch.no_grad():
+        for module in scheme_modules(model):
+            for parameter in module.parameters():
+                if parameter.abs().max() == 0:
+                    parameter.normal_(std=0.5)
+    return model
+
+
+def bridge_for(task, scheme="repo@1"):
+    torch.manual_seed(0)
+    stock = tiny("llama")
+    stock.resize_token_embeddings(task.vocabulary_size, mean_resizing=False)
+    stock.config.max_position_embeddings = task.training_length
+    return ri.bridge(ri.reposition(stock, scheme))

@@ -1,0 +1,16 @@
+"""Counts of hooks, to see that nothing stays attached."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from repo_interp.models.reposition import attentions
+
+
+def hooks_of(model):
+    """Every hook that is attached anywhere in `model`, its attention layers' observers and its hook sites."""
+    modules = [*model.modules()]
+    for attention in attentions(model):
+        modules += [getattr(attention.sites, name.name) for name in dataclasses.fields(attention.sites)]
+    counted = [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in modules]
+    return sum(counted) + sum(len(attention.observers) for attention in attentions(model))

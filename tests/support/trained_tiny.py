@@ -1,0 +1,40 @@
+"""Tiny checkpoints trained for a few steps by the package's own training, for tests of what reads trained checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from position_papers.training.configuration import TrainingConfiguration, replaced, to_toml
+from position_papers.training.folder import TrainingFolder
+from position_papers.training.loop import train
+from position_papers.training.preparation import prepare
+
+TINY: dict[str, Any] = {
+    "layers": 1,
+    "width": 16,
+    "heads": 2,
+    "steps": 2,
+    "batch": 2,
+    "warm_up": 1,
+    "score_every": 0,
+    "score_prompts": 4,
+}
+
+
+def trained(directory: Path, task: str, scheme: str, **fields: Any) -> Path:
+    """A finished run in `directory`: weights, training.toml, scores.json."""
+    configuration = replaced(TrainingConfiguration(task=task), {**TINY, "scheme": scheme, **fields})
+    folder = TrainingFolder(directory)
+    folder.begin(to_toml(configuration))
+    for _ in train(prepare(configuration), folder):
+        pass
+    return directory
+
+
+def without_weights(directory: Path) -> Path:
+    """The same run as a zoo ships it whose weights are left out."""
+    for file in directory.iterdir():
+        if file.name not in ("training.toml", "scores.json") and not file.is_dir():
+            file.unlink()
+    return directory
