@@ -15,8 +15,6 @@ from trust.outcome import Outcome, Row
 CATALOGUE = ("tests/instrument/cli/test_bad_inputs.py",)
 FUZZ = ("tests/instrument/cli/test_fuzz.py",)
 PARITY = tuple(f"tests/instrument/models/{name}.py" for name in ("test_parity", "test_checkpoints", "test_broken_checkpoints"))
-    "tests/instrument/models/test_parity.py",
-    "tests/instrument/models/test_checkpoints.py",
 
 
 def catalogue(given: Namespace) -> Outcome:
