@@ -36,7 +36,6 @@ _WHERE = {
     "reposition": "repo_interp.models.checkpoints",  # which registers our format with Hugging Face's Auto classes
     "save": "repo_interp.models.checkpoints",
     "score": "repo_interp.analysis.score",
-    "score_data_set": "repo_interp.analysis.score",
     "score_needles": "repo_interp.analysis.score",
     "set_positions": "repo_interp.models.interventions",
     "tokens": "repo_interp.analysis.coercion",
@@ -74,7 +73,6 @@ __all__ = [
     "reposition",
     "save",
     "score",
-    "score_data_set",
     "score_needles",
     "set_positions",
     "tasks",
@@ -90,7 +88,7 @@ if TYPE_CHECKING:
     from repo_interp.analysis.atlas import atlas
     from repo_interp.analysis.coercion import prompt, tokens
     from repo_interp.analysis.heads import head_table
-    from repo_interp.analysis.score import score, score_data_set, score_needles
+    from repo_interp.analysis.score import score, score_needles
     from repo_interp.comparison.align import compare
     from repo_interp.errors import InputError
     from repo_interp.models import interventions

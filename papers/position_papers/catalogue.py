@@ -14,7 +14,7 @@ from repo_interp.errors import InputError
 if TYPE_CHECKING:
     from position_papers.kit.experiment import Paper
 
-PAPERS = ("repo", "hope", "cope", "position-generalization", "data-sets")
+PAPERS = ("repo", "hope", "cope", "position-generalization")
 ALL = "all"
 
 

@@ -1,5 +1,5 @@
-"""Scores of a model as a run with one group, `scores`: on a task (`score`), on needles in a haystack in any checkpoint's own tokens
-(`score_needles`), or on the questions of a data set (`score_data_set`).
+"""Scores of a model as a run with one group, `scores`: on a task (`score`), or on needles in a haystack in its own tokens
+(`score_needles`).
 
     model, task -> prompts of every test set -> answers -> score [test_set, prompt] -> run -> figures, page, run.nc
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +24,7 @@ from repo_interp.analysis.notes import notes_kept
 from repo_interp.analysis.room import batch_limit, require_memory_for_pass
 from repo_interp.analysis.trained_task import in_tokens_of, puts_into_any_tokens, trained_task
 from repo_interp.errors import InputError
-from repo_interp.experiments.generated_scores import needle_scores, question_scores
+from repo_interp.experiments.generated_scores import needle_scores
 from repo_interp.experiments.resumable_grid import ResumableGrid, belonging_to
 from repo_interp.experiments.task_scores import sets_named, task_scores
 from repo_interp.files import path_of
@@ -36,7 +35,6 @@ from repo_interp.processes import from_first
 from repo_interp.run import make_run, versions
 from repo_interp.side_by_side import BatchSize
 from repo_interp.tasks import Prompt, Task, make_task
-from repo_interp.tasks.data_sets import data_set_prompts
 from repo_interp.tasks.niah import niah
 from repo_interp.tasks.prompt import digest as prompts_digest
 from repo_interp.tasks.task import require_drawable, whole_number
@@ -114,36 +112,6 @@ def score_needles(
     grid = _grid(bridge, first, store, store_every, {**asked, "longest": prompts_digest(longest), "batch_size": size})
     scores = needle_scores(model_of(bridge), tokenizer, lengths, variant, count, seed, size, progress, grid, **options)
     return _run(bridge, scores, [niah(tokenizer, variant, length, count, seed, answer="none", **options) for length in lengths])
-
-
-def score_data_set(
-    bridge: Any,
-    name: str,
-    file: str | os.PathLike[str],
-    length: int | None = None,
-    count: int = 200,
-    seed: int = 0,
-    batch_size: BatchSize | Literal["auto"] = 32,
-    progress: Callable[[int, int], None] | None = None,
-    store: str | Path | None = None,
-    store_every: float = 0.0,
-) -> xr.DataTree:
-    """A run of scores: how well a bridge answers the data set `name` in `file`, a copy in its published format, by its own metrics.
-
-    Group `scores` as `score` makes it, with `questions` and `cut` (share of questions that lost their middle) [test_set] beside.
-    `length`: tokens of a prompt with its answer (None: the training length). Raises InputError for a bridge without a tokenizer, an
-    unknown data set and a file that is none.
-    """
-    tokenizer = _tokenizer(bridge)
-    length = length_trained(bridge) if length is None else length
-    prompts = data_set_prompts(name, file, tokenizer, length, count, seed)
-    options = {"task": name, "metric": "score", "count": count, "seed": seed, "length": length}
-    size = batch_limit(bridge, batch_size)
-    grid = _grid(bridge, prompts, store, store_every, {**options, "prompts": prompts_digest(prompts), "batch_size": size})
-    scores = question_scores(model_of(bridge), tokenizer, prompts, size, grid=grid, progress=progress)
-    scores = scores.assign_attrs(answers="generated", left_out=[], higher_is_better="True", **options)
-    by_subset = [[prompt for prompt in prompts if prompt.attributes["subset"] == subset] for subset in scores["subset"].values]
-    return _run(bridge, scores, by_subset)
 
 
 def task_of(bridge: nn.Module, name: str | None = None, size: str | None = None, **options: Any) -> Task:

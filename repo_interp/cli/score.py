@@ -1,6 +1,4 @@
-"""`repo-interp score CHECKPOINT [TASK]`: the scores of a checkpoint on a task, by length, by depth, in and out of distribution; or, with
-`--data FILE`, on the questions of a data set that cannot come with the package.
-"""
+"""`repo-interp score CHECKPOINT [TASK]`: the scores of a checkpoint on a task, by length, by depth, in and out of distribution."""
 
 from __future__ import annotations
 
@@ -22,14 +20,12 @@ from repo_interp.cli.options import (
     of_owner,
     placed,
     seed,
-    tokens,
     typed,
 )
 
 if TYPE_CHECKING:
     import xarray as xr
 
-_DATA_SETS = ("hybridqa", "longbench", "qasper", "glue", "mmlu_pro")
 RULER = "ruler"
 _SCALING = Annotated[float, Interval(ge=1, le=1024)]
 """How many times longer than in training prompts may become."""
@@ -45,17 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "task",
         nargs="?",
         metavar="TASK",
-        help=f"the task (default: the one it was trained on); {RULER}: needles in a haystack in the checkpoint's own tokens; "
-        f"or with --data a data set: {', '.join(_DATA_SETS)}",
-    )
-    parser.add_argument(
-        "--data", metavar="FILE", help="your copy of the data set, in its own published format; its own metrics score it"
-    )
-    parser.add_argument(
-        "--length",
-        type=tokens,
-        metavar="N",
-        help="with --data: tokens of a prompt with its answer; longer ones lose their middle (default: the training length, scaled)",
+        help=f"the task (default: the one it was trained on); {RULER}: needles in a haystack in the checkpoint's own tokens",
     )
     parser.add_argument(
         "--out",
@@ -70,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--answers",
         choices=("forced", "generated"),
         help="read the answer off one teacher-forced pass, or generate it token by token (default: forced; exact match is the same); "
-        f"those of {RULER} and of data sets are always generated",
+        f"those of {RULER} are always generated",
     )
     parser.add_argument(
         "--scaling",
@@ -104,11 +90,10 @@ def run(arguments: argparse.Namespace) -> int:
         return code
     path = find(arguments.checkpoint)
     scaling = _scaling(arguments.scaling, training_length(identify(path).config))
-    factor = 1.0 if scaling is None else float(scaling["factor"])
     bridge = load(path, rope_scaling=scaling, **placed(arguments))
     for note in notes_on(bridge):
         console.print(note, style="yellow", highlight=False, markup=False)
-    scored = _asked(arguments, bridge, factor)
+    scored = _asked(arguments, bridge)
     replacing = arguments.overwrite or arguments.resume
     with (
         claimed(arguments.out, f"score-{stem(arguments.checkpoint)}", replacing) as results,
@@ -129,14 +114,13 @@ def run(arguments: argparse.Namespace) -> int:
     return print_results(console, results, published)
 
 
-def _asked(arguments: argparse.Namespace, bridge, factor: float) -> Callable[[Path, Callable[[int, int], None]], xr.DataTree]:
-    """A function that scores the task, ruler or data set, given where to keep answers and a function to report progress to.
+def _asked(arguments: argparse.Namespace, bridge) -> Callable[[Path, Callable[[int, int], None]], xr.DataTree]:
+    """A function that scores the task or ruler, given where to keep answers and a function to report progress to.
 
     Raises InputError beforehand.
     """
-    from repo_interp.analysis.score import score, score_data_set, score_needles, task_of
+    from repo_interp.analysis.score import score, score_needles, task_of
     from repo_interp.cli.results import KEEP_EVERY
-    from repo_interp.models.provenance import length_trained
     from repo_interp.values import value_of
 
     amount = {
@@ -145,11 +129,6 @@ def _asked(arguments: argparse.Namespace, bridge, factor: float) -> Callable[[Pa
         "batch_size": arguments.batch_size,
         "store_every": KEEP_EVERY,
     }
-    if arguments.task in _DATA_SETS:
-        length = arguments.length or int(length_trained(bridge) * factor)
-        return lambda store, progress: score_data_set(
-            bridge, arguments.task, arguments.data, length, progress=progress, store=store, **amount
-        )
     if arguments.task == RULER:
         lengths = None if arguments.test_sets is None else [int(name) for name in arguments.test_sets]
         texts = of_owner(arguments.task_options, RULER)
@@ -169,26 +148,9 @@ def _require_fitting_options(arguments: argparse.Namespace) -> None:
     """Raises InputError where an option needs another, or is for something else than is scored."""
     from repo_interp.errors import InputError
 
-    options = {
-        "--test-sets": arguments.test_sets,
-        "--task-size": arguments.task_size,
-        "--set": arguments.task_options or None,
-        "--answers": arguments.answers,
-    }
-    given = [name for name, value in options.items() if value is not None]
-    if arguments.task in _DATA_SETS:
-        if arguments.data is None:
-            raise InputError(f"{arguments.task} needs data, which cannot come with the package; give your copy: --data FILE")
-        if given:
-            raise InputError(f"{given[0]} is for tasks; a data set has no such thing")
-        return
-    if arguments.data is not None:
-        raise InputError(f"--data is for a data set, one of {', '.join(_DATA_SETS)}; name one behind the checkpoint")
-    if arguments.length is not None:
-        raise InputError("--length is for data sets; give one, with --data FILE")
     if arguments.task == RULER:
-        for name in ("--task-size", "--answers"):
-            if name in given:
+        for name, value in (("--task-size", arguments.task_size), ("--answers", arguments.answers)):
+            if value is not None:
                 raise InputError(f"{name} is for tasks; ruler has no sizes, and its answers are always generated")
         for name in arguments.test_sets or ():
             if not name.isdecimal() or int(name) < 1:

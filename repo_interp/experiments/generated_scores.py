@@ -1,17 +1,14 @@
-"""Answers that are generated as text and scored by what is asked: the questions of a data set, and needles in a haystack.
+"""Answers that are generated as text and scored: needles in a haystack.
 
-    output      tokens up to the model's end of text, without special tokens, greedily; what of it counts is the data set's to say
-    questions   score: mean over questions of a metric from 0 to 1, part by part; error = standard deviation / sqrt(questions)
-    needles     score: share of the reference values that the output holds (RULER, Hsieh et al. 2024; RePo fig. 1)
+    output      tokens up to the model's end of text, without special tokens, greedily
+    score       share of the reference values that the output holds (RULER, Hsieh et al. 2024; RePo fig. 1)
 
-Questions whose middle was cut out for want of room are counted (`cut`). A test set of needles is a length in tokens, the answer's among
-them. Knows nothing about files, checkpoints and how prompts are made.
+A test set is a length in tokens, the answer's among them. Knows nothing about files, checkpoints and how prompts are made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -28,63 +25,6 @@ from repo_interp.models.interventions.replacing import require_named_tokens
 from repo_interp.models.reposition import longest_prompt
 from repo_interp.side_by_side import BatchSize, batches
 from repo_interp.tasks import Prompt, niah, niah_scores
-from repo_interp.tasks.data_sets import data_set_scores
-
-
-def question_scores(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[Prompt],
-    batch_size: BatchSize = 8,
-    context: AbstractContextManager[None] | None = None,
-    grid: ResumableGrid | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> xr.Dataset:
-    """Scores of `prompts` (`tasks.data_sets.data_set_prompts`, without answers), one row per part and metric.
-
-    `score [test_set, prompt]` (NaN beyond the questions of a part), `mean_score`, `standard_error`, `questions`, `cut` (share of them
-    that lost their middle) [test_set]; coordinates `subset` and `metric` along test_set. `context`: what the model runs in, such as
-    `extrapolation.extended`; `grid` keeps the answers of finished batches. Raises InputError where the model cannot take prompts as
-    long as these.
-    """
-    longest, needed = longest_prompt(model), max(len(prompt.tokens) + prompt.attributes["new_tokens"] for prompt in prompts)
-    if longest is not None and needed > longest:
-        raise InputError(
-            f"the longest prompt and its answer have {needed} tokens, the model's learned table {longest}; give a smaller length"
-        )
-    with context or nullcontext():
-        outputs = generated_texts(model, tokenizer, prompts, batch_size, grid, progress)
-    by_metric = data_set_scores(prompts, outputs)
-    subsets = np.array([prompt.attributes["subset"] for prompt in prompts])
-    cut = np.array([prompt.attributes["dropped_tokens"] > 0 for prompt in prompts])
-    parts = [
-        (subset, metric, (subsets == subset) & np.isfinite(values))
-        for subset in dict.fromkeys(subsets.tolist())
-        for metric, values in by_metric.items()
-    ]
-    parts = [part for part in parts if part[2].any()]
-    scores = np.full((len(parts), max(int(here.sum()) for _, _, here in parts)), np.nan)
-    for row, (_, metric, here) in enumerate(parts):
-        scores[row, : here.sum()] = by_metric[metric][here]
-    counts = np.isfinite(scores).sum(axis=1)
-    deviation = [row[:n].std(ddof=1) if n > 1 else np.nan for row, n in zip(scores, counts, strict=True)]
-    return xr.Dataset(
-        {
-            "score": _described(("test_set", "prompt"), scores, "score of every question"),
-            "mean_score": _described(("test_set",), np.nanmean(scores, axis=1), "score, mean over questions"),
-            "standard_error": _described(("test_set",), deviation / np.sqrt(counts), "standard error of the mean score"),
-            "questions": _described(("test_set",), counts, "questions asked"),
-            "cut": _described(
-                ("test_set",), [cut[here].mean() for _, _, here in parts], "share of questions that lost their middle"
-            ),
-        },
-        {
-            "test_set": [f"{subset}: {metric}" for subset, metric, _ in parts],
-            "subset": ("test_set", [subset for subset, _, _ in parts]),
-            "metric": ("test_set", [metric for _, metric, _ in parts]),
-            "prompt": np.arange(scores.shape[1]),
-        },
-    )
 
 
 def needle_scores(
@@ -185,7 +125,3 @@ def _ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set[int
 
 def _until(tokens: Sequence[int], ends: set[int]) -> list[int]:
     return list(tokens[: next((place for place, token in enumerate(tokens) if token in ends), len(tokens))])
-
-
-def _described(axes: tuple[str, ...], values: object, long_name: str) -> tuple:
-    return axes, np.asarray(values), {"long_name": long_name, "units": "1"}

@@ -26,7 +26,7 @@ from repo_interp.values import checked
 
 if TYPE_CHECKING:
     from repo_interp.tasks.copying import copying_prompts
-    from repo_interp.tasks.data_sets.glue import few_shot_prompts, following
+    from repo_interp.tasks.few_shot_text import few_shot_prompts, following
     from repo_interp.tasks.random_tokens import random_token_prompts
     from repo_interp.tasks.reversal import reversal_prompts
 
@@ -53,8 +53,8 @@ __all__ = [
 
 _LATER = {
     "copying_prompts": "copying",
-    "few_shot_prompts": "data_sets.glue",
-    "following": "data_sets.glue",
+    "few_shot_prompts": "few_shot_text",
+    "following": "few_shot_text",
     "random_token_prompts": "random_tokens",
     "reversal_prompts": "reversal",
 }

@@ -10,7 +10,7 @@ one behind the other. Targets are the labels of the questions.
 
 Score, as in the paper: following - whether the answer is in the label set, right or wrong; exact answers are in `right`. Spans:
 `examples` (parts `examples.1` ..., `examples.1.label`), `padding`, `query`; the label is generated. attributes: length, labels
-(token ids of the set). The same on real text, for any tokenizer: `data_sets.glue.few_shot_prompts`.
+(token ids of the set). The same on real text, for any tokenizer: `repo_interp.tasks.few_shot_prompts`.
 """
 
 from __future__ import annotations

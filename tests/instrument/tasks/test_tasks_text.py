@@ -16,8 +16,8 @@ from position_papers.tasks.corpus import corpus
 from repo_interp.errors import InputError
 from repo_interp.tasks import Response, make_task, read_prompts, write_prompts
 from repo_interp.tasks.copying import copying_prompts, ordinary_tokens
-from repo_interp.tasks.data_sets.glue import GRIM, KIND, few_shot_prompts, following, own_rows, read_rows
 from repo_interp.tasks.essay import standard_library_sources
+from repo_interp.tasks.few_shot_text import GRIM, KIND, few_shot_prompts, following, own_rows, read_rows
 from repo_interp.tasks.random_tokens import random_token_prompts
 from repo_interp.tasks.reversal import reversal_prompts
 

@@ -13,14 +13,12 @@ As many meaningless sentences as fit: tokens with the answer <= length. A file i
 `index` are text. Without a file the rows are about adjectives: 1 for kind ones, 0 for grim ones. All labels of a table are among
 the examples where shots allow it.
 
-As a data set (table 2) the file is one of GLUE's. Following: the output begins, after white space, with a label of the prompt's examples;
-label accuracy: with the right one. Spans: `examples` (`examples.1` ..., with `.label`), `padding`, `query`; the label is generated.
-attributes: length, labels.
+Following (table 2): the output begins, after white space, with a label of the prompt's examples. Spans: `examples` (`examples.1` ...,
+with `.label`), `padding`, `query`; the label is generated. attributes: length, labels.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,8 +38,6 @@ from repo_interp.tasks.vocabulary import NOUNS
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-METRICS = ("following", "label accuracy")
-NEW_TOKENS = 8
 _KIND = "brave calm gentle jolly lively noble warm joyful polite steady tender honest merry cheerful patient"
 _GRIM = "bitter lonely weary grim abrupt fierce dusty empty hollow rough jagged gloomy hostile cruel broken"
 KIND, GRIM = _KIND.split(), _GRIM.split()
@@ -129,16 +125,6 @@ def following(outputs: Sequence[str], prompts: Sequence[Prompt]) -> Float[np.nda
     return np.array([float(output.lstrip().startswith(tuple(prompt.attributes["labels"]))) for output, prompt in pairs])
 
 
-def prompts(
-    path: str | Path, tokenizer: PreTrainedTokenizerBase, length: int, count: int, seed: int, answer: str = "none"
-) -> list[Prompt]:
-    """`count` prompts of at most `length` tokens with their labels. Raises InputError for anything that is no table of GLUE's."""
-    if Path(path).is_dir():
-        raise InputError(f"{path}: wanted one of GLUE's tables, got a folder; name a file such as SST-2/dev.tsv")
-    made = few_shot_prompts(tokenizer, path, length - NEW_TOKENS, count, seed=seed)
-    return [_scored(prompt if answer == "reference" else _asked(prompt)) for prompt in made]
-
-
 def _draw(rng: random.Random, table: list[Row], shots: int) -> tuple[list[Row], Row]:
     """Examples with as many of the labels as fit, in random order, and a question whose label is among theirs."""
     labels = sorted({row.label for row in table})
@@ -168,21 +154,3 @@ def _write(examples: list[Row], asked: Row, size: int) -> MarkedText:
 
 def _question(row: Row) -> str:
     return "".join(f"{name}: {text}\n" for name, text in row.texts) + "Label:"
-
-
-def _scored(prompt: Prompt) -> Prompt:
-    new = {"subset": "glue", "metrics": list(METRICS), "new_tokens": NEW_TOKENS, "stops": [], "dropped_tokens": 0}
-    return dataclasses.replace(prompt, attributes={**prompt.attributes, **new})
-
-
-def _asked(prompt: Prompt) -> Prompt:
-    """`prompt` without its answer, which stands at its end."""
-    end = prompt.generated[0]
-    return dataclasses.replace(
-        prompt,
-        tokens=prompt.tokens[:end],
-        generated=(),
-        token_text=None if prompt.token_text is None else prompt.token_text[:end],
-        text=None,
-        characters=None,
-    )

@@ -1,1 +1,0 @@
-"""Scores on data sets that users have, as rows of tables of the RePo paper."""
