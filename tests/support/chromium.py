@@ -39,6 +39,7 @@ class Browser:
             os.dup2(ends[1], 4)
 
         flags = ("--headless=new", "--remote-debugging-pipe", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage")
+        flags += ("--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync")
         self._process = subprocess.Popen(
             [path, *flags, f"--user-data-dir={directory}", "about:blank"],
             preexec_fn=as_chromium_wants,
