@@ -198,7 +198,7 @@ def require_measurable(
     attention they cannot see.
     """
     changed = [attention.layer_idx for attention in attentions(bridge) if not attention.attends_as_built]
-    blind = [each.name for each in measures if {"queries", "keys"} & set(each.reads) and not each.reads_predictions]
+    blind = [each.name for each in measures if {"queries", "keys"} & set(each.needs.tensors) and not each.needs.predictions]
     if changed and blind:
         raise InputError(
             f"layer {changed[0]} attends otherwise while an intervention lasts (LM-Infinite), which {blind[0]} cannot see; measure outside "
@@ -252,7 +252,7 @@ def _of_experiment(progress: ExperimentProgress | None, name: str) -> Progress |
 
 
 def _require_chosen(measure: Measure, layers: Sequence[int], heads: int) -> None:
-    for layer, chosen in (measure.chosen_heads or {}).items():
+    for layer, chosen in (measure.needs.heads or {}).items():
         if layer not in layers:
             measured = ", ".join(map(str, layers)) if len(layers) <= 8 else f"{len(layers)} of {layers[0]} to {layers[-1]}"
             raise InputError(f"{measure.name} was asked for in layer {layer}; the layers that are measured: {measured}")
@@ -283,12 +283,12 @@ def _require_prompts(prompts: Sequence[Prompt], measures: Sequence[Measure], voc
         if max(prompt.tokens) >= vocabulary:
             raise InputError(f"prompt {number} has token {max(prompt.tokens)}; the model's tokens are 0 to {vocabulary - 1}")
         for measure in measures:
-            if len(prompt.tokens) < measure.fewest_tokens:
+            if len(prompt.tokens) < measure.needs.tokens:
                 raise InputError(
                     f"prompt {number} has {len(prompt.tokens)} tokens, and {measure.name} with these parameters needs "
-                    f"{measure.fewest_tokens}; give longer prompts, or other parameters"
+                    f"{measure.needs.tokens}; give longer prompts, or other parameters"
                 )
-            absent = [name for name in measure.required_spans if not prompt.all_spans().get(name)]
+            absent = [name for name in measure.needs.spans if not prompt.all_spans().get(name)]
             if absent:
                 raise InputError(
                     f"prompt {number} has no span {absent[0]!r}, which the measure {measure.name!r} needs; "

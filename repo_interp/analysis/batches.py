@@ -43,7 +43,7 @@ class Batch:
     valid: Bool[Tensor, "prompt token"]
     spans: Spans
     structure: Spans = field(default_factory=dict)
-    """Separators and segments, for the measures that declare `segment_kinds`."""
+    """Separators and segments, for the measures that need segments."""
 
 
 def make_batches(
@@ -92,7 +92,7 @@ def structure_for(
     prompts: Sequence[Prompt], measures: Sequence[Measure], tokenizer: PreTrainedTokenizerBase | None
 ) -> list[dict[str, tuple[int, ...]]] | None:
     """Separators and segments of every prompt, of the kinds that `measures` declare; None where none declares any."""
-    kinds = sorted({kind for measure in measures for kind in measure.segment_kinds})
+    kinds = sorted({kind for measure in measures for kind in measure.needs.segments})
     if not kinds:
         return None
     return [prompt_structure(kinds, len(prompt.tokens), prompt.spans, _texts(prompt, tokenizer)) for prompt in prompts]

@@ -84,7 +84,7 @@ def estimate(
             first, full = full, of_length(length)
     speed = (probed[-1] + 1) * operations(full.tokens) / max(full.passing, 1e-6)
     depth = layers[-1] + 1 if chosen else 0
-    if any(measure.reads_predictions for measure in chosen):
+    if any(measure.needs.predictions for measure in chosen):
         depth = len(schemes)
     alike = [[layer for layer in layers if schemes[layer] == schemes[place]] for place in probed]
     seconds = sum(depth * operations(len(prompt.tokens)) / speed for prompt in prompts)
@@ -92,7 +92,7 @@ def estimate(
         lengths = [len(prompt.tokens) for prompt in (prompts[:1] if measure.name in full.once else prompts)]
         counts = [_times_probed(measure, like) for like in alike] + [1]
         seconds += sum(
-            count * _at_length(length, (first.tokens, short), (full.tokens, long), measure.growth)
+            count * _at_length(length, (first.tokens, short), (full.tokens, long))
             for length in lengths
             for count, short, long in zip(counts, before, after, strict=True)
         )
@@ -109,7 +109,7 @@ def estimate(
 
 def _times_probed(measure: Measure, layers: Sequence[int]) -> int:
     """How often `measure` does in `layers` what it does in a layer that is probed: there, of heads that it chooses, it takes one."""
-    chosen = measure.chosen_heads
+    chosen = measure.needs.heads
     return len(layers) if chosen is None else sum(len(chosen.get(layer, ())) for layer in layers)
 
 

@@ -69,9 +69,9 @@ def fault_in(statistics: Statistics, measure: Measure, inputs: AttentionInputs) 
     padded = not bool(inputs.valid.all())
     for part, arrays in statistics.arrays.items():
         for name, (axes, values) in arrays.values.items():
-            if values.dtype.kind != "f" or name in measure.may_be_infinite or np.isfinite(values.sum()):
+            if values.dtype.kind != "f" or name in measure.needs.infinite or np.isfinite(values.sum()):
                 continue
-            allowed = without or (part != "sums" and (padded or name in measure.may_be_nan))
+            allowed = without or (part != "sums" and (padded or name in measure.needs.nan))
             wrong = np.isinf(values) if allowed else ~np.isfinite(values)
             if wrong.any():
                 return f"{name}{_place(axes, arrays.labels, wrong)} is NaN or infinite"

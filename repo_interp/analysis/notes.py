@@ -45,7 +45,7 @@ def notes_on(bridge: nn.Module, prompts: Sequence[Prompt] = (), measures: Sequen
         which = "the prompt is" if len(lengths) == 1 else f"{longer} of {len(lengths)} prompts are"
         notes.append(f"{which} longer (up to {max(lengths)} tokens) than the training length, {trained} tokens")
     for measure in measures:
-        wanted = as_measure(measure).schemes
+        wanted = as_measure(measure).needs.schemes
         if wanted and set(schemes) <= set(SCHEMES) and not set(schemes) & set(wanted):
             notes.append(
                 f"{measure.name} gives nothing here: it measures {', '.join(wanted)}, and the layout is {format_layout(schemes)}"

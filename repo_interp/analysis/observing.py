@@ -25,7 +25,7 @@ from repo_interp.analysis.finite import Faults, fault_in, fault_of_outputs
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, select_heads
 from repo_interp.measures.labels import Arrays, parameter_attributes
-from repo_interp.measures.statistics import Measure, Statistics, as_measure, merge, share
+from repo_interp.measures.statistics import Measure, Statistics, as_measure, merge, of_training_length, share
 from repo_interp.models.capture import decode, observing, predictions_of
 from repo_interp.models.provenance import length_trained
 from repo_interp.models.reposition import layout
@@ -54,7 +54,7 @@ class MergedStatistics:
 
 def measures_for(bridge: nn.Module, measures: Sequence[Measure]) -> list[Measure]:
     """`measures` - ours, or objects of other packages - for a model, with the length that it was trained on."""
-    return [as_measure(measure).for_training_length(length_trained(bridge)) for measure in measures]
+    return [of_training_length(as_measure(measure), length_trained(bridge)) for measure in measures]
 
 
 @torch.no_grad()
@@ -83,12 +83,12 @@ def observe_batch(
             measure
             for measure in measures
             if measure.name not in found.stopped
-            and measure.chosen_heads is None
-            and not common.broken.keys() & set(measure.reads)
+            and measure.needs.heads is None
+            and not common.broken.keys() & set(measure.needs.tensors)
         ]
         share(sound, common.inputs, {name: mask.to(here) for name, mask in batch.spans.items()})
         for measure in measures:
-            own = measure.chosen_heads
+            own = measure.needs.heads
             if measure.name in found.stopped or (own is not None and inputs.layer not in own):
                 continue
             of = common if own is None else _of_heads(whole, own[inputs.layer])
@@ -102,7 +102,7 @@ def observe_batch(
             advance(observed)
 
     numbers = torch.as_tensor(batch.numbers)
-    reading = [measure for measure in measures if measure.reads_predictions]
+    reading = [measure for measure in measures if measure.needs.predictions]
     with torch.no_grad():
         with observing(bridge, batch.valid, numbers, receive, layers):
             hidden = decode(bridge, batch.tokens, batch.valid, None if reading else max(layers, default=None))
@@ -174,10 +174,10 @@ def _of_heads(whole: AttentionInputs, heads: Sequence[int] | None) -> _Observed:
 
 def _observe_layer(measure: Measure, observed: _Observed, batch: Batch) -> tuple[Statistics | None, str | None]:
     """Statistics of a measure in one layer, None where what it reads is broken; and what is wrong, None where nothing is."""
-    fault = next((observed.broken[name] for name in measure.reads if name in observed.broken), None)
+    fault = next((observed.broken[name] for name in measure.needs.tensors if name in observed.broken), None)
     if fault is not None:
         return None, fault
-    named = {**batch.spans, **batch.structure} if measure.segment_kinds else batch.spans
+    named = {**batch.spans, **batch.structure} if measure.needs.segments else batch.spans
     spans = {name: mask.to(observed.inputs.queries.device) for name, mask in named.items()}
     statistics = _with_head_numbers(measure.observe(observed.inputs, spans), observed.heads)
     return statistics, fault_in(statistics, measure, observed.inputs)

@@ -24,7 +24,7 @@ from repo_interp.analysis.batches import make_batches, structure_for
 from repo_interp.analysis.finite import Faults
 from repo_interp.analysis.observing import MergedStatistics, group_of, observe_batch
 from repo_interp.inputs import AttentionInputs, Spans
-from repo_interp.measures.statistics import Measure, Statistics, share
+from repo_interp.measures.statistics import Measure, Needs, Statistics, share
 from repo_interp.models.bridge import tokenizer_of
 from repo_interp.models.capture import decode, predictions_of
 from repo_interp.models.reposition import layout
@@ -80,7 +80,7 @@ def probe(
     for measure, seconds in zip(measures, measuring, strict=True):
         predicting, seen = _timed(lambda measure=measure: measure.observe_predictions(predictions, batch.spans), device)
         seconds.append(predicting)
-        if measure.reads_predictions:
+        if measure.needs.predictions:
             observed[measure.name] = seen
 
     measures = [measure for measure in measures if measure.name in observed]  # what stops takes no time
@@ -121,9 +121,9 @@ class Together(Measure):
         return {}
 
     @property
-    def reads(self) -> tuple[str, ...]:
+    def needs(self) -> Needs:
         """Nothing by itself."""
-        return ()
+        return Needs(tensors=())
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Nothing: the measures find what they share made."""
@@ -142,16 +142,15 @@ class _Timed:
     measure: Measure
     seconds: list[float]
     layers: Sequence[int]
-    reads_predictions: bool = False
-    """What the model expects is timed apart, without the layers that are not probed."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.measure, name)
 
     @property
-    def chosen_heads(self) -> Mapping[int, Sequence[int]] | None:
-        """One head of every layer, where the measure chooses its heads (`cost` counts how many they are)."""
-        return None if self.measure.chosen_heads is None else dict.fromkeys(self.layers, (0,))
+    def needs(self) -> Needs:
+        """One head of every layer, where the measure chooses its heads (`cost` counts them); predictions are timed apart."""
+        needs = self.measure.needs
+        return replace(needs, predictions=False, heads=None if needs.heads is None else dict.fromkeys(self.layers, (0,)))
 
     def reductions(self, inputs: AttentionInputs, spans: Spans) -> tuple[()]:
         """None, for `Together` makes them."""

@@ -100,7 +100,7 @@ def analysis_lines(part: Part, folder: Path) -> list[Line]:
         drawing = cost(lambda: write_report(runs[0], Path(place) / "report.html", Path(place) / "figures"))
     reached = max(reached, resident("VmHWM"))
     some = range(max(1, len(layout(bridge)) // 4))
-    fewer = cost(lambda: analyze(bridge, prompts, [each for each in measures if not each.reads_predictions], layers=some))
+    fewer = cost(lambda: analyze(bridge, prompts, [each for each in measures if not each.needs.predictions], layers=some))
     whole = replace(measuring + drawing, megabytes=reached)
     said = Cost(announced.seconds, announced.seconds, announced.bytes / 2**20)
     return [

@@ -295,7 +295,7 @@ def _with_parameters(measures, experiments, parameters):
             (name,) = having
         if name not in configured:
             raise InputError(f"--set {key}: the measure {name!r} is not among those measured, {', '.join(configured)}")
-        configured[name] = with_field(configured[name], option, text, name, fixed=("name", "required_spans"))
+        configured[name] = with_field(configured[name], option, text, name, fixed=("name",))
     return [configured[measure.name] for measure in measures], [configured[experiment.name] for experiment in experiments]
 
 

@@ -27,7 +27,7 @@ from repo_interp.inputs import AttentionInputs, Spans, select_prompts
 from repo_interp.measures.kernels.heads import Fold, HeadBlock, Reduction, Same, reduced
 from repo_interp.measures.kernels.logit_sums import is_bilinear
 from repo_interp.measures.labels import arrays, described
-from repo_interp.measures.statistics import Measure, Statistics
+from repo_interp.measures.statistics import Measure, Needs, Statistics
 
 Rows = Literal["generated", "producing"]
 ROWS: tuple[Rows, ...] = get_args(Rows)
@@ -90,14 +90,9 @@ class AttentionMass(Measure):
     name: str = "attention_mass"
 
     @property
-    def required_spans(self) -> tuple[str, ...]:
-        """The rows are those of generated tokens, so these must be marked."""
-        return ("generated",)
-
-    @property
-    def may_be_nan(self) -> tuple[str, ...]:
-        """What some prompts, layers or heads lack, and ratios and correlations that are undefined."""
-        return ("mass", "chance")
+    def needs(self) -> Needs:
+        """Generated tokens, whose rows are measured."""
+        return Needs(spans=("generated",), nan=("mass", "chance"))
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Mass [prompt, layer, head, span], chance and tokens [prompt, layer, span]; mass is NaN for a span that the prompt lacks."""

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, Spans, select_prompts
 from repo_interp.measures.labels import arrays, described
-from repo_interp.measures.statistics import Measure, Statistics
+from repo_interp.measures.statistics import Measure, Needs, Statistics
 
 _CELLS = 2**20
 """Logits that exist at a time."""
@@ -70,14 +70,9 @@ class AttentionRows(Measure):
     name: str = "attention_rows"
 
     @property
-    def may_be_nan(self) -> tuple[str, ...]:
-        """What some prompts, layers or heads lack, and ratios and correlations that are undefined."""
-        return ("weight",)
-
-    @property
-    def growth(self) -> float:
-        """Beyond `rows` tokens, by their keys alone."""
-        return 1.0
+    def needs(self) -> Needs:
+        """What some prompts, layers or heads lack, and ratios and correlations that are undefined, are NaN."""
+        return Needs(nan=("weight",))
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Weights and keys [layer, head, query, rank], and totals of rows, of the first prompt."""

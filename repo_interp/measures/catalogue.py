@@ -22,6 +22,7 @@ def measure_named(name: str) -> Measure:
     if factory is None:
         raise InputError(f"there is no measure {name!r}; there are {', '.join(measure_names())}")
     measure = factory()
-    if getattr(measure, "name", None) != name or not all(hasattr(measure, part) for part in PARTS):
+    whole = isinstance(measure, Measure) or all(hasattr(measure, part) for part in PARTS)
+    if getattr(measure, "name", None) != name or not whole:
         raise InputError(f"the measure {name!r} is {measure!r:.80}; wanted an object of that name with {', '.join(PARTS[1:])}")
     return measure

@@ -17,7 +17,7 @@ Knows nothing about models; the training length is given to it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -34,7 +34,7 @@ from repo_interp.measures.kernels.rotary_components import BANDS, ComponentSums,
 from repo_interp.measures.kernels.rotation_angles import EDGES, PER_SIDE, RotationAngles, largest_difference, rotation_angles
 from repo_interp.measures.kernels.seen_pairs import pair_counts
 from repo_interp.measures.labels import Arrays, arrays, described
-from repo_interp.measures.statistics import Measure, Statistics
+from repo_interp.measures.statistics import Measure, Needs, Statistics
 from repo_interp.positions.rotary import expand_heads
 from repo_interp.values import Tokens, TokensOrNone
 
@@ -95,24 +95,15 @@ class Components(Measure):
             raise InputError(f"tokens {self.first_token} to {self.last_token} are none; wanted first_token < last_token")
 
     @property
-    def fewest_tokens(self) -> int:
-        """One of those that are measured."""
-        return self.first_token + 1
+    def needs(self) -> Needs:
+        """What some prompts, layers or heads lack, and ratios and correlations that are undefined, are NaN."""
+        return Needs(tokens=self.first_token + 1, nan=tuple(_BY_PROMPT))
 
     @property
     def parameters(self) -> Mapping[str, Any]:
         """The fields, and the angle within which a component counts as unrotated."""
         last = "the end" if self.last_token is None else self.last_token
         return {**super().parameters, "last_token": last, "still_angle": STILL}
-
-    def for_training_length(self, tokens: int) -> Components:
-        """The measure with bands for this training length, unless one was given."""
-        return replace(self, training_length=tokens) if self.training_length is None else self
-
-    @property
-    def may_be_nan(self) -> tuple[str, ...]:
-        """What some prompts, layers or heads lack, and ratios and correlations that are undefined."""
-        return tuple(_BY_PROMPT)
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Sums of profiles over prompts and pairs, and each prompt's VAF. InputError without a training length."""

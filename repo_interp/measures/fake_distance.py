@@ -32,7 +32,7 @@ from torch import Tensor
 from repo_interp.inputs import AttentionInputs, Spans
 from repo_interp.measures.kernels.fake_logits import Grid, KeyMoments, fake_axes, fake_correlation, key_moments
 from repo_interp.measures.labels import Arrays, arrays, described
-from repo_interp.measures.statistics import Measure, Statistics
+from repo_interp.measures.statistics import Measure, Needs, Statistics
 from repo_interp.values import Count, PositiveOrZero
 
 SIGNS = {"causal": 1.0, "printed": -1.0}
@@ -58,9 +58,9 @@ class FakeDistance(Measure):
     name: str = "fake_distance"
 
     @property
-    def may_be_nan(self) -> tuple[str, ...]:
-        """What some prompts, layers or heads lack, and ratios and correlations that are undefined."""
-        return ("r",)
+    def needs(self) -> Needs:
+        """What some prompts, layers or heads lack, and ratios and correlations that are undefined, are NaN."""
+        return Needs(nan=("r",))
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """r [prompt, layer, head]; on request the axes of the first prompt."""

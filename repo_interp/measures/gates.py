@@ -34,7 +34,7 @@ from repo_interp.inputs import AttentionInputs, Spans, select_prompts
 from repo_interp.measures.kernels.gate_sums import GateSums, gate_sums, last_segment_sums, position_map
 from repo_interp.measures.kernels.segmentation import Draws, Kinds, chance, generator, segment_edges, shuffled_edges
 from repo_interp.measures.labels import described, masked_to_nan, of_layer
-from repo_interp.measures.statistics import SegmentMeasure, Statistics
+from repo_interp.measures.statistics import Needs, SegmentMeasure, Statistics
 from repo_interp.positions.layouts import CONTEXTUAL
 from repo_interp.values import CountOrNone, Seed, Tokens
 
@@ -75,26 +75,21 @@ class Gates(SegmentMeasure):
     name: str = "gates"
 
     @property
-    def schemes(self) -> tuple[str, ...]:
-        """Those whose gates count tokens."""
-        return CONTEXTUAL
-
-    @property
-    def may_be_infinite(self) -> tuple[str, ...]:
-        """The largest position, where a scheme (CoPE-ALiBi) has none."""
-        return ("largest_position",)
-
-    @property
-    def may_be_nan(self) -> tuple[str, ...]:
-        """What some prompts, layers or heads lack, and ratios and correlations that are undefined."""
-        return (
-            *_TOKENS,
-            *_SEPARATORS,
-            *_MASS,
-            "separator_share_even",
-            "last_segment_even",
-            "largest_position",
-            "position_attention",
+    def needs(self) -> Needs:
+        """Segments of its kinds; layers whose gates count tokens. CoPE-ALiBi has no largest position."""
+        return Needs(
+            segments=self.kinds,
+            schemes=CONTEXTUAL,
+            infinite=("largest_position",),
+            nan=(
+                *_TOKENS,
+                *_SEPARATORS,
+                *_MASS,
+                "separator_share_even",
+                "last_segment_even",
+                "largest_position",
+                "position_attention",
+            ),
         )
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:

@@ -9,7 +9,6 @@ Knows nothing about what a prompt says.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -23,7 +22,7 @@ from repo_interp.inputs import AttentionInputs, Spans, select_prompts
 from repo_interp.measures.fake_distance import bias_by_distance, last_queries
 from repo_interp.measures.kernels.block_means import block_size, fake_block_means, logit_block_means
 from repo_interp.measures.labels import described, of_layer
-from repo_interp.measures.statistics import Measure, Statistics
+from repo_interp.measures.statistics import Measure, Needs, Statistics
 from repo_interp.values import shortened
 
 _DESCRIBED = {
@@ -50,18 +49,14 @@ class Maps(Measure):
             _layers_and_heads(text)
 
     @property
-    def chosen_heads(self) -> Mapping[int, Sequence[int]] | None:
+    def needs(self) -> Needs:
         """The heads that were named, by layer."""
         chosen: dict[int, set[int]] = {}
         for layers, heads in map(_layers_and_heads, self.heads):
             for layer in layers:
                 chosen.setdefault(layer, set()).update(heads)
-        return {layer: sorted(chosen[layer]) for layer in sorted(chosen)} or None
-
-    @property
-    def may_be_nan(self) -> tuple[str, ...]:
-        """What some prompts, layers or heads lack, and ratios and correlations that are undefined."""
-        return tuple(_AXES)
+        heads = {layer: sorted(chosen[layer]) for layer in sorted(chosen)}
+        return Needs(heads=heads or None, nan=tuple(_AXES))
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Both maps [layer, head, ...] of the first prompt."""

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, Spans
 from repo_interp.measures.labels import arrays, described
-from repo_interp.measures.statistics import Measure, Statistics
+from repo_interp.measures.statistics import Measure, Needs, Statistics
 from repo_interp.positions.layouts import LEARNED
 from repo_interp.values import PositiveOrZero
 
@@ -95,9 +95,9 @@ class Patterns(Measure):
     name: str = "patterns"
 
     @property
-    def reads(self) -> tuple[str, ...]:
+    def needs(self) -> Needs:
         """Positions alone."""
-        return ("positions",)
+        return Needs(tensors=("positions",))
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Chunk patterns, and how many chunks of each pattern a grid of chunk sizes and tolerances finds where positions are learned."""

@@ -41,7 +41,7 @@ from repo_interp.measures.kernels.segmentation import INSIDE, STARTS, Kinds
 from repo_interp.measures.kernels.variance_shares import Explained, Predictors, explained
 from repo_interp.measures.labels import described, of_layer
 from repo_interp.measures.segments import KINDS
-from repo_interp.measures.statistics import SegmentMeasure, Statistics
+from repo_interp.measures.statistics import Needs, SegmentMeasure, Statistics
 from repo_interp.values import Positive
 
 SOURCES = ("token", "index", "segment", "previous")
@@ -69,9 +69,9 @@ class PositionSources(SegmentMeasure):
     name: str = "position_sources"
 
     @property
-    def may_be_nan(self) -> tuple[str, ...]:
-        """Samples that a prompt is too short for."""
-        return ("value",)
+    def needs(self) -> Needs:
+        """Segments of its kinds; samples that a prompt is too short for are NaN."""
+        return Needs(segments=self.kinds, nan=("value",))
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Positions or gates of some tokens [prompt, layer, head, sample], and what stands beside them in the prompt.

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, Spans
 from repo_interp.measures.labels import arrays, described, masked_to_nan
-from repo_interp.measures.statistics import Measure, Statistics
+from repo_interp.measures.statistics import Measure, Needs, Statistics
 
 
 def position_range(positions: Float[Tensor, "... token"], valid: Bool[Tensor, "... token"]) -> Float[Tensor, "..."]:
@@ -35,14 +35,9 @@ class Positions(Measure):
     name: str = "positions"
 
     @property
-    def reads(self) -> tuple[str, ...]:
-        """Positions alone."""
-        return ("positions",)
-
-    @property
-    def may_be_nan(self) -> tuple[str, ...]:
-        """What some prompts, layers or heads lack, and ratios and correlations that are undefined."""
-        return ("position", "position_range")
+    def needs(self) -> Needs:
+        """Positions alone; NaN where a layer has none."""
+        return Needs(tensors=("positions",), nan=("position", "position_range"))
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Positions [prompt, layer, head, token] and their ranges [prompt, layer, head]; NaN where a layer has no positions."""

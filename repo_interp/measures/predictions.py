@@ -19,7 +19,7 @@ from annotated_types import Interval
 from repo_interp.inputs import AttentionInputs, Predictions, Spans
 from repo_interp.measures.attention_rows import rows_of_interest
 from repo_interp.measures.labels import described
-from repo_interp.measures.statistics import Measure, Statistics
+from repo_interp.measures.statistics import Measure, Needs, Statistics
 
 _CELLS = 2**20
 """Logits that exist at a time."""
@@ -36,19 +36,9 @@ class NextTokens(Measure):
     name: str = "predictions"
 
     @property
-    def reads(self) -> tuple[str, ...]:
-        """No tensor of a layer: the outputs of the pass."""
-        return ()
-
-    @property
-    def reads_predictions(self) -> bool:
-        """True: predictions alone."""
-        return True
-
-    @property
-    def growth(self) -> float:
-        """Not at all, beyond `rows` tokens."""
-        return 0.0
+    def needs(self) -> Needs:
+        """Predictions alone."""
+        return Needs(tensors=(), predictions=True)
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Nothing: what single layers compute does not matter."""

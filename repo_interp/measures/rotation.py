@@ -21,7 +21,7 @@ Knows nothing about what a prompt says.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
@@ -38,7 +38,7 @@ from repo_interp.measures.kernels.heads import Fold, HeadBlock, Reduction, reduc
 from repo_interp.measures.kernels.logit_sums import is_bilinear
 from repo_interp.measures.kernels.rotation_angles import largest_difference
 from repo_interp.measures.labels import arrays, described
-from repo_interp.measures.statistics import Measure, Statistics
+from repo_interp.measures.statistics import Measure, Needs, Statistics
 from repo_interp.positions.layouts import LEARNED
 from repo_interp.positions.rotary import expand_heads
 from repo_interp.values import PositiveOrZero, Tokens
@@ -92,14 +92,10 @@ class Rotation(Measure):
     """The g of the closed form: "signed" or "printed"."""
     name: str = "rotation"
 
-    def for_training_length(self, tokens: int) -> Rotation:
-        """The measure with rotations over this training length, unless one was given."""
-        return replace(self, training_length=tokens) if self.training_length is None else self
-
     @property
-    def may_be_nan(self) -> tuple[str, ...]:
-        """What some prompts, layers or heads lack, and ratios and correlations that are undefined."""
-        return ("closed_form_r", "max_rotation")
+    def needs(self) -> Needs:
+        """What some prompts, layers or heads lack, and ratios and correlations that are undefined, are NaN."""
+        return Needs(nan=("closed_form_r", "max_rotation"))
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Sums over tokens of each component; rotations and closed-form correlations of each prompt."""

@@ -38,7 +38,7 @@ from repo_interp.measures.kernels.segmentation import (
     variance_between,
 )
 from repo_interp.measures.labels import described, of_layer
-from repo_interp.measures.statistics import SegmentMeasure, Statistics
+from repo_interp.measures.statistics import Needs, SegmentMeasure, Statistics
 from repo_interp.positions.rotary import expand_heads
 from repo_interp.values import Seed, TokensOrNone
 
@@ -70,9 +70,9 @@ class Segments(SegmentMeasure):
     name: str = "segments"
 
     @property
-    def may_be_nan(self) -> tuple[str, ...]:
-        """What some prompts, layers or heads lack, and ratios and correlations that are undefined."""
-        return (*_SCORES, "variance_between_index", "boundary_f1_index")
+    def needs(self) -> Needs:
+        """What some prompts, layers or heads lack, and ratios and correlations that are undefined, are NaN."""
+        return Needs(segments=self.kinds, nan=(*_SCORES, "variance_between_index", "boundary_f1_index"))
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Scores [prompt, layer, head, kind], those of the index [prompt, layer, kind], and the segments themselves."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -67,12 +67,43 @@ class Statistics:
         return sum(values.nbytes for part in self.arrays.values() for _, values in part.values.values())
 
 
+@dataclass(frozen=True)
+class Needs:
+    """What a measure needs beside the attention inputs, and where its statistics may be undefined."""
+
+    spans: tuple[str, ...] = ()
+    """Spans without which a prompt cannot be measured; checked before the first forward pass."""
+    segments: tuple[str, ...] = ()
+    """Kinds of segments ("lines", "sentences", ...) that `observe` finds among its spans, from the prompt's spans or its text.
+
+    For every kind K there are `segments.K` (tokens inside) and `segments.K.starts` (first tokens), and `separator` besides.
+    """
+    tokens: int = 1
+    """Tokens that a prompt needs; checked before the first forward pass."""
+    schemes: tuple[str, ...] = ()
+    """Schemes of layers that the measure is about; empty: any."""
+    heads: Mapping[int, Sequence[int]] | None = None
+    """Heads that it measures, by layer, whatever heads the others measure; None: those of the analysis."""
+    tensors: tuple[str, ...] = TENSORS
+    """Which tensors of the attention inputs it reads: where one of them is not finite, the measure stops."""
+    predictions: bool = False
+    """Whether `observe_predictions` is to be called; the forward pass then goes through all layers."""
+    nan: tuple[str, ...] = ()
+    """Statistics per prompt in which NaN stands for what is absent or undefined.
+
+    Others may be NaN at padding, and in layers without positions or rotation; where they are elsewhere, the measure stops.
+    """
+    infinite: tuple[str, ...] = ()
+    """Statistics in which infinity is a value like any other, such as a bound that a scheme does not set."""
+
+
 class Measure(ABC):
     """One way of reducing attention inputs to small labelled arrays: a frozen dataclass whose fields are its parameters.
 
     A field states its type and range (`Annotated[float, Interval(gt=0)]`, see `values`); an object with another value is refused.
-    What a measure needs beside the attention inputs it declares: spans, kinds of segments, the training length. An object of another
-    package need not inherit from this class: `as_measure` takes `name`, `required_spans`, `parameters`, `observe` and `conclude`.
+    A field `training_length` that is None gets the length that the model was trained on (`of_training_length`). Subclasses may
+    override `needs`, `reductions` and `observe_predictions`. An object of another package need not inherit from this class:
+    `as_measure` takes `name`, `required_spans`, `parameters`, `observe` and `conclude`.
     """
 
     name: str
@@ -83,70 +114,15 @@ class Measure(ABC):
         check_fields(self, self.name)  # pyright: ignore[reportArgumentType]
 
     @property
-    def required_spans(self) -> tuple[str, ...]:
-        """Spans without which a prompt cannot be measured; asked for before the first forward pass."""
-        return ()
-
-    @property
-    def segment_kinds(self) -> tuple[str, ...]:
-        """Kinds of segments ("lines", "sentences", ...) that `observe` finds among its spans, from the prompt's spans or its text.
-
-        For every kind K there are `segments.K` (tokens inside) and `segments.K.starts` (first tokens), and `separator` besides.
-        """
-        return ()
-
-    @property
     def parameters(self) -> Mapping[str, Any]:
         """Values of the fields by name, as the group's attributes record them."""
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "name"}  # pyright: ignore[reportArgumentType]
         return {name: "not given" if value is None else value for name, value in values.items()}
 
     @property
-    def fewest_tokens(self) -> int:
-        """Tokens that a prompt needs; asked for before the first forward pass."""
-        return 1
-
-    @property
-    def schemes(self) -> tuple[str, ...]:
-        """Schemes of layers that it says something about; empty: any."""
-        return ()
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """Which tensors of the attention inputs are measured: where one of them is not finite, this measure stops."""
-        return TENSORS
-
-    @property
-    def may_be_nan(self) -> tuple[str, ...]:
-        """Statistics per prompt in which NaN stands for what is not there, or not defined.
-
-        Others may be NaN at padding, and in layers without positions or rotation; where they are elsewhere, the measure stops.
-        """
-        return ()
-
-    @property
-    def may_be_infinite(self) -> tuple[str, ...]:
-        """Statistics in which infinity is a value like any other, such as a bound that a scheme does not set."""
-        return ()
-
-    def for_training_length(self, tokens: int) -> Measure:
-        """The measure for a checkpoint that was trained on prompts of `tokens` tokens; itself where that changes nothing."""
-        return self
-
-    @property
-    def chosen_heads(self) -> Mapping[int, Sequence[int]] | None:
-        """Heads that it measures, by layer, whatever heads the others measure; None: those of the analysis."""
-        return None
-
-    @property
-    def reads_predictions(self) -> bool:
-        """Whether `observe_predictions` is to be called; the forward pass then goes through all layers."""
-        return False
-
-    @property
-    def growth(self) -> float:
-        """The power of a prompt's tokens that its time grows by at most, once a prompt is long; for the estimate of costs."""
-        return 2.0
+    def needs(self) -> Needs:
+        """What it needs beside the attention inputs; nothing unless a subclass declares it."""
+        return Needs()
 
     def reductions(self, inputs: AttentionInputs, spans: Spans) -> Sequence[Reduction]:
         """What `observe` will ask of the heads of a layer (`heads.reduced`): made for all measures in one pass over the heads."""
@@ -171,14 +147,15 @@ class SegmentMeasure(Measure):
     kinds: Kinds
 
     @property
-    def segment_kinds(self) -> tuple[str, ...]:
-        """The kinds that are measured."""
-        return self.kinds
-
-    @property
     def parameters(self) -> Mapping[str, Any]:
         """The fields, with the kinds as one text."""
         return {**super().parameters, "kinds": ",".join(self.kinds)}
+
+
+def of_training_length(measure: Measure, tokens: int) -> Measure:
+    """`measure` for a model that was trained on prompts of `tokens` tokens: a field `training_length` that is None is filled in."""
+    unknown = is_dataclass(measure) and getattr(measure, "training_length", tokens) is None
+    return replace(measure, training_length=tokens) if unknown else measure  # pyright: ignore[reportCallIssue, reportArgumentType]
 
 
 def share(measures: Iterable[Measure], inputs: AttentionInputs, spans: Spans) -> None:
@@ -201,8 +178,8 @@ class _MeasureOfParts(Measure):
         self.name = parts.name
 
     @property
-    def required_spans(self) -> tuple[str, ...]:
-        return tuple(self._parts.required_spans)
+    def needs(self) -> Needs:
+        return Needs(spans=tuple(self._parts.required_spans))
 
     @property
     def parameters(self) -> Mapping[str, Any]:

@@ -55,7 +55,7 @@ from repo_interp.measures.kernels.logit_sums import LogitSums, MapSums, attentio
 from repo_interp.measures.kernels.position_cells import position_correlation
 from repo_interp.measures.kernels.solvers import Axes
 from repo_interp.measures.labels import Arrays, arrays, described
-from repo_interp.measures.statistics import Measure, Statistics
+from repo_interp.measures.statistics import Measure, Needs, Statistics
 from repo_interp.positions.layouts import LEARNED
 from repo_interp.values import Count, Positive, Seed
 
@@ -98,9 +98,9 @@ class ThreeAxis(Measure):
         return {**super().parameters, "extras": ", ".join(self.extras)}
 
     @property
-    def may_be_nan(self) -> tuple[str, ...]:
-        """What some prompts, layers or heads lack, and ratios and correlations that are undefined."""
-        return tuple(_PER_PROMPT)
+    def needs(self) -> Needs:
+        """What some prompts, layers or heads lack, and ratios and correlations that are undefined, are NaN."""
+        return Needs(nan=tuple(_PER_PROMPT))
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Correlations [prompt, layer, head]; on request the axes of the first prompt."""

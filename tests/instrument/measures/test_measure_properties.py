@@ -10,9 +10,9 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
+import places
 import pytest
 import torch
 import xarray as xr
@@ -23,11 +23,11 @@ from repo_interp import entry_points
 from repo_interp.entry_points import OWN
 from repo_interp.inputs import AttentionInputs, select_heads, select_prompts
 from repo_interp.measures.catalogue import measure_named, measure_names
-from repo_interp.measures.statistics import as_measure, merge
+from repo_interp.measures.statistics import as_measure, merge, of_training_length
 
-MEASURES = tuple(name for name in measure_names() if not as_measure(measure_named(name)).reads_predictions)
+MEASURES = tuple(name for name in measure_names() if not as_measure(measure_named(name)).needs.predictions)
 """Of what layers compute; what reads the outputs of the pass alone has no positions and no heads."""
-DOCS = Path(__file__).parents[1] / "docs" / "measures.md"
+DOCS = places.DOCS / "measures.md"
 TOKENS, LENGTHS, TRAINED_ON = 36, (36, 29, 33), 24
 """Three prompts, two of them padded on the right, of a model that was trained on shorter ones."""
 SHIFT, SCALE = 17.0, 4.0
@@ -143,12 +143,12 @@ def spans_of(kinds: Sequence[str]) -> dict[str, torch.Tensor]:
 
 
 def made(name: str, **options):
-    measure = as_measure(measure_named(name)).for_training_length(TRAINED_ON)
+    measure = of_training_length(as_measure(measure_named(name)), TRAINED_ON)
     return replace(measure, **(OPTIONS.get(name, {}) | options)) if OPTIONS.get(name) or options else measure
 
 
 def concluded(measure, given: Sequence[AttentionInputs], spans=None) -> xr.Dataset:
-    spans = spans_of(measure.segment_kinds) if spans is None else spans
+    spans = spans_of(measure.needs.segments) if spans is None else spans
     return measure.conclude(merge([measure.observe(inputs, spans) for inputs in given]))
 
 
@@ -231,7 +231,7 @@ def prompts_of(inputs: AttentionInputs, rows: Sequence[int], numbers: Sequence[i
 
 
 def with_spans(measure, rows: Sequence[int]):
-    return {name: mask[list(rows)] for name, mask in spans_of(measure.segment_kinds).items()}
+    return {name: mask[list(rows)] for name, mask in spans_of(measure.needs.segments).items()}
 
 
 def test_order_of_prompts_within_a_batch(name, whole):
@@ -324,7 +324,7 @@ OF_LENGTHS = ("distance", "chunk", "distance_block", "rank")
 def test_padding(name, whole, left, right):
     """Padding is as if it were not there: axes of tokens begin `left` later, axes of distances stay where they are."""
     measure = made(name)
-    spans = {key: torch.nn.functional.pad(mask, (left, right)) for key, mask in spans_of(measure.segment_kinds).items()}
+    spans = {key: torch.nn.functional.pad(mask, (left, right)) for key, mask in spans_of(measure.needs.segments).items()}
     wide = concluded(measure, [padded(inputs, left, right) for inputs in layers()], spans)
     narrow = {}
     for key, values in wide.data_vars.items():

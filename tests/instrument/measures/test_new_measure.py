@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from repo_interp.cli import main
 from repo_interp.errors import InputError
 from repo_interp.measures.catalogue import measure_named, measure_names
 from repo_interp.measures.labels import described, of_layer
-from repo_interp.measures.statistics import Measure, Statistics, as_measure, merge
+from repo_interp.measures.statistics import Measure, Needs, Statistics, as_measure, merge, of_training_length
 
 
 @dataclass(frozen=True)
@@ -27,15 +27,8 @@ class Walk(Measure):
     name: str = "walk"
 
     @property
-    def required_spans(self):
-        return ("generated",)
-
-    @property
-    def segment_kinds(self):
-        return self.kinds
-
-    def for_training_length(self, tokens):
-        return replace(self, training_length=tokens) if self.training_length is None else self
+    def needs(self):
+        return Needs(spans=("generated",), segments=self.kinds)
 
     def observe(self, inputs, spans):
         assert inputs.head_positions is not None and self.training_length
@@ -68,7 +61,7 @@ def test_it_is_known_by_name_and_its_fields_are_its_parameters(walk):
     assert "walk" in measure_names()
     measure = measure_named("walk")
     assert measure.parameters == {"training_length": "not given", "kinds": ("lines",)}
-    assert measure.for_training_length(64).parameters["training_length"] == 64
+    assert of_training_length(measure, 64).parameters["training_length"] == 64
 
 
 def test_the_command_measures_it_like_any_other(walk, tmp_path):
@@ -106,6 +99,6 @@ def test_an_object_with_the_parts_alone_needs_nothing_more():
             return statistics.sums
 
     measure = as_measure(Parts())
-    assert (measure.name, measure.required_spans, measure.parameters) == ("parts", ("needle",), {"width": 2})
-    assert measure.segment_kinds == () and measure.for_training_length(8) is measure and as_measure(measure) is measure
+    assert (measure.name, measure.needs, measure.parameters) == ("parts", Needs(spans=("needle",)), {"width": 2})
+    assert of_training_length(measure, 8) is measure and as_measure(measure) is measure
     assert measure.conclude(measure.observe(None, {}))["s"].values.tolist() == [1.0]  # pyright: ignore[reportArgumentType]

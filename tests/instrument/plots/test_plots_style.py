@@ -4,7 +4,6 @@ import itertools
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -133,7 +132,7 @@ def test_two_processes_write_the_same_bytes(tmp_path):
         subprocess.run(
             [sys.executable, "-c", SCRIPT, str(directory)],
             check=True,
-            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parent)},
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(SUPPORT)},
         )
         written.append({path.name: path.read_bytes() for path in sorted(directory.iterdir())})
     assert len(written[0]) == 7
