@@ -148,7 +148,7 @@ def _write(case: Case, directory: Path) -> None:
         elif "hex" in content:
             path.write_bytes(bytes.fromhex(content["hex"]))
         elif "copy" in content:
-            shutil.copy(HERE / content["copy"], path)
+            shutil.copy(SUPPORT.parent / content["copy"], path)
         else:
             path.write_text(_expanded(content))
 

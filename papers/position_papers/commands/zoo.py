@@ -82,7 +82,7 @@ def _plan(console: Console, names: list[str]) -> None:
 def _list(console: Console, names: list[str]) -> None:
     from rich.table import Table
 
-    from position_papers.training.zoo import zoo_entry
+    from position_papers.zoo import zoo_entry
     from repo_interp.errors import InputError
     from repo_interp.shipped import shipped_names
 
