@@ -4,8 +4,9 @@
     phi                           what the position schemes learn (f_phi), in full
 
 A directory of peft's format - adapter_config.json, adapter_model.safetensors in float16 - beside our config.json, which says the layout,
-and the base by name and by the SHA-256 of its weights. B starts at zero, so a fresh adapter changes nothing but positions. Loading merges:
-the sums are made in float64, the model that results is a whole one, and peft is needed for training alone. Knows nothing about training.
+the configuration, and the base by name and by the SHA-256 of its weights: a base of other weights, or of a configuration that computes
+otherwise, is refused. B starts at zero, so a fresh adapter changes nothing but positions. Loading merges: the sums are made in float64,
+the model that results is a whole one, and peft is needed for training alone. Knows nothing about training.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import Interval
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -28,32 +29,60 @@ from transformers import PreTrainedModel
 from repo_interp.errors import InputError
 from repo_interp.files import replaced, write_text
 from repo_interp.models.configuration import Checkpoint, identify_base, written_configuration
-from repo_interp.models.fields import Base
+from repo_interp.models.fields import Base, Fields, SpecialTokens
 from repo_interp.models.provenance import stored_digest
 from repo_interp.models.reposition import TABLE, assigner_parameters, scheme_modules, with_layout
 from repo_interp.models.weights import ADAPTER, StoredWeight, read_weights, stored_weights
-from repo_interp.records import modelled, read_json
+from repo_interp.records import modelled, read_json, shown
+from repo_interp.values import shortened
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 STORED = torch.float16
 """What an adapter is stored in: with as many bytes as bfloat16 it has eight times finer steps, and its weights are small."""
 _CONFIGURATION = "adapter_config.json"
 _PREFIX = "base_model.model."
+_NOT_THE_BASE = {
+    "max_position_embeddings",
+    "tie_word_embeddings",
+    "initializer_range",
+    "dtype",
+    "torch_dtype",
+    "attn_implementation",
+}
+_NOT_THE_BASE |= {*SpecialTokens.model_fields, "pe_config", "adapter"}
+"""What an adapter's config.json says otherwise than its base's, or what changes no number that its weights do not say."""
 _LEARNED = ("assigner", "position_logits", TABLE)
 """Names of the modules that position schemes learn."""
 
 
 class _LoRA(BaseModel):
-    """adapter_config.json of peft, as far as it changes numbers."""
+    """adapter_config.json of peft. Every option but those named here may change numbers, so it must be off: false, null or empty."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
     peft_type: Literal["LORA"]
     r: Annotated[int, Interval(ge=1, le=65_536)]
     lora_alpha: Annotated[float, Interval(gt=0, le=1e6)]
+    target_modules: list[str]
+    layers_to_transform: list[int] | None = None
     bias: Literal["none"] = "none"
-    use_dora: Literal[False] = False
-    use_rslora: Literal[False] = False
-    fan_in_fan_out: Literal[False] = False
+    init_lora_weights: Literal[True, "gaussian"] = True
+    """Other ways to begin change the base's weights too."""
+    task_type: Any = None
+    base_model_name_or_path: Any = None
+    revision: Any = None
+    peft_version: Any = None
+    inference_mode: Any = None
+    lora_dropout: Any = None
+    modules_to_save: Any = None
+    megatron_core: Any = None
+    qalora_group_size: Any = None
+
+    @model_validator(mode="after")
+    def _off(self) -> _LoRA:
+        on = [name for name, value in (self.model_extra or {}).items() if value]
+        if on:
+            raise ValueError(f"{shortened(on[0])} is on, an option of LoRA that is not supported here; wanted it off")
+        return self
 
 
 @dataclass(frozen=True)
@@ -72,11 +101,18 @@ class Changes:
 def attach(model: PreTrainedModel, rank: int, first_layer: int = 0) -> None:
     """Freeze a repositioned `model`, in place, but for its schemes, and for matrices of `rank` dimensions added to those of attention.
 
-    `first_layer`: attention below it stays as it is. Raises InputError where peft is not installed, and for a layer that the model lacks.
+    `first_layer`: attention below it stays as it is. Raises InputError where peft is not installed, for a layer that the model lacks, and
+    for more dimensions than its matrices have.
     """
     layers = model.config.num_hidden_layers
     if first_layer >= layers:
         raise InputError(f"the adapter is to begin at layer {first_layer}; the model's are 0 to {layers - 1}")
+    names = [f"model.layers.{layer}.self_attn.{name}" for layer in range(first_layer, layers) for name in PROJECTIONS]
+    most = min(min(model.get_submodule(name).weight.shape) for name in names)  # type: ignore[union-attr]
+    if rank > most:
+        raise InputError(
+            f"the adapter is to have rank {rank:,}; the smallest matrix that it changes has {most:,}, so wanted at most that"
+        )
     if find_spec("peft") is None:
         raise InputError("an adapter is trained with the package peft; install it: pip install 'repo-interp[adapter]'")
     from peft import LoraConfig, inject_adapter_in_model
@@ -98,6 +134,13 @@ def base_of(checkpoint: Checkpoint) -> Checkpoint:
             f"{checkpoint.directory} is an adapter on top of weights with the sha256 {base.weights_digest[:16]}...; those of {base.name} "
             f"have {digest[:16]}...; wanted the checkpoint that it was trained on"
         )
+    for name in sorted(Fields.model_fields.keys() - _NOT_THE_BASE):
+        trained_on, found = (getattr(each.config, name, None) for each in (checkpoint, known))
+        if trained_on != found:
+            raise InputError(
+                f"{checkpoint.directory} is an adapter on top of a model whose {name} is {shown(trained_on)}; that of {base.name} is "
+                f"{shown(found)}; wanted the checkpoint that it was trained on, as it was"
+            )
     return known
 
 
@@ -171,12 +214,13 @@ def fitting_changes(model: nn.Module, directory: Path) -> Changes:
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     learned = {id(parameter) for module in scheme_modules(model) for parameter in module.parameters()}
     missing = {name for name, parameter in model.named_parameters() if id(parameter) in learned}
+    changed = {name for name in shapes if _is_changed(name, lora)}
     full, down, up = {}, {}, {}
     for weight in stored_weights(directory):
         key = weight.key.removeprefix(_PREFIX)
         name = key.replace(".lora_A.", ".").replace(".lora_B.", ".")
         place, wanted = full, shapes.get(name, ())
-        if key != name and len(wanted) == 2:
+        if key != name and name in changed and len(wanted) == 2:
             place, wanted = (down, (lora.r, wanted[1])) if ".lora_A." in key else (up, (wanted[0], lora.r))
         elif name not in missing:
             raise InputError(f"{directory}: the adapter holds {weight.key}, which changes nothing that such a model has")
@@ -185,7 +229,15 @@ def fitting_changes(model: nn.Module, directory: Path) -> Changes:
         if weight.shape != wanted:
             raise InputError(f"{directory}: {weight.key} has shape {list(weight.shape)}; wanted {list(wanted)}")
         place[name] = weight
-    absent = sorted((missing - full.keys()) | (down.keys() ^ up.keys()))
+    absent = sorted((missing - full.keys()) | (changed - down.keys()) | (changed - up.keys()))
     if absent:
         raise InputError(f"{directory}: the adapter lacks {len(absent)} of its weights (first: {absent[0]}); nothing was loaded")
     return Changes(full, down, up, lora.lora_alpha / lora.r)
+
+
+def _is_changed(name: str, lora: _LoRA) -> bool:
+    """Whether the weight `name` is one of the matrices that LoRA is to change."""
+    path = name.split(".")
+    if path[-1] != "weight" or path[:2] != ["model", "layers"] or path[-2] not in lora.target_modules:
+        return False
+    return lora.layers_to_transform is None or int(path[2]) in lora.layers_to_transform

@@ -29,6 +29,7 @@ Activation = Annotated[str, AfterValidator(_activation)]
 Size = Annotated[int, Interval(ge=1, le=1 << 24)]
 Length = Annotated[int, Interval(ge=1, le=1 << 31)]
 Factor = Annotated[float, Interval(gt=0, le=1e9)]
+Theta = Annotated[float, Interval(gt=0, le=1e15)]
 OneToken = Annotated[int, Interval(ge=-1, le=1 << 24)]
 
 
@@ -54,7 +55,7 @@ class Rope(_Stated):
 
     rope_type: str | None = None
     type: str | None = None
-    rope_theta: Annotated[float, Interval(gt=0, le=1e15)] | None = None
+    rope_theta: Theta | None = None
     factor: Factor | None = None
     original_max_position_embeddings: Length | None = None
     attention_factor: Factor | None = None
@@ -144,8 +145,8 @@ class Fields(SpecialTokens):
     query_pre_attn_scalar: Factor | None = None
     attn_logit_softcapping: Factor | None = None
     final_logit_softcapping: Factor | None = None
-    rope_theta: Annotated[float, Interval(gt=0, le=1e15)] | None = None
-    rope_local_base_freq: Annotated[float, Interval(gt=0, le=1e15)] | None = None
+    rope_theta: Theta | None = None
+    rope_local_base_freq: Theta | None = None
     rope_scaling: Rope | None = None
     rope_parameters: Annotated[dict[str, Rope | None] | None, BeforeValidator(_by_layer_type)] = None
     layer_types: list[Literal[LAYER_TYPES]] | None = None  # pyright: ignore[reportInvalidTypeForm]

