@@ -24,6 +24,7 @@ from repo_interp.processes import launched, machine
 def replaced(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A path beside `path` to write a file or a directory to; it is flushed to the disk and moved to `path` at the end.
 
+    What is written may be read and written by whom the process's umask lets, whatever library wrote it (safetensors: by its owner alone).
     A directory at `path` is replaced as a whole, and by a directory alone. Where nothing was written, or the block raises, `path` stays as
     it was and nothing else is left. Raises OSError where the disk refuses, and where a file would replace a directory.
     """
@@ -35,7 +36,9 @@ def replaced(path: str | os.PathLike[str]) -> Iterator[Path]:
         yield unfinished
         if not unfinished.exists():
             return
+        mask = _umask()
         for written in (unfinished, *(unfinished.rglob("*") if unfinished.is_dir() else ())):
+            written.chmod((0o777 if written.is_dir() else 0o666) & ~mask)
             if written.is_file():
                 _flush(written)
         if path.is_dir() and not unfinished.is_dir():
@@ -105,6 +108,13 @@ def _is_running(process: int) -> bool:
     except (OSError, OverflowError):
         return True
     return True
+
+
+def _umask() -> int:
+    """The permissions that this process withholds from its files. Asking means setting: in between, those of others are withheld."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def _flush(file: Path) -> None:

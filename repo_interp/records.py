@@ -85,6 +85,23 @@ def read_text(file: Path, wanted: str) -> str:
         raise InputError(f"{file} is no text: {reason}; wanted {wanted}") from None
 
 
+def require_no_code(directory: Path) -> None:
+    """Raise InputError where a configuration in `directory` - of a model, its tokenizer or a processor - names classes of its own.
+
+    transformers would ask whether to run them, or run a stock class in their place.
+    """
+    for file in sorted(file for file in directory.glob("*config*.json") if file.is_file()):
+        try:
+            stated = json.loads(file.read_bytes())
+        except (OSError, ValueError, RecursionError):
+            continue  # whoever needs the file refuses it
+        if isinstance(stated, dict) and "auto_map" in stated:
+            raise InputError(
+                f"{file} names code of its own (auto_map), and no code of a checkpoint is ever run; "
+                "wanted a model and a tokenizer that transformers has itself"
+            )
+
+
 def modelled(value: Any, model: type[Model], source: str = "") -> Model:
     """`value`, as JSON gives it, as the pydantic `model`. Raises InputError that begins with `source` and names the first wrong place."""
     from pydantic import ValidationError

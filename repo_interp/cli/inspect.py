@@ -18,7 +18,7 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.table import Table
 
     from repo_interp.cli.checkpoint import find
-    from repo_interp.cli.console import Console, plain
+    from repo_interp.cli.console import Console, bold, plain
     from repo_interp.cli.tables import span_of
     from repo_interp.models.checkpoints import skeleton
     from repo_interp.models.configuration import identify
@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     config, console = checkpoint.config, Console()
     total, added = sum(parameter.numel() for parameter in model.parameters()), added_parameters(model)
     console.print(
-        f"[bold]{plain(arguments.checkpoint)}[/bold]  {checkpoint.format} format, {config.model_type}",
+        bold(arguments.checkpoint, f"  {checkpoint.format} format, {config.model_type}"),
         highlight=False,
     )
     console.print(

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Event, Lock, Thread
 
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from repo_interp.cli.console import Console
@@ -38,7 +37,7 @@ def steps(console: Console, every: float = EVERY) -> Iterator[Step]:
 
 @contextmanager
 def _bar(console: Console) -> Iterator[Step]:
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[count]}"))
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[count]}"))
     with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True) as progress:
         bar = progress.add_task("", total=None, count="")
         current = ""
@@ -46,7 +45,7 @@ def _bar(console: Console) -> Iterator[Step]:
         def step(name: str, done: int | None = None, total: int | None = None) -> None:
             nonlocal current
             if name != current:  # the time that remains is that of this step
-                progress.reset(bar, description=escape(name), total=total, completed=0, count="")
+                progress.reset(bar, description=name, total=total, completed=0, count="")
                 current = name
             progress.update(bar, completed=done, total=total, count=_count(done, total))
 

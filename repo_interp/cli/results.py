@@ -149,7 +149,7 @@ def asked_as_before(console: Console, resume: bool) -> Iterator[None]:
     def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
         if issubclass(category, OtherQuestion):
             said = f"{message}: thrown away, all is measured from the beginning"
-            console.print(said, style="yellow", highlight=False, markup=False)
+            console.print(said, style="yellow", highlight=False)
         else:
             others(message, category, *place, **more)
 
@@ -164,10 +164,10 @@ def asked_as_before(console: Console, resume: bool) -> Iterator[None]:
 
 def print_results(console: Console, results: Results, published: Published) -> int:
     """Print the paths of the page, the numbers and the figures, and one line per failure; return the exit code, 1 after a failure."""
-    from repo_interp.cli.console import plain
+    from repo_interp.cli.console import bold, plain
 
     if results.page in published.files:
-        console.print(f"[bold]{plain(results.page)}[/bold]  the page to look at", highlight=False)
+        console.print(bold(results.page, "  the page to look at"), highlight=False)
     drawn = f"{published.figures} figure{'' if published.figures == 1 else 's'} in {published.formats} formats"
     console.print(
         f"{plain(results.data_file)}  the numbers; {plain(results.figures)}  {drawn}",
@@ -176,7 +176,7 @@ def print_results(console: Console, results: Results, published: Published) -> i
     if published.tables:
         console.print(f"{', '.join(plain(file) for file in published.tables)}  the atlas of heads as a table", highlight=False)
     for note in published.notes:
-        console.print(note, style="yellow", highlight=False, markup=False)
+        console.print(note, style="yellow", highlight=False)
     for failure in published.failures:
-        console.print(f"not drawn: {failure}", style="yellow", highlight=False, markup=False)
+        console.print(f"not drawn: {failure}", style="yellow", highlight=False)
     return 1 if published.failures else 0

@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
     scaling = _scaling(arguments.scaling, training_length(identify(path).config))
     bridge = load(path, rope_scaling=scaling, **placed(arguments))
     for note in notes_on(bridge):
-        console.print(note, style="yellow", highlight=False, markup=False)
+        console.print(note, style="yellow", highlight=False)
     scored = _asked(arguments, bridge)
     replacing = arguments.overwrite or arguments.resume
     with (

@@ -54,14 +54,14 @@ def print_tables(console: Console, run: xr.DataTree) -> None:
     for table in tables:
         said = _without_dashes(table)
         if len(said.columns) < len(table.columns) and not any(isinstance(cell, float) for row in said.rows for cell in row):
-            console.print(f"{table.title}: no number could be measured. {table.note}", highlight=False, markup=False)
+            console.print(f"{table.title}: no number could be measured. {table.note}", highlight=False)
             continue
         grouped = _grouped(said)
         shown = _shortened(grouped, rows)
         left_out += len(grouped.rows) - len(shown.rows)
         print_table(console, shown)
     for view in silent:
-        console.print(f"{view.title}: {_nothing_to_say(run)}; folded away in report.html", highlight=False, markup=False)
+        console.print(f"{view.title}: {_nothing_to_say(run)}; folded away in report.html", highlight=False)
     _print_summary(console, run, telling)
     if left_out:
         console.print(f"{left_out:,} more rows of these tables are in report.html.", highlight=False)

@@ -28,7 +28,7 @@ from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
 from repo_interp.files import replaced, write_text
-from repo_interp.models.configuration import Checkpoint, identify_base, written_configuration
+from repo_interp.models.configuration import OURS, Checkpoint, identify_base, written_configuration
 from repo_interp.models.fields import Base, Fields, SpecialTokens
 from repo_interp.models.provenance import stored_digest
 from repo_interp.models.reposition import TABLE, assigner_parameters, scheme_modules, with_layout
@@ -40,6 +40,8 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 STORED = torch.float16
 """What an adapter is stored in: with as many bytes as bfloat16 it has eight times finer steps, and its weights are small."""
 _CONFIGURATION = "adapter_config.json"
+_POSITIONED = "LORA of repo_interp; load it with repo_interp, since peft has none of its positions"
+"""The peft_type of an adapter that changes positions: peft knows none of that name, and would run plain RoPE of what is called LORA."""
 _PREFIX = "base_model.model."
 _NOT_THE_BASE = {
     "max_position_embeddings",
@@ -59,7 +61,7 @@ class _LoRA(BaseModel):
     """adapter_config.json of peft. Every option but those named here may change numbers, so it must be off: false, null or empty."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
-    peft_type: Literal["LORA"]
+    peft_type: Literal["LORA", _POSITIONED]  # pyright: ignore[reportInvalidTypeForm]
     r: Annotated[int, Interval(ge=1, le=65_536)]
     lora_alpha: Annotated[float, Interval(gt=0, le=1e6)]
     target_modules: list[str]
@@ -168,7 +170,9 @@ def save_adapter(model: PreTrainedModel, directory: Path, base: Base) -> None:
     trained = {name.replace(".default.", "."): value for name, value in model.named_parameters() if value.requires_grad}
     rank = next(value.shape[0] for name, value in trained.items() if ".lora_A." in name)
     learned = [name for name in _LEARNED if any(f".{name}." in key for key in trained)]
-    lora = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": 2 * rank, "lora_dropout": 0.0, "bias": "none"}
+    configuration = written_configuration(model)
+    kind = _POSITIONED if configuration["model_type"] == OURS else "LORA"
+    lora = {"peft_type": kind, "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": 2 * rank, "lora_dropout": 0.0, "bias": "none"}
     layers = sorted({int(name.split(".")[2]) for name in trained if ".lora_A." in name})
     lora |= {"target_modules": list(PROJECTIONS), "layers_to_transform": layers, "modules_to_save": learned or None}
     lora |= {"base_model_name_or_path": base.name}
@@ -179,7 +183,7 @@ def save_adapter(model: PreTrainedModel, directory: Path, base: Base) -> None:
     write_text(directory / _CONFIGURATION, json.dumps(lora | {"inference_mode": True}, indent=1, sort_keys=True) + "\n")
     write_text(
         directory / "config.json",
-        json.dumps(written_configuration(model) | {"adapter": base.model_dump()}, indent=1, sort_keys=True) + "\n",
+        json.dumps(configuration | {"adapter": base.model_dump()}, indent=1, sort_keys=True) + "\n",
     )
 
 

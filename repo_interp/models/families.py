@@ -6,12 +6,15 @@ softmax: then `RepositionedAttention` computes the same numbers. Others are refu
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
+from accelerate import init_empty_weights
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -97,6 +100,23 @@ def kernel(stock: Any) -> Kernel:
 
     A configuration may name a window or a soft cap that its family ignores (Llama, Gemma 3), so it is not read here.
     """
+    arguments, _ = _passed(stock)
+    return Kernel(arguments["scaling"], arguments.get("sliding_window"), arguments.get("softcap"))
+
+
+class _Tables:
+    """The cosines and sines that a layer is given; `taken` once it reads them."""
+
+    def __init__(self, table: Tensor) -> None:
+        self.table, self.taken = table, False
+
+    def __iter__(self) -> Iterator[Tensor]:
+        self.taken = True
+        return iter((self.table, self.table))
+
+
+def _passed(stock: Any) -> tuple[dict[str, Any], bool]:
+    """What a stock attention module gives the function that attends, for one token, and whether it rotates queries and keys."""
     arguments: dict[str, Any] = {}
 
     def record(module: nn.Module, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, **keywords: Any) -> tuple:
@@ -105,23 +125,32 @@ def kernel(stock: Any) -> Kernel:
 
     config, weight = stock.config, stock.q_proj.weight
     token = weight.new_zeros(1, 1, config.hidden_size)
-    table = weight.new_zeros(1, 1, stock.head_dim)
+    tables = _Tables(weight.new_zeros(1, 1, stock.head_dim))
     implementation = config._attn_implementation
     ALL_ATTENTION_FUNCTIONS[_RECORD] = record
     config._attn_implementation = _RECORD
     try:
         with torch.no_grad():
-            stock(token, position_embeddings=(table, table), attention_mask=None)
+            stock(token, position_embeddings=tables, attention_mask=None)
     finally:
         config._attn_implementation = implementation
         del ALL_ATTENTION_FUNCTIONS[_RECORD]
-    return Kernel(arguments["scaling"], arguments.get("sliding_window"), arguments.get("softcap"))
+    return arguments, tables.taken
 
 
 def native_layout(config: PretrainedConfig) -> tuple[str, ...]:
-    """The schemes of the stock decoder: RoPE, but for layers that the configuration leaves without (SmolLM3)."""
-    with_rotation = getattr(config, "no_rope_layers", None) or [1] * config.num_hidden_layers
-    return tuple("rope" if rotated else "nope" for rotated in with_rotation)
+    """The schemes of the stock decoder: RoPE, but for layers whose modules do not rotate (SmolLM3's `no_rope_layers`)."""
+    named = getattr(config, "no_rope_layers", None)
+    return _native_layout(config.model_type, tuple(named)) if named else ("rope",) * config.num_hidden_layers
+
+
+@cache
+def _native_layout(family: str, no_rope_layers: tuple[int, ...]) -> tuple[str, ...]:
+    """Which layers of a `family` rotate where its configuration has these `no_rope_layers`, which most families ignore."""
+    config = AutoConfig.for_model(family, num_hidden_layers=len(no_rope_layers), no_rope_layers=list(no_rope_layers))
+    with init_empty_weights():
+        decoder = AutoModel.from_config(config)
+    return tuple("rope" if _passed(layer.self_attn)[1] else "nope" for layer in decoder.layers)
 
 
 def training_length(config: PretrainedConfig) -> int:

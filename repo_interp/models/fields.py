@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from annotated_types import Interval, MaxLen, MinLen, MultipleOf
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from transformers.activations import ACT2FN
 
 from repo_interp.values import shortened
@@ -138,6 +138,7 @@ class Fields(SpecialTokens):
     dtype: Literal[DTYPES] | None = None  # pyright: ignore[reportInvalidTypeForm]
     torch_dtype: Literal[DTYPES] | None = None  # pyright: ignore[reportInvalidTypeForm]
     attn_implementation: Literal["eager", "sdpa"] | None = None
+    private_attn_implementation: Literal["eager", "sdpa"] | None = Field(None, alias="_attn_implementation")
     tie_word_embeddings: bool | None = None
     attention_bias: bool | None = None
     rms_norm_eps: Annotated[float, Interval(ge=0, le=1)] | None = None

@@ -27,6 +27,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from repo_interp.errors import InputError, one_line
 from repo_interp.files import replaced
 from repo_interp.models.gguf_metadata import FACTORS, Architecture, architecture_of, configuration
+from repo_interp.models.weights import stored_weights
 
 SUFFIX = ".gguf"
 _MAGIC = b"GGUF"
@@ -48,9 +49,17 @@ def converted(file: str | os.PathLike[str]) -> Path:
     """
     file = Path(file)
     directory = cache_directory() / "gguf" / f"{_digest(file)}-{_VERSION}"
-    if not (directory / "config.json").is_file():
+    if not is_whole(directory):
         write_converted(file, directory)
     return directory
+
+
+def is_whole(directory: Path) -> bool:
+    """Whether a converted checkpoint in `directory` still has its configuration and all weights, as far as their headers say."""
+    try:
+        return (directory / "config.json").is_file() and sum(1 for _ in stored_weights(directory)) > 0
+    except InputError:
+        return False
 
 
 def write_converted(file: Path, directory: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from repo_interp.models.changes import changes, unchanged_weights
-from repo_interp.models.configuration import Checkpoint
+from repo_interp.models.configuration import Checkpoint, digested
 from repo_interp.models.families import training_length
 from repo_interp.models.reposition import assigner_parameters, attentions, layout
 from repo_interp.models.weights import weight_files
@@ -102,7 +102,7 @@ def identity(model: nn.Module) -> dict[str, str | int]:
 
 def checkpoint_digest(directory: Path) -> str:
     """SHA-256 over config.json and the weight files of a checkpoint, in hexadecimal."""
-    return _digest_of(directory / "config.json", *weight_files(directory))
+    return _digest_of(digested(directory), *weight_files(directory))
 
 
 def stored_digest(directory: Path) -> str:
@@ -110,9 +110,13 @@ def stored_digest(directory: Path) -> str:
     return _digest_of(*weight_files(directory))
 
 
-def _digest_of(*files: Path) -> str:
+def _digest_of(*contents: Path | bytes) -> str:
+    """SHA-256 over `contents`, bytes or files, one after another."""
     running = hashlib.sha256()
-    for file in files:
+    for file in contents:
+        if isinstance(file, bytes):
+            running.update(file)
+            continue
         with file.open("rb") as stream:
             while block := stream.read(1 << 22):
                 running.update(block)

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import xarray as xr
+from families import tiny
 
 import repo_interp as ri
 from repo_interp.errors import InputError
@@ -86,6 +88,26 @@ def test_what_a_killed_process_left_is_in_nobodys_way(tmp_path):
     (tmp_path / f".notes.txt.{os.getpid()}.unfinished").mkdir()
     write_text(tmp_path / "notes.txt", "new")
     assert os.listdir(tmp_path) == ["notes.txt"]
+
+
+@pytest.mark.parametrize(("mask", "file", "directory"), [(0o022, 0o644, 0o755), (0o027, 0o640, 0o750), (0o077, 0o600, 0o700)])
+def test_files_have_the_permissions_that_the_umask_gives(tmp_path, mask, file, directory):
+    from safetensors.torch import save_file
+
+    before = os.umask(mask)
+    try:
+        with replaced(tmp_path / "model.safetensors") as unfinished:
+            save_file({"weight": torch.zeros(2)}, unfinished)  # gives it to its owner alone
+        with replaced(tmp_path / "made") as unfinished:
+            (unfinished / "inner").mkdir(parents=True)
+            save_file({"weight": torch.zeros(2)}, unfinished / "inner" / "model.safetensors")
+        write_text(tmp_path / "notes.txt", "new")
+        ri.save(ri.reposition(tiny("llama"), "repo"), tmp_path / "saved")
+        assert os.umask(mask) == mask
+    finally:
+        os.umask(before)
+    for path in tmp_path.rglob("*"):
+        assert path.stat().st_mode & 0o777 == (directory if path.is_dir() else file), path
 
 
 def test_removing_follows_no_link(tmp_path):

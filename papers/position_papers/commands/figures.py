@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
     with steps(console) as step:
         announced = processes.from_first(lambda: _announced(builds, durations, step))
         for line in announced:
-            console.print(line, highlight=False, soft_wrap=True, markup=False)
+            console.print(line, highlight=False, soft_wrap=True)
         wanted = [build for build in builds if arguments.overwrite or not build.is_up_to_date]
         measure_together(wanted, cache, lambda done, total: step("measuring, experiments on checkpoints", done, total))
     if not processes.is_first():
@@ -101,16 +101,14 @@ def _made(console, builds, arguments: argparse.Namespace, cache: Path, durations
     """Measure what is not kept yet, draw and write; print the verdicts."""
     from position_papers.catalogue import named
     from position_papers.kit.gallery import page_above, write_gallery
-    from repo_interp.cli.console import plain
+    from repo_interp.cli.console import bold
     from repo_interp.cli.progress import steps
 
     out, papers = Path(arguments.out), list(named(()).values())
     over_all = page_above(out) or out
     for build in builds:
         if build.is_up_to_date and not arguments.overwrite:
-            console.print(
-                f"[bold]{plain(build.directory)}[/bold]  stands already, made from the same", highlight=False, soft_wrap=True
-            )
+            console.print(bold(build.directory, "  stands already, made from the same"), highlight=False, soft_wrap=True)
             continue
         try:
             with steps(console) as step:
@@ -120,14 +118,12 @@ def _made(console, builds, arguments: argparse.Namespace, cache: Path, durations
             raise KeyboardInterrupt(f"what was measured is kept in {cache}; the same command goes on") from None
         _print(console, build.paper.title, verdicts)
         console.print(
-            f"[bold]{plain(build.directory / 'README.md')}[/bold]  verdicts and figures; {len(files)} files",
+            bold(build.directory / "README.md", f"  verdicts and figures; {len(files)} files"),
             highlight=False,
             soft_wrap=True,
         )
         write_gallery(over_all, papers)
-    console.print(
-        f"[bold]{plain(write_gallery(over_all, papers))}[/bold]  every claim and every figure", highlight=False, soft_wrap=True
-    )
+    console.print(bold(write_gallery(over_all, papers), "  every claim and every figure"), highlight=False, soft_wrap=True)
     return 0
 
 

@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure and write."""
     from position_papers.hope.over_training import read_steps, write_steps
     from position_papers.hope.replicates import Sampling
-    from repo_interp.cli.console import Console, plain
+    from repo_interp.cli.console import Console, bold
     from repo_interp.cli.progress import steps
     from repo_interp.errors import InputError
 
@@ -51,5 +51,5 @@ def run(arguments: argparse.Namespace) -> int:
         file = write_steps(arguments.run, sampling)
     measured = read_steps(arguments.run)
     assert measured is not None
-    console.print(f"[bold]{plain(file)}[/bold]  variance by component at {measured.sizes['step']} steps", highlight=False)
+    console.print(bold(file, f"  variance by component at {measured.sizes['step']} steps"), highlight=False)
     return 0

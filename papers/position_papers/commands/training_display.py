@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from repo_interp.cli.console import Console, plain
+from repo_interp.cli.console import Console, bold
 from repo_interp.cli.progress import steps
 
 if TYPE_CHECKING:
@@ -33,9 +33,12 @@ def announce(console: Console, prepared: Prepared, seeds: Sequence[int], jobs: i
     configuration = prepared.configuration
     several = f"seeds {', '.join(map(str, seeds))}, {jobs} at a time" if len(seeds) > 1 else f"seed {configuration.seed}"
     console.print(
-        f"[bold]{configuration.task}[/bold], scheme {configuration.scheme}"
-        + (f", going on from {plain(configuration.continue_from)}" if configuration.continue_from else "")
-        + f": {configuration.steps} steps of {configuration.batch * configuration.accumulation} sequences, {several}",
+        bold(
+            configuration.task,
+            f", scheme {configuration.scheme}"
+            + (f", going on from {configuration.continue_from}" if configuration.continue_from else "")
+            + f": {configuration.steps} steps of {configuration.batch * configuration.accumulation} sequences, {several}",
+        ),
         highlight=False,
     )
     with console.status("rehearsing some steps"):
@@ -78,7 +81,8 @@ class TrainingDisplay:
 def training_bars(console: Console, runs: Sequence[str], steps_of_each: int, every: float = EVERY) -> Iterator[TrainingDisplay]:
     """A bar per run; where there is no terminal, a line about all runs on standard error now and then."""
     if console.is_terminal:
-        first = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[text]}"))
+        name, text = (TextColumn(shown, markup=False) for shown in ("{task.description}", "{task.fields[text]}"))
+        first = (name, BarColumn(), MofNCompleteColumn(), text)
         with Progress(*first, TimeElapsedColumn(), TimeRemainingColumn(), console=console) as progress:
             bars = {run: progress.add_task(run, total=steps_of_each, text="steps") for run in runs}
 
@@ -109,7 +113,7 @@ def print_scores(console: Console, folders: Sequence[TrainingFolder]) -> None:
     console.print(table)
     for folder in folders:
         console.print(
-            f"[bold]{plain(folder.directory)}[/bold]  the checkpoint, with training.toml, log.jsonl and scores.json",
+            bold(folder.directory, "  the checkpoint, with training.toml, log.jsonl and scores.json"),
             highlight=False,
         )
 

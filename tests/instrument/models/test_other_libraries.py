@@ -1,0 +1,137 @@
+"""No class of another library runs a checkpoint or adapter of ours with positions that are not its own: each of them raises.
+
+They are tried in one process that never imports repo_interp. What is written in its place as a stock checkpoint, they do load.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Olmo2Config, Olmo2ForCausalLM
+
+import repo_interp as ri
+from repo_interp.models.adapters import as_base, attach, save_adapter
+from repo_interp.models.checkpoints import load_model
+from repo_interp.models.configuration import COUNTED, identify
+from repo_interp.models.provenance import checkpoint_digest
+from repo_interp.shipped import ADAPTERS, DIRECTORY
+
+PROGRAM = """
+import json, sys, warnings
+from peft import AutoPeftModelForCausalLM, PeftModel
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, Olmo2ForCausalLM
+warnings.simplefilter("ignore")
+asked = json.load(sys.stdin)
+base = LlamaForCausalLM.from_pretrained(asked["base"])
+whole = {each.__name__: each.from_pretrained for each in (AutoModelForCausalLM, LlamaForCausalLM, Olmo2ForCausalLM)}
+adapters = whole | {
+    "AutoPeftModelForCausalLM": AutoPeftModelForCausalLM.from_pretrained,
+    "PeftModel": lambda path: PeftModel.from_pretrained(base, path),
+    "load_adapter": lambda path: LlamaForCausalLM.from_pretrained(asked["base"]).load_adapter(path),
+}
+loaded = []
+for loaders, paths in ((whole, asked["whole"]), (adapters, asked["adapters"])):
+    for path in paths:
+        for name, load in loaders.items():
+            try:
+                load(path)
+            except Exception:
+                continue
+            loaded.append([name, path])
+assert "repo_interp" not in sys.modules
+print(json.dumps(loaded))
+"""
+SIZES = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+
+
+def loaded_by_others(base: Path, whole: list[Path], adapters: list[Path]) -> list[list[str]]:
+    """Which loader, of which path, gives a model."""
+    asked = json.dumps({"base": str(base), "whole": [*map(str, whole)], "adapters": [*map(str, adapters)]})
+    here = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"TRANSFORMERS_VERBOSITY": "error"}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", PROGRAM], input=asked, env=here, cwd=base, capture_output=True, text=True, check=True
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> dict[str, Path]:
+    """Checkpoints by their family and layout, written by `ri.save` or ("theirs") by Hugging Face; adapters on llama/rope."""
+    directory, paths = tmp_path_factory.mktemp("made"), {}
+    for family, build, configuration in (("llama", LlamaForCausalLM, LlamaConfig), ("olmo2", Olmo2ForCausalLM, Olmo2Config)):
+        for layout in ("rope", "repo", "nope", "hope"):
+            model = ri.reposition(build(configuration(**SIZES, eos_token_id=None, bos_token_id=None, pad_token_id=0)), layout)
+            ri.save(model, paths.setdefault(f"{family}/{layout}", directory / family / layout))
+            model.save_pretrained(paths.setdefault(f"{family}/{layout}/theirs", directory / family / f"{layout}-theirs"))
+    base = paths["llama/rope"]
+    for layout in ("rope", "repo", "nope"):
+        model = ri.reposition(load_model(base), layout)
+        attach(model, rank=2)
+        save_adapter(
+            model, paths.setdefault(f"adapter/{layout}", directory / "adapters" / layout), as_base(identify(base), str(base))
+        )
+    return paths
+
+
+def test_no_other_library_loads_positions_that_it_does_not_have(made):
+    ours = {name: path for name, path in made.items() if "rope" not in name}
+    whole = [path for name, path in ours.items() if not name.startswith("adapter")]
+    adapters = [path for name, path in ours.items() if name.startswith("adapter")]
+    shipped = [DIRECTORY / name for name in ("niah/repo", "niah/nope", "niah/r2n1", "language/hope")]
+    shipped_adapters = [ADAPTERS / "smollm2-135m" / name for name in ("repo", "nope", "r2n1")]
+    stock = [made["llama/rope"], made["llama/rope/theirs"]]
+    loaded = loaded_by_others(made["llama/rope"], whole + shipped + stock, [*adapters, *shipped_adapters, made["adapter/rope"]])
+    assert {path for _, path in loaded} == {*map(str, stock), str(made["adapter/rope"])}
+    assert ["PeftModel", str(made["adapter/rope"])] in loaded  # plain RoPE, which peft has
+
+
+def test_they_load_here_as_before(made):
+    tokens = torch.arange(8)[None]
+    for name, path in made.items():
+        layout = name.split("/")[1]
+        assert ri.layout(load_model(path)) == (layout, layout)
+        if name.endswith("theirs"):
+            written_by_us = load_model(made[name.removesuffix("/theirs")])
+            assert torch.equal(load_model(path)(tokens).logits, written_by_us(tokens).logits)
+
+
+def test_what_was_written_before_loads_and_has_the_same_digest(made):
+    """The number of layers was a number once; runs, trainings and figures name checkpoints by digests from then."""
+    path = made["llama/repo"]
+    logits, digest = load_model(path)(torch.arange(8)[None]).logits, checkpoint_digest(path)
+    file = path / "config.json"
+    written = file.read_text()
+    file.write_text(written.replace(json.dumps(COUNTED), "2"))
+    assert file.read_text() != written
+    assert torch.equal(load_model(path)(torch.arange(8)[None]).logits, logits)
+    assert checkpoint_digest(path) == digest
+    file.write_text(written)
+
+
+@pytest.mark.parametrize(
+    "layout", [None, [], {}, {"layers": None}, {"layers": []}, {"layers": ["repo", "unknown"]}, {"layers": ["repo"]}]
+)
+def test_a_layout_that_names_no_layers_is_refused(made, tmp_path, layout):
+    shutil.copytree(made["llama/repo"], tmp_path / "copy")
+    file = tmp_path / "copy" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"position_layout": layout}))
+    with pytest.raises(ri.InputError, match=r"position_layout is .*; wanted one known scheme|the weights do not fit the layout"):
+        load_model(tmp_path / "copy")
+
+
+def test_every_shipped_checkpoint_is_written_so(made):
+    files = [*DIRECTORY.rglob("config.json"), *ADAPTERS.rglob("config.json")]
+    stated = [json.loads(file.read_text()) for file in files]
+    assert len(files) > 70
+    for file, raw in zip(files, stated, strict=True):
+        own = raw["model_type"] == "repo_interp"
+        assert (raw["num_hidden_layers"] == COUNTED) is own
+        lora = file.with_name("adapter_config.json")
+        assert not lora.is_file() or (json.loads(lora.read_text())["peft_type"] != "LORA") is own
