@@ -9,11 +9,13 @@ means ours. Knows nothing about what the objects are.
 
 from __future__ import annotations
 
+import os
+import traceback
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint
 from typing import Any
 
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, one_line
 from repo_interp.installed_points import installed_points
 
 MEASURES, EXPERIMENTS, VIEWS = "repo_interp.measures", "repo_interp.experiments", "repo_interp.plots"
@@ -93,17 +95,54 @@ def find(group: str, name: str) -> Any:
     points = [point for point in installed_points(group) if point.name == name]
     if not points:
         return None
-    what = f"the {group.rpartition('.')[2].removesuffix('s')} {name!r}"
     if len(points) > 1:
         packages = " and ".join(sorted(package_of(point) for point in points))
-        raise InputError(f"{what} is given by {packages}; uninstall one of them")
+        raise InputError(f"the {_kind(group)} {name!r} is given by {packages}; uninstall one of them")
     try:
         return points[0].load()
     except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        reason = one_line(f"{type(error).__name__}: {error}", 200)
         raise InputError(
-            f"{what} of the package {package_of(points[0])} ({points[0].value}) cannot be imported: {reason}; mend or uninstall it"
+            f"{called(group, name)} ({points[0].value}) cannot be imported: {reason}; mend or uninstall it"
         ) from None
+
+
+def made(group: str, name: str) -> Any:
+    """What the callable `name` of `group` gives; None where there is none. Raises InputError as `find`, and for what is no callable."""
+    factory = find(group, name)
+    if factory is not None and not callable(factory):
+        raise InputError(
+            f"{called(group, name)} is a {type(factory).__name__}; wanted a callable without arguments that gives it"
+        )
+    return None if factory is None else factory()
+
+
+def called(group: str, name: str) -> str:
+    """What is known as `name` in `group`, in words, with the package that gives it where that is another: for messages."""
+    return f"the {_kind(group)} {name!r}{given_by(group, name)}"
+
+
+def given_by(group: str, name: str) -> str:
+    """ " of the package P" where another package gives `name`, else nothing."""
+    others = [] if name in OWN.get(group, {}) else [package_of(point) for point in installed_points(group) if point.name == name]
+    return f" of the package {others[0]}" if others else ""
+
+
+def failure_of(error: BaseException) -> str | None:
+    """What failed in the code of another package that is found here, and where in it; None where `error` did not pass through any."""
+    packages = {point.module.partition(".")[0]: package_of(point) for group in OWN for point in installed_points(group)}
+    of_ours = __name__.partition(".")[0]
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        package = frame.f_globals.get("__name__", "").partition(".")[0]
+        if package in packages and package != of_ours:
+            place = f"{os.path.basename(frame.f_code.co_filename)}, line {line}, in {frame.f_code.co_name}"
+            reason = one_line(f"{type(error).__name__}: {error}", 200)
+            return f"code of the package {packages[package]} failed ({place}): {reason}; mend or uninstall it"
+    return None
+
+
+def _kind(group: str) -> str:
+    return group.rpartition(".")[2].removesuffix("s")
 
 
 def package_of(point: EntryPoint) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,6 +59,17 @@ def path_of(given: Any, wanted: str) -> Path:
     if not isinstance(given, str | os.PathLike):
         raise InputError(f"a path was wanted, {wanted}; got {one_line(repr(given), 80)}")
     return Path(given)
+
+
+def regular(path: Path) -> Path:
+    """`path`, which is to be read. Raises OSError for a pipe, which may never give anything, and for a device, which may never end.
+
+    What is not there, or a directory, is for the reader to refuse.
+    """
+    mode = path.stat().st_mode if path.exists() else stat.S_IFREG
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise OSError(errno.EINVAL, "a pipe or a device in place of a file", str(path))
+    return path
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:

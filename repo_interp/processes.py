@@ -27,12 +27,15 @@ from datetime import timedelta
 from itertools import count as numbers
 from typing import Any, TypeVar
 
-from repo_interp.errors import one_line
+from repo_interp.entry_points import failure_of
+from repo_interp.errors import InputError, one_line
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 _MEETING, _PATIENCE = timedelta(minutes=10), timedelta(days=30)
 """How long a process waits for the others to come, and then for what they do: as long as the longest item takes."""
+_SILENCE = 10.0
+"""Seconds of waiting for the others that need no word."""
 _sections = numbers()
 """Numbers of the calls of `spread`, the same in every process."""
 _commands = 0
@@ -46,13 +49,18 @@ class Deserted(KeyboardInterrupt):
 
 
 def launched() -> int:
-    """How many processes were launched together, as the environment of a launcher says."""
-    return max(1, int(os.environ.get("WORLD_SIZE") or 1)) if os.environ.get("RANK", "").isdecimal() else 1
+    """How many processes were launched together, as the environment of a launcher says. Raises InputError where it says nonsense."""
+    if not os.environ.get("RANK"):
+        return 1
+    size = _of_launcher("WORLD_SIZE", 1, 1_000_000)
+    if size > 1:
+        _of_launcher("RANK", 0, size - 1)
+    return size
 
 
 def beside() -> int:
     """How many of the processes of this command share this machine, this one among them."""
-    return max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1)) if launched() > 1 else 1
+    return _of_launcher("LOCAL_WORLD_SIZE", 1, 1_000_000) if launched() > 1 else 1
 
 
 def is_first() -> bool:
@@ -70,10 +78,13 @@ def count() -> int:
 
 
 @contextmanager
-def together() -> Iterator[None]:
+def together(asked: Sequence[str] = (), waiting: Callable[[str], None] | None = None) -> Iterator[None]:
     """While the context lasts, the processes that were launched are one team. Each uses the accelerator of its own number on its machine.
 
+    `asked`: the command, the same in all. `waiting` is called with a line where the others do not come at once.
     A request to terminate - of a launcher, a scheduler - is an interruption then, so that what was measured is kept.
+    Raises InputError for an environment that no launcher leaves and where the processes were given different commands, Deserted where they
+    do not meet.
     """
     global _commands
     _commands += 1
@@ -84,19 +95,21 @@ def together() -> Iterator[None]:
     from accelerate import PartialState
 
     if torch.distributed.is_initialized():
+        _require_same(asked)
         yield
         return
 
     def end(number: int, frame: object) -> None:
         raise Deserted("asked to terminate")
 
-    with _lost_ones():
+    with _met(waiting):
         state = PartialState(cpu=True, timeout=_MEETING)
         _group()
     if torch.cuda.is_available():
         torch.cuda.set_device(state.local_process_index % torch.cuda.device_count())
     before = signal.signal(signal.SIGTERM, end) if threading.current_thread() is threading.main_thread() else None
     try:
+        _require_same(asked)
         yield
     finally:
         if before is not None:
@@ -195,6 +208,53 @@ def machine() -> str:
     return "".join(letter if letter.isalnum() else "-" for letter in socket.gethostname())[:40]
 
 
+def _of_launcher(name: str, least: int, most: int) -> int:
+    """A number that a launcher leaves in the environment, `least` where it leaves none. Raises InputError for what is none."""
+    text = os.environ.get(name) or str(least)
+    if not (text.isascii() and text.isdecimal() and least <= int(text) <= most):
+        raise InputError(
+            f"{name}={one_line(text, 40)} in the environment; wanted a whole number from {least} to {most:,}, as accelerate launch and "
+            "torchrun set it"
+        )
+    return int(text)
+
+
+@contextmanager
+def _met(waiting: Callable[[str], None] | None) -> Iterator[None]:
+    """While the processes meet: `waiting` is told of once that takes long. Raises InputError and Deserted as `together`."""
+    beside()
+    _of_launcher("LOCAL_RANK", 0, launched() - 1)
+    _of_launcher("MASTER_PORT", 1, 65_535)
+    absent = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
+    if absent:
+        raise InputError(
+            f"{launched()} processes were launched, and {absent[0]} is not in the environment: where they meet; use accelerate launch or "
+            "torchrun, which set it"
+        )
+    others = (
+        f"the other processes of this command ({launched()} in all) at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    )
+    minutes = round(_MEETING.total_seconds() / 60)
+    told = threading.Timer(_SILENCE, waiting or (lambda line: None), [f"waits for {others}, for up to {minutes} min"])
+    told.daemon = True
+    told.start()
+    try:
+        yield
+    except (RuntimeError, OSError) as error:  # of gloo and of the store
+        raise Deserted(f"{others} did not come ({one_line(error, 80)})") from None
+    finally:
+        told.cancel()
+
+
+def _require_same(asked: Sequence[str]) -> None:
+    """Raise InputError where the processes were given different commands: they would wait for each other in vain."""
+    everyones = _gathered(list(asked))
+    for number, others in enumerate(everyones):
+        if others != everyones[0]:
+            one, other = (one_line(" ".join(given), 160) for given in (everyones[0], others))
+            raise InputError(f"process 0 was given {one!r}, process {number} {other!r}; launch the same command in all of them")
+
+
 @contextmanager
 def _lost_ones() -> Iterator[None]:
     """What is raised when the connection to another process breaks, as `Deserted`."""
@@ -227,7 +287,9 @@ def _group() -> Any:
 
 
 def _portable(error: Exception) -> Exception:
-    """`error`, or where it cannot be sent another that says the same."""
+    """`error`, or where it cannot be sent another that says the same; of another package's code the line that says where it failed."""
+    if not isinstance(error, InputError) and (line := failure_of(error)) is not None:
+        return InputError(line)
     try:
         return pickle.loads(pickle.dumps(error))
     except Exception:

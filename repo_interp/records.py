@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from repo_interp.errors import InputError
+from repo_interp.files import regular
 from repo_interp.values import adapter, shortened
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def read_json(file: Path, wanted: str) -> Any:
 def read_text(file: Path, wanted: str) -> str:
     """The text of a file in UTF-8. Raises InputError that names the file and says what was `wanted`."""
     try:
-        return file.read_text(encoding="utf-8-sig")
+        return regular(file).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise InputError(f"there is no file {file}; wanted {wanted}") from None
     except OSError as error:

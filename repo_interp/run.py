@@ -44,6 +44,22 @@ def make_run(groups: Mapping[str, xr.Dataset], provenance: Mapping[str, Any]) ->
     return tree
 
 
+def checked_group(given: Any, what: str) -> xr.Dataset:
+    """`given`, which `what` gives, as a group of a run. Raises InputError for no Dataset, and for what a file cannot explain or hold."""
+    if not isinstance(given, xr.Dataset):
+        raise InputError(f"{what} gives {type(given).__name__}; wanted an xarray.Dataset")
+    for variable, array in given.data_vars.items():
+        if "long_name" not in array.attrs or "units" not in array.attrs:
+            raise InputError(
+                f"{what} gives {variable!r} without long_name or units; describe it, as measures.labels.described does"
+            )
+        if array.dtype.kind == "O" and not all(isinstance(value, str) for value in array.values.flat):
+            raise InputError(f"{what} gives {variable!r} of Python objects; wanted numbers or texts")
+    if "layer" in given.dims and "layer" not in given.indexes:
+        raise InputError(f"{what} gives the axis 'layer' without the numbers of the layers; keep those that were observed")
+    return given
+
+
 def with_schemes(group: xr.Dataset, schemes: Sequence[str]) -> xr.Dataset:
     """`group` with the coordinate `scheme (layer)`; unchanged where it has no axis `layer`. `schemes` names every layer's."""
     if "layer" not in group.dims:

@@ -33,6 +33,7 @@ from repo_interp.analysis.notes import RoundedPositions, notes_kept, rounded_pos
 from repo_interp.analysis.observed import ObservedBatches, Progress, kept
 from repo_interp.analysis.observing import MergedStatistics, group_of, measures_for
 from repo_interp.analysis.room import batch_limit
+from repo_interp.entry_points import EXPERIMENTS, called
 from repo_interp.errors import InputError, NotFinite, one_line, warn
 from repo_interp.experiments.catalogue import planned
 from repo_interp.experiments.experiment import Experiment, Plan
@@ -48,7 +49,7 @@ from repo_interp.models.provenance import identity
 from repo_interp.models.reposition import attentions, layout
 from repo_interp.positions.layouts import CONTEXTUAL, FIXED, ROTATED_BY_INDEX
 from repo_interp.processes import from_first
-from repo_interp.run import make_run, versions
+from repo_interp.run import checked_group, make_run, versions
 from repo_interp.side_by_side import BatchSize, SideBySide
 from repo_interp.tasks.prompt import Prompt, main_span
 from repo_interp.tasks.prompt import digest as prompts_digest
@@ -243,8 +244,11 @@ def _described(groups: Mapping[str, xr.Dataset], prompts: Sequence[Prompt], toke
 def _made_by(plan: Plan, batch_size: int, grid: ResumableGrid, progress: Progress | None) -> dict[str, xr.Dataset]:
     """The groups of an experiment, with its parameters. Raises NotFinite where it met such numbers."""
     parameters = parameter_attributes(plan.experiment.parameters)
-    made = plan.run(batch_size, grid, progress)
-    return {name: group.assign_attrs(parameters | group.attrs) for name, group in made.items()}
+    made, what = plan.run(batch_size, grid, progress), called(EXPERIMENTS, plan.experiment.name)
+    if not isinstance(made, Mapping):
+        raise InputError(f"{what} gives {type(made).__name__}; wanted groups of a run by name")
+    groups = {name: checked_group(group, what) for name, group in made.items()}
+    return {name: group.assign_attrs(parameters | group.attrs) for name, group in groups.items()}
 
 
 def _of_experiment(progress: ExperimentProgress | None, name: str) -> Progress | None:

@@ -22,14 +22,24 @@ from torch import nn
 
 from repo_interp.analysis.batches import Batch, make_batches
 from repo_interp.analysis.finite import Faults, fault_in, fault_of_outputs
+from repo_interp.entry_points import MEASURES, called
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, select_heads
 from repo_interp.measures.labels import Arrays, parameter_attributes
-from repo_interp.measures.statistics import Measure, Statistics, as_measure, merge, of_training_length, share
+from repo_interp.measures.statistics import (
+    Measure,
+    Statistics,
+    as_measure,
+    checked_statistics,
+    merge,
+    of_training_length,
+    require_declared,
+    share,
+)
 from repo_interp.models.capture import decode, observing, predictions_of
 from repo_interp.models.provenance import length_trained
 from repo_interp.models.reposition import layout
-from repo_interp.run import with_schemes
+from repo_interp.run import checked_group, with_schemes
 from repo_interp.tasks.prompt import Prompt
 
 
@@ -54,7 +64,10 @@ class MergedStatistics:
 
 def measures_for(bridge: nn.Module, measures: Sequence[Measure]) -> list[Measure]:
     """`measures` - ours, or objects of other packages - for a model, with the length that it was trained on."""
-    return [of_training_length(as_measure(measure), length_trained(bridge)) for measure in measures]
+    chosen = [of_training_length(as_measure(measure), length_trained(bridge)) for measure in measures]
+    for measure in chosen:
+        require_declared(measure)
+    return chosen
 
 
 @torch.no_grad()
@@ -122,8 +135,8 @@ def observe_batch(
 
 def group_of(measure: Measure, statistics: Statistics, schemes: Sequence[str]) -> xr.Dataset:
     """The group of a run that `measure` concludes from merged statistics, with its parameters; `schemes` names every layer's."""
-    group = with_schemes(measure.conclude(statistics), schemes)
-    return group.assign_attrs(parameter_attributes(measure.parameters))
+    group = checked_group(measure.conclude(statistics), called(MEASURES, measure.name))
+    return with_schemes(group, schemes).assign_attrs(parameter_attributes(measure.parameters))
 
 
 def stream(
@@ -179,7 +192,8 @@ def _observe_layer(measure: Measure, observed: _Observed, batch: Batch) -> tuple
         return None, fault
     named = {**batch.spans, **batch.structure} if measure.needs.segments else batch.spans
     spans = {name: mask.to(observed.inputs.queries.device) for name, mask in named.items()}
-    statistics = _with_head_numbers(measure.observe(observed.inputs, spans), observed.heads)
+    statistics = checked_statistics(measure.observe(observed.inputs, spans), measure.name)
+    statistics = _with_head_numbers(statistics, observed.heads)
     return statistics, fault_in(statistics, measure, observed.inputs)
 
 

@@ -99,11 +99,15 @@ def require_room_for_prompts(count: int, length: int) -> None:
 def require_memory_for_pass(bridge: nn.Module, tokens: int, prompts: int) -> None:
     """Raise InputError where a forward pass of `prompts` prompts of `tokens` tokens side by side does not fit into memory.
 
-    What a layer holds at once: the residual stream, queries, keys, values and its feed-forward part.
+    What a layer holds at once: the residual stream, queries, keys, values and its feed-forward part; a number for every pair of tokens
+    where a scheme adds to the logits, or they are soft-capped.
     """
     if next(bridge.parameters()).device.type == "cpu":
+        layers = list(attentions(bridge))
+        every_pair = any(layer.position_logits is not None or layer.attn_logit_softcapping is not None for layer in layers)
+        pairs = layers[0].config.num_attention_heads * next(bridge.parameters()).itemsize * tokens if every_pair else 0
         require_memory(
-            tokens * prompts * bytes_per_token(bridge), f"a pass of {prompts} prompts of {tokens:,} tokens side by side"
+            tokens * prompts * (bytes_per_token(bridge) + pairs), f"a pass of {prompts} prompts of {tokens:,} tokens side by side"
         )
 
 

@@ -103,8 +103,9 @@ def score_needles(
     tokenizer = _tokenizer(bridge)
     if lengths is None:
         lengths = [multiple * length_trained(bridge) for multiple in (1, 2, 4)]
-    lengths = [whole_number(length, "the number of tokens") for length in sets_named(lengths)]
+    lengths = [whole_number(length, "the number of tokens", 1 << 22) for length in sets_named(lengths)]
     size = batch_limit(bridge, batch_size)
+    require_memory_for_pass(bridge, max(lengths), min(count, size.of_length(max(lengths))))
     asked = {"task": "ruler", "lengths": lengths, "variant": variant, "count": count, "seed": seed, **options}
     first, longest = (
         niah(tokenizer, variant, length, 1, seed, answer="none", **options) for length in (lengths[0], max(lengths))

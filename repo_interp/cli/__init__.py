@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 from repo_interp import __version__, processes
-from repo_interp.entry_points import COMMANDS, find, names
+from repo_interp.entry_points import COMMANDS, failure_of, find, names
 from repo_interp.errors import InputError, Note, one_line
 from repo_interp.failures import is_out_of_memory
 
@@ -30,6 +30,9 @@ LABORATORY = ("figures", "train", "train-steps", "zoo")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     given = _joined(list(sys.argv[1:] if arguments is None else arguments))
+    for stream in (sys.stdout, sys.stderr):
+        if getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # pyright: ignore  # of a terminal in another encoding than UTF-8
     try:
         parsed = _parser(given).parse_args(given)
     except _WrongUsage as error:
@@ -40,13 +43,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TQDM_DISABLE", "1")
-    if not getattr(_module(parsed.command), "SHARED", False):
-        return _run(parsed) if processes.is_first() else 0
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # else torch prints a stack where another process has ended
+    command = f"repo-interp {parsed.command}"
     try:
-        with processes.together():
+        if not getattr(_module(parsed.command), "SHARED", False):
+            return _run(parsed) if processes.is_first() else 0
+        with processes.together(given, lambda line: _write(f"{command} {line}")):
             return _run(parsed)
-    except processes.Deserted as deserted:  # before the work began
-        return _said(f"repo-interp {parsed.command}", f"interrupted: {deserted}", 130)
+    except (
+        InputError,
+        processes.Deserted,
+    ) as error:  # before the work began: no process knows whether another is there to say it
+        deserted = isinstance(error, processes.Deserted)
+        _write(f"{command}: {'interrupted: ' if deserted else ''}{error}")
+        return 130 if deserted else 2
 
 
 def _run(parsed: argparse.Namespace) -> int:
@@ -61,7 +71,8 @@ def _run(parsed: argparse.Namespace) -> int:
     except KeyboardInterrupt as interruption:
         return _said(command, f"interrupted: {interruption}" if str(interruption) else "interrupted", 130)
     except SystemExit as end:  # ours return a code
-        return _said(command, f"code of another package called sys.exit({end.code!r}); nothing was finished", 1)
+        line = failure_of(end) or f"code of another package called sys.exit({end.code!r}); nothing was finished"
+        return _said(command, line, 1)
     except BrokenPipeError:
         _close(sys.stdout)
         return 141
@@ -70,12 +81,11 @@ def _run(parsed: argparse.Namespace) -> int:
             _close(sys.stdout)  # else Python itself complains when it cannot be flushed at the end
         what = "the output" if error.filename is None else one_line(error.filename)
         return _said(command, f"{what} cannot be read or written ({error.strerror or error})", 2)
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
+    except Exception as error:
+        line = "not enough memory; give shorter prompts, fewer of them at a time (--batch-size), or a smaller model"
+        if not is_out_of_memory(error) and (line := failure_of(error)) is None:
             raise
-        return _said(
-            command, "not enough memory; give shorter prompts, fewer of them at a time (--batch-size), or a smaller model", 2
-        )
+        return _said(command, line, 2)
 
 
 @contextmanager
@@ -112,9 +122,13 @@ class _Parser(argparse.ArgumentParser):
 def _said(command: str, line: str, code: int) -> int:
     """`code`, after one line on standard error, where there is somebody to read it; of several processes one says it."""
     if processes.speaks():
-        with suppress(OSError, ValueError):
-            sys.stderr.write(f"{command}: {line}\n")
+        _write(f"{command}: {line}")
     return code
+
+
+def _write(line: str) -> None:
+    with suppress(OSError, ValueError):
+        sys.stderr.write(f"{line}\n")
 
 
 def _close(stream: Any) -> None:

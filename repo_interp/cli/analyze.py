@@ -317,7 +317,7 @@ def _require_none_made(arguments: argparse.Namespace) -> None:
 def _make_prompts(arguments: argparse.Namespace, bridge, path: str):
     """Prompts and their task; None for those of ruler, which are judged by the tokens that they mark as generated."""
     from repo_interp import tasks
-    from repo_interp.analysis.room import require_room_for_prompts
+    from repo_interp.analysis.room import batch_limit, require_memory_for_pass, require_room_for_prompts
     from repo_interp.analysis.trained_task import trained_task
     from repo_interp.errors import InputError
     from repo_interp.models.provenance import loaded_from
@@ -332,6 +332,7 @@ def _make_prompts(arguments: argparse.Namespace, bridge, path: str):
         if bridge.tokenizer is None:
             raise InputError("this checkpoint has no tokenizer, so no prompts can be made for it; give --prompts with token ids")
         require_room_for_prompts(count, length)
+        require_memory_for_pass(bridge, length, min(count, batch_limit(bridge, arguments.batch_size).of_length(length)))
         variant = arguments.variant or "multikey_1"
         return tasks.niah(bridge.tokenizer, variant=variant, length=length, count=count, seed=seed), None
     if arguments.variant is not None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from repo_interp.entry_points import EXPERIMENTS, find, names
+from repo_interp.entry_points import EXPERIMENTS, called, made, names
 from repo_interp.errors import InputError
 from repo_interp.experiments.experiment import Experiment, Plan
 from repo_interp.experiments.prompt_sets import scoring_of
@@ -27,13 +27,12 @@ def experiment_names() -> tuple[str, ...]:
 
 def experiment_named(name: str) -> Experiment:
     """The experiment `name` with its default parameters. Raises InputError naming those there are."""
-    factory = find(EXPERIMENTS, name)
-    if factory is None:
+    experiment = made(EXPERIMENTS, name)
+    if experiment is None:
         raise InputError(f"there is no experiment {name!r}; there are {', '.join(experiment_names())}")
-    experiment = factory()
     if not isinstance(experiment, Experiment) or experiment.name != name:
         raise InputError(
-            f"the experiment {name!r} is {experiment!r:.80}; wanted a repo_interp.experiments.Experiment of that name"
+            f"{called(EXPERIMENTS, name)} is a {type(experiment).__name__}; wanted a repo_interp.experiments.Experiment of that name"
         )
     return experiment
 
@@ -59,5 +58,11 @@ def planned(
         if not isinstance(chosen, Plan):
             experiment = experiment_named(chosen) if isinstance(chosen, str) else chosen
             chosen = experiment.plan(model, scoring, prompts, length)
+            passes = chosen.passes if isinstance(chosen, Plan) else None
+            if not isinstance(passes, Sequence) or not all(isinstance(tokens, int) for tokens in passes):
+                raise InputError(
+                    f"{called(EXPERIMENTS, experiment.name)} plans a {type(chosen).__name__}; wanted a repo_interp.experiments.Plan, "
+                    "with the tokens of every prompt of every pass as whole numbers"
+                )
         plans.append(chosen)
     return plans

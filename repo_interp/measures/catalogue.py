@@ -6,7 +6,7 @@ returns a `measures.statistics.Measure`, or an object with the same parts.
 
 from __future__ import annotations
 
-from repo_interp.entry_points import MEASURES, find, names
+from repo_interp.entry_points import MEASURES, called, made, names
 from repo_interp.errors import InputError
 from repo_interp.measures.statistics import PARTS, Measure
 
@@ -18,11 +18,12 @@ def measure_names() -> tuple[str, ...]:
 
 def measure_named(name: str) -> Measure:
     """The measure `name` with its default parameters. Raises InputError naming those there are."""
-    factory = find(MEASURES, name)
-    if factory is None:
+    measure = made(MEASURES, name)
+    if measure is None:
         raise InputError(f"there is no measure {name!r}; there are {', '.join(measure_names())}")
-    measure = factory()
     whole = isinstance(measure, Measure) or all(hasattr(measure, part) for part in PARTS)
     if getattr(measure, "name", None) != name or not whole:
-        raise InputError(f"the measure {name!r} is {measure!r:.80}; wanted an object of that name with {', '.join(PARTS[1:])}")
+        raise InputError(
+            f"{called(MEASURES, name)} is a {type(measure).__name__}; wanted an object of that name with {', '.join(PARTS[1:])}"
+        )
     return measure

@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from repo_interp.entry_points import MEASURES, called
+from repo_interp.errors import InputError, one_line
 from repo_interp.inputs import TENSORS, AttentionInputs, Predictions, Spans
 from repo_interp.measures.kernels.heads import Reduction, reduced
 from repo_interp.measures.kernels.segmentation import Kinds
@@ -95,6 +97,26 @@ class Needs:
     """
     infinite: tuple[str, ...] = ()
     """Statistics in which infinity is a value like any other, such as a bound that a scheme does not set."""
+
+
+_AXES = {"per_prompt": ("prompt", "layer"), "sums": ("layer",), "first_prompt": ("layer",)}
+"""Axes that variables of every part have, with their labels."""
+
+
+def checked_statistics(given: Any, measure: str) -> Statistics:
+    """`given`, what `measure` observed in a layer. Raises InputError for no Statistics, and for a variable without the axes of its part."""
+    if not isinstance(given, Statistics):
+        raise InputError(f"{called(MEASURES, measure)} observes {type(given).__name__}; wanted Statistics")
+    for part, wanted in _AXES.items():
+        arrays = given.arrays[part]
+        for name, (axes, _) in arrays.values.items():
+            absent = [axis for axis in wanted if axis not in axes or axis not in arrays.labels]
+            if absent:
+                raise InputError(
+                    f"{called(MEASURES, measure)} observes {name!r} in {part} with the axes {', '.join(axes) or 'none'}; wanted "
+                    f"{absent[0]!r} among them, with its numbers, as measures.labels.of_layer gives it"
+                )
+    return given
 
 
 class Measure(ABC):
@@ -176,10 +198,15 @@ class _MeasureOfParts(Measure):
     def __init__(self, parts: Any) -> None:
         self._parts = parts
         self.name = parts.name
+        for part, kind, wanted in (("required_spans", Iterable, "names"), ("parameters", Mapping, "values by name")):
+            given = getattr(parts, part)
+            if not isinstance(given, kind):
+                raise InputError(f"{called(MEASURES, self.name)} has a {type(given).__name__} as {part}; wanted {wanted}")
 
     @property
     def needs(self) -> Needs:
-        return Needs(spans=tuple(self._parts.required_spans))
+        spans = self._parts.required_spans
+        return Needs(spans=spans if isinstance(spans, str) else tuple(spans))
 
     @property
     def parameters(self) -> Mapping[str, Any]:
@@ -190,6 +217,21 @@ class _MeasureOfParts(Measure):
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         return self._parts.conclude(statistics)
+
+
+def require_declared(measure: Measure) -> None:
+    """Raise InputError where spans that a measure needs are no names, or its parameters nothing that a file can hold."""
+    needs, parameters = measure.needs, measure.parameters
+    if not isinstance(needs, Needs):
+        raise InputError(f"{called(MEASURES, measure.name)} needs a {type(needs).__name__}; wanted a record Needs")
+    spans = needs.spans
+    if isinstance(spans, str) or not all(isinstance(name, str) for name in spans):
+        raise InputError(f"{called(MEASURES, measure.name)} needs the spans {one_line(repr(spans), 80)}; wanted their names")
+    for name, value in parameters.items():
+        if np.asarray(value).dtype.kind not in "biufU":
+            raise InputError(
+                f"{called(MEASURES, measure.name)} has a {type(value).__name__} as parameter {name}; wanted numbers or words"
+            )
 
 
 def merge(parts: Sequence[Statistics]) -> Statistics:

@@ -147,6 +147,16 @@ class RepositionedAttention(nn.Module):
         self.position_logits: PositionLogits | None = scheme.position_logits
         self.sites = HookSites()
         self.observers: list[Observer] = []
+        self.interventions: list[object] = []
+        """The contexts under way that change what this layer computes (`interventions.lasting`)."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """What `copy` and `pickle` are given. Raises InputError inside an intervention, whose changes a copy would keep for good."""
+        if self.interventions:
+            raise InputError(
+                "a model is copied while an intervention lasts, which the copy would never leave; copy it outside of it"
+            )
+        return super().__reduce_ex__(protocol)
 
     @property
     def head_dim(self) -> int:

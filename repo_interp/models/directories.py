@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from repo_interp.errors import InputError, one_line
-from repo_interp.files import path_of
+from repo_interp.files import path_of, regular
 from repo_interp.models.fetched import fetched_directory
 from repo_interp.models.gguf import SUFFIX, converted
 from repo_interp.records import require_no_code
@@ -45,11 +45,13 @@ def _directory_of(path: str | os.PathLike[str], hub: Mapping[str, Any]) -> Path:
         if "\0" in text:
             raise ValueError("a path holds no NUL character")
         if directory.is_dir():
+            for file in directory.iterdir():
+                regular(file)  # before a library waits for it
             return directory
         exists = directory.exists()
     except (OSError, ValueError) as error:
         raise InputError(f"{text[:80]!r} names no checkpoint directory: {one_line(error)}") from None
-    if exists and directory.suffix == SUFFIX:
+    if directory.suffix == SUFFIX and directory.is_file():
         require_no_code(directory.parent)  # its reader looks at what stands beside it
         return converted(directory)
     if exists:

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from repo_interp.entry_points import SCHEMES as SCHEME_GROUP
-from repo_interp.entry_points import find
+from repo_interp.entry_points import called, find
 from repo_interp.errors import InputError
 from repo_interp.models.attention import SchemeParts
 from repo_interp.models.families import Rotation, training_length
@@ -155,9 +155,11 @@ class SchemeBuilder:
         build = find(SCHEME_GROUP, scheme)
         if build is None:
             raise InputError(f"no installed package gives the scheme {scheme!r}; install the one that does")
-        parts = build(self, rotation, d_head)
+        parts = build(self, rotation, d_head) if callable(build) else build
         if not isinstance(parts, SchemeParts):
-            raise InputError(f"the scheme {scheme!r} of another package gave {type(parts).__name__}; wanted SchemeParts")
+            raise InputError(
+                f"{called(SCHEME_GROUP, scheme)} gave {type(parts).__name__}; wanted a function that gives SchemeParts"
+            )
         return dataclasses.replace(parts, name=scheme)
 
     def _assigner(self, scheme: str) -> nn.Module:

@@ -22,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from repo_interp.errors import InputError
+from repo_interp.files import regular
 from repo_interp.records import modelled, read_json
 from repo_interp.values import shortened
 
@@ -127,7 +128,7 @@ def stored_weights(directory: Path) -> Iterator[StoredWeight]:
     """Every weight that the files of a checkpoint hold. Raises InputError for files that cannot be read, and for other than numbers."""
     for file in weight_files(directory):
         try:
-            with safe_open(file, "pt") as weights:  # checks that header and file fit together
+            with safe_open(regular(file), "pt") as weights:  # checks that header and file fit together
                 with file.open("rb") as stream:
                     offset = 8 + int.from_bytes(stream.read(8), "little")
                 for key in weights.offset_keys():

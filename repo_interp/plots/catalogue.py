@@ -15,7 +15,7 @@ from typing import Any, cast
 import xarray as xr
 from matplotlib.figure import Figure
 
-from repo_interp.entry_points import VIEWS, find, names
+from repo_interp.entry_points import VIEWS, called, find, given_by, names
 from repo_interp.errors import InputError
 from repo_interp.failures import until_failure
 from repo_interp.plots.marks.table import Table
@@ -33,7 +33,7 @@ def view_of(group: str) -> View | None:
         return given
     if not callable(given):
         raise InputError(
-            f"the view of {group!r} is a {type(given).__name__}; wanted a View, or a function of a run that gives figures"
+            f"{called(VIEWS, group)} is a {type(given).__name__}; wanted a View, or a function of a run that gives figures"
         )
 
     def lead(run: xr.DataTree) -> str:
@@ -57,11 +57,16 @@ def figures_of(run: xr.DataTree, failures: list[str] | None = None) -> Iterator[
     """
     taken: set[str] = set()
     for view in views_of(run):
-        yield from until_failure(partial(_drawn, view, run, taken), f"the figures of {view.group!r}", failures)
+        yield from until_failure(
+            partial(_drawn, view, run, taken), f"the figures of {view.group!r}{given_by(VIEWS, view.group)}", failures
+        )
 
 
 def _drawn(view: View, run: xr.DataTree, taken: set[str]) -> Iterator[tuple[View, str, Figure]]:
-    for name, figure in view.figures(run):
+    for drawn in view.figures(run):
+        if not (isinstance(drawn, tuple) and list(map(type, drawn)) == [str, Figure]):
+            raise InputError(f"{called(VIEWS, view.group)} draws a {type(drawn).__name__}; wanted pairs of a name and a figure")
+        name, figure = drawn
         if name in taken or name != Path(name).name:
             raise InputError(
                 f"the view of {view.group!r} draws a figure as {name!r}; wanted a plain name that no other figure has"
@@ -85,5 +90,8 @@ def tables(run: xr.DataTree, failures: list[str] | None = None) -> list[Table]:
 
     A view whose tables cannot be made has one line in `failures`; without that list its error is raised.
     """
-    of_views = (until_failure(partial(view.tables, run), f"the tables of {view.group!r}", failures) for view in views_of(run))
+    of_views = (
+        until_failure(partial(view.tables, run), f"the tables of {view.group!r}{given_by(VIEWS, view.group)}", failures)
+        for view in views_of(run)
+    )
     return [table for of_view in of_views for table in of_view]

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from repo_interp.entry_points import TASKS, find, names
-from repo_interp.errors import InputError
+from repo_interp.entry_points import TASKS, called, find, names
+from repo_interp.errors import InputError, one_line
 from repo_interp.tasks.niah import niah, niah_score, niah_scores
 from repo_interp.tasks.prompt import Prompt, digest
 from repo_interp.tasks.prompt.jsonl import read_prompts, write_prompts
@@ -97,6 +97,6 @@ def _sizes(name: str) -> Mapping[str, Task]:
     tasks = sizes.values() if isinstance(sizes, Mapping) else ()
     if not tasks or not all(isinstance(task, Task) and task.name == name for task in tasks):
         raise InputError(
-            f"the task {name!r} of another package: wanted a mapping from sizes to tasks of that name, got {sizes!r:.80}"
+            f"{called(TASKS, name)}: wanted a mapping from sizes to tasks of that name, got {one_line(repr(sizes), 80)}"
         )
     return sizes

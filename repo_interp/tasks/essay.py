@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from repo_interp.errors import InputError
+from repo_interp.files import regular
 
 SENTENCE_END = re.compile(r"(?<=[.!?])(?<!e\.g\.)(?<!i\.e\.) (?=[\"'(]?[A-Z0-9])")
 _LEFT_OUT = {
@@ -57,7 +58,7 @@ def essay(path: str | Path | None = None) -> Essay:
 
 def _file(path: str) -> Essay:
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        text = regular(Path(path)).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise InputError(f"{path}: wanted a text file for the haystack, but {reason}; name a UTF-8 text file") from error

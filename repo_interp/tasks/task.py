@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
-Number = Annotated[int, Interval(ge=1, le=65_536)]
+MOST = 65_536
+Number = Annotated[int, Interval(ge=1, le=MOST)]
 """Of tokens, or of parts, of a sequence."""
 Words = Annotated[int, Interval(ge=1, le=1_000_000)]
 """Of a vocabulary."""
@@ -244,8 +245,10 @@ def doublings(length: int, longest: int) -> tuple[str, ...]:
     return tuple(str(length << power) for power in range((longest // length).bit_length()))
 
 
-def whole_number(name: str, wanted: str) -> int:
-    """The positive number that names a test set. Raises InputError where it is none."""
+def whole_number(name: str, wanted: str, most: int = MOST) -> int:
+    """The positive number, `most` at most, that names a test set. Raises InputError where it is none."""
     if not (name.isascii() and name.isdigit() and int(name) > 0):
         raise InputError(f"wanted a test set named by {wanted}, got {name!r}; give a number like 64")
+    if int(name) > most:
+        raise InputError(f"wanted a test set named by {wanted}, {most:,} at most, got {name}")
     return int(name)

@@ -170,19 +170,151 @@ def tiny():
     ("ask", "message"),
     [
         (lambda: measure_named("absent"), r"the measure 'absent' of the package broken-extras \(broken_extras:Absent\) cannot be imported"),
-        (lambda: measure_named("nameless"), "the measure 'nameless' is .*; wanted an object of that name with required_spans"),
+        (lambda: measure_named("nameless"), "the measure 'nameless' of the package broken-extras is a Nameless"),
         (lambda: experiment_named("wrong_experiment"), "wanted a repo_interp.experiments.Experiment of that name"),
         (lambda: view_of("absent"), "the plot 'absent' of the package broken-extras .* ModuleNotFoundError"),
         (lambda: ri.reposition(tiny(), "absent_scheme"), "the scheme 'absent_scheme' of the package broken-extras"),
-        (lambda: ri.reposition(tiny(), "wrong_scheme@1"), "the scheme 'wrong_scheme' of another package gave int; wanted SchemeParts"),
+        (lambda: ri.reposition(tiny(), "wrong_scheme@1"), "the scheme 'wrong_scheme' of the package broken-extras gave int"),
         (lambda: make_task("absent_task"), "the task 'absent_task' of the package broken-extras"),
-        (lambda: make_task("wrong_task"), "the task 'wrong_task' of another package: wanted a mapping"),
+        (lambda: make_task("wrong_task"), "the task 'wrong_task' of the package broken-extras: wanted a mapping"),
     ],
 )  # fmt: skip
 def test_a_broken_package_is_one_line_that_names_it(broken, ask, message):
     with pytest.raises(ri.InputError, match=message) as refusal:
         ask()
     assert "\n" not in str(refusal.value)
+
+
+FAILING = """
+from dataclasses import dataclass
+import sys
+import numpy as np
+import xarray as xr
+from repo_interp.experiments import Experiment, Plan
+from repo_interp.measures.labels import described, of_layer
+from repo_interp.measures.statistics import Measure, Statistics
+
+
+def fail(*given, **more):
+    raise KeyError("of the plug-in")
+
+
+def observe(self, inputs, spans):
+    squares = inputs.queries.double().pow(2).sum((-1, -2))
+    return Statistics(per_prompt=xr.Dataset({"square": of_layer(inputs, ("prompt", "layer", "head"), squares)}))
+
+
+def conclude(self, statistics):
+    return xr.Dataset({"square": described(statistics.per_prompt["square"], "square", "1")})
+
+
+def measure(name, base=object, **parts):
+    return type(name, (base,), {"name": name, "required_spans": (), "parameters": {}, "observe": observe, "conclude": conclude, **parts})
+
+
+def experiment(name, plan):
+    return dataclass(frozen=True)(type(name, (Experiment,), {"name": name, "plan": plan}))
+
+
+def one(values, **attributes):
+    return xr.Dataset({"square": ("x", np.array(values), attributes)})
+
+
+UNITS = {"units": "1", "long_name": "squares"}
+m_number = 3
+m_init = measure("m_init", __init__=fail)
+m_observe = measure("m_observe", observe=fail)
+m_exit = measure("m_exit", observe=lambda self, inputs, spans: sys.exit(3))
+m_conclude = measure("m_conclude", conclude=fail)
+m_needs = measure("m_needs", Measure, needs=property(fail))
+m_no_needs = measure("m_no_needs", Measure, needs=None)
+m_none = measure("m_none", observe=lambda self, inputs, spans: None)
+m_axes = measure("m_axes", observe=lambda self, inputs, spans: Statistics(per_prompt=one([1.0])))
+m_group = measure("m_group", conclude=lambda self, statistics: 3)
+m_units = measure("m_units", conclude=lambda self, statistics: one([1.0]))
+m_objects = measure("m_objects", conclude=lambda self, statistics: one([object()], **UNITS))
+m_layers = measure("m_layers", conclude=lambda self, statistics: one([1.0], **UNITS).rename(x="layer"))
+m_spans = measure("m_spans", required_spans=7)
+m_parameters = measure("m_parameters", parameters=3)
+m_parameter = measure("m_parameter", parameters={"a": object()})
+m_figure = measure("m_figure")
+e_init = fail
+e_plan = experiment("e_plan", fail)
+e_no_plan = experiment("e_no_plan", lambda self, *given: 3)
+e_passes = experiment("e_passes", lambda self, *given: Plan(self, 3, fail))
+e_run = experiment("e_run", lambda self, *given: Plan(self, (4,), fail))
+e_groups = experiment("e_groups", lambda self, *given: Plan(self, (4,), lambda *how: 3))
+e_group = experiment("e_group", lambda self, *given: Plan(self, (4,), lambda *how: {"e_group": 3}))
+
+
+def m_figure_view(run):
+    yield 3
+"""
+RAISED = "code of the package broken-extras failed (failing_extras.py, line "
+OF_FAILING = {
+    "m_number": "the measure 'm_number' of the package broken-extras is a int; wanted a callable without arguments",
+    "m_init": RAISED,
+    "m_observe": RAISED,
+    "m_conclude": RAISED,
+    "m_needs": RAISED,
+    "m_no_needs": "the measure 'm_no_needs' of the package broken-extras needs a NoneType; wanted a record Needs",
+    "m_none": "the measure 'm_none' of the package broken-extras observes NoneType; wanted Statistics",
+    "m_axes": "the measure 'm_axes' of the package broken-extras observes 'square' in per_prompt with the axes x; wanted 'prompt' among",
+    "m_group": "the measure 'm_group' of the package broken-extras gives int; wanted an xarray.Dataset",
+    "m_units": "the measure 'm_units' of the package broken-extras gives 'square' without long_name or units; describe it",
+    "m_objects": "the measure 'm_objects' of the package broken-extras gives 'square' of Python objects; wanted numbers or texts",
+    "m_layers": "the measure 'm_layers' of the package broken-extras gives the axis 'layer' without the numbers of the layers",
+    "m_spans": "the measure 'm_spans' of the package broken-extras has a int as required_spans; wanted names",
+    "m_parameters": "the measure 'm_parameters' of the package broken-extras has a int as parameters; wanted values by name",
+    "m_parameter": "the measure 'm_parameter' of the package broken-extras has a object as parameter a; wanted numbers or words",
+    "e_init": RAISED,
+    "e_plan": RAISED,
+    "e_no_plan": "the experiment 'e_no_plan' of the package broken-extras plans a int; wanted a repo_interp.experiments.Plan",
+    "e_passes": "the experiment 'e_passes' of the package broken-extras plans a Plan; wanted a repo_interp.experiments.Plan",
+    "e_run": RAISED,
+    "e_groups": "the experiment 'e_groups' of the package broken-extras gives int; wanted groups of a run by name",
+    "e_group": "the experiment 'e_group' of the package broken-extras gives int; wanted an xarray.Dataset",
+}
+"""What the command says of every part of a package that fails, after its own name."""
+
+
+@pytest.fixture
+def failing(tmp_path, monkeypatch):
+    points = {
+        "measures": {name: name for name in (*OF_FAILING, "m_exit", "m_figure") if name.startswith("m_")},
+        "experiments": {name: name for name in OF_FAILING if name.startswith("e_")},
+        "plots": {"m_figure": "m_figure_view"},
+    }
+    project = '[project]\nname = "broken-extras"\nversion = "1.0"\n' + "".join(
+        f'[project.entry-points."repo_interp.{group}"]\n'
+        + "".join(f'{name} = "failing_extras:{place}"\n' for name, place in named.items())
+        for group, named in points.items()
+    )
+    install(tmp_path, {"pyproject.toml": project, "failing_extras.py": FAILING})
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    yield ["analyze", "reversal/repo", "--length", "4", "--count", "2", "--out", "out"]
+    sys.modules.pop("failing_extras", None)
+
+
+@pytest.mark.parametrize("name", OF_FAILING)
+def test_a_package_whose_code_fails_is_one_line_that_names_it(name, failing, capsys):
+    """Found: a traceback each."""
+    asked = ["--measures", name] if name.startswith("m_") else ["--measures", "positions", "--experiments", name]
+    assert main([*failing, *asked]) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line]
+    assert line.startswith(f"repo-interp analyze: {OF_FAILING[name]}")
+    if OF_FAILING[name] == RAISED:
+        assert line.endswith(", in fail): KeyError: 'of the plug-in'; mend or uninstall it")
+
+
+def test_a_package_that_ends_the_process_or_draws_no_figure_is_named_too(failing, capsys):
+    assert main([*failing, "--measures", "m_exit"]) == 1
+    said = capsys.readouterr().err
+    assert f"repo-interp analyze: {RAISED}" in said and "SystemExit: 3" in said
+    assert main([*failing, "--measures", "m_figure"]) == 1
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert "the figures of 'm_figure' of the package broken-extras" in said and "wanted pairs of a name and a figure" in said
 
 
 def test_two_packages_with_one_name_are_refused(broken):

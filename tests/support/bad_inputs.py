@@ -4,7 +4,7 @@ A file is a kind of input. Its `command` is what is typed, unless a case has its
 
     config = { hidden_size = 0 }      what is changed in config.json of a tiny checkpoint (dots lead inside; "<absent>", "<null>")
     files = { "a.jsonl" = "text" }    files that are written; also { text = "[", times = 9 }, { hex = "ff" }, { link = "target" },
-                                      { directory = true }
+                                      { directory = true }, { pipe = true }
     prompt = '{"tokens": [1]}'        the last line of prompts.jsonl
     set = "patterns.epsilon=nan"      put behind the command, as `flags` are: whatever is typed beside it
     line = "..."                      what is said, whole; N is the memory of the machine; <measures>,
@@ -145,6 +145,9 @@ def _write(case: Case, directory: Path) -> None:
         elif "directory" in content:
             path.unlink(missing_ok=True)
             path.mkdir()
+        elif "pipe" in content:
+            path.unlink(missing_ok=True)
+            os.mkfifo(path)
         elif "hex" in content:
             path.write_bytes(bytes.fromhex(content["hex"]))
         elif "copy" in content:

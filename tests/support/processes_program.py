@@ -25,7 +25,7 @@ def run(arguments: list[str]) -> None:
     """The commands of `arguments`, then an analysis during which the second process is killed."""
     directory, commands = Path(arguments[0]), json.loads(arguments[1])
     with processes.together():
-        codes = [main(command) for command in commands]
+        codes = [main([word.replace("RANK", os.environ["RANK"]) for word in command]) for command in commands]
         (directory / f"codes-{os.environ['RANK']}.json").write_text(json.dumps(codes))
         first = processes.from_first(lambda: os.environ["RANK"])
         shared = processes.spread(list("abc"), lambda letter: letter * 2 + str(processes.count()))

@@ -21,6 +21,7 @@ from jaxtyping import Int
 
 from position_papers.tasks.installed import Kind, installed_texts
 from repo_interp.errors import InputError
+from repo_interp.files import regular
 from repo_interp.records import require_no_code
 from repo_interp.tasks.essay import standard_library_sources
 from repo_interp.tasks.vocabulary import BOS, PAD
@@ -112,7 +113,7 @@ def _documents(path: str) -> Sequence[str]:
     texts = []
     for file in files:
         try:
-            text = file.read_text(encoding="utf-8")
+            text = regular(file).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             if not path:
                 continue  # sources in another encoding

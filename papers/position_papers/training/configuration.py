@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 from annotated_types import Interval
 
 from repo_interp.errors import InputError
+from repo_interp.files import regular
 from repo_interp.values import Count, CountOrNone, Positive, PositiveOrZero, Seed, Share, check_fields, checked
 
 Layers = Annotated[int, Interval(ge=1, le=1000)]
@@ -127,7 +128,7 @@ def replaced(configuration: TrainingConfiguration, changes: Mapping[str, Any]) -
 def read_toml(file: Path) -> dict[str, Any]:
     """The fields that `file` gives, unchecked; its table `made_with` is left out. Raises InputError when it is no TOML file."""
     try:
-        fields = tomllib.loads(file.read_text(encoding="utf-8"))
+        fields = tomllib.loads(regular(file).read_text(encoding="utf-8"))
         fields.pop("made_with", None)
         for name in TABLES:
             if not isinstance(fields.get(name, {}), dict):

@@ -1,12 +1,14 @@
 """Change what attention computes during forward passes; nothing is left behind. Public as `ri.interventions`.
 
-    replacing    the one thing below: rows of positions replaced by a function, for heads and tokens      `replaced`, `positions_of`
+    lasting      what a context changes, taken back when it ends, in any order
+    replacing    below those on positions: rows of positions replaced by a function, for heads and tokens      `replaced`, `positions_of`
     positions    linearised, frozen, permuted, swapped, scaled, rounded, clipped, shifted, transplanted, set
     patching     positions patched from a clean prompt into a corrupted one, as TransformerLens does
     keys         keys exchanged or moved alone, as the experiment `perturbation` needs it
     extension    position interpolation, YaRN, LM-Infinite
 
-Each is a context manager; its hooks are removed when it ends, also when the pass raised. They nest: `with frozen(...), shifted(...):`.
+Each is a context manager; what it changes is undone when it ends, also when the pass raised. They nest, `with frozen(...), shifted(...):`,
+and end in any order. While one lasts, its model cannot be copied (`copy.deepcopy`): the copy would keep what it changes for good.
 They work on repositioned models and the bridges around them. Knows no task and no measure.
 """
 

@@ -19,7 +19,6 @@ Whole prompts only, padded on the right, without cached keys.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from torch import Tensor, nn
 
 from repo_interp.errors import InputError, one_line
 from repo_interp.models.attention import RepositionedAttention, visible
+from repo_interp.models.interventions.lasting import lasting, put
 from repo_interp.models.reposition import attentions
 from repo_interp.positions.biases import PositionBias
 from repo_interp.positions.logits import soft_capped
@@ -81,9 +81,9 @@ def interpolated(model: nn.Module, factor: float) -> Iterator[None]:
     """Position interpolation by `factor`: every distance counts as 1 / factor of it. Raises InputError where nothing has distances."""
     factor = _factor(factor)
     rotating, biased = _with_distances(model, "position interpolation")
-    with ExitStack() as undo:
-        for attention, frequencies in rotating:
-            _retune(undo, attention, interpolate(frequencies, factor), 1.0)
+    with lasting(model) as undo:
+        for attention in rotating:
+            _retune(undo, attention, lambda frequencies: interpolate(frequencies, factor), 1.0)
         for attention in biased:
             assert attention.position_logits is not None
             handle = attention.position_logits.register_forward_pre_hook(
@@ -102,9 +102,10 @@ def yarn(model: nn.Module, factor: float, training_length: int) -> Iterator[None
     rotating, _ = _with_distances(model, "YaRN")
     if not rotating:
         raise InputError("YaRN changes how layers rotate, and no layer of this model does; leave the method out")
-    with ExitStack() as undo:
-        for attention, frequencies in rotating:
-            _retune(undo, attention, yarn_frequencies(frequencies, factor, training_length), yarn_attention_scaling(factor))
+    scaling = yarn_attention_scaling(factor)
+    with lasting(model) as undo:
+        for attention in rotating:
+            _retune(undo, attention, lambda frequencies: yarn_frequencies(frequencies, factor, training_length), scaling)
         yield
 
 
@@ -112,13 +113,15 @@ def yarn(model: nn.Module, factor: float, training_length: int) -> Iterator[None
 def lm_infinite(model: nn.Module, length: int, global_tokens: int = GLOBAL_TOKENS) -> Iterator[None]:
     """LM-Infinite's Lambda-shaped mask and capped distance: window and cap of `length` tokens, and `global_tokens` first ones.
 
+    Of two such contexts the one that was entered last acts.
+
     Raises InputError for a model with contextual positions, and inside it for cached keys.
     """
     whole = all(hasattr(count, "__index__") and not isinstance(count, bool) for count in (length, global_tokens))
     if not whole or length < 1 or global_tokens < 0:
         shown = one_line(f"{length!r}, {global_tokens!r}", 80)
         raise InputError(f"a window of at least 1 token and 0 or more global tokens were wanted; got {shown}")
-    with ExitStack() as undo:
+    with lasting(model) as undo:
         for attention in attentions(model):
             if attention.position_logits is not None and not isinstance(attention.position_logits, PositionBias):
                 raise InputError(
@@ -127,14 +130,14 @@ def lm_infinite(model: nn.Module, length: int, global_tokens: int = GLOBAL_TOKEN
             mask = _Lambda(attention, length, global_tokens)
             attention.observers.append(mask.observe)
             undo.callback(attention.observers.remove, mask.observe)
-            _put(undo, attention, "attend", mask.attend)
+            put(undo, attention, "attend", mask.instead)
         yield
 
 
 def _factor(factor: float) -> float:
-    """The factor of an extension. Raises InputError where it is no finite number above 0."""
-    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor <= sys.float_info.max:
-        raise InputError(f"the factor of an extension is {one_line(repr(factor), 80)}; wanted a finite number above 0")
+    """The factor of an extension. Raises InputError where it is no number that float32 can divide distances by."""
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 1e-9 <= factor <= 1e9:
+        raise InputError(f"the factor of an extension is {one_line(repr(factor), 80)}; wanted a number from 1e-9 to 1e9")
     return float(factor)
 
 
@@ -150,6 +153,10 @@ class _Lambda:
     def observe(self, attention: object, queries: Tensor, keys: Tensor, positions: Tensor | None, logits_of_rows: object) -> None:
         """Remember the tensors of this pass, before rotation."""
         self.seen = queries, keys, positions
+
+    def instead(self, attend: object) -> Callable[..., tuple[Tensor, Tensor | None]]:
+        """What the layer calls in place of `attend`."""
+        return self.attend
 
     def attend(
         self,
@@ -224,28 +231,17 @@ class _Lambda:
         return far, scores
 
 
-def _with_distances(
-    model: nn.Module, method: str
-) -> tuple[list[tuple[RepositionedAttention, Float[Tensor, "component"]]], list[RepositionedAttention]]:
-    """Layers that rotate, with their frequencies, and layers that add a function of the distance."""
+def _with_distances(model: nn.Module, method: str) -> tuple[list[RepositionedAttention], list[RepositionedAttention]]:
+    """Layers that rotate, and layers that add a function of the distance."""
     layers = list(attentions(model))
-    rotating = [(layer, layer.frequencies) for layer in layers if layer.frequencies is not None]
+    rotating = [layer for layer in layers if layer.frequencies is not None]
     biased = [layer for layer in layers if isinstance(layer.position_logits, PositionBias)]
     if not rotating and not biased:
         raise InputError(f"{method} changes how distances count, and no layer of this model has any; leave the method out")
     return rotating, biased
 
 
-def _retune(undo: ExitStack, attention: RepositionedAttention, frequencies: Tensor, scaling: float) -> None:
-    """Rotate by `frequencies`, with `scaling` times the attention scaling, until undone."""
-    _put(undo, attention, "frequencies", frequencies)
-    _put(undo, attention, "attention_scaling", attention.attention_scaling * scaling)
-
-
-def _put(undo: ExitStack, attention: RepositionedAttention, name: str, value: object) -> None:
-    """`value` in place of the layer's attribute `name`, or of its method, until undone."""
-    if name in vars(attention):
-        undo.callback(setattr, attention, name, vars(attention)[name])
-    else:
-        undo.callback(delattr, attention, name)
-    setattr(attention, name, value)
+def _retune(undo: ExitStack, attention: RepositionedAttention, change: Callable[[Tensor], Tensor], scaling: float) -> None:
+    """Rotate by what `change` makes of the frequencies, with `scaling` times the attention scaling, until undone."""
+    put(undo, attention, "frequencies", change)
+    put(undo, attention, "attention_scaling", lambda present: present * scaling)

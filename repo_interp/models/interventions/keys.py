@@ -20,7 +20,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from repo_interp.errors import InputError
 from repo_interp.models.attention import RepositionedAttention
+from repo_interp.models.interventions.lasting import lasting
+from repo_interp.models.interventions.replacing import finite_positions
 from repo_interp.models.reposition import TABLE, attentions_of, decoder_of
 from repo_interp.positions.biases import PositionBias
 from repo_interp.positions.rotary import expand_heads, rotation_tables, turn
@@ -37,7 +40,7 @@ def exchanged_keys(model: nn.Module, orders: Mapping[int, Int[Tensor, "batch tok
 
     What a scheme reads of keys (CoPE's gates) changes with them. Raises InputError for a layer that the model lacks.
     """
-    with ExitStack() as hooks:
+    with lasting(model) as hooks:
         for attention in attentions_of(model, orders):
             order = orders[attention.layer_idx]
             _attach(hooks, attention.k_proj.register_forward_hook(_exchange(order)))
@@ -50,7 +53,7 @@ def moved_keys(model: nn.Module, shifts: Mapping[int, Shift]) -> Iterator[None]:
 
     With learned absolute positions the shift of layer 0 acts, once for the whole model; an index is rounded, and kept in the table.
     """
-    with ExitStack() as hooks:
+    with lasting(model) as hooks:
         for attention in attentions_of(model, shifts):
             shift = shifts[attention.layer_idx]
             if attention.frequencies is not None:
@@ -72,7 +75,7 @@ def has_keys_to_move(attention: RepositionedAttention) -> bool:
 def _exchange(order: Int[Tensor, "batch token"]) -> Callable:
     def hook(module: nn.Module, arguments: tuple, keys: Tensor) -> Tensor:
         if keys.shape[:2] != order.shape:
-            raise ValueError(f"an order of {tuple(order.shape)} prompts and tokens came to keys of {tuple(keys.shape[:2])}")
+            raise InputError(f"an order of {tuple(order.shape)} prompts and tokens came to keys of {tuple(keys.shape[:2])}")
         return keys.gather(1, order.to(keys.device)[..., None].expand_as(keys))
 
     return hook
@@ -86,7 +89,7 @@ def _turn_keys(hooks: ExitStack, attention: RepositionedAttention, shift: Shift)
 
     def turn_further(module: nn.Module, arguments: tuple, keys: Tensor) -> Tensor:
         assert attention.frequencies is not None
-        shifted = shift(assigned.pop().detach())
+        shifted = _shift_of(shift, assigned.pop().detach())
         cosines, sines = rotation_tables(shifted, attention.frequencies, 1.0, keys.dtype)
         return turn(keys, expand_heads(cosines, keys.shape[1]), expand_heads(sines, keys.shape[1]))
 
@@ -94,11 +97,16 @@ def _turn_keys(hooks: ExitStack, attention: RepositionedAttention, shift: Shift)
     _attach(hooks, attention.sites.rotated_keys.register_forward_hook(turn_further))
 
 
+def _shift_of(shift: Shift, positions: Tensor) -> Tensor:
+    """What `shift` adds to `positions` of keys. Raises InputError where that is not finite, or no numbers."""
+    return finite_positions(shift(positions), positions, "the shifts of keys")
+
+
 def _shift_index(shift: Shift) -> Callable:
     def hook(module: nn.Module, arguments: tuple) -> tuple:
         index = arguments[KEY_INDEX]
         index = (index if index.ndim == 3 else index[:, None]).to(torch.float32)
-        return (*arguments[:KEY_INDEX], index + shift(index), *arguments[KEY_INDEX + 1 :])
+        return (*arguments[:KEY_INDEX], index + _shift_of(shift, index), *arguments[KEY_INDEX + 1 :])
 
     return hook
 
@@ -106,7 +114,7 @@ def _shift_index(shift: Shift) -> Callable:
 def _shift_vectors(shift: Shift) -> Callable:
     def hook(module: Any, arguments: tuple) -> tuple:
         embeddings, index = arguments
-        shifted = index + shift(index[:, None].to(torch.float32))[:, 0].round().to(index.dtype)
+        shifted = index + _shift_of(shift, index[:, None].to(torch.float32))[:, 0].round().to(index.dtype)
         return embeddings, torch.where(index < 0, index, shifted.clamp(0, len(module.weight) - 1))
 
     return hook

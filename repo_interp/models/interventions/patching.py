@@ -20,6 +20,7 @@ from transformer_lens.patching import generic_activation_patch
 
 from repo_interp.errors import InputError
 from repo_interp.models.bridge import RepositionedBridge
+from repo_interp.models.interventions.lasting import lasting, put
 from repo_interp.models.interventions.positions import HOOK
 from repo_interp.positions.rotary import expand_heads
 
@@ -100,11 +101,7 @@ def _put_token(corrupted: Tensor, index: Sequence[int], clean: Tensor) -> Tensor
 @contextmanager
 def _named_shortly(model: Any) -> Iterator[None]:
     """While it lasts, every block answers to "hook_positions" as to "attn.hook_positions"."""
-    before = [block.hook_aliases for block in model.blocks]
-    for block, aliases in zip(model.blocks, before, strict=True):
-        block.hook_aliases = dict(aliases) | {"hook_positions": "attn.hook_positions"}
-    try:
+    with lasting(model) as undo:
+        for block in model.blocks:
+            put(undo, block, "hook_aliases", lambda aliases: dict(aliases) | {"hook_positions": "attn.hook_positions"})
         yield
-    finally:
-        for block, aliases in zip(model.blocks, before, strict=True):
-            block.hook_aliases = aliases

@@ -37,7 +37,17 @@ from transformer_lens import ActivationCache
 
 from repo_interp.errors import InputError, one_line
 from repo_interp.models.capture import decode
-from repo_interp.models.interventions.replacing import MOST_TOKENS, Change, Heads, Here, Layers, Tokens, layer_and_head, replaced
+from repo_interp.models.interventions.replacing import (
+    MOST_TOKENS,
+    Change,
+    Heads,
+    Here,
+    Layers,
+    Tokens,
+    finite_positions,
+    layer_and_head,
+    replaced,
+)
 from repo_interp.models.reposition import attentions
 from repo_interp.positions.rotary import expand_heads
 from repo_interp.values import Seed, checked
@@ -148,8 +158,8 @@ def rounded(
 ) -> AbstractContextManager:
     """While it lasts, positions are rounded to multiples of `step`, halves to the even one."""
     step = finite(step, "the step that positions are rounded to multiples of")
-    if not step > 0:
-        raise InputError(f"positions are rounded to multiples of a step above 0, not {step}")
+    if not step >= FLOAT32.tiny:
+        raise InputError(f"positions are rounded to multiples of a step above 0, not {step}; wanted at least {FLOAT32.tiny:.2g}")
     return replaced(model, to_multiples(step), heads, layer=layer, tokens=tokens)
 
 
@@ -199,8 +209,7 @@ def transplanted(
             raise InputError(
                 f"recorded positions have {positions.shape[1]} rows, which {heads_here} heads cannot share; record a model of this shape"
             )
-        if not positions.isfinite().all():
-            raise InputError(f"recorded positions of layer {name} are NaN or infinite; record them anew")
+        finite_positions(positions, torch.zeros(1), f"recorded positions of layer {name}")
     prompts = max((len(positions) for positions in by_layer.values()), default=1)
     change = from_recorded(by_layer, heads_here, from_head)
     return replaced(model, change, heads, layer=layer, tokens=tokens, rows=least, prompts=prompts)
@@ -280,12 +289,8 @@ def to_values(values: float | Sequence[float] | Tensor | Callable[[Tensor], Tens
     """Given positions, or a function of those that are there."""
 
     def change(positions: Tensor, here: Here) -> Tensor:
-        try:
-            new = torch.as_tensor(values(positions) if callable(values) else values, device=positions.device)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise InputError(f"positions to set in layer {here.layer} are no numbers: {one_line(error)}") from None
-        if not new.to(positions.dtype).isfinite().all():
-            raise InputError(f"positions to set in layer {here.layer} are NaN or infinite; give finite ones")
+        given = values(positions) if callable(values) else values
+        new = finite_positions(given, positions, f"positions to set in layer {here.layer}")
         return new[:, None] if new.ndim == 2 else new
 
     return change

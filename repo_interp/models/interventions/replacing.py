@@ -15,7 +15,7 @@ Knows nothing about what a change does.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from repo_interp.errors import InputError, one_line, warn
 from repo_interp.models.attention import RepositionedAttention
+from repo_interp.models.interventions.lasting import lasting
 from repo_interp.models.padding import valid_tokens
 from repo_interp.models.reposition import attentions, attentions_of
 from repo_interp.positions.logits import exact
@@ -83,12 +84,13 @@ def replaced(
     values of, one by one; 1: the same for all, or made of what is there. Contexts nest: the inner one is given what the outer one left.
     Measures, caches and hooks on `hook_positions` that are attached inside see what was put. Hooks are gone when the context ends, also by
     an error. Raises InputError for layers and heads that the model lacks, for layers without positions to replace - by name -, for invalid
-    token indices, and, in the pass, for positions of another length. Warns at the end, with a Note, of tokens that no pass came to.
+    token indices, and, in the pass, for positions of another length or that are not finite. Warns at the end, with a Note, of tokens that
+    no pass came to.
     """
     chosen = _chosen_heads(model, heads, layer)
     table = None if tokens is None else token_table(tokens)
     places = []
-    with ExitStack() as hooks:
+    with lasting(model) as hooks:
         for attention in attentions_of(model, chosen):
             place = _Place(attention, chosen[attention.layer_idx], change, table, rows, prompts)
             places.append(place)
@@ -143,8 +145,11 @@ def heads_with_positions(model: nn.Module) -> list[tuple[int, int]]:
 
 
 def changed_rows(positions: Float[Tensor, "prompt row token"], change: Change, here: Here) -> Float[Tensor, "prompt row token"]:
-    """`positions` after `change`, those of tokens that are not chosen as they were. Raises InputError for another length."""
-    new = torch.as_tensor(change(positions, here), device=positions.device).to(positions.dtype)
+    """`positions` after `change`, those of tokens that are not chosen as they were.
+
+    Raises InputError for another length, and for what is not finite, or no numbers.
+    """
+    new = finite_positions(change(positions, here), positions, f"positions to set in layer {here.layer}").to(positions.dtype)
     try:
         new = torch.broadcast_tensors(new, positions)[0]
     except RuntimeError:
@@ -155,6 +160,22 @@ def changed_rows(positions: Float[Tensor, "prompt row token"], change: Change, h
             "give one per token of the prompt"
         )
     return new if here.chosen is None else torch.where(here.chosen[:, None], new, positions)
+
+
+def finite_positions(given: Any, positions: Tensor, what: str) -> Tensor:
+    """`given` as a tensor on the device of `positions`, of any shape, whose numbers are finite in the type of `positions` too.
+
+    Raises InputError that names `what` for no real numbers, and for NaN and infinities where `positions` have none.
+    """
+    try:
+        new = torch.as_tensor(given, device=positions.device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{what} are no numbers: {one_line(error)}") from None
+    if new.is_complex():
+        raise InputError(f"{what} are complex; give real ones")
+    if not new.to(positions.dtype).isfinite().all() and positions.isfinite().all():
+        raise InputError(f"{what} are NaN or infinite; give finite ones")
+    return new
 
 
 @dataclass

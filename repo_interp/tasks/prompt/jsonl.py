@@ -19,7 +19,7 @@ from annotated_types import Interval, Len
 from pydantic import BaseModel, ConfigDict
 
 from repo_interp.errors import InputError
-from repo_interp.files import path_of, write_text
+from repo_interp.files import path_of, regular, write_text
 from repo_interp.records import modelled, parsed, shown
 from repo_interp.tasks.prompt import GENERATED, Intervals, Prompt
 from repo_interp.tasks.prompt.text import prompt_from_text
@@ -89,7 +89,7 @@ def read_prompts(
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
-        content = path.read_bytes()
+        content = regular(path).read_bytes()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise InputError(f"{path}: wanted a prompts file, got {reason}; name a readable .jsonl file") from error

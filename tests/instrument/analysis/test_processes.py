@@ -38,17 +38,28 @@ ANALYZE = (
 )
 SCORE = ("score", "reversal/rope", "--test-sets", "2,5", "--count", "20", "--batch-size", "8")
 BAD = ("analyze", "niah/repo", "--measures", "entropy")
+DIFFERENT = ("analyze", "niah/repo", "--seed", "RANK")
+
+
+def launcher() -> dict[str, str]:
+    """What a launcher of two processes leaves in the environment of both."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
 
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory):
     """The directory that two processes leave, their exit codes, and what both wrote to standard error."""
     directory = tmp_path_factory.mktemp("launched")
-    commands = [[*ANALYZE, "--out", str(directory / "run")], [*SCORE, "--out", str(directory / "scores")], list(BAD)]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    together = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    commands = [
+        [*ANALYZE, "--out", str(directory / "run")],
+        [*SCORE, "--out", str(directory / "scores")],
+        list(BAD),
+        list(DIFFERENT),
+    ]
+    together = launcher()
     program = [sys.executable, str(SUPPORT / "processes_program.py"), str(directory), json.dumps(commands)]
     both = [
         subprocess.Popen(
@@ -81,10 +92,57 @@ def test_two_processes_leave_the_bytes_of_one(launched, tmp_path, name, command)
 
 def test_one_process_speaks(launched):
     directory, _, said = launched
-    assert [json.loads((directory / f"codes-{rank}.json").read_text()) for rank in range(2)] == [[0, 0, 2], [0, 0, 2]]
+    assert [json.loads((directory / f"codes-{rank}.json").read_text()) for rank in range(2)] == [[0, 0, 2, 2]] * 2
     lines = [line for _, errors in said for line in errors.splitlines() if "entropy" in line]
     assert len(lines) == 1 and lines[0].startswith("repo-interp analyze: there is no measure 'entropy'")
     assert "the page to look at" in " ".join(said[0][0].split()) and said[1][0] == ""
+
+
+def test_different_commands_are_refused_by_every_process(launched):
+    """Found: an IndexError in the midst of the work."""
+    line = (
+        "repo-interp analyze: process 0 was given 'analyze niah/repo --seed 0', process 1 'analyze niah/repo --seed 1'; "
+        "launch the same command in all of them"
+    )
+    assert all(line in errors.splitlines() for _, errors in launched[2])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (
+            {"WORLD_SIZE": "abc"},
+            "WORLD_SIZE=abc in the environment; wanted a whole number from 1 to 1,000,000, as accelerate launch",
+        ),
+        ({"RANK": "2"}, "RANK=2 in the environment; wanted a whole number from 0 to 1,"),
+        ({"LOCAL_RANK": "-1"}, "LOCAL_RANK=-1 in the environment"),
+        ({"LOCAL_WORLD_SIZE": "1e3"}, "LOCAL_WORLD_SIZE=1e3 in the environment"),
+        ({"MASTER_PORT": "x"}, "MASTER_PORT=x in the environment; wanted a whole number from 1 to 65,535,"),
+        ({"MASTER_PORT": ""}, "2 processes were launched, and MASTER_PORT is not in the environment: where they meet"),
+        ({"MASTER_ADDR": ""}, "2 processes were launched, and MASTER_ADDR is not in the environment: where they meet"),
+    ],
+)
+def test_an_environment_that_no_launcher_leaves_is_refused(wrong, said, monkeypatch, capsys):
+    """Found: a traceback each."""
+    for name, value in (launcher() | {"RANK": "1", "LOCAL_RANK": "1"} | wrong).items():
+        monkeypatch.setenv(name, value)
+    assert main(list(BAD)) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"repo-interp analyze: {said}")
+
+
+def test_a_process_whose_partner_never_comes_says_that_it_waits_and_ends(tmp_path):
+    """Found: it was silent, and in the end came a stack of C++."""
+    program = (
+        "import sys; from datetime import timedelta; from repo_interp import processes; from repo_interp.cli import main; "
+        "processes._MEETING, processes._SILENCE = timedelta(seconds=3), 0.1; sys.exit(main(sys.argv[1:]))"
+    )
+    environment = os.environ | launcher() | {"RANK": "1", "LOCAL_RANK": "1"}
+    done = subprocess.run([sys.executable, "-c", program, *BAD], env=environment, capture_output=True, text=True, cwd=tmp_path)
+    waits, ends = done.stderr.splitlines()
+    others = f"the other processes of this command (2 in all) at 127.0.0.1:{environment['MASTER_PORT']}"
+    assert (done.returncode, waits) == (130, f"repo-interp analyze waits for {others}, for up to 0 min")
+    assert ends.startswith(f"repo-interp analyze: interrupted: {others} did not come")
 
 
 def test_every_process_gets_all_results_in_order(launched):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import shutil
 import subprocess
 import sys
 from collections import Counter
 
 import pytest
-from bad_inputs import Case, cases, said
+from bad_inputs import TINY, Case, cases, said
+
+from repo_interp.cli import main
 
 CASES = cases()
 
@@ -40,3 +44,14 @@ def test_a_terminal_that_is_full_or_gone_is_no_traceback(tmp_path):
         done = subprocess.run(shown, stdout=full, stderr=subprocess.PIPE, text=True)
     line = "repo-interp zoo: the output cannot be read or written (No space left on device)\n"
     assert (done.returncode, done.stderr) == (2, line)
+
+
+def test_a_terminal_in_ascii_shows_other_characters_by_their_numbers(tmp_path, monkeypatch):
+    """Found: UnicodeEncodeError under PYTHONIOENCODING=ascii."""
+    shutil.copytree(TINY, tmp_path / "\u00e9\u4e2d")
+    shown = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", shown)
+    monkeypatch.chdir(tmp_path)
+    assert main(["inspect", "\u00e9\u4e2d"]) == 0
+    shown.flush()
+    assert b"\\xe9\\u4e2d" in shown.buffer.getvalue()  # pyright: ignore[reportAttributeAccessIssue]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from copy import deepcopy
+from itertools import combinations_with_replacement
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from repo_interp import interventions as iv
 from repo_interp.errors import InputError, Note
 from repo_interp.experiments.generated_scores import generated_texts
 from repo_interp.models.generation import continue_greedily
+from repo_interp.models.interventions import patching
 from repo_interp.models.reposition import attentions
 from repo_interp.tasks import Prompt
 
@@ -234,6 +237,85 @@ def test_contexts_compose_from_the_outside_in_and_end_in_any_order(repo):
         inside = repo(TOKENS).logits
     second.__exit__(None, None, None)
     assert torch.equal(inside, logits(repo, iv.frozen(repo, layer=2)))
+
+
+FORWARD = {
+    **{name: CASES[name] for name in ("linearised", "frozen", "swapped heads", "scaled", "set", "transplanted")},
+    "exchanged keys": lambda model: iv.exchanged_keys(model, {1: torch.arange(19, -1, -1).expand(2, -1)}),
+    "moved keys": lambda model: iv.moved_keys(model, {0: lambda z: -0.5 * z, 1: lambda z: 0.3 * z}),
+    "interpolated": lambda model: iv.interpolated(model, 2.0),
+    "yarn": lambda model: iv.yarn(model, 4.0, 8),
+    "lm_infinite": lambda model: iv.lm_infinite(model, 6, 2),
+    "patching": patching._named_shortly,
+}
+
+
+@pytest.fixture(scope="module")
+def bridged(repo):
+    """A bridge whose own hooks are there: it attaches some in its first pass."""
+    bridge = ri.bridge(deepcopy(repo))
+    logits_of(bridge)
+    return bridge
+
+
+@pytest.mark.parametrize(("first", "second"), list(combinations_with_replacement(FORWARD, 2)))
+def test_every_two_contexts_end_in_any_order_and_leave_the_model_as_it_was(first, second, bridged):
+    """Found: of `yarn` and `interpolated` the one that was left last put back the other's rotation."""
+    hooks, aliases, plain = hooks_of(bridged), [dict(block.hook_aliases) for block in bridged.blocks], logits_of(bridged)
+    alone = {}
+    for name in {first, second}:
+        with FORWARD[name](bridged):
+            alone[name] = logits_of(bridged)
+    for last in (0, 1):
+        both = [FORWARD[first](bridged), FORWARD[second](bridged)]
+        for context in both:
+            context.__enter__()
+        assert logits_of(bridged).isfinite().all()
+        both.pop(1 - last).__exit__(None, None, None)
+        assert torch.equal(logits_of(bridged), alone[(first, second)[last]])
+        both[0].__exit__(None, None, None)
+        assert torch.equal(logits_of(bridged), plain)
+        assert hooks_of(bridged) == hooks and [dict(block.hook_aliases) for block in bridged.blocks] == aliases
+
+
+@pytest.mark.parametrize("case", FORWARD)
+def test_a_model_is_not_copied_inside_a_context(case, bridged):
+    """Found: the copy kept the hooks for good."""
+    with FORWARD[case](bridged), pytest.raises(InputError, match="copied while an intervention lasts"):
+        deepcopy(bridged)
+    assert torch.equal(logits_of(deepcopy(bridged)), logits_of(bridged))
+
+
+NOT_FINITE = {
+    "scaled beyond float32": lambda model: iv.scaled(model, 3e38),
+    "NaN in replaced": lambda model: iv.replaced(model, lambda positions, here: positions * math.nan),
+    "infinity at chosen tokens": lambda model: iv.replaced(model, lambda positions, here: positions / 0, tokens=[3]),
+    "complex in replaced": lambda model: iv.replaced(model, lambda positions, here: positions * 1j),
+    "words in replaced": lambda model: iv.replaced(model, lambda positions, here: "x"),
+    "complex in set": lambda model: iv.set_positions(model, 1, None, torch.zeros(20, dtype=torch.complex64)),
+    "rounded to what float32 lacks": lambda model: iv.rounded(model, step=1e-300),
+    "complex in transplanted": lambda model: iv.transplanted(model, {0: torch.zeros(2, 1, 20) * 1j}, layer=0),
+    "NaN in moved keys": lambda model: iv.moved_keys(model, {1: lambda positions: positions * math.nan}),
+    "complex in moved keys": lambda model: iv.moved_keys(model, {1: lambda positions: positions * 1j}),
+    "interpolated to infinity": lambda model: iv.interpolated(model, 1e-300),
+}
+
+
+@pytest.mark.parametrize("case", NOT_FINITE)
+def test_positions_that_are_no_finite_real_numbers_are_refused(case, repo):
+    """Found: logits were NaN, or the imaginary part was dropped."""
+    plain = logits(repo)
+    with pytest.raises(InputError, match=r"NaN or infinite|are no numbers|are complex|a step above 0, not|wanted a number from"):
+        logits(repo, NOT_FINITE[case](repo))
+    assert torch.equal(logits(repo), plain)
+
+
+@pytest.mark.parametrize("scheme", ["alibi", "learned"])
+def test_keys_that_are_moved_to_nan_are_refused_whatever_the_scheme(scheme):
+    model = repositioned(scheme)
+    moved = iv.moved_keys(model, {layer: lambda positions: positions * math.nan for layer in range(3)})
+    with pytest.raises(InputError, match="the shifts of keys are NaN or infinite"):
+        logits(model, moved)
 
 
 def test_rows_are_as_few_as_the_choice_of_heads_allows():
@@ -584,7 +666,7 @@ def test_numbers_and_positions_that_mean_nothing_are_refused_where_they_first_ap
         (lambda: iv.transplanted(bridge, {0: torch.zeros(1, 2, 4)}, layer=0), "have 2 rows, which 4 heads cannot share"),
         (lambda: iv.transplanted(bridge, {0: recorded[0] * nan}, layer=0), "of layer 0 are NaN or infinite"),
         (lambda: iv.transplanted(bridge, {0: recorded[0][0]}, layer=0), r"are \[4, 4\]; wanted \[prompt, row, token\]"),
-        (lambda: iv.interpolated(bridge, 0), "the factor of an extension is 0; wanted a finite number above 0"),
+        (lambda: iv.interpolated(bridge, 0), "the factor of an extension is 0; wanted a number from 1e-9 to 1e9"),
         (lambda: iv.yarn(bridge, -1.0, 128), "the factor of an extension is -1.0"),
         (lambda: iv.yarn(bridge, 10**400, 128), "the factor of an extension is 1000"),
         (lambda: iv.lm_infinite(bridge, "x"), "a window of at least 1 token .* got 'x', 10"),
