@@ -2,6 +2,7 @@
 
     InputError        bad input from outside: a checkpoint, a prompts file, an option
       Taken             a directory that belongs to other results, to other files or to another process
+      Unfinished        work that stopped for something that can be mended; what is done is kept, and the same call goes on
       NotFinite         numbers that became NaN or infinite on the way: which, in which layer, head and prompt
     Note              a warning: nothing is wrong, but results rest on it; the command line prints it and goes on
 
@@ -45,6 +46,10 @@ def warn(message: str, kind: type[Note] = Note) -> None:
 
 class Taken(InputError):
     """The directory belongs to other results, to other files or to another process."""
+
+
+class Unfinished(InputError):
+    """Work stopped for something that can be mended: what is done is kept, and the same call goes on from there."""
 
 
 class NotFinite(InputError):

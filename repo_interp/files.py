@@ -1,6 +1,8 @@
-"""Files and directories that appear whole or not at all.
+"""Files and directories that appear whole or not at all, and directories to which one process at a time writes.
 
     with replaced(path) as unfinished: ...     what is written to `unfinished`, a file or a directory beside `path`, takes its place
+    claim(directory) ... release()             refused where another process holds the directory
+    unsealed(sealed(content)) == content       and damaged content is refused
 
 What stood at `path` stands there still when writing fails, for lack of room, by an error or an interruption. Knows nothing about what is
 written.
@@ -8,17 +10,32 @@ written.
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import hashlib
 import os
+import re
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from repo_interp.errors import InputError, one_line
+from repo_interp.errors import InputError, Taken, one_line
 from repo_interp.processes import launched, machine
+
+LOCK = ".lock"
+"""Name of the file in a claimed directory by which others see that it is."""
+LEFT_BEHIND = (".unfinished", ".previous")
+"""Ends of the names, which begin with a dot, of what a killed process leaves."""
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
+_TOLD_IN_RUST = re.compile(r"\(os error (\d+)\)|\bOs \{ code: (\d+)")
+"""How safetensors and tokenizers, which are written in Rust, say what the system refused."""
+_HERE, _EXCHANGE = -100, 2
+"""AT_FDCWD and RENAME_EXCHANGE of Linux."""
+_SEAL = b"\nsha256 of what stands before this line: "
 
 
 @contextmanager
@@ -26,15 +43,20 @@ def replaced(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A path beside `path` to write a file or a directory to; it is flushed to the disk and moved to `path` at the end.
 
     What is written may be read and written by whom the process's umask lets, whatever library wrote it (safetensors: by its owner alone).
-    A directory at `path` is replaced as a whole, and by a directory alone. Where nothing was written, or the block raises, `path` stays as
-    it was and nothing else is left. Raises OSError where the disk refuses, and where a file would replace a directory.
+    A directory at `path` is replaced as a whole, in one step where the system has one, and by a directory alone. Where nothing was written,
+    or the block raises, `path` stays as it was and nothing else is left. Raises OSError with a file name where the disk refuses, whichever
+    library was told so, and where a file would replace a directory.
     """
     path = Path(path)
-    unfinished, previous = (path.with_name(f".{path.name}.{_writer()}.{state}") for state in ("unfinished", "previous"))
-    for left_behind in (unfinished, *_of_killed_processes(path)):
+    unfinished, previous = (path.with_name(f".{path.name}.{_writer()}{state}") for state in LEFT_BEHIND)
+    remove(unfinished)
+    for left_behind in _of_killed_processes(path):
+        if left_behind.suffix == previous.suffix and not path.exists():
+            os.replace(left_behind, path)
         remove(left_behind)
     try:
-        yield unfinished
+        with _system_errors(path):
+            yield unfinished
         if not unfinished.exists():
             return
         mask = _umask()
@@ -45,18 +67,115 @@ def replaced(path: str | os.PathLike[str]) -> Iterator[Path]:
         if path.is_dir() and not unfinished.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if path.exists() and unfinished.is_dir():  # the system replaces files by files alone
-            os.replace(path, previous)
-        os.replace(unfinished, path)
+            _exchange(unfinished, path, previous)
+        else:
+            os.replace(unfinished, path)
     finally:
         remove(unfinished)
-        if previous.exists() and not path.exists():
-            os.replace(previous, path)
-        remove(previous)
+
+
+@contextmanager
+def _system_errors(path: Path) -> Iterator[None]:
+    """While the context lasts, what the system refuses is an OSError that names a file."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = str(path)
+        raise
+    except Exception as error:
+        told = _TOLD_IN_RUST.search(str(error))
+        if told is None:
+            raise
+        number = int(told[1] or told[2])
+        raise OSError(number, os.strerror(number), str(path)) from None
+
+
+def _exchange(unfinished: Path, path: Path, previous: Path) -> None:
+    """Let two directories take each other's place, in one step where the system can; else `path` is missing for a moment."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    if rename is not None and rename(_HERE, os.fsencode(unfinished), _HERE, os.fsencode(path), _EXCHANGE) == 0:
+        return
+    os.replace(path, previous)
+    try:
+        os.replace(unfinished, path)
+    except BaseException:
+        os.replace(previous, path)
+        raise
+    remove(previous)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A directory to which this process alone writes, until it releases it or ends, however it ends."""
+
+    directory: Path
+    lock: int
+    """Its open lock file."""
+    made: tuple[Path, ...]
+    """Directories that were made for it, the deepest first."""
+
+    def release(self) -> None:
+        """Let others write here; a directory in which nothing is left goes."""
+        (self.directory / LOCK).unlink(missing_ok=True)
+        os.close(self.lock)
+        with suppress(OSError):  # not empty
+            self.directory.rmdir()
+            for directory in self.made:
+                directory.rmdir()
+
+
+def claim(directory: Path) -> Claim:
+    """`directory`, made where it is not there, for this process alone. Raises Taken where another has it, OSError where it cannot be."""
+    import fcntl  # POSIX alone has it
+
+    file, made = directory / LOCK, tuple(parent for parent in directory.parents if not parent.exists())
+    while True:
+        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            lock = os.open(file, os.O_CREAT | os.O_RDWR, 0o666)
+        except FileNotFoundError:  # another process has just removed the directory
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(lock), os.stat(file)):
+                return Claim(directory, lock, made)
+        except BlockingIOError:
+            os.close(lock)
+            raise Taken(f"another process writes to {directory}; wait for it, or give another --out") from None
+        except FileNotFoundError:  # its holder has removed it, so that the next one makes another
+            pass
+        except OSError as error:
+            if error.errno in _NO_LOCKS:  # a network disk without locks: nothing keeps others out
+                return Claim(directory, lock, made)
+            os.close(lock)
+            raise
+        os.close(lock)
+
+
+def is_left_behind(name: str) -> bool:
+    """Whether a file or directory `name` is what a killed process leaves: half of what it wrote, or its lock."""
+    return name == LOCK or (name.startswith(".") and name.endswith(LEFT_BEHIND))
+
+
+def sealed(content: bytes | memoryview) -> bytes:
+    """`content` with a last line that says what its SHA-256 is."""
+    return bytes(content) + _SEAL + hashlib.sha256(content).hexdigest().encode()
+
+
+def unsealed(content: bytes, what: object) -> bytes:
+    """`content` without its seal, where it has one. Raises InputError, naming `what` it is of, where the seal says otherwise."""
+    length = max(0, len(content) - len(sealed(b"")))
+    if not content.startswith(_SEAL, length):
+        return content
+    if content != sealed(memoryview(content)[:length]):
+        raise InputError(f"{what} is damaged: its bytes are not those that were written; take another copy, or make it again")
+    return content[:length]
 
 
 def path_of(given: Any, wanted: str) -> Path:
     """`given` as a path. Raises InputError, saying what was `wanted`, for what is none."""
-    if not isinstance(given, str | os.PathLike):
+    if not isinstance(given, str | os.PathLike) or "\0" in str(given):
         raise InputError(f"a path was wanted, {wanted}; got {one_line(repr(given), 80)}")
     return Path(given)
 
@@ -101,14 +220,15 @@ def _writer() -> str:
 
 
 def _of_killed_processes(path: Path) -> Iterator[Path]:
-    """What processes of this machine that were killed have left unfinished beside `path`."""
+    """What processes of this machine that were killed have left beside `path`."""
     if not path.parent.is_dir():
         return
     for other in sorted(path.parent.iterdir()):
-        writer = other.name.removeprefix(f".{path.name}.").removesuffix(".unfinished")
+        if other.suffix not in LEFT_BEHIND or not other.name.startswith(f".{path.name}."):
+            continue
+        writer = other.name.removeprefix(f".{path.name}.").removesuffix(other.suffix)
         process, _, where = writer.partition("-")
-        is_of_here = process.isdecimal() and where in ("", machine())
-        if is_of_here and other.name == f".{path.name}.{writer}.unfinished" and not _is_running(int(process)):
+        if process.isdecimal() and where in ("", machine()) and not _is_running(int(process)):
             yield other
 
 

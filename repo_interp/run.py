@@ -10,7 +10,6 @@ Knows nothing about models or measures.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import re
@@ -24,12 +23,11 @@ import numpy as np
 import xarray as xr
 
 from repo_interp.errors import InputError, one_line
-from repo_interp.files import path_of, replaced
+from repo_interp.files import path_of, replaced, sealed, unsealed
 
 _ENGINE = "h5netcdf"
 _ESCAPED = "escaped"
 """Attribute of a variable whose texts are escaped."""
-_SEAL = b"\nsha256 of what stands before this line: "
 _VERSIONED = ("numpy", "torch", "transformer-lens", "transformers", "xarray", "repo-interp")
 
 
@@ -41,7 +39,7 @@ def make_run(groups: Mapping[str, xr.Dataset], provenance: Mapping[str, Any]) ->
                 raise ValueError(f"{name}/{variable} lacks long_name or units")
     tree = xr.DataTree.from_dict({"/": xr.Dataset(), **{f"/{name}": group for name, group in groups.items()}})
     tree.attrs = dict(provenance)
-    return tree
+    return _each(tree, _with_plain_attributes)
 
 
 def checked_group(given: Any, what: str) -> xr.Dataset:
@@ -77,8 +75,7 @@ def write_run(run: xr.DataTree, path: str | os.PathLike[str]) -> None:
 
     Raises OSError where the disk refuses, InputError where there is no directory for it, or one stands in its place, and for no run.
 
-    The file is made in memory: after a write to the disk that fails, HDF5 ends the interpreter with a segmentation fault. Its last line,
-    which HDF5 does not look at, is the SHA-256 of what stands before it.
+    A text with a NUL is escaped (`_escaped`).
     """
     require_run(run)
     place = path_of(path, "such as runs/mine/run.nc")
@@ -92,9 +89,33 @@ def write_run(run: xr.DataTree, path: str | os.PathLike[str]) -> None:
         for node in storable.subtree
         if node.data_vars
     }
-    image = storable.to_netcdf(engine=_ENGINE, encoding=encoding)
+    write_netcdf(storable, place, encoding)
+
+
+def write_netcdf(data: xr.Dataset | xr.DataTree, path: Path, encoding: Mapping[str, Any] | None = None) -> None:
+    """Write `data` to `path`, whole or not at all. Raises OSError where the disk refuses.
+
+    The file is made in memory: after a write to the disk that fails, HDF5 ends the interpreter with a segmentation fault. Its last line,
+    which HDF5 does not look at, is the SHA-256 of what stands before it.
+    """
+    image = data.to_netcdf(engine=_ENGINE, encoding=encoding)
     with replaced(path) as unfinished:
-        unfinished.write_bytes(bytes(image) + _seal(image))
+        unfinished.write_bytes(sealed(image))
+
+
+def read_netcdf(file: Path) -> xr.DataTree:
+    """What `write_netcdf` wrote, in memory. Raises InputError where it is damaged: of wrong bytes HDF5 can read for ever, or crash."""
+    try:
+        unsealed(file.read_bytes(), file)
+    except OSError as error:
+        raise InputError(f"{file} cannot be read: {error.strerror}") from None
+    try:
+        with h5py.File(file) as stored:  # h5netcdf leaves a file open, and complains later, when it fails at this
+            stored.attrs.get("_nc3_strict")
+        with xr.open_datatree(file, engine=_ENGINE) as stored:
+            return stored.load()
+    except Exception as error:  # of a broken file HDF5 and its readers raise whatever they stumble over
+        raise InputError(f"{file} is not a run file: {' '.join(str(error).split())[:200]}") from None
 
 
 def read_run(path: str | os.PathLike[str]) -> xr.DataTree:
@@ -103,14 +124,7 @@ def read_run(path: str | os.PathLike[str]) -> xr.DataTree:
     file = path / "run.nc" if path.is_dir() else path
     if not file.is_file():
         raise InputError(f"there is no run at {path}; wanted a run.nc, or the directory that `repo-interp analyze --out` wrote")
-    _require_whole(file)
-    try:
-        with h5py.File(file) as stored:  # h5netcdf leaves a file open, and complains later, when it fails at this
-            stored.attrs.get("_nc3_strict")
-        with xr.open_datatree(file, engine=_ENGINE) as stored:
-            return _each(stored.load(), _unescaped)
-    except Exception as error:  # of a broken file HDF5 and its readers raise whatever they stumble over
-        raise InputError(f"{file} is not a run file: {' '.join(str(error).split())[:200]}") from None
+    return _each(read_netcdf(file), lambda node: _with_plain_attributes(_unescaped(node)))
 
 
 def require_run(run: object) -> None:
@@ -119,24 +133,25 @@ def require_run(run: object) -> None:
         raise InputError(f"a run is what ri.analyze returns, an xarray.DataTree; got {one_line(repr(run), 80)}")
 
 
-def _seal(content: bytes | memoryview) -> bytes:
-    return _SEAL + hashlib.sha256(content).hexdigest().encode()
-
-
-def _require_whole(file: Path) -> None:
-    """Raise InputError where the file is not what its last line says: of wrong bytes HDF5 can read for ever, or crash."""
-    try:
-        content = file.read_bytes()
-    except OSError as error:
-        raise InputError(f"{file} cannot be read: {error.strerror}") from None
-    length = len(content) - len(_seal(b""))
-    if content[max(0, length) :].startswith(_SEAL) and content[length:] != _seal(memoryview(content)[:length]):
-        raise InputError(f"{file} is damaged: its bytes are not those that were written; take another copy, or make it again")
-
-
 def _each(run: xr.DataTree, change: Callable[[xr.Dataset], xr.Dataset]) -> xr.DataTree:
     """`run` with every node changed; its own datasets stay as they are."""
     return xr.DataTree.from_dict({node.path: change(node.to_dataset(inherit=False)) for node in run.subtree}, name=run.name)
+
+
+def _with_plain_attributes(node: xr.Dataset) -> xr.Dataset:
+    """`node` with attributes as they are after a file, however they were made: numbers and texts of Python, and lists of several."""
+    node = node.copy()
+    for owner in (node, *node.variables.values()):
+        owner.attrs = {name: _plain_attribute(value) for name, value in owner.attrs.items()}
+    return node
+
+
+def _plain_attribute(value: Any) -> Any:
+    if isinstance(value, list | tuple) and len(value) == 1:
+        return _plain_attribute(value[0])  # netCDF does not tell one number from a list of one
+    if isinstance(value, np.ndarray) and value.size == 1:
+        return value.item()
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else list(value) if isinstance(value, tuple) else value
 
 
 def _escaped(node: xr.Dataset) -> xr.Dataset:

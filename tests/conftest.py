@@ -37,14 +37,6 @@ def _seeded():
     torch.manual_seed(0)
 
 
-@pytest.fixture
-def a_millisecond_each(monkeypatch):
-    """Every part of an analysis that is timed for its announcement takes a millisecond, whatever else the machine does."""
-    from repo_interp.analysis import probe
-
-    monkeypatch.setattr(probe, "_timed", lambda call, device: (1e-3, call()))
-
-
 def pytest_collection_finish():
     """What is imported and collected by now stays to the end; looking through it again and again takes time."""
     gc.collect()

@@ -38,6 +38,7 @@ from repo_interp.errors import InputError, NotFinite, one_line, warn
 from repo_interp.experiments.catalogue import planned
 from repo_interp.experiments.experiment import Experiment, Plan
 from repo_interp.experiments.resumable_grid import ResumableGrid
+from repo_interp.failures import is_out_of_memory
 from repo_interp.files import path_of
 from repo_interp.measures.catalogue import measure_named
 from repo_interp.measures.labels import parameter_attributes
@@ -87,7 +88,8 @@ def analyze(
     `store`, a directory, keeps finished batches so that a repeated call goes on after an interruption; it is emptied at the end,
     after `finished`, where it is given, has taken the run. Batches are written there together, once `store_every` seconds have passed
     since the last ones were (0: each at once), and whenever the analysis ends early. What meets NaN or infinity stops alone, and the
-    run's attribute `stopped` says where; `notes` has lines about the whole. Raises InputError where prompts, layers or heads do not
+    run's attribute `stopped` says where, and so does a measure that cannot conclude, for which `store` keeps what was observed; `notes` has
+    lines about the whole. Raises InputError where prompts, layers or heads do not
     fit the model, the measures or the experiments, and NotFinite where everything stopped.
     """
     schemes = layout(bridge)
@@ -109,7 +111,7 @@ def analyze(
     notes, side_by_side = notes_kept(bridge, prompts, chosen), batch_size if isinstance(batch_size, int) else 1
     if (rounded := rounded_positions(bridge)) is not None:
         warn(rounded, RoundedPositions)
-    with kept(batch_store, store_every) as keep:
+    with kept(batch_store, store_every) as (keep, keep_all):
         observed = ObservedBatches(bridge, batches, chosen, layers, heads, batch_store, keep, progress)
         groups, faults = from_first(lambda: _concluded(observed, chosen, schemes, nothing_else=not plans))
         groups |= _described(groups, prompts, tokenizer_of(bridge))
@@ -121,13 +123,16 @@ def analyze(
             except NotFinite as error:
                 faults.stop(name, str(error))
         faults.require_some([*(measure.name for measure in chosen), *(plan.experiment.name for plan in plans)])
+        if faults.unconcluded:
+            keep_all()
     if GROUP in groups:
         groups[GROUP] = joined(groups)
     said = {"notes": "\n".join((*notes, *faults.outputs))} if notes or faults.outputs else {}
     run = make_run(groups, _provenance(bridge, prompts) | said | faults.attributes)
     if finished is not None:
         finished(run)
-    batch_store.clear()
+    if not faults.unconcluded:
+        batch_store.clear()
     return run
 
 
@@ -225,8 +230,20 @@ def _concluded(
     for statistics in observed.statistics(faults, names if nothing_else else []):
         for name, each in statistics.items():
             merged[name].add(each)
-    finite = [measure for measure in measures if measure.name not in faults.stopped]
-    return {measure.name: group_of(measure, merged[measure.name].total(), schemes) for measure in finite}, faults
+    groups: dict[str, xr.Dataset] = {}
+    for measure in measures:
+        if measure.name in faults.stopped:
+            continue
+        try:
+            groups[measure.name] = group_of(measure, merged[measure.name].total(), schemes)
+        except InputError:
+            raise
+        except Exception as error:  # of another package, after what may be hours of observing
+            if is_out_of_memory(error):
+                raise
+            faults.stop(measure.name, f"it cannot conclude ({one_line(f'{type(error).__name__}: {error}')})")
+            faults.unconcluded.add(measure.name)
+    return groups, faults
 
 
 def _described(groups: Mapping[str, xr.Dataset], prompts: Sequence[Prompt], tokenizer: Any) -> dict[str, xr.Dataset]:

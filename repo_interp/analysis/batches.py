@@ -22,16 +22,15 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from repo_interp import processes, side_by_side
-from repo_interp.experiments.resumable_grid import belonging_to
-from repo_interp.files import replaced
+from repo_interp.errors import InputError, warn
+from repo_interp.experiments.resumable_grid import Damaged, belonging_to
 from repo_interp.inputs import Spans
 from repo_interp.measures.labels import described
 from repo_interp.measures.statistics import STATISTICS, Measure, Statistics
+from repo_interp.run import read_netcdf, write_netcdf
 from repo_interp.side_by_side import BatchSize
 from repo_interp.tasks.prompt import Prompt
 from repo_interp.tasks.prompt.structure import prompt_structure
-
-_ENGINE = "h5netcdf"
 
 
 @dataclass(frozen=True)
@@ -168,10 +167,10 @@ class BatchStore:
         if not self.has(number):
             return None
         try:
-            with xr.open_datatree(self._file(number), engine=_ENGINE) as stored:
-                tree = stored.load()
-        except (OSError, ValueError, KeyError):
-            return None  # it is observed again
+            tree = read_netcdf(self._file(number))
+        except InputError as damaged:
+            warn(f"{damaged}: batch {number} is observed again", Damaged)
+            return None
         return {
             name: Statistics(**{part: node[part].to_dataset() for part in node.children}) for name, node in tree.children.items()
         }
@@ -183,8 +182,7 @@ class BatchStore:
         groups = {"/": xr.Dataset()}
         for name, parts in statistics.items():
             groups |= {f"/{name}/{part}": getattr(parts, part) for part in STATISTICS}
-        with replaced(self._file(number)) as unfinished:
-            xr.DataTree.from_dict(groups).to_netcdf(unfinished, engine=_ENGINE)
+        write_netcdf(xr.DataTree.from_dict(groups), self._file(number))
         return True
 
     def clear(self) -> None:

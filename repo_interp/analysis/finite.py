@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from repo_interp.errors import NotFinite
+from repo_interp.errors import NotFinite, Unfinished
 from repo_interp.inputs import AttentionInputs
 from repo_interp.measures.statistics import Measure, Statistics
 
@@ -31,6 +31,8 @@ class Faults:
     """By measure or experiment, the first place that was not finite."""
     outputs: list[str] = field(default_factory=list)
     """Passes that ended in numbers that are not finite."""
+    unconcluded: set[str] = field(default_factory=set)
+    """Those that stopped when all was observed, for an error of theirs: what was observed is of use once that is mended."""
 
     def stop(self, name: str, why: str) -> None:
         """Remember that `name` stopped, unless it has before."""
@@ -50,11 +52,13 @@ class Faults:
             raise NotFinite(fault)
 
     def require_some(self, names: Iterable[str]) -> None:
-        """Raise NotFinite, naming the first, where all of `names` stopped."""
+        """Raise NotFinite, naming the first, where all of `names` stopped; Unfinished where it was not numbers that stopped one."""
         names = list(names)
         if names and self.stopped.keys() >= set(names):
             first, why = next(iter(self.stopped.items()))
             others = f", as {len(names) - 1} more" if len(names) > 1 else ""
+            if self.unconcluded:
+                raise Unfinished(f"{first} stopped{others}: {why}")
             raise NotFinite(f"{first} stopped{others}: {why}; if the checkpoint runs in float16, load it in float32")
 
     @property

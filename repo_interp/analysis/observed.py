@@ -110,12 +110,13 @@ class ObservedBatches:
 
 
 @contextmanager
-def kept(store: BatchStore, every: float) -> Iterator[Keep]:
-    """A function that takes a finished batch: it is written with those that wait, once `every` seconds have passed since the last were.
+def kept(store: BatchStore, every: float) -> Iterator[tuple[Keep, Callable[[], None]]]:
+    """A function that takes a finished batch, and one that writes all that wait.
 
-    Where writing takes long beside measuring, as of small batches of a small model, only as many are written as fit into `_WRITING_SHARE`
-    of the time (`every` 0: all). What waits when the context ends with an error or an interruption is written then; when it ends well,
-    nobody needs it. A part that is written holds its statistics no longer.
+    A batch is written with those that wait, once `every` seconds have passed since the last were. Where writing takes long beside
+    measuring, as of small batches of a small model, only as many are written as fit into `_WRITING_SHARE` of the time (`every` 0: all).
+    What waits when the context ends with an error or an interruption is written then; when it ends well, nobody needs it. A part that is
+    written holds its statistics no longer.
     """
     most_waiting = _MOST_WAITING if processes.count() > 1 else None
     waiting: dict[int, Part] = {}
@@ -142,10 +143,13 @@ def kept(store: BatchStore, every: float) -> Iterator[Keep]:
             write_one()
         last = time.monotonic()
 
+    def keep_all() -> None:
+        while waiting:
+            write_one()
+
     try:
-        yield keep
+        yield keep, keep_all
     except BaseException:
         with suppress(OSError):  # the disk may be full: then that is what is raised
-            while waiting:
-                write_one()
+            keep_all()
         raise

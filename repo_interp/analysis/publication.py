@@ -14,7 +14,6 @@ Knows run files; knows nothing about how a run is measured or drawn.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -27,18 +26,15 @@ import xarray as xr
 
 from repo_interp import processes
 from repo_interp.analysis.atlas import FILES, GROUP, write_atlas
-from repo_interp.errors import InputError, Taken
-from repo_interp.files import remove, replaced
+from repo_interp.errors import InputError, Taken, Unfinished
+from repo_interp.files import LOCK, Claim, claim, is_left_behind, remove, replaced
 from repo_interp.run import write_run
 
 RUN, COMPARISON = "run.nc", "compare.nc"
 """Data files of the two kinds of results."""
 _PAGE, _FIGURES = "report.html", "figures"
-_STORE, _LOCK = ".batches", ".lock"
-_LEFT_BEHIND = (".unfinished", ".previous")
-"""Ends of the names of what a killed process leaves."""
+_STORE = ".batches"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 
 Draw = Callable[[xr.DataTree, Path, Path], Sequence[str]]
 """Writes the page (a file) and the figures (a directory, not there yet) of a run; returns one line per failure."""
@@ -76,12 +72,11 @@ class Published:
 class Results:
     """A directory that this process alone writes results to; `claimed` gives it."""
 
-    def __init__(self, directory: Path, data_file: str, lock: int | None, made: Sequence[Path]) -> None:
-        """`lock`: the open lock file, None where another process of the command holds it; `made`: directories that were made for it,
-        the deepest first."""
+    def __init__(self, directory: Path, data_file: str, claim: Claim | None) -> None:
+        """`claim`: None where another process of the command has claimed `directory`."""
         self.directory, self.data_file = directory, directory / data_file
         self.page, self.figures, self.store = directory / _PAGE, directory / _FIGURES, directory / _STORE
-        self._lock, self._made = lock, made
+        self._claim = claim
 
     @property
     def has_batches(self) -> bool:
@@ -98,7 +93,7 @@ class Results:
 
         Raises InputError where the run cannot be written; what stood there stands then.
         """
-        if self._lock is None:
+        if self._claim is None:
             return
         try:
             write_run(run, self.data_file)
@@ -129,19 +124,13 @@ class Results:
 
     def withdraw(self) -> None:
         """Remove the finished batches."""
-        if self._lock is not None:
+        if self._claim is not None:
             remove(self.store)
 
     def release(self) -> None:
         """Let others write here; a directory in which nothing is left goes."""
-        if self._lock is None:
-            return
-        (self.directory / _LOCK).unlink(missing_ok=True)
-        os.close(self._lock)
-        with suppress(OSError):  # not empty
-            self.directory.rmdir()
-            for directory in self._made:
-                directory.rmdir()
+        if self._claim is not None:
+            self._claim.release()
 
 
 def stage(directory: Path, data_file: str = RUN) -> Literal["nothing", "begun", "measured", "finished"]:
@@ -167,10 +156,10 @@ def claimed(
         lambda: _free(Path("runs") / default, data_file) if directory is None else _claim(Path(directory), data_file, overwrite)
     )
     if not processes.is_first():
-        results = Results(results.directory, data_file, None, ())
+        results = Results(results.directory, data_file, None)
     try:
         yield results
-    except (KeyboardInterrupt, Taken):
+    except (KeyboardInterrupt, Taken, Unfinished):
         raise
     except OSError as error:
         if error.errno not in _NO_ROOM:
@@ -197,13 +186,11 @@ def _free(first: Path, data_file: str) -> Results:
 def _claim(directory: Path, data_file: str, overwrite: bool) -> Results:
     try:
         _require_free(directory, data_file, overwrite)
-        made = [parent for parent in directory.parents if not parent.exists()]
-        lock = _locked(directory)
-        results = Results(directory, data_file, lock, made)
+        results = Results(directory, data_file, claim(directory))
         try:
             _require_free(directory, data_file, overwrite)  # another process may have published in between
             for path in directory.iterdir():
-                if path.name.endswith(_LEFT_BEHIND):
+                if path.name != LOCK and is_left_behind(path.name):
                     remove(path)
         except BaseException:
             results.release()
@@ -219,35 +206,9 @@ def _require_free(directory: Path, data_file: str, overwrite: bool) -> None:
         return
     if not directory.is_dir():
         raise Taken(f"{directory} is a file; wanted a directory for the results")
-    names = {path.name for path in directory.iterdir() if not (path.name.startswith(".") and path.name.endswith(_LEFT_BEHIND))}
+    names = {path.name for path in directory.iterdir() if not is_left_behind(path.name)}
     if not overwrite and names & {data_file, _PAGE, _FIGURES}:
         raise Taken(f"{directory} holds results already; give another --out, or --overwrite to replace them")
-    foreign = sorted(names - {data_file, _PAGE, _FIGURES, _STORE, _LOCK, *FILES})
+    foreign = sorted(names - {data_file, _PAGE, _FIGURES, _STORE, *FILES})
     if foreign:
         raise Taken(f"{directory} holds other things ({foreign[0]}); give --out a directory of its own")
-
-
-def _locked(directory: Path) -> int:
-    """The lock file of `directory`, made with it and held until it is closed or the process ends, however it ends. Raises Taken."""
-    file = directory / _LOCK
-    while True:
-        directory.mkdir(parents=True, exist_ok=True)
-        try:
-            lock = os.open(file, os.O_CREAT | os.O_RDWR, 0o666)
-        except FileNotFoundError:  # another process has just removed the directory
-            continue
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(lock), os.stat(file)):
-                return lock
-        except BlockingIOError:
-            os.close(lock)
-            raise Taken(f"another process writes to {directory}; wait for it, or give another --out") from None
-        except FileNotFoundError:  # its holder has removed it, so that the next one makes another
-            pass
-        except OSError as error:
-            if error.errno in _NO_LOCKS:  # a network disk without locks: nothing keeps others out
-                return lock
-            os.close(lock)
-            raise
-        os.close(lock)

@@ -2,7 +2,8 @@
 
     bytes of a pass = tokens * itemsize * (8 d_model + 4 d_feed_forward)        what a layer holds at once: the residual stream, queries,
                                                                                  keys, values and its feed-forward part
-    bytes of a run  = the larger of the peak so far (loading) and what is held now + activations + statistics of all prompts + drawing
+    bytes of a run  = the larger of the peak so far (loading) and what is held now + activations + statistics + drawing
+    statistics      = 8 * layers * heads * tokens of all prompts                 one number per token and head, such as its position
     batch "auto"    = as many prompts as have min(WORTHWHILE, SHARE * memory / (2 * bytes of a token)) tokens, with their padding
 
 Memory is that of the machine or the accelerator, divided by the processes that share it, not what happens to be free: so a command that
@@ -56,19 +57,21 @@ def bytes_per_token(bridge: nn.Module) -> int:
     return weight.dtype.itemsize * (8 * config.hidden_size + 4 * config.intermediate_size)
 
 
-def bytes_of_run(bridge: nn.Module, lengths: Sequence[int], size: SideBySide, passes: Sequence[int], statistics: float) -> float:
+def bytes_of_run(
+    bridge: nn.Module, lengths: Sequence[int], batch_size: BatchSize | Literal["auto"] = 1, passes: Sequence[int] = ()
+) -> float:
     """The most bytes that an analysis of prompts of `lengths` tokens holds: the peak so far, or that of running.
 
-    `size`: what goes through side by side. `passes`: tokens of every prompt of every pass of the experiments. `statistics`: bytes of those
-    of all prompts. On an accelerator, what the model holds there.
+    `passes`: tokens of every prompt of every pass of the experiments. On an accelerator, what the model holds there.
     """
-    config, parameters = next(attentions(bridge)).config, list(bridge.parameters())
+    config, parameters, size = next(attentions(bridge)).config, list(bridge.parameters()), batch_limit(bridge, batch_size)
+    statistics = 8.0 * config.num_hidden_layers * config.num_attention_heads * sum(lengths)
     longest, elements = max(lengths), parameters[0].element_size()
-    batch_size = min(len(lengths), size.of_length(longest))
-    tokens = batch_size * longest
+    together = min(len(lengths), size.of_length(longest))
+    tokens = together * longest
     wide = min(tokens, block_of(config.intermediate_size)) * config.intermediate_size
     activations = float(elements) * (8 * tokens * config.hidden_size + 3 * wide)
-    logits = 20.0 * config.vocab_size * max(passes, default=0) * batch_size
+    logits = 20.0 * config.vocab_size * max(passes, default=0) * together
     running = max(activations, logits) + statistics
     if parameters[0].device.type != "cpu":
         return sum(parameter.numel() * parameter.element_size() for parameter in parameters) + running

@@ -2,7 +2,7 @@
 
 A command is a module with `SUMMARY`, `add_arguments(parser)` and `run(arguments) -> exit code`; it imports what is heavy inside `run`,
 so that `repo-interp --help` is fast. Bad input is one line and exit code 2, an interruption 130; 1 says that
-the numbers are there, but a figure or the page is not. A Note, which refuses nothing, is one line beside.
+the numbers are there, but a figure, the page or what was printed is not. A Note, which refuses nothing, is one line beside.
 
 Launched as several processes (`accelerate launch -m repo_interp ...`), a command with `SHARED` is done by all of them, others by the
 first alone. One process prints, and one says why the command ends.
@@ -14,7 +14,7 @@ import argparse
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
@@ -34,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # pyright: ignore  # of a terminal in another encoding than UTF-8
     try:
+        _require_no_nul(given)
         parsed = _parser(given).parse_args(given)
     except _WrongUsage as error:
         return _said(error.command, str(error), 2)
@@ -62,9 +63,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(parsed: argparse.Namespace) -> int:
     command = f"repo-interp {parsed.command}"
     try:
-        with _notes_as_lines(command):
+        with _notes_as_lines(command), _losing_output() as output:
             code = _module(parsed.command).run(parsed)
-        sys.stdout.flush()
+            output.flush()
+        if output.failure is not None:
+            line = f"standard output cannot be written ({output.failure})"
+            return _said(
+                command, f"{line}; the results are there" if hasattr(parsed, "out") else line, 1 if hasattr(parsed, "out") else 2
+            )
         return code
     except InputError as error:
         return _said(command, str(error), 2)
@@ -77,8 +83,6 @@ def _run(parsed: argparse.Namespace) -> int:
         _close(sys.stdout)
         return 141
     except OSError as error:
-        if error.filename is None:
-            _close(sys.stdout)  # else Python itself complains when it cannot be flushed at the end
         what = "the output" if error.filename is None else one_line(error.filename)
         return _said(command, f"{what} cannot be read or written ({error.strerror or error})", 2)
     except Exception as error:
@@ -104,6 +108,50 @@ def _notes_as_lines(command: str) -> Iterator[None]:
         warnings.simplefilter("always", Note)
         others, warnings.showwarning = warnings.showwarning, show
         yield
+
+
+class _Output:
+    """Standard output that a command can go on without: the first write that is refused is noted, and all after it go nowhere."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream, self.failure = stream, None
+
+    def write(self, text: str) -> int:
+        self._tried(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._tried(self._stream.flush)
+
+    def _tried(self, act: Callable[[], object]) -> None:
+        try:
+            act()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            self.failure = error.strerror or str(error)
+            _close(self._stream)  # also for Python, which flushes it at the end
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def _losing_output() -> Iterator[_Output]:
+    """While it lasts, a full disk below standard output costs what is printed and nothing else."""
+    stream, sys.stdout = sys.stdout, _Output(sys.stdout)
+    try:
+        yield sys.stdout
+    finally:
+        sys.stdout = stream
+
+
+def _require_no_nul(given: Sequence[str]) -> None:
+    for word in given:
+        if "\0" in word:
+            raise _WrongUsage(
+                "repo-interp", f"the argument {one_line(word, 80)} has a NUL character, which no path and no name can have"
+            )
 
 
 class _WrongUsage(InputError):

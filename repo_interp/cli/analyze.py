@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,6 @@ from repo_interp.cli.options import (
 if TYPE_CHECKING:
     import xarray as xr
 
-    from repo_interp.analysis.cost import Cost
     from repo_interp.analysis.publication import Published, Results
     from repo_interp.cli.console import Console
     from repo_interp.cli.progress import Step
@@ -120,7 +119,7 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp import processes
     from repo_interp.analysis.publication import claimed
     from repo_interp.cli.checkpoint import DEFAULT, stem
-    from repo_interp.cli.console import Console
+    from repo_interp.cli.console import Console, plain
     from repo_interp.cli.progress import steps
     from repo_interp.cli.results import asked_as_before, gone_on_with, print_results
     from repo_interp.cli.tables import print_tables
@@ -130,15 +129,19 @@ def run(arguments: argparse.Namespace) -> int:
         return code
     question = _question(console, arguments, name)
     with claimed(arguments.out, stem(name), arguments.overwrite or arguments.resume) as results:
-        cost = _announced(console, arguments, name, question)
+        _announced(console, arguments, name, question)
         with asked_as_before(console, arguments.resume), steps(console) as step:
-            measured = _measured(arguments, question, results, step, cost)
+            measured = _measured(arguments, question, results, step)
             if not processes.is_first():
                 return 0
             published = _published(results, measured, step)
     print_tables(console, measured)
     for line in measured.attrs.get("stopped", "").splitlines():
         console.print(f"not measured: {line}", style="yellow", highlight=False)
+    if results.has_batches:
+        console.print(
+            f"finished batches are kept; go on by --resume --out {plain(results.directory)}", style="yellow", highlight=False
+        )
     return print_results(console, results, published) or int("stopped" in measured.attrs)
 
 
@@ -196,46 +199,37 @@ def _question(console: Console, arguments: argparse.Namespace, name: str) -> _Qu
     return _Question(bridge, prompts, task, measures, planned(bridge, prompts, experiments, task), layers, heads)
 
 
-def _announced(console: Console, arguments: argparse.Namespace, name: str, question: _Question) -> Cost:
-    """What the analysis will cost, once that and its notes are printed. Raises InputError where there is not enough memory."""
+def _announced(console: Console, arguments: argparse.Namespace, name: str, question: _Question) -> None:
+    """Print what is measured, and the notes on it. Raises InputError where there is not enough memory."""
     from repo_interp import processes
-    from repo_interp.analysis.cost import estimate
     from repo_interp.analysis.notes import notes_on
-    from repo_interp.analysis.room import require_memory
+    from repo_interp.analysis.room import bytes_of_run, require_memory
     from repo_interp.cli.console import bold
-    from repo_interp.plots.pages.duration import drawing_seconds
 
     prompts, measures, passes = question.prompts, question.measures, question.passes
-    names = [part.name for part in (*measures, *(plan.experiment for plan in question.plans))]
-
-    def estimated() -> Cost:
-        cost = estimate(question.bridge, prompts, measures, arguments.batch_size, question.layers, question.heads, passes)
-        return replace(cost, seconds=cost.seconds / processes.launched() + drawing_seconds(names))
-
-    cost = processes.from_first(estimated)
-    require_memory(cost.bytes * processes.beside() if arguments.device == "cpu" else 0, "this analysis")
+    lengths = [len(prompt.tokens) for prompt in prompts]
+    needed = bytes_of_run(question.bridge, lengths, arguments.batch_size, passes)
+    require_memory(needed * processes.beside() if arguments.device == "cpu" else 0, "this analysis")
     for note in notes_on(question.bridge, prompts, measures):
         console.print(note, style="yellow", highlight=False)
     added = f", experiments {', '.join(arguments.experiments)} ({len(passes):,} more prompts)" if question.plans else ""
     console.print(
         bold(
             name,
-            f": {len(prompts)} prompt{'s' if len(prompts) > 1 else ''} of up to "
-            f"{max(len(prompt.tokens) for prompt in prompts)} tokens, "
-            f"measures {', '.join(measure.name for measure in measures)}{added}; {cost}"
-            + (f" in each of {processes.count()} processes" if processes.count() > 1 else ""),
+            f": {len(prompts)} prompt{'s' if len(prompts) > 1 else ''} of up to {max(lengths)} tokens, "
+            f"measures {', '.join(measure.name for measure in measures)}{added}"
+            + (f", in {processes.count()} processes" if processes.count() > 1 else ""),
         ),
         highlight=False,
     )
-    return cost
 
 
-def _measured(arguments: argparse.Namespace, question: _Question, results: Results, step: Step, cost: Cost) -> xr.DataTree:
+def _measured(arguments: argparse.Namespace, question: _Question, results: Results, step: Step) -> xr.DataTree:
     """The run, written to `results`."""
     from repo_interp.analysis.analyze import analyze
     from repo_interp.analysis.notes import RoundedPositions
     from repo_interp.cli.results import ASKED, KEEP_EVERY, asked
-    from repo_interp.errors import InputError
+    from repo_interp.errors import InputError, Unfinished
     from repo_interp.failures import is_out_of_memory
 
     def write(run: xr.DataTree) -> None:
@@ -260,12 +254,12 @@ def _measured(arguments: argparse.Namespace, question: _Question, results: Resul
                 store_every=KEEP_EVERY,
                 finished=write,
             )
-        except KeyboardInterrupt as interruption:
+        except (KeyboardInterrupt, Unfinished) as interruption:
             kept = "finished batches are kept; the same command goes on from there" if results.has_batches else ""
-            raise KeyboardInterrupt("; ".join(filter(None, (str(interruption), kept)))) from None
+            raise type(interruption)("; ".join(filter(None, (str(interruption), kept)))) from None
         except BaseException as error:
             if is_out_of_memory(error):
-                raise InputError(f"not enough memory ({cost}); give shorter prompts or a smaller --batch-size") from None
+                raise InputError("not enough memory; give shorter prompts or a smaller --batch-size") from None
             raise
 
 

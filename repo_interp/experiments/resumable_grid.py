@@ -1,10 +1,10 @@
 """A grid of measurements whose finished points stay on disk, so that an interrupted one goes on where it stopped.
 
-    point = a name and a few numbers        DIRECTORY/NAME.json, written whole or not at all
+    point = a name and a few numbers        DIRECTORY/NAME.json, written whole or not at all, with a seal
 
-Numbers come back as they were, to the last bit. Several processes share the points of a grid (`processes.spread`). Whoever gives the
-directory sees to it that it belongs to one experiment on one model and its prompts (`belonging_to`): what another question left there is
-thrown away, with a warning. Without a directory nothing is kept.
+Numbers come back as they were, to the last bit; a point whose file is damaged is measured again, with a warning. Several processes share
+the points of a grid (`processes.spread`). Whoever gives the directory sees to it that it belongs to one experiment on one model and its
+prompts (`belonging_to`): what another question left there is thrown away, with a warning. Without a directory nothing is kept.
 Knows nothing about what is measured.
 """
 
@@ -21,7 +21,7 @@ from typing import Any
 
 from repo_interp import processes
 from repo_interp.errors import Note, warn
-from repo_interp.files import write_text
+from repo_interp.files import replaced, sealed, unsealed, write_text
 
 Point = dict[str, Any]
 """Numbers and lists of numbers, by name."""
@@ -29,6 +29,10 @@ Point = dict[str, Any]
 
 class OtherQuestion(Note):
     """What is kept belongs to another question, and is thrown away."""
+
+
+class Damaged(Note):
+    """What is kept is damaged, and is measured again."""
 
 
 def belonging_to(fingerprint: str, directory: Path) -> Path:
@@ -59,7 +63,7 @@ class ResumableGrid:
 
         `progress` is called with points that are there and in all. Of several processes each computes some, and all get all.
         """
-        kept = processes.from_first(lambda: {name: self._read(name) for name in points if self._has(name)})
+        kept = processes.from_first(lambda: {name: point for name in points if (point := self._read(name)) is not None})
         waiting = [name for name in points if name not in kept]
 
         def compute(name: str) -> Point:
@@ -89,13 +93,20 @@ class ResumableGrid:
         self._directory.mkdir(parents=True, exist_ok=True)
         while self._waiting:
             name = next(iter(self._waiting))
-            write_text(self._directory / f"{name}.json", self._waiting[name])
+            with replaced(self._directory / f"{name}.json") as unfinished:
+                unfinished.write_bytes(sealed(self._waiting[name].encode()))
             del self._waiting[name]
         self._written = time.monotonic()
 
-    def _has(self, name: str) -> bool:
-        return self._directory is not None and (self._directory / f"{name}.json").is_file()
-
-    def _read(self, name: str) -> Point:
-        assert self._directory is not None
-        return json.loads((self._directory / f"{name}.json").read_text(encoding="utf-8"))
+    def _read(self, name: str) -> Point | None:
+        """The point `name`; None where it is not kept, or damaged."""
+        if self._directory is None or not (file := self._directory / f"{name}.json").is_file():
+            return None
+        try:
+            point = json.loads(unsealed(file.read_bytes(), file))
+            if not isinstance(point, dict):
+                raise ValueError("no point")
+            return point
+        except (OSError, ValueError, RecursionError):
+            warn(f"{file} is damaged: what it kept is measured again", Damaged)
+            return None

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from transformers import (
 from transformers.initialization import no_init_weights
 
 from repo_interp.errors import InputError, one_line
-from repo_interp.files import replaced, write_text
+from repo_interp.files import is_left_behind, path_of, replaced, require_directory, write_text
 from repo_interp.models.adapters import adapted, base_of, fitting_changes
 from repo_interp.models.configuration import (
     OURS,
@@ -46,6 +47,7 @@ from repo_interp.models.configuration import (
     tokens_of,
     written_configuration,
 )
+from repo_interp.models.directories import is_of_checkpoint
 from repo_interp.models.dispatch import DeviceMap, MostMemory, device_of_weights, dispatched, is_dispatched, weights_in_place
 from repo_interp.models.families import FAMILIES
 from repo_interp.models.fields import DTYPES, SpecialTokens
@@ -154,8 +156,9 @@ def save(
     """Write a repositioned model, or the model inside a bridge, as config.json, generation_config.json and model.safetensors.
 
     The tokenizer's files are written too: those of `tokenizer`, else of the bridge's. Loading gives the same bits back. A layout that is
-    the stock decoder's own is written as a stock checkpoint. Raises InputError for a model that was never repositioned, and for a bridge
-    in compatibility mode, whose weights are no longer the model's.
+    the stock decoder's own is written as a stock checkpoint. An earlier checkpoint in `directory` is replaced as a whole, in one step at
+    the end; other files there stay. Raises InputError for a model that was never repositioned, for a bridge in compatibility mode, whose
+    weights are no longer the model's, and for a directory that cannot be replaced; OSError where the disk refuses.
     """
     if getattr(model, "compatibility_mode", False):
         raise InputError(
@@ -166,15 +169,48 @@ def save(
     if is_dispatched(decoder):
         raise InputError("weights of this model are offloaded; load it without a device map to save it")
     layout(decoder)  # refuses a model that was never repositioned
-    directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    with replaced(directory / "model.safetensors") as unfinished:
-        save_file(_stored_form(decoder), unfinished, metadata={"format": "pt"})
-    write_text(directory / "config.json", json.dumps(written_configuration(decoder), indent=1, sort_keys=True) + "\n")
-    if decoder.generation_config is not None:
-        decoder.generation_config.save_pretrained(directory)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(directory)
+    place = _replaceable(directory)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with replaced(place) as unfinished:
+        unfinished.mkdir()
+        with replaced(unfinished / "model.safetensors") as weights:
+            save_file(_stored_form(decoder), weights, metadata={"format": "pt"})
+        write_text(unfinished / "config.json", json.dumps(written_configuration(decoder), indent=1, sort_keys=True) + "\n")
+        if decoder.generation_config is not None:
+            decoder.generation_config.save_pretrained(unfinished)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(unfinished)
+        _keep_others(place, unfinished)
+
+
+def _replaceable(directory: str | os.PathLike[str]) -> Path:
+    """`directory` without links. Raises InputError where a file stands there, or where it cannot be exchanged for another directory."""
+    place = path_of(directory, "a directory for the checkpoint").resolve()
+    require_directory(place)
+    if place.is_mount() or Path.cwd().is_relative_to(place):
+        raise InputError(
+            f"{place} cannot be replaced as a whole: it is the working directory or above it, or a disk is mounted there; name another "
+            f"directory, such as {place / 'checkpoint'}"
+        )
+    return place
+
+
+def _keep_others(directory: Path, unfinished: Path) -> None:
+    """Put what stands in `directory` and is of no checkpoint into `unfinished` too, as links to the same files where the disk has such."""
+
+    def of_checkpoint(folder: str, names: list[str]) -> list[str]:
+        if Path(folder) != directory:
+            return []
+        return [name for name in names if is_of_checkpoint(name) or is_left_behind(name) or (unfinished / name).exists()]
+
+    def link(source: str, target: str) -> None:
+        try:
+            os.link(source, target, follow_symlinks=False)
+        except OSError:
+            shutil.copy2(source, target, follow_symlinks=False)
+
+    if directory.is_dir():
+        shutil.copytree(directory, unfinished, symlinks=True, ignore=of_checkpoint, copy_function=link, dirs_exist_ok=True)
 
 
 def _skeleton(checkpoint: Checkpoint, config: PretrainedConfig) -> tuple[PreTrainedModel, dict[str, StoredWeight]]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,18 @@ from repo_interp.shipped import means_zoo, zoo_path
 
 FETCHED = ("*.json", "*.safetensors", "*.model", "merges.txt")
 """What is downloaded of a hub repository: nothing that could be run."""
+FILES = (
+    *("config.json", "generation_config.json", "adapter_config.json", "adapter_model.safetensors"),
+    *("model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json"),
+    *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("chat_template.jinja", "chat_template.json", "vocab.json", "vocab.txt", "merges.txt", "spiece.model"),
+)
+"""Names of the files of a checkpoint, as patterns."""
+
+
+def is_of_checkpoint(name: str) -> bool:
+    """Whether a file with this name belongs to the checkpoint in its directory."""
+    return any(fnmatchcase(name, pattern) for pattern in FILES)
 
 
 def directory_of(path: str | os.PathLike[str], hub: Mapping[str, Any]) -> Path:
@@ -42,8 +55,6 @@ def _directory_of(path: str | os.PathLike[str], hub: Mapping[str, Any]) -> Path:
     directory = path_of(path, "a checkpoint's directory or its name, such as niah/repo")
     text = os.fspath(path)
     try:
-        if "\0" in text:
-            raise ValueError("a path holds no NUL character")
         if directory.is_dir():
             for file in directory.iterdir():
                 regular(file)  # before a library waits for it

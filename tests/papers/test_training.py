@@ -398,7 +398,7 @@ def test_runs_side_by_side_are_the_runs_one_by_one_also_when_interrupted(undistu
     assert weights(TrainingFolder(tmp_path / "short")) == weights(undisturbed)
     interrupted = TrainingFolder(tmp_path / "long")
     assert not interrupted.is_finished
-    assert 0 < load_state(interrupted.state, (again := prepare(long)).model, again.optimizer).step < 3000
+    assert 0 < load_state(interrupted.state, (again := prepare(long)).model, again.optimizer, 3000).step < 3000
 
 
 def test_a_hugging_face_checkpoint_goes_on_with_its_own_tokenizer_and_is_scored(tmp_path, capsys):

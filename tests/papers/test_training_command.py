@@ -10,20 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
+from trained_tiny import COMMAND as TINY
 
 from position_papers.commands import train as train_command
 from position_papers.training.folder import TrainingFolder
 from repo_interp.cli import score as score_command
 from repo_interp.errors import InputError
 from repo_interp.run import read_run
-
-SIZES = {"layers": 2, "width": 16, "heads": 2, "batch": 4, "warm-up": 2, "score-prompts": 4, "log-every": 2}
-TASK = ("words=6", "first_longest=3", "longest=4", "longest_test=5")
-TINY = (
-    *("reversal", "--scheme", "repo"),
-    *(word for name, value in SIZES.items() for word in (f"--{name}", str(value))),
-    *(word for option in TASK for word in ("--set", option)),
-)
 
 
 def command(module, *words: str) -> int:

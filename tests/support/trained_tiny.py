@@ -22,6 +22,16 @@ TINY: dict[str, Any] = {
 }
 
 
+SIZES = {"layers": 2, "width": 16, "heads": 2, "batch": 4, "warm-up": 2, "score-prompts": 4, "log-every": 2}
+TASK = ("words=6", "first_longest=3", "longest=4", "longest_test=5")
+COMMAND = (
+    *("reversal", "--scheme", "repo"),
+    *(word for name, value in SIZES.items() for word in (f"--{name}", str(value))),
+    *(word for option in TASK for word in ("--set", option)),
+)
+"""Words of `repo-interp train` for a tiny run."""
+
+
 def trained(directory: Path, task: str, scheme: str, **fields: Any) -> Path:
     """A finished run in `directory`: weights, training.toml, scores.json."""
     configuration = replaced(TrainingConfiguration(task=task), {**TINY, "scheme": scheme, **fields})

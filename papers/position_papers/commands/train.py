@@ -76,8 +76,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train, with a bar, and print what came of it."""
-    from safetensors import SafetensorError
-
     from position_papers.commands.training_display import print_scores
     from repo_interp.cli.console import Console, plain
     from repo_interp.errors import InputError
@@ -98,10 +96,11 @@ def run(arguments: argparse.Namespace) -> int:
                 done = _train_several(console, pending, arguments)
         except BrokenPipeError:
             raise
-        except (OSError, SafetensorError) as error:  # the latter is how a full disk is told while weights are written
-            reason = " ".join(str(getattr(error, "strerror", None) or error).split())
+        except OSError as error:
             place = _out(arguments, runs)
-            raise InputError(f"{place} cannot be written ({reason}); make room, then go on by --resume --out {place}") from None
+            raise InputError(
+                f"{place} cannot be written ({error.strerror or error}); make room, then go on by --resume --out {place}"
+            ) from None
         if not done:
             raise KeyboardInterrupt(
                 f"the state is saved; go on with: repo-interp train --resume --out {_out(arguments, runs)}{_seeds(arguments)}"
@@ -185,9 +184,13 @@ def _one_run(arguments: argparse.Namespace, seed: int | None) -> Run:
 
 
 def _folder(out: Path, seed: int | None) -> TrainingFolder:
+    """Where a run is. Raises InputError where a training.toml stands there that is of no run: nothing of its is replaced."""
     from position_papers.training.folder import TrainingFolder
+    from position_papers.training.trained import trained_configuration
 
-    return TrainingFolder(out if seed is None else out / f"seed-{seed}")
+    folder = TrainingFolder(out if seed is None else out / f"seed-{seed}")
+    trained_configuration(folder.directory)
+    return folder
 
 
 def _asked(arguments: argparse.Namespace, stored: dict[str, Any]) -> dict[str, Any]:
@@ -249,8 +252,8 @@ def _train_here(
 
     prepared = prepare(configuration)
     announce(console, prepared, [configuration.seed], jobs=1)
-    _begin(configuration, folder, arguments)
-    with stoppable() as stop, training_bars(console, [""], configuration.steps) as display:
+    with folder.claimed(), stoppable() as stop, training_bars(console, [""], configuration.steps) as display:
+        _begin(configuration, folder, arguments)
         for record in train(prepared, folder, stop, scoring=lambda done, total: display.scoring("", done, total)):
             display.record("", vars(record))
     return folder.is_finished
@@ -264,7 +267,8 @@ def _train_several(console: Console, runs: list[Run], arguments: argparse.Namesp
 
     announce(console, prepare(runs[0][0]), [configuration.seed for configuration, _ in runs], arguments.jobs)
     for configuration, folder in runs:
-        _begin(configuration, folder, arguments)
+        with folder.claimed():
+            _begin(configuration, folder, arguments)
     folders = {f"seed {configuration.seed}": folder for configuration, folder in runs}
     with training_bars(console, list(folders), runs[0][0].steps) as display:
 
@@ -285,6 +289,8 @@ def _begin(configuration: TrainingConfiguration, folder: TrainingFolder, argumen
 
     if arguments.overwrite:
         folder.clear()
+    elif not arguments.resume:
+        folder.require_free()  # another process may have begun a run in between
     if not folder.is_begun:
         folder.begin(to_toml(configuration, made_with(configuration, shlex.join(["repo-interp", *sys.argv[1:]]))))
 

@@ -32,12 +32,12 @@ from position_papers.kit.rules import All, AtMost, Significant
 from position_papers.kit.subjects import Subject
 from position_papers.training.saved_steps import over_steps, saved_steps
 from repo_interp.errors import InputError
-from repo_interp.files import replaced
 from repo_interp.measures.labels import described
 from repo_interp.models.checkpoints import identify
 from repo_interp.models.families import training_length
 from repo_interp.models.provenance import checkpoint_digest
 from repo_interp.plots.views.component_shares import vaf_over_training
+from repo_interp.run import write_netcdf
 
 FILE = "steps.nc"
 FEWEST = 4
@@ -93,8 +93,7 @@ def write_steps(directory: str | os.PathLike[str], sampling: Sampling) -> Path:
     options = {field.name: getattr(sampling, field.name) for field in fields(sampling) if field.name not in unused}
     attributes = {"made_with": "repo-interp train steps", **options}
     file = Path(directory) / FILE
-    with replaced(file) as unfinished:
-        data.drop_attrs(deep=False).assign(integers).assign_attrs(attributes).to_netcdf(unfinished, engine=_ENGINE)
+    write_netcdf(data.drop_attrs(deep=False).assign(integers).assign_attrs(attributes), file)
     return file
 
 

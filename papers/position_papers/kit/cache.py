@@ -23,7 +23,7 @@ import xarray as xr
 
 from repo_interp import __version__
 from repo_interp.experiments.resumable_grid import ResumableGrid
-from repo_interp.files import replaced
+from repo_interp.run import write_netcdf
 
 Kept = TypeVar("Kept", xr.Dataset, xr.DataTree)
 Depends = Mapping[str, str | int | float | bool | None]
@@ -76,8 +76,7 @@ class Cache:
         self._directory.mkdir(parents=True, exist_ok=True)
         (self._directory / ".gitignore").write_text("*\n", encoding="utf-8")
         measured.attrs[_SECONDS] = seconds
-        with replaced(file) as unfinished:
-            measured.to_netcdf(unfinished, engine=_ENGINE)
+        write_netcdf(measured, file)
         shutil.rmtree(file.with_suffix(".points"), ignore_errors=True)
         return read(file)[0]
 

@@ -26,6 +26,7 @@ from position_papers.kit.subjects import stem
 from repo_interp.errors import InputError
 from repo_interp.files import replaced
 from repo_interp.plots.style import save_figure
+from repo_interp.run import write_netcdf
 
 COLUMNS = {
     "claim": "claim",
@@ -85,7 +86,7 @@ def write_paper(
         for name, drawing in zip(names, drawings, strict=True):
             save_figure(drawing.figure, unfinished / name)
             attributes = {"caption": drawing.caption, "command": command, **provenance}
-            plain(drawing.data).assign_attrs(attributes).to_netcdf(unfinished / f"{name}.nc", engine="h5netcdf")
+            write_netcdf(plain(drawing.data).assign_attrs(attributes), unfinished / f"{name}.nc")
         scales = [verdict.claim.scale or result.experiment.scale for result in results for verdict in result.verdicts]
         rows = [
             row | {"scale": scale_beside(scale, row["checkpoint"], paths), "command": command}

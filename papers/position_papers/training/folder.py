@@ -14,17 +14,23 @@ from __future__ import annotations
 import io
 import json
 import os
-import pickle
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Ge
+from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
-from repo_interp.errors import InputError
-from repo_interp.files import remove, replaced, require_directory, write_text
+from repo_interp.errors import InputError, one_line
+from repo_interp.files import claim, is_left_behind, remove, replaced, require_directory, write_text
+from repo_interp.models.directories import is_of_checkpoint
+from repo_interp.records import modelled
+from repo_interp.values import PositiveOrZero
+
+_FINAL = "final"
 
 
 class TrainingFolder:
@@ -47,6 +53,15 @@ class TrainingFolder:
         """Whether a run ended here."""
         return self.is_begun and (self.directory / "config.json").is_file()
 
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """While the context lasts, this process alone writes here. Raises Taken where another one does."""
+        claimed = claim(self.directory)
+        try:
+            yield
+        finally:
+            claimed.release()
+
     def require_free(self) -> None:
         """Raise InputError when something stands here already, or a file where a directory is to be."""
         require_directory(self.directory)
@@ -59,11 +74,21 @@ class TrainingFolder:
         self._require_own()
 
     def clear(self) -> None:
-        """Remove an earlier run. Raises InputError when the directory holds anything but that."""
+        """Remove what an earlier run wrote, training.toml last, and nothing else. Raises InputError when no run was begun here."""
         if not self.is_begun:
             self._require_own()
-        else:
-            remove(self.directory)
+            return
+        steps = self.directory / "steps"
+        own = [path for path in self.directory.iterdir() if is_of_checkpoint(path.name)]
+        own += [path for path in steps.glob("*") if path.name.isdecimal() or is_left_behind(path.name)]
+        own += [self.state, self.log, self.scores, self.directory / _FINAL, self.directory / "steps.nc"]  # measured on the steps
+        for path in own:
+            remove(path)
+        with suppress(OSError):  # not there, or it holds other things
+            steps.rmdir()
+        remove(self.configuration)
+        with suppress(OSError):
+            self.directory.rmdir()
 
     def begin(self, configuration: str) -> None:
         """Make the directory and put the text of training.toml there."""
@@ -93,6 +118,8 @@ class TrainingFolder:
     def cut_log(self, size: int) -> None:
         """Forget what the log says after its first `size` bytes, and half-made files."""
         if self.log.exists():
+            if self.log.stat().st_size < size:
+                raise InputError(f"{self.log} is shorter than the state of this run says; begin anew with --overwrite")
             os.truncate(self.log, size)
         for unfinished in (*self.directory.glob(".*.unfinished"), *self.directory.glob("steps/.*.unfinished")):
             remove(unfinished)
@@ -106,7 +133,7 @@ class TrainingFolder:
 
     def finish(self, write: Callable[[Path], None]) -> None:
         """Put the finished checkpoint that `write` makes in a directory here, config.json last; the state is needed no more."""
-        final = self.directory / "final"
+        final = self.directory / _FINAL
         with replaced(final) as unfinished:
             write(unfinished)
         for file in sorted(final.iterdir(), key=lambda file: file.name == "config.json"):
@@ -115,21 +142,20 @@ class TrainingFolder:
         self.state.unlink(missing_ok=True)
 
     def _require_own(self) -> None:
-        if self.directory.exists() and (not self.directory.is_dir() or any(self.directory.iterdir())):
+        if any(not is_left_behind(path.name) for path in (self.directory.iterdir() if self.directory.is_dir() else ())):
             raise InputError(f"{self.directory} exists and holds no training run; give another --out")
 
 
-@dataclass
-class Moment:
+class Moment(BaseModel):
     """Where a run stands between two steps."""
 
-    step: int = 0
+    step: Annotated[int, Ge(0)] = 0
     """Steps done."""
-    seconds: float = 0.0
+    seconds: PositiveOrZero = 0.0
     """Time spent in all sessions."""
-    log_size: int = 0
+    log_size: Annotated[int, Ge(0)] = 0
     """Bytes of the log that belong to the steps done."""
-    losses: list[float] = field(default_factory=list)
+    losses: list[float] = Field(default_factory=list)
     """Losses of the steps since the last record, in nats per target."""
 
 
@@ -138,7 +164,7 @@ def save_state(file: Path, model: nn.Module, optimizer: torch.optim.Optimizer, m
     state = {
         "model": _trained(model),
         "optimizer": optimizer.state_dict(),
-        "moment": vars(moment),
+        "moment": moment.model_dump(),
         "random": torch.get_rng_state(),
         "random_cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
     }
@@ -154,22 +180,46 @@ def _trained(model: nn.Module) -> dict[str, Tensor]:
     return {name: value for name, value in model.state_dict().items() if name not in frozen}
 
 
-def load_state(file: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Moment:
-    """Where `file` says that the run stands, with model, optimiser and random numbers put back; the beginning where there is no file.
+def load_state(file: Path, model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> Moment:
+    """Where `file` says that a run of `steps` stands, with model, optimiser and random numbers put back; its beginning without a file.
 
-    Raises InputError when the file is damaged or belongs to another model.
+    The file is read as tensors and plain values alone: no code of it runs. Raises InputError when it is damaged, was changed so that its
+    parts do not fit each other, or belongs to another model.
     """
     if not file.exists():
         return Moment()
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)
+        moment = modelled(state["moment"], Moment)
+        if moment.step > steps:
+            raise ValueError(f"it is at step {moment.step} of {steps}")
+        if state["model"].keys() != _trained(model).keys():
+            raise ValueError("it has other weights than the model")
         model.load_state_dict({**model.state_dict(), **state["model"]})
+        chosen = _chosen(optimizer)
         optimizer.load_state_dict(state["optimizer"])
+        _require_at(optimizer, moment.step)
+        if _chosen(optimizer) != chosen:
+            raise ValueError("its optimiser has other options")
         torch.set_rng_state(state["random"])
         if state["random_cuda"] and torch.cuda.is_available():
             torch.cuda.set_rng_state_all(state["random_cuda"])
-        return Moment(**state["moment"])
-    except (RuntimeError, KeyError, TypeError, ValueError, EOFError, pickle.UnpicklingError) as error:
+        return moment
+    except Exception as error:  # of a changed file torch raises whatever it stumbles over
         raise InputError(
-            f"{file} does not hold the state of this run ({' '.join(str(error).split())[:120]}); begin anew with --overwrite"
+            f"{file} does not hold the state of this run ({one_line(error, 120)}); begin anew with --overwrite"
         ) from None
+
+
+def _chosen(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """The options of an optimiser that last as long as the run."""
+    return [{name: value for name, value in group.items() if name not in ("params", "lr")} for group in optimizer.param_groups]
+
+
+def _require_at(optimizer: torch.optim.Optimizer, step: int) -> None:
+    """Raise ValueError where what the optimiser remembers is not of its parameters after so many steps."""
+    for parameter, remembered in optimizer.state.items():
+        if any(value.shape not in ((), parameter.shape) for value in remembered.values()):
+            raise ValueError("its optimiser belongs to other weights")
+    if max((int(remembered["step"]) for remembered in optimizer.state.values()), default=0) != step:
+        raise ValueError(f"its optimiser did not make {step} steps")

@@ -29,6 +29,7 @@ from position_papers.training.step import (
     take_step,
     training_question,
 )
+from position_papers.training.trained import require_begun
 from repo_interp.experiments.responses import forced_responses, prompts_of
 from repo_interp.files import write_text
 from repo_interp.models.adapters import rounded
@@ -62,11 +63,14 @@ def train(
 
     `stop` is asked after every step, and after every batch of prompts of the final scores; when it says so, the state is saved and the
     run ends there, to go on later. The state is saved every `save_seconds` too. `scoring` is called with how many prompts of all test
-    sets have been answered. At the end the folder holds the finished checkpoint.
+    sets have been answered. At the end the folder holds the finished checkpoint. Raises InputError where another run was begun there.
     """
     configuration, model = prepared.configuration, prepared.model
+    require_begun(folder.directory, configuration)
+    if folder.is_finished:
+        return  # by another process, before this one claimed the folder
     with reproducible(configuration), executing(model, configuration.execution):
-        moment = load_state(folder.state, model, prepared.optimizer)
+        moment = load_state(folder.state, model, prepared.optimizer, configuration.steps)
         folder.cut_log(moment.log_size)
         saved = time.monotonic()
         start = saved - moment.seconds  # as if all sessions were one

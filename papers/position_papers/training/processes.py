@@ -92,7 +92,8 @@ def _train_one(configuration: TrainingConfiguration, directory: Path) -> bool:
     from position_papers.training.loop import train
     from position_papers.training.preparation import prepare
 
-    folder = TrainingFolder(directory)
-    for _ in train(prepare(configuration), folder, stop=_asked_to_stop):
-        pass
+    folder, prepared = TrainingFolder(directory), prepare(configuration)
+    with folder.claimed():
+        for _ in train(prepared, folder, stop=_asked_to_stop):
+            pass
     return folder.is_finished

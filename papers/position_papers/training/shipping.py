@@ -53,8 +53,9 @@ def make(runs: Sequence[PlannedRun], jobs: int, watch: Callable[[], None]) -> bo
         waiting = [run for run in unfinished(runs) if bool(run.configuration.continue_from) is wave]
         for run in waiting:
             folder = TrainingFolder(run.directory)
-            if not folder.is_begun:
-                folder.begin(to_toml(run.configuration, made_with(run.configuration, command(run))))
+            with folder.claimed():
+                if not folder.is_begun:
+                    folder.begin(to_toml(run.configuration, made_with(run.configuration, command(run))))
         return sorted(waiting, key=_work, reverse=True)
 
     for wave in (False, True):

@@ -7,7 +7,8 @@ import platform
 from importlib.metadata import version
 from pathlib import Path
 
-from position_papers.training.configuration import TrainingConfiguration, read_toml, replaced
+from position_papers.training.configuration import TrainingConfiguration, read_toml, replaced, to_toml
+from repo_interp.errors import InputError, Taken
 from repo_interp.models.checkpoints import identify
 from repo_interp.models.provenance import checkpoint_digest
 from repo_interp.tasks import Task, make_task
@@ -31,7 +32,19 @@ def trained_configuration(path: str | os.PathLike[str]) -> TrainingConfiguration
     if not record.is_file():
         return None
     fields = read_toml(record)
-    return replaced(TrainingConfiguration(task=str(fields.get("task"))), fields)
+    try:
+        if "task" not in fields:
+            raise InputError("it names no task")
+        return replaced(TrainingConfiguration(task=str(fields["task"])), fields)
+    except InputError as error:
+        raise InputError(f"{record} is not of a training run: {error}") from None
+
+
+def require_begun(path: str | os.PathLike[str], configuration: TrainingConfiguration) -> None:
+    """Raise Taken where another run than that of `configuration` was begun in the directory `path`, or none."""
+    begun = trained_configuration(path)
+    if begun is None or to_toml(begun) != to_toml(configuration):
+        raise Taken(f"{path} has another training run than the one to be trained there; give another --out")
 
 
 def configured_task(configuration: TrainingConfiguration) -> Task:

@@ -42,7 +42,7 @@ def test_a_terminal_that_is_full_or_gone_is_no_traceback(tmp_path):
     shown = [sys.executable, "-m", "repo_interp", "zoo", "list", "niah"]
     with open("/dev/full", "w") as full:
         done = subprocess.run(shown, stdout=full, stderr=subprocess.PIPE, text=True)
-    line = "repo-interp zoo: the output cannot be read or written (No space left on device)\n"
+    line = "repo-interp zoo: standard output cannot be written (No space left on device)\n"
     assert (done.returncode, done.stderr) == (2, line)
 
 

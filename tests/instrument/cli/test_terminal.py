@@ -16,6 +16,7 @@ from trained_tiny import trained
 
 import repo_interp as ri
 from position_papers.commands.training_display import print_scores, training_bars
+from position_papers.training.folder import TrainingFolder
 from repo_interp.analysis.analyze import analyze, default_measures
 from repo_interp.cli import main
 from repo_interp.cli.console import Console as OurConsole
@@ -25,7 +26,6 @@ from repo_interp.cli.tables import MOST_ROWS, print_table, print_tables
 from repo_interp.models.reposition import layout as layout_of
 from repo_interp.plots.marks.table import Table
 from repo_interp.tasks.prompt import Prompt
-from repo_interp.training.folder import TrainingFolder
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from hooks import hooks_of
 
 import repo_interp as ri
 from position_papers.zoo import zoo_path
-from repo_interp.analysis.cost import estimate
 from repo_interp.analysis.trained_task import trained_task
 from repo_interp.cli import main
 from repo_interp.errors import InputError
@@ -217,7 +216,6 @@ def test_an_exception_inside_a_pass_leaves_no_hook(bridge):
         assert hooks_of(bridge) == before
 
 
-@pytest.mark.usefixtures("a_millisecond_each")
 @pytest.mark.parametrize("name", ["perturbation", "extrapolation"])
 def test_the_passes_that_are_said_are_those_that_are_made(name, bridge):
     (plan,) = planned(bridge, TASK.prompts(5), (SMALL if name == "perturbation" else Extrapolation(sequences=4),), TASK)
@@ -227,8 +225,6 @@ def test_the_passes_that_are_said_are_those_that_are_made(name, bridge):
     plan.run(2, ResumableGrid(), None)
     handle.remove()
     assert sum(rows) == len(plan.passes)
-    few, many = (estimate(bridge, TASK.prompts(1), (), passes=plan.passes * times).seconds for times in (1, 40))
-    assert many > few > 0
 
 
 def test_longer_prompts_of_a_task_are_those_of_its_longer_test_sets():

@@ -281,7 +281,7 @@ def test_broken_checkpoints_are_refused_in_one_line(damage, command, checkpoint,
         ("./nothing", "there is no checkpoint directory ./nothing"),
         ("somebody/nothing", "somebody/nothing is no directory here and could not be fetched from the hub"),
         ("niah/reppo", "no checkpoint 'niah/reppo' comes with the package; did you mean niah/repo?"),
-        ("\0", "names no checkpoint directory"),
+        ("\0", "has a NUL character"),
         ("x" * 5000, "names no checkpoint directory"),
     ],
 )

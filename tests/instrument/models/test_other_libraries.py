@@ -21,7 +21,7 @@ from repo_interp.models.adapters import as_base, attach, save_adapter
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.configuration import COUNTED, identify
 from repo_interp.models.provenance import checkpoint_digest
-from repo_interp.shipped import ADAPTERS, DIRECTORY
+from repo_interp.shipped import shipped_directories, zoo_path
 
 PROGRAM = """
 import json, sys, warnings
@@ -84,8 +84,8 @@ def test_no_other_library_loads_positions_that_it_does_not_have(made):
     ours = {name: path for name, path in made.items() if "rope" not in name}
     whole = [path for name, path in ours.items() if not name.startswith("adapter")]
     adapters = [path for name, path in ours.items() if name.startswith("adapter")]
-    shipped = [DIRECTORY / name for name in ("niah/repo", "niah/nope", "niah/r2n1", "language/hope")]
-    shipped_adapters = [ADAPTERS / "smollm2-135m" / name for name in ("repo", "nope", "r2n1")]
+    shipped = [zoo_path(name) for name in ("niah/repo", "niah/nope", "niah/r2n1", "language/hope")]
+    shipped_adapters = [zoo_path(f"smollm2-135m/{name}") for name in ("repo", "nope", "r2n1")]
     stock = [made["llama/rope"], made["llama/rope/theirs"]]
     loaded = loaded_by_others(made["llama/rope"], whole + shipped + stock, [*adapters, *shipped_adapters, made["adapter/rope"]])
     assert {path for _, path in loaded} == {*map(str, stock), str(made["adapter/rope"])}
@@ -127,7 +127,7 @@ def test_a_layout_that_names_no_layers_is_refused(made, tmp_path, layout):
 
 
 def test_every_shipped_checkpoint_is_written_so(made):
-    files = [*DIRECTORY.rglob("config.json"), *ADAPTERS.rglob("config.json")]
+    files = [file for directory in shipped_directories() for file in directory.rglob("config.json")]
     stated = [json.loads(file.read_text()) for file in files]
     assert len(files) > 70
     for file, raw in zip(files, stated, strict=True):

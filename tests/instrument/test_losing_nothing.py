@@ -1,0 +1,430 @@
+"""Work that must not be lost, and results that must not be mixed: two writers, kills, full disks, and what stands beside our own files."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from packages import install
+from trained_tiny import COMMAND as TINY
+
+import repo_interp as ri
+from position_papers.training.folder import TrainingFolder
+from repo_interp.cli import main
+from repo_interp.files import claim
+
+SHORT = ["analyze", "reversal/repo", "--length", "8", "--count", "3", "--measures", "positions"]
+
+
+def tree(directory: Path) -> dict[str, bytes]:
+    """Every file below `directory`, by its path."""
+    return {str(path.relative_to(directory)): path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()}
+
+
+def program(text: str, *words: object, **options) -> subprocess.CompletedProcess[str]:
+    """A program in a process of its own, with what it says."""
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(text), *map(str, words)], capture_output=True, text=True, **options
+    )
+
+
+def train(out: Path, *more: str) -> int:
+    return main(["train", *TINY, "--out", str(out), *more])
+
+
+# Two writers of one directory
+
+
+def test_a_second_training_into_one_directory_is_refused_and_changes_nothing(tmp_path, capsys):
+    out = tmp_path / "run"
+    held = claim(out)
+    assert train(out, "--steps", "2") == 2
+    assert f"another process writes to {out}; wait for it" in capsys.readouterr().err
+    assert os.listdir(out) == [".lock"]
+    held.release()
+    assert train(out, "--steps", "2") == 0 and not (out / ".lock").exists()
+    before, held = tree(out), claim(out)
+    for more in (["--overwrite"], ["--steps", "2", "--resume"]):
+        assert train(out, "--seed", "0", *more) == (2 if "--overwrite" in more else 0)  # a finished run is only read
+    held.release()
+    assert tree(out) == before
+
+
+def test_of_two_trainings_at_once_one_wins_and_its_weights_are_of_its_seed(tmp_path):
+    words = [sys.executable, "-m", "repo_interp", "train", *TINY, "--steps", "60", "--out"]
+    both = [
+        subprocess.Popen([*words, "run", "--seed", seed], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for seed in ("1", "2")
+    ]
+    said = [each.communicate(timeout=300)[1] for each in both]
+    assert sorted(each.returncode for each in both) == [0, 2]
+    won = [each.returncode for each in both].index(0)
+    assert any(text in said[1 - won] for text in ("another process writes to run", "has an interrupted", "has a finished"))
+    assert f"seed = {won + 1}\n" in (tmp_path / "run" / "training.toml").read_text()
+    assert train(tmp_path / "alone", "--steps", "60", "--seed", str(won + 1)) == 0
+    name = "model.safetensors"
+    assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
+
+
+# What stands beside a training run
+
+
+def test_overwriting_a_run_removes_what_it_wrote_and_nothing_else(tmp_path):
+    out = tmp_path / "run"
+    assert train(out, "--steps", "4", "--checkpoint-every", "2") == 0
+    kept = ("notes.md", "analysis/run.nc", "steps/mine.txt")
+    for name in kept:
+        (out / name).parent.mkdir(exist_ok=True)
+        (out / name).write_text("years of work")
+    (out / "vocab.txt").write_text("of another tokenizer")
+    assert train(out, "--steps", "2", "--overwrite", "--seed", "1") == 0
+    here, fresh = tree(out), tmp_path / "fresh"
+    assert train(fresh, "--steps", "2", "--seed", "1") == 0
+    assert all(here.pop(name) == b"years of work" for name in kept)
+    assert here.keys() == tree(fresh).keys() and here["model.safetensors"] == tree(fresh)["model.safetensors"]
+
+
+FOREIGN = ("", "task = 3", "lr = 0.1", 'task = "reversal"\ncolour = 3', "[tool]\nversion = 1979-05-27", "= 3")
+
+
+@pytest.mark.parametrize("text", FOREIGN)
+def test_a_training_toml_of_something_else_is_left_alone(text, tmp_path, capsys):
+    (tmp_path / "training.toml").write_text(text)
+    for more in ([], ["--overwrite"], ["--resume"]):
+        assert train(tmp_path, "--steps", "2", *more) == 2
+        said = capsys.readouterr().err
+        assert "training.toml is" in said and said.count("\n") == 1
+    assert tree(tmp_path) == {"training.toml": text.encode()}
+
+
+def test_no_argument_has_a_nul(capsys):
+    for command in ("analyze", "score", "train", "figures", "compare"):
+        assert main([command, "--out", "a\0b"]) == 2
+        assert "a\\x00b has a NUL character" in capsys.readouterr().err
+
+
+# A state that was changed
+
+
+class Hostile:
+    def __reduce__(self):
+        return os.system, ("touch hostile",)
+
+
+CHANGES = {
+    "no weights": lambda state: state.update(model={}),
+    "text for weights": lambda state: state.update(model="weights"),
+    "text for a weight": lambda state: state["model"].update({next(iter(state["model"])): "weight"}),
+    "another shape": lambda state: state["model"].update({next(iter(state["model"])): torch.zeros(1)}),
+    "a step below 0": lambda state: state["moment"].update(step=-5),
+    "an earlier step": lambda state: state["moment"].update(step=1),
+    "a step beyond the last": lambda state: state["moment"].update(step=10**6),
+    "a step in words": lambda state: state["moment"].update(step="two"),
+    "no moment": lambda state: state.update(moment={}),
+    "a longer log": lambda state: state["moment"].update(log_size=10**6),
+    "an optimiser that forgot": lambda state: state["optimizer"].update(state={}),
+    "another optimiser": lambda state: state["optimizer"]["param_groups"][0].update(betas=(0.1, 0.2)),
+    "no optimiser": lambda state: state.update(optimizer="AdamW"),
+    "no generator": lambda state: state.update(random=torch.zeros(3)),
+    "code": lambda state: state.update(model=Hostile()),
+}
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory) -> Path:
+    """A training run that was interrupted."""
+    folder = TrainingFolder(tmp_path_factory.mktemp("interrupted") / "run")
+
+    def interrupt() -> None:
+        while not folder.log.exists():
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    assert train(folder.directory, "--steps", "300") == 130
+    thread.join()
+    return folder.directory
+
+
+@pytest.mark.parametrize("change", [*CHANGES, "text", "nothing", "half"])
+def test_a_changed_state_does_not_resume(change, interrupted, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(interrupted, "run")
+    file = Path("run/state.pt")
+    if change in CHANGES:
+        state = torch.load(file, weights_only=True)
+        CHANGES[change](state)
+        torch.save(state, file)
+    else:
+        whole = file.read_bytes()
+        file.write_bytes({"text": b"step = 5", "nothing": b"", "half": whole[: len(whole) // 2]}[change])
+    before = tree(Path("run"))
+    assert main(["train", "--resume", "--out", "run"]) == 2
+    said = capsys.readouterr().err
+    assert (
+        said.startswith("repo-interp train: run/") and said.endswith("; begin anew with --overwrite\n") and said.count("\n") == 1
+    )
+    assert tree(Path("run")) == before and not Path("hostile").exists()
+
+
+# A checkpoint over another one
+
+
+def saved(directory: Path, scheme: str, tokenizer: bool = False) -> None:
+    """A checkpoint of the zoo with all layers of `scheme`."""
+    torch.manual_seed(0)
+    model = ri.load_model("reversal/rope")
+    from repo_interp.models.checkpoints import identify, load_tokenizer
+
+    ri.save(ri.reposition(model, scheme), directory, load_tokenizer(identify("reversal/rope")) if tokenizer else None)
+
+
+def test_a_checkpoint_is_replaced_as_a_whole_and_other_files_stay(tmp_path):
+    place, fresh = tmp_path / "model", tmp_path / "fresh"
+    saved(place, "nope", tokenizer=True)
+    (place / "model-00001-of-00002.safetensors").write_bytes(b"of another one")
+    (place / "notes").mkdir()
+    (place / "notes" / "README.md").write_text("years of work")
+    (place / "link").symlink_to("notes")
+    saved(place, "repo")
+    saved(fresh, "repo")
+    here = tree(place)
+    assert here.pop("notes/README.md") == b"years of work" and (place / "link").is_symlink()
+    assert here == tree(fresh) and not (place / "tokenizer.json").exists()
+    assert sorted(os.listdir(tmp_path)) == ["fresh", "model"]
+
+
+EVERY = """
+    import os, shutil, signal, sys
+    import torch
+    import repo_interp as ri
+    torch.manual_seed(0)
+    model = ri.reposition(ri.load_model("reversal/rope"), "repo")
+    old, place = sys.argv[1:]
+
+    def save(limit):
+        count = 0
+        def watch(event, arguments):
+            nonlocal count
+            if "model" in str(arguments[:1]) or "renameat2" in arguments:
+                count += 1
+                if count == limit:
+                    os.kill(os.getpid(), signal.SIGKILL)
+        sys.addaudithook(watch)
+        ri.save(model, place)
+
+    limit, ended = 0, False
+    while not ended:
+        limit += 1
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.copytree(old, place)
+        child = os.fork()
+        if child == 0:
+            save(limit)
+            os._exit(0)
+        ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        shutil.copytree(place, f"{place}-after-{limit}")
+    print(limit)
+"""
+
+
+def test_a_save_that_is_killed_anywhere_leaves_the_old_checkpoint_or_the_new_one(tmp_path):
+    old, new, place = tmp_path / "old", tmp_path / "new", tmp_path / "model"
+    saved(old, "nope", tokenizer=True)
+    saved(new, "repo")
+    done = program(EVERY, old, place)
+    assert done.returncode == 0, done.stderr
+    moments = int(done.stdout)
+    states = [tree(tmp_path / f"model-after-{limit}") for limit in range(1, moments + 1)]
+    assert moments > 5 and all(state in (tree(old), tree(new)) for state in states)
+    assert states[0] == tree(old) and states[-1] == tree(new)
+
+
+FULL = """
+    import resource, sys
+    import repo_interp as ri
+    model, room = ri.reposition(ri.load_model("reversal/rope"), "repo"), int(sys.argv[2])
+    from repo_interp.models.checkpoints import identify, load_tokenizer
+    tokenizer = load_tokenizer(identify("reversal/rope"))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
+    try:
+        ri.save(model, sys.argv[1], tokenizer)
+    except OSError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize("room", [0, 600, 100_000])
+def test_a_save_on_a_full_disk_is_one_line_and_leaves_the_old_checkpoint(room, tmp_path):
+    place = tmp_path / "model"
+    saved(place, "nope", tokenizer=True)
+    before = tree(place)
+    done = program(FULL, place, room)
+    assert done.returncode == 0 and "File too large" in done.stdout and done.stdout.count("\n") == 1, done.stderr
+    assert tree(place) == before and os.listdir(tmp_path) == ["model"]
+
+
+def test_a_directory_that_cannot_be_replaced_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "here" / "below").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here" / "below")
+    for place in (".", "..", tmp_path / "here", "/proc"):
+        with pytest.raises(ri.InputError, match="cannot be replaced as a whole"):
+            saved(Path(place), "nope")
+    with pytest.raises(ri.InputError, match="a path was wanted"):
+        saved(Path("a\0b"), "nope")
+    assert os.listdir(tmp_path) == ["here"]
+
+
+# Full disks
+
+
+def test_figures_on_a_full_disk_are_one_line(tmp_path):
+    """HDF5 ends the interpreter after a write that fails."""
+    text = """
+        import resource, signal, sys
+        from repo_interp.cli import main
+        resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
+        sys.exit(main(["figures", "hope", "--no-zoo", "--fast", "--experiment", "copying", "--checkpoint",
+                       "copying/rope_scattered=copying/rope_scattered", "--out", "out"]))
+    """
+    done = program(text, cwd=tmp_path)
+    assert done.returncode == 2 and "File too large" in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert not list(tmp_path.rglob("*.nc"))
+
+
+def test_a_full_standard_output_costs_what_is_printed_and_nothing_else(tmp_path):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "repo_interp", *SHORT, "--out", "o"],
+            cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+    line = "repo-interp analyze: standard output cannot be written (No space left on device); the results are there"
+    assert (done.returncode, [said for said in done.stderr.splitlines() if "so far" not in said]) == (1, [line])
+    assert main([*SHORT, "--out", str(tmp_path / "other")]) == 0
+    ours, other = tree(tmp_path / "o"), tree(tmp_path / "other")
+    assert ours == other
+
+
+# Finished work of an analysis
+
+PLUGIN = {
+    "pyproject.toml": """
+[project]
+name = "late-extras"
+version = "1.0"
+[project.entry-points."repo_interp.measures"]
+late = "late_extras:Late"
+""",
+    "late_extras.py": '''
+"""A measure that fails when all was observed, until it is mended."""
+from dataclasses import dataclass
+from pathlib import Path
+import torch
+import xarray as xr
+from repo_interp.measures.labels import described, of_layer
+from repo_interp.measures.statistics import Statistics
+
+HERE = Path(__file__).parent
+
+@dataclass(frozen=True)
+class Late:
+    name: str = "late"
+    required_spans: tuple[str, ...] = ()
+    parameters = {}
+
+    def observe(self, inputs, spans):
+        with (HERE / "observed").open("a") as log:
+            log.write("x")
+        values = torch.ones(inputs.queries.shape[:2])
+        return Statistics(per_prompt=xr.Dataset({"one": of_layer(inputs, ("prompt", "layer", "head"), values)}))
+
+    def conclude(self, statistics):
+        if statistics.per_prompt.sizes["prompt"] == 3 and not (HERE / "mended").exists():
+            raise KeyError("no such\\nname")
+        return xr.Dataset({"one": described(statistics.per_prompt["one"], "one", "1")})
+''',
+}
+
+
+@pytest.mark.parametrize("measures", ["positions,late", "late"])
+def test_a_measure_that_cannot_conclude_loses_nothing(measures, tmp_path, monkeypatch, capsys):
+    install(tmp_path, PLUGIN)
+    monkeypatch.syspath_prepend(tmp_path)
+    out = tmp_path / "out"
+    command = [*SHORT[:-1], measures, "--out", str(out)]
+    several = "positions" in measures
+    try:
+        assert main(command) == (1 if several else 2)
+        said = " ".join("".join(capsys.readouterr()).split())
+        assert "cannot conclude (KeyError: 'no such" in said and "finished batches are kept" in said and "Traceback" not in said
+        if several:
+            run = ri.read_run(out)
+            assert set(run.children) == {"positions"} and "late: it cannot conclude" in run.attrs["stopped"]
+        observed = (tmp_path / "observed").read_text()
+        (tmp_path / "mended").touch()
+        assert main([*command, "--resume"]) == 0
+    finally:
+        sys.modules.pop("late_extras", None)
+    again = len((tmp_path / "observed").read_text()) - len(observed)
+    assert again == len(observed) - 3 * 4  # the probe of the cost again, and none of 3 prompts in 4 layers
+    assert "late" in ri.read_run(out).children and not (out / ".batches").exists()
+
+
+def test_damaged_batches_and_points_are_measured_again_and_said(tmp_path, recwarn):
+    bridge, task = ri.load("reversal/repo"), ri.tasks.make_task("reversal")
+    prompts = task.prompts(2, seed=0)
+
+    def measured(interrupt: bool = False):
+        def finished(run):
+            if interrupt:
+                raise KeyboardInterrupt
+
+        return ri.analyze(
+            bridge, prompts, ["positions"], store=tmp_path / "store", experiments=["saliency"], task=task, finished=finished
+        )
+
+    expected = ri.analyze(bridge, prompts, ["positions"], experiments=["saliency"], task=task)
+    damages = {
+        "cut": lambda whole: whole[: len(whole) // 2],
+        "empty": lambda whole: b"",
+        "another number": lambda whole: whole[:40] + bytes([whole[40] ^ 1]) + whole[41:],
+        "list": lambda whole: b"[]",
+    }
+    for damage in damages.values():
+        with pytest.raises(KeyboardInterrupt):
+            measured(interrupt=True)
+        kept = [path for path in (tmp_path / "store").rglob("*") if path.suffix in (".nc", ".json")]
+        assert {path.suffix for path in kept} == {".nc", ".json"}
+        for path in kept:
+            path.write_bytes(damage(path.read_bytes()))
+        recwarn.clear()
+        with pytest.warns(UserWarning, match=r"again"):
+            assert measured().identical(expected)
+
+
+def test_a_page_is_the_same_bytes_from_memory_and_from_the_file(tmp_path):
+    """However the page is reached: in one go, or by `--resume` from the numbers of a killed command."""
+    from repo_interp.plots.pages.report import write_report
+
+    task = ri.tasks.make_task("reversal")
+    run = ri.analyze(
+        ri.load("reversal/repo"), task.prompts(2, seed=0), ["positions", "patterns"],
+        experiments=["saliency", "perturbation"], task=task,
+    )  # fmt: skip
+    ri.write_run(run, tmp_path / "run.nc")
+    read = ri.read_run(tmp_path / "run.nc")
+    assert {name: node.attrs for name, node in run.children.items()} == {name: node.attrs for name, node in read.children.items()}
+    for name, each in (("memory", run), ("file", read)):
+        assert write_report(each, tmp_path / f"{name}.html", tmp_path / name) == []
+    assert (tmp_path / "memory.html").read_bytes() == (tmp_path / "file.html").read_bytes()
+    assert tree(tmp_path / "memory") == tree(tmp_path / "file")
