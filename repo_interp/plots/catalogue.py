@@ -64,7 +64,8 @@ def figures_of(run: xr.DataTree, failures: list[str] | None = None) -> Iterator[
 
 def _drawn(view: View, run: xr.DataTree, taken: set[str]) -> Iterator[tuple[View, str, Figure]]:
     for drawn in view.figures(run):
-        if not (isinstance(drawn, tuple) and list(map(type, drawn)) == [str, Figure]):
+        pair = isinstance(drawn, tuple) and len(drawn) == 2
+        if not pair or not isinstance(drawn[0], str) or not isinstance(drawn[1], Figure):
             raise InputError(f"{called(VIEWS, view.group)} draws a {type(drawn).__name__}; wanted pairs of a name and a figure")
         name, figure = drawn
         if name in taken or name != Path(name).name:
