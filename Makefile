@@ -23,12 +23,12 @@ test: env
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 lint: env
-	$(BIN)/ruff format --check repo_interp papers tests benchmarks trust docs noxfile.py
-	$(BIN)/ruff check repo_interp papers tests benchmarks trust docs noxfile.py
+	$(BIN)/ruff format --check repo_interp papers tests benchmarks docs
+	$(BIN)/ruff check repo_interp papers tests benchmarks docs
 
 format: env
-	$(BIN)/ruff format repo_interp papers tests benchmarks trust docs noxfile.py
-	$(BIN)/ruff check --fix repo_interp papers tests benchmarks trust docs noxfile.py
+	$(BIN)/ruff format repo_interp papers tests benchmarks docs
+	$(BIN)/ruff check --fix repo_interp papers tests benchmarks docs
 
 types: env
 	$(BIN)/pyright
@@ -92,17 +92,18 @@ docs: env
 zoo: env
 	$(BIN)/repo-interp zoo train --jobs 2 --into repo_interp/zoo
 
+# What everything costs: ten minutes of two cores. A minute or two: make bench PARTS="layer/512 commands/niah".
 bench: env
-	$(BIN)/repo-interp bench
+	$(BIN)/python -m benchmarks.cost $(PARTS)
 
 # Minutes of fuzzing; the suite has seconds of the same. What it finds is printed, and kept in .hypothesis/ for the next time.
 fuzz: env
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest tests/instrument/cli/test_fuzz.py
 
-# What was tried to break it, as a table: hours, most of them mutants. `python -m trust PART ...` runs some parts, mutants in parts.
+# What was tried to break it, as a table: hours, most of them mutants. Some of it: make trust PARTS="kills/score disk".
 trust: env
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[trust]'
-	$(BIN)/python -m trust
+	$(BIN)/python -m benchmarks.robustness $(PARTS)
 
 clean:
-	rm -rf $(VENV) runs build dist mutants .nox .hypothesis .pytest_cache .ruff_cache
+	rm -rf $(VENV) runs build dist mutants .versions .hypothesis .pytest_cache .ruff_cache

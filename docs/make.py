@@ -16,7 +16,6 @@ import ast
 import dataclasses
 import inspect
 import io
-import math
 import os
 import re
 import textwrap
@@ -49,11 +48,6 @@ EXAMPLES = {
         "repo-interp analyze niah/rope --measures components,rotation --set components.first_token=1 --layers 2-3",
     ),
     "inspect": ("repo-interp inspect niah/repo",),
-    "bench": (
-        "repo-interp bench                                              # ten minutes of two cores; interrupted, it goes on",
-        "repo-interp bench --rows layer,model --lengths 512,1024 --out runs/bench",
-        "repo-interp bench --rows long --subjects smollm2-135m",
-    ),
     "train": (
         "repo-interp train reversal --scheme repo --seeds 0-2 --jobs 2",
         "repo-interp train niah --continue-from niah/rope --scheme repo@1/3 --out runs/mine",
@@ -157,7 +151,7 @@ def maker_of_tables() -> Callable[[str, str], str]:
             "parameters": lambda: _parameters(name),
             "options": lambda: _sizes(name),
             "picture": lambda: _picture(name),
-            "costs": lambda: _costs(name),
+            "costs": _costs,
         }
         return "".join(f"{row}\n" for row in rows[kind]())
 
@@ -221,25 +215,18 @@ def _variables(group: Any) -> Iterator[str]:
         yield _row(f"`{name}`", axes, array.attrs["units"], array.attrs["long_name"])
 
 
-def _costs(subject: str) -> Iterator[str]:
+def _costs() -> Iterator[str]:
     """CPU seconds and memory of a layer's lines at two lengths, as the benchmark has them."""
-    from repo_interp.benchmark.store import read
+    import pandas
 
-    lengths = (2048, 4096)
-    parts = {
-        one.part.tokens: {line.what: line for line in one.lines if "textbook" not in line.what}
-        for one in read(HERE.parent / "figures" / "bench")
-        if one.part.row == "layer" and one.part.subject == subject and one.part.device == "cpu" and one.part.tokens in lengths
-    }
-    short, long = (parts[length] for length in lengths)
+    table = pandas.read_csv(HERE.parent / "figures" / "bench" / "bench.csv").set_index(["part", "what"])
+    short, long = (table.loc[f"layer/{length}"] for length in (2048, 4096))
     yield from ("| | CPU seconds, 2,048 tokens | 4,096 tokens | peak MB, 4,096 tokens |", "|---|---:|---:|---:|")
-    for what, line in long.items():
-        # A limit is a time without a working method behind it, so it has no memory.
-        megabytes = "–" if math.isnan(line.cost.megabytes) else f"{line.cost.megabytes:,.0f}"
-        yield _row(what, *(f"{each[what].cost.cpu_seconds:.2g}" for each in (short, long)), megabytes)
-    rates = " and ".join(
-        f"{line.operations / line.cost.cpu_seconds / 1e9:.0f}" for each in (short, long) for line in [each["forward pass"]]
-    )
+    for what in [name for name in long.index if "textbook" not in name]:
+        seconds = (f"{rows.loc[what, 'cpu_seconds']:.2g}" for rows in (short, long))
+        yield _row(what, *seconds, f"{long.loc[what, 'megabytes']:,.0f}")
+    passes = [rows.loc["forward pass"] for rows in (short, long)]
+    rates = " and ".join(f"{one['operations'] / one['cpu_seconds'] / 1e9:.0f}" for one in passes)
     yield from ("", f"The pass ran at {rates} · 10⁹ operations per second.")
 
 

@@ -1,192 +1,156 @@
-"""`repo-interp bench`: parts in processes of their own, a table that goes on where it was, bars and page from it. No time is judged."""
+"""Parts run in processes of their own and go to one table; the parts of the cost have the rows that a page needs. No time is judged."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import os
+import signal
 import sys
+from argparse import ArgumentParser, Namespace
+from functools import partial
+from pathlib import Path
 
+import pandas
 import pytest
 import torch
 from attention_inputs import random_inputs
 
-from repo_interp.benchmark import bars, page, parts, running, store
-from repo_interp.benchmark.commands import _process, loading_lines
-from repo_interp.benchmark.cost import Cost, cost
-from repo_interp.benchmark.layer import Layer
-from repo_interp.benchmark.limits import limits
-from repo_interp.benchmark.parts import ALL, FORWARD, LIMITS, OLMO2, SMOLLM2, TINY, WITH_ALL, Line, Part
-from repo_interp.benchmark.store import Circumstances, Measured
-from repo_interp.cli import main
-from repo_interp.errors import InputError
+from benchmarks import cost, outputs, robustness, running
+from benchmarks.measuring import cost as cost_of
+from benchmarks.measuring import process
 from repo_interp.measures.maps import Maps
 
-NOW = Circumstances("0123456789ab", "torch 2", "a machine", "2026-01-01")
+GIVEN = Namespace()
+COLUMNS = ("what", "cpu_seconds", "note")
 
 
-def part_with(part: Part, **seconds: float) -> Measured:
-    lines = tuple(Line(what.replace("_", " "), Cost(value, value, 10 * value), FORWARD) for what, value in seconds.items())
-    return Measured(part, lines, Cost(9.0, 9.0, 100.0), NOW)
+def written(given: Namespace, note: str):
+    """A part that says in which process it ran."""
+    yield {"what": "a", "cpu_seconds": 0.5, "note": f"{note} | {os.getpid() != given.parent}"}
 
 
-LAYERS = [
-    part_with(Part("layer", OLMO2, tokens), forward_pass=8.0 * times, all_measures=0.5 * times)
-    for tokens, times in ((2048, 1.0), (4096, 2.25))
-]
+def failing(given: Namespace):
+    """A part that fails."""
+    raise RuntimeError("no such thing")
 
 
-def test_a_table_is_read_as_it_was_written(tmp_path):
-    noted = dataclasses.replace(
-        LAYERS[0].lines[0], note='a "note", with commas', operations=1.5e12, cost=Cost(1.25, math.nan, 3.0)
+def killed(given: Namespace):
+    """A part whose process is killed, as for lack of memory."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    yield {}
+
+
+def run(monkeypatch, table: Path, parts, *words: str) -> list[running.Row]:
+    parser = ArgumentParser()
+    parser.add_argument("--parent", type=int, default=os.getpid())
+    monkeypatch.setattr(sys, "argv", ["benchmark", *words])
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    return running.run(parser, parts, COLUMNS, table, lambda file, frame: None, by_name=("long",))
+
+
+def test_parts_run_in_processes_of_their_own_and_replace_their_rows(monkeypatch, tmp_path, capsys):
+    table = tmp_path / "new" / "table.csv"
+    parts = {name: partial(written, note=name) for name in ("b/1", "b/10", "a", "long")}
+    (row,) = run(monkeypatch, table, parts, "b/1")
+    assert row["note"] == "b/1 | True"
+    before = pandas.read_csv(table)
+    parts["b/1"] = partial(written, note="again")
+    run(monkeypatch, table, parts, "a", "b/1")
+    after = pandas.read_csv(table)
+    assert list(before["part"]) == ["b/1"], "a section is a whole word"
+    assert list(after["part"]) == ["b/1", "a"] and list(after["note"]) == ["again | True", "a | True"], (
+        "in the order of the parts"
     )
-    written = [dataclasses.replace(LAYERS[0], lines=(noted,)), LAYERS[1]]
-    store.write(tmp_path, written)
-    assert repr(store.read(tmp_path)) == repr(written), "NaN equals nothing"
-    before = (tmp_path / store.TABLE).read_bytes()
-    store.write(tmp_path, store.read(tmp_path))
-    assert (tmp_path / store.TABLE).read_bytes() == before
-    assert store.read(tmp_path / "nowhere") == []
+    assert after["with"].str.contains(f"torch {torch.__version__}", regex=False).all()
+    with pytest.raises(SystemExit) as end:
+        run(monkeypatch, table, parts, "c")
+    assert end.value.code == 2 and "there is no part 'c'; there are b/1, b/10, a, long" in capsys.readouterr().err
 
 
-def test_other_tables_and_damaged_ones_are_refused(tmp_path):
-    (tmp_path / store.TABLE).write_text("a,b\n1,2\n")
-    with pytest.raises(InputError, match="another table"):
-        store.read(tmp_path)
-    store.write(tmp_path, LAYERS)
-    text = (tmp_path / store.TABLE).read_text()
-    for damaged in (text.replace("2048", "many"), text.replace(store.WHOLE, "nothing")):
-        (tmp_path / store.TABLE).write_text(damaged)
-        with pytest.raises(InputError, match="is damaged"):
-            store.read(tmp_path)
+def test_a_part_that_fails_or_is_killed_is_a_line_and_costs_the_others_nothing(monkeypatch, tmp_path):
+    parts = {"failing": failing, "killed": killed, "fine": partial(written, note="x"), "long": failing}
+    with pytest.raises(SystemExit, match=r"^failing: RuntimeError: no such thing\nkilled: BrokenProcessPool: [^\n]*$"):
+        run(monkeypatch, tmp_path / "table.csv", parts)
+    assert list(pandas.read_csv(tmp_path / "table.csv")["part"]) == ["fine"]
 
 
-def test_what_was_measured_otherwise_does_not_stand_but_stays(tmp_path):
-    part = LAYERS[0].part
-    assert store.standing(LAYERS, part, dataclasses.replace(NOW, day="2027-01-01")) is LAYERS[0]
-    assert store.standing(LAYERS, part, dataclasses.replace(NOW, sources="other")) is None
-    new = dataclasses.replace(LAYERS[0], circumstances=dataclasses.replace(NOW, sources="other"))
-    assert store.with_part(LAYERS, new, [part]) == [new, LAYERS[1]]
-
-
-def test_bars_are_judged_by_what_was_measured_and_by_nothing_else():
-    values = {(bar.row, bar.what): (value, bar.verdict(value)) for bar, value in bars.judged(LAYERS)}
-    beside, growth = "4,096 tokens: all measures beside the layer's forward pass", "all measures, 4,096 tokens over 2,048"
-    assert values["layer", beside] == (pytest.approx(1 / 16), "met")
-    assert values["layer", growth] == (pytest.approx(2.25), "met")
-    assert {verdict for (row, _), (_, verdict) in values.items() if row != "layer"} == {"not measured"}
-    model = [part_with(Part("model", SMOLLM2, 2048), **{FORWARD.replace(" ", "_"): 2.0, WITH_ALL.replace(" ", "_"): 5.0})]
-    (value,) = [
-        value for bar, value in bars.judged(model) if (bar.row, bar.subject) == ("model", SMOLLM2) and "2,048 tokens:" in bar.what
+def test_ratios_are_over_the_row_beside_of_the_same_part():
+    columns = ["part", *cost.COLUMNS, "with"]
+    lines = [("a", "forward pass", None, 2.0, 4.0), ("b", "forward pass", None, 8.0, 4.0), ("b", "all", "forward pass", 2.0, 8.0)]
+    rows = [dict(zip(("part", "what", "beside", "cpu_seconds", "megabytes"), line, strict=True)) for line in lines]
+    shown = cost.with_ratios(pandas.DataFrame(rows, columns=columns))
+    assert shown["time ×"].isna().tolist() == [True, True, False]
+    assert shown.loc[2, "time ×"] == 0.25 and shown.loc[2, "memory ×"] == 2.0
+    assert running.markdown(shown[["part", "what", "time ×"]]).splitlines()[1:] == [
+        *("|---|---|---:|", "| a | forward pass |  |", "| b | forward pass |  |", "| b | all | 0.25 |"),
     ]
-    assert value == pytest.approx(2.5)
-    on_gpu = [dataclasses.replace(one, part=dataclasses.replace(one.part, device="cuda")) for one in LAYERS]
-    assert all(math.isnan(value) for _, value in bars.judged(on_gpu)), "a bar is about the CPU"
 
 
-def test_an_accelerator_has_columns_of_its_own_which_say_where_nothing_was_measured():
-    columns = page.table_of_row("layer", LAYERS).columns
-    assert columns[-2:] == ("GPU float32 s", "GPU bfloat16 s")
-    assert {row[-2:] for row in page.table_of_row("layer", LAYERS).rows} == {("not measured", "not measured")}
-    gpu = dataclasses.replace(LAYERS[0], part=dataclasses.replace(LAYERS[0].part, device="cuda", dtype="bfloat16"))
-    rows = page.table_of_row("layer", [*LAYERS, gpu]).rows
-    assert len(rows) == 4 and rows[0][-2:] == ("not measured", 8.0)
+@pytest.mark.parametrize("part", [cost.layer, cost.model])
+def test_every_row_of_a_tiny_model_is_beside_another(part):
+    rows = {row["what"]: row for row in part(GIVEN, subject="tiny", tokens=48)}
+    assert rows["forward pass"]["operations"] > 0
+    assert all(row["beside"] in rows for row in rows.values() if "beside" in row)
+    assert all(math.isfinite(row.get("cpu_seconds", 0.0)) for row in rows.values())
+    wanted = {"layer": {*cost.NAMES, "all measures, textbook"}, "model": {"forward pass and all measures", "the process"}}
+    assert wanted[part.__name__] <= rows.keys()
 
 
-def test_what_is_between_all_measures_and_their_limit_is_said_where_the_limit_was_measured():
-    assert page.table_of_limits(LAYERS).rows == ()
-    alone = [
-        Line(what, Cost(seconds), FORWARD, operations)
-        for what, seconds, operations in zip(LIMITS, (0.125, 0.0625, 0.0625), (1e9, 5e9, 1e9), strict=True)
-    ]
-    with_limits = dataclasses.replace(LAYERS[0], lines=(*LAYERS[0].lines, *alone))
-    (row,) = page.table_of_limits([with_limits, LAYERS[1]]).rows
-    assert row == (2048, 500.0, 6.25, 250.0, 3.125, 125.0, 8.0, 62.5, 80.0, 62.5, 16.0, 250.0)
+def test_loading_is_measured_beside_the_weights():
+    weights, load = cost.loading(GIVEN, "niah/repo")
+    assert 0 < weights["megabytes"] < 20
+    assert load["beside"] == weights["what"] and load["cpu_seconds"] > 0
 
 
-def test_the_limit_counts_every_transform_and_product_once():
-    layer = Layer(TINY, 64)
-    transforms, products, memory = limits(TINY, layer.inputs(), 1, "cpu")
-    assert transforms.operations == 2 * (5 * 16 // 2) * 2.5 * 128 * 7, "2 heads of 16 dimensions, 128 numbers"
-    assert products.operations == 2 * 64 * (5 * 32 * 16 + 4.5 * 16**2), "chunks of 32 tokens"
-    assert memory.operations == 2 * 64 * 32 * 4
-    assert all(line.cost.cpu_seconds >= 0 and math.isnan(line.cost.megabytes) for line in (transforms, products, memory))
-
-
-def test_longer_prompts_are_expected_to_take_longer_and_what_was_measured_is_believed():
-    seconds = [running.expected_seconds(Part("layer", OLMO2, tokens), [], 1e11) for tokens in (512, 2048, 16384)]
-    assert seconds == sorted(seconds) and seconds[0] > 0
-    assert running.expected_seconds(LAYERS[0].part, LAYERS, 1e11) == 9.0
-    others = [Part("loading", name) for name in (SMOLLM2, OLMO2)]
-    one, two = (running.expected_in_all([LAYERS[0].part, *others], LAYERS, 1e11, jobs) for jobs in (1, 2))
-    assert one == 9.0 + 2 * (two - 9.0), "parts of the row layer have the machine for themselves"
-
-
-@pytest.mark.parametrize("row", ["layer", "model", "patterns", "long"])
-def test_every_row_of_a_tiny_model_has_its_lines(row, tmp_path):
-    threads = torch.get_num_threads()
-    lines = {line.what: line for line in parts.measure(Part(row, "tiny", 48), tmp_path)}
-    assert torch.get_num_threads() == threads
-    assert any(line.operations > 0 for line in lines.values())
-    assert all(line.beside in lines or not line.beside for line in lines.values())
-    assert all(line.cost.cpu_seconds >= 0 or math.isnan(line.cost.cpu_seconds) for line in lines.values())
-    wanted = {"layer": ALL, "model": WITH_ALL, "patterns": "TransformerLens run_with_cache of patterns", "long": WITH_ALL}
-    assert wanted[row] in lines
-
-
-def test_loading_is_measured_beside_the_weights(tmp_path):
-    weights, load = loading_lines(Part("loading", "niah/repo"), tmp_path)
-    assert 0 < weights.cost.megabytes < 20 and "comes with the package" in weights.note
-    assert load.beside == weights.what and load.cost.cpu_seconds > 0
-
-
-def test_a_process_is_measured_as_a_whole_and_one_that_fails_is_not():
-    assert _process([sys.executable, "-c", "x = bytearray(50_000_000)"]).megabytes > 50
+def test_a_process_is_measured_by_itself_and_one_that_fails_is_not():
+    held = bytearray(200_000_000)
+    held[::4096] = b"x" * len(held[::4096])
+    code = "import time; x = bytes(50_000_000).replace(bytes(1), b'a'); time.sleep(0.1)"
+    assert 50 < process([sys.executable, "-S", "-c", code])["megabytes"] < 190, "not what this process holds"
     with pytest.raises(OSError, match="ended with 3"):
-        _process([sys.executable, "-c", "raise SystemExit(3)"])
+        process([sys.executable, "-c", "raise SystemExit(3)"])
 
 
-def test_a_part_that_fails_is_one_line_and_an_interruption_leaves_no_process(tmp_path):
-    with pytest.raises(running.Failed, match="KeyError: 'nothing'"):
-        running.measured(Part("nothing", "tiny"), tmp_path, NOW, lambda: None)
-
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        running.measured(Part("layer", "tiny", 64), tmp_path, NOW, interrupt)
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
-
-
-def test_a_benchmark_goes_on_and_its_page_comes_from_its_table(tmp_path, capsys):
-    out = tmp_path / "bench"
-    command = ["bench", "--rows", "layer", "--lengths", "16,32", "--out", str(out)]
-    store.write(out, [dataclasses.replace(LAYERS[0], part=Part("layer", OLMO2, 16), circumstances=store.here_and_now())])
-    assert main(command) == 0
-    first = capsys.readouterr().out
-    assert first.startswith("1 part, 1 more stands already")
-    files = {file.name: file.read_bytes() for file in out.iterdir()}
-    assert set(files) == {"bench.csv", "README.md", "bench.png", "bench.svg", "bench.pdf"}
-    assert [one.part.tokens for one in store.read(out)] == [16, 32]
-    assert "2/1024 components" in files["README.md"].decode()
-    assert main(command) == 0
-    assert capsys.readouterr().out.startswith("nothing to measure, 2 more stand already")
-    assert {file.name: file.read_bytes() for file in out.iterdir()} == files, "the same table gives the same bytes"
+def test_what_stands_in_the_repository_is_what_the_tables_say(monkeypatch, tmp_path):
+    """Pages are written from their tables: `make bench trust` after editing one by hand."""
+    monkeypatch.chdir(Path(__file__).parents[2])
+    for module, table, page in (
+        (cost, Path("figures/bench/bench.csv"), Path("figures/bench/README.md")),
+        (robustness, robustness.TABLE, robustness.PAGE),
+    ):
+        copy = tmp_path / table.name
+        copy.write_bytes(table.read_bytes())
+        module.write_page(copy, running.read(copy, module.COLUMNS))
+        written = {path for path in tmp_path.iterdir() if path.suffix == ".md"}
+        assert [path.read_text(encoding="utf-8") for path in written] == [page.read_text(encoding="utf-8")]
+        written.pop().unlink()
 
 
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        (["--rows", "layers"], "there are no rows 'layers'; there are layer, model,"),
-        (["--rows", "layer", "--subjects", "gpt-2"], "there is no model 'gpt-2' in these rows; there are olmo-2-1b"),
-        (["--lengths", "0"], "wanted a whole number"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused_in_one_line(options, line, tmp_path, capsys):
-    assert main(["bench", *options, "--out", str(tmp_path)]) == 2
-    said = capsys.readouterr().err
-    assert line in said and said.count("\n") == 1
+def test_a_row_holds_where_enough_of_what_it_tried_held():
+    assert robustness.holds({"tried": 100, "held": 85, "needed": 0.85}) and robustness.holds({"note": "a remark"})
+    assert not robustness.holds({"tried": 100, "held": 84, "needed": 0.85})
+    assert not robustness.holds({"tried": 0, "held": 0, "needed": 1.0}), "nothing was tried"
+
+
+def test_every_value_and_row_that_differs_is_named(tmp_path):
+    import repo_interp as ri
+
+    run = ri.analyze(ri.zoo("niah/repo"), [list(range(5, 60))], ["positions"])
+    page = '<table class="provenance"><tr><td>day</td></tr></table><table><tr><td>a</td><td>{}</td></tr></table>'
+    for name, number in (("before", 1), ("after", 2)):
+        (tmp_path / name).mkdir()
+        run["positions"].attrs["changed"] = number
+        ri.write_run(run, tmp_path / name / "run.nc")
+        (tmp_path / name / "table.csv").write_text(f"a,b\n{number},1\nR7 (time),{number}\n")
+        (tmp_path / name / "page.html").write_text(page.format(number))
+    assert list(outputs.differing(tmp_path / "before", tmp_path / "before")) == []
+    (tmp_path / "after" / "page.png").write_bytes(b"")
+    said = [line.removeprefix(f"{tmp_path / 'after'}/") for line in outputs.differing(tmp_path / "before", tmp_path / "after")]
+    assert said == [
+        *("page.html: a | 1: missing", "page.html: a | 2: new", "page.png: new"),
+        *("run.nc: /positions: changed was '1', is '2'", "table.csv: 1,1: missing", "table.csv: 2,1: new"),
+    ]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -194,4 +158,4 @@ def test_what_cannot_be_measured_is_refused_in_one_line(options, line, tmp_path,
 def test_maps_of_long_prompts_are_made_in_blocks(softcap):
     """The logits of these heads would take 268 MB."""
     inputs = dataclasses.replace(random_inputs(1, tokens=4096, dtype=torch.float32), softcap=softcap)
-    assert cost(lambda: Maps().observe(inputs, {})).megabytes < 80
+    assert cost_of(lambda: Maps().observe(inputs, {}))["megabytes"] < 80

@@ -16,7 +16,7 @@ from places import ROOT as repository
 ROOT = PACKAGE
 LABORATORY = repository / "papers" / "position_papers"
 NEIGHBOURS = ("measures", "tasks", "plots", "models")
-ABOVE = ("cli", "benchmark", "comparison", "analysis", "experiments")
+ABOVE = ("cli", "comparison", "analysis", "experiments")
 """From the top down: a floor may load those after it, and none before it. The neighbours stand below them all, side by side."""
 PAPERS = tuple(path.parent.name for path in sorted(LABORATORY.glob("*/paper.py")))
 FORBIDDEN = {

@@ -113,9 +113,7 @@ def test_the_commands_of_the_readme_run(tmp_path, monkeypatch, capsys):
     shutil.copy(DOCS.parent / "figures" / "first" / "run.nc", tmp_path / "runs" / "first")
     ri.write_prompts(ri.tasks.make_task("reversal").prompts(2, test_set="5"), tmp_path / "prompts.jsonl")
     lines = [line for block in blocks(readme, "") for line in block.splitlines() if line.startswith("repo-interp ")]
-    inline = re.findall(
-        r"`(repo-interp (?!fetch|train|bench)[^`]+)`", readme.read_text(encoding="utf-8")
-    )  # a network, or minutes
+    inline = re.findall(r"`(repo-interp (?!fetch|train)[^`]+)`", readme.read_text(encoding="utf-8"))  # a network, or minutes
     assert len(lines) >= 3
     for line in [*lines, *inline]:
         words = shlex.split(line.replace("CHECKPOINT", "reversal/repo"), comments=True)[1:]

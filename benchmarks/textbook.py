@@ -1,52 +1,56 @@
-"""The textbook way of each measure: make the maps, as the formulas in the papers read.
+"""The textbook way of four measures: make the maps, as the formulas in the papers read.
 
-What would take minutes or gigabytes is done for some heads or components, and its time multiplied: a `Sample` says how often
-its work occurs in the whole. Memory is what the part took. Float32 maps; the ridge fit is solved in float64.
+What would take minutes or gigabytes is done for some heads or components, and its time multiplied: a sample is a call, how often its work
+occurs in the whole, and what it made. Memory is what the call took. Maps are float32; the ridge fit is solved in float64.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
+from benchmarks.measuring import cost
+from benchmarks.running import Row
 from repo_interp.inputs import AttentionInputs, Spans
 
+Sample = tuple[Callable[[], object], float, str]
 
-@dataclass(frozen=True)
-class Sample:
-    """Work of which the whole has `times` as much."""
 
-    call: Callable[[], object]
-    times: float
-    what: str
+def textbook_rows(inputs: AttentionInputs, spans: Spans) -> Iterator[Row]:
+    """A row per measure, and one of all; each beside ours."""
+    rows: list[Row] = []
+    for way in (attention_mass, components, three_axis, fake_distance):
+        samples = way(inputs, spans)
+        costs = [(times, cost(call)) for call, times, _ in samples]
+        seconds = {unit: sum(times * spent[unit] for times, spent in costs) for unit in ("cpu_seconds", "wall_seconds")}
+        megabytes = max(spent["megabytes"] for _, spent in costs)
+        note = f"made: {' and '.join(what for *_, what in samples)}; time multiplied"
+        rows.append({"beside": way.__name__, **seconds, "megabytes": megabytes, "note": note})
+    total = {unit: sum(row[unit] for row in rows) for unit in ("cpu_seconds", "wall_seconds")}
+    rows.append({"beside": "all measures", **total, "megabytes": max(row["megabytes"] for row in rows)})
+    yield from ({"what": f"{row['beside']}, textbook", **row} for row in rows)
 
 
 def attention_mass(inputs: AttentionInputs, spans: Spans) -> list[Sample]:
     """The softmax of the whole map of every head; four heads are made."""
-    queries, keys = inputs.rotated_queries[0, :4], inputs.rotated_keys[0, :4]
-    later = _later(inputs)
+    queries, keys, causal = inputs.rotated_queries[0, :4], inputs.rotated_keys[0, :4], _causal(inputs)
     masks = torch.stack([mask[0] for mask in spans.values()]).float()
 
     def run() -> Tensor:
         logits = queries @ keys.transpose(-1, -2) * inputs.logit_scale
-        weights = torch.softmax(logits.masked_fill(later, float("-inf")), -1)
+        weights = torch.softmax(logits.masked_fill(~causal, float("-inf")), -1)
         return (weights[:, spans["generated"][0]] @ masks.T).mean(1)
 
-    return [Sample(run, inputs.heads / 4, f"4/{inputs.heads} heads")]
+    return [(run, inputs.heads / len(queries), f"{len(queries)}/{inputs.heads} heads")]
 
 
 def components(inputs: AttentionInputs, spans: Spans) -> list[Sample]:
     """The map of every component of every head: its mean along each diagonal, its VAF over pairs. Two of one head are made."""
-    queries, keys = inputs.rotated_queries[0, 0], inputs.rotated_keys[0, 0]
-    tokens, half, causal = queries.shape[0], queries.shape[1] // 2, ~_later(inputs)
-
-    def logits() -> Tensor:
-        return queries @ keys.T
-
-    made = logits()
+    queries, keys, causal = inputs.rotated_queries[0, 0], inputs.rotated_keys[0, 0], _causal(inputs)
+    tokens, half = queries.shape[0], queries.shape[1] // 2
+    made = queries @ keys.T
 
     def component() -> list[Tensor]:
         results = []
@@ -57,11 +61,9 @@ def components(inputs: AttentionInputs, spans: Spans) -> list[Sample]:
             results.append(1 - (made - values)[causal].var() / made[causal].var())
         return results
 
-    each = inputs.heads * half
-    return [
-        Sample(logits, inputs.heads, f"1/{inputs.heads} heads"),
-        Sample(component, each / 2, f"2/{each} components"),
-    ]
+    every = inputs.heads * half
+    made_once = (lambda: queries @ keys.T, inputs.heads, f"1/{inputs.heads} heads")
+    return [made_once, (component, every / 2, f"2/{every} components")]
 
 
 def three_axis(inputs: AttentionInputs, spans: Spans) -> list[Sample]:
@@ -71,11 +73,10 @@ def three_axis(inputs: AttentionInputs, spans: Spans) -> list[Sample]:
 
     def run() -> Tensor:
         logits = (queries @ keys.T * inputs.logit_scale).double()
-        row, column = torch.tril_indices(tokens, tokens, device=queries.device)
+        row, column = torch.tril_indices(tokens, tokens)
         values = logits[row, column]
         lines = [(row - column), tokens + row, 2 * tokens + column]
-        normal = values.new_zeros(9 * tokens**2)
-        right = values.new_zeros(3 * tokens)
+        normal, right = values.new_zeros(9 * tokens**2), values.new_zeros(3 * tokens)
         for one in lines:
             right.index_add_(0, one, values)
             for other in lines:
@@ -86,7 +87,7 @@ def three_axis(inputs: AttentionInputs, spans: Spans) -> list[Sample]:
         fitted = torch.stack([axes[line] for line in lines]).sum(0)
         return torch.corrcoef(torch.stack((values, fitted)))[0, 1]
 
-    return [Sample(run, inputs.heads, f"1/{inputs.heads} heads")]
+    return [(run, inputs.heads, f"1/{inputs.heads} heads")]
 
 
 def fake_distance(inputs: AttentionInputs, spans: Spans) -> list[Sample]:
@@ -94,24 +95,21 @@ def fake_distance(inputs: AttentionInputs, spans: Spans) -> list[Sample]:
     assert inputs.frequencies is not None
     queries, keys = inputs.queries[0, :2, -1], inputs.keys[0, :2]
     tokens, half = keys.shape[1], keys.shape[2] // 2
-    angles = torch.arange(tokens, device=keys.device)[:, None] * inputs.frequencies
+    angles = torch.arange(tokens)[:, None] * inputs.frequencies
 
     def run() -> list[Tensor]:
         results = []
         for query, key in zip(queries, keys, strict=True):
             first, second = query[:half], query[half:]
-            turned = torch.cat(
-                (first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin()),
-                -1,
-            )
+            turned = torch.cat((first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin()), -1)
             logits = turned @ key.T * inputs.logit_scale
             fitted = logits.mean(1)[:, None] + logits.mean(0) - logits.mean()
             results.append(torch.corrcoef(torch.stack((logits.flatten(), fitted.flatten())))[0, 1])
         return results
 
-    return [Sample(run, inputs.heads / 2, f"2/{inputs.heads} heads")]
+    return [(run, inputs.heads / 2, f"2/{inputs.heads} heads")]
 
 
-def _later(inputs: AttentionInputs) -> Tensor:
+def _causal(inputs: AttentionInputs) -> Tensor:
     tokens = inputs.valid.shape[1]
-    return torch.ones(tokens, tokens, dtype=torch.bool, device=inputs.valid.device).triu(1)
+    return torch.ones(tokens, tokens, dtype=torch.bool).tril()

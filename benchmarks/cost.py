@@ -1,0 +1,176 @@
+"""`python -m benchmarks.cost [PART ...]`: what everything costs, as a table and a page in figures/bench.
+
+Every part measures in one process what its rows are compared with: a ratio of two rows of a part holds on other machines too.
+docs/bench.md says how to read the table. A minute or two: `make bench PARTS="layer/512 commands/niah"`.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measuring import cost, process, resident
+from benchmarks.running import Frame, Part, Row, run, sections
+
+COLUMNS = ("what", "beside", "cpu_seconds", "wall_seconds", "megabytes", "operations", "note")
+SMOLLM2, OLMO2 = "smollm2-135m", "olmo-2-1b"
+FORWARD, ALL = "forward pass", "all measures"
+TEXTBOOK_UP_TO = 4096
+"""Tokens up to which the textbook way is measured: its solve takes n^3."""
+NAMES = ("positions", "patterns", "attention_mass", "components", "three_axis", "fake_distance", "rotation")
+"""All measures that a whole prompt is reduced by; others look at some rows, or are taken when named."""
+_TRAINED = {"training_length": 4096}
+OPTIONS = {"components": _TRAINED, "rotation": _TRAINED, "three_axis": {"extras": ()}, "fake_distance": {"axes": "none"}}
+
+
+def layer(given: Namespace, tokens: int, subject: str = "olmo-2-1b layer") -> Iterator[Row]:
+    """One layer of OLMo-2-1B's shape: every measure beside the layer's own forward pass, and the textbook way beside the measure."""
+    import torch
+
+    from benchmarks.shapes import SHAPES, bridged, model_of, operations, prompt_of
+    from benchmarks.textbook import textbook_rows
+    from repo_interp.analysis.batches import make_batches
+    from repo_interp.measures.statistics import share
+    from repo_interp.models.capture import capture
+
+    config, layout = SHAPES[subject]
+    prompt = prompt_of(tokens, config.vocab_size)
+    (batch,) = make_batches([prompt], 1)
+    stock: Any = model_of(config)
+    repeats, measures = 1 if tokens > TEXTBOOK_UP_TO else 2, _measures()
+    with torch.inference_mode():
+        own_pass = cost(lambda: stock.model(input_ids=batch.tokens, use_cache=False), repeats)
+        yield {"what": FORWARD, **own_pass, "operations": operations(config, tokens)}
+        captured: list[Any] = []
+        capture(bridged(stock, layout, prompt)[0], batch.tokens, batch.valid, torch.arange(1), captured.append)
+
+        def together() -> object:
+            afresh = replace(captured[-1])  # a copy remembers nothing of what was made before
+            share(measures, afresh, batch.spans)
+            return [measure.observe(afresh, batch.spans) for measure in measures]
+
+        for measure in measures:
+            spent = cost(lambda measure=measure: measure.observe(replace(captured[-1]), batch.spans), repeats)
+            yield {"what": measure.name, "beside": FORWARD, **spent}
+        yield {"what": ALL, "beside": FORWARD, **cost(together, repeats)}
+        if tokens <= TEXTBOOK_UP_TO:
+            yield from textbook_rows(captured[-1], batch.spans)
+
+
+def model(given: Namespace, subject: str, tokens: int, dtype: str = "float32") -> Iterator[Row]:
+    """Whole models, random weights: `analyze` of one prompt beside the model's own forward pass without its unembedding."""
+    import repo_interp as ri
+    from benchmarks.shapes import SHAPES, bridged, model_of, operations, prompt_of
+
+    config, layout = SHAPES[subject]
+    prompt = prompt_of(tokens, config.vocab_size)
+    made, own_pass = bridged(model_of(config, dtype), layout, prompt)
+    ri.analyze(made, [prompt_of(64, config.vocab_size)])  # what is imported and made once
+    yield {"what": FORWARD, **cost(own_pass), "operations": operations(config, tokens)}
+    yield {"what": f"{FORWARD} and {ALL}", "beside": FORWARD, **cost(lambda: ri.analyze(made, [prompt], _measures()))}
+    if tokens <= 2048 and subject != "olmo-2-1b":  # elsewhere minutes more
+        spent = cost(lambda: ri.analyze(made, [prompt]))
+        yield {"what": f"{FORWARD} and measures by default", "beside": FORWARD, **spent}
+    yield {"what": "the process", "megabytes": resident("VmHWM"), "note": "all that it held since the row above began"}
+
+
+def loading(given: Namespace, subject: str, dtype: str = "float32") -> Iterator[Row]:
+    """`ri.load`: memory at the peak beside the bytes of the weights."""
+    import repo_interp as ri
+
+    assert ri.load  # imported before memory is measured
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint, loaded = _checkpoint(subject, dtype, folder), []
+        spent = cost(lambda: loaded.append(ri.load(checkpoint, dtype=dtype)))
+    weights = {parameter.data_ptr(): parameter for parameter in loaded[0].original_model.parameters()}.values()
+    size = sum(parameter.numel() * parameter.element_size() for parameter in weights)
+    yield {"what": "weights", "megabytes": size / 2**20, "note": dtype}
+    yield {"what": "load", "beside": "weights", **spent}
+
+
+def commands(given: Namespace, subject: str, dtype: str = "float32", tokens: int = 256) -> Iterator[Row]:
+    """Imports and commands as processes of their own, beside a process that imports torch and transformers with its model classes."""
+    import repo_interp as ri
+    from benchmarks.shapes import prompt_of
+
+    libraries = "import torch and transformers"
+    code = "import torch, transformers; from transformers import AutoModelForCausalLM, LlamaForCausalLM"
+    yield {"what": libraries, **process([sys.executable, "-c", code])}
+    yield {"what": "import repo_interp", "beside": libraries, **process([sys.executable, "-c", "import repo_interp"])}
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint, prompts = _checkpoint(subject, dtype, folder), str(Path(folder) / "prompts.jsonl")
+        ri.write_prompts([prompt_of(tokens - number, 100) for number in range(4)], prompts)
+        analyze = ("analyze", checkpoint, "--prompts", prompts, "--dtype", dtype, "--out", f"{folder}/run")
+        for words in (("--help",), ("inspect", checkpoint), analyze):
+            spent = process([sys.executable, "-m", "repo_interp", *words])
+            note = f"4 prompts of {tokens} tokens, measures by default, figures and page" if words == analyze else None
+            yield {"what": f"repo-interp {words[0]}", "beside": libraries, **spent, "note": note}
+
+
+def _measures() -> list[Any]:
+    from repo_interp.measures.catalogue import measure_named
+
+    return [replace(measure_named(name), **OPTIONS.get(name, {})) for name in NAMES]  # pyright: ignore[reportArgumentType]
+
+
+def _checkpoint(subject: str, dtype: str, folder: str) -> str:
+    """A checkpoint that comes with the package, or one with random weights, written by another process."""
+    if "/" in subject:
+        return subject
+    directory = str(Path(folder) / subject)
+    process([sys.executable, "-m", "benchmarks.shapes", subject, dtype, directory])
+    return directory
+
+
+LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
+WHOLE = [(SMOLLM2, 512), (SMOLLM2, 1024), (SMOLLM2, 2048), (SMOLLM2, 4096), (OLMO2, 2048), (OLMO2, 4096)]
+PARTS: dict[str, Part] = {
+    **{f"layer/{tokens}": partial(layer, tokens=tokens) for tokens in LENGTHS},
+    **{f"model/{name}/{tokens}": partial(model, subject=name, tokens=tokens) for name, tokens in WHOLE},
+    f"loading/{SMOLLM2}": partial(loading, subject=SMOLLM2),
+    f"loading/{OLMO2}": partial(loading, subject=OLMO2, dtype="bfloat16"),
+    "commands/niah/repo": partial(commands, subject="niah/repo"),
+    f"commands/{SMOLLM2}": partial(commands, subject=SMOLLM2, tokens=512),
+    f"commands/{OLMO2}": partial(commands, subject=OLMO2, dtype="bfloat16"),
+    f"long/{SMOLLM2}": partial(model, subject=SMOLLM2, tokens=16384),
+    f"long/{OLMO2}": partial(model, subject=OLMO2, tokens=16384, dtype="bfloat16"),
+}
+BY_NAME = ("long",)
+"""Sections that run when they are named: 16,384 tokens take an hour."""
+
+
+def write_page(file: Path, table: Frame) -> None:
+    """Write README.md beside the table; the same table gives the same bytes."""
+    lines = [
+        "# What it costs",
+        "",
+        f"Written by `make bench` from [{file.name}]({file.name}). "
+        "`time ×` and `memory ×` are over the row named in `beside`, measured in the same process. "
+        "[docs/bench.md](../../docs/bench.md) says how to read it.",
+    ]
+    lines += sections(table, with_ratios(table), PARTS)
+    (file.parent / "README.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def with_ratios(table: Frame) -> Frame:
+    """The columns of the page: `time ×` and `memory ×` are over the row `beside`, empty where there is none."""
+    other = table[["part", "beside"]].merge(table, how="left", left_on=["part", "beside"], right_on=["part", "what"])
+    other.index = table.index
+    ratios = {"time ×": table["cpu_seconds"] / other["cpu_seconds"], "memory ×": table["megabytes"] / other["megabytes"]}
+    return table.assign(**ratios)[["part", "what", "cpu_seconds", "wall_seconds", "megabytes", *ratios, "beside", "note"]]
+
+
+def main() -> None:
+    """Measure."""
+    parser = ArgumentParser(prog="python -m benchmarks.cost", description=(__doc__ or "").splitlines()[0])
+    run(parser, PARTS, COLUMNS, Path("figures/bench/bench.csv"), write_page, BY_NAME)
+
+
+if __name__ == "__main__":
+    main()

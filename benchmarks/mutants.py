@@ -1,0 +1,93 @@
+"""Mutants of positions/ and measures/ by mutmut, and how much of these floors the same tests reach.
+
+mutmut (pyproject.toml, [tool.mutmut]) writes every mutant into mutants/, runs for each the tests that reach its function, and remembers
+verdicts, so that a later run goes on. All of them are hours: `--share 0.1` tries a tenth, drawn by the digest of their names, so that a
+larger share holds a smaller one; `--minutes` ends earlier. survivors.toml says why each survivor lives.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+import subprocess
+import sys
+import tomllib
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pandas
+
+from benchmarks.running import Frame, Row
+
+FLOORS = {"positions.": "positions", "measures.kernels.": "measures/kernels", "measures.": "measures"}
+"""By the beginning of a name, the row that a mutant counts in; the first that fits."""
+KILLED = (1, 3, 24, 36, 152, 255, -24)
+"""mutmut's exit codes of tests that fail or do not end; 0 where they pass."""
+
+
+def mutants(given: Namespace) -> Iterator[Row]:
+    """Mutants of positions/ and measures/ that the tests notice; at least 85 %."""
+    here = Path("mutants")
+    if not here.exists():
+        _mutmut(["repo_interp.positions.embedding*"], given.minutes)  # which writes all of them
+    left = [name for name, code in verdicts(here).items() if code is None and drawn(name, given.share)]
+    if left:
+        _mutmut([f"repo_interp.{name}" for name in left], given.minutes)
+    looked_at = tomllib.loads((Path(__file__).parent / "survivors.toml").read_text(encoding="utf-8"))
+    table: Frame = pandas.Series(verdicts(here), dtype=float).rename_axis("name").reset_index(name="code")
+    table["floor"] = [next(row for begin, row in FLOORS.items() if name.startswith(begin)) for name in table["name"]]
+    table["killed"] = table["code"].isin(KILLED)
+    for floor, rows in table.groupby("floor", sort=False):
+        tried, held = rows["code"].count(), rows["killed"].sum()
+        yield {"what": floor, "tried": tried, "held": held, "needed": 0.85, "note": f"of {len(rows):,} mutants"}
+    survivors = table[table["code"].notna() & ~table["killed"]]
+    unknown = survivors["code"].map(lambda code: "not looked at" if code == 0 else "no test reaches it")
+    known = survivors["name"].map({name: reason for reason, names in looked_at.items() for name in names})
+    reasons = known.fillna(unknown).value_counts().sort_index()
+    yield {"what": "survivors", "note": "; ".join(f"{count} live: {reason}" for reason, count in reasons.items())}
+
+
+def coverage(given: Namespace) -> Iterator[Row]:
+    """Lines and branches of positions/ and measures/ that the tests reach by which mutants are judged; at least 90 %."""
+    import coverage as tool
+    import pytest
+
+    settings = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["tool"]["mutmut"]
+    floors = ("positions", "measures")
+    measured = tool.Coverage(data_file=None, branch=True, source=[f"repo_interp/{floor}" for floor in floors])
+    with TemporaryDirectory() as scratch:
+        with measured.collect():
+            pytest.main(["-q", "-p", "no:cacheprovider", *settings["pytest_add_cli_args_test_selection"]])
+        measured.json_report(outfile=f"{scratch}/report.json")
+        found = json.loads(Path(scratch, "report.json").read_text())["files"]
+    for floor in floors:
+        parts = [file["summary"] for name, file in found.items() if name.startswith(f"repo_interp/{floor}/")]
+        for what, all_of, reached in (("lines", "statements", "lines"), ("branches", "branches", "branches")):
+            tried, held = (sum(part[key] for part in parts) for key in (f"num_{all_of}", f"covered_{reached}"))
+            yield {"what": f"{floor}, {what}", "tried": tried, "held": held, "needed": 0.9, "note": ""}
+
+
+def drawn(name: str, share: float) -> bool:
+    """Whether a mutant is of the share: by its name alone."""
+    return int(hashlib.sha256(f"repo_interp.{name}".encode()).hexdigest()[:8], 16) < share * 2**32
+
+
+def verdicts(directory: Path) -> dict[str, int | None]:
+    """mutmut's exit code of every mutant, None where it has none yet, by its name without "repo_interp."."""
+    found = {}
+    for file in sorted(directory.glob("repo_interp/**/*.meta")):
+        found |= json.loads(file.read_text())["exit_code_by_key"]
+    return {name.removeprefix("repo_interp."): code for name, code in found.items()}
+
+
+def _mutmut(names: list[str], minutes: float) -> None:
+    command = [sys.executable, "-c", "from mutmut.__main__ import cli; cli()", "run", "--max-children", "1", *names]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        try:
+            process.wait(60 * minutes)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)  # it keeps the verdicts that it has
+            process.wait()

@@ -1,0 +1,125 @@
+"""`python -m benchmarks.robustness [PART ...]`: what the package promises when things go wrong, tried; docs/trust.md is the table.
+
+Exit code 1 where something did not hold. All parts take hours, most of them for mutants; `kills/score --kills 3` takes a minute.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import venv
+import xml.etree.ElementTree as ElementTree
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pandas
+
+from benchmarks.disk import disk
+from benchmarks.forked import COMMANDS
+from benchmarks.kills import kills, processes
+from benchmarks.mutants import coverage, mutants
+from benchmarks.running import Frame, Part, Row, run, sections
+
+COLUMNS = ("what", "tried", "held", "needed", "note")
+TABLE, PAGE = Path("benchmarks/robustness.csv"), Path("docs/trust.md")
+HEAD = """# What was tried to break it
+
+Written by `make trust` (`python -m benchmarks.robustness`) from benchmarks/robustness.csv; `make trust PARTS="kills disk"` runs parts again
+and leaves the other rows as they were. A part that never ran is *not run*.
+"""
+PARITY = ("models/test_parity", "models/test_checkpoints", "models/test_broken_checkpoints")
+OFFICIAL = ("models/test_official", "models/test_parity", "analysis/test_run_goldens", "measures/test_components_official")
+RANGED = ("transformers", "transformer-lens")
+"""Libraries whose oldest and newest versions are tried, by the ranges in pyproject.toml; torch is as in constraints.txt."""
+
+
+def catalogue(given: Namespace) -> Iterator[Row]:
+    """Every bad input is one line and exit code 2; wrong answers of the past, beside Hugging Face's logits."""
+    yield _tested("bad inputs", ["cli/test_bad_inputs"])
+    yield _tested("Hugging Face's logits, broken checkpoints", PARITY)
+
+
+def fuzz(given: Namespace) -> Iterator[Row]:
+    """Layouts, prompts, config.json, runs, flags: a value or a refusal, and what is written is read back."""
+    yield _tested("fuzzing", ["cli/test_fuzz"], HYPOTHESIS_PROFILE="fuzz", FUZZ_EXAMPLES=str(given.examples))
+
+
+def versions(given: Namespace, end: str) -> Iterator[Row]:
+    """Official checkpoints and Hugging Face's logits with other libraries, in an environment of their own in .versions/."""
+    place = Path(".versions") / end
+    python = str(place / "bin" / "python")
+    if not place.exists():
+        venv.create(place, with_pip=True)
+
+    def pip(*words: str) -> str:
+        return subprocess.run([python, "-m", "pip", *words], check=True, stdout=subprocess.PIPE, text=True).stdout
+
+    stated = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    lower = dict(re.findall(r"^([\w-]+)>=([\d.]+)", "\n".join(stated), re.MULTILINE))
+    pip("install", "--quiet", "--constraint", "constraints.txt", "torch")  # an open range fetches gigabytes of CUDA libraries
+    pip("install", "--quiet", "--upgrade", ".", "pytest", *(f"{name}=={lower[name]}" for name in RANGED if end == "oldest"))
+    found = re.findall(r"^(?:torch|transformers|transformer-lens)==\S+", pip("freeze"), re.MULTILINE)
+    # The installed package is tested, not the checkout.
+    options = ("-W", "default", "--import-mode=append", "-o", "pythonpath=tests/support")
+    yield _tested(end, OFFICIAL, *options, python=python, PYTHONPATH="") | {"note": ", ".join(found)}
+
+
+def _tested(what: str, tests: Sequence[str], *options: str, python: str = sys.executable, **variables: str) -> Row:
+    """Run tests of the suite: a row of those that ran and those that passed."""
+    paths = [f"tests/instrument/{name}.py" for name in tests]
+    with TemporaryDirectory() as scratch:
+        report = f"{scratch}/report.xml"
+        command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *options, *paths]
+        subprocess.run(command, env=os.environ | variables)
+        suites = list(ElementTree.parse(report).getroot().iter("testsuite"))
+    count = {name: sum(int(suite.get(name, 0)) for suite in suites) for name in ("tests", "skipped", "failures", "errors")}
+    tried = count["tests"] - count["skipped"]
+    held = tried - count["failures"] - count["errors"]
+    return {"what": what, "tried": tried, "held": held, "needed": 1.0, "note": ", ".join(paths)}
+
+
+PARTS: dict[str, Part] = {
+    "catalogue": catalogue,
+    "fuzz": fuzz,
+    **{f"kills/{name}": partial(kills, name=name) for name in COMMANDS},
+    **{f"processes/{name}": partial(processes, name=name) for name in ("score", "analyze", "figures")},
+    "processes/resumed": partial(kills, name="resumed", count=2),
+    **{f"disk/{name}": partial(disk, name=name) for name in COMMANDS},
+    "mutants": mutants,
+    "coverage": coverage,
+    **{f"versions/{end}": partial(versions, end=end) for end in ("oldest", "newest")},
+}
+
+
+def write_page(file: Path, table: Frame) -> None:
+    """Write docs/trust.md from the table, or a page beside another table."""
+    verdicts = ["**held**" if holds(row) else "**did not hold**" for _, row in table.iterrows()]
+    shown = table[["part", "what", "tried", "held", "note"]].assign(verdict=verdicts)
+    page = PAGE if file == TABLE else file.with_suffix(".md")
+    page.write_text("\n".join([HEAD, *sections(table, shown, PARTS)]) + "\n", encoding="utf-8")
+
+
+def holds(row: Any) -> bool:
+    """Whether enough of what a row tried held; a remark, which tries nothing, does."""
+    return bool(pandas.isna(row.get("tried"))) or bool(row["tried"] > 0 and row["held"] >= row["needed"] * row["tried"])
+
+
+def main() -> int:
+    """Try."""
+    parser = ArgumentParser(prog="python -m benchmarks.robustness", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--kills", type=int, default=20, help="moments per command")
+    parser.add_argument("--examples", type=int, default=5000, help="of each fuzzed property")
+    parser.add_argument("--share", type=float, default=1.0, help="of the mutants")
+    parser.add_argument("--minutes", type=float, default=600.0, help="for the mutants; the next time goes on")
+    return 0 if all(map(holds, run(parser, PARTS, COLUMNS, TABLE, write_page))) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""What is benchmarked: decoders with random weights in the shape of released ones, and a prompt.
+
+Costs do not depend on what the weights are. SmolLM2-135M (HuggingFaceTB/SmolLM2-135M) is of the Llama type, OLMo-2-1B
+(allenai/OLMo-2-0425-1B) of the OLMo-2 type with RePo from layer 5 on, as in RePo's paper.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, LlamaConfig, Olmo2Config, PreTrainedModel
+from transformers.initialization import no_init_weights
+
+import repo_interp as ri
+from repo_interp.models.capture import decode
+from repo_interp.models.provenance import Origin, mark
+from repo_interp.tasks.prompt import Prompt
+
+
+def _config(kind: type, layers: int, width: int, heads: int, kv_heads: int, intermediate: int, vocabulary: int) -> Any:
+    return kind(
+        num_hidden_layers=layers,
+        hidden_size=width,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        intermediate_size=intermediate,
+        vocab_size=vocabulary,
+        tie_word_embeddings=kind is LlamaConfig,
+        max_position_embeddings=32_768,
+        **{"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0},
+    )
+
+
+SHAPES = {
+    "smollm2-135m": (_config(LlamaConfig, 30, 576, 9, 3, 1536, 49_152), "rope"),
+    "olmo-2-1b": (_config(Olmo2Config, 16, 2048, 16, 16, 8192, 100_352), "repo@5"),
+    "olmo-2-1b layer": (_config(Olmo2Config, 1, 2048, 16, 16, 8192, 1024), "repo"),
+    "tiny": (_config(LlamaConfig, 2, 32, 2, 2, 64, 128), "repo@1"),  # for tests
+}
+"""By name, a configuration, and the layout: which layers assign positions how."""
+
+
+def operations(config: Any, tokens: int) -> float:
+    """Floating point operations of a forward pass with causal attention, L (2 P n + 2 d n^2): L layers of P parameters."""
+    width, heads, kv_heads = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
+    parameters = 2 * width * (width // heads) * (heads + kv_heads) + 3 * width * config.intermediate_size
+    return config.num_hidden_layers * (2.0 * parameters * tokens + 2.0 * width * tokens**2)
+
+
+def prompt_of(tokens: int, vocabulary: int) -> Prompt:
+    """A prompt of `tokens` random tokens with a needle, a query, and generated tokens at the end."""
+    drawn = np.random.default_rng([0, tokens]).integers(3, vocabulary, tokens)
+    size = max(1, min(32, tokens // 8))
+    end = tokens - 2 * size
+    spans = {"needle": tuple(range(tokens // 3, tokens // 3 + size)), "query": tuple(range(end - size, end))}
+    return Prompt(tokens=tuple(drawn.tolist()), spans=spans, generated=tuple(range(end, tokens)))
+
+
+@torch.no_grad()
+def model_of(config: Any, dtype: str = "float32") -> PreTrainedModel:
+    """A stock decoder on the CPU. Every matrix has the same few million random numbers, which is quick; norms are 1."""
+    with no_init_weights():
+        made = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+    drawn = 0.02 * torch.randn(2**21, generator=torch.Generator().manual_seed(0))
+    for parameter in made.parameters():
+        flat = parameter.view(-1)
+        for start in range(0, len(flat), len(drawn)):
+            flat[start : start + len(drawn)] = drawn[: len(flat) - start] if parameter.dim() > 1 else 1.0
+    return made.eval()
+
+
+def bridged(stock: PreTrainedModel, layout: str, prompt: Prompt) -> tuple[nn.Module, Callable[[], Tensor]]:
+    """`stock` repositioned and bridged, and its own forward pass over `prompt` as a call."""
+    made = ri.bridge(ri.reposition(stock, layout))
+    mark(made, Origin("random weights", "", len(prompt.tokens), Path()))  # else an analysis digests the weights
+    tokens = torch.tensor([prompt.tokens], device=stock.device)
+
+    @torch.inference_mode()
+    def own_pass() -> Tensor:
+        return decode(made, tokens, torch.ones_like(tokens, dtype=torch.bool))
+
+    return made, own_pass
+
+
+if __name__ == "__main__":  # NAME DTYPE DIRECTORY: write a checkpoint of that shape
+    made, layout = SHAPES[sys.argv[1]]
+    ri.save(ri.reposition(model_of(made, sys.argv[2]), layout), sys.argv[3])
