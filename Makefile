@@ -88,9 +88,9 @@ notebooks: env
 docs: env
 	$(BIN)/python docs/make.py
 
-# Every checkpoint that comes with the package, trained again by the plan: hours. Interrupted, the next time goes on.
+# Every checkpoint that comes with the packages, trained again by the plan: hours. Interrupted, the next time goes on.
 zoo: env
-	$(BIN)/repo-interp zoo train --jobs 2 --into repo_interp/zoo
+	$(BIN)/repo-interp zoo train --jobs 2 --into papers/zoo
 
 # What everything costs: ten minutes of two cores. A minute or two: make bench PARTS="layer/512 commands/niah".
 bench: env

@@ -42,12 +42,12 @@ def zoo_path(name: str) -> Path:
         raise InputError(f"a checkpoint that ships has a name such as niah/repo; got {name!r}")
     known = shipped_names()
     if name in known:
-        return next(directory / name for directory in shipped_directories() if (directory / name / "config.json").is_file())
+        return _directory(name)
     of_seed_0, _, last = name.rpartition("/")
     if of_seed_0 in known:
         seeds = zoo_seeds(of_seed_0)
         if last in {f"seed-{seed}" for seed in seeds[1:]}:
-            return zoo_path(of_seed_0) / last
+            return _directory(name)
         others = f"{of_seed_0}/seed-N for N of {', '.join(map(str, seeds[1:]))}" if seeds[1:] else "no other seed"
         raise InputError(f"no checkpoint {name!r} is installed; these are: {of_seed_0} (seed 0), and {others}")
     close = get_close_matches(name, known, n=1)
@@ -58,9 +58,10 @@ def zoo_path(name: str) -> Path:
 
 
 def zoo_seeds(name: str) -> tuple[int, ...]:
-    """Seeds whose weights ship of the checkpoint `name`, ascending; 0 is the first."""
-    others = (int(file.parent.name.removeprefix("seed-")) for file in zoo_path(name).glob("seed-*/config.json"))
-    return (0, *sorted(others))
+    """Seeds whose weights ship of the checkpoint `name`, ascending; 0 is the first. Raises InputError as `zoo_path` does."""
+    zoo_path(name)
+    others = (file.parent.name for directory in shipped_directories() for file in (directory / name).glob("seed-*/config.json"))
+    return (0, *sorted({int(other.removeprefix("seed-")) for other in others}))
 
 
 def means_zoo(name: str) -> bool:
@@ -68,6 +69,10 @@ def means_zoo(name: str) -> bool:
     looked for elsewhere, where anyone could own it.
     """
     return name.count("/") in (1, 2) and name.split("/")[0] in {known.split("/")[0] for known in shipped_names()}
+
+
+def _directory(name: str) -> Path:
+    return next(directory / name for directory in shipped_directories() if (directory / name / "config.json").is_file())
 
 
 def _all() -> Iterator[tuple[str, Path]]:

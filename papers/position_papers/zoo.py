@@ -1,16 +1,12 @@
-"""What is known of a checkpoint that ships, by its name: TASK/SCHEME, such as "niah/repo".
-
-Each is a directory as `repo-interp train` leaves it, without its state: weights, tokenizer, training.toml, log.jsonl, scores.json.
-"""
+"""What is known of a checkpoint that ships, by its name: TASK/SCHEME, such as "niah/repo", or TASK/SCHEME/seed-N."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from position_papers.training.configuration import TrainingConfiguration
-from position_papers.training.trained import trained_configuration
+from position_papers.training.trained import configured, zoo_runs
 from repo_interp.models.weights import weight_files
 from repo_interp.shipped import zoo_path
 
@@ -23,27 +19,23 @@ class ZooEntry:
     path: Path
     configuration: TrainingConfiguration
     scores: dict
-    """scores.json: the metric, and its mean by test set."""
+    """The metric, and its mean by test set."""
     bytes: int
     """Size of the weights."""
     seeds: dict[int, dict]
-    """scores.json of the same run with other seeds, whose weights do not ship."""
+    """The scores of the same run with other seeds, with weights or without."""
 
 
 def zoo_entry(name: str) -> ZooEntry:
     """What is known of checkpoint `name`. Raises InputError when the package has none of that name."""
     path = zoo_path(name)
-    configuration = trained_configuration(path)
-    assert configuration is not None, f"{name} has no training.toml"
+    runs = {line["seed"]: line for line in zoo_runs(path)}
+    own = runs[min(runs)]
     return ZooEntry(
         name=name,
         path=path,
-        configuration=configuration,
-        scores=_read(path / "scores.json"),
+        configuration=configured(own["training"]),
+        scores=own["scores"],
         bytes=sum(file.stat().st_size for file in weight_files(path)),
-        seeds={int(file.parent.name.removeprefix("seed-")): _read(file) for file in sorted(path.glob("seed-*/scores.json"))},
+        seeds={seed: line["scores"] for seed, line in runs.items() if seed != own["seed"]},
     )
-
-
-def _read(file: Path) -> dict:
-    return json.loads(file.read_text(encoding="utf-8"))

@@ -3,6 +3,7 @@
 with steps(console) as step:
     step("observing layers", 3, 60)      step 3 of 60
     step("drawing")                      how many there are is not known
+    step("training", 3, 60, "loss 0.1")  what else is known of it
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ EVERY = 10.0
 """Seconds between plain lines."""
 
 Step = Callable[..., None]
-"""Called with what is being done, and how much of it is done and how much there is in all where that is known."""
+"""Called with what is being done, how much of it is done and how much there is in all where that is known, and a text beside it."""
 
 
 @contextmanager
@@ -42,12 +43,12 @@ def _bar(console: Console) -> Iterator[Step]:
         bar = progress.add_task("", total=None, count="")
         current = ""
 
-        def step(name: str, done: int | None = None, total: int | None = None) -> None:
+        def step(name: str, done: int | None = None, total: int | None = None, text: str = "") -> None:
             nonlocal current
             if name != current:  # the time that remains is that of this step
                 progress.reset(bar, description=name, total=total, completed=0, count="")
                 current = name
-            progress.update(bar, completed=done, total=total, count=_count(done, total))
+            progress.update(bar, completed=done, total=total, count=f"{_count(done, total)} {escape(text)}")
 
         yield step
 
@@ -56,18 +57,17 @@ def _bar(console: Console) -> Iterator[Step]:
 def _lines(every: float) -> Iterator[Step]:
     """The lines come from a thread of their own: one operation may take longer than ten seconds."""
     lock, ended = Lock(), Event()
-    state: list[tuple[str, int | None, int | None]] = []
+    state = [("working", "")]
     begun = time.monotonic()
 
-    def step(name: str, done: int | None = None, total: int | None = None) -> None:
+    def step(name: str, done: int | None = None, total: int | None = None, text: str = "") -> None:
         with lock:
-            state[:] = [(name, done, total)]
+            state[:] = [(name, " ".join(filter(None, (_count(done, total), text))))]
 
     def tell() -> None:
         while not ended.wait(every):
             with lock:
-                name, done, total = state[0] if state else ("working", None, None)
-            count = _count(done, total)
+                name, count = state[0]
             sys.stderr.write(f"{name}{' ' if count else ''}{count}, {duration(time.monotonic() - begun)} so far\n")
             sys.stderr.flush()
 

@@ -30,6 +30,7 @@ from repo_interp.models.released import released_layout
 from repo_interp.models.schemes import scheme_options
 from repo_interp.positions.layouts import scheme_names
 from repo_interp.records import modelled, read_json, shown
+from repo_interp.shipped import shipped_directories
 
 OURS = "repo_interp"
 COUNTED = "one for each scheme of position_layout; load it with repo_interp, since no other class has its positions"
@@ -85,10 +86,19 @@ def identify(path: str | os.PathLike[str], **hub: Any) -> Checkpoint:
 
 
 def tokens_of(directory: Path) -> Path:
-    """The directory with the tokenizer of the checkpoint in `directory`: that of its base for an adapter. Raises InputError for no base."""
+    """The directory with the tokenizer of the checkpoint in `directory`: that of its base for an adapter. Raises InputError for no base.
+
+    A checkpoint that ships as TASK/NAME or TASK/NAME/seed-N and has none of its own shares that of TASK.
+    """
     file = directory / "config.json"
     base = modelled(stated(directory), Fields, str(file)).adapter if file.is_file() else None
-    return directory if base is None else identify_base(directory, base).directory
+    if base is not None:
+        return identify_base(directory, base).directory
+    if any(directory.glob("tokenizer*")):
+        return directory
+    roots = {root.resolve() for root in shipped_directories()}
+    shared = (above for above in directory.resolve().parents[:2] if roots & set(above.parents))
+    return next((above for above in shared if (above / "tokenizer.json").is_file()), directory)
 
 
 def identify_base(adapter: Path, base: Base) -> Checkpoint:

@@ -24,6 +24,7 @@ from repo_interp.cli import main
 from repo_interp.errors import InputError
 from repo_interp.models.checkpoints import save
 from repo_interp.models.reposition import reposition
+from repo_interp.shipped import zoo_path
 
 SIZES = ["sequences=2", "repeats=2", "controls=1", "batch_size=2"]
 
@@ -228,12 +229,11 @@ def test_a_users_checkpoint_stands_in_for_the_zoos_of_its_name(checkpoints):
 
 
 def test_records_without_weights_are_given_and_decide_the_digest(tmp_path):
-    seed = tmp_path / "task" / "scheme" / "seed-1"
-    seed.mkdir(parents=True)
-    (seed / "scores.json").write_text("{}")
+    (tmp_path / "task").mkdir()
+    (tmp_path / "task" / "runs.jsonl").write_text('{"name": "scheme", "seed": 1}\n')
     first = given(["task/scheme"], {}, tmp_path)
     assert list(first.paths) == ["task/scheme"]
-    (seed / "scores.json").write_text('{"a": 1}')
+    (tmp_path / "task" / "runs.jsonl").write_text('{"name": "scheme", "seed": 2}\n')
     assert given(["task/scheme"], {}, tmp_path).digests != first.digests
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="no checkpoint at"):
@@ -292,7 +292,7 @@ def test_the_last_time_is_that_of_the_same_experiments(checkpoints, tmp_path):
 
 
 def test_scale_is_what_the_files_say():
-    ours = scale_of(ZOO / "niah/repo")
+    ours = scale_of(zoo_path("niah/repo"))
     assert (ours.layers, ours.width, ours.length) == (4, 64, 256)
     assert ours.training == "1,200 steps of 8 sequences, continuing another"
     assert ours_and_theirs(Scale(2, 16), Scale(length=512)) == "2 layers × width 16; paper: 512 tokens"
@@ -300,7 +300,7 @@ def test_scale_is_what_the_files_say():
 
 
 def test_a_verdict_on_several_checkpoints_has_the_scale_of_all(checkpoints):
-    paths = {name: str(ZOO / name) for name in ("niah/repo", "niah/rope", "reversal/repo")} | {"tiny": str(checkpoints / "0")}
+    paths = {name: str(zoo_path(name)) for name in ("niah/repo", "niah/rope", "reversal/repo")} | {"tiny": str(checkpoints / "0")}
     theirs = Scale(16, 2048)
     line = scale_beside(theirs, "niah/repo", paths)
     assert line.startswith("4 layers × width 64, 256 tokens")

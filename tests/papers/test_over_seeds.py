@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 import xarray as xr
+from trained_tiny import left_by_training
 
 from position_papers.kit.cache import Cache
 from position_papers.kit.claims import BLIND, FAILS, HOLDS, SEEN, UNMEASURED, Claim, Evidence, verdict_rows
@@ -51,7 +52,7 @@ def experiment(shares: dict[tuple[str, int], float], silent: tuple[int, ...] = (
 
 def seeded(directory, name: str, seeds: tuple[int, ...]):
     """A checkpoint of the zoo with copies of itself that say they are other seeds."""
-    shutil.copytree(zoo_path("reversal/repo"), directory, ignore=shutil.ignore_patterns("seed-*"))
+    left_by_training("reversal/repo", directory)
     for seed in seeds:
         other = directory / f"seed-{seed}"
         shutil.copytree(directory, other, ignore=shutil.ignore_patterns("seed-*"))
@@ -137,11 +138,12 @@ def test_checkpoints_of_one_group_are_compared_seed_by_seed_and_those_of_one_see
 
 def test_a_seed_of_the_zoo_counts_as_it_does_alone(tmp_path):
     options = Options(prompts=2, controls=1, example_words=4)
-    own = subject("mine", shutil.copytree(zoo_path("reversal/repo"), tmp_path / "mine", ignore=_but("seed-3")))
+    left_by_training("reversal/repo/seed-3", left_by_training("reversal/repo", tmp_path / "mine") / "seed-3")
+    own = subject("mine", tmp_path / "mine")
     (result,) = results(MIRROR, [own], options)
     alone = [
         verdict
-        for path in (zoo_path("reversal/repo"), zoo_path("reversal/repo") / "seed-3")
+        for path in (zoo_path("reversal/repo"), zoo_path("reversal/repo/seed-3"))
         for each in run(MIRROR, [subject("alone", path)], options, Cache(), lambda text: None)
         for verdict in each.verdicts
     ]
@@ -164,17 +166,14 @@ def test_a_directory_of_seeds_alone_is_the_first_of_them_with_the_others(tmp_pat
 def test_other_seeds_of_a_language_model_are_scored_on_the_texts_of_the_first():
     """Found: training scores every seed on other windows, whose perplexities differ by more than seeds do."""
     options = ScoreOptions(language_count=2)
-    together = score_subject(subject("mine", zoo_path("language/repo")), options, Cache())
+    together = score_subject(subject("mine", zoo_path("language/rope")), options, Cache())
     for seed in (1, 2):
         (run,) = (run for run in together.recorded if run.seed == seed)
-        alone = score_subject(subject("alone", zoo_path("language/repo") / f"seed-{seed}"), options, Cache())
+        alone = score_subject(subject("alone", zoo_path(f"language/rope/seed-{seed}")), options, Cache())
         assert alone.live is not None
         for name in alone.test_sets:
             assert run.means[name] == float(alone.live["score"].sel({"method": "plain", "test_set": name}).mean())
     without = score_subject(subject("records", ZOO / "language" / "nope"), options, Cache())
     assert [run.seed for run in without.recorded] == [0]
-
-
-def _but(kept: str):
-    """For `copytree`: leaves out all seeds but one."""
-    return lambda folder, names: [name for name in names if name.startswith("seed-") and name != kept]
+    recorded = score_subject(subject("recorded", zoo_path("language/repo")), options, Cache()).recorded
+    assert [(run.seed, run.means == run.same_texts) for run in recorded] == [(0, False), (1, False), (2, True)]

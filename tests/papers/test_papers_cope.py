@@ -36,11 +36,12 @@ from position_papers.kit.perplexities import (
     on_the_same_windows,
     seed_spread,
 )
-from position_papers.kit.recorded_scores import Recorded, by_seed, recorded_scores, unequal_budgets
+from position_papers.kit.recorded_scores import by_seed, unequal_budgets
 from position_papers.kit.samples import MATERIAL, NOTHING, Sample, between, between_rises
 from position_papers.kit.scores import PLAIN, Scored, ScoreOptions, of_tasks, score_subject, score_table
 from position_papers.kit.subjects import subject
 from position_papers.training.configuration import TrainingConfiguration, replaced
+from position_papers.training.records import Recorded, recorded_scores
 from repo_interp.errors import InputError
 
 SMALL = Options(count=4, counting_count=4, language_count=4, gate_texts=4, draws=4, batch_size=4)

@@ -19,10 +19,10 @@ from position_papers.kit.cache import Cache
 from position_papers.kit.claims import FAILS, HOLDS, UNMEASURED, Verdict, judge
 from position_papers.kit.differences import Difference
 from position_papers.kit.experiment import run
-from position_papers.kit.recorded_scores import Recorded
 from position_papers.kit.scores import PLAIN, Scored, ScoreOptions
 from position_papers.kit.subjects import subject
 from position_papers.training.configuration import TrainingConfiguration, replaced
+from position_papers.training.records import Recorded
 
 TASK = {"symbols": 12, "sequences": 2, "first_sequences": 1, "questions": 1, "test_from": 2, "test_to": 6, "test_step": 2}
 SETS = ("2", "4", "6")

@@ -14,7 +14,7 @@ import xarray as xr
 from numpy.testing import assert_allclose
 from scipy.stats import spearmanr
 from task_tokenizers import tokenizer
-from trained_tiny import trained
+from trained_tiny import left_by_training, trained
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from position_papers.kit.cache import Cache
@@ -255,9 +255,7 @@ def given(tmp_path_factory):
     directory = tmp_path_factory.mktemp("checkpoints")
     paths = {f"reversal/{scheme}": zoo_path(f"reversal/{scheme}") for scheme in ("rope", "nope")}
     paths |= {f"niah/{scheme}": zoo_path(f"niah/{scheme}") for scheme in ("repo", "rope", "nope")}
-    seeded = shutil.copytree(zoo_path("reversal/repo"), directory / "reversal")
-    for seed in seeded.glob("seed-*"):
-        shutil.rmtree(seed)
+    seeded = left_by_training("reversal/repo", directory / "reversal")
     other = seeded / "seed-1"
     other.mkdir()
     stated = json.loads((seeded / "scores.json").read_text())

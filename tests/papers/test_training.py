@@ -22,7 +22,7 @@ from position_papers.training import step as schedule
 from position_papers.training.configuration import TrainingConfiguration, read_toml, replaced, to_toml
 from position_papers.training.folder import TrainingFolder, load_state
 from position_papers.training.loop import train
-from position_papers.training.preparation import estimate_cost, prepare
+from position_papers.training.preparation import prepare
 from position_papers.training.processes import train_side_by_side
 from position_papers.training.recipes import CONTINUED, FRESH, recipe
 from position_papers.training.step import make_optimizer, take_step, target_loss, training_question
@@ -338,16 +338,6 @@ def test_a_run_asked_to_stop_while_it_is_scored_is_scored_the_next_time(undistur
     list(train(prepare(TINY), folder, scoring=lambda done, total: told.append(done)))
     assert told[-1] == prompts and told == sorted(told)
     assert weights(folder) == weights(undisturbed) and folder.scores.read_bytes() == undisturbed.scores.read_bytes()
-
-
-def test_rehearsing_costs_nothing_but_time():
-    prepared = prepare(TINY)
-    before = {name: weight.clone() for name, weight in prepared.model.state_dict().items()}
-    cost = estimate_cost(prepared)
-    assert cost.scoring_seconds > 0 and cost.seconds == cost.steps * cost.seconds_per_step + cost.scoring_seconds
-    assert cost.seconds_per_step > 0 and cost.parameters > cost.position_parameters == 2 * (2 * 16 * 2 + 2 * 2)
-    assert all(torch.equal(weight, before[name]) for name, weight in prepared.model.state_dict().items())
-    assert all(weight.grad is None for weight in prepared.model.parameters())
 
 
 def test_folders_refuse_what_they_would_destroy(undisturbed, tmp_path):

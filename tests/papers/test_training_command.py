@@ -35,7 +35,7 @@ def somewhere(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def test_it_says_what_it_costs_and_leaves_a_checkpoint_with_all_that_made_it(somewhere, capsys):
+def test_it_says_what_it_trains_and_leaves_a_checkpoint_with_all_that_made_it(somewhere, capsys):
     assert train(*TINY, "--steps", "6", "--checkpoint-every", "3") == 0
     folder = TrainingFolder(somewhere / "runs" / "reversal-repo" / "seed-0")
     left = {file.name for file in folder.directory.iterdir()}
@@ -52,7 +52,7 @@ def test_it_says_what_it_costs_and_leaves_a_checkpoint_with_all_that_made_it(som
     }
     assert [step.name for step in sorted((folder.directory / "steps").iterdir())] == ["000003", "000006"]
     said = " ".join(capsys.readouterr().out.split())
-    assert "6 steps of 4 sequences" in said and "in all" in said and "exact match, 4 prompts each" in said
+    assert "6 steps of 4 sequences" in said and "for positions; on cpu" in said and "exact match, 4 prompts each" in said
 
 
 def test_its_record_trains_the_same_bytes_again(somewhere):

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 
-from position_papers.zoo import zoo_entry, zoo_path
+from position_papers.training.records import recorded_scores
+from position_papers.zoo import zoo_entry
 from repo_interp.analysis.trained_task import trained_task
 from repo_interp.errors import InputError
 from repo_interp.experiments.responses import forced_responses
 from repo_interp.models.checkpoints import identify, load_model, load_tokenizer
-from repo_interp.shipped import zoo_names, zoo_seeds
+from repo_interp.shipped import zoo_names, zoo_path, zoo_seeds
 
 ONE_MEGABYTE = 2**20
 ANSWERED = [("niah/repo", "256", 1.0), ("reversal/repo", "10", 1.0), ("reversal/repo", "20", 0.9)]
@@ -31,7 +30,7 @@ def test_other_seeds_are_named_below_the_checkpoint():
     assert zoo_entry("reversal/repo/seed-1").configuration.seed == 1
     load_model(identify(path))
     for name in ("reversal/repo/seed-999", "niah/repo/seed-1"):
-        with pytest.raises(InputError, match=rf"these do: {name.rpartition('/')[0]} \(seed 0\), and "):
+        with pytest.raises(InputError, match=rf"these are: {name.rpartition('/')[0]} \(seed 0\), and "):
             zoo_path(name)
 
 
@@ -43,13 +42,8 @@ def test_every_checkpoint_loads_strictly_and_is_small_and_says_what_made_it(name
     assert load_tokenizer(checkpoint).get_vocab() == trained_task(entry.path).tokenizer().get_vocab()
     assert entry.bytes < 4 * ONE_MEGABYTE
     assert name.split("/")[0] == entry.configuration.task
-    assert (
-        "made_with" in (entry.path / "training.toml").read_text()
-        and "repo-interp train" in (entry.path / "training.toml").read_text()
-    )
-    records = [json.loads(line) for line in (entry.path / "log.jsonl").read_text().splitlines()]
-    assert records[-1]["step"] == entry.configuration.steps
-    assert records[-1]["loss"] < max(records[0]["loss"], 0.01)  # some go on from what solves the task already
+    assert "made_with" in (entry.path / "training.toml").read_text()
+    assert all(run.steps == entry.configuration.steps and run.loss < 5 for run in recorded_scores(entry.path))
 
 
 @pytest.mark.parametrize(("name", "test_set", "least"), ANSWERED)

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
+import shutil
+import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 
 from position_papers.catalogue import PAPERS, paper
-from position_papers.kit.recorded_scores import recorded_scores
 from position_papers.training.configuration import TrainingConfiguration, to_toml
 from position_papers.training.folder import TrainingFolder
 from position_papers.training.plan import AHEAD, PLAN, Planned, chosen, planned_runs
-from position_papers.training.shipping import command, install, make, unfinished, zoo_page
-from position_papers.training.trained import trained_configuration
-from position_papers.zoo import zoo_entry, zoo_path
-from repo_interp import cli
+from position_papers.training.records import recorded_scores
+from position_papers.training.shipping import REGISTRY, install, make, unfinished, write_registry, zoo_page
+from position_papers.training.trained import trained_configuration, zoo_runs
+from position_papers.zoo_directory import DIRECTORY
+from repo_interp import cli, shipped
 from repo_interp.errors import InputError
-from repo_interp.models.checkpoints import identify, load_model
-from repo_interp.shipped import zoo_names
+from repo_interp.models.checkpoints import identify, load_model, load_tokenizer
+from repo_interp.shipped import zoo_names, zoo_path
 
 RUNS = planned_runs(PLAN)
 LATER = [run for run in planned_runs((*PLAN, *AHEAD)) if run.planned in AHEAD]
@@ -33,7 +35,7 @@ def test_a_checkpoint_ships_exactly_where_the_plan_says_so():
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: f"{run.planned.name}-{run.seed}")
 def test_what_ships_was_trained_as_the_plan_says_and_says_so(run):
-    recorded = {one.seed: one for one in recorded_scores(zoo_path_or_records(run.planned.name))}
+    recorded = {one.seed: one for one in recorded_scores(DIRECTORY / run.planned.name)}
     shipped = recorded[run.seed].configuration
     for name in (field.name for field in dataclasses.fields(TrainingConfiguration)):
         if name == "continue_from":  # where it stood when it was trained
@@ -45,13 +47,7 @@ def test_what_ships_was_trained_as_the_plan_says_and_says_so(run):
 def test_what_is_ahead_is_not_there_yet():
     """With its records it belongs into PLAN, whose tests hold it to them."""
     assert not {planned.name for planned in PLAN} & {planned.name for planned in AHEAD}
-    assert [planned.name for planned in AHEAD if zoo_path_or_records(planned.name).exists()] == []
-
-
-@pytest.mark.parametrize("run", [*RUNS, *LATER], ids=lambda run: f"{run.planned.name}-{run.seed}")
-def test_the_command_of_a_run_gives_its_configuration(run, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # where nothing is trained yet
-    assert configuration_of(command(run)) == run.configuration
+    assert [planned.name for planned in AHEAD if recorded_scores(DIRECTORY / planned.name)] == []
 
 
 def test_schemes_of_a_task_have_equal_budgets():
@@ -74,11 +70,23 @@ def test_a_paper_takes_only_checkpoints_that_are_planned(name):
     assert set(paper(name).zoo) <= {planned.name for planned in (*PLAN, *AHEAD)}
 
 
-def test_the_zoo_is_small():
-    zoo = zoo_path("niah/repo").parent.parent
-    size = sum(file.stat().st_size for file in zoo.rglob("*") if file.is_file())
-    assert size < 94e6, "with the adapters' 13 MB, a package index takes wheels of 100 MB"
-    assert max(zoo_entry(name).bytes for name in zoo_names()) < 2.5e6
+def test_the_zoos_are_small():
+    for zoo, most_bytes, most_files in ((shipped.DIRECTORY, 2e6, 12), (DIRECTORY, 50 * 2**20, 250)):
+        files = [file for file in zoo.rglob("*") if file.is_file()]
+        assert sum(file.stat().st_size for file in files) < most_bytes and len(files) <= most_files
+
+
+def test_the_registry_says_what_is_there(tmp_path):
+    zoo = shutil.copytree(DIRECTORY, tmp_path / "zoo")
+    write_registry(zoo)
+    assert (zoo / REGISTRY).read_text(encoding="utf-8") == (DIRECTORY / REGISTRY).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("run", [run for run in RUNS if run.seed in run.planned.weights], ids=lambda run: str(run.shipped))
+def test_what_stands_beside_weights_is_what_is_recorded(run):
+    place = zoo_path(run.shipped.as_posix())
+    (line,) = zoo_runs(place if run.seed else DIRECTORY / run.planned.name / "seed-0")
+    assert tomllib.loads((place / "training.toml").read_text(encoding="utf-8")) == line["training"]
 
 
 def test_a_part_of_the_plan_comes_with_what_it_continues():
@@ -113,19 +121,31 @@ def test_a_plan_is_trained_in_order_resumed_and_installed(tmp_path, monkeypatch)
     zoo = tmp_path / "zoo"
     (zoo / "reversal" / "repo" / "seed-1").mkdir(parents=True)
     (zoo / "reversal" / "repo" / "stale").write_text("of an earlier one")
-    for run in runs:
+    for run in (*runs, *runs):
         install(run, zoo)
-    load_model(identify(zoo / "reversal" / "repo"))
-    assert {path.name for path in (zoo / "reversal" / "pretrained").iterdir()} == {"training.toml", "log.jsonl", "scores.json"}
-    assert (zoo / "reversal" / "repo" / "seed-1").is_dir() and not (zoo / "reversal" / "repo" / "stale").exists()
-    assert trained_configuration(zoo / "reversal" / "repo").continue_from == "runs/zoo/reversal/pretrained"
-    assert sorted(path.name for path in (zoo / "reversal").iterdir()) == ["pretrained", "repo"]
+    assert not (zoo / "reversal" / "pretrained").exists()
+    assert {path.name for path in (zoo / "reversal").iterdir()} == {
+        "repo",
+        "runs.jsonl",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+    left = {path.name for path in (zoo / "reversal" / "repo").iterdir()}
+    assert left == {"config.json", "model.safetensors", "training.toml", "seed-1"}
+    for run in runs:
+        (ours,), (theirs,) = recorded_scores(zoo / run.shipped), recorded_scores(run.directory)
+        assert dataclasses.replace(ours, directory=theirs.directory) == theirs
+        assert trained_configuration(zoo / run.shipped).continue_from == run.configuration.continue_from
+    checkpoint = identify(zoo / "reversal" / "repo")
+    stored, exact = load_model(checkpoint), load_model(runs[-1].directory)
+    assert load_tokenizer(checkpoint).get_vocab() == load_tokenizer(identify(runs[-1].directory)).get_vocab()
+    for name, weight in exact.named_parameters():
+        assert torch.equal(stored.get_parameter(name), weight.to(torch.float16).to(torch.float32))
 
 
 def test_the_page_of_the_zoo_is_what_the_records_say():
-    zoo = zoo_path("niah/repo").parent.parent
-    assert (zoo / "README.md").read_text(encoding="utf-8") == zoo_page(PLAN, AHEAD, zoo), (
-        "stale: repo-interp zoo train --into repo_interp/zoo"
+    assert (DIRECTORY / "README.md").read_text(encoding="utf-8") == zoo_page(PLAN, AHEAD, DIRECTORY), (
+        "stale: repo-interp zoo train --into papers/zoo"
     )
 
 
@@ -149,19 +169,3 @@ def test_the_command_says_how_far_training_is(tmp_path, monkeypatch, capsys):
     rows = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("reversal/")}
     assert rows["reversal/rope"][1:3] == ["0/3", "500/7,500"] and " ".join(rows["reversal/rope"][-2:]) == "14 min"
     assert rows["reversal/nope"][1:] == ["0/3", "0/7,500", "-", "?"]
-
-
-def zoo_path_or_records(name: str) -> Path:
-    """The directory of a planned checkpoint in the package, with weights or without."""
-    return zoo_path("niah/repo").parent.parent / name
-
-
-def configuration_of(text: str) -> TrainingConfiguration:
-    """What `repo-interp train ...` would train, without training it."""
-    import argparse
-
-    from position_papers.commands import train
-
-    parser = argparse.ArgumentParser()
-    train.add_arguments(parser)
-    return train._runs(parser.parse_args(shlex.split(text)[2:]))[0][0]

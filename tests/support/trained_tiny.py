@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,9 @@ from position_papers.training.configuration import TrainingConfiguration, replac
 from position_papers.training.folder import TrainingFolder
 from position_papers.training.loop import train
 from position_papers.training.preparation import prepare
+from position_papers.training.trained import zoo_runs
+from repo_interp.models.configuration import tokens_of
+from repo_interp.shipped import zoo_path
 
 TINY: dict[str, Any] = {
     "layers": 1,
@@ -40,6 +45,15 @@ def trained(directory: Path, task: str, scheme: str, **fields: Any) -> Path:
     for _ in train(prepare(configuration), folder):
         pass
     return directory
+
+
+def left_by_training(name: str, directory: Path) -> Path:
+    """A checkpoint that ships, in `directory` as its training left it, without its log."""
+    place = shutil.copytree(zoo_path(name), directory, ignore=shutil.ignore_patterns("seed-*"))
+    for file in tokens_of(zoo_path(name)).glob("tokenizer*"):
+        shutil.copy(file, place)
+    (place / "scores.json").write_text(json.dumps(zoo_runs(zoo_path(name))[0]["scores"]))
+    return place
 
 
 def without_weights(directory: Path) -> Path:

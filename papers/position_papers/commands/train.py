@@ -142,7 +142,7 @@ def _require_apart(runs: Sequence[Run]) -> None:
 
 
 def _one_run(arguments: argparse.Namespace, seed: int | None) -> Run:
-    from position_papers.training.configuration import SIZES, TrainingConfiguration, read_toml, replaced
+    from position_papers.training.configuration import SIZES, TrainingConfiguration, joined, read_toml, replaced
     from position_papers.training.recipes import recipe
     from repo_interp.errors import InputError
 
@@ -170,7 +170,7 @@ def _one_run(arguments: argparse.Namespace, seed: int | None) -> Run:
             f"--{flag} is of a fresh model, and {asked['continue_from']} keeps its own size and weights; leave it out"
         )
     configuration = replaced(
-        TrainingConfiguration(task=task), _joined(recipe(task, continued=bool(asked.get("continue_from"))), asked)
+        TrainingConfiguration(task=task), joined(recipe(task, continued=bool(asked.get("continue_from"))), asked)
     )
     if folder is None:
         layout = configuration.scheme.replace("/", "-of-").replace(",", "-")
@@ -200,7 +200,7 @@ def _asked(arguments: argparse.Namespace, stored: dict[str, Any]) -> dict[str, A
     """
     from dataclasses import fields
 
-    from position_papers.training.configuration import TABLES, TrainingConfiguration, read_toml
+    from position_papers.training.configuration import TABLES, TrainingConfiguration, joined, read_toml
     from repo_interp.errors import InputError
     from repo_interp.models.schemes import SchemeOptions, require_useful
     from repo_interp.positions.layouts import named_schemes
@@ -227,15 +227,7 @@ def _asked(arguments: argparse.Namespace, stored: dict[str, Any]) -> dict[str, A
         except ValueError as error:
             raise InputError(str(error)) from None
         require_useful(schemes, SchemeOptions(**given["scheme_options"]))
-    return _joined(written, given)
-
-
-def _joined(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """Both sets of fields, `over` where both have one; tables of options are joined option by option."""
-    from position_papers.training.configuration import TABLES
-
-    tables = {name: dict(under.get(name, {})) | dict(over.get(name, {})) for name in TABLES if name in under or name in over}
-    return under | over | tables
+    return joined(written, given)
 
 
 def _train_here(
@@ -245,40 +237,39 @@ def _train_here(
     arguments: argparse.Namespace,
 ) -> bool:
     """One run in this process. Returns whether it came to its end."""
-    from position_papers.commands.training_display import announce, training_bars
+    from position_papers.commands.training_display import EVERY, announce, show
     from position_papers.training.loop import train
     from position_papers.training.preparation import prepare
     from position_papers.training.processes import stoppable
+    from repo_interp.cli.progress import steps
 
     prepared = prepare(configuration)
     announce(console, prepared, [configuration.seed], jobs=1)
-    with folder.claimed(), stoppable() as stop, training_bars(console, [""], configuration.steps) as display:
+    log = []
+    with folder.claimed(), stoppable() as stop, steps(console, EVERY) as step:
         _begin(configuration, folder, arguments)
-        for record in train(prepared, folder, stop, scoring=lambda done, total: display.scoring("", done, total)):
-            display.record("", vars(record))
+        for record in train(prepared, folder, stop, scoring=lambda done, total: step("scoring the test sets", done, total)):
+            log.append(vars(record))
+            show(step, configuration.steps, {"": log})
     return folder.is_finished
 
 
 def _train_several(console: Console, runs: list[Run], arguments: argparse.Namespace) -> bool:
     """Runs side by side. Returns whether all came to their end."""
-    from position_papers.commands.training_display import announce, training_bars
+    from position_papers.commands.training_display import EVERY, announce, show
     from position_papers.training.preparation import prepare
     from position_papers.training.processes import train_side_by_side
+    from repo_interp.cli.progress import steps
 
     announce(console, prepare(runs[0][0]), [configuration.seed for configuration, _ in runs], arguments.jobs)
     for configuration, folder in runs:
         with folder.claimed():
             _begin(configuration, folder, arguments)
-    folders = {f"seed {configuration.seed}": folder for configuration, folder in runs}
-    with training_bars(console, list(folders), runs[0][0].steps) as display:
+    total = sum(configuration.steps for configuration, _ in runs)
+    with steps(console, EVERY) as step:
 
         def watch() -> None:
-            for run, folder in folders.items():
-                if records := folder.records():
-                    for record in records:
-                        display.record(run, record)
-                    if records[-1]["step"] == runs[0][0].steps and not folder.is_finished:
-                        display.ended_steps(run)
+            show(step, total, {f"seed {configuration.seed}": folder.records() for configuration, folder in runs})
 
         return train_side_by_side([(configuration, folder.directory) for configuration, folder in runs], arguments.jobs, watch)
 

@@ -1,34 +1,28 @@
-"""What `repo-interp train` and `zoo train` show: what a run is and will cost, bars with loss and score, and the scores in the end."""
+"""What `repo-interp train` and `zoo train` show: what a run is, how far it is with loss and score, and the scores in the end."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from repo_interp.cli.console import Console, bold
-from repo_interp.cli.progress import steps
+from repo_interp.cli.progress import Step
 
 if TYPE_CHECKING:
     from position_papers.training.folder import TrainingFolder
     from position_papers.training.preparation import Prepared
 
-
 EVERY = 60.0
 """Seconds between the lines where there is no terminal."""
-WORTH_SAYING = 0.1
-"""Share of the whole from which on the time of the scores is announced by itself."""
 
 
 def announce(console: Console, prepared: Prepared, seeds: Sequence[int], jobs: int) -> None:
-    """Say what will be trained with these seeds, `jobs` at a time, and what it costs."""
-    from position_papers.training.preparation import estimate_cost
-    from repo_interp.values import duration
+    """Say what will be trained with these seeds, `jobs` at a time."""
+    from repo_interp.models.reposition import added_parameters
 
     configuration = prepared.configuration
     several = f"seeds {', '.join(map(str, seeds))}, {jobs} at a time" if len(seeds) > 1 else f"seed {configuration.seed}"
@@ -36,69 +30,27 @@ def announce(console: Console, prepared: Prepared, seeds: Sequence[int], jobs: i
         bold(
             configuration.task,
             f", scheme {configuration.scheme}"
-            + (f", going on from {configuration.continue_from}" if configuration.continue_from else "")
+            + (f", continuing {configuration.continue_from}" if configuration.continue_from else "")
             + f": {configuration.steps} steps of {configuration.batch * configuration.accumulation} sequences, {several}",
         ),
         highlight=False,
     )
-    with console.status("rehearsing some steps"):
-        cost = estimate_cost(prepared)
-    waves = -(-len(seeds) // jobs)
-    scoring = f", {duration(cost.scoring_seconds * waves)} of it for the scores at the end"
+    parameters = sum(parameter.numel() for parameter in prepared.model.parameters())
     console.print(
-        f"{cost.parameters:,} parameters, {cost.position_parameters:,} of them for positions; "
-        f"{1000 * cost.seconds_per_step:.0f} ms per step on {configuration.device}: about {duration(cost.seconds * waves)} in all"
-        + (scoring if cost.scoring_seconds > WORTH_SAYING * cost.seconds else ""),
+        f"{parameters:,} parameters, {added_parameters(prepared.model):,} of them for positions; on {configuration.device}",
         highlight=False,
     )
 
 
-class TrainingDisplay:
-    """What is known of every run: its steps with loss and score, then how many prompts of the test sets have been scored."""
-
-    def __init__(self, put: Callable[[str, int, int, str], None], steps: int) -> None:
-        """`put` shows, of a run by name, how much is done, of how much, and a text; `steps`: those of each run."""
-        self._put, self._steps = put, steps
-        self._scores: dict[str, str] = {}
-
-    def record(self, run: str, record: Mapping[str, Any]) -> None:
-        """Show a record of the log."""
-        if record["score"] is not None:
-            self._scores[run] = f"{record['score']:.3f}"
-        score = self._scores.get(run, "-")
-        self._put(run, record["step"], self._steps, f"steps, loss {record['loss']:.4f}, score {score}")
-
-    def scoring(self, run: str, done: int, total: int) -> None:
-        """Show how far the scores at the end are."""
-        self._put(run, done, total, "prompts of the test sets scored")
-
-    def ended_steps(self, run: str) -> None:
-        """Show that a run of another process is being scored, where nobody tells how far."""
-        self._put(run, self._steps, self._steps, "steps; scoring the test sets")
-
-
-@contextmanager
-def training_bars(console: Console, runs: Sequence[str], steps_of_each: int, every: float = EVERY) -> Iterator[TrainingDisplay]:
-    """A bar per run; where there is no terminal, a line about all runs on standard error now and then."""
-    if console.is_terminal:
-        name, text = (TextColumn(shown, markup=False) for shown in ("{task.description}", "{task.fields[text]}"))
-        first = (name, BarColumn(), MofNCompleteColumn(), text)
-        with Progress(*first, TimeElapsedColumn(), TimeRemainingColumn(), console=console) as progress:
-            bars = {run: progress.add_task(run, total=steps_of_each, text="steps") for run in runs}
-
-            def bar(run: str, done: int, total: int, text: str) -> None:
-                progress.update(bars[run], completed=done, total=total, text=text)
-
-            yield TrainingDisplay(bar, steps_of_each)
-        return
-    lines: dict[str, str] = {}
-    with steps(console, every) as step:
-
-        def line(run: str, done: int, total: int, text: str) -> None:
-            lines[run] = " ".join(filter(None, (run, f"{done:,}/{total:,}", text)))
-            step("; ".join(lines.values()))
-
-        yield TrainingDisplay(line, steps_of_each)
+def show(step: Step, total: int, logs: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    """Show how far runs are, by name, of `total` steps in all, with the last loss and score in the log of each."""
+    texts = []
+    for run, log in logs.items():
+        if log:
+            score = next((f"{record['score']:.3f}" for record in reversed(log) if record["score"] is not None), "-")
+            texts.append(f"{run} loss {log[-1]['loss']:.4f}, score {score}".strip())
+    done = sum(log[-1]["step"] for log in logs.values() if log)
+    step("training" if done < total else "scoring the test sets", done, total, "; ".join(texts))
 
 
 def print_scores(console: Console, folders: Sequence[TrainingFolder]) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from repo_interp.cli.options import count
 
 if TYPE_CHECKING:
-    from position_papers.training.configuration import TrainingConfiguration
     from position_papers.training.plan import PlannedRun
     from repo_interp.cli.console import Console
 
@@ -76,7 +74,7 @@ def _plan(console: Console, names: list[str]) -> None:
             "-" if done == steps else left,
         )
     console.print(table)
-    console.print("?: not begun; repo-interp zoo train says what it will take, from rehearsed steps.", highlight=False)
+    console.print("?: not begun; repo-interp zoo train estimates what is left from its first steps.", highlight=False)
 
 
 def _list(console: Console, names: list[str]) -> None:
@@ -137,13 +135,12 @@ def _train(console: Console, arguments: argparse.Namespace) -> int:
     waiting = processes.from_first(lambda: unfinished(runs))
     console.print(f"{len(runs)} training runs, {len(runs) - len(waiting)} of them finished", highlight=False)
     if waiting:
-        processes.from_first(lambda: _announce(console, waiting, runs, processes.launched() * arguments.jobs))
         total = sum(run.configuration.steps for run in waiting)
         with steps(console, EVERY) as step:
 
             def watch() -> None:
                 logs = [TrainingFolder(run.directory).records() for run in waiting]
-                step("steps of training", sum(records[-1]["step"] for records in logs if records), total)
+                step("training", sum(records[-1]["step"] for records in logs if records), total)
 
             ended = make(runs, arguments.jobs, watch)
         if not ended:
@@ -157,7 +154,7 @@ def _train(console: Console, arguments: argparse.Namespace) -> int:
 def _installed(console: Console, runs: list[PlannedRun], arguments: argparse.Namespace) -> int:
     """Measure saved steps, put what ships into its place, and print where."""
     from position_papers.training.plan import AHEAD, PLAN
-    from position_papers.training.shipping import install, zoo_page
+    from position_papers.training.shipping import install, write_registry, zoo_page
     from repo_interp.cli.console import bold
     from repo_interp.files import write_text
 
@@ -165,6 +162,8 @@ def _installed(console: Console, runs: list[PlannedRun], arguments: argparse.Nam
         _keep_steps(console, planned)
         place = install(planned, Path(arguments.into)) if arguments.into else planned.directory
         console.print(bold(place), highlight=False)
+    if arguments.into:
+        write_registry(Path(arguments.into))
     if arguments.into and not arguments.names:
         write_text(Path(arguments.into) / "README.md", zoo_page(PLAN, AHEAD, Path(arguments.into)))
     return 0
@@ -178,32 +177,3 @@ def _keep_steps(console: Console, run: PlannedRun) -> None:
     if run.configuration.checkpoint_every and not (run.directory / FILE).is_file():
         with console.status(f"measuring the saved steps of {run.planned.name}"):
             write_steps(run.directory, Sampling(step_sequences=64))
-
-
-def _announce(console: Console, waiting: list[PlannedRun], runs: Sequence[PlannedRun], jobs: int) -> None:
-    """Print what training will cost: one step of each task's heaviest scheme would mislead, so a run of every checkpoint is rehearsed."""
-    from position_papers.training.preparation import estimate_cost, prepare
-    from repo_interp.values import duration
-
-    seconds, costs = 0.0, {}
-    with console.status("rehearsing some steps of each") as status:
-        for run in waiting:
-            name = run.planned.name
-            if name not in costs:
-                status.update(f"rehearsing {name}")
-                fresh = run.configuration if not run.configuration.continue_from else _from_random_weights(run, runs)
-                costs[name] = estimate_cost(prepare(fresh), samples=1)
-            seconds += costs[name].seconds
-    console.print(
-        f"{len(waiting)} to train, {jobs} at a time: about {duration(seconds / jobs)} if processes do not slow each other",
-        highlight=False,
-    )
-
-
-def _from_random_weights(run: PlannedRun, runs: Sequence[PlannedRun]) -> TrainingConfiguration:
-    """How a run of the same size and cost is trained whose beginning need not be there yet: the size is that of the run it continues."""
-    from position_papers.training.configuration import replaced
-
-    continued = next(each for each in runs if each.directory.as_posix() == run.configuration.continue_from).configuration
-    size = {name: getattr(continued, name) for name in ("layers", "width", "heads", "kv_heads", "feed_forward")}
-    return replaced(run.configuration, {"continue_from": "", **size})

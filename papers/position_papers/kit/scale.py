@@ -39,7 +39,7 @@ def scale_of(directory: str | os.PathLike[str]) -> Scale:
         training = f"{trained.steps:,} steps of {batch} {'sequence' if batch == 1 else 'sequences'}{continued}"
         size = (None, None) if trained.continue_from else (trained.layers, trained.width)
         scale = Scale(*size, configured_task(trained).training_length, training)
-    if (directory / "config.json").is_file() or not directory.exists():
+    if (directory / "config.json").is_file() or (trained is None and not directory.exists()):
         config = identify(directory).config
         scale = Scale(config.num_hidden_layers, config.hidden_size, training_length(config), scale.training)
     return scale

@@ -19,14 +19,16 @@ import numpy as np
 import xarray as xr
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.recorded_scores import Recorded, final_losses, recorded_scores, unequal_budgets
+from position_papers.kit.recorded_scores import final_losses, unequal_budgets
 from position_papers.kit.samples import Sample
 from position_papers.kit.subjects import Subject, records_of, seeds_of, texts_of
 from position_papers.training.configuration import TrainingConfiguration
+from position_papers.training.records import Recorded, recorded_scores
 from position_papers.training.trained import configured_task
 from repo_interp.errors import InputError
 from repo_interp.experiments.task_scores import task_scores
 from repo_interp.models.checkpoints import load_model
+from repo_interp.models.configuration import tokens_of
 from repo_interp.models.interventions.extension import extended
 from repo_interp.tasks import Task
 from repo_interp.values import Count, Seed
@@ -156,7 +158,8 @@ def _scored(
 
 
 def _on_the_same_texts(subject: Subject, recorded: Sequence[Recorded], options: ScoreOptions, cache: Cache) -> Iterator[Recorded]:
-    """What is recorded of a language model's first run, and of other seeds that have weights their scores on the very texts of that one.
+    """What is recorded of a language model's first run, and of other seeds their scores on the very texts of that one: of those that have
+    weights as they are measured, else where the zoo has recorded them.
 
     Training scores every seed on other windows of the held-out text, which differ by more than seeds do.
     """
@@ -168,6 +171,8 @@ def _on_the_same_texts(subject: Subject, recorded: Sequence[Recorded], options: 
             scores = _scored(others[run.seed], run.configuration, options, cache, ())["score"].sel({"method": PLAIN})
             means = scores.mean("prompt")
             yield replace(run, means={str(name): float(means.sel(test_set=name)) for name in means["test_set"].values})
+        elif run.same_texts is not None:
+            yield replace(run, means=run.same_texts)
 
 
 def score_table(scored: Sequence[Scored], test_sets: Sequence[str] = (), method: str = PLAIN) -> xr.Dataset:
@@ -212,7 +217,7 @@ def task_digest(path: Path, configuration: TrainingConfiguration, task: Task) ->
     digest = hashlib.sha256(
         f"{configuration.task} {configuration.task_size} {sorted(configuration.task_options.items())}".encode()
     )
-    tokenizer = path / "tokenizer.json"
+    tokenizer = tokens_of(path) / "tokenizer.json"
     if tokenizer.is_file():
         digest.update(tokenizer.read_bytes())
     digest.update(texts_of(task).encode())

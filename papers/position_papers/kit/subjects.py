@@ -2,7 +2,7 @@
 
     name -> directory, with a digest of all that it holds      a user's checkpoint stands in for the zoo's of the same name
 
-Of some checkpoints the zoo has only the records of training (scores.json, training.toml), not the weights; they are subjects too. A
+Of some checkpoints the zoo has only the records of training, not the weights; they are subjects too. A
 checkpoint of one of our tasks gets that task's prompts; any other one gets RULER's needle in a haystack in its own tokens. Prompt i of a
 length depends on the seed and i alone, so that checkpoints of one task are asked the same. Knows nothing about any paper.
 """
@@ -24,8 +24,9 @@ from torch import nn
 
 from position_papers.kit.cache import Cache
 from position_papers.training.configuration import TrainingConfiguration
-from position_papers.training.trained import trained_configuration
-from position_papers.zoo_directory import DIRECTORY
+from position_papers.training.trained import trained_configuration, zoo_runs
+from position_papers.zoo_directory import DIRECTORY, recorded_at
+from repo_interp import shipped
 from repo_interp.analysis.trained_task import trained_task
 from repo_interp.errors import InputError
 from repo_interp.models.checkpoints import identify, load_tokenizer
@@ -167,7 +168,7 @@ class Given:
 def given(wanted: Iterable[str], users: Mapping[str, str], zoo: Path = DIRECTORY) -> Given:
     """The checkpoints `wanted` from the zoo, and the users'. Raises InputError for a users' path where no checkpoint is."""
     names = [name for name in wanted if name not in users]
-    paths = {name: str(zoo / name) for name in names if _is_there(zoo / name)} | dict(users)
+    paths = {name: str(place) for name in names if (place := _place(zoo, name)) is not None} | dict(users)
     missing = tuple(name for name in names if name not in paths)
     return Given(paths, {name: digest(path) for name, path in paths.items()}, missing)
 
@@ -197,7 +198,7 @@ def seeds_of(own: Subject) -> dict[int, Subject]:
 
 def records_of(own: Subject) -> Path:
     """The directory with the records of all training runs of a checkpoint, one per seed."""
-    return Path(own.runs or own.path)
+    return recorded_at(Path(own.runs or own.path))
 
 
 def _seeds_below(directory: Path) -> dict[int, Path]:
@@ -213,20 +214,21 @@ def stem(name: str) -> str:
 
 def _configuration(path: Path) -> TrainingConfiguration | None:
     """How a run was trained; where only its other seeds are recorded, how the first of them was."""
-    places = (path, *sorted(path.glob("seed-*"))) if path.is_dir() else ()
+    places = (path, *sorted(path.glob("seed-*")))
     return next((known for place in places if (known := trained_configuration(place)) is not None), None)
 
 
 def digest(path: str | os.PathLike[str]) -> str:
     """SHA-256 over a checkpoint and its records, records and weights of other seeds included. Raises InputError where there is neither."""
-    directory = Path(path)
+    directory, runs = Path(path), zoo_runs(path)
     parts: dict[str, str] = {}
-    if not directory.is_dir() or (directory / "config.json").is_file():
+    if (directory / "config.json").is_file() or not (directory.is_dir() or runs):
         parts["checkpoint"] = checkpoint_digest(identify(path).directory)
-    if directory.is_dir():
-        names = [*RECORDS, *(f"seed-*/{name}" for name in (*RECORDS, "model.safetensors"))]
-        records = [file for name in names for file in sorted(directory.glob(name))]
-        parts |= {file.relative_to(directory).as_posix(): file_digest(file) for file in records}
+    if runs:
+        parts["runs"] = hashlib.sha256(json.dumps(runs).encode()).hexdigest()
+    names = [*RECORDS, *(f"seed-*/{name}" for name in (*RECORDS, "model.safetensors"))]
+    records = recorded_at(directory)
+    parts |= {file.relative_to(records).as_posix(): file_digest(file) for name in names for file in sorted(records.glob(name))}
     if not parts:
         raise InputError(
             f"there is no checkpoint at {directory}; wanted a directory with config.json and weights, or with scores.json"
@@ -251,7 +253,7 @@ def file_digest(file: str | os.PathLike[str]) -> str:
     return hashlib.sha256(json.dumps([(str(part.relative_to(path)), file_digest(part)) for part in below]).encode()).hexdigest()
 
 
-def _is_there(directory: Path) -> bool:
-    return any((directory / name).is_file() for name in ("config.json", "scores.json")) or any(
-        directory.glob("seed-*/scores.json")
-    )
+def _place(zoo: Path, name: str) -> Path | None:
+    """The directory of a checkpoint of the zoo, or the one that its records are of; None where there is neither."""
+    with_weights = (directory / name for directory in (zoo, shipped.DIRECTORY) if (directory / name / "config.json").is_file())
+    return next(with_weights, zoo / name if zoo_runs(zoo / name) else None)

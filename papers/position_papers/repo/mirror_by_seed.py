@@ -21,11 +21,11 @@ from scipy.stats import rankdata
 from position_papers.kit.cache import Cache
 from position_papers.kit.claims import Claim, Evidence
 from position_papers.kit.experiment import Drawing, Experiment, Needs, each
-from position_papers.kit.recorded_scores import recorded_scores
 from position_papers.kit.rules import BeyondNull, Observed, beside_null
 from position_papers.kit.subjects import Subject, records_of, seeds_of
 from position_papers.repo.checkpoints import GPT2, can_mirror, reversal_of
 from position_papers.repo.mirror import MIRRORS, QUANTITIES, R2, mirror_of_texts
+from position_papers.training.records import recorded_scores
 from repo_interp.measures.labels import described
 from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, scheme_colour, style
 

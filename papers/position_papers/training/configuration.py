@@ -125,6 +125,12 @@ def replaced(configuration: TrainingConfiguration, changes: Mapping[str, Any]) -
     return dataclasses.replace(configuration, **{name: checked(value, known[name], name) for name, value in changes.items()})
 
 
+def joined(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Both sets of fields, `over` where both have one; tables of options are joined option by option."""
+    tables = {name: {**under.get(name, {}), **over.get(name, {})} for name in TABLES if name in under or name in over}
+    return {**under, **over, **tables}
+
+
 def read_toml(file: Path) -> dict[str, Any]:
     """The fields that `file` gives, unchecked; its table `made_with` is left out. Raises InputError when it is no TOML file."""
     try:

@@ -1,14 +1,8 @@
-"""What a training run starts with: task, model and optimiser; and what the run will cost, found by rehearsing some of its steps.
+"""What a training run starts with: task, model and optimiser.
 
 A fresh model is a pre-norm Llama: RMSNorm, SwiGLU, no biases, untied embeddings. Its own weights depend on the seed and the sizes alone,
 never on the scheme, so twins with the same seed start alike. A continued checkpoint keeps its weights; what its new schemes learn starts
 afresh.
-
-    seconds = steps * mean over rehearsed steps of their time + prompts of all test sets * time of one of each
-
-Rehearsed are forward and backward passes of steps spread over the run, because a curriculum makes later ones longer, and answers to some
-prompts of every test set, which may be far longer than those of training; no weight changes. Scores and checkpoints on the way are not
-counted, nor what compiling takes and saves: steps are rehearsed eager.
 """
 
 from __future__ import annotations
@@ -16,31 +10,25 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from position_papers.training.configuration import TrainingConfiguration
-from position_papers.training.step import make_optimizer, progress, target_loss, training_question
+from position_papers.training.step import make_optimizer
 from position_papers.training.trained import configured_task
 from repo_interp.analysis.trained_task import in_tokens_of
 from repo_interp.errors import InputError
-from repo_interp.experiments.responses import forced_responses
 from repo_interp.models.adapters import as_base, attach, save_adapter
 from repo_interp.models.checkpoints import identify, load_model, load_tokenizer, save
 from repo_interp.models.fields import Base
-from repo_interp.models.reposition import added_parameters, longest_prompt, with_layout
+from repo_interp.models.reposition import longest_prompt, with_layout
 from repo_interp.tasks import Prompt, Task
 from repo_interp.tasks.vocabulary import PAD
-
-_QUICK, _WORTH_COUNTING = 16, 0.05
-"""Prompts that are answered together to time one of them, where it takes less than so many seconds alone."""
 
 
 @dataclass(frozen=True)
@@ -61,23 +49,6 @@ class Prepared:
             save(self.model, directory, self.tokenizer)
         else:
             save_adapter(self.model, directory, self.base)
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Cost of a run as a whole, whatever part of it is done already."""
-
-    parameters: int
-    position_parameters: int
-    steps: int
-    seconds_per_step: float
-    scoring_seconds: float
-    """What the scores at the end take."""
-
-    @property
-    def seconds(self) -> float:
-        """What all takes."""
-        return self.steps * self.seconds_per_step + self.scoring_seconds
 
 
 def prepare(configuration: TrainingConfiguration) -> Prepared:
@@ -113,47 +84,6 @@ def _require_compiler() -> None:
         raise InputError(
             f"execution compiled needs a C++ compiler, and there is no {compiler} here; install one, name yours in CXX, or train eager"
         )
-
-
-def estimate_cost(prepared: Prepared, samples: int = 4) -> Cost:
-    """Size of the model, time per step and time of the scores, found by rehearsing `samples` steps and some prompts of every test set.
-
-    Leaves the model as it was.
-    """
-    configuration, model = prepared.configuration, prepared.model
-    steps = np.linspace(1, configuration.steps, 2 * samples + 1).round().astype(int)[1::2]
-    seconds = []
-    with reproducible(configuration):
-        for step in (steps[-1], *steps):  # the first of a process is slower
-            start = time.monotonic()
-            for part in range(configuration.accumulation):
-                question = training_question(prepared.task, configuration, part, progress(configuration, int(step)))
-                target_loss(model, question, configuration.precision).backward()
-            seconds.append(time.monotonic() - start)
-        model.zero_grad(set_to_none=True)
-        model.eval()
-        scoring = sum(_scoring_seconds(prepared, test_set) for test_set in prepared.task.test_sets)
-        model.train()
-    return Cost(
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
-        position_parameters=added_parameters(model),
-        steps=configuration.steps,
-        seconds_per_step=float(np.mean(seconds[1:])),
-        scoring_seconds=scoring,
-    )
-
-
-def _scoring_seconds(prepared: Prepared, test_set: str) -> float:
-    """What the score of one test set takes, from one of its prompts, or from several where one takes no time worth counting."""
-    seconds = 0.0
-    for count in (1, _QUICK):
-        prompts = test_prompts(prepared, test_set, count)
-        start = time.monotonic()
-        forced_responses(prepared.model, prepared.task, prompts)
-        seconds = (time.monotonic() - start) / count
-        if not prompts or seconds > _WORTH_COUNTING:
-            break
-    return seconds * prepared.configuration.score_prompts
 
 
 def test_prompts(prepared: Prepared, test_set: str, count: int) -> list[Prompt]:

@@ -1,38 +1,46 @@
-"""Carry out the zoo's plan: train what is not finished, put what ships where the package looks for it, and write the zoo's page.
+"""Carry out the zoo's plan: train what is not finished, put what ships into the zoo, and write the zoo's page and registry.
 
     wave 1: runs from random weights        wave 2: those that go on from one of wave 1
     page:   mean over seeds of the final loss, and of the score on a test set; +- standard deviation over seeds where there are several
 
-Interrupted at any moment, training goes on where it stopped. Nothing in the page is typed by hand but what a task is. Knows nothing about
-terminals.
+Weights are stored in float16, which changes no score of the zoo and takes half the space; they are computed with in float32 as before.
+Interrupted at any moment, training goes on where it stopped. Knows nothing about terminals.
 """
 
 from __future__ import annotations
 
-import json
+import csv
+import hashlib
+import io
 import shutil
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
-from position_papers.training.configuration import TABLES, to_toml
+from position_papers.training.configuration import to_toml
 from position_papers.training.folder import TrainingFolder
-from position_papers.training.plan import Planned, PlannedRun, planned_runs
+from position_papers.training.plan import ABOUT, Planned, PlannedRun
 from position_papers.training.processes import train_side_by_side
-from position_papers.training.recipes import recipe
-from position_papers.training.trained import made_with
-from repo_interp.files import replaced
+from position_papers.training.records import add_run, recorded_scores
+from position_papers.training.trained import made_with, trained_configuration
+from position_papers.zoo_directory import DIRECTORY
+from repo_interp import shipped
+from repo_interp.analysis.trained_task import trained_task
+from repo_interp.experiments.task_scores import task_scores
+from repo_interp.files import replaced, write_text
+from repo_interp.models.checkpoints import load_model
 from repo_interp.processes import from_first
 from repo_interp.tasks import make_task
 
-RECORDS = ("training.toml", "log.jsonl", "scores.json")
-"""What ships of every run."""
-CHECKPOINT = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
-"""What ships where weights do."""
-EXTRAS = ("steps.nc",)
-"""What ships where it was measured: statistics over the saved steps, which are too large themselves."""
+WEIGHTS = "model.safetensors"
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
+REGISTRY = "registry.csv"
+WINDOWS = 64
+"""Of held-out text that language models of several seeds are scored on together."""
 
 
 def unfinished(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
@@ -55,7 +63,9 @@ def make(runs: Sequence[PlannedRun], jobs: int, watch: Callable[[], None]) -> bo
             folder = TrainingFolder(run.directory)
             with folder.claimed():
                 if not folder.is_begun:
-                    folder.begin(to_toml(run.configuration, made_with(run.configuration, command(run))))
+                    folder.begin(
+                        to_toml(run.configuration, made_with(run.configuration, f"repo-interp zoo train {run.planned.name}"))
+                    )
         return sorted(waiting, key=_work, reverse=True)
 
     for wave in (False, True):
@@ -72,87 +82,85 @@ def _work(run: PlannedRun) -> float:
 
 
 def install(run: PlannedRun, zoo: Path) -> Path:
-    """Put what ships of a finished run into the directory `zoo`, whole or not at all. Returns where it stands."""
-    target = zoo / run.shipped
-    names = RECORDS + (CHECKPOINT if run.seed in run.planned.weights else ()) + (EXTRAS if run.seed == 0 else ())
+    """Put the record of a finished run into the directory `zoo`, and its weights where the plan says that they ship, whole or not at all.
+
+    Returns where its weights are, or its record. The two checkpoints of the instrument stay there as they were trained.
+    """
+    same_texts = None
+    if run.planned.task == "language" and run.seed and run.seed not in run.planned.weights:
+        same_texts = _mean_scores(run.directory, WINDOWS, seed=0)
+    records = add_run(zoo, run.planned.name, run.directory, same_texts)
+    if run.seed not in run.planned.weights:
+        return records
+    at_instrument = zoo.resolve() == DIRECTORY.resolve() and (shipped.DIRECTORY / run.shipped).is_dir()
+    target = (shipped.DIRECTORY if at_instrument else zoo) / run.shipped
     target.parent.mkdir(parents=True, exist_ok=True)
     with replaced(target) as fresh:
         fresh.mkdir()
-        for name in names:
+        for name in ("config.json", "training.toml", "steps.nc", *((WEIGHTS, "generation_config.json") if at_instrument else ())):
             if (run.directory / name).is_file():
                 shutil.copyfile(run.directory / name, fresh / name)
         for seed in target.glob("seed-*"):
             shutil.copytree(seed, fresh / seed.name)
+        if not at_instrument:
+            _store_rounded(run.directory / WEIGHTS, fresh / WEIGHTS)
+        for name in TOKENIZER:
+            shutil.copyfile(run.directory / name, (fresh if at_instrument else zoo / run.planned.task) / name)
     return target
 
 
-def command(run: PlannedRun) -> str:
-    """The command that trains one run of the plan alone."""
-    configuration = run.configuration
-    known = recipe(configuration.task, continued=bool(configuration.continue_from))
-    words = ["repo-interp", "train", configuration.task, "--scheme", configuration.scheme]
-    if configuration.continue_from:
-        words += ["--continue-from", configuration.continue_from]
-    for name, value in sorted(run.planned.fields.items()):
-        if name in TABLES:
-            flag = "--set" if name == "task_options" else "--scheme-set"
-            differing = {key: option for key, option in value.items() if known.get(name, {}).get(key) != option}
-            words += [word for key, option in differing.items() for word in (flag, f"{key}={option}")]
-        else:
-            words += [f"--{name.replace('_', '-')}", str(value)]
-    if run.seed:
-        words += ["--seed", str(run.seed)]
-    return " ".join([*words, "--out", run.directory.as_posix()])
+def _mean_scores(checkpoint: Path, count: int, seed: int) -> dict[str, float]:
+    task = trained_task(checkpoint)
+    assert task is not None, checkpoint
+    scores = task_scores(load_model(checkpoint), task, None, count, seed)["mean_score"]
+    return {str(name): float(scores.sel(test_set=name)) for name in scores["test_set"].values}
 
 
-_HEAD = """# The checkpoints that come with the package
+def _store_rounded(source: Path, target: Path) -> None:
+    """The weights of a safetensors file, each rounded to the nearest float16."""
+    with safe_open(source, "pt") as weights:
+        save_file({name: weights.get_tensor(name).to(torch.float16) for name in weights.keys()}, target, weights.metadata())  # noqa: SIM118
 
-`ri.zoo("niah/repo")` loads one, `repo-interp zoo` lists them, `make zoo` trains all of them again and writes this page. Each directory
-has the weights, the tokenizer, `training.toml` (everything that decides the bytes, with command and versions), `log.jsonl` and
-`scores.json`; `seed-N` in it the records of other seeds, and their weights where the page says so: `ri.load("reversal/repo/seed-1")`.
-Those marked "records" ship without weights. The same commands on the same machine give the same bytes. Loss: of the last steps of
-training, nats per target. Loss and scores: mean over seeds, ± their standard deviation. A seed decides the weights that training
-begins with, the order of its data, and the prompts that are scored: ± is of all three together, and not the error of a comparison of
-two checkpoints, which have the same prompts where they have the same seed. Of `language` prompts are windows of held-out text, some
-harder than others, so that much of its ± is of the windows. Commands are those of seed 0; `repo-interp zoo train TASK/NAME` trains every
-seed of one, and what it goes on from.
+
+def write_registry(zoo: Path) -> None:
+    """List the weights in the directory `zoo`: name, size in bytes, SHA-256, what they are."""
+    lines = io.StringIO()
+    table = csv.writer(lines, lineterminator="\n")
+    table.writerow(("name", "bytes", "sha256", "what"))
+    for file in sorted(zoo.glob("**/*model.safetensors")):
+        configuration = trained_configuration(file.parent)
+        assert configuration is not None, file
+        kind = (
+            f"adapter on {configuration.continue_from}"
+            if configuration.adapter
+            else "continued"
+            if configuration.continue_from
+            else ""
+        )
+        what = ", ".join(
+            filter(None, (f"{configuration.scheme} on {configuration.task}", f"seed {configuration.seed}", kind, "float16"))
+        )
+        content = file.read_bytes()
+        table.writerow((file.parent.relative_to(zoo).as_posix(), len(content), hashlib.sha256(content).hexdigest(), what))
+    write_text(zoo / REGISTRY, lines.getvalue())
+
+
+_HEAD = """# The checkpoints that come with the laboratory
+
+`ri.zoo("niah/rope")` loads one, `repo-interp zoo` lists them, `make zoo` trains all of them again and writes this page. TASK/NAME has the
+weights of seed 0 in float16, and `training.toml`: everything that decides the bytes before they are rounded, with command and versions.
+TASK/NAME/seed-N has those of another seed where they ship: `ri.load("reversal/repo/seed-1")`. TASK has the tokenizer, and `runs.jsonl`: a
+line per training run with its configuration, its scores and its final loss. Checkpoints marked "records" ship without weights; niah/repo
+and reversal/repo come with the instrument. `registry.csv` lists sizes and SHA-256 of all weights, the page of
+[the adapters](smollm2-135m/README.md) what they are.
+
+The same configuration on the same machine gives the same bytes. Loss: of the last steps of training, nats per target. Loss and scores:
+mean over seeds, ± their standard deviation. A seed decides the weights that training begins with, the order of its data, and the prompts
+that are scored: ± is of all three together, and not the error of a comparison of two checkpoints, which have the same prompts where they
+have the same seed. Of `language` prompts are windows of held-out text, some harder than others, so that much of its ± is of the windows.
+`repo-interp zoo train TASK/NAME` trains every seed of one, and what it continues, as
+[plan.toml](../position_papers/training/plan.toml) states it.
 """
-
-_AHEAD = """In the order of what they decide. `repo-interp zoo train TASK/NAME` trains every seed of one, and what it goes on from; those of
-seed 0 alone by these commands.
-"""
-
-_TASKS = {
-    "reversal": "Text reversal (RePo, app. C): exact match by number of words; trained on 2 to 20. "
-    "f_phi is shared by a layer's heads, as in the paper.",
-    "niah": "Needle in a haystack, small: exact match by tokens of context; trained at 256. "
-    "A RoPE model is trained half-way, then goes on with each scheme on the same data and budget, as in the RePo paper. "
-    "`repo_from_N`: RoPE below layer N, RePo from it on.",
-    "niah_keys": "Needle in a haystack that needs positions: share of the values found by tokens of context; a RoPE model is trained at 64 "
-    "tokens, then goes on with each scheme at 128. `repo`: from L/3 on, as in the RePo paper; `repo_from_N`: from layer N on. "
-    "Seeds 0, 1 and 3: of seed 2 the RoPE model went by the last word of a key still after 5,000 steps, and has nothing to take "
-    "over, so it is left out.",
-    "flip_flop": "Flip-flop (CoPE, table 2): accuracy of reads; trained on 128 tokens, 80 % of them ignored "
-    "(sparse: 98 %, dense: 10 %, long: 512 tokens). `_256`: trained on 256 tokens, long: 1,024.",
-    "selective_copy": "Selective copy (CoPE, table 2): exact match with as many blanks as in training, half and twice as many.",
-    "counting": "Counting (CoPE, tables 3 and 4): exact match with contexts as in training, longer and shorter ones; "
-    "`_3` and `_5`: trained and tested with three and five variables instead of one. `_256`: up to 256 operations instead of 64, and test "
-    "sets in which all values are as frequent (balanced).",
-    "copying": "In-context copying (HoPE, table 1): exact match by number of sequences in the context; trained on 4, four of them asked "
-    "for behind each other, so that the training prompts are as long as one with 7. `_varied`: trained on 1 to 6 sequences, any number "
-    "of them asked for, with a separator before each: every distance is a multiple of 13 tokens, and rotary models learn the most "
-    "frequent ones, not to compare tokens (RoPE copies from four sequences back and hardly from elsewhere; a test set asks for the "
-    "middle one, which is one distance). `_scattered`: as many more separators before sequences at random as leave no distance more "
-    "frequent than others, contexts that grow from one sequence, and weights drawn with deviation 0.113: chosen by RoPE's and HoPE's "
-    "losses, and for 5,000 steps once scores of HoPE's after 3,000 had been seen. "
-    "Ablations (table 3): `hope_ab1` makes only the activated components independent of position, `hope_ab2` only the low ones; "
-    "`hope_ab3` puts high ones in the place of both, `rope_high` nothing.",
-    "language": "Language modelling on the Python standard library: log perplexity by tokens, nats, lower is better; trained at 256. "
-    "`rope_continued`, `repo` (after 1/3), `nope`, `r2n1` and `n2r1` go on from `rope` on the same data and budget, as in the RePo paper; "
-    "`cope` has p_max = 64, `cope_16` 16; `cope_sep_keys` makes gates from keys of their own, `cope_open` leaves all gates open, which is "
-    "relative position. `_512`: 8 layers of width 256 on windows of 512 tokens.",
-}
-"""What a task is, and what its numbers are."""
 
 
 def zoo_page(plan: Iterable[Planned], ahead: Sequence[Planned], zoo: Path) -> str:
@@ -161,42 +169,24 @@ def zoo_page(plan: Iterable[Planned], ahead: Sequence[Planned], zoo: Path) -> st
     parts = [_HEAD]
     for task in dict.fromkeys(planned.task for planned in plan):
         of_task = [planned for planned in plan if planned.task == task]
-        parts += [
-            f"## {task}\n",
-            _words(task) + "\n",
-            _table(of_task, zoo) + "\n",
-            "```\n" + _commands(of_task, of_task) + "\n```\n",
-        ]
+        words = ABOUT.get(task) or (type(make_task(task)).__doc__ or "").strip().partition("\n")[0]
+        parts += [f"## {task}\n", words + "\n", _table(of_task, zoo) + "\n"]
     if ahead:
-        parts += ["## Planned, not trained yet\n", _AHEAD, f"```\n{_commands([*plan, *ahead], ahead)}\n```\n"]
+        names = "\n".join(f"- {planned.name}" for planned in ahead)
+        parts += ["## Planned, not trained yet\n", f"In the order of what they decide:\n\n{names}\n"]
     return "\n".join(parts)
 
 
-def _words(task: str) -> str:
-    """What the page says of a task: the text above, else the first line of the task's own docstring."""
-    return _TASKS.get(task) or (type(make_task(task)).__doc__ or "").strip().partition("\n")[0]
-
-
 def _table(plan: Sequence[Planned], zoo: Path) -> str:
-    scores = {planned.name: _scores(planned, zoo) for planned in plan}
-    names = dict.fromkeys(name for of_seeds in scores.values() for means in of_seeds for name in means)
+    recorded = [(planned, recorded_scores(zoo / planned.name)) for planned in plan]
+    names = dict.fromkeys(name for _, runs in recorded for run in runs for name in run.means)
     sets = _thinned(sorted(names, key=lambda name: int(name) if name.isdigit() else 0))
     lines = [f"| name | seeds | loss | {' | '.join(sets)} |", "|" + "---|" * (3 + len(sets))]
-    for planned in plan:
+    for planned, runs in recorded:
         name = planned.name if planned.weights else f"{planned.name} (records)"
-        cells = [_cell([means.get(test_set) for means in scores[planned.name]]) for test_set in sets]
-        loss = _cell([TrainingFolder(zoo / run.shipped).records()[-1]["loss"] for run in _runs(planned)])
-        lines.append(f"| {name} | {len(scores[planned.name])} | {loss} | {' | '.join(cells)} |")
+        cells = [_cell([run.loss for run in runs]), *(_cell([run.means.get(name, np.nan) for run in runs]) for name in sets)]
+        lines.append(f"| {name} | {len(runs)} | {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def _scores(planned: Planned, zoo: Path) -> list[dict[str, float | None]]:
-    return [json.loads((zoo / run.shipped / "scores.json").read_text(encoding="utf-8"))["test_sets"] for run in _runs(planned)]
-
-
-def _runs(planned: Planned) -> list[PlannedRun]:
-    """The runs of every seed of one checkpoint, wherever they began."""
-    return planned_runs([replace(planned, continue_from="")])
 
 
 def _thinned(sets: list[str]) -> list[str]:
@@ -204,15 +194,9 @@ def _thinned(sets: list[str]) -> list[str]:
     return sets if len(sets) <= 8 else [sets[0], *sets[-11:]]
 
 
-def _cell(values: Sequence[float | None]) -> str:
-    known = [value for value in values if value is not None]
+def _cell(values: Sequence[float]) -> str:
+    known = [value for value in values if np.isfinite(value)]
     if not known:
         return "–"
     mean = f"{np.mean(known):.3f}"
     return mean if len(known) == 1 else f"{mean} ± {np.std(known, ddof=1):.3f}"
-
-
-def _commands(plan: Sequence[Planned], shown: Sequence[Planned]) -> str:
-    """One of each seed 0 of those that are `shown`, a part of the plan; other seeds have --seed N and stand in seed-N."""
-    first = {run.planned.name: run for run in planned_runs(plan) if run.seed == 0}
-    return "\n".join(command(first[planned.name]) for planned in shown)

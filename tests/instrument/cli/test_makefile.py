@@ -21,7 +21,7 @@ def test_every_target_that_is_declared_or_named_has_a_rule():
         ROOT / "CONTRIBUTING.md",
         *ROOT.glob("*/README.md"),
         *ROOT.glob("docs/*.md"),
-        ROOT / "repo_interp/zoo/README.md",
+        ROOT / "papers/zoo/README.md",
     ]
     named = {
         word

@@ -15,7 +15,7 @@ from rich.console import Console
 from trained_tiny import trained
 
 import repo_interp as ri
-from position_papers.commands.training_display import print_scores, training_bars
+from position_papers.commands.training_display import print_scores, show
 from position_papers.training.folder import TrainingFolder
 from repo_interp.analysis.analyze import analyze, default_measures
 from repo_interp.cli import main
@@ -169,17 +169,12 @@ def test_steps_stand_under_train_and_the_old_name_still_works(tmp_path, capsys):
 
 def test_without_a_terminal_lines_say_how_far_training_is(capsys):
     """Found: hours of training into a file left two lines at its beginning."""
-    with training_bars(Console(force_terminal=False), ["seed 0", "seed 1"], 10, every=0.05) as display:
-        display.record("seed 0", {"step": 3, "loss": 2.5, "score": 0.5})
-        display.record("seed 0", {"step": 4, "loss": 2.25, "score": None})
-        display.record("seed 1", {"step": 10, "loss": 1.0, "score": None})
+    first = [{"step": 3, "loss": 2.5, "score": 0.5}, {"step": 4, "loss": 2.25, "score": None}]
+    with steps(Console(force_terminal=False), every=0.05) as step:
+        show(step, 20, {"seed 0": first, "seed 1": [{"step": 10, "loss": 1.0, "score": None}], "seed 2": []})
         time.sleep(0.3)
-        display.scoring("seed 0", 20, 40)
-        display.ended_steps("seed 1")
-        time.sleep(0.3)
-    lines = capsys.readouterr().err.splitlines()
-    assert "seed 0 4/10 steps, loss 2.2500, score 0.500; seed 1 10/10 steps, loss 1.0000, score -, 1 s so far" in lines
-    assert "seed 0 20/40 prompts of the test sets scored; seed 1 10/10 steps; scoring the test sets, 1 s so far" in lines
+    line = "training 14/20 seed 0 loss 2.2500, score 0.500; seed 1 loss 1.0000, score -, 1 s so far"
+    assert line in capsys.readouterr().err.splitlines()
 
 
 def test_without_a_terminal_a_line_says_what_is_being_done(capsys):

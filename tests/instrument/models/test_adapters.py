@@ -20,8 +20,8 @@ from position_papers.training.configuration import TrainingConfiguration, replac
 from position_papers.training.folder import TrainingFolder
 from position_papers.training.loop import train
 from position_papers.training.preparation import prepare
+from position_papers.training.records import recorded_scores
 from position_papers.training.trained import trained_configuration
-from position_papers.zoo_directory import ADAPTERS
 from repo_interp.analysis.trained_task import trained_task
 from repo_interp.cli import main
 from repo_interp.models import adapters
@@ -337,11 +337,11 @@ def test_one_that_ships_has_its_record_and_wants_its_base(name, tmp_path, monkey
     configuration, known = trained_configuration(directory), identify(name)
     assert known.base.name == configuration.continue_from == name.partition("/")[0]
     assert known.config.max_position_embeddings == 1024
-    scores = json.loads((directory / "scores.json").read_text())
-    row = next(line for line in (ADAPTERS / "README.md").read_text().splitlines() if line.startswith(f"| `{name}`"))
+    (scores,) = recorded_scores(directory)
+    row = next(line for line in (directory.parent / "README.md").read_text().splitlines() if line.startswith(f"| `{name}`"))
     tokens = configuration.steps * configuration.batch * configuration.accumulation * 512
-    assert row.endswith(f"| {tokens:,} | {scores['test_sets']['512']:.3f} | {scores['test_sets']['1024']:.3f} |")
-    assert len((directory / "log.jsonl").read_text().splitlines()) * configuration.log_every == configuration.steps
+    assert row.endswith(f"| {tokens:,} | {scores.means['512']:.3f} | {scores.means['1024']:.3f} |")
+    assert scores.steps == configuration.steps
     assert layout(skeleton(known)) == known.layout
     with pytest.raises(ri.InputError, match="repo-interp fetch smollm2-135m"):
         ri.load(name)

@@ -15,14 +15,13 @@ from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import repo_interp as ri
-from position_papers.zoo_directory import ADAPTERS
 from repo_interp.analysis.notes import RoundedPositions
 from repo_interp.cli import main
 from repo_interp.errors import Note
 from repo_interp.models.configuration import identify
 from repo_interp.models.reposition import scheme_modules
 from repo_interp.models.schemes import options_of
-from repo_interp.shipped import zoo_names
+from repo_interp.shipped import shipped_names
 from repo_interp.tasks.prompt import Prompt
 
 TOKENS = torch.randint(3, 64, (2, 20), generator=torch.Generator().manual_seed(1))
@@ -136,9 +135,7 @@ def test_nothing_is_said_where_the_numbers_stand_in_an_older_form(keys, stock):
 
 
 def test_nothing_is_said_of_what_comes_with_the_package_or_is_saved_by_it(tmp_path):
-    adapters = [file.parent for file in ADAPTERS.rglob("config.json")]
-    assert adapters
-    for place in (*zoo_names(), *adapters):
+    for place in shipped_names():
         identify(place)
     for family in CONFIGS:
         ri.save(ri.reposition(tiny(family), "repo@1"), tmp_path / family)
@@ -325,7 +322,7 @@ def test_names_of_the_zoo_are_never_looked_for_on_the_hub(monkeypatch):
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", asked)
     assert ri.layout(ri.load_model("niah/repo"))[-1] == "repo"
-    with pytest.raises(ri.InputError, match=r"no checkpoint 'niah/reppo' comes with the package; did you mean niah/repo\?"):
+    with pytest.raises(ri.InputError, match=r"no checkpoint 'niah/reppo' is installed; did you mean niah/repo\?"):
         ri.load("niah/reppo")
     tasks = {name.split("/")[0] for name in zoo_names()}
     for task in tasks:
