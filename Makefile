@@ -36,7 +36,7 @@ types: env
 # The papers' figures and the table of claims, and the first look, from the checkpoints that come with the package. Interrupted, the next
 # time goes on: what was measured is kept in figures/.cache.
 figures: env
-	$(BIN)/repo-interp analyze reversal/repo --length 12 --count 20 --out runs/mirror --overwrite
+	$(BIN)/repo-interp analyze reversal/repo --length 12 --count 20 --formats png,svg,pdf --out runs/mirror --overwrite
 	cp runs/mirror/run.nc $(addprefix runs/mirror/figures/positions_of_all_heads.,png svg pdf) figures/first/
 	$(BIN)/repo-interp figures all --out figures --overwrite
 

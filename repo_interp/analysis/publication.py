@@ -57,16 +57,7 @@ class Published:
     @property
     def figures(self) -> int:
         """How many figures there are, each in one format or more."""
-        return len({file.stem for file in self._pictures})
-
-    @property
-    def formats(self) -> int:
-        """In how many formats there are figures."""
-        return len({file.suffix for file in self._pictures})
-
-    @property
-    def _pictures(self) -> list[Path]:
-        return [file for file in self.files if file.parent.name == _FIGURES]
+        return len({file.stem for file in self.files if file.parent.name == _FIGURES})
 
 
 class Results:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from repo_interp.cli.options import (
     add_batch_size,
     add_device,
+    add_formats,
     add_resume,
     add_settings,
     count,
@@ -112,6 +113,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     generated.add_argument("--seed", type=seed, help="seed of the prompts (default: 0)")
     add_device(parser)
     add_batch_size(parser, default=1)
+    add_formats(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -134,7 +136,7 @@ def run(arguments: argparse.Namespace) -> int:
             measured = _measured(arguments, question, results, step)
             if not processes.is_first():
                 return 0
-            published = _published(results, measured, step)
+            published = _published(arguments, results, measured, step)
     print_tables(console, measured)
     for line in measured.attrs.get("stopped", "").splitlines():
         console.print(f"not measured: {line}", style="yellow", highlight=False)
@@ -263,13 +265,15 @@ def _measured(arguments: argparse.Namespace, question: _Question, results: Resul
             raise
 
 
-def _published(results: Results, measured: xr.DataTree, step: Step) -> Published:
+def _published(arguments: argparse.Namespace, results: Results, measured: xr.DataTree, step: Step) -> Published:
     """What was published: the run is written already, and stays whatever interrupts the drawing."""
     from repo_interp.plots.pages.report import write_report
 
     step("drawing")
     try:
-        return results.draw(measured, partial(write_report, drawn=lambda figure: step(f"drawing {figure}")))
+        return results.draw(
+            measured, partial(write_report, formats=arguments.formats, drawn=lambda figure: step(f"drawing {figure}"))
+        )
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"while drawing; the numbers are in {results.data_file}") from None
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+
+from repo_interp.cli.options import add_formats
 
 SUMMARY = (
     "Compare runs of several checkpoints, or of steps of one training: tables, figures and a page of every measure they share."
@@ -22,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--out", metavar="DIR", help="where results go (default: runs/compare-NAMES, numbered when there is one)")
     parser.add_argument("--overwrite", action="store_true", help="replace the comparison that stands in --out")
+    add_formats(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -33,8 +37,8 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.cli.tables import print_table
     from repo_interp.comparison.align import compare_named
     from repo_interp.comparison.notes import notes
-    from repo_interp.comparison.page import draw_comparison
-    from repo_interp.comparison.variable_tables import comparison_tables
+    from repo_interp.plots.catalogue import tables
+    from repo_interp.plots.pages.report import write_report
 
     console = Console()
     compared = compare_named([_named(text) for text in arguments.runs])
@@ -43,8 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
             console.print(line, style="yellow", highlight=False)
         with steps(console) as step:
             step("drawing")
-            published = results.publish(compared, draw_comparison)
-    for table in comparison_tables(compared):
+            published = results.publish(compared, partial(write_report, formats=arguments.formats))
+    for table in tables(compared):
         print_table(console, table)
     return print_results(console, results, published)
 

@@ -9,6 +9,8 @@ from typing import Any
 
 from repo_interp.values import Count, Seed, Tokens
 
+_FORMATS = ("png", "svg", "pdf")
+"""Those of `plots.style`, which would load matplotlib."""
 _LARGEST = 65_535
 """Largest number in a list of numbers: of layers, of heads, of seeds."""
 
@@ -115,6 +117,25 @@ def add_resume(parser: argparse.ArgumentParser) -> None:
     """Declare `--overwrite` and `--resume`."""
     parser.add_argument("--overwrite", action="store_true", help="replace the run that stands in --out")
     parser.add_argument("--resume", action="store_true", help="go on with what was interrupted in --out; begin where nothing was")
+
+
+def add_formats(parser: argparse.ArgumentParser) -> None:
+    """Declare `--formats`."""
+    parser.add_argument(
+        "--formats",
+        type=_formats,
+        default=_FORMATS[:1],
+        metavar="A,B",
+        help=f"formats that figures are written in, of {', '.join(_FORMATS)} (default: {_FORMATS[0]})",
+    )
+
+
+def _formats(text: str) -> tuple[str, ...]:
+    formats = name_list(text)
+    unknown = [name for name in formats if name not in _FORMATS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"wanted formats of {', '.join(_FORMATS)}, not {unknown[0][:80]!r}")
+    return formats
 
 
 def add_batch_size(parser: argparse.ArgumentParser, default: int) -> None:

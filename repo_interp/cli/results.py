@@ -11,6 +11,7 @@ import json
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,18 @@ KEEP_EVERY = 10.0
 """Seconds between writes of finished batches to disk, from which an interrupted or killed command goes on."""
 ASKED = "asked"
 """Attribute of a run: what the command that made it was asked."""
-_UNDECIDING = ("command", "checkpoint", "out", "resume", "overwrite", "device", "device_map", "max_memory", "batch_size")
+_UNDECIDING = (
+    "command",
+    "checkpoint",
+    "out",
+    "resume",
+    "overwrite",
+    "device",
+    "device_map",
+    "max_memory",
+    "batch_size",
+    "formats",
+)
 """Arguments that decide no number, or that are compared otherwise: a checkpoint by its files."""
 _SPELT = {"parameters": "set", "task_options": "set"}
 
@@ -60,7 +72,7 @@ def gone_on_with(console: Console, arguments: argparse.Namespace, checkpoint: st
         console.print(f"{plain(out)} is finished: {_held(read_run(out))}", highlight=False)
         return 0
     with processes.alone(), claimed(out, out.name, overwrite=True) as results:
-        published = results.draw(read_run(results.data_file), write_report)
+        published = results.draw(read_run(results.data_file), partial(write_report, formats=arguments.formats))
     return print_results(console, results, published)
 
 
@@ -168,7 +180,7 @@ def print_results(console: Console, results: Results, published: Published) -> i
 
     if results.page in published.files:
         console.print(bold(results.page, "  the page to look at"), highlight=False)
-    drawn = f"{published.figures} figure{'' if published.figures == 1 else 's'} in {published.formats} formats"
+    drawn = f"{published.figures} figure{'' if published.figures == 1 else 's'}"
     console.print(
         f"{plain(results.data_file)}  the numbers; {plain(results.figures)}  {drawn}",
         highlight=False,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,7 @@ from repo_interp.cli.checkpoint import stem
 from repo_interp.cli.options import (
     add_batch_size,
     add_device,
+    add_formats,
     add_resume,
     add_settings,
     count,
@@ -67,6 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_settings(parser, "task_options", f"an option of the task; of {RULER}, such as variant=multivalue or ruler.dialect=repo")
     add_device(parser)
     add_batch_size(parser, default=32)
+    add_formats(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -108,7 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
         results.write(scores)
         results.withdraw()
         step("drawing")
-        published = results.draw(scores, write_report)
+        published = results.draw(scores, partial(write_report, formats=arguments.formats))
     print_tables(console, scores)
     _print_map(console, scores["scores"])
     return print_results(console, results, published)

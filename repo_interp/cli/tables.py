@@ -198,7 +198,7 @@ def _outstanding(run: xr.DataTree, view: View) -> list[tuple[str, ...]]:
     best: list[tuple[str, ...]] = []
     for heads in view.head_maps(run):
         values = heads.values.transpose("layer", "head")
-        learned = learned_layers(values) if view.group in ("positions", "patterns") else []
+        learned = learned_layers(values) if heads.learned else []
         values = values.sel(layer=learned) if learned else values
         data = values.values.astype(float)
         if not np.isfinite(data).any():

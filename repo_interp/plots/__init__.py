@@ -1,8 +1,6 @@
 """Labelled arrays of a run -> matplotlib figures, plain tables, one page. Knows no torch, no model, no measure and no task."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+from repo_interp.plots.catalogue import figures_of as comparison_figures
 from repo_interp.plots.catalogue import tables, write_figures
 from repo_interp.plots.marks.heads import head_grid
 from repo_interp.plots.marks.table import Table
@@ -34,9 +32,6 @@ from repo_interp.plots.views.saliency import heads_by_saliency, saliency_heads, 
 from repo_interp.plots.views.segments import segment_grid, segment_positions, segment_scores
 from repo_interp.plots.views.task_scores import score_grid, task_perplexity, task_scores
 from repo_interp.plots.views.three_axis import fit_correlations, three_axis_fit
-
-if TYPE_CHECKING:
-    from repo_interp.comparison.figures import comparison_figures
 
 __all__ = [
     "Table",
@@ -93,9 +88,3 @@ __all__ = [
     "vaf_over_training",
     "write_figures",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "comparison_figures":  # drawn a floor above, where runs are compared; users find it beside the other figures
-        return import_module("repo_interp.comparison.figures").comparison_figures
-    raise AttributeError(f"module 'repo_interp.plots' has no attribute {name!r}")

@@ -1,5 +1,7 @@
 """Which view shows a group of a run - ours in the order of the page, then those of other packages - and all that they draw.
 
+The groups of a comparison, a tree with an axis `run`, are shown by the same views, run beside run (`beside`).
+
 Views are entry points (`entry_points.VIEWS`) under the name of their group, ours like those of other packages. Another package gives a
 `View`, or a plain function of a run that yields (name, figure) pairs, which becomes a view whose other fields have their defaults.
 """
@@ -7,10 +9,11 @@ Views are entry points (`entry_points.VIEWS`) under the name of their group, our
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import xarray as xr
 from matplotlib.figure import Figure
@@ -18,8 +21,10 @@ from matplotlib.figure import Figure
 from repo_interp.entry_points import VIEWS, called, find, given_by, names
 from repo_interp.errors import InputError
 from repo_interp.failures import until_failure
+from repo_interp.plots.beside import beside
+from repo_interp.plots.marks.runs import has_runs
 from repo_interp.plots.marks.table import Table
-from repo_interp.plots.style import save_figure
+from repo_interp.plots.style import FORMATS, save_figure
 from repo_interp.plots.view import Figures, View
 
 
@@ -44,13 +49,35 @@ def view_of(group: str) -> View | None:
 
 
 def views_of(run: xr.DataTree) -> list[View]:
-    """The views of the groups of `run`, in the order of the page. Raises InputError as `view_of`."""
-    views = (view_of(name) for name in names(VIEWS) if name in run.children)
+    """The views of the groups of `run`, in the order of the page. Raises InputError as `view_of`, except for several runs."""
+    known = names(VIEWS)
+    if has_runs(run):
+        return [beside(group, view_of) for group in sorted(run.children, key=[*known, *run.children].index)]
+    views = (view_of(name) for name in known if name in run.children)
     return [view for view in views if view is not None]
 
 
-def figures_of(run: xr.DataTree, failures: list[str] | None = None) -> Iterator[tuple[View, str, Figure]]:
-    """Every figure of `run` with its view and the name of its file, drawn one after the other.
+class Drawn(NamedTuple):
+    """One figure: the view that draws it, and the name of its file."""
+
+    view: View
+    name: str
+    figure: Figure
+
+    @property
+    def measure(self) -> str:
+        """The group that is drawn."""
+        return self.view.group
+
+    @property
+    def caption(self) -> str:
+        """What is drawn; where the figure does not say, its name in words: "gates_layer2_head0" -> "Gates, layer 2, head 0"."""
+        words = re.sub(r"_(layer|head)(\d+)", r", \1 \2", self.name).replace("_", " ")
+        return getattr(self.figure, "caption", "") or words[:1].upper() + words[1:]
+
+
+def figures_of(run: xr.DataTree, failures: list[str] | None = None) -> Iterator[Drawn]:
+    """Every figure of `run`, one run or several, drawn one after the other.
 
     A view whose figures cannot be drawn has one line in `failures`; without that list its error is raised, such as InputError for a name
     that another figure has, or that is no plain name.
@@ -62,7 +89,7 @@ def figures_of(run: xr.DataTree, failures: list[str] | None = None) -> Iterator[
         )
 
 
-def _drawn(view: View, run: xr.DataTree, taken: set[str]) -> Iterator[tuple[View, str, Figure]]:
+def _drawn(view: View, run: xr.DataTree, taken: set[str]) -> Iterator[Drawn]:
     for drawn in view.figures(run):
         pair = isinstance(drawn, tuple) and len(drawn) == 2
         if not pair or not isinstance(drawn[0], str) or not isinstance(drawn[1], Figure):
@@ -73,17 +100,18 @@ def _drawn(view: View, run: xr.DataTree, taken: set[str]) -> Iterator[tuple[View
                 f"the view of {view.group!r} draws a figure as {name!r}; wanted a plain name that no other figure has"
             )
         taken.add(name)
-        yield view, name, figure
+        yield Drawn(view, name, figure)
 
 
-def write_figures(run: xr.DataTree, directory: str | os.PathLike[str]) -> list[Path]:
-    """Write all figures that the groups of `run` allow into `directory`, made where it is not there; return the files.
+def write_figures(run: xr.DataTree, directory: str | os.PathLike[str], formats: Sequence[str] = FORMATS[:1]) -> list[Path]:
+    """Write all figures that the groups of `run` allow into `directory`, made where it is not there; return the files. `formats`: of png,
+    svg and pdf.
 
     The same run gives the same bytes. Raises InputError as `figures_of`.
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    return [file for _, name, figure in figures_of(run) for file in save_figure(figure, directory / name)]
+    return [file for _, name, figure in figures_of(run) for file in save_figure(figure, directory / name, formats)]
 
 
 def tables(run: xr.DataTree, failures: list[str] | None = None) -> list[Table]:

@@ -5,6 +5,8 @@ The colours are those of Okabe and Ito (2008) and four more that stay apart from
 lightest are darkened where they have to be read as text. Fonts travel with the file: TrueType in PDF (fonttype 42), text in
 SVG.
 
+A character that no font has is written as its code: "模型" -> "\\u6a21\\u578b".
+
 Knows nothing about runs: names in, colours and figures out. It never touches pyplot, so nothing is left open and no state is
 global. A dollar sign is a dollar sign: names of checkpoints, spans and tokens are no mathematics.
 """
@@ -12,8 +14,11 @@ global. A dollar sign is a dollar sign: names of checkpoints, spans and tokens a
 from __future__ import annotations
 
 import io
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,10 +26,14 @@ import matplotlib as mpl
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.text import Text
 
-from repo_interp.plots.letters import FONTS, make_legible
-
+FONTS = ("DejaVu Sans", "STIXGeneral")
+"""Fonts of every figure, the first of which has a character draws it. They come with matplotlib, so that every machine gives the same
+bytes.
+"""
 COLUMN_WIDTH = 3.3
 """Inches: one column of a two-column paper."""
 PAGE_WIDTH = 6.8
@@ -136,6 +145,9 @@ FORMATS = tuple(_METADATA)
 class PaperFigure(Figure):
     """A matplotlib figure that is saved in this style, with embedded fonts and without dates, and shows itself in a notebook."""
 
+    caption = ""
+    """A sentence for the page, where the figure's name does not say what is drawn."""
+
     def savefig(self, fname: Any, **options: Any) -> None:
         """Save as matplotlib does. The format follows the name unless `format` is given."""
         suffix = options.get("format") or (Path(fname).suffix.lstrip(".") if isinstance(fname, str | Path) else "png")
@@ -162,15 +174,19 @@ def paper_figure(width: float = PAGE_WIDTH, height: float = 2.4) -> PaperFigure:
     return figure
 
 
-def save_figure(figure: Figure, stem: str | Path, formats: Sequence[str] = FORMATS) -> list[Path]:
-    """Write `figure` as `stem`.png, .svg and .pdf; a figure drawn anew from the same data gives the same bytes.
+def save_figure(figure: Figure, stem: str | Path, formats: Sequence[str] = FORMATS[:1]) -> list[Path]:
+    """Write `figure` as `stem`.png, or in `formats`, of png, svg and pdf; a figure drawn anew from the same data gives the same bytes.
 
     Returns the paths written. Raises ValueError for a format that is not one of FORMATS.
     """
-    paths = []
-    for name, content in rendered(figure, formats).items():
-        paths.append(Path(f"{stem}.{name}"))
-        paths[-1].write_bytes(content)
+    return write_pictures(rendered(figure, formats), stem)
+
+
+def write_pictures(contents: Mapping[str, bytes], stem: str | Path) -> list[Path]:
+    """Write what `rendered` gave, `stem`.FORMAT each, and return the paths."""
+    paths = [Path(f"{stem}.{name}") for name in contents]
+    for path, content in zip(paths, contents.values(), strict=True):
+        path.write_bytes(content)
     return paths
 
 
@@ -194,7 +210,7 @@ def rendered(figure: Figure, formats: Sequence[str] = FORMATS, **options: Any) -
 @contextmanager
 def _laid_out(figure: Figure) -> Iterator[None]:
     """Lay `figure` out once, and not again for each format - at whose resolution texts measure a little differently."""
-    make_legible(figure)
+    _make_legible(figure)
     figure.draw_without_rendering()
     layout = figure.get_layout_engine()
     figure.set_layout_engine(None)  # with "none", a placeholder, matplotlib would draw everything once more before each format
@@ -202,6 +218,37 @@ def _laid_out(figure: Figure) -> Iterator[None]:
         yield
     finally:
         figure.set_layout_engine(layout)
+
+
+def legible(text: str) -> str:
+    """`text` with every character that no font has, or that is none to see, as its code; ends of lines stay."""
+    return "".join(character if character == "\n" or is_drawable(character) else code_of(character) for character in text)
+
+
+@cache
+def is_drawable(character: str) -> bool:
+    """Whether one of `FONTS` has `character`; control characters and halves of surrogate pairs are not drawn whatever fonts have."""
+    return unicodedata.category(character) not in ("Cc", "Cs") and any(
+        get_font(findfont(FontProperties(family=[name]))).get_char_index(ord(character)) for name in FONTS
+    )
+
+
+def code_of(character: str) -> str:
+    """A character as Python writes its code: "\\\\x00", "\\\\u6a21", "\\\\U0001f642"."""
+    return character.encode("unicode_escape").decode("ascii")
+
+
+def _make_legible(figure: Figure) -> None:
+    """Write every text of `figure`, labels of ticks among them, as `legible` does."""
+    for axis, minor in product([axis for ax in figure.axes for axis in (ax.xaxis, ax.yaxis)], (False, True)):
+        labels = [label.get_text() for label in axis.get_ticklabels(minor=minor)]
+        # Labels of ticks belong to the axis, which writes them anew whenever it is drawn.
+        if (shown := [legible(label) for label in labels]) != labels:
+            axis.set_ticks(axis.get_ticklocs(minor=minor), shown, minor=minor)
+    for text in figure.findobj(Text):
+        assert isinstance(text, Text)
+        if (shown := legible(text.get_text())) != text.get_text():
+            text.set_text(shown)
 
 
 def scheme_colour(scheme: str) -> str:

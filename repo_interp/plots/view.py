@@ -1,7 +1,8 @@
-"""One group of a run, and all that is shown of it: `View`, read by `figures/`, the report page, the terminal and the comparison.
+"""One group of a run, and all that is shown of it: `View`, read by `figures/`, the report page and the terminal.
 
-A view is data and functions of a run; who shows it decides how. Ours stand in `entry_points.OWN`, in the form in which another package
-gives its own: "module:object", under the name of the group.
+Of several runs, a tree with an axis `run` as `repo_interp.compare` makes it, the variables that a view names are drawn by one rule
+(`plots.beside`). A view is data and functions of a run; who shows it decides how. Ours stand in `entry_points.OWN`, in the form in which
+another package gives its own: "module:object", under the name of the group.
 """
 
 from __future__ import annotations
@@ -62,8 +63,20 @@ def _no_head_charts(run: xr.DataTree) -> Sequence[HeadChart]:
     return ()
 
 
+def _describes_nothing(run: xr.DataTree) -> str:
+    return ""
+
+
 def _always(run: xr.DataTree) -> bool:
     return True
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What a view shows of a tree with an axis `run`, beside the variables in `View.compared`."""
+
+    figures: Figures = _no_figures
+    tables: Callable[[xr.DataTree], Sequence[Table]] = _no_tables
 
 
 @dataclass(frozen=True)
@@ -83,8 +96,12 @@ class View:
     """Charts for the page that follow the head, prompt and token chosen in the explorer."""
     informative: Callable[[xr.DataTree], bool] = _always
     """Whether figures and tables say anything about this run; ranges and patterns of token indices do not, and the page folds them."""
+    describe: Callable[[xr.DataTree], str] = _describes_nothing
+    """What a run with this group is about, as the title of its page; "" where another group or the title of a section says it."""
     interactive: Interactive | None = None
     compared: tuple[str, ...] | None = None
     """Variables that have a figure where runs are compared; None: all."""
     not_averaged: tuple[str, ...] = ()
     """Variables whose mean over everything says nothing: signs cancel, or every run has its own axes."""
+    beside: Beside = Beside()
+    """What is shown of several runs besides."""

@@ -14,10 +14,10 @@ from families import tiny
 from run_fixture import large_run, small_run
 
 import repo_interp as ri
-from repo_interp.comparison.page import draw_comparison
 from repo_interp.measures.attention_rows import AttentionRows
 from repo_interp.plots import report_page
 from repo_interp.plots.marks.head_charts import NOTHING, HeadImage
+from repo_interp.plots.pages.report import write_report
 
 CHROMIUM = executable()
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed, so that no page can be opened")
@@ -82,7 +82,7 @@ def pages(tmp_path_factory, rope) -> Path:
     report_page(rope, directory / "rope.html")
     report_page(measured("repo", ("positions", AttentionRows(rows=4, keys=3), "predictions")), directory / "few.html")
     sides = {layout: measured(layout, ("positions", *TOKENS)) for layout in ("repo", "repo@1")}
-    assert not draw_comparison(ri.compare(sides), directory / "compared.html", directory / "figures")
+    assert not write_report(ri.compare(sides), directory / "compared.html", directory / "figures")
     return directory
 
 

@@ -25,7 +25,7 @@ from position_papers.kit.scale import scale_beside
 from position_papers.kit.subjects import stem
 from repo_interp.errors import InputError
 from repo_interp.files import replaced
-from repo_interp.plots.style import save_figure
+from repo_interp.plots.style import FORMATS, save_figure
 from repo_interp.run import write_netcdf
 
 COLUMNS = {
@@ -84,7 +84,7 @@ def write_paper(
     with replaced(directory) as unfinished:
         unfinished.mkdir(parents=True)
         for name, drawing in zip(names, drawings, strict=True):
-            save_figure(drawing.figure, unfinished / name)
+            save_figure(drawing.figure, unfinished / name, FORMATS)
             attributes = {"caption": drawing.caption, "command": command, **provenance}
             write_netcdf(plain(drawing.data).assign_attrs(attributes), unfinished / f"{name}.nc")
         scales = [verdict.claim.scale or result.experiment.scale for result in results for verdict in result.verdicts]

@@ -21,8 +21,7 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FuncFormatter, NullFormatter
 from matplotlib.transforms import offset_copy
 
-from repo_interp.plots.letters import code_of, is_drawable, legible
-from repo_interp.plots.style import scheme_colour, scheme_name, span_colours
+from repo_interp.plots.style import code_of, is_drawable, legible, scheme_colour, scheme_name, span_colours
 
 LONGEST = 14
 """Characters of a token label; longer tokens end in an ellipsis."""
@@ -87,10 +86,12 @@ def legend_below(figure: Figure, handles: Sequence[Patch | Line2D], length: floa
 
 
 def scheme_swatches(ax: Axes, schemes: Mapping[int, str], axis: Literal["x", "y"]) -> None:
-    """A coloured bar beside every layer of `axis` ("x" or "y"), whose unit steps are layers, in the colour of the layer's scheme."""
+    """A bar beside every layer of `axis` ("x" or "y"), whose unit steps are layers, in the colour of its scheme; none where that is ""."""
     along = ax.get_yaxis_transform() if axis == "y" else ax.get_xaxis_transform()
     aside = offset_copy(along, ax.get_figure(root=True), *((-3.5, 0.0) if axis == "y" else (0.0, -3.5)), units="points")
     for place, (layer, scheme) in enumerate(schemes.items()):
+        if not scheme:
+            continue
         ends = ([0, 0], [place - 0.5, place + 0.5])
         bar = Line2D(*(ends if axis == "y" else ends[::-1]), transform=aside, clip_on=False, solid_capstyle="butt")
         bar.set(color=scheme_colour(scheme), linewidth=3, gid=f"scheme {layer} {scheme}")

@@ -16,8 +16,7 @@ import numpy as np
 import xarray as xr
 
 from repo_interp.plots.marks.arrays import nanmean, six_digits
-from repo_interp.plots.marks.reading import schemes
-from repo_interp.plots.style import scheme_colour, scheme_name
+from repo_interp.plots.marks.reading import head_axes
 
 MOST_POINTS = 256
 """Points of a curve in the page."""
@@ -55,7 +54,7 @@ class HeadCurves:
             "y": self.y,
             "at": six_digits(self.at[places]),
             "curves": packed,
-            **_heads(next(iter(self.curves.values()))),
+            **head_axes(next(iter(self.curves.values()))),
         }
 
 
@@ -97,7 +96,7 @@ class HeadImage:
             "low": [six_digits(row) for row in low],
             "spread": [six_digits(row) for row in spread],
             "values": _base64(packed),
-            **_heads(self.values),
+            **head_axes(self.values),
         }
 
 
@@ -118,7 +117,7 @@ class HeadArrows:
             name: [[six_digits(head) for head in layer] for layer in part.transpose("layer", "head", ...).values]
             for name, part in parts.items()
         }
-        return {"kind": "arrows", "title": self.title, "x": self.x, **packed, **_heads(self.real)}
+        return {"kind": "arrows", "title": self.title, "x": self.x, **packed, **head_axes(self.real)}
 
 
 @dataclass(frozen=True)
@@ -136,7 +135,7 @@ class HeadNumber:
             "title": self.title,
             "prompts": [int(prompt) for prompt in values["prompt"].values],
             "values": [[six_digits(row) for row in prompt] for prompt in values.values],
-            **_heads(values),
+            **head_axes(values),
         }
 
 
@@ -179,7 +178,7 @@ class HeadRows:
             "weights": _base64(levels),
             "keys": _base64(np.ascontiguousarray(keys, dtype="<i4")),
             "totals": _base64(np.ascontiguousarray(totals, dtype="<f4")),
-            **_heads(self.weights),
+            **head_axes(self.weights),
         }
 
 
@@ -211,16 +210,6 @@ class NextTokens:
 
 
 HeadChart = HeadCurves | HeadImage | HeadRows | HeadArrows | HeadNumber | NextTokens
-
-
-def _heads(values: xr.DataArray) -> dict[str, Any]:
-    return {
-        "layers": [
-            {"layer": layer, "name": scheme_name(scheme), "colour": scheme_colour(scheme)}
-            for layer, scheme in schemes(values).items()
-        ],
-        "heads": [int(head) for head in values["head"].values],
-    }
 
 
 def _base64(values: np.ndarray) -> str:

@@ -21,7 +21,7 @@ from matplotlib.lines import Line2D
 
 from repo_interp.plots.marks.arrays import MEAN, six_digits
 from repo_interp.plots.marks.drawing import legend_below, name_ticks, scheme_handles, scheme_swatches, write_cells
-from repo_interp.plots.marks.reading import schemes, unit_label
+from repo_interp.plots.marks.reading import head_axes, schemes, unit_label
 from repo_interp.plots.marks.table import Cell, Table
 from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, scheme_name, style
 
@@ -33,6 +33,8 @@ SHADES = 9
 """Colours that stand for the scale in the page."""
 MISSING = "#D9D9D9"
 """Colour of a head without a value."""
+FEW, CLIPPED = 1024, 99.5
+"""Number of values above which a colour scale of both signs ends at this percentile of their sizes."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class HeadMap:
 
     values: xr.DataArray
     control: xr.DataArray | None = None
+    learned: bool = False
+    """Whether only heads of layers that learn positions, where any does, are worth naming: those of others are alike."""
 
     def data(self) -> dict[str, Any]:
         """The map as JSON: `values` and `control` by layer and head with six significant digits, the colour of every cell, and
@@ -48,17 +52,13 @@ class HeadMap:
         """
         values = self.values.transpose("layer", "head")
         data = values.values.astype(float)
-        colours, norm = _scale(data)
+        colours, norm = scale(data)
         shades = mpl.colormaps[colours](norm(data))
         control = None if self.control is None else self.control.transpose("layer", "head")
         return {
             "title": _title(values),
             "mean": str(values.attrs.get(MEAN, "")),
-            "layers": [
-                {"layer": layer, "name": scheme_name(scheme), "colour": scheme_colour(scheme)}
-                for layer, scheme in schemes(values).items()
-            ],
-            "heads": [int(head) for head in values["head"].values],
+            **head_axes(values),
             "values": [six_digits(row) for row in data],
             "colours": [
                 [to_hex(shade) if np.isfinite(value) else MISSING for value, shade in zip(row, row_shades, strict=True)]
@@ -79,7 +79,7 @@ def head_grid(values: xr.DataArray, ax: Axes, limits: tuple[float, float] | None
     """
     values = values.transpose("layer", "head")
     data = values.values.astype(float)
-    colours, norm = _scale(data) if limits is None else (_scale(np.array(limits))[0], Normalize(*limits, clip=True))
+    colours, norm = scale(data) if limits is None else (scale(np.array(limits))[0], Normalize(*limits, clip=True))
     shown = ax.imshow(data, cmap=colours, norm=norm, aspect="auto")
     ax.set_facecolor(MISSING)
     if data.shape[0] <= WRITTEN[0] and data.shape[1] <= WRITTEN[1]:
@@ -164,11 +164,17 @@ def _title(values: xr.DataArray) -> str:
     return unit_label(str(values.attrs.get("long_name") or values.name or ""), values)
 
 
-def _scale(data: np.ndarray) -> tuple[str, Normalize]:
+def scale(data: np.ndarray) -> tuple[str, Normalize]:
     """The colour map for `data` and its ends: diverging from 0 for values of both signs, else from 0 or the smallest."""
     finite = data[np.isfinite(data)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
     if low < 0 < high:
-        reach = max(-low, high)
-        return "PuOr", TwoSlopeNorm(0, -reach, reach)
+        return "PuOr", TwoSlopeNorm(0, -reach(finite), reach(finite))
     return "cividis", Normalize(min(0.0, low), high if high > low or high > 0 else low + 1)
+
+
+def reach(finite: np.ndarray) -> float:
+    """Where a scale around 0 ends: at the largest size, of many values at all but the very largest."""
+    sizes = np.abs(finite)
+    largest = sizes.max(initial=0.0) or 1.0
+    return float((np.percentile(sizes, CLIPPED) if sizes.size > FEW else 0.0) or largest)

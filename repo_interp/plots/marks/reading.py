@@ -1,4 +1,4 @@
-"""What figures, tables and the page take out of a run: a group, a prompt's tokens and spans, the scheme of a layer, the heads to show.
+"""What figures, tables and the page take out of a run: a group, a prompt's tokens and spans, the scheme of a layer.
 
 A run is an `xarray.DataTree` as `definitions.md` describes it; a group that it lacks, or a layer, head or prompt that it does not hold, is
 an InputError that says what there is. Knows nothing about how a run came about, nor how it is drawn.
@@ -13,12 +13,10 @@ import numpy as np
 import xarray as xr
 
 from repo_interp.errors import InputError
-from repo_interp.plots.marks.arrays import over_prompts, ranked_heads
+from repo_interp.plots.style import scheme_colour, scheme_name
 
 LEARNED_SCHEMES = ("repo", "continuous", "multihead_continuous")
 """Schemes whose positions are learned: the ones that ranges and patterns say something about."""
-ALIKE = 0.98
-"""Correlation of two heads' positions over a prompt from which they show the same."""
 BACKGROUND = "rest"
 """The span that is never shaded."""
 _PLACES = {"needle": 0, "query": 1, BACKGROUND: 2, "generated": 4}
@@ -55,22 +53,6 @@ def group(run: xr.DataTree, name: str) -> xr.Dataset:
     return run[name].to_dataset()
 
 
-def has_positions(run: xr.DataTree) -> bool:
-    """Whether any layer of a run with the group `positions` gives tokens positions; those of CoPE and NoPE do not."""
-    return bool(group(run, "positions")["position_range"].notnull().any())
-
-
-def positions_of(run: xr.DataTree) -> xr.Dataset:
-    """The group `positions` of a run. Raises InputError where it is not there, and where no layer has positions."""
-    positions = group(run, "positions")
-    if not has_positions(run):
-        named = ", ".join(dict.fromkeys(schemes(positions).values()))
-        raise InputError(
-            f"no layer of this run gives tokens positions ({named}), so there are none to draw; leave this figure out"
-        )
-    return positions
-
-
 def has_groups(run: xr.DataTree, names: Sequence[str]) -> bool:
     """Whether the run holds all these measures."""
     return all(name in run.children for name in names)
@@ -91,9 +73,9 @@ def pick(array: xr.DataArray, **labels: int | str) -> xr.DataArray:
 
 
 def described_prompts(run: xr.DataTree) -> xr.Dataset | None:
-    """The group of `run` that says what its prompts are - `positions` all, `attention_rows` the first; None where neither is there."""
-    named = (group(run, name) for name in ("positions", "attention_rows") if name in run.children)
-    return next((dataset for dataset in named if "token_count" in dataset), None)
+    """The group of `run` that says what its prompts are, of most of them; None where none does."""
+    groups = [node.to_dataset() for node in run.children.values() if "token_count" in node.data_vars]
+    return max(groups, key=lambda dataset: dataset.sizes["prompt"], default=None)
 
 
 def prompt_tokens(positions: xr.Dataset, prompt: int) -> PromptTokens:
@@ -113,11 +95,25 @@ def prompt_tokens(positions: xr.Dataset, prompt: int) -> PromptTokens:
     return PromptTokens(prompt, count, texts, texts_are, spans)
 
 
+def first_prompt(run: xr.DataTree) -> PromptTokens | None:
+    """The first prompt of a run; None where the run does not say what it is."""
+    described = described_prompts(run)
+    return None if described is None else prompt_tokens(described, int(described["prompt"].values[0]))
+
+
 def schemes(dataset: xr.Dataset | xr.DataArray) -> dict[int, str]:
     """The position scheme of every layer of `dataset`; "unknown" where none was recorded."""
     layers = [int(layer) for layer in dataset["layer"].values]
     names = dataset["scheme"].values if "scheme" in dataset.coords else ["unknown"] * len(layers)
     return dict(zip(layers, map(str, names), strict=True))
+
+
+def head_axes(dataset: xr.Dataset | xr.DataArray) -> dict[str, list]:
+    """The layers of `dataset`, with the names and colours of their schemes, and its heads, as the scripts of the page read them."""
+    layers = [
+        {"layer": layer, "name": scheme_name(kind), "colour": scheme_colour(kind)} for layer, kind in schemes(dataset).items()
+    ]
+    return {"layers": layers, "heads": [int(head) for head in dataset["head"].values]}
 
 
 def learned_layers(dataset: xr.Dataset | xr.DataArray) -> list[int]:
@@ -134,62 +130,6 @@ def ordered_spans(names: Iterable[str]) -> list[str]:
         return _PLACES.get(parts[0], _OTHERS), numbered
 
     return sorted(names, key=place)
-
-
-def main_span(run: xr.DataTree) -> str | None:
-    """The span that heads are ranked by: the one that the prompts are about, as the run says. None where nothing was measured of it.
-
-    Of a run that does not say, the needle, else the first one that is neither the rest nor generated.
-    """
-    if not has_groups(run, ["attention_mass"]):
-        return None
-    dataset = group(run, "attention_mass")
-    declared = run.attrs.get("main_span")
-    for name in [declared] if declared else ordered_spans(map(str, dataset["span"].values)):
-        if name not in dataset["span"]:
-            continue
-        if name not in (BACKGROUND, "generated") and np.isfinite(dataset["table"].sel(span=name)):
-            return name
-    return None
-
-
-def heads_to_show(run: xr.DataTree) -> list[tuple[int, int]]:
-    """Heads (layer, head) with positions, those that show most first: by their range, and by what they send to the needle above chance.
-
-        score = range / largest range + max(0, mass - chance) / largest such mass        means over prompts
-
-    Only heads of layers that learn positions where any does. Of heads of a layer that share their positions the one with the best score
-    stands for all; a head whose curve over the first prompt is nearly that of one before it (|r| >= `ALIKE`) comes after those that differ.
-    Raises InputError when the run has no positions.
-    """
-    positions = group(run, "positions")
-    ranges = over_prompts(positions["position_range"])
-    scores = ranges / max(float(ranges.max()), np.finfo(float).tiny)
-    if main_span(run) == "needle":
-        attention = group(run, "attention_mass").sel(span="needle", drop=True)
-        chance = over_prompts(attention["chance"]) if "chance" in attention else 0.0
-        excess = (over_prompts(attention["mass"]) - chance).clip(min=0).reindex(layer=ranges["layer"], head=ranges["head"])
-        scores = scores + (excess / max(float(excess.max()), np.finfo(float).tiny)).fillna(0)
-    layers = learned_layers(positions) or ranges["layer"].values
-    order = ranked_heads(scores.where(np.isfinite(ranges)).sel(layer=layers))
-    curves = {head: _curve(positions, *head) for head in order}
-    first: list[tuple[int, int]] = []
-    alike: list[tuple[int, int]] = []
-    for head in order:
-        if any(head[0] == other[0] and np.array_equal(curves[head], curves[other]) for other in (*first, *alike)):
-            continue
-        near = any(abs(float(curves[head] @ curves[other])) >= ALIKE for other in first)
-        (alike if near else first).append(head)
-    return [*first, *alike]
-
-
-def _curve(positions: xr.Dataset, layer: int, head: int) -> np.ndarray:
-    """Positions of the first prompt without their mean, of length 1; 0 where they do not vary."""
-    values = positions["position"].isel(prompt=0).sel(layer=layer, head=head).values.astype(float)
-    values = values[np.isfinite(values)]
-    centred = values - values.mean() if values.size else values
-    length = float(np.linalg.norm(centred))
-    return centred / length if length > 1e-9 * (1 + np.abs(values).max(initial=0.0)) else np.zeros_like(centred)
 
 
 def unit_label(name: str, array: xr.DataArray) -> str:

@@ -33,10 +33,18 @@ from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 from matplotlib.transforms import offset_copy
 
-from repo_interp.plots.letters import legible
 from repo_interp.plots.marks.drawing import legend_below, write_cells
 from repo_interp.plots.marks.reading import unit_label
-from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, scheme_name, style
+from repo_interp.plots.style import (
+    COLUMN_WIDTH,
+    PAGE_WIDTH,
+    PaperFigure,
+    legible,
+    paper_figure,
+    scheme_colour,
+    scheme_name,
+    style,
+)
 
 _MIXED = {"r2n1": ("rope", "R2N1"), "n2r1": ("nope", "N2R1")}
 _DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.2, 1, 1.2)))

@@ -1,8 +1,8 @@
 """What every page of ours is made of: its frame, tables in plain HTML, and figures as pictures.
 
-A page is one self-contained file, offline, with a content security policy that forbids any request. A figure stands in it as the SVG that
-is also written to `figures/`, in an element of its own so that the ids of several cannot clash; one whose SVG has more than `MOST_SVG`
-bytes - thousands of points - as a PNG. Knows nothing about runs and what a page shows.
+A page is one self-contained file, offline, with a content security policy that forbids any request. A figure stands in it as an SVG, in an
+element of its own so that the ids of several cannot clash; one whose SVG has more than `MOST_SVG` bytes - thousands of points - as a PNG.
+Knows nothing about runs and what a page shows.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from repo_interp.plots.marks.table import Table
-from repo_interp.plots.style import rendered
 from repo_interp.plots.view import Interactive
 
 MOST_SVG = 300_000
 """Bytes of an SVG above which a page embeds a PNG instead."""
-PAGE_DPI, PAGE_PIXELS = 200, 132
-"""Dots of a PNG, and pixels of the page, per inch of a figure."""
+PAGE_PIXELS = 132
+"""Pixels of the page per inch of a figure."""
 _PICTURES = "style-src 'unsafe-inline'; img-src data:"
 _PICTURES_AND_SCRIPTS = "script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
@@ -48,12 +47,9 @@ def framed(
     )
 
 
-def picture_html(figure: Figure, caption: str, svg: bytes | None = None) -> str:
-    """`figure` as a picture with a caption; `svg`: its SVG, where it is already rendered."""
-    svg = rendered(figure, ("svg",))["svg"] if svg is None else svg
-    kind, content = "svg+xml", svg
-    if len(svg) > MOST_SVG:
-        kind, content = "png", rendered(figure, ("png",), dpi=PAGE_DPI)["png"]
+def picture_html(figure: Figure, caption: str, contents: Mapping[str, bytes]) -> str:
+    """`figure` as a picture with a caption; `contents`: its PNG and SVG."""
+    kind, content = ("svg+xml", contents["svg"]) if len(contents["svg"]) <= MOST_SVG else ("png", contents["png"])
     width, text = round(figure.get_figwidth() * PAGE_PIXELS), escape(caption)
     return (
         f'<figure><img width="{width}" style="max-width: 100%; height: auto" alt="{text}" '

@@ -1,4 +1,4 @@
-"""One page that shows a run: self-contained, offline, readable without JavaScript, without a mouse, and with any token in it.
+"""One page that shows a run, or several: self-contained, offline, readable without JavaScript, without a mouse, with any token in it.
 
     section = figures and tables of a group's view in plain HTML + its map of heads and its interactive part, brought to life by scripts
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -25,9 +24,11 @@ from repo_interp.errors import InputError
 from repo_interp.failures import noted
 from repo_interp.plots.catalogue import figures_of, views_of
 from repo_interp.plots.marks.reading import checkpoint_name
+from repo_interp.plots.marks.runs import has_runs, runs_of
 from repo_interp.plots.marks.table import Table, format_cell
 from repo_interp.plots.pages.frame import framed, json_script, page_scripts, picture_html, table_html
-from repo_interp.plots.style import save_figure
+from repo_interp.plots.pages.linked import LINKED, linked_section
+from repo_interp.plots.style import FORMATS, rendered, write_pictures
 from repo_interp.plots.view import Interactive, PageOptions, View
 
 BUDGET = 16.0
@@ -37,6 +38,8 @@ LONG_TABLE = 24
 _NO_SCRIPT = (
     '<noscript><p class="left-out">What can be clicked in this page needs JavaScript; figures and tables do not.</p></noscript>'
 )
+_EMBEDDED = ("png", "svg")
+"""What a figure is rendered as for the page: its SVG, or where that is large its PNG."""
 _LITTLE = "Figures and tables, which say little about this run"
 
 
@@ -54,7 +57,7 @@ class Section:
 def report_page(
     run: xr.DataTree, path: str | os.PathLike[str], prompts: Sequence[int] | None = None, megabytes: float = BUDGET
 ) -> Path:
-    """Write the page of `run` to `path` and return the path. The same run gives the same bytes.
+    """Write the page of `run`, one run or several, to `path` and return the path. The same run gives the same bytes.
 
     `prompts`: numbers of the prompts to embed, in order; as many as fit into `megabytes` are, and the page says which are left
     out. A group without a section is named. Raises InputError when the run has no group, or not one of
@@ -62,26 +65,33 @@ def report_page(
     """
     options = PageOptions(None if prompts is None else tuple(prompts), round(megabytes * 1e6))
     path = Path(path)
-    pictures = [(view.group, picture_html(figure, _caption(name))) for view, name, figure in figures_of(run)]
+    pictures = [(one.measure, picture_html(one.figure, one.caption, rendered(one.figure, _EMBEDDED))) for one in figures_of(run)]
     path.write_text(_page(run, options, pictures, None), encoding="utf-8", newline="\n")
     return path
 
 
-def write_report(run: xr.DataTree, path: Path, directory: Path, drawn: Callable[[str], object] | None = None) -> list[str]:
-    """Write the page of `run` to `path`, and every figure as PNG, SVG and PDF into `directory`, drawn once; return one line per failure.
+def write_report(
+    run: xr.DataTree,
+    path: Path,
+    directory: Path,
+    formats: Sequence[str] = FORMATS[:1],
+    drawn: Callable[[str], object] | None = None,
+) -> list[str]:
+    """Write the page of `run`, one run or several, to `path`, and every figure in `formats` into `directory`; return one line per failure.
 
-    `drawn` is called with the name of each figure. What one view cannot draw or say costs its figures or its section alone. Raises OSError
-    where a file cannot be written.
+    `drawn` is called with the name of each figure, which is drawn once. What one view cannot draw or say costs its figures or its section
+    alone. Raises OSError where a file cannot be written.
     """
     directory.mkdir(parents=True, exist_ok=True)
     failures: list[str] = []
     pictures = []
-    for view, name, figure in figures_of(run, failures):
+    for one in figures_of(run, failures):
         if drawn is not None:
-            drawn(name)
-        with noted(failures, f"the figure {name!r} of {view.group!r}"):
-            save_figure(figure, directory / name)
-            pictures.append((view.group, picture_html(figure, _caption(name), (directory / f"{name}.svg").read_bytes())))
+            drawn(one.name)
+        with noted(failures, f"the figure {one.name!r} of {one.measure!r}"):
+            contents = rendered(one.figure, tuple(dict.fromkeys((*formats, *_EMBEDDED))))
+            write_pictures({name: contents[name] for name in formats}, directory / one.name)
+            pictures.append((one.measure, picture_html(one.figure, one.caption, contents)))
     with noted(failures, "the page"):
         path.write_text(_page(run, PageOptions(), pictures, failures), encoding="utf-8", newline="\n")
     return failures
@@ -96,12 +106,12 @@ def _page(run: xr.DataTree, options: PageOptions, pictures: Sequence[tuple[str, 
         with noted(failures, f"the section of {view.group!r}"):
             section = _section(view, run, options, [picture for group, picture in pictures if group == view.group])
             sections += [] if section is None else [section]
-    scripts = _scripts(sections)
+    linked, scripts = linked_section(run, failures) if has_runs(run) else ("", _scripts(sections))
     return framed(
         title=_title(run, sections),
         facts=f'<dl class="facts">{_summary(run, sections)}</dl>{_warnings(run)}',
-        navigation={section.view.group: section.view.title for section in sections},
-        sections=[_NO_SCRIPT if scripts else "", *(section.html for section in sections)],
+        navigation={**({LINKED: "Side by side"} if linked else {}), **{one.view.group: one.view.title for one in sections}},
+        sections=[_NO_SCRIPT if scripts else "", *([linked] if linked else []), *(section.html for section in sections)],
         provenance=f"<p>What this page was made from, as recorded in the run file.</p>\n{_provenance(run)}",
         scripts=scripts,
     )
@@ -115,24 +125,14 @@ def _warnings(run: xr.DataTree) -> str:
 
 
 def _title(run: xr.DataTree, sections: Sequence[Section]) -> str:
-    """What the page is about: positions, attention, or of a run without them its first section."""
-    if "positions" in run.children or not sections:
-        return f"Positions in {checkpoint_name(run)}"
-    if "attention_rows" in run.children:
-        return f"Attention in {checkpoint_name(run)}"
-    return f"{sections[0].view.title} of {_subject(run)}"
-
-
-def _subject(run: xr.DataTree) -> str:
-    """The checkpoint, and the task that it was scored on, where it was: "niah/repo on niah"."""
-    tasks = [node.attrs["task"] for node in run.children.values() if "task" in node.attrs]
-    return f"{checkpoint_name(run)} on {tasks[0]}" if tasks else checkpoint_name(run)
-
-
-def _caption(name: str) -> str:
-    """The name of a figure in words: "gates_layer2_head0" -> "Gates, layer 2, head 0"."""
-    words = re.sub(r"_(layer|head)(\d+)", r", \1 \2", name).replace("_", " ")
-    return words[:1].upper() + words[1:]
+    """What the page is about: the runs that are compared, what the first view says that says something, or the first section."""
+    if has_runs(run):
+        runs = runs_of(run)
+        return f"Compared: {', '.join(runs.title(name) for name in runs.names)}"
+    described = next(filter(None, (view.describe(run) for view in views_of(run))), None)
+    tasks = [f" on {node.attrs['task']}" for node in run.children.values() if "task" in node.attrs]
+    first = sections[0].view.title if sections else "Run"
+    return described or f"{first} of {checkpoint_name(run)}{tasks[0] if tasks else ''}"
 
 
 def _section(view: View, run: xr.DataTree, options: PageOptions, pictures: Sequence[str]) -> Section | None:
@@ -149,7 +149,7 @@ def _section(view: View, run: xr.DataTree, options: PageOptions, pictures: Seque
     parts = [
         f'<section id="{name}" aria-labelledby="{name}-title">',
         f'<h2 id="{name}-title">{escape(view.title)}</h2>',
-        f"<p>{escape(view.lead if isinstance(view.lead, str) else view.lead(run))}</p>",
+        f"<p>{escape(lead)}</p>" if (lead := view.lead if isinstance(view.lead, str) else view.lead(run)) else "",
         *(f'<p class="left-out">{escape(note)}</p>' for note in notes),
     ]
     if interactive is not None:
@@ -196,9 +196,9 @@ def _stretches(layout: Any) -> str:
 
 
 def _provenance(run: xr.DataTree) -> str:
-    """Every attribute of the run and of its groups; JSON is laid out."""
+    """Every attribute of the run and of its groups, JSON laid out; and of several runs what each is."""
+    parts = [table_html(_runs_table(run))] if has_runs(run) else []
     owners = [("run", run.attrs), *((name, node.attrs) for name, node in run.children.items() if node.attrs)]
-    parts = []
     for owner, attributes in owners:
         rows = "".join(
             f'<tr><th scope="row">{escape(str(name))}</th><td><pre>{escape(_fact(value))}</pre></td></tr>'
@@ -206,6 +206,18 @@ def _provenance(run: xr.DataTree) -> str:
         )
         parts.append(f'<table class="provenance"><caption>{escape(owner)}</caption><tbody>{rows}</tbody></table>')
     return "".join(parts)
+
+
+def _runs_table(comparison: xr.DataTree) -> Table:
+    """One row per run, from the root of the comparison."""
+    root, runs = comparison.to_dataset(), runs_of(comparison)
+    columns = {str(name): array.values.tolist() for name, array in root.data_vars.items()}
+    rows = tuple(
+        (runs.title(name), *(value if isinstance(value, int) else str(value)[:24] for value in values))
+        for name, *values in zip(runs.names, *columns.values(), strict=True)
+    )
+    titles = ("run", *(name.replace("_", " ") for name in columns))
+    return Table("runs", "What is compared", titles, rows, "Digests are cut at 24 characters.")
 
 
 def _fact(value: Any) -> str:

@@ -26,9 +26,10 @@ from scipy.spatial.distance import squareform
 from repo_interp.plots.marks.drawing import legend_below, name_ticks, scheme_swatches
 from repo_interp.plots.marks.heads import MISSING, HeadMap
 from repo_interp.plots.marks.reading import group, schemes, unit_label
+from repo_interp.plots.marks.runs import BESIDE, has_runs, runs_of, spread
 from repo_interp.plots.marks.table import Cell, Table
 from repo_interp.plots.style import PAGE_HEIGHT, PAGE_WIDTH, PaperFigure, paper_figure, scheme_name, style
-from repo_interp.plots.view import Interactive, PageOptions, View
+from repo_interp.plots.view import Beside, Interactive, PageOptions, View
 
 MOST_NAMED_ROWS = 64
 """Heads that the overview names one by one."""
@@ -50,6 +51,8 @@ MAPPED += ("departure", "distance")
 LISTED = 8
 """Heads of a name that the table lists."""
 NO_NAME = "no name"
+COLUMNS = 4
+"""Runs that have a column in the table of names."""
 
 
 def head_columns(atlas: xr.Dataset) -> dict[str, xr.DataArray]:
@@ -75,21 +78,30 @@ def names_of(atlas: xr.Dataset) -> np.ndarray:
 
 @style()
 def atlas_names(run: xr.DataTree) -> PaperFigure:
-    """What every head is called: a cell per layer and head in the colour of its first name; the number of further ones in the cell."""
+    """What every head is called: a cell per layer and head in the colour of its first name; the number of further ones in the cell. Of
+    several runs a panel for each.
+    """
     atlas = group(run, "atlas")
-    names, labels = names_of(atlas), [str(label) for label in atlas["label"].values]
-    colours = label_colours(labels)
-    layers, heads = names.shape
-    figure = paper_figure(min(PAGE_WIDTH, 1.2 + 0.36 * heads), 0.8 + 0.17 * max(6, layers))
-    ax = figure.subplots()
-    draw_names(ax, names, colours)
-    for axis, name in ((ax.xaxis, "head"), (ax.yaxis, "layer")):
-        name_ticks(axis, atlas[name].values, 32)
-    ax.set(xlabel="head", ylabel="layer", title="First name of a head")
-    scheme_swatches(ax, schemes(atlas), "y")
-    first = {of[0] for of in names.ravel() if of}
+    panels = {"First name of a head": atlas}
+    if has_runs(run):
+        runs = runs_of(run)
+        panels = {runs.title(name): atlas.sel(run=name) for name in spread(runs.names, BESIDE)}
+    labels = [str(label) for label in atlas["label"].values]
+    colours, ticks = label_colours(labels), 32 // len(panels)
+    width = PAGE_WIDTH if len(panels) > 1 else min(PAGE_WIDTH, 1.2 + 0.36 * atlas.sizes["head"])
+    figure = paper_figure(width, 0.8 + 0.17 * max(6, atlas.sizes["layer"]))
+    axes: Any = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for ax, (title, of_run) in zip(axes, panels.items(), strict=True):
+        draw_names(ax, names_of(of_run), colours)
+        name_ticks(ax.xaxis, atlas["head"].values, ticks)
+        name_ticks(ax.yaxis, atlas["layer"].values, 32)
+        ax.set(xlabel="head", title=title)
+        scheme_swatches(ax, schemes(of_run), "y")
+    axes[0].set_ylabel("layer")
+    first = {of[0] for of_run in panels.values() for of in names_of(of_run).ravel() if of}
     handles = [Patch(facecolor=colours[label], label=label) for label in labels if label in first]
     legend_below(figure, [*handles, Patch(facecolor=MISSING, label=NO_NAME)])
+    figure.caption = "First name of a head, run by run; +1: another name besides." if len(panels) > 1 else ""
     return figure
 
 
@@ -256,10 +268,27 @@ def _head_maps(run: xr.DataTree) -> list[HeadMap]:
     return [HeadMap(atlas[name]) for name in MAPPED if name in atlas]
 
 
+def changed_names(tree: xr.DataTree) -> Table:
+    """One row per head that is not called the same in all runs, one column per run.
+
+    Heads are lined up by layer and number. Between steps of one training that is the same head; between twins that were trained apart it is
+    only the same place.
+    """
+    runs, name = runs_of(tree), group(tree, "atlas")["name"].transpose("run", "layer", "head")
+    shown = spread(runs.names, COLUMNS)
+    texts, places = name.sel(run=shown).values, np.argwhere((name != name.isel(run=0)).any("run").values)
+    rows = tuple(
+        (int(name["layer"][layer]), int(name["head"][head]), *(str(text) or "–" for text in texts[:, layer, head]))
+        for layer, head in places.tolist()
+    )
+    note = f"{len(rows)} of {name.sizes['layer'] * name.sizes['head']} heads are not called the same; heads are lined up by their place."
+    return Table("atlas", "Heads whose name changes", ("layer", "head", *map(runs.title, shown)), rows, note)
+
+
 def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
     if "name" in group(run, "atlas"):
         yield "atlas_names", atlas_names(run)
-    overview = atlas_overview(run)
+    overview = None if has_runs(run) else atlas_overview(run)
     if overview is not None:
         yield "atlas_overview", overview
 
@@ -276,4 +305,5 @@ VIEW = View(
     interactive=Interactive(_FILES / "atlas.html", _FILES / "atlas.js", embed),
     compared=MAPPED,
     not_averaged=("named", "null", "threshold"),
+    beside=Beside(_figures, lambda tree: (changed_names(tree),) if "name" in group(tree, "atlas") else ()),
 )

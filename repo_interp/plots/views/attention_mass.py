@@ -20,7 +20,7 @@ from matplotlib.ticker import MaxNLocator
 from repo_interp.plots.marks.arrays import nanmean, over_prompts, ranked
 from repo_interp.plots.marks.drawing import counted, legend_below, number, plain_decades, scheme_handles
 from repo_interp.plots.marks.heads import HeadMap, head_grid_figure
-from repo_interp.plots.marks.reading import group, main_span, ordered_spans, pick, schemes
+from repo_interp.plots.marks.reading import BACKGROUND, group, has_groups, ordered_spans, pick, schemes
 from repo_interp.plots.marks.table import Table, cells
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, scheme_name, style
 from repo_interp.plots.view import View
@@ -185,6 +185,23 @@ def shown_spans(dataset: xr.Dataset) -> list[str]:
             several = [part for part in parts[name] if np.isfinite(table[part])]
             shown += [name, *(several if len(several) > 1 else [])]
     return shown
+
+
+def main_span(run: xr.DataTree) -> str | None:
+    """The span that heads are ranked by: the one that the prompts are about, as the run says. None where nothing was measured of it.
+
+    Of a run that does not say, the needle, else the first one that is neither the rest nor generated.
+    """
+    if not has_groups(run, ["attention_mass"]):
+        return None
+    dataset = group(run, "attention_mass")
+    declared = run.attrs.get("main_span")
+    for name in [declared] if declared else ordered_spans(map(str, dataset["span"].values)):
+        if name not in dataset["span"]:
+            continue
+        if name not in (BACKGROUND, "generated") and np.isfinite(dataset["table"].sel(span=name)):
+            return name
+    return None
 
 
 def mass_table(run: xr.DataTree) -> Table:

@@ -12,15 +12,15 @@ from typing import Any
 import xarray as xr
 
 from repo_interp.plots.marks.head_charts import HeadChart, HeadRows
-from repo_interp.plots.marks.reading import group, has_groups
+from repo_interp.plots.marks.reading import checkpoint_name, first_prompt, group, has_groups
 from repo_interp.plots.view import Interactive, PageOptions, View
 from repo_interp.plots.views.explorer import EXPLORER
 
 
 def _head_charts(run: xr.DataTree) -> Sequence[HeadChart]:
     """The rows of every head over the first prompt."""
-    rows = group(run, "attention_rows")
-    prompt = int(group(run, "positions")["prompt"].values[0]) if has_groups(run, ["positions"]) else 0
+    rows, shown = group(run, "attention_rows"), first_prompt(run)
+    prompt = 0 if shown is None else shown.prompt
     return [HeadRows("Attention of the chosen token", rows["weight"], rows["key"], rows["log_total"], prompt)]
 
 
@@ -38,6 +38,7 @@ VIEW = View(
     "choose a head and a token.",
     head_charts=_head_charts,
     interactive=Interactive(EXPLORER.markup, EXPLORER.script, _embed, EXPLORER.parts),
+    describe=lambda run: f"Attention in {checkpoint_name(run)}",
     compared=(),
     not_averaged=("weight", "key", "log_total"),
 )

@@ -25,15 +25,16 @@ from repo_interp.plots.marks.outliers import focused_range, global_range
 from repo_interp.plots.marks.reading import (
     PromptTokens,
     group,
-    heads_to_show,
-    main_span,
+    head_axes,
     ordered_spans,
     pick,
     prompt_tokens,
     schemes,
 )
-from repo_interp.plots.style import darker, scheme_colour, scheme_name, span_colours
+from repo_interp.plots.style import darker, span_colours
 from repo_interp.plots.view import Interactive, PageOptions
+from repo_interp.plots.views.attention_mass import main_span
+from repo_interp.plots.views.ranges import heads_to_show
 
 OUTLINE = 48
 """Stretches of a prompt of which the outline of a head keeps the smallest and the largest position."""
@@ -78,11 +79,7 @@ def _data(described: xr.Dataset, embedded: list[dict[str, Any]], order: list[lis
     colours = span_colours(spans)
     return {
         "prompts": embedded,
-        "layers": [
-            {"layer": layer, "name": scheme_name(scheme), "colour": scheme_colour(scheme)}
-            for layer, scheme in schemes(described).items()
-        ],
-        "heads": [int(head) for head in described["head"].values],
+        **head_axes(described),
         "spans": {name: {"colour": colours[name], "ink": darker(colours[name], 0.6)} for name in spans},
         "start": order[:2],
         "order": order,

@@ -16,14 +16,13 @@ from matplotlib.axes import Axes
 from repo_interp.errors import InputError
 from repo_interp.plots.marks.drawing import envelope
 from repo_interp.plots.marks.head_charts import HeadChart, HeadCurves, HeadNumber
-from repo_interp.plots.marks.heads import HeadMap
 from repo_interp.plots.marks.reading import group, has_groups, pick, schemes
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, style
 from repo_interp.plots.view import View
 from repo_interp.plots.views.three_axis import (
     PIXELS,
-    correlation_table,
-    correlations,
+    correlation_maps,
+    correlation_tables,
     described,
     draw_axis,
     draw_map,
@@ -86,10 +85,6 @@ def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
             yield f"fake_distance_layer{layer}_head{head}", fake_distance_fit(run, layer, head)
 
 
-def _head_maps(run: xr.DataTree) -> Sequence[HeadMap]:
-    return [HeadMap(values) for values in correlations(group(run, "fake_distance"), CORRELATIONS).values()]
-
-
 def _head_charts(run: xr.DataTree) -> Sequence[HeadChart]:
     """r of every prompt and, where the run keeps them, both axes of the first."""
     fit = group(run, "fake_distance")
@@ -109,8 +104,8 @@ VIEW = View(
     "Correlation of the logits that the last query would give every key at every distance with a part for the distance and one for the "
     "key, added up (Position Generalization, sec. 3.2). Without rotation it is 1, and says nothing.",
     _figures,
-    tables=lambda run: (correlation_table(group(run, "fake_distance"), "fake_distance", CORRELATIONS),),
-    head_maps=_head_maps,
+    tables=correlation_tables("fake_distance", CORRELATIONS),
+    head_maps=correlation_maps("fake_distance", CORRELATIONS),
     head_charts=_head_charts,
     compared=("r", "position_axis"),
     not_averaged=("position_axis", "semantic_axis"),

@@ -235,7 +235,7 @@ def _head_maps(run: xr.DataTree) -> Sequence[HeadMap]:
     if not _has_chunks(run):
         return ()
     return [
-        HeadMap(shares.sel(pattern=name, drop=True).assign_attrs(long_name=f"share of {name} chunks", units="1"))
+        HeadMap(shares.sel(pattern=name, drop=True).assign_attrs(long_name=f"share of {name} chunks", units="1"), learned=True)
         for name in shares["pattern"].values
     ]
 

@@ -16,7 +16,8 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
 
-from repo_interp.plots.marks.arrays import over_prompts
+from repo_interp.plots.marks.arrays import over_prompts, ranked_heads
+from repo_interp.plots.marks.beside import name_columns
 from repo_interp.plots.marks.drawing import (
     contiguous,
     envelope,
@@ -34,16 +35,17 @@ from repo_interp.plots.marks.drawing import (
 from repo_interp.plots.marks.heads import HeadMap
 from repo_interp.plots.marks.outliers import FEWEST, fences, global_range
 from repo_interp.plots.marks.reading import (
+    LEARNED_SCHEMES,
     PromptTokens,
+    checkpoint_name,
     group,
-    has_positions,
-    heads_to_show,
+    ordered_spans,
     pick,
-    positions_of,
     prompt_tokens,
     schemes,
     unit_label,
 )
+from repo_interp.plots.marks.runs import BESIDE, runs_of, runs_with_values, spread
 from repo_interp.plots.style import (
     PAGE_HEIGHT,
     PAGE_WIDTH,
@@ -55,12 +57,12 @@ from repo_interp.plots.style import (
     span_colours,
     style,
 )
-from repo_interp.plots.view import View
+from repo_interp.plots.view import Beside, View
 from repo_interp.plots.views.explorer import EXPLORER
-from repo_interp.plots.views.ranges import position_ranges, range_table
+from repo_interp.plots.views.ranges import has_positions, heads_to_show, position_ranges, positions_of, range_table
 
 LINES = 3
-"""Heads whose positions are drawn on their own."""
+"""Heads whose positions are drawn on their own, or run below run."""
 LABELS = 100
 """Token labels that fit under a figure of page width."""
 PIXELS = 1800
@@ -263,6 +265,46 @@ def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
     yield "position_ranges", position_ranges(run)
 
 
+def _figures_beside(tree: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
+    positions = group(tree, "positions")
+    known = {"position", "token_count"} <= set(positions.data_vars) and tree.attrs.get("same_prompts") == "yes"
+    figure = positions_beside(tree) if known else None
+    if figure is not None:
+        yield "positions_by_token", figure
+
+
+@style()
+def positions_beside(tree: xr.DataTree) -> PaperFigure | None:
+    """Positions of several runs over their first prompt, run below run, in the heads whose learned positions spread most; every panel has
+    its own range. None where no run has positions.
+    """
+    positions, runs = group(tree, "positions"), runs_of(tree)
+    ranges = over_prompts(positions["position_range"])
+    learned = positions["scheme"].isin(LEARNED_SCHEMES)
+    heads = ranked_heads((ranges.where(learned) if learned.any() else ranges).mean("run"))[:LINES]
+    shown = spread(runs_with_values(positions["position"]), BESIDE)
+    if not heads or not shown:
+        return None
+    tokens = prompt_tokens(positions.sel(run=shown[0]), int(positions["prompt"].values[0]))
+    names = ordered_spans(_span_names(positions))
+    figure = paper_figure(PAGE_WIDTH, 0.5 + 1.15 * len(shown))
+    axes = figure.subplots(len(shown), len(heads), sharex=True, squeeze=False)
+    for place, (row, name) in enumerate(zip(axes, shown, strict=True)):
+        for ax, (layer, head) in zip(row, heads, strict=True):
+            own = positions.sel(run=name, layer=layer, head=head).isel(prompt=0)
+            colour = scheme_colour(str(own["scheme"].values)) if runs.steps is None else runs.looks[name]["color"]
+            draw_positions(ax, own["position"].values[: tokens.count], colour)
+            shade_spans(ax, tokens.top_spans, names)
+            ax.set_title(f"layer {layer}, head {head}" if place == 0 else "")
+            ax.locator_params(axis="y", nbins=4)
+        row[0].set_ylabel(runs.title(name))
+    name_columns(axes, "token index")
+    figure.supylabel("position (each panel its own range)", fontsize=7)
+    legend_below(figure, span_handles(tokens.top_spans, names))
+    figure.caption = f"Positions of the {tokens.count} tokens of the first prompt, in the heads whose positions spread most."
+    return figure
+
+
 def _differ_from_index(run: xr.DataTree) -> bool:
     """Whether any head's range is another than that of the token index."""
     positions = group(run, "positions")
@@ -293,9 +335,13 @@ VIEW = View(
     _lead,
     _figures,
     tables=lambda run: (range_table(run),) if has_positions(run) else (),
-    head_maps=lambda run: (HeadMap(over_prompts(group(run, "positions")["position_range"])),) if has_positions(run) else (),
+    head_maps=lambda run: (
+        (HeadMap(over_prompts(group(run, "positions")["position_range"]), learned=True),) if has_positions(run) else ()
+    ),
     informative=_differ_from_index,
+    describe=lambda run: f"Positions in {checkpoint_name(run)}",
     interactive=EXPLORER,
     compared=("position_range",),
     not_averaged=("position",),
+    beside=Beside(_figures_beside),
 )

@@ -14,22 +14,16 @@ import xarray as xr
 
 from repo_interp.plots.marks.drawing import legend_below, shade_spans, span_handles
 from repo_interp.plots.marks.head_charts import HeadChart, NextTokens
-from repo_interp.plots.marks.reading import PromptTokens, described_prompts, group, ordered_spans, prompt_tokens
+from repo_interp.plots.marks.reading import first_prompt, group, ordered_spans
 from repo_interp.plots.marks.table import Cell, Table
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
 from repo_interp.plots.view import View
 
 
-def _first_prompt(run: xr.DataTree) -> PromptTokens | None:
-    """The prompt that predictions are of; None where the run does not say what it is."""
-    described = described_prompts(run)
-    return None if described is None else prompt_tokens(described, int(described["prompt"].values[0]))
-
-
 @style()
 def prediction_line(run: xr.DataTree) -> PaperFigure:
     """Probability of every token of the first prompt given those before it: spans shaded. Raises InputError without predictions."""
-    predictions, prompt = group(run, "predictions"), _first_prompt(run)
+    predictions, prompt = group(run, "predictions"), first_prompt(run)
     places = predictions["token"].values + 1
     figure = paper_figure(PAGE_WIDTH, 2.0)
     ax = figure.subplots()
@@ -46,7 +40,7 @@ def prediction_line(run: xr.DataTree) -> PaperFigure:
 
 def prediction_table(run: xr.DataTree) -> Table:
     """One row per span of the first prompt: how often its tokens were the likeliest next ones, and their mean probability."""
-    predictions, prompt = group(run, "predictions"), _first_prompt(run)
+    predictions, prompt = group(run, "predictions"), first_prompt(run)
     following = predictions["token"].values + 1
     probability, rank = predictions["probability_of_next"].values, predictions["rank_of_next"].values
     spans = {} if prompt is None else {name: tokens for name, tokens in prompt.spans.items() if "." not in name}
@@ -65,7 +59,7 @@ def prediction_table(run: xr.DataTree) -> Table:
 
 
 def _head_charts(run: xr.DataTree) -> Sequence[HeadChart]:
-    predictions, prompt = group(run, "predictions"), _first_prompt(run)
+    predictions, prompt = group(run, "predictions"), first_prompt(run)
     ids = predictions["next_token"]
     numbered = np.array([f"⟨{token}⟩" for token in ids.values.ravel()], dtype=object).reshape(ids.shape)
     texts = predictions["next_text"].values if "next_text" in predictions else numbered

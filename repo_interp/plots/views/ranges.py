@@ -1,4 +1,4 @@
-"""How far positions spread: d = max z - min z of every head, beside the context length (RePo sec. 5.2, fig. 2).
+"""How far positions spread: d = max z - min z of every head, beside the context length (RePo sec. 5.2, fig. 2); which heads to show.
 
     d^{k,h} in positions, layer k, head h; a prompt of n tokens spans n - 1 under RoPE
 
@@ -15,10 +15,13 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
+from repo_interp.errors import InputError
+from repo_interp.plots.marks.arrays import over_prompts, ranked_heads
 from repo_interp.plots.marks.drawing import counted, legend_below, name_ticks, plain_decades, scheme_handles, scheme_swatches
-from repo_interp.plots.marks.reading import LEARNED_SCHEMES, group, positions_of, schemes
+from repo_interp.plots.marks.reading import LEARNED_SCHEMES, group, learned_layers, schemes
 from repo_interp.plots.marks.table import Cell, Table, cells
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_colour, scheme_name, style
+from repo_interp.plots.views.attention_mass import main_span
 
 LOG_ABOVE = 50.0
 """Ratio of the largest to the smallest range from which the axis is logarithmic."""
@@ -26,6 +29,64 @@ BINS = 24
 _BARS: Mapping[str, Any] = {"orientation": "horizontal", "edgecolor": "white", "linewidth": 0.4}
 _MEDIAN_LINE: Mapping[str, Any] = {"color": "#222222", "linewidth": 0.9}
 _CONTEXT_LINE: Mapping[str, Any] = {"color": "#222222", "linewidth": 0.8, "linestyle": (0, (4, 2))}
+
+ALIKE = 0.98
+"""Correlation of two heads' positions over a prompt from which they show the same."""
+
+
+def has_positions(run: xr.DataTree) -> bool:
+    """Whether any layer of a run with the group `positions` gives tokens positions; those of CoPE and NoPE do not."""
+    return bool(group(run, "positions")["position_range"].notnull().any())
+
+
+def positions_of(run: xr.DataTree) -> xr.Dataset:
+    """The group `positions` of a run. Raises InputError where it is not there, and where no layer has positions."""
+    positions = group(run, "positions")
+    if not has_positions(run):
+        named = ", ".join(dict.fromkeys(schemes(positions).values()))
+        raise InputError(
+            f"no layer of this run gives tokens positions ({named}), so there are none to draw; leave this figure out"
+        )
+    return positions
+
+
+def heads_to_show(run: xr.DataTree) -> list[tuple[int, int]]:
+    """Heads (layer, head) with positions, those that show most first: by their range, and by what they send to the needle above chance.
+
+        score = range / largest range + max(0, mass - chance) / largest such mass        means over prompts
+
+    Only heads of layers that learn positions where any does. Of heads of a layer that share their positions the one with the best score
+    stands for all; a head whose curve over the first prompt is nearly that of one before it (|r| >= `ALIKE`) comes after those that differ.
+    Raises InputError when the run has no positions.
+    """
+    positions = group(run, "positions")
+    ranges = over_prompts(positions["position_range"])
+    scores = ranges / max(float(ranges.max()), np.finfo(float).tiny)
+    if main_span(run) == "needle":
+        attention = group(run, "attention_mass").sel(span="needle", drop=True)
+        chance = over_prompts(attention["chance"]) if "chance" in attention else 0.0
+        excess = (over_prompts(attention["mass"]) - chance).clip(min=0).reindex(layer=ranges["layer"], head=ranges["head"])
+        scores = scores + (excess / max(float(excess.max()), np.finfo(float).tiny)).fillna(0)
+    layers = learned_layers(positions) or ranges["layer"].values
+    order = ranked_heads(scores.where(np.isfinite(ranges)).sel(layer=layers))
+    curves = {head: _curve(positions, *head) for head in order}
+    first: list[tuple[int, int]] = []
+    alike: list[tuple[int, int]] = []
+    for head in order:
+        if any(head[0] == other[0] and np.array_equal(curves[head], curves[other]) for other in (*first, *alike)):
+            continue
+        near = any(abs(float(curves[head] @ curves[other])) >= ALIKE for other in first)
+        (alike if near else first).append(head)
+    return [*first, *alike]
+
+
+def _curve(positions: xr.Dataset, layer: int, head: int) -> np.ndarray:
+    """Positions of the first prompt without their mean, of length 1; 0 where they do not vary."""
+    values = positions["position"].isel(prompt=0).sel(layer=layer, head=head).values.astype(float)
+    values = values[np.isfinite(values)]
+    centred = values - values.mean() if values.size else values
+    length = float(np.linalg.norm(centred))
+    return centred / length if length > 1e-9 * (1 + np.abs(values).max(initial=0.0)) else np.zeros_like(centred)
 
 
 @style()

@@ -23,7 +23,6 @@ from repo_interp.errors import InputError
 from repo_interp.plots.marks.arrays import ranked
 from repo_interp.plots.marks.drawing import number
 from repo_interp.plots.marks.head_charts import HeadArrows, HeadChart, HeadNumber
-from repo_interp.plots.marks.heads import HeadMap
 from repo_interp.plots.marks.reading import group, pick, schemes
 from repo_interp.plots.style import (
     COLUMN_WIDTH,
@@ -37,7 +36,7 @@ from repo_interp.plots.style import (
 )
 from repo_interp.plots.view import View
 from repo_interp.plots.views.component_shares import pair_norms
-from repo_interp.plots.views.three_axis import correlation_table, correlations
+from repo_interp.plots.views.three_axis import correlation_maps, correlation_tables
 
 CORRELATIONS = {"closed_form_r": "r of the closed form f + g"}
 NUMBERED = 8
@@ -224,10 +223,6 @@ def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
         yield "rotating_pairs", rotation_grid(run)
 
 
-def _head_maps(run: xr.DataTree) -> Sequence[HeadMap]:
-    return [HeadMap(values) for values in correlations(group(run, "rotation"), CORRELATIONS).values()]
-
-
 def _head_charts(run: xr.DataTree) -> Sequence[HeadChart]:
     """r of the closed form, and the mean pairs as arrows as `draw_pairs` draws them."""
     pairs = group(run, "rotation")
@@ -248,8 +243,8 @@ VIEW = View(
     "Correlation of the logits with f + g, the closed form of the few slow rotary components that dominate a head (Position "
     f"Generalization, theorem 2). {CHOICES}",
     _figures,
-    tables=lambda run: (correlation_table(group(run, "rotation"), "rotation", CORRELATIONS),),
-    head_maps=_head_maps,
+    tables=correlation_tables("rotation", CORRELATIONS),
+    head_maps=correlation_maps("rotation", CORRELATIONS),
     head_charts=_head_charts,
     informative=lambda run: bool(rotating_heads(group(run, "rotation"))),
     compared=("query_norm", "key_norm", "closed_form_r"),

@@ -20,14 +20,13 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from repo_interp.errors import InputError
-from repo_interp.plots import letters
 from repo_interp.plots.marks.arrays import over_prompts, ranked_heads
 from repo_interp.plots.marks.drawing import contiguous, counted, legend_below, number, token_label
 from repo_interp.plots.marks.head_charts import HeadCurves
 from repo_interp.plots.marks.heads import HeadMap, head_grid_figure
 from repo_interp.plots.marks.reading import PromptTokens, group, pick, prompt_tokens, schemes
 from repo_interp.plots.marks.table import Table, cells
-from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, scheme_name, style
+from repo_interp.plots.style import FONTS, PAGE_WIDTH, PaperFigure, paper_figure, scheme_name, style
 from repo_interp.plots.view import View
 
 VALUES = {"saliency": "Saliency", "integrated_gradients": "Integrated gradients"}
@@ -43,7 +42,7 @@ LINE = 0.165
 """Inches from one line of text to the next."""
 SIZE = 5.6
 """Points."""
-FONTS = ["DejaVu Sans Mono", *letters.FONTS, "monospace"]
+MONOSPACE = ["DejaVu Sans Mono", *FONTS, "monospace"]
 COLOURS = "PuOr_r"
 
 
@@ -134,7 +133,7 @@ def draw_text(
                 ax.plot(
                     [x, x + width], [row + 0.44] * 2, color="black", linewidth=1.0, solid_capstyle="butt", gid=f"answer {token}"
                 )
-            ax.text(x + width / 2, row, label, ha="center", va="center", fontsize=SIZE, color=ink, family=FONTS)
+            ax.text(x + width / 2, row, label, ha="center", va="center", fontsize=SIZE, color=ink, family=MONOSPACE)
             x += width + 0.4
     ax.set(xlim=(-0.3, LETTERS + 0.3), ylim=(len(lines) - 0.4, -0.6), xticks=[], yticks=[])
     ax.spines[:].set_visible(False)

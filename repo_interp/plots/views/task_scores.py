@@ -14,12 +14,15 @@ import numpy as np
 import xarray as xr
 
 from repo_interp.errors import InputError
+from repo_interp.plots.marks.beside import maps
+from repo_interp.plots.marks.drawing import legend_below
 from repo_interp.plots.marks.perplexity import perplexity_by_length
 from repo_interp.plots.marks.reading import LEARNED_SCHEMES, checkpoint_name, group
-from repo_interp.plots.marks.scores import draw_map, draw_scores
+from repo_interp.plots.marks.runs import has_runs, runs_of
+from repo_interp.plots.marks.scores import draw_map, draw_scores, handles
 from repo_interp.plots.marks.table import Cell, Table
 from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper_figure, style
-from repo_interp.plots.view import View
+from repo_interp.plots.view import Beside, View
 
 _NAMED_WIDTH = 0.62
 """Inches of figure that a test set with a name takes."""
@@ -27,7 +30,7 @@ _NAMED_WIDTH = 0.62
 
 @style()
 def task_scores(run: xr.DataTree) -> PaperFigure:
-    """The mean score of every test set, with its standard error. Raises InputError for a run without scores."""
+    """The mean score of every test set, with its standard error, of one run or several. Raises InputError for a run without scores."""
     data = _as_drawn(run)
     places = 0 if _numeric(data) else data.sizes["test_set"]
     figure = paper_figure(min(PAGE_WIDTH, max(COLUMN_WIDTH, 0.6 + _NAMED_WIDTH * places)), 2.3)
@@ -36,6 +39,11 @@ def task_scores(run: xr.DataTree) -> PaperFigure:
     if places and max(len(str(name)) for name in data["test_set"].values) > 12:
         ax.tick_params(axis="x", rotation=20)
     ax.set_title(score_title(run))
+    if has_runs(run):
+        legend_below(figure, handles(data))
+        figure.caption = (
+            f"{group(run, 'scores')['mean_score'].attrs['long_name']} by test set; bars: standard error over prompts."
+        )
     return figure
 
 
@@ -77,30 +85,41 @@ def figures_of_scores(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
         yield "score_map", score_grid(run)
 
 
+def _figures_beside(tree: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
+    scores, runs = group(tree, "scores"), runs_of(tree)
+    if runs.steps is None:
+        yield "scores_mean_score", task_scores(tree)
+    if "score_map" in scores and scores["score_map"].ndim == 3:
+        figure = maps(scores["score_map"], runs)
+        figure.caption = f"{scores['score_map'].attrs['long_name']}."
+        yield "scores_map", figure
+
+
 _AXES = {"depth": "depth (%)", "length": "length (tokens)"}
 
 
 def _as_drawn(run: xr.DataTree) -> xr.Dataset:
-    """The scores as `plots.marks.scores` draws them: one checkpoint, one seed."""
+    """The scores as `plots.marks.scores` draws them: one checkpoint, or those of several runs; one seed."""
     scores = group(run, "scores")
     names = scores["test_set"].values.astype(str)
     numbers = np.array([int(name) for name in names]) if all(name.isdecimal() for name in names) else names
+    if has_runs(run):
+        layouts = list(runs_of(run).layouts)
+    else:
+        layouts, scores = [_scheme(str(run.attrs.get("layout", "")))], scores.expand_dims(run=[checkpoint_name(run)])
+    mean, error = (scores[name].transpose("run", "test_set").values for name in ("mean_score", "standard_error"))
+    described = {**scores["mean_score"].attrs, "long_name": str(scores.attrs.get("metric", "score"))}
     drawn = xr.Dataset(
         {
-            "score": (("checkpoint", "test_set", "seed"), scores["mean_score"].values[None, :, None], scores["mean_score"].attrs),
-            "standard_error": (("checkpoint", "test_set"), scores["standard_error"].values[None]),
+            "score": (("checkpoint", "test_set", "seed"), mean[..., None], described),
+            "standard_error": (("checkpoint", "test_set"), error),
         },
-        coords={
-            "checkpoint": [checkpoint_name(run)],
-            "test_set": numbers,
-            "layout": ("checkpoint", [_scheme(str(run.attrs.get("layout", "")))]),
-        },
+        coords={"checkpoint": scores["run"].values, "test_set": numbers, "layout": ("checkpoint", layouts)},
         attrs={"axis": scores.attrs.get("test_sets_count", "tokens")},
-    )
-    drawn["score"].attrs["long_name"] = str(scores.attrs.get("metric", "score"))
+    ).isel(checkpoint=np.flatnonzero(np.isfinite(mean).any(axis=1)))
     if numbers is names:
         return drawn
-    longest = _longest_in_training(run, scores, numbers)
+    longest = _longest_in_training(run, group(run, "scores"), numbers)
     return drawn.sortby("test_set").assign_attrs({} if longest is None else {"training_length": longest})
 
 
@@ -133,7 +152,10 @@ def _has_perplexity(run: xr.DataTree) -> bool:
 
 
 def score_title(run: xr.DataTree) -> str:
-    """What was scored on what: "repo on niah"."""
+    """What was scored on what: "repo on niah"; of several runs by which metric."""
+    if has_runs(run):
+        count = group(run, "scores").attrs.get("count")
+        return f"{group(run, 'scores').attrs.get('metric', 'score')}{f', {count} prompts each' if count else ''}"
     return f"{checkpoint_name(run)} on {group(run, 'scores').attrs.get('task', 'a task')}"
 
 
@@ -179,6 +201,7 @@ VIEW = View(
     "How well the checkpoint answers, by test set: the mean over prompts, with its standard error.",
     figures_of_scores,
     tables=lambda run: (score_table(run),),
-    compared=(),
+    compared=("mean_score", "log_perplexity"),
     not_averaged=("mean_score", "standard_error", "score_map"),  # those of `score`
+    beside=Beside(_figures_beside),
 )

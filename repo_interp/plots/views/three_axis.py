@@ -9,7 +9,7 @@ fits are made.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import xarray as xr
@@ -20,7 +20,7 @@ from repo_interp.plots.marks.arrays import nanmean, over_prompts, ranked_heads
 from repo_interp.plots.marks.drawing import counted, envelope, legend_below, number, scheme_handles
 from repo_interp.plots.marks.head_charts import HeadChart, HeadCurves, HeadImage, HeadNumber
 from repo_interp.plots.marks.heads import HeadMap, head_grid, layer_table
-from repo_interp.plots.marks.reading import group, has_groups, pick, schemes
+from repo_interp.plots.marks.reading import first_prompt, group, has_groups, pick, schemes
 from repo_interp.plots.marks.table import Table
 from repo_interp.plots.style import (
     COLUMN_WIDTH,
@@ -203,11 +203,20 @@ def correlations(dataset: xr.Dataset, names: Mapping[str, str]) -> dict[str, xr.
     return {label: values.assign_attrs(long_name=label, units="1") for label, values in present.items()}
 
 
-def correlation_table(dataset: xr.Dataset, group_name: str, names: Mapping[str, str]) -> Table:
-    """One row per layer of the correlations `names` of the group `group_name`, as `layer_table` writes it."""
-    present = correlations(dataset, names)
+def correlation_tables(group_name: str, names: Mapping[str, str]) -> Callable[[xr.DataTree], Sequence[Table]]:
+    """A function of a run that gives a table of the correlations `names` of the group `group_name`, as `layer_table` writes it."""
     note = "Means over heads and prompts; a dash where the correlation is undefined."
-    return layer_table(group_name, next(iter(present)).removeprefix("r of ").capitalize(), present, note)
+
+    def tables(run: xr.DataTree) -> Sequence[Table]:
+        present = correlations(group(run, group_name), names)
+        return (layer_table(group_name, next(iter(present)).removeprefix("r of ").capitalize(), present, note),)
+
+    return tables
+
+
+def correlation_maps(group_name: str, names: Mapping[str, str]) -> Callable[[xr.DataTree], Sequence[HeadMap]]:
+    """A function of a run that gives maps of heads of the same correlations."""
+    return lambda run: [HeadMap(values) for values in correlations(group(run, group_name), names).values()]
 
 
 def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
@@ -217,10 +226,6 @@ def _figures(run: xr.DataTree) -> Iterator[tuple[str, PaperFigure]]:
     if "distance_axis" in dataset:
         for layer, head in heads_with_maps(run, dataset):
             yield f"three_axis_layer{layer}_head{head}", three_axis_fit(run, layer, head)
-
-
-def _head_maps(run: xr.DataTree) -> Sequence[HeadMap]:
-    return [HeadMap(values) for values in correlations(group(run, "three_axis"), CORRELATIONS).values()]
 
 
 def _head_charts(run: xr.DataTree) -> Sequence[HeadChart]:
@@ -241,8 +246,8 @@ VIEW = View(
     "Correlation of a head's logits with a part for the distance, one for the query and one for the key, added up (Position "
     "Generalization, sec. 3.1).",
     _figures,
-    tables=lambda run: (correlation_table(group(run, "three_axis"), "three_axis", CORRELATIONS),),
-    head_maps=_head_maps,
+    tables=correlation_tables("three_axis", CORRELATIONS),
+    head_maps=correlation_maps("three_axis", CORRELATIONS),
     head_charts=_head_charts,
     compared=("r", "r_position", "distance_axis"),
     not_averaged=("distance_axis", "query_axis", "key_axis"),
@@ -251,9 +256,9 @@ VIEW = View(
 
 def _map_charts(run: xr.DataTree) -> Sequence[HeadChart]:
     """Both maps of every head over the first prompt."""
-    maps = group(run, "maps")
-    size, tokens = int(maps["block_size"]), _map_tokens(run)
-    prompt = int(group(run, "positions")["prompt"].values[0]) if has_groups(run, ["positions"]) else 0
+    maps, shown = group(run, "maps"), first_prompt(run)
+    size = int(maps["block_size"])
+    prompt, tokens = (0, int(maps["key_block"].values[-1]) + size) if shown is None else (shown.prompt, shown.count)
     charts: list[HeadChart] = []
     if "logit_map" in maps:
         logits = maps["logit_map"].transpose("layer", "head", "query_block", "key_block")
@@ -262,13 +267,6 @@ def _map_charts(run: xr.DataTree) -> Sequence[HeadChart]:
         fake = maps["fake_map"].transpose("layer", "head", "distance_block", "key_block")
         charts.append(HeadImage("Fake-distance logits", "key (token)", "fake distance (tokens)", fake, size, tokens, prompt))
     return charts
-
-
-def _map_tokens(run: xr.DataTree) -> int:
-    """Tokens of the first prompt: as its positions say, else as many as all blocks hold."""
-    maps = group(run, "maps")
-    held = int(maps["key_block"].values[-1]) + int(maps["block_size"])
-    return int(group(run, "positions")["token_count"].values[0]) if has_groups(run, ["positions"]) else held
 
 
 MAPS = View(

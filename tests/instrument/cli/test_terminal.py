@@ -113,13 +113,23 @@ def test_layers_are_refused_before_anything_is_announced(tmp_path, capsys):
     assert captured.out == "" and "layer 7 was asked for" in captured.err and not (tmp_path / "out").exists()
 
 
+def test_figures_are_written_in_the_formats_that_are_asked_for(tmp_path, capsys):
+    (tmp_path / "p.jsonl").write_text('{"tokens": [3, 4, 5, 6, 7, 8, 9, 10]}\n')
+    words = ["analyze", str(OFFICIAL / "repo_mha"), "--prompts", str(tmp_path / "p.jsonl"), "--measures", "positions"]
+    assert main([*words, "--formats", "svg,pdf", "--out", str(tmp_path / "a")]) == 0
+    assert {file.suffix for file in (tmp_path / "a" / "figures").iterdir()} == {".svg", ".pdf"}
+    assert "formats" not in ri.read_run(tmp_path / "a").attrs["asked"]
+    assert main([*words, "--formats", "png,gif"]) == 2
+    assert "wanted formats of png, svg, pdf, not 'gif'" in capsys.readouterr().err
+
+
 def test_a_setting_names_its_owner_or_leaves_it_out(tmp_path, capsys):
     (tmp_path / "p.jsonl").write_text('{"tokens": [3, 4, 5, 6, 7, 8, 9, 10], "generated": [7]}\n')
     words = ["analyze", str(OFFICIAL / "repo_mha"), "--prompts", str(tmp_path / "p.jsonl"), "--measures", "patterns,positions"]
     assert main([*words, "--set", "epsilon=0.5", "--set", "patterns.chunk_size=4", "--out", str(tmp_path / "a")]) == 0
     group = ri.read_run(tmp_path / "a")["patterns"]
     assert (group.attrs["epsilon"], group.attrs["chunk_size"]) == (0.5, 4)
-    assert "figures in 3 formats" in capsys.readouterr().out
+    assert "figures\n" in capsys.readouterr().out
     assert main([*words, "--set", "colour=red", "--out", str(tmp_path / "b")]) == 2
     assert "'colour' is an option of none of patterns, positions" in capsys.readouterr().err
     assert main(["score", "niah/rope", "--set", "reversal.words=4", "--out", str(tmp_path / "c")]) == 2

@@ -17,14 +17,14 @@ from repo_interp.analysis import atlas as atlas_files
 from repo_interp.analysis.atlas import NO_PARQUET, joined, write_atlas
 from repo_interp.analysis.publication import claimed
 from repo_interp.cli import main
-from repo_interp.comparison.page import draw_comparison
-from repo_interp.comparison.variable_tables import comparison_tables
 from repo_interp.errors import InputError
 from repo_interp.experiments import Atlas
 from repo_interp.experiments.catalogue import planned
 from repo_interp.experiments.head_names import RULES, Rule, name_heads, null_of
 from repo_interp.models.load import fresh_twin
 from repo_interp.models.reposition import attentions
+from repo_interp.plots.catalogue import tables
+from repo_interp.plots.pages.report import write_report
 from repo_interp.plots.views.atlas import VIEW, clustered, embed, standardised
 from repo_interp.tasks import make_task
 
@@ -256,12 +256,12 @@ def test_twins_are_lined_up_head_by_head_with_their_names(runs, run, tmp_path):
     name = compared["atlas"]["name"]
     assert name.dims == ("run", "layer", "head") and (name.sel(run="reversal/repo").values == run["atlas"]["name"].values).all()
     rope = runs["rope"]["atlas"]["name"].values
-    changed = [table for table in comparison_tables(compared) if table.title == "Heads whose name changes"]
+    changed = [table for table in tables(compared) if table.title == "Heads whose name changes"]
     assert len(changed) == 1 and len(changed[0].rows) == int((rope != run["atlas"]["name"].values).sum()) > 0
     places = {row[:2]: row[2:] for row in changed[0].rows}
     assert places[2, 1][0].startswith("mirror") and "mirror" not in places[2, 1][1]
     few = {name: alone(one, ["name", "named", "induction"]) for name, one in runs.items()}
-    assert draw_comparison(ri.compare(few), tmp_path / "page.html", tmp_path / "figures") == []
+    assert write_report(ri.compare(few), tmp_path / "page.html", tmp_path / "figures") == []
     assert {file.stem for file in (tmp_path / "figures").iterdir()} == {"atlas_names", "atlas_induction"}
     assert "Heads whose name changes" in (tmp_path / "page.html").read_text(encoding="utf-8")
 

@@ -325,7 +325,7 @@ def test_linearising_the_heads_that_matter_breaks_reversal_and_as_many_others_do
 
 def test_the_run_has_figures_tables_and_a_section(results):
     figures = {path.name for path in (results / "figures").iterdir()}
-    assert {f"effects_{name}.svg" for name in ("by_head", "of_sets", "screening")} <= figures
+    assert {f"effects_{name}.png" for name in ("by_head", "of_sets", "screening")} <= figures
     page = (results / "report.html").read_text(encoding="utf-8")
     assert '<section id="effects"' in page and "most needed 4 heads" in page
     run = ri.read_run(results)

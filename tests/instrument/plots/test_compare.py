@@ -13,7 +13,7 @@ import repo_interp as ri
 from repo_interp.cli import main
 from repo_interp.comparison.align import compare_named
 from repo_interp.comparison.notes import notes
-from repo_interp.comparison.variable_tables import comparison_tables
+from repo_interp.plots.catalogue import tables
 
 
 def run(checkpoint, layout="rope", layers=2, heads=2, shift=0.0, prompts="same", digest=None, measure="three_axis", **attributes):
@@ -134,7 +134,7 @@ def asked_and_scored(scores, prompts, **options):
 
 
 def rows_of(found):
-    return {row[:2]: row[2:] for table in comparison_tables(found) if table.name == "scores" for row in table.rows}
+    return {row[:2]: row[2:] for table in tables(found) if table.name == "scores" for row in table.rows}
 
 
 def test_scores_of_the_same_prompts_are_paired_test_set_by_test_set():
@@ -225,7 +225,7 @@ def test_the_command_writes_the_same_bytes_twice_and_prints_tables_and_warnings(
     other = written(tmp_path / "other", run("other", "nope", shift=3.0, prompts="others", digest="2"))
     scores = [written(tmp_path / "scores" / digest, scored("x", digest)) for digest in ("1", "2")]
     arguments = ["compare", f"RoPE with=sign={one}", other, *scores]
-    assert main(["compare", one, other, *scores]) == 0
+    assert main(["compare", one, other, *scores, "--formats", "png,svg"]) == 0
     out = capsys.readouterr().out
     assert (
         "the prompts differ (same for one; others for other)" in out
@@ -234,10 +234,10 @@ def test_the_command_writes_the_same_bytes_twice_and_prints_tables_and_warnings(
     )
     assert "3.00" in out  # the difference
     first = tmp_path / "runs" / "compare-one-other"
-    assert main(["compare", one, other, *scores]) == 0
+    assert main(["compare", one, other, *scores, "--formats", "png,svg"]) == 0
     second = tmp_path / "runs" / "compare-one-other-2"
     files = sorted(file.relative_to(first) for file in first.rglob("*") if file.is_file())
-    assert {"compare.nc", "report.html", "figures/three_axis_r.pdf", "figures/scores_mean_score.svg"} <= set(map(str, files))
+    assert {"compare.nc", "report.html", "figures/three_axis_r.png", "figures/scores_mean_score.svg"} <= set(map(str, files))
     assert files == sorted(file.relative_to(second) for file in second.rglob("*") if file.is_file())
     assert all((first / file).read_bytes() == (second / file).read_bytes() for file in files)
     with xr.open_datatree(first / "compare.nc", engine="h5netcdf") as stored:

@@ -15,15 +15,14 @@ from matplotlib.colors import to_hex
 from run_fixture import small_run
 
 import repo_interp as ri
-from repo_interp.comparison.figures import comparison_figures, draw_variable
-from repo_interp.comparison.looks import runs_of, spread
-from repo_interp.comparison.page import draw_comparison
-from repo_interp.comparison.side_by_side import heads_beside
-from repo_interp.comparison.variable_tables import comparison_tables
 from repo_interp.measures.catalogue import measure_named, measure_names
 from repo_interp.measures.statistics import merge
-from repo_interp.plots.catalogue import view_of
+from repo_interp.plots import comparison_figures
+from repo_interp.plots.catalogue import tables, view_of
 from repo_interp.plots.marks.arrays import over_prompts
+from repo_interp.plots.marks.beside import draw_variable, maps
+from repo_interp.plots.marks.runs import runs_of, spread
+from repo_interp.plots.pages.report import write_report
 from repo_interp.plots.style import SCHEME_COLOURS
 from repo_interp.run import make_run, with_schemes
 from repo_interp.values import with_field
@@ -61,7 +60,7 @@ def artists(figure, gid):
 
 def only(variable, *of):
     """The only figure of a variable."""
-    ((_, figure, _),) = draw_variable(variable, *of)
+    ((_, figure),) = draw_variable(variable, *of)
     return figure
 
 
@@ -101,7 +100,7 @@ def test_every_measure_of_the_catalogue_has_a_figure_and_a_table(every_measure):
     assert {one.measure for one in drawn} == set(measure_names()) - one_prompt
     assert len({one.name for one in drawn}) == len(drawn)
     assert all(one.caption.endswith(".") for one in drawn)
-    assert {table.name for table in comparison_tables(every_measure)} == set(measure_names()) - {"maps"} - one_prompt
+    assert {table.name for table in tables(every_measure)} == set(measure_names()) - {"maps"} - one_prompt
 
 
 def test_what_a_view_says_of_variables_is_of_variables_of_its_group(every_measure):
@@ -158,7 +157,7 @@ def test_names_are_dots_at_the_mean_of_layers_and_heads():
 def test_three_axes_beside_heads_are_panels_of_one_and_figures_of_another():
     values = array(np.random.default_rng(0).random((2, 2, 4, 3)), ("run", "kind", "gamma", "l_max"), kind=["order", "feature"])
     found = list(draw_variable(values, runs("rope", "repo")))
-    assert [suffix for suffix, *_ in found] == ["order", "feature"]
+    assert [suffix for suffix, _ in found] == ["order", "feature"]
     assert [ax.get_title("left") for ax in found[0][1].axes][:3] == ["l max 0", "l max 1", "l max 2"]
 
 
@@ -176,12 +175,12 @@ def test_steps_are_an_axis_from_pale_to_full_colour():
     shades = [np.mean(np.frombuffer(bytes.fromhex(steps.looks[name]["color"][1:]), np.uint8)) for name in "abc"]
     assert shades[0] > shades[1] > shades[2] and steps.looks["c"]["color"].upper() == SCHEME_COLOURS["repo"]
     values = array(np.arange(12.0).reshape(3, 2, 2), ("run", "layer", "head"))
-    by_name = {suffix: figure for suffix, figure, _ in draw_variable(values, steps)}
+    by_name = dict(draw_variable(values, steps))
     (line,) = artists(by_name["over_steps"], "mean 1")
     np.testing.assert_array_equal(line.get_xdata(), [100, 200, 1000])
     np.testing.assert_allclose(line.get_ydata(), values.values[:, 1].mean(1))
     named = array(np.arange(6.0).reshape(3, 2), ("run", "pattern"), pattern=["constant", "mono"])
-    (line,) = artists(only(named, steps), "over steps mono")
+    (line,) = artists(only(named, steps), "mean mono")
     np.testing.assert_array_equal(line.get_ydata(), [1, 3, 5])
 
 
@@ -209,7 +208,7 @@ def test_prompts_are_averaged_over_those_that_have_a_value():
 def test_many_runs_are_spread_over_and_many_layers_fit():
     assert spread(list(range(20)), 3) == [0, 10, 19] and spread([1, 2], 3) == [1, 2]
     values = array(np.random.default_rng(0).random((9, 20, 2)), ("run", "layer", "head"))
-    figure = heads_beside(values, runs(*["rope"] * 9))
+    figure = maps(values, runs(*["rope"] * 9))
     assert len([ax for ax in figure.axes if ax.get_title("left")]) == 5 + 4
 
 
@@ -230,16 +229,16 @@ def test_a_table_has_the_means_the_difference_and_its_paired_error():
         found.attrs = {"layout": "rope", "prompts_digest": "same"}
         return found
 
-    (table,) = comparison_tables(ri.compare({"a": tree([0, 0, 0]), "b": tree([1, 2, 3])}))
+    (table,) = tables(ri.compare({"a": tree([0, 0, 0]), "b": tree([1, 2, 3])}))
     assert table.columns == ("variable", "a", "b", "difference", "±")
     (row,) = table.rows
     assert row[:4] == ("r", 3.0, 5.0, 2.0) and row[4] == pytest.approx(1 / np.sqrt(3))
-    (table,) = comparison_tables(ri.compare({name: tree([0, 0, 0]) for name in "abc"}))
+    (table,) = tables(ri.compare({name: tree([0, 0, 0]) for name in "abc"}))
     assert table.columns == ("variable", "a", "b", "c")
 
 
 def test_the_page_embeds_the_very_svg_of_the_figures(every_measure, tmp_path):
-    assert draw_comparison(every_measure, tmp_path / "page.html", tmp_path / "figures") == []
+    assert write_report(every_measure, tmp_path / "page.html", tmp_path / "figures", ("svg",)) == []
     embedded = re.findall(r"data:image/svg\+xml;base64,([^\"]+)", (tmp_path / "page.html").read_text())
     files = {file.read_bytes() for file in (tmp_path / "figures").glob("*.svg")}
     assert embedded and {b64decode(content) for content in embedded} <= files
@@ -249,10 +248,10 @@ def test_a_figure_that_cannot_be_drawn_costs_itself_alone(every_measure, tmp_pat
     unneeded = {"components", "three_axis", "fake_distance", "rotation", "maps", "gates"} & set(every_measure.children)
     broken = every_measure.copy(deep=True).drop_nodes(unneeded)
     broken["positions"] = broken["positions"].to_dataset().drop_vars("position_range")  # which the view of positions draws with
-    failures = draw_comparison(broken, tmp_path / "page.html", tmp_path / "figures")
+    failures = write_report(broken, tmp_path / "page.html", tmp_path / "figures")
     assert [line for line in failures if line.startswith("the figures of 'positions': KeyError")] == failures[:1]
     drawn = {file.name for file in (tmp_path / "figures").iterdir()}
-    assert {"attention_mass_mass.png", "attention_mass_mass.pdf"} <= drawn
+    assert "attention_mass_mass.png" in drawn
     assert 'id="patterns"' in (tmp_path / "page.html").read_text()
 
 
@@ -266,7 +265,7 @@ def test_a_measure_of_another_package_is_drawn_by_the_rule(tmp_path):
     found = ri.compare({"a": tree(1.0), "<i>b": tree(2.0)})
     assert [one.name for one in comparison_figures(found)] == ["theirs_strange"]
     first, again = tmp_path / "page.html", tmp_path / "again.html"
-    assert draw_comparison(found, first, tmp_path / "figures") == draw_comparison(found, again, tmp_path / "figures") == []
+    assert write_report(found, first, tmp_path / "figures") == write_report(found, again, tmp_path / "figures") == []
     page = first.read_text()
     assert page == again.read_text()
     assert (

@@ -234,10 +234,10 @@ def test_the_page_and_the_files_show_them(run, tmp_path):
 def test_files_are_written_for_the_groups_there_are(run, tmp_path):
     one_head = run["gates"].to_dataset().sel(layer=[1], head=[0], kind=["lines"])
     files = write_figures(without(run, "positions", "segments", gates=one_head), tmp_path)
-    assert sorted(path.name for path in files if path.suffix == ".pdf") == [
-        "gate_scores.pdf",
-        "gates_layer1_head0.pdf",
-        "position_attention_layer1_head0.pdf",
+    assert sorted(path.name for path in files) == [
+        "gate_scores.png",
+        "gates_layer1_head0.png",
+        "position_attention_layer1_head0.png",
     ]
     one_head = run["segments"].to_dataset().sel(layer=[3], head=[0], kind=["lines"])
     drawn = [name for name, _ in segments.figures_of_segments(without(run, "gates", segments=one_head))]

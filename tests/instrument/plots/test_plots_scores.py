@@ -14,6 +14,7 @@ from position_papers.hope.copying import copying_by_sequences
 from repo_interp.plots.marks.perplexity import perplexity_panels
 from repo_interp.plots.marks.scores import layout_colour, layout_name, looks, method_panels, score_by_length, score_maps
 from repo_interp.plots.style import SCHEME_COLOURS, save_figure, style
+from repo_interp.plots.views.task_scores import task_scores
 
 
 def scores(values: np.ndarray, layouts: list[str], test_sets: list, **attributes) -> xr.Dataset:
@@ -191,3 +192,13 @@ def test_titles_of_maps_of_one_length_stand_apart_and_inside():
         boxes = [title.get_window_extent() for title in titles]
     space = min(right.x0 - left.x1 for left, right in pairwise(boxes)) * 72 / figure.dpi
     assert space > 3 and boxes[-1].x1 <= figure.bbox.x1, "points"
+
+
+def test_a_dotted_line_ends_the_lengths_of_training_of_a_scored_run():
+    described = {"long_name": "mean score", "units": "1"}
+    found = {name: ("test_set", [0.9, 0.5, 0.2], described) for name in ("mean_score", "standard_error")}
+    scores = xr.Dataset({**found, "tokens": ("test_set", [70, 140, 300])}, {"test_set": ["64", "128", "256"]})
+    run = xr.DataTree.from_dict({"/scores": scores})
+    run.attrs = {"training_length": 256, "layout": "rope,repo", "checkpoint": "small"}
+    (line,) = [line for line in task_scores(run).axes[0].lines if line.get_gid() == "training length"]
+    assert list(line.get_xdata()) == [128, 128]

@@ -17,6 +17,7 @@ from repo_interp.plots import paper_figure, report_page, style, tables, write_fi
 from repo_interp.plots.catalogue import figures_of, view_of, views_of
 from repo_interp.plots.pages.frame import MOST_SVG, picture_html
 from repo_interp.plots.pages.report import write_report
+from repo_interp.plots.style import rendered
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,7 @@ def test_what_is_compared_and_what_is_not_averaged_are_variables_of_the_group(ru
 
 
 def test_the_page_embeds_the_very_svg_of_the_files(run, tmp_path):
-    assert write_report(run, tmp_path / "report.html", tmp_path / "figures") == []
+    assert write_report(run, tmp_path / "report.html", tmp_path / "figures", ("svg",)) == []
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     names = [name for _, name, _ in figures_of(run)]
     embedded = [b64decode(content) for content in re.findall(r"data:image/svg\+xml;base64,([^\"]+)", page)]
@@ -63,11 +64,9 @@ def test_a_picture_of_thousands_of_points_is_a_png():
         light, dense = paper_figure(2, 1), paper_figure(2, 1)
         light.subplots().plot([0, 1])
         dense.subplots().scatter(*np.random.default_rng(0).random((2, 9000)), c=np.arange(9000))
-    assert 'src="data:image/svg+xml;base64,' in picture_html(light, "a <line>") and "a &lt;line&gt;" in picture_html(
-        light, "a <line>"
-    )
-    assert 'src="data:image/png;base64,' in picture_html(dense, "points")
-    assert len(picture_html(dense, "points")) < MOST_SVG
+    shown, points = (picture_html(one, text, rendered(one)) for one, text in ((light, "a <line>"), (dense, "points")))
+    assert 'src="data:image/svg+xml;base64,' in shown and "a &lt;line&gt;" in shown
+    assert 'src="data:image/png;base64,' in points and len(points) < MOST_SVG
 
 
 def test_what_says_little_is_folded_and_still_there(run, tmp_path):
@@ -163,7 +162,7 @@ def test_a_function_of_another_package_becomes_a_section_and_is_drawn_once(run, 
     other_package("figures")
     assert write_report(with_norms(run), tmp_path / "report.html", tmp_path / "figures") == []
     assert sys.modules["norm_views"].drawn == ["norms"]
-    assert (tmp_path / "figures" / "norms.pdf").is_file()
+    assert (tmp_path / "figures" / "norms.png").is_file()
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     section = page.partition('<section id="mean_norm"')[2].partition("</section>")[0]
     assert "Mean norm" in section and "A measure of another package: norm of keys." in section and 'alt="Norms"' in section

@@ -1,0 +1,126 @@
+"""What a view shows of several runs: a tree with an axis `run`, as `repo_interp.compare` makes it.
+
+    figures     what the view draws itself (`View.beside`), and the other variables in `View.compared` by the rule of `marks.beside`
+    tables      one row per variable (and name), one column per run, and what the view says beside them
+    cell        mean over everything that a run has of the variable; what is the same in every run, value by value, is named alone
+    difference  second run - first, for two runs;  +-  its standard error over prompts, paired, where both saw the same ones: all of a
+                run's, or those of a test set
+
+A group without a view is drawn by the rule, whatever it holds. Knows no measure, no terminal and no page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import xarray as xr
+from matplotlib.figure import Figure
+
+from repo_interp.errors import InputError
+from repo_interp.plots.marks.beside import draw_variable
+from repo_interp.plots.marks.reading import ordered_spans, unit_label
+from repo_interp.plots.marks.runs import Runs, runs_of, spread
+from repo_interp.plots.marks.table import Cell, Table, cells
+from repo_interp.plots.view import View
+
+MOST = 6
+"""Columns of runs; of more the first, the last and some between are shown."""
+NAMES = 24
+"""Names of an axis that get a row each; a longer axis is averaged."""
+
+
+def beside(group: str, view_of: Callable[[str], View | None]) -> View:
+    """A view of the group `group` of several runs. `view_of`: the view of a single run; where it fails, that costs the figures alone."""
+    words = group.replace("_", " ").capitalize()
+
+    def figures(tree: xr.DataTree) -> Iterator[tuple[str, Figure]]:
+        view, dataset, runs = view_of(group), tree[group].to_dataset(), runs_of(tree)
+        own = []
+        for name, figure in () if view is None else view.beside.figures(tree):
+            own.append(name)
+            yield name, figure
+        compared = list(dataset.data_vars) if view is None or view.compared is None else view.compared
+        for variable in [name for name in compared if name in dataset and f"{group}_{name}" not in own]:
+            for suffix, figure in draw_variable(dataset[variable], runs):
+                yield "_".join(filter(None, (group, str(variable), suffix))), figure
+
+    def tables(tree: xr.DataTree) -> list[Table]:
+        try:
+            view = view_of(group)
+        except InputError:
+            view = None
+        own = _table(tree, group, words, () if view is None else view.not_averaged)
+        return [table for table in (own, *(() if view is None else view.beside.tables(tree))) if table.rows]
+
+    return View(group, words, "", figures, tables)
+
+
+def _table(tree: xr.DataTree, group: str, title: str, not_averaged: tuple[str, ...]) -> Table:
+    """The variables of a group as rows, runs as columns."""
+    dataset, runs = tree[group].to_dataset(), runs_of(tree)
+    shown, pair = spread(runs.names, MOST), len(runs.names) == 2
+    paired = _same_prompts(tree, dataset) if pair else xr.DataArray(False)
+    numbers = {
+        name: array
+        for name, array in dataset.data_vars.items()
+        if array.dtype.kind == "f" and name not in not_averaged and array.notnull().any()
+    }
+    same = [name for name, array in numbers.items() if _is_the_same(array)]
+    same = same if len(same) < len(numbers) else []
+    rows: list[tuple[Cell, ...]] = []
+    for name, array in numbers.items():
+        axis = next(
+            (dim for dim in array.dims if dim != "run" and array[dim].dtype.kind in "OUST" and array[dim].size <= NAMES), None
+        )
+        labels = [] if axis is None else [str(label) for label in array[axis].values]
+        labels = ordered_spans(labels) if axis == "span" else labels or [None]
+        for label in [] if name in same else labels:
+            values = array if label is None else array.sel({axis: label})
+            means = values.mean([dim for dim in values.dims if dim != "run"])
+            if means.notnull().any():
+                alike = bool((paired.sel({axis: label}) if axis in paired.dims else paired).all())
+                difference = _difference(values, alike) if pair else ()
+                words = unit_label(str(name).replace("_", " "), array)
+                rows.append((words, label or "", *cells(means.sel(run=shown).values), *difference))
+    named = any(row[1] for row in rows)
+    columns = ("variable", *(("of",) if named else ()), *map(runs.title, shown), *(("difference", "±") if pair else ()))
+    rows = rows if named else [(row[0], *row[2:]) for row in rows]
+    return Table(group, title, columns, tuple(rows), _note(dataset, runs, shown, paired, list(map(str, same))))
+
+
+def _is_the_same(array: xr.DataArray) -> bool:
+    """Whether every run has the values of the first."""
+    first = array.isel(run=0, drop=True)
+    return bool(((array == first) | (array.isnull() & first.isnull())).all())
+
+
+def _same_prompts(tree: xr.DataTree, dataset: xr.Dataset) -> xr.DataArray:
+    """Whether both runs saw the same prompts; by test set where the measure has prompts of its own."""
+    if "prompts_digest" not in dataset:
+        return xr.DataArray("test_set" not in dataset.dims and tree.attrs.get("same_prompts") == "yes")
+    first, second = dataset["prompts_digest"].values
+    return xr.DataArray((first == second) & (first != ""), {"test_set": dataset["test_set"]}, ("test_set",))
+
+
+def _difference(values: xr.DataArray, paired: bool) -> tuple[Cell, Cell]:
+    """Second run minus first over what both have, and its standard error over prompts; of different prompts the means are subtracted."""
+    if not paired and "prompt" in values.dims:
+        values = values.mean("prompt")
+    change = values.isel(run=1, drop=True) - values.isel(run=0, drop=True)
+    by_prompt = change.mean([dim for dim in change.dims if dim != "prompt"]).values
+    known = by_prompt[np.isfinite(by_prompt)]
+    error = float(known.std(ddof=1) / np.sqrt(known.size)) if known.size > 1 else None
+    return cells([change.mean()])[0], error
+
+
+def _note(dataset: xr.Dataset, runs: Runs, shown: list[str], paired: xr.DataArray, same: list[str]) -> str:
+    counts = [f"{dataset.sizes[axis]} {axis}s" for axis in ("prompt", "layer", "head") if axis in dataset.sizes]
+    note = f"Means over all that a run has of {', '.join(counts)}." if counts else "Means over all that a run has."
+    note += f" Score: {dataset.attrs['metric']}." if "metric" in dataset.attrs else ""
+    if len(runs.names) == 2:
+        note += f" Difference: {runs.title(runs.names[1])} minus {runs.title(runs.names[0])}, over what both have"
+        everywhere = "" if paired.all() else ", where both saw the same ones"
+        note += f"; ±: its standard error over prompts, paired{everywhere}." if paired.any() else "."
+    note += f" The same in every run: {', '.join(same).replace('_', ' ')}." if same else ""
+    return note + (f" {len(shown)} of {len(runs.names)} runs; compare.nc has all." if len(shown) < len(runs.names) else "")

@@ -1,0 +1,328 @@
+"""One variable of several runs in one figure, by one rule from its own axes.
+
+    mean over prompts first; then, by the axes that are left beside `run`,
+      layer, head                    `maps`, and their difference                steps: also `lines` over the training step
+      two block axes                 `maps` of the head in which runs differ most
+      names (span, pattern, kind)    `dots`, all layers and heads together       steps: `lines`, one per name
+      numbers (distance, component)  `lines`, one per run, a panel per layer
+
+    maps   [run, row, column]   one per run with one colour scale, and the difference of each to the first run
+    lines  [run, x, ...]        mean over all that has no axis of its own; band: its middle half
+    dots   [run, names, ...]    the same for every name
+
+Knows shapes and looks; knows no measure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm, TwoSlopeNorm
+from matplotlib.lines import Line2D
+
+from repo_interp.plots.marks.arrays import nanmean, over_prompts
+from repo_interp.plots.marks.drawing import legend_below, name_ticks, plain_decades, scheme_swatches
+from repo_interp.plots.marks.heads import MISSING, reach, scale
+from repo_interp.plots.marks.reading import ordered_spans, schemes, unit_label
+from repo_interp.plots.marks.runs import BESIDE, Runs, runs_with_values, spread
+from repo_interp.plots.style import PAGE_WIDTH, PATTERN_COLOURS, PaperFigure, darker, paper_figure, span_colours, style
+
+PANELS, COLUMNS = 8, 4
+"""Panels of layers, and how many in a row; of more layers the first, the last and some between are drawn."""
+NAMES = 16
+"""Names of an axis that can be told apart in one figure."""
+LOG_ABOVE, LOG_BELOW = 50.0, 1e5
+"""Ratios of the largest to the smallest value, all positive, between which a scale is logarithmic."""
+LINE = 0.8
+"""Share of its light that a colour for areas keeps where it is a line's."""
+_LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#804020", "#4B2BD6", "#56B4E9", "#5A5A5A")
+
+
+def draw_variable(array: xr.DataArray, runs: Runs) -> Iterator[tuple[str, PaperFigure]]:
+    """`array` [run, ...] by the rule of the module: the end of the figure's name, and the figure with its caption.
+
+    Nothing where no rule fits, or fewer than two runs have a value.
+    """
+    if array.dtype.kind != "f" or len(runs_with_values(array)) < 2:
+        return
+    prompts, values = array.sizes.get("prompt", 0), over_prompts(array)
+    caption = f"{array.attrs.get('long_name', array.name)}{f', mean over {prompts} prompts' if prompts > 1 else ''}."
+    heads = [dim for dim in ("layer", "head") if dim in values.dims]
+    names = [dim for dim in values.dims if dim not in ("run", *heads) and values[dim].dtype.kind in "OUST"]
+    for dim in [dim for dim in names if runs.steps is None and all(str(label).isdecimal() for label in values[dim].values)]:
+        values = values.assign_coords({dim: values[dim].values.astype(int)}).sortby(dim)  # lengths, as test sets are called
+        names.remove(dim)
+    numbers = [dim for dim in values.dims if dim not in ("run", *heads, *names)]
+    for suffix, figure, of in _figures(values, runs, heads, names, numbers):
+        figure.caption = f"{caption[:1].upper()}{caption[1:-1]}{of}."
+        yield suffix, figure
+
+
+def _figures(
+    values: xr.DataArray, runs: Runs, heads: list[str], names: list[Hashable], numbers: list[Hashable]
+) -> Iterator[tuple[str, PaperFigure, str]]:
+    """The end of the name of every figure, the figure, and the end of its caption."""
+    if not names and not numbers and not heads:
+        names, values = ["of"], values.expand_dims(of=[str(values.name)])
+    if len(numbers) == 2 and not names and all(str(dim).endswith("_block") for dim in numbers):
+        moved = values.transpose("run", *heads, ...)
+        squares = ((moved - moved.isel(run=0)) ** 2).isel(run=slice(1, None)).mean(["run", *numbers]).fillna(-1.0)
+        head = {str(dim): int(place) for dim, place in squares.argmax(...).items()} if heads else {}
+        named = ", ".join(f"{dim} {int(moved[dim][place])}" for dim, place in head.items())
+        yield "", maps(moved.isel(head), runs, named), f". {named}, the head in which the runs differ most"
+    elif not names and not numbers and len(heads) == 2:
+        yield "", maps(values, runs, f"{values.sizes['layer']} layers of {values.sizes['head']} heads"), ""
+        if runs.steps is not None:
+            yield "over_steps", lines(values, runs, "run", None, "layer"), ""
+    elif not names and not numbers and heads == ["layer"]:
+        yield "", lines(values, runs, "layer"), ""
+    elif len(names) == 1 and not numbers:
+        yield "", dots(values, runs, names[0]) if runs.steps is None else lines(values, runs, "run", names[0]), ""
+    elif numbers and len(names) + len(numbers) <= 3:
+        x = max(numbers, key=lambda dim: values.sizes[dim])
+        panel, apart = [*(dim for dim in [*numbers, *names] if dim != x), None, None][:2]
+        if values.sizes[x] == 1 and panel is None:
+            yield "", dots(values.assign_coords({x: [f"{label:g}" for label in values[x].values]}), runs, x), ""
+        elif apart is None:
+            yield "", lines(values, runs, x, panel=panel or ("layer" if "layer" in heads else None)), ""
+        else:
+            for label in values[apart].values:
+                named = values.sel({apart: label}).assign_attrs(
+                    long_name=f"{values.attrs.get('long_name', values.name)}: {label}"
+                )
+                if np.isfinite(named.values).any():
+                    yield str(label), lines(named, runs, x, panel=panel), f": {apart} {label}"
+
+
+@style()
+def maps(values: xr.DataArray, runs: Runs, detail: str = "") -> PaperFigure:
+    """`values` [run, row, column] as maps with one colour scale, and their differences to the first run with another.
+
+    Two runs and their difference stand in one row; of more runs the differences stand below. All runs are drawn where there is room, also
+    those that have no value. `detail` stands below the title.
+    """
+    values = values.transpose("run", *(dim for dim in ("layer", "head") if dim in values.dims), ...)
+    if values.sizes["run"] > BESIDE:
+        values = values.sel(run=spread(runs_with_values(values), BESIDE))
+    names, data = [str(name) for name in values["run"].values], values.values.astype(float)
+    (row, column), pair = values.dims[1:], len(names) == 2
+    base, *others = [place for place, of_run in enumerate(data) if np.isfinite(of_run).any()]
+    logarithmic = is_logarithmic(data)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        differences = np.log10(data / data[base]) if logarithmic else data - data[base]
+    height = 0.55 + 0.13 * max(6, min(len(values[row]), 32)) if row == "layer" else 1.75
+    rows = 1 if pair or not others else 2
+    figure = paper_figure(PAGE_WIDTH, rows * height + 0.3)
+    axes: Any = figure.subplots(rows, 3 if pair else len(names), squeeze=False)
+    below = axes[0, 1:] if pair else axes[-1]
+    finite = data[np.isfinite(data)]
+    colours, norm = scale(data)
+    end = reach(differences[others][np.isfinite(differences[others])])
+    looks = {"cmap": colours, "norm": LogNorm(finite.min(), finite.max()) if logarithmic else norm}
+    apart = {"cmap": "PuOr", "norm": TwoSlopeNorm(0, -end, end)}
+    drawn = [(axes[0, place], data[place], f"map {name}", runs.title(name), looks) for place, name in enumerate(names)]
+    for place in others:
+        title = f"{runs.title(names[place])} {'/' if logarithmic else '−'} {runs.title(names[base])}"
+        drawn.append((below[place], differences[place], f"difference {names[place]}", title, apart))
+    images = [_map(ax, cells, gid, title, look) for ax, cells, gid, title, look in drawn]
+    for (ax, *_), name in zip(drawn, [*names, *(names[place] for place in others)], strict=True):
+        for axis, dim in ((ax.xaxis, column), (ax.yaxis, row)):
+            name_ticks(axis, values[dim].values, 10 if row == "layer" else 5)
+            axis.set_label_text(axis_name(dim))
+        if row == "layer" and "scheme" in values.coords:
+            scheme_swatches(ax, schemes(values.sel(run=name)), "y")
+    _bar(figure, images[0], [ax for ax, *_ in drawn[: len(names)]], str(values.attrs.get("units", "")).removesuffix("1"), finite)
+    if others:
+        label = "log₁₀ of the ratio" if logarithmic else "difference"
+        _bar(figure, images[-1], [ax for ax, *_ in drawn[len(names) :]], label, differences[others])
+    _hide_others(axes, [ax for ax, *_ in drawn])
+    name_figure(figure, _title(values), detail)
+    return figure
+
+
+@style()
+def lines(
+    values: xr.DataArray, runs: Runs, x: Hashable, line: Hashable | None = "run", panel: Hashable | None = None
+) -> PaperFigure:
+    """`values` [run, x, ...] as one line per label of `line`: the mean over all that has no axis, with a band of its middle half.
+
+    `x`: an axis of numbers; "run": the training step. `line` None: a single line. `panel`: an axis with one panel per label; None: one.
+    """
+    values = values.sel(run=runs_with_values(values))
+    looks = _looks(values, runs, line)
+    panel = panel if panel in values.dims else None
+    labels: list[Any] = [None] if panel is None else spread(list(values[panel].values), PANELS)
+    if x == "run" and runs.steps is not None:
+        steps = [runs.steps[runs.names.index(str(name))] for name in values["run"].values]
+        values = values.assign_coords(run=("run", steps, {"long_name": "training step"}))
+    places = values[x].values.astype(float)
+    figure, axes = _panels(len(labels))
+    for label, ax in zip(labels, axes.flat, strict=False):
+        of_panel = values if label is None else values.sel({panel: label})
+        for name, look in looks.items():
+            of_line = (of_panel if name is None else of_panel.sel({line: name})).transpose(x, ...).values.reshape(len(places), -1)
+            known = np.isfinite(of_line).any(axis=1)
+            if known.any():
+                _line(ax, places[known], of_line[known], look, str(label if name is None else name))
+        ax.set_title("" if label is None else f"{axis_name(panel)} {label}")
+        ax.grid(axis="y")
+        if x == "run" and is_logarithmic(values.values):
+            ax.set_yscale("log")
+            plain_decades(ax.yaxis)
+        else:
+            ax.locator_params(axis="y", nbins=5)
+        if x != "run" and 3 <= len(places) <= 10 and places.min() > 0 and places.max() / places.min() >= 8:
+            ax.set_xscale("log")
+            ax.set_xticks(places, [f"{value:g}" for value in places])
+            ax.minorticks_off()
+    name_columns(axes, unit_label("training step" if x == "run" else axis_name(x), values[x]))
+    figure.supylabel(str(values.attrs.get("units", "")).removesuffix("1") or axis_name(values.name), fontsize=7)
+    some = f"{len(labels)} of {values.sizes[panel]} {axis_name(panel)}s" if panel and len(labels) < values.sizes[panel] else ""
+    name_figure(figure, _title(values), "; ".join(filter(None, [_averaged_over(values, x, panel), some])))
+    if line is not None:
+        handles = [Line2D([], [], markersize=3, **look) for look in looks.values()]
+        legend_below(figure, runs.handles([*map(str, looks)]) if line == "run" else handles)
+    return figure
+
+
+@style()
+def dots(values: xr.DataArray, runs: Runs, axis: Hashable) -> PaperFigure:
+    """`values` [run, axis, ...] with names on `axis` as one dot per run and name, the mean over all else; a line: the middle half."""
+    names = names_along(values, axis)
+    values = values.sel({axis: names, "run": runs_with_values(values)}).transpose("run", axis, ...)
+    shown = [str(name) for name in values["run"].values]
+    flat = values.values.reshape(len(shown), len(names), -1)
+    means = nanmean(flat, axis=2)
+    figure = paper_figure(0.62 * PAGE_WIDTH, 0.95 + max(0.2, 0.09 * len(shown)) * len(names))
+    ax = figure.subplots()
+    for row, name in enumerate(shown):
+        look = runs.looks[name]
+        y = np.arange(len(names)) + 0.7 * ((row + 0.5) / len(shown) - 0.5)
+        if flat.shape[2] > 1:
+            ax.hlines(y, *_quartiles(flat[row]), color=look["color"], linewidth=1.4, alpha=0.45, gid=f"middle half {name}")
+        ax.plot(means[row], y, look["marker"], color=look["color"], markersize=3.6, gid=f"mean {name}")
+    ax.set_yticks(range(len(names)), names)
+    ax.set(ylim=(len(names) - 0.5, -0.5), xlabel=unit_label(axis_name(values.name), values))
+    if is_logarithmic(means):
+        ax.set_xscale("log")
+        plain_decades(ax.xaxis)
+        ax.set_xlim(float(np.nanmin(means)) / 3, float(np.nanmax(flat)) * 1.5)
+    ax.grid(axis="x")
+    name_figure(figure, str(values.attrs.get("long_name", values.name)), _averaged_over(values, axis, None))
+    legend_below(figure, [Line2D([], [], markersize=3.6, **{**runs.looks[name], "linestyle": "none"}) for name in shown])
+    return figure
+
+
+def names_along(values: xr.DataArray, axis: Hashable) -> list[str]:
+    """The names on `axis` that have any value, in reading order, as many as can be told apart."""
+    names = [str(name) for name in values[axis].values if np.isfinite(values.sel({axis: name}).values).any()]
+    if axis == "span":
+        names = ordered_spans(names)
+        names = [name for name in names if "." not in name] if len(names) > NAMES else names
+    return names[:NAMES]
+
+
+def axis_name(axis: Hashable) -> str:
+    """An axis as a label says it: "query_block" -> "query block"."""
+    return str(axis).replace("_", " ")
+
+
+def name_figure(figure: PaperFigure, title: str, detail: str) -> None:
+    """Write `title`, and below it `detail`, above `figure`."""
+    text = title[:1].upper() + title[1:]
+    figure.suptitle(f"{text}\n{detail}" if detail else text, x=0.01, ha="left", fontsize=7.5)
+
+
+def name_columns(axes: np.ndarray, label: str) -> None:
+    """Write `label` below the lowest panel of every column of `axes`, under which there may be places without a panel."""
+    for column in axes.T:
+        lowest = [ax for ax in column if ax.axison][-1]
+        lowest.set_xlabel(label)
+        lowest.tick_params(labelbottom=True)
+
+
+def is_logarithmic(data: np.ndarray) -> bool:
+    """Whether values, all positive, spread so far that a scale of them is logarithmic."""
+    finite = data[np.isfinite(data)]
+    return bool(finite.size and finite.min() > 0 and LOG_ABOVE < finite.max() / finite.min() < LOG_BELOW)
+
+
+def _looks(values: xr.DataArray, runs: Runs, line: Hashable | None) -> dict[str | None, Mapping[str, Any]]:
+    """What every line looks like: runs as they always do, spans and patterns in their colours, darkened to be read as lines."""
+    if line == "run":
+        return {str(name): runs.looks[str(name)] for name in values["run"].values}
+    look = {"linestyle": "-", "marker": "o"}
+    if line is None:
+        return {None: {**look, "color": runs.looks[str(values["run"].values[-1])]["color"]}}
+    names = names_along(values, line)
+    names = [name for name in names if line != "span" or "." not in name] or names
+    known = span_colours(names) if line == "span" else PATTERN_COLOURS if line == "pattern" else {}
+    fixed = {name: darker(colour, LINE) for name, colour in known.items()}
+    return {
+        name: {**look, "color": fixed.get(name, _LINES[place % len(_LINES)]), "label": name} for place, name in enumerate(names)
+    }
+
+
+def _line(ax: Axes, x: np.ndarray, values: np.ndarray, look: Mapping[str, Any], name: str) -> None:
+    if values.shape[1] > 1:
+        ax.fill_between(x, *_quartiles(values), color=look["color"], alpha=0.15, linewidth=0, gid=f"middle half {name}")
+    marks = {"markersize": 2.4} if len(x) <= 16 else {"marker": ""}
+    ax.plot(x, nanmean(values, axis=1), gid=f"mean {name}", **{**look, **marks})
+
+
+def _map(ax: Axes, data: np.ndarray, gid: str, title: str, look: Mapping[str, Any]) -> Any:
+    image = ax.imshow(data, aspect="auto", interpolation="nearest", gid=gid, **look)
+    ax.set_facecolor(MISSING)
+    ax.spines[:].set_visible(False)
+    ax.tick_params(length=0)
+    ax.set_title(title)
+    if not np.isfinite(data).any():
+        ax.text(0.5, 0.5, "none", transform=ax.transAxes, ha="center", va="center", color="#5A5A5A")
+    return image
+
+
+def _bar(figure: PaperFigure, image: Any, axes: Sequence[Axes], label: str, data: np.ndarray) -> None:
+    beyond = bool(np.nanmax(np.abs(data)) > image.norm.vmax * (1 + 1e-9))
+    bar = figure.colorbar(image, ax=list(axes), pad=0.02, fraction=0.04, aspect=18, extend="both" if beyond else "neither")
+    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+    if isinstance(image.norm, LogNorm):
+        plain_decades(bar.ax.yaxis)
+    if label:
+        bar.set_label(label)
+
+
+def _quartiles(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Quartiles over the last axis; NaN where nothing is there."""
+    known = np.asarray(np.isfinite(values).any(axis=1))
+    low, high = np.nanquantile(np.where(known[:, None], values, 0.0), (0.25, 0.75), axis=1)
+    return np.where(known, low, np.nan), np.where(known, high, np.nan)
+
+
+def _panels(count: int) -> tuple[PaperFigure, np.ndarray]:
+    """A figure of `count` panels that share their axes; and all its places, row by row."""
+    columns = min(COLUMNS, count)
+    rows = -(-count // columns)
+    figure = paper_figure(PAGE_WIDTH if columns > 2 else 0.55 * PAGE_WIDTH * columns, 0.75 + (1.7 if count == 1 else 1.35) * rows)
+    axes: Any = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    _hide_others(axes, list(axes.flat[:count]))
+    return figure, axes
+
+
+def _hide_others(axes: np.ndarray, drawn: Sequence[Axes]) -> None:
+    for ax in axes.flat:
+        if ax not in drawn:
+            ax.set_axis_off()
+
+
+def _averaged_over(values: xr.DataArray, axis: Hashable, panel: Hashable | None) -> str:
+    """What a line and its band stand for: "mean and middle half over 4 layers of 4 heads"."""
+    rest = [f"{values.sizes[dim]} {dim}s" for dim in ("layer", "head") if dim in values.dims and dim not in (axis, panel)]
+    return f"mean and middle half over {' of '.join(rest)}" if rest else ""
+
+
+def _title(values: xr.DataArray) -> str:
+    return unit_label(str(values.attrs.get("long_name", values.name)), values)

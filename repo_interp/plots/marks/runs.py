@@ -1,0 +1,80 @@
+"""The runs of a comparison: their names, looks and training steps, which of them have values, and what is shown of many.
+
+    checkpoints     one colour per scheme, dashes apart within a colour
+    training steps  one colour, from pale to full
+
+Reads the root of a tree with an axis `run`, as `repo_interp.compare` makes it; knows no measure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.lines import Line2D
+
+from repo_interp.plots.marks import scores
+from repo_interp.plots.style import scheme_name
+
+PALEST = 0.22
+"""Share of the colour that the first step has."""
+BESIDE = 5
+"""Runs that have a panel; of more the first, the last and some between."""
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The runs of a comparison in order: names, layouts, looks, and their training steps where they are one training."""
+
+    names: tuple[str, ...]
+    layouts: tuple[str, ...]
+    looks: Mapping[str, Mapping[str, Any]]
+    steps: tuple[int, ...] | None
+
+    def handles(self, names: Sequence[str]) -> list[Line2D]:
+        """Legend entries of the runs `names`; of many training steps the first, the last and some between."""
+        shown = list(names) if self.steps is None else spread(names, 6)
+        return [Line2D([], [], markersize=3, **self.looks[name]) for name in shown]
+
+    def title(self, name: str) -> str:
+        """The title of the panel of a run."""
+        return str(self.looks[name]["label"])
+
+
+def has_runs(run: xr.DataTree) -> bool:
+    """Whether a tree holds several runs along an axis `run`."""
+    return "run" in run.dims
+
+
+def runs_of(comparison: xr.DataTree) -> Runs:
+    """The runs of a tree with an axis `run`."""
+    root = comparison.to_dataset()
+    names = tuple(map(str, root["run"].values))
+    layouts = tuple(map(str, root["layout"].values))
+    if "training_step" not in root:
+        looks = scores.looks(xr.Dataset({"layout": ("checkpoint", list(layouts))}, coords={"checkpoint": list(names)}))
+        return Runs(names, layouts, {name: {**looks[name], "label": scheme_name(name)} for name in names}, None)
+    steps = tuple(map(int, root["training_step"].values))
+    full = np.array(to_rgb(scores.layout_colour(layouts[0])))
+    looks = {
+        name: {"color": to_hex(1 - share * (1 - full)), "linestyle": "-", "marker": "o", "label": f"step {step:,}"}
+        for name, step, share in zip(names, steps, np.linspace(PALEST, 1, len(names)), strict=True)
+    }
+    return Runs(names, layouts, looks, steps)
+
+
+def spread(items: Sequence[Any], most: int) -> list[Any]:
+    """At most `most` of `items`, the first and the last among them, evenly between."""
+    if len(items) <= most:
+        return list(items)
+    return [items[place] for place in np.unique(np.linspace(0, len(items) - 1, most).round().astype(int))]
+
+
+def runs_with_values(values: xr.DataArray) -> list[str]:
+    """The runs that have any value."""
+    having = values.notnull().any([dim for dim in values.dims if dim != "run"])
+    return [str(name) for name in having["run"].values[having.values]]
