@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import csv
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from position_papers.catalogue import PAPERS, named, paper
+from position_papers.catalogue import PAPERS, named
 from position_papers.hope import replicates
-from position_papers.kit.build import Build, Durations, stated_options, with_data
-from position_papers.kit.claims import UNMEASURED
-from position_papers.kit.experiment import Experiment
-from position_papers.kit.gallery import NOT_YET
+from position_papers.kit.build import stated_options
+from position_papers.kit.claims import UNMEASURABLE
 from position_papers.kit.scale import Scale, ours_and_theirs, scale_beside, scale_of
-from position_papers.kit.subjects import file_digest, given, stem
+from position_papers.kit.subjects import given, stem
 from position_papers.zoo_directory import DIRECTORY as ZOO
 from repo_interp.cli import main
 from repo_interp.errors import InputError
@@ -65,7 +62,7 @@ def files(directory: Path) -> dict[str, bytes]:
 
 def table(page: str, heading: str) -> list[list[str]]:
     """The cells of the table below `heading`, without what stands above its columns."""
-    lines = page.split(f"{heading}\n", 1)[1].split("\n## ", 1)[0].splitlines()
+    lines = re.split(r"\n##+ ", page.split(f"{heading}\n", 1)[1], maxsplit=1)[0].splitlines()
     rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines if line.startswith("|")]
     return rows[2:]
 
@@ -92,14 +89,15 @@ def test_a_paper_makes_its_directory_and_the_page_has_every_claim_with_its_comma
     out = tmp_path / "out"
     assert main(command(checkpoints, "--fast", "--out", str(out))) == 0
     said = capsys.readouterr().out
-    assert said.startswith("hope: 1 checkpoint, ")
+    assert said.startswith("hope: 1 checkpoint\n")
     assert "H1" in said
     page = (out / "claims.md").read_text()
-    claims, numbers = table(page, "## Claims"), table(page, "## Numbers")
+    gallery = (out / "README.md").read_text()
+    numbers = table(page, "# Every claim and every number")
+    claims = [row for each in named(()).values() for row in table(gallery, f"### {each.title}")]
     labels = [claim.label for each in named(()).values() for claim in each.claims]
     assert [re.sub(r"\[(.*)\].*", r"\1", row[0]) for row in claims] == labels
-    assert all("`repo-interp figures " in row[-1] for row in claims)
-    assert all(row[4] not in ("", "–") for row in claims)
+    assert all(row[-1] not in ("", "–") for row in claims)
     assert list(dict.fromkeys(row[0] for row in numbers)) == labels
     with (out / "hope" / "verdicts.csv").open(newline="") as stream:
         verdicts = list(csv.DictReader(stream))
@@ -114,13 +112,12 @@ def test_a_paper_makes_its_directory_and_the_page_has_every_claim_with_its_comma
     assert "--out" not in measured["command"]
     assert measured["ours"] in page
     assert measured["scale"] in page
-    gallery = (out / "README.md").read_text()
     page += gallery
     for link in re.findall(r'(?:href|src)="([^"#]+)', page) + re.findall(r"\]\(([^)#]+)\)", page):
         assert (out / link).is_file() or not (out / link).parent.exists()
-    assert "Not made yet: `repo-interp figures cope`." in gallery and "- **H1** " in gallery
-    short = gallery.partition("## In short")[2].partition("## Claims")[0]
-    assert "- *Cannot be told here* (" in short and "(H7)" in short and "CoPE" not in short
+    assert "Not made yet: `repo-interp figures cope`." in gallery and "| [H1](hope/README.md) |" in gallery
+    drawn = sorted(path.name for path in (out / "hope").iterdir() if path.stem == "logit_by_distance")
+    assert drawn == ["logit_by_distance.csv", "logit_by_distance.png"], "other formats are written on demand"
 
 
 def test_the_same_gives_the_same_bytes_measured_kept_or_elsewhere(checkpoints, tmp_path):
@@ -156,7 +153,7 @@ def test_an_interrupted_making_goes_on_where_it_stopped(checkpoints, tmp_path, c
 
     def until_the_second(path, device):
         loaded.append(Path(path).name)
-        if loaded == ["0", "0", "0", "1"]:
+        if loaded == ["0", "0", "1"]:
             raise KeyboardInterrupt
         return load(path, device)
 
@@ -167,22 +164,26 @@ def test_an_interrupted_making_goes_on_where_it_stopped(checkpoints, tmp_path, c
     assert "the same command goes on" in interrupted
     assert files(out) == {}
     assert main(given_two) == 0
-    # The first is timed each time, to say how long it takes; measured is only what is not kept.
-    assert loaded == ["0", "0", "0", "1", "0", "1", "1"]
-    assert "interrupted" in capsys.readouterr().out
+    assert loaded == ["0", "0", "1", "1", "1"], "what is kept is not measured again"
 
 
 def test_nothing_to_work_on_is_said_of_every_claim(tmp_path):
     # RePo is left out: its parameters and times are measured on fresh models.
-    asked = ["hope", "cope", "position-generalization", "data-sets"]
+    asked = [name for name in PAPERS if name != "repo"]
     assert main(["figures", *asked, "--no-zoo", "--out", str(tmp_path / "out")]) == 0
-    claims = table((tmp_path / "out" / "claims.md").read_text(), "## Claims")
-    owners = [(name, claim) for name, each in named(()).items() for claim in each.claims]
-    assert len(claims) == len(owners)
-    for row, (name, claim) in zip(claims, owners, strict=True):
-        assert row[4].split(":")[0] == (UNMEASURED if name in asked else NOT_YET), claim.label
-        assert row[5] == claim.written
-        assert f"`repo-interp figures {name}" in row[-1]
+    rows = table((tmp_path / "out" / "claims.md").read_text(), "# Every claim and every number")
+    owners = {claim.label: (name, claim) for name, each in named(()).items() for claim in each.claims}
+    assert list(dict.fromkeys(row[0] for row in rows)) == list(owners)
+    for row in rows:
+        name, claim = owners[row[0]]
+        assert row[2] == (UNMEASURABLE if name in asked else "not measured yet"), claim.label
+        assert row[9] == claim.written and (row[10] != "–") == (name in asked)
+
+
+def test_other_formats_are_written_on_demand(checkpoints, tmp_path):
+    assert main(command(checkpoints, "--out", str(tmp_path / "out"), "--formats", "nc,svg")) == 0
+    drawn = sorted(path.suffix for path in (tmp_path / "out" / "hope").iterdir() if path.stem == "logit_by_distance")
+    assert drawn == [".csv", ".nc", ".svg"]
 
 
 ERRORS = {
@@ -192,7 +193,7 @@ ERRORS = {
     "wanted a whole number": ["hope", "--set", "sequences=four"],
     "none of the papers asked for": ["hope", "--set", "cope.count=4"],
     "at least two replicates": ["hope", "--set", "hope.repeats=1"],
-    "take none": ["hope", "--data", "hybridqa=dev.json"],
+    "wanted some of png,svg,pdf,nc, not 'gif'": ["hope", "--formats", "png,gif"],
     "same name": ["hope", "--checkpoint", "a=x", "--checkpoint", "a=y"],
     "nowhere": ["hope", "--checkpoint", "a=./nowhere"],
     "is a file": ["hope", "--out", "FILE"],
@@ -246,49 +247,6 @@ def test_options_are_of_one_paper_or_of_all_that_have_them():
     assert (options["hope"].count, options["cope"].count, options["hope"].sequences) == (30, 30, 8)
     assert (options["hope"].controls, options["hope"].seed, options["cope"].seed) == (1, 3, 3)
     assert stated_options(papers, [], {})["hope"] == papers["hope"].options()
-
-
-def test_a_users_data_set_goes_to_the_papers_that_take_it(tmp_path):
-    papers = named(["hope", "data-sets"])
-    defaults = {name: each.options() for name, each in papers.items()}
-    file = tmp_path / "dev.json"
-    file.write_text("[]")
-    options = with_data(papers, defaults, {"glue": str(file)})
-    assert options["hope"] == defaults["hope"]
-    assert options["data-sets"].data == (("glue", str(file)),)
-    with pytest.raises(InputError, match="these take glue, hybridqa"):
-        with_data(papers, options, {"squad": str(file)})
-    with pytest.raises(InputError, match="there is no file"):
-        with_data(papers, options, {"glue": str(tmp_path / "none")})
-    before = file_digest(tmp_path)
-    file.write_text("[1]")
-    assert file_digest(tmp_path) != before
-
-
-def test_how_long_it_takes_is_measured(checkpoints, tmp_path):
-    hope = paper("hope")
-    small = hope.options(sequences=2, repeats=2, controls=1)
-
-    def estimate(users: dict[str, str]) -> float | None:
-        return Build(hope, given([], users), small, "make", tmp_path / "hope").estimate()
-
-    assert not estimate({})
-    assert (estimate({"language/learned": str(checkpoints / "0")}) or 0) > 0
-
-
-def test_the_last_time_is_that_of_the_same_experiments(checkpoints, tmp_path):
-    """Found: what one experiment had taken was announced for another that had never been made."""
-    hope, durations = paper("hope"), Durations(tmp_path)
-    users = given([], {"language/learned": str(checkpoints / "0")})
-
-    def build(*experiments: Experiment) -> Build:
-        some = replace(hope, experiments=experiments)
-        return Build(some, users, hope.options(sequences=2, repeats=2, controls=1), "make", tmp_path / "hope")
-
-    first, second, *_ = hope.experiments
-    build(first).make(tmp_path / "kept", lambda _: None, durations)
-    assert build(first).previous_duration(durations) is not None
-    assert build(second).previous_duration(durations) is None and build(first, second).previous_duration(durations) is None
 
 
 def test_scale_is_what_the_files_say():

@@ -12,9 +12,9 @@ import xarray as xr
 from trained_tiny import left_by_training
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import BLIND, FAILS, HOLDS, SEEN, UNMEASURED, Claim, Evidence, verdict_rows
+from position_papers.kit.claims import BLIND, FAILS, HOLDS, SEEN, UNMEASURABLE, Claim, Kind, Reason, verdict
 from position_papers.kit.experiment import Drawing, Experiment, Needs, Paper, run, together
-from position_papers.kit.outcomes import primary_rows, remark_on_cause
+from position_papers.kit.outcomes import primary_rows, records, standing, verdict_table
 from position_papers.kit.over_seeds import over_seeds
 from position_papers.kit.rules import AtLeast
 from position_papers.kit.scores import ScoreOptions, score_subject
@@ -39,7 +39,7 @@ def experiment(shares: dict[tuple[str, int], float], silent: tuple[int, ...] = (
 
     def judge(data):
         for name, share in zip(data["checkpoint"].values, data["share"].values, strict=True):
-            yield Evidence(CLAIM, str(name), f"share, in layer {share:.2g}", {"the share": share}, float(share))
+            yield verdict(CLAIM, str(name), "share", {"the share": share}, float(share))
 
     def draw(data):
         yield Drawing("never", None, "", data)  # pyright: ignore[reportArgumentType]
@@ -71,69 +71,72 @@ def test_a_claim_holds_in_every_seed_or_not(tmp_path):
         seed: ("mine", seed) for seed in (0, 1, 10)
     }
     (result,) = results(experiment({("mine", 0): 0.6, ("mine", 1): 0.8, ("mine", 10): 1.0}), [mine])
-    (verdict,) = result.verdicts
-    assert verdict.claim.label == "X1 (part, every seed)" and verdict.claim.written == SEEN
-    assert (verdict.verdict, verdict.seeds, verdict.n, verdict.measured) == (HOLDS, 3, 3, "share")
-    assert verdict.ours == pytest.approx(0.8) and verdict.spread == pytest.approx(0.2)
-    assert verdict.note == "3 of 3 seeds; holds: 0 (0.6), 1 (0.8), 10 (1)"
+    (found,) = result.verdicts
+    known = found.estimate
+    assert found.claim.label == "X1 (part, every seed)" and found.claim.written == SEEN
+    assert (found.outcome, known.seeds, known.n, known.measured) == (HOLDS, 3, 3, "share")
+    assert known.value == pytest.approx(0.8) and found.interval is not None and found.interval.spread == pytest.approx(0.2)
+    assert found.reasons == (Reason(Kind.SEEDS, count=3, of=3), Reason(Kind.NOTE, "holds: 0 (0.6), 1 (0.8), 10 (1)"))
     (result,) = results(experiment({("mine", 0): 0.6, ("mine", 1): 0.4, ("mine", 10): 1.0}), [mine])
-    (verdict,) = result.verdicts
-    assert verdict.verdict == FAILS and verdict.note == "2 of 3 seeds; holds: 0 (0.6), 10 (1); does not hold: 1 (0.4)"
+    (found,) = result.verdicts
+    assert found.outcome == FAILS and found.reasons[0] == Reason(Kind.SEEDS, count=2, of=3)
+    assert found.notes == ("holds: 0 (0.6), 10 (1)", "fails: 1 (0.4)")
     (drawing,) = result.drawings
     np.testing.assert_array_equal(drawing.data["holds"], [[1, 0, 1]])
     (ax,) = drawing.figure.axes
-    filled, open_ = ax.get_lines()
-    assert [line.get_xdata().tolist() for line in (filled, open_)] == [[0, 2], [1]]
-    assert ax.get_title(loc="left").replace("\n", " ") == f"{CLAIM.label}: {CLAIM.statement}", "what is drawn, in words"
+    filled, open_ = (line for line in ax.get_lines() if line.get_gid() == "seeds")
+    assert [np.asarray(line.get_xdata()).tolist() for line in (filled, open_)] == [[0, 2], [1]]
+    assert CLAIM.statement in drawing.caption and ax.get_title(loc="left") == CLAIM.label
 
 
 def test_seeds_that_say_nothing_do_not_count_and_two_have_to(tmp_path):
     mine = seeded(tmp_path / "mine", "mine", (1, 2))
     shares = {("mine", 0): 0.6, ("mine", 1): 0.1, ("mine", 2): 0.8}
     (result,) = results(experiment(shares, (1,)), [mine])
-    ((verdict,), (drawing,)) = result.verdicts, result.drawings
-    assert (verdict.verdict, verdict.seeds) == (HOLDS, 2) and verdict.note.endswith("; not measurable here: 1 (it is silent)")
+    ((found,), (drawing,)) = result.verdicts, result.drawings
+    assert (found.outcome, found.estimate.seeds) == (HOLDS, 2) and found.notes[-1] == "not measurable: 1 (it is silent)"
     np.testing.assert_array_equal(drawing.data["number"], [[0.6, np.nan, 0.8]])
     (ax,) = drawing.figure.axes
     (stripe,) = [patch for patch in ax.patches if patch.get_gid() == "nothing"]
     assert stripe.get_extents().transformed(ax.transData.inverted()).intervalx == pytest.approx([0.6, 1.4])
-    assert [line.get_xdata().tolist() for line in ax.get_lines()] == [[0, 2], []], (
-        "no mark stands at a number where there is none"
-    )
+    marks = [np.asarray(line.get_xdata()).tolist() for line in ax.get_lines() if line.get_gid() == "seeds"]
+    assert marks == [[0, 2], []], "no mark stands at a number where there is none"
     (result,) = results(experiment(shares, (1, 2)), [mine])
-    (verdict,) = result.verdicts
-    assert verdict.verdict == UNMEASURED and "1 of 3 training seeds can be judged; holds: 0 (0.6)" in verdict.note
+    (found,) = result.verdicts
+    assert found.outcome == UNMEASURABLE
+    assert found.notes[:2] == ("1 of 3 training seeds can be judged", "holds: 0 (0.6)")
     (result,) = results(experiment(shares, (0, 1, 2)), [mine])
-    assert result.verdicts[0].verdict == UNMEASURED and not result.drawings, "a figure that says nothing"
+    assert result.verdicts[0].outcome == UNMEASURABLE and not result.drawings, "a figure that says nothing"
 
 
 def test_a_claim_that_stands_says_in_how_many_seeds_nothing_breaks_without_it(tmp_path):
     """Found: a cause that three of eight seeds need was said to break nothing, for the first of them needs it not."""
     described = Claim("X1", "it is flat", "nowhere", "0.9", AtLeast("the share", 0.5), cause="part")
-    for shares, told in (
-        ((0.2, 0.9, 0.2), ", though in 2 of 3 seeds nothing breaks without it"),
-        ((0.9, 0.9, 0.2), ", though in 1 of 3 seeds nothing breaks without it"),
-        ((0.2, 0.2, 0.2), ", though nothing breaks without it"),
-        ((0.9, 0.9, 0.9), ""),
+    for shares, reasons in (
+        ((0.2, 0.9, 0.2), (Reason(Kind.CAUSE, count=2, of=3),)),
+        ((0.9, 0.9, 0.2), (Reason(Kind.CAUSE, count=1, of=3),)),
+        ((0.2, 0.2, 0.2), (Reason(Kind.CAUSE, count=3, of=3),)),
+        ((0.9, 0.9, 0.9), ()),
     ):
         own = tmp_path / str(sum(shares))
         of = experiment({("a", seed): share for seed, share in enumerate(shares)})
         given = [seeded(own, "a", (1, 2))]
         found = [*run(of, given, ScoreOptions(), Cache(), lambda text: None), *results(of, given, ScoreOptions())]
-        rows = verdict_rows(verdict for result in found for verdict in result.verdicts)
+        holds = verdict(described, "a", "share", {"the share": 0.9}, 0.9)
+        rows = records(verdict_table([holds, *(each for result in found for each in result.verdicts)]))
         paper = Paper("x", "X", (dataclasses.replace(of, claims=(described, CLAIM)), over_seeds(of)), ScoreOptions)
-        rows_of = partial(primary_rows, rows, paper)
-        assert remark_on_cause(rows_of, paper, described) == told
+        whole = standing(partial(primary_rows, rows, paper), paper, described)
+        assert whole is not None and (whole.outcome, whole.reasons) == (HOLDS, reasons)
 
 
 def test_checkpoints_of_one_group_are_compared_seed_by_seed_and_those_of_one_seed_have_no_row(tmp_path):
     mine, single = seeded(tmp_path / "mine", "mine", (1,)), seeded(tmp_path / "single", "single", ())
     shares = {("mine", 0): 0.6, ("mine", 1): 0.8, ("single", 0): 0.9}
     (result,) = results(experiment(shares), [mine, single])
-    assert [verdict.checkpoint for verdict in result.verdicts] == ["mine"]
+    assert [each.checkpoint for each in result.verdicts] == ["mine"]
     (missing,) = results(experiment(shares), [single])
-    (verdict,) = missing.verdicts
-    assert verdict.verdict == UNMEASURED and verdict.note == "needs the weights of at least 2 training seeds"
+    (found,) = missing.verdicts
+    assert found.outcome == UNMEASURABLE and found.notes == ("needs the weights of at least 2 training seeds",)
 
 
 def test_a_seed_of_the_zoo_counts_as_it_does_alone(tmp_path):
@@ -142,14 +145,14 @@ def test_a_seed_of_the_zoo_counts_as_it_does_alone(tmp_path):
     own = subject("mine", tmp_path / "mine")
     (result,) = results(MIRROR, [own], options)
     alone = [
-        verdict
+        own
         for path in (zoo_path("reversal/repo"), zoo_path("reversal/repo/seed-3"))
         for each in run(MIRROR, [subject("alone", path)], options, Cache(), lambda text: None)
-        for verdict in each.verdicts
+        for own in each.verdicts
     ]
-    for verdict in result.verdicts:
-        numbers = [each.ours for each in alone if f"{each.claim.statement}, in every seed" == verdict.claim.statement]
-        assert len(numbers) == 2 and verdict.ours == pytest.approx(np.mean(numbers)) and verdict.seeds == 2
+    for found in result.verdicts:
+        numbers = [each.estimate.value for each in alone if f"{each.claim.statement}, in every seed" == found.claim.statement]
+        assert len(numbers) == 2 and found.estimate.value == pytest.approx(np.mean(numbers)) and found.estimate.seeds == 2
 
 
 def test_a_directory_of_seeds_alone_is_the_first_of_them_with_the_others(tmp_path):

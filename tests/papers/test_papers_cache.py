@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from position_papers.kit.build import Duration, Durations
 from position_papers.kit.cache import Cache
 from repo_interp.experiments.resumable_grid import ResumableGrid
 
@@ -126,25 +125,6 @@ def test_without_a_directory_nothing_is_kept():
     cache.dataset(measured, DEPENDS, times)
     cache.dataset(measured, DEPENDS, times)
     assert len(times) == 2
-
-
-def test_a_cache_knows_what_its_measurements_took_then(tmp_path):
-    first, second = Cache(tmp_path), Cache(tmp_path)
-    first.dataset(measured, DEPENDS, [])
-    second.dataset(measured, DEPENDS, [])
-    assert first.seconds == second.seconds > 0
-
-
-def test_durations_are_remembered_and_a_finished_one_goes_first(tmp_path):
-    durations = Durations(tmp_path / "kept")
-    assert durations.get("hope") is None
-    durations.put("hope", Duration(5, False))
-    assert Durations(tmp_path / "kept").get("hope") == Duration(5, False)
-    durations.put("hope", Duration(9, True))
-    durations.put("hope", Duration(2, False))
-    assert durations.get("hope") == durations.longest("ho") == Duration(9, True)
-    (tmp_path / "kept" / "durations.json").write_text("{")
-    assert durations.get("hope") is durations.longest("ho") is None
 
 
 # ---- what a measurement computes with -------------------------------------------------------------------------------

@@ -16,23 +16,35 @@ from trained_tiny import trained, without_weights
 
 from position_papers.cope import gates
 from position_papers.cope.counting import C3, C3_BALANCED, COUNTING, Counted
-from position_papers.cope.error_bars import error_bars
+from position_papers.cope.errors import errors_by_test_set
 from position_papers.cope.flip_flop import C1, FLIP_FLOP
 from position_papers.cope.options import Options
 from position_papers.cope.paper import PAPER
-from position_papers.cope.perplexity import C4, C4_OPEN, C4_POSITIONS, C5, C5_OPEN, OWN, PERPLEXITY, RELATIVES
+from position_papers.cope.perplexity import (
+    ABSOLUTE,
+    C4,
+    C4_OPEN,
+    C4_POSITIONS,
+    C5,
+    C5_OPEN,
+    OWN,
+    PERPLEXITY,
+    RELATIVE,
+    RELATIVES,
+    RIVALS,
+)
 from position_papers.cope.selective_copy import SELECTIVE_COPY
 from position_papers.cope.standing_out import Chosen, stands_out
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import FAILS, HOLDS, UNMEASURED, Evidence, Verdict, judge, verdict_rows
-from position_papers.kit.differences import Difference
+from position_papers.kit.claims import FAILS, HOLDS, UNMEASURABLE, Kind, Reason, Verdict, verdict
+from position_papers.kit.differences import Difference, seed_difference
 from position_papers.kit.experiment import Experiment, run
-from position_papers.kit.outcomes import AS_WORDED, primary_rows, standing
+from position_papers.kit.outcomes import primary_rows, records, standing, verdict_table
 from position_papers.kit.perplexities import (
     BEYOND_SEEDS,
     beyond_seeds,
     differences,
-    evidence_beyond_seeds,
+    judged_beyond_seeds,
     on_the_same_windows,
     seed_spread,
 )
@@ -75,7 +87,7 @@ def made(
 
 def verdicts_of(experiment: Experiment, data) -> tuple[Verdict, ...]:
     """What the rules say of what was measured."""
-    return tuple(judge(evidence) for evidence in experiment.judge(data))
+    return tuple(experiment.judge(data))
 
 
 # ---- comparing scores -----------------------------------------------------------------------------------------------
@@ -179,20 +191,20 @@ def test_flip_flop_is_judged_on_the_sparse_set_over_seeds():
         return [made(name, {sets[0]: [1.0] * 3, sets[1]: values}, metric="accuracy of reads") for name, values in right.items()]
 
     verdict, longer = verdicts_of(FLIP_FLOP, scored([0.96, 0.95, 0.97]))
-    assert longer.verdict == UNMEASURED and "long_sparse" in longer.note
-    assert (verdict.claim, verdict.verdict, verdict.spread_over, verdict.n) == (C1, HOLDS, "3 seeds", 100)
-    assert verdict.ours == pytest.approx(4)
-    assert verdict.spread == pytest.approx(1)
-    assert verdicts_of(FLIP_FLOP, scored([0.75, 0.99, 0.6]))[0].verdict == FAILS
-    assert verdicts_of(FLIP_FLOP, scored([0.96, 0.95, 0.97])[:1])[0].verdict == UNMEASURED
+    assert longer.outcome == UNMEASURABLE and "long_sparse" in "; ".join(longer.notes)
+    assert (verdict.claim, verdict.outcome, verdict.interval.over, verdict.estimate.n) == (C1, HOLDS, "3 seeds", 100)
+    assert verdict.estimate.value == pytest.approx(4)
+    assert verdict.interval.spread == pytest.approx(1)
+    assert verdicts_of(FLIP_FLOP, scored([0.75, 0.99, 0.6]))[0].outcome == FAILS
+    assert verdicts_of(FLIP_FLOP, scored([0.96, 0.95, 0.97])[:1])[0].outcome == UNMEASURABLE
     # Found: of a rival that was given, but ends at the training length, it was said that none was given.
     right = {"cope": [1.0, 0.99], "rope": [0.7, 0.72], "learned": [np.nan, np.nan]}
     ends = [made(name, {sets[0]: [1.0] * 2, sets[1]: [0.9] * 2, "long_sparse": values}) for name, values in right.items()]
-    note = verdicts_of(FLIP_FLOP, ends)[1].note
+    note = "; ".join(verdicts_of(FLIP_FLOP, ends)[1].notes)
     assert "learned without a score on these sequences" in note and "was given" not in note
-    assert "no checkpoint of learned" in verdicts_of(FLIP_FLOP, ends[:2])[1].note
+    assert "no checkpoint of learned" in "; ".join(verdicts_of(FLIP_FLOP, ends[:2])[1].notes)
     same = [made(name, {key: [1.0, 0.999] for key in sets}) for name in ("cope", "rope")]
-    assert "too easy" in verdicts_of(FLIP_FLOP, same)[0].note
+    assert "too easy" in "; ".join(verdicts_of(FLIP_FLOP, same)[0].notes)
 
 
 def test_selective_copy_needs_no_errors_of_one_and_failure_of_the_other():
@@ -206,10 +218,10 @@ def test_selective_copy_needs_no_errors_of_one_and_failure_of_the_other():
         ]
         return verdicts_of(SELECTIVE_COPY, scored)[0]
 
-    assert verdict((1, 1, 0.995), (0.6, 0, 0.1)).verdict == HOLDS
-    assert verdict((1, 1, 0.9), (0.6, 0, 0.1)).verdict == FAILS
-    assert verdict((1, 1, 1), (0.6, 0.9, 0.1)).verdict == FAILS
-    assert verdict((1, 0.98, 1), (0, 0, 0)).ours == pytest.approx(2)
+    assert verdict((1, 1, 0.995), (0.6, 0, 0.1)).outcome == HOLDS
+    assert verdict((1, 1, 0.9), (0.6, 0, 0.1)).outcome == FAILS
+    assert verdict((1, 1, 1), (0.6, 0.9, 0.1)).outcome == FAILS
+    assert verdict((1, 0.98, 1), (0, 0, 0)).estimate.value == pytest.approx(2)
 
 
 def counted(right: dict[tuple[str, int], float], floor: float = 90.0, sets=("in_distribution", "longer", "shorter")) -> Counted:
@@ -227,27 +239,27 @@ def counted(right: dict[tuple[str, int], float], floor: float = 90.0, sets=("in_
 def test_counting_is_judged_for_every_number_of_variables():
     right = {("cope", 1): 1.0, ("rope", 1): 0.5, ("cope", 3): 1.0, ("rope", 3): 0.99}
     verdicts = verdicts_of(COUNTING, counted(right))
-    assert [(verdict.claim.label, verdict.verdict) for verdict in verdicts[:3]] == [
+    assert [(verdict.claim.label, verdict.outcome) for verdict in verdicts[:3]] == [
         ("C3", HOLDS),
         ("C3 (contexts)", HOLDS),
         ("C3 (contexts)", HOLDS),
     ]
-    assert verdicts[3].claim is C3 and verdicts[3].verdict == UNMEASURED
+    assert verdicts[3].claim is C3 and verdicts[3].outcome == UNMEASURABLE
     (drawing,) = COUNTING.draw(counted(right))
     assert drawing.name == "counting_64" and drawing.data["variables"].values.tolist() == [1, 1, 3, 3]
-    assert "no checkpoint of learned" in verdicts[0].note
+    assert "no checkpoint of learned" in "; ".join(verdicts[0].notes)
 
 
 def test_beside_every_counting_error_stands_what_the_most_frequent_value_gives():
     """Found: five variables were judged where every scheme said the most frequent value."""
     best = {("cope", 5): 0.6, ("rope", 5): 0.3}
-    assert verdicts_of(COUNTING, counted(best))[0].control.endswith("always the most frequent value 90 %")
-    for floor, verdict in ((55.0, HOLDS), (48.0, UNMEASURED)):  # of 100 prompts an error of 40 % has a standard error of 5
+    assert verdicts_of(COUNTING, counted(best))[0].estimate.control.endswith("always the most frequent value 90 %")
+    for floor, outcome in ((55.0, HOLDS), (48.0, UNMEASURABLE)):  # of 100 prompts an error of 40 % has a standard error of 5
         first = verdicts_of(COUNTING, counted(best, floor))[0]
-        assert first.verdict == verdict, floor
-    assert "nobody counts, always the most frequent value 48 %; cope5 40 %, rope5 70 %" in first.note
+        assert first.outcome == outcome, floor
+    assert "nobody counts; always the most frequent value 48 %; cope5 40 %, rope5 70 %" in "; ".join(first.notes)
     balanced = verdicts_of(COUNTING, counted(best, sets=("in_distribution", "longer", "shorter", "balanced_in_distribution")))
-    assert [(verdict.claim, verdict.verdict) for verdict in balanced[3:]] == [(C3_BALANCED, HOLDS)]
+    assert [(verdict.claim, verdict.outcome) for verdict in balanced[3:]] == [(C3_BALANCED, HOLDS)]
 
 
 def language(rows: dict[str, tuple[float, ...]], **options) -> list[Scored]:
@@ -264,34 +276,38 @@ def language(rows: dict[str, tuple[float, ...]], **options) -> list[Scored]:
 def test_perplexities_in_order_and_the_smallest_rise():
     rows = {"cope": (2.0, 2.1, 2.2), "rope": (2.1, 2.5, 3.5), "learned": (2.2,), "alibi": (2.1, 2.1, 2.05)}
     ordered, _, degrades, _ = verdicts_of(PERPLEXITY, language(rows))
-    assert (ordered.claim, ordered.verdict, degrades.claim, degrades.verdict) == (C4, HOLDS, C5, HOLDS)
-    assert ordered.ours == pytest.approx(np.exp(2))
-    assert degrades.ours == pytest.approx(0.2)
-    assert "alibi" in degrades.note
+    assert (ordered.claim, ordered.outcome, degrades.claim, degrades.outcome) == (C4, HOLDS, C5, HOLDS)
+    assert ordered.estimate.value == pytest.approx(np.exp(2))
+    assert degrades.estimate.value == pytest.approx(0.2)
+    assert "alibi" in "; ".join(degrades.notes)
     rows |= {"rope": (1.9, 1.9, 1.95)}
-    assert [verdict.verdict for verdict in verdicts_of(PERPLEXITY, language(rows))] == [FAILS, UNMEASURED, FAILS, UNMEASURED]
-    assert {verdict.verdict for verdict in verdicts_of(PERPLEXITY, language({"cope": (2.0, 2.1)}))} == {UNMEASURED}
+    assert [verdict.outcome for verdict in verdicts_of(PERPLEXITY, language(rows))] == [FAILS, UNMEASURABLE, FAILS, UNMEASURABLE]
+    assert {verdict.outcome for verdict in verdicts_of(PERPLEXITY, language({"cope": (2.0, 2.1)}))} == {UNMEASURABLE}
 
 
 def test_a_difference_counts_beside_what_training_seeds_change():
     """0.1 nats apart on windows without noise: beyond seeds that differ by .01, within those that differ by .1."""
     one, other = (made(name, {"32": [mean]}) for name, mean in (("a", 2.0), ("b", 2.1)))
     claim = dataclasses.replace(C4, also=())
-    evidence = Evidence(claim, "a", "", {OWN: {"RoPE": Difference(0.1, 0.001, "windows", 63)}, RELATIVES: {}}, 2.0)
+    rival = RIVALS[RELATIVE]
+    known = {
+        OWN: {rival: Difference(0.1, 0.001, "windows", 63)},
+        RELATIVES: {RIVALS[ABSOLUTE]: Difference(0.1, 0.001, "windows", 63)},
+    }
+    alone = verdict(claim, "a", "", known, 2.0)
     for deviation, holds in ((0.01, True), (0.1, False)):
         several = made("c", {"32": [3 - deviation, 3.0, 3 + deviation]})
         spread = seed_spread([one, other, several], lambda each: each.sample(("32",)).seeds)
         assert spread is not None and (spread.deviation, spread.degrees) == (pytest.approx(deviation), 2)
-        wider = evidence_beyond_seeds(evidence, beyond_seeds(claim), spread).values[OWN]["RoPE"]
+        wider = judged_beyond_seeds(alone, beyond_seeds(claim), spread).estimate.values[OWN][rival]
         assert wider.standard_error == pytest.approx(np.hypot(0.001, np.sqrt(2) * deviation))
         assert wider.exceeds() is holds
     # Found: a difference over seeds, whose error has them already, got what seeds change a second time.
-    over_seeds = dataclasses.replace(evidence, values={OWN: {"RoPE": Difference(0.1, 0.02, "3 and 3 seeds", 4)}, RELATIVES: {}})
-    assert evidence_beyond_seeds(over_seeds, beyond_seeds(claim), spread).values == over_seeds.values
-    alone = evidence_beyond_seeds(
-        evidence, beyond_seeds(claim), seed_spread([one, other], lambda each: each.sample(("32",)).seeds)
-    )
-    assert "several training seeds" in alone.unmeasurable
+    seeds = {name: {rival: seed_difference(np.array([2.1, 2.2]), np.array([2.0, 2.01]))} for name, (rival,) in known.items()}
+    over_seeds = verdict(claim, "a", "", seeds, 2.0)
+    assert judged_beyond_seeds(over_seeds, beyond_seeds(claim), spread).estimate.values == seeds
+    nothing = judged_beyond_seeds(alone, beyond_seeds(claim), seed_spread([one, other], lambda each: each.sample(("32",)).seeds))
+    assert nothing.outcome == UNMEASURABLE and "several training seeds" in nothing.notes[0]
 
 
 def test_another_method_of_the_same_models_is_compared_with_them_seed_by_seed():
@@ -330,9 +346,9 @@ def test_sixteen_positions_suffice_where_perplexity_hardly_rises():
         few = dataclasses.replace(few, configuration=replaced(few.configuration, {"scheme_options": {"p_max": 16}}))
         return {verdict.claim: verdict for verdict in verdicts_of(PERPLEXITY, [few, most])}[C4_POSITIONS]
 
-    assert verdict(2.005).verdict == HOLDS
-    assert verdict(2.05).verdict == FAILS
-    assert verdict(2.05).ours == pytest.approx(np.exp(0.05))
+    assert verdict(2.005).outcome == HOLDS
+    assert verdict(2.05).outcome == FAILS
+    assert verdict(2.05).estimate.value == pytest.approx(np.exp(0.05))
 
 
 @pytest.mark.parametrize(
@@ -350,13 +366,15 @@ def test_the_papers_relative_positions_are_cope_with_open_gates(opened, verdicts
     scored = [with_gates(rows[0], "open"), with_gates(rows[1], "keys"), with_gates(rows[2], "separate_keys"), *rows[3:]]
     found = {verdict.claim: verdict for verdict in verdicts_of(PERPLEXITY, scored)}
     assert {verdict.checkpoint for verdict in found.values()} == {"cope"}
-    assert [found[claim].verdict for claim in (C4_OPEN, C5_OPEN)] == verdicts
-    assert found[C4].verdict == found[C5].verdict == HOLDS and C4_POSITIONS not in found
+    assert [found[claim].outcome for claim in (C4_OPEN, C5_OPEN)] == verdicts
+    assert found[C4].outcome == found[C5].outcome == HOLDS and C4_POSITIONS not in found
     # Found: C5 was told to stand where it holds against RoPE, which stands in for the paper's relative positions, and not against these.
-    rows = verdict_rows(verdict for verdict in found.values() if BEYOND_SEEDS not in verdict.claim.part)
-    rows_of = partial(primary_rows, rows, PAPER)
-    outcomes = [standing(rows_of, PAPER, claim).outcome for claim in (C4, C5)]
-    assert outcomes == [HOLDS if verdict == HOLDS else AS_WORDED for verdict in verdicts]
+    rows = records(verdict_table(verdict for verdict in found.values() if BEYOND_SEEDS not in verdict.claim.part))
+    whole = [standing(partial(primary_rows, rows, PAPER), PAPER, claim) for claim in (C4, C5)]
+    lacks = Reason(Kind.LACKS, "against open gates")
+    assert [each is not None and each.outcome == HOLDS and lacks not in each.reasons for each in whole] == [
+        verdict == HOLDS for verdict in verdicts
+    ]
     (drawing,) = PERPLEXITY.draw(scored)
     labels = drawing.data["label"].values.tolist()
     assert len(set(labels[:3])) == 3 and labels[0].endswith("open gates")
@@ -369,7 +387,7 @@ def test_unequal_budgets_are_named():
     assert said == "budgets differ: steps 1000 (a), 7 (b); budget unknown: c"
 
 
-def test_bars_have_a_dot_a_seed_and_stay_inside():
+def test_errors_have_a_mark_a_dot_a_seed_and_their_floor():
     data = xr.Dataset(
         {
             "score": (("checkpoint", "test_set", "seed"), [[[5.0, 7, 9], [0, 0, 0]], [[20, np.nan, np.nan], [np.nan] * 3]]),
@@ -377,18 +395,14 @@ def test_bars_have_a_dot_a_seed_and_stay_inside():
         },
         coords={"checkpoint": ["c", "r"], "test_set": ["sparse", "dense"], "layout": ("checkpoint", ["cope", "rope"])},
     )
-    figure = error_bars({"task": data})
+    figure = errors_by_test_set({"task": data.assign(floor=("test_set", [40.0, 50.0]))})
     (ax,) = figure.axes
-    assert [patch.get_extents().height > 0 for patch in ax.patches] == [True, False, True]
-    assert [round(ax.transData.inverted().transform(patch.get_extents())[1, 1]) for patch in ax.patches] == [7, 0, 20]
-    assert sorted(np.concatenate([np.asarray(line.get_ydata()) for line in ax.lines]).tolist()) == [0, 0, 0, 5, 7, 9]
-    assert ax.get_ylim()[1] > 50
-    assert {text.get_text() for text in ax.texts} == {"7.0", "0", "20.0", "n/a"}
-    figure.draw_without_rendering()
-    names = [label.get_window_extent() for label in ax.get_xticklabels()]
-    for text in ax.texts:  # the means stand in a row of their own: over no dot, over no name of a test set
-        box = text.get_window_extent()
-        assert box.y1 <= ax.bbox.y0 and box.y0 >= max(name.y1 for name in names)
+    drawn = {str(line.get_gid()): np.asarray(line.get_ydata(), dtype=float) for line in ax.lines}
+    assert_allclose(drawn["score c"], [7, 0])
+    assert_allclose(drawn["score r"], [20, np.nan])
+    assert sorted(drawn["seed dots c"]) == [0, 0, 0, 5, 7, 9]
+    assert sum(part.get_gid() == "floor" for part in ax.collections) == 2
+    assert ax.get_ylim()[0] < 0 and ax.get_ylim()[1] > 50
 
 
 # ---- trained checkpoints --------------------------------------------------------------------------------------------
@@ -484,7 +498,7 @@ def test_every_figure_and_claim_of_tiny_checkpoints(root, tmp_path):
     ]
     verdicts = [verdict for result in results for verdict in result.verdicts]
     assert {verdict.claim for verdict in verdicts} == set(PAPER.claims)
-    assert {verdict.claim for verdict in verdicts if verdict.verdict == UNMEASURED} >= {C4, C4_POSITIONS}  # no third, no p_max
+    assert {verdict.claim for verdict in verdicts if verdict.outcome == UNMEASURABLE} >= {C4, C4_POSITIONS}  # no third, no p_max
     for name, drawing in drawings.items():
         drawing.data.to_netcdf(tmp_path / "data.nc", engine="h5netcdf")
         drawing.figure.savefig(tmp_path / f"{name}.png", dpi=50)
@@ -500,7 +514,7 @@ def test_without_checkpoints_every_claim_says_what_it_needs():
     results = [result for experiment in PAPER.experiments for result in run(experiment, [], SMALL, Cache(), lambda _: None)]
     verdicts = [verdict for result in results for verdict in result.verdicts]
     assert [verdict.claim for verdict in verdicts] == list(PAPER.claims)
-    assert all(verdict.verdict == UNMEASURED and verdict.note for verdict in verdicts)
+    assert all(verdict.outcome == UNMEASURABLE and "; ".join(verdict.notes) for verdict in verdicts)
 
 
 def test_rules_say_their_thresholds():

@@ -16,7 +16,7 @@ from position_papers.hope.copying import AB1, AB2, BEST, COPYING, EACH, H7, WORS
 from position_papers.hope.extended_scores import METHODS, scores
 from position_papers.hope.perplexity import PERPLEXITY
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import FAILS, HOLDS, UNMEASURED, Verdict, judge
+from position_papers.kit.claims import FAILS, HOLDS, UNDECIDED, UNMEASURABLE, Verdict
 from position_papers.kit.differences import Difference
 from position_papers.kit.experiment import run
 from position_papers.kit.scores import PLAIN, Scored, ScoreOptions
@@ -52,12 +52,12 @@ def made(layout: str, within: float, beyond: float, methods: dict[str, float] | 
 
 def judged(scored: list[Scored]) -> dict[str, Verdict]:
     """The verdicts on copying, by claim."""
-    return {evidence.claim.label: judge(evidence) for evidence in copying.judge(scored)}
+    return {evidence.claim.label: evidence for evidence in copying.judge(scored)}
 
 
 def verdicts(*scored: Scored) -> dict[str, str]:
     """What became of each claim about copying."""
-    return {label: verdict.verdict for label, verdict in judged(list(scored)).items()}
+    return {label: verdict.outcome for label, verdict in judged(list(scored)).items()}
 
 
 # ---- the rules ------------------------------------------------------------------------------------------------------
@@ -76,20 +76,20 @@ def test_activated_above_low_and_low_not_below_neither():
 def test_hope_must_be_above_every_rival_beyond_training():
     rivals = [made("rope", 1.0, 0.1), made("alibi", 1.0, 0.3), made("kerple", 1.0, 0.5), made("fire", 1.0, 0.0)]
     (h6, pi, _) = judged([made("hope", 0.9, 0.8), *rivals]).values()
-    assert (h6.verdict, pi.verdict) == (HOLDS, UNMEASURED)
-    assert h6.ours == pytest.approx(80)
-    assert h6.n == 200
-    assert h6.note.count("above") == 4 and "within L: copying/hope 90 %" in h6.note
+    assert (h6.outcome, pi.outcome) == (HOLDS, UNMEASURABLE)
+    assert h6.estimate.value == pytest.approx(80)
+    assert h6.estimate.n == 200
+    assert "; ".join(h6.notes).count("above") == 4 and "within L: copying/hope 90 %" in "; ".join(h6.notes)
     assert verdicts(made("hope", 1.0, 0.5), *rivals)["H6"] == FAILS
-    assert verdicts(made("hope", 1.0, 0.5), *rivals[1:])["H6"] == UNMEASURED
-    assert "no checkpoint of alibi, kerple, fire" in judged([made("hope", 1.0, 0.5), rivals[0]])["H6"].note
+    assert verdicts(made("hope", 1.0, 0.5), *rivals[1:])["H6"] == UNMEASURABLE
+    assert "no checkpoint of alibi, kerple, fire" in judged([made("hope", 1.0, 0.5), rivals[0]])["H6"].notes
 
 
 def test_who_does_not_copy_is_not_compared():
     verdict = judged([made("hope", 1.0, 0.04), made("rope", 1.0, 0.0)])["H6"]
-    assert verdict.verdict == UNMEASURED and "nobody copies 4, 6 sequences" in verdict.note
+    assert verdict.outcome == UNMEASURABLE and "nobody copies 4, 6 sequences" in "; ".join(verdict.notes)
     verdict = judged([made("hope", 0.1, 0.0), made("rope", 1.0, 0.5)])["H6"]
-    assert verdict.verdict == UNMEASURED and "did not learn to copy 2: " in verdict.note
+    assert verdict.outcome == UNMEASURABLE and "did not learn to copy 2; " in "; ".join(verdict.notes)
 
 
 def test_extended_models_are_compared_with_each_other():
@@ -105,13 +105,15 @@ def test_ablations_are_judged_over_all_test_sets():
     assert (found["H7"], found["H7 (removed)"]) == (HOLDS, HOLDS)
     found = verdicts(rope, second, made("hope_ab1", 0.9, 0.2), made("hope_ab3", 0.9, 0.3))
     assert (found["H7"], found["H7 (removed)"]) == (FAILS, FAILS)
-    assert verdicts(rope, first, second)["H7 (removed)"] == UNMEASURED
+    assert verdicts(rope, first, second)["H7 (removed)"] == UNMEASURABLE
     given = judged([rope, first, second, made("hope_ab3", 0.5, 0.0)])["H7"]
-    assert given.ours == pytest.approx(70)
+    assert given.estimate.value == pytest.approx(70)
     # AB3 is in the second claim alone.
     found = judged([rope, first, second, made("hope_ab3", 0.1, 0.0)])
-    assert (found["H7"].verdict, found["H7 (removed)"].verdict) == (HOLDS, UNMEASURED)
-    assert "hope_ab3" not in found["H7"].note and "did not learn to copy 2: " in found["H7 (removed)"].note
+    assert (found["H7"].outcome, found["H7 (removed)"].outcome) == (HOLDS, UNMEASURABLE)
+    assert "hope_ab3" not in "; ".join(found["H7"].notes) and "did not learn to copy 2; " in "; ".join(
+        found["H7 (removed)"].notes
+    )
 
 
 def test_extended_models_are_compared_over_the_seeds_that_have_weights():
@@ -123,8 +125,10 @@ def test_extended_models_are_compared_over_the_seeds_that_have_weights():
 
     hope, rope = with_seeds("hope", 0.1, 0.7, 0.8), with_seeds("rope", 0.2, 0.2, 0.3)
     verdict = judged([hope, rope])["H6 (YaRN)"]
-    assert (verdict.seeds, verdict.spread_over) == (3, "3 seeds") and verdict.ours == pytest.approx(100 * 1.6 / 3)
-    assert "over 3 and 3 seeds" in verdict.note and verdict.verdict == FAILS
+    assert (verdict.estimate.seeds, verdict.interval.over) == (3, "3 seeds") and verdict.estimate.value == pytest.approx(
+        100 * 1.6 / 3
+    )
+    assert "over 3 and 3 seeds" in "; ".join(verdict.notes) and verdict.outcome == UNDECIDED
 
 
 def test_perplexity_beyond_training_is_compared_with_rope():
@@ -138,18 +142,17 @@ def test_perplexity_beyond_training_is_compared_with_rope():
         return Scored(f"language/{layout}", layout, configuration, 32, "log perplexity", live, ())
 
     def judged(*models: Scored) -> Verdict:
-        evidence, *_ = perplexity.judge(models)
-        return judge(evidence)
+        return next(iter(perplexity.judge(models)))
 
     models = [model("hope", 2.0, 2.1), model("rope", 2.0, 3.0), model("alibi", 2.0, 2.0)]
     verdict = judged(*models)
-    assert verdict.verdict == HOLDS
-    assert verdict.ours == pytest.approx(np.exp(2.2))
-    assert "alibi" in verdict.control
+    assert verdict.outcome == HOLDS
+    assert verdict.estimate.value == pytest.approx(np.exp(2.2))
+    assert "alibi" in verdict.estimate.control
     (drawing,) = perplexity.draw(models)
     assert_allclose(drawing.data["score"].sel(checkpoint="HoPE", test_set=64).values, [np.exp(2.2)])
-    assert judged(model("hope", 2.0, 2.1), model("rope", 2.0, 2.1)).verdict == FAILS
-    assert judged(model("hope", 2.0, 2.1)).verdict == UNMEASURED
+    assert judged(model("hope", 2.0, 2.1), model("rope", 2.0, 2.1)).outcome == FAILS
+    assert judged(model("hope", 2.0, 2.1)).outcome == UNMEASURABLE
 
 
 def test_recorded_scores_stand_in_for_weights():
@@ -158,9 +161,9 @@ def test_recorded_scores_stand_in_for_weights():
     run = Recorded(Path("hope"), "hope", 0, "exact match", 200, 10, means, configuration)
     hope = Scored("copying/hope", "hope", configuration, LONGEST, "exact match", None, (run,))
     h6, pi, _ = judged([hope, made("rope", 1.0, 0.1)]).values()
-    assert h6.verdict == HOLDS and h6.ours == pytest.approx(85)
-    assert "Wilson" in h6.spread_over
-    assert pi.verdict == UNMEASURED and "weights" in pi.note
+    assert h6.outcome == HOLDS and h6.estimate.value == pytest.approx(85)
+    assert "Wilson" in h6.interval.over
+    assert pi.outcome == UNMEASURABLE and "weights" in "; ".join(pi.notes)
 
 
 def test_schemes_with_other_numbers_of_seeds_stand_in_one_figure():
@@ -251,5 +254,5 @@ def test_other_seeds_answer_the_prompts_of_the_first(tmp_path):
 def test_without_checkpoints_every_claim_says_what_it_needs(experiment):
     (result,) = run(experiment, [], ScoreOptions(), Cache(), lambda doing: None)
     assert [verdict.claim for verdict in result.verdicts] == list(experiment.claims)
-    assert all(verdict.verdict == UNMEASURED and verdict.note for verdict in result.verdicts)
-    assert all(("ablations" in verdict.note) == (verdict.claim.id == "H7") for verdict in result.verdicts)
+    assert all(verdict.outcome == UNMEASURABLE and "; ".join(verdict.notes) for verdict in result.verdicts)
+    assert all(("ablations" in "; ".join(verdict.notes)) == (verdict.claim.id == "H7") for verdict in result.verdicts)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import csv
 import dataclasses
 import inspect
 from functools import partial
@@ -18,22 +17,25 @@ from scipy import stats
 
 import position_papers
 from position_papers.catalogue import named
-from position_papers.kit.build import Build, Durations, with_experiments
+from position_papers.kit.build import Build, with_experiments
 from position_papers.kit.cache import Cache
 from position_papers.kit.claims import (
     BLIND,
-    BY_CHANCE,
     FAILS,
     HOLDS,
     SEEN,
-    UNDEFINED,
-    UNMEASURED,
+    UNDECIDED,
+    UNMEASURABLE,
     Claim,
-    Evidence,
+    Estimate,
+    Interval,
+    Kind,
+    Outcome,
+    Reason,
     Verdict,
-    judge,
-    judge_together,
-    verdict_rows,
+    corrected_together,
+    unmeasured,
+    verdict,
 )
 from position_papers.kit.differences import (
     Difference,
@@ -46,9 +48,9 @@ from position_papers.kit.differences import (
     wilson,
 )
 from position_papers.kit.experiment import Drawing, Experiment, Needs, Paper, run, without_checkpoints
-from position_papers.kit.gallery import NOT_YET, claim_rows, number_rows, page_above, tally, write_gallery
-from position_papers.kit.outcomes import AS_WORDED, HEADINGS, IN_PART, Told, in_one_paragraph, primary_rows, standing
-from position_papers.kit.own_subjects import OwnSubject, in_words
+from position_papers.kit.gallery import page_above, write_gallery
+from position_papers.kit.outcomes import primary_rows, read_table, records, standing, verdict_table
+from position_papers.kit.paper_directory import LARGEST, write_numbers
 from position_papers.kit.rules import (
     Above,
     All,
@@ -122,13 +124,13 @@ def test_several_rows_of_a_claim_are_corrected_together():
     assert_allclose(holm(np.array([0.01, 0.04, 0.03])), (0.03, 0.06, 0.06))
     claim = Claim("X1", "it is more", "here", "1", Above("x", ("a",)))
 
-    def row(margin: float) -> Evidence:
-        return Evidence(claim, "c", "x", {"x": {"a": Difference(margin, 0.1, "prompts")}}, margin)
+    def row(margin: float) -> Verdict:
+        return verdict(claim, "c", "x", {"x": {"a": Difference(margin, 0.1, "prompts")}}, margin)
 
-    alone, together = judge_together([row(0.21)]), judge_together([row(0.21), row(0.21), row(0.5)])
-    assert [each.verdict for each in alone] == [HOLDS]
-    assert [each.verdict for each in together] == [FAILS, FAILS, HOLDS]
-    assert "Holm's correction over the 3 rows" in together[0].note
+    alone, together = corrected_together([row(0.21)]), corrected_together([row(0.21), row(0.21), row(0.5)])
+    assert [each.outcome for each in alone] == [HOLDS]
+    assert [each.outcome for each in together] == [UNDECIDED, UNDECIDED, HOLDS]
+    assert together[0].reasons == (Reason(Kind.HOLM, of=3),)
 
 
 # ---- rules ----------------------------------------------------------------------------------------------------------
@@ -213,20 +215,29 @@ SHARE = AtLeast("the share", 0.5)
 BOTH = Claim("X1", "a statement", "here", "0.7", SHARE), Claim("X1", "a part", "there", "figure", SHARE, "part", SEEN)
 
 
-def test_evidence_becomes_a_verdict_by_the_rule_of_its_claim():
+def test_a_verdict_is_what_the_rule_of_its_claim_says():
     first, part = BOTH
     assert (first.label, part.label, first.written) == ("X1", "X1 (part)", BLIND)
-    known = judge(Evidence(first, "a", "share", {"the share": 0.6}, 0.6, 0.1, "seeds", 3, "random 0.2", "a note"))
-    assert known == Verdict(first, "a", HOLDS, "share", 0.6, 0.1, "seeds", 3, "random 0.2", "a note", seeds=1)
-    assert judge(Evidence(first, "a", "share", {"the share": 0.4}, 0.4)).verdict == FAILS
-    missing = judge(Evidence(part, "a", "share", {}, 0.4, n=3, note="a note", unmeasurable="no seeds"))
-    assert missing == Verdict(part, "a", UNMEASURED, "share", note="no seeds")
-    with pytest.raises(ValueError, match="stands on a number"):
-        judge(Evidence(first, "a", "share", {"the share": 0.4}))
+    known = verdict(first, "a", "share", {"the share": 0.6}, 0.6, 0.1, "seeds", 3, "random 0.2", ("a note", ""))
+    estimate = Estimate(0.6, "share", 3, 1, "random 0.2")
+    assert known == Verdict(first, "a", HOLDS, estimate, Interval(0.1, "seeds"), (Reason(Kind.NOTE, "a note"),))
+    assert verdict(first, "a", "share", {"the share": 0.4}, 0.4).outcome == FAILS
+    missing = verdict(part, "a", "share", {}, 0.4, n=3, note="a note", unmeasurable="no seeds")
+    assert missing == unmeasured(part, "a", "no seeds", "share") == known.on(part, {}, control="").without_a_number("no seeds")
+    assert missing.without_a_number("another") is missing and known.without_a_number("") is known
     with pytest.raises(KeyError):
-        judge(Evidence(first, "a", "share", {"another": 0.4}, 0.4))
-    (row,) = verdict_rows([known])
-    assert (row["claim"], row["written"], row["ours"], row["rule"]) == ("X1", BLIND, "0.6", "the share is at least 0.5")
+        verdict(first, "a", "share", {"another": 0.4}, 0.4)
+
+
+def test_a_table_of_verdicts_is_read_back_as_it_was_written(tmp_path):
+    known = verdict(BOTH[0], "a", "share | of all", {"the share": 0.61234}, 0.61234, 0.1, "seeds", 3, note='"quoted", and more')
+    table = verdict_table([known, unmeasured(BOTH[1], "b", ("too short", "by 3"))], ["small", ""], "make")
+    table.to_csv(tmp_path / "verdicts.csv", index=False)
+    read = read_table(tmp_path / "verdicts.csv")
+    assert read.to_dict("records") == table.to_dict("records")
+    first, second = records(read)
+    assert (first["ours"], first["outcome"], first["scale"], second["ours"]) == ("0.612", "holds", "small", "")
+    assert first["reasons"] == known.reasons and [each.text for each in second["reasons"]] == ["too short", "by 3"]
 
 
 def paper(*shares: float, claims: tuple[Claim, ...] = BOTH, name: str = "mine") -> Paper:
@@ -242,7 +253,7 @@ def paper(*shares: float, claims: tuple[Claim, ...] = BOTH, name: str = "mine") 
 
     def judged(data):
         for place, share in enumerate(data["share"].values.tolist()):
-            yield Evidence(claims[0], "abc"[place], "share", {"the share": share}, share)
+            yield verdict(claims[0], "abc"[place], "share", {"the share": share}, share)
 
     def drawn(data):
         yield Drawing("shares", Figure(), "Shares.", data)
@@ -257,11 +268,11 @@ def test_a_claim_without_evidence_says_why():
     first, rest = run(experiment, [], None, Cache(), told.append)
     assert told == ["shares"]
     assert [drawing.name for drawing in first.drawings] == ["shares"]
-    assert [(verdict.claim.label, verdict.verdict) for verdict in first.verdicts] == [("X1", HOLDS)]
-    assert [(verdict.claim.label, verdict.note) for verdict in rest.verdicts] == [("X1 (part)", "needs more")]
+    assert [(verdict.claim.label, verdict.outcome) for verdict in first.verdicts] == [("X1", HOLDS)]
+    assert [(verdict.claim.label, "; ".join(verdict.notes)) for verdict in rest.verdicts] == [("X1 (part)", "needs more")]
     needs = dataclasses.replace(experiment.needs, otherwise_of={"X1 (part)": "needs another"})
     _, rest = run(dataclasses.replace(experiment, needs=needs), [], None, Cache(), told.append)
-    assert [verdict.note for verdict in rest.verdicts] == ["needs another"]
+    assert ["; ".join(verdict.notes) for verdict in rest.verdicts] == ["needs another"]
 
 
 def test_figures_of_one_name_from_several_groups_are_called_by_their_checkpoints_too():
@@ -289,42 +300,38 @@ def test_claims_of_ours_are_not_counted_as_a_papers_and_every_test_takes_part_in
 # ---- the page over all papers ---------------------------------------------------------------------------------------
 
 
-def rows_of(*verdicts: Verdict) -> list[dict[str, str]]:
-    return [row | {"scale": "small", "command": "make", "paper_name": "mine"} for row in verdict_rows(verdicts)]
+def judged(claim: Claim, checkpoint: str, outcome: Outcome, value: float | None = 1.0, *reasons: Reason) -> Verdict:
+    return Verdict(claim, checkpoint, outcome, Estimate(value, "x"), reasons=reasons)
 
 
-def test_every_part_of_a_claim_is_a_row_of_its_own():
+def test_every_part_of_a_claim_is_a_row_of_its_own(tmp_path):
     claims = tuple(Claim(id, f"statement of {id}", "here", "1", SHARE, part) for id, part in PARTS)
-    first, part, second, third, fourth, _ = claims
-    verdicts = rows_of(
-        Verdict(first, "a", HOLDS, "x", 0.5, 0.1, "seeds", 3),
-        Verdict(first, "b", FAILS, "x", 0.25),
-        Verdict(part, "a", FAILS, "x", 1.0),
-        Verdict(second, "a", HOLDS, "x", 1.0),
-        Verdict(second, "b", HOLDS, "x", 2.0),
-        Verdict(third, "a", UNMEASURED, "", note="needs steps"),
-        Verdict(fourth, "a", HOLDS, "x", 3.0),
-        Verdict(fourth, "b", UNMEASURED, "", note="needs steps"),
-    )
-    mine = paper(claims=claims)
-    rows = claim_rows(verdicts, [mine])
-    assert [row["claim"] for row in rows] == [
-        *(f"[{claim.label}](mine/README.md)" for claim in claims[:-1]),
-        claims[-1].label,
+    verdicts = [
+        dataclasses.replace(judged(claims[0], "a", HOLDS, 0.5), interval=Interval(0.1, "seeds")),
+        judged(claims[0], "b", FAILS, 0.25),
+        judged(claims[1], "a", FAILS),
+        *(judged(claims[2], name, HOLDS) for name in "ab"),
+        unmeasured(claims[3], "a", "needs steps"),
+        judged(claims[4], "a", UNDECIDED, 3.0, Reason(Kind.CHANCE)),
     ]
-    assert [row["verdict"] for row in rows] == [
-        *("holds in 1 of 2", FAILS, "**holds** (2 of 2)", "not measurable here: needs steps", "**holds**", NOT_YET)
+    mine = dataclasses.replace(paper(0.6), experiments=(dataclasses.replace(paper(0.6).experiments[0], claims=claims),))
+    (tmp_path / "mine").mkdir()
+    verdict_table(verdicts).to_csv(tmp_path / "mine" / "verdicts.csv", index=False)
+    page = write_gallery(tmp_path, [mine]).read_text()
+    cells = [line.split(" | ") for line in page.splitlines() if line.startswith(("| X", "| [X"))]
+    assert [
+        (row[0].removeprefix("| ").partition("]")[0].removeprefix("["), row[-2], row[-1].removesuffix(" |")) for row in cells
+    ] == [
+        ("X1", "a: 0.5 ± 0.1 (seeds)<br>b: 0.25", "**holds**"),
+        ("X1 (part)", "a: 1", "fails"),
+        ("X2", "a: 1<br>b: 1", "**holds**"),
+        ("X3", "–", "not measurable (needs steps)"),
+        ("X4", "a: 3", "undecided (right direction, too few samples)"),
+        ("X5", "–", "not measured yet"),
     ]
-    assert rows[0]["ours"] == "a: 0.5 ± 0.1 (seeds)<br>b: 0.25"
-    assert rows[1]["statement"] == "statement of X1 (here)"
-    assert rows[-1]["command"] == "`repo-interp figures mine`"
-    assert tally(rows) == (
-        "Of 6 claims of the papers, parts counted apart and each on its primary checkpoint, 3 hold, 1 does not hold, "
-        "1 is not measurable here, 1 is not measured yet."
-    )
-    numbers = number_rows(verdicts, [mine])
-    assert [row["claim"] for row in numbers] == ["X1", "X1", "X1 (part)", "X2", "X2", "X3", "X4", "X4", "X5"]
-    assert numbers[0]["spread"] == "± 0.1 (seeds)"
+    assert "2 hold, 1 fail, 1 are undecided, 1 are not measurable, 1 are not measured yet." in page
+    numbers = [line.split(" | ")[0] for line in (tmp_path / "claims.md").read_text().splitlines() if line.startswith("| X")]
+    assert numbers == ["| X1", "| X1", "| X1 (part)", "| X2", "| X2", "| X3", "| X4", "| X5"]
 
 
 PARTS = (("X1", ""), ("X1", "part"), ("X2", ""), ("X3", ""), ("X4", ""), ("X5", ""))
@@ -334,23 +341,43 @@ def test_a_new_claim_is_on_every_page_by_its_experiment_alone(tmp_path):
     """Claim, measurement, judgement and drawing of `paper` stand in this file: nothing else knows them."""
     new = Claim("X9", "a new claim", "nowhere", "0.9", SHARE, written=SEEN, scale=Scale(1))
     mine = paper(0.6, 0.4, claims=(*BOTH, new))
-    build = Build(mine, Given(), mine.options(), "make figures", tmp_path / "mine")
-    _, files = build.make(tmp_path / "cache", lambda text: None, Durations(tmp_path / "cache"))
-    assert {"shares.png", "shares.svg", "shares.pdf", "shares.nc", "verdicts.csv", "README.md"} <= {file.name for file in files}
-    with (tmp_path / "mine" / "verdicts.csv").open(newline="") as stream:
-        rows = list(csv.DictReader(stream))
-    assert [(row["claim"], row["verdict"], row["written"]) for row in rows] == [
-        ("X1", HOLDS, BLIND),
-        ("X1", FAILS, BLIND),
-        ("X1 (part)", UNMEASURED, SEEN),
-        ("X9", UNMEASURED, SEEN),
+    build = Build(mine, Given(), mine.options(), "make figures", tmp_path / "mine", ("png", "svg", "pdf", "nc"))
+    _, files = build.make(tmp_path / "cache", lambda text: None)
+    kinds = {f"shares.{kind}" for kind in ("png", "svg", "pdf", "nc", "csv")}
+    assert kinds | {"verdicts.csv", "README.md"} <= {file.name for file in files}
+    rows = read_table(tmp_path / "mine" / "verdicts.csv")
+    assert rows[["claim", "outcome", "written"]].to_numpy().tolist() == [
+        ["X1", HOLDS, BLIND],
+        ["X1", FAILS, BLIND],
+        ["X1 (part)", UNMEASURABLE, SEEN],
+        ["X9", UNMEASURABLE, SEEN],
     ]
     page = (tmp_path / "mine" / "README.md").read_text()
     assert "- **X9** (nowhere): a new claim. Holds when: the share is at least 0.5." in page
     gallery = write_gallery(tmp_path, [mine]).read_text()
-    assert "Of 3 claims of the papers, parts counted apart and each on its primary checkpoint, 1 holds, 2 are not m" in gallery
-    assert "- **X9** a new claim. " in gallery and "(paper: 0.9)" in gallery
-    assert "| [X9](mine/README.md) | a new claim (nowhere) | 0.9 |" in (tmp_path / "claims.md").read_text()
+    assert "Of 3 claims of the papers, parts counted apart and each on its primary checkpoint, 1 hold, 2 are not m" in gallery
+    assert "| [X9](mine/README.md) | a new claim (nowhere) | 0.9 |" in gallery
+    assert "| X9 | none | not measurable |" in (tmp_path / "claims.md").read_text()
+
+
+def test_the_numbers_behind_a_figure_are_one_table(tmp_path):
+    data = xr.Dataset(
+        {
+            "share": (("head", "prompt"), np.arange(4.0).reshape(2, 2), {"units": "1"}),
+            "known": ((), True),
+            "many": (("head", "prompt2"), np.zeros((2, LARGEST))),
+        },
+        {"head": ["a", "b"], "scheme": ("head", ["rope", "repo"])},
+    )
+    assert write_numbers(data, tmp_path / "numbers.csv") == ["many"]
+    rows = read_table(tmp_path / "numbers.csv")
+    of_share = rows[rows["variable"] == "share"]
+    assert of_share["value"].tolist() == ["0", "1", "2", "3"] and of_share["head"].tolist() == ["a", "a", "b", "b"]
+    assert rows.loc[rows["variable"] == "scheme", "value"].tolist() == ["rope", "repo"]
+    long = xr.Dataset({"share": (("head", "prompt"), np.arange(2.0 * LARGEST).reshape(2, LARGEST))})
+    assert write_numbers(long, tmp_path / "long.csv") == []
+    means = read_table(tmp_path / "long.csv")["value"].astype(float)
+    assert_allclose(means, long["share"].mean("prompt"), rtol=1e-5)
 
 
 def test_a_claim_stands_where_it_holds_on_all_that_it_speaks_of_and_beyond_its_null():
@@ -360,63 +387,46 @@ def test_a_claim_stands_where_it_holds_on_all_that_it_speaks_of_and_beyond_its_n
     mine = paper(claims=(claim, null, several))
 
     def stands(about: Claim, *verdicts: Verdict):
-        rows = rows_of(*verdicts)
-        found = standing(lambda each: primary_rows(rows, mine, each), mine, about)
-        return found.outcome, found.why
+        found = standing(partial(primary_rows, records(verdict_table(verdicts)), mine), mine, about)
+        return None if found is None else (found.outcome, found.reasons)
 
-    above, beside = Verdict(claim, "a", HOLDS, "x", 1.0), Verdict(null, "a", HOLDS, "x", 1.0)
-    assert stands(claim, above, beside) == (HOLDS, "")
-    assert stands(claim, above) == (HOLDS, "cannot be told: beyond twins")
-    assert stands(claim, above, dataclasses.replace(beside, verdict=UNMEASURED)) == (HOLDS, "cannot be told: beyond twins")
-    assert stands(claim, above, dataclasses.replace(beside, verdict=FAILS)) == (AS_WORDED, "not beyond twins")
+    def reason(kind: Kind, text: str = "beyond twins") -> tuple[Reason, ...]:
+        return (Reason(kind, text),)
+
+    above, beside, below = judged(claim, "a", HOLDS), judged(null, "a", HOLDS), judged(claim, "a", FAILS, 0.1)
+    against, nothing = dataclasses.replace(beside, outcome=FAILS), unmeasured(null, "a", "few")
+    assert stands(claim, above, beside) == (HOLDS, ())
+    assert stands(claim, above) == stands(claim, above, nothing) == (HOLDS, reason(Kind.UNTOLD))
+    assert stands(claim, above, against) == (HOLDS, reason(Kind.LACKS))
     # Of two rows on the checkpoint that decides both count; rows on another one do not.
-    assert stands(claim, above, Verdict(claim, "a", FAILS, "x", 0.1)) == (IN_PART, "in 1 of 2")
-    short = dataclasses.replace(beside, verdict=FAILS)
-    assert stands(claim, above, Verdict(claim, "a", FAILS, "x", 0.1), short) == (IN_PART, "in 1 of 2, not beyond twins")
-    assert stands(claim, above, beside, Verdict(claim, "b", FAILS, "x", 0.1)) == (HOLDS, "")
-    assert stands(several, *(Verdict(several, name, HOLDS, "x", 1.0) for name in "ab")) == (HOLDS, "")
-    assert stands(several, Verdict(several, "a", HOLDS, "x", 1.0), Verdict(several, "b", FAILS, "x", 0.1))[0] == IN_PART
+    in_part = Reason(Kind.PART, count=1, of=2)
+    assert stands(claim, above, below) == (FAILS, (in_part,))
+    assert stands(claim, above, below, against) == (FAILS, (in_part, *reason(Kind.LACKS)))
+    assert stands(claim, above, beside, judged(claim, "b", FAILS, 0.1)) == (HOLDS, ())
+    assert stands(several, *(judged(several, name, HOLDS) for name in "ab")) == (HOLDS, ())
+    assert stands(several, judged(several, "a", HOLDS), judged(several, "b", FAILS)) == (FAILS, (in_part,))
     # Of the checkpoints for one thing the first that is judged decides.
-    newer_fails = (Verdict(several, "a", FAILS, "x", 0.1), Verdict(several, "older", HOLDS, "x", 1.0))
-    assert stands(several, *newer_fails) == (FAILS, "") and stands(several, newer_fails[1]) == (HOLDS, "")
-    assert stands(several, Verdict(several, "elsewhere", HOLDS, "x", 1.0)) == (HOLDS, "")
-    assert stands(claim, Verdict(claim, "a", FAILS, "x", 0.1, note=f"p; {BY_CHANCE}")) == (FAILS, BY_CHANCE)
+    newer_fails = (judged(several, "a", FAILS), judged(several, "older", HOLDS))
+    assert stands(several, *newer_fails) == (FAILS, ()) and stands(several, newer_fails[1]) == (HOLDS, ())
+    assert stands(several, judged(several, "elsewhere", HOLDS)) == (HOLDS, ())
+    chance = (UNDECIDED, (Reason(Kind.CHANCE),))
+    assert stands(claim, judged(claim, "a", UNDECIDED)) == chance
     # Found: a row that fails beside other rows of its claim alone was told as if its number were none that is claimed.
     clear = Claim("X1", "a statement", "nowhere", "0.9", Above("x", ("b",)), "wording")
-    one = Evidence(clear, "a", "x", {"x": {"b": Difference(0.21, 0.1, "prompts")}}, 0.21)
-    assert stands(claim, *judge_together([one, one])) == (FAILS, BY_CHANCE)
-    assert stands(claim, Verdict(claim, "a", UNMEASURED, "", note="too short")) == (UNMEASURED, "too short")
-    assert stands(several) == (NOT_YET, "")
+    one = verdict(clear, "a", "x", {"x": {"b": Difference(0.21, 0.1, "prompts")}}, 0.21)
+    assert stands(claim, *corrected_together([one, one])) == chance
+    assert stands(claim, unmeasured(claim, "a", ("too short", "by 3"))) == (UNMEASURABLE, reason(Kind.WHY, "too short"))
+    assert stands(several) is None
 
 
-def test_what_became_of_all_claims_is_one_paragraph():
-    one, other, third = (
-        Claim(f"X{k}", says, "nowhere", "0.9", SHARE) for k, says in enumerate(("it grows", "it is even", "it is fast"))
-    )
-    part = Claim("X2", "it is fast on text", "nowhere", "0.9", SHARE, part="text")
-    told = [
-        Told(one, HEADINGS[HOLDS], where=", though nothing breaks without it"),
-        Told(other, HEADINGS[HOLDS]),
-        Told(third, HEADINGS[AS_WORDED], "not beyond twins"),
-        Told(part, HEADINGS[UNMEASURED], "needs text"),
-    ]
-    assert in_one_paragraph(told) == (
-        "The papers make 3 claims: 2 stand, 1 holds as its paper puts it and no further. "
-        "2 stand: it grows (X0, though nothing breaks without it); it is even (X1). "
-        "1 holds as its paper puts it and no further (not beyond twins): it is fast (X2). "
-        "With their parts they are 4: 2 stand, 1 holds as its paper puts it and no further, 1 cannot be told here."
-    )
-    assert "With their parts" not in in_one_paragraph(told[:2]) and in_one_paragraph([]) == ""
-
-
-def test_a_claim_that_fails_for_its_errors_alone_says_so():
+def test_a_claim_that_fails_for_its_errors_alone_is_undecided():
     claim = Claim("X", "x", "", "1", Above("x", ("a",), more=0.05))
 
-    def note(margin: float) -> str:
-        return judge(Evidence(claim, "c", "x", {"x": {"a": Difference(margin, 0.1, "seeds")}}, margin, note="noted")).note
+    def found(margin: float) -> Verdict:
+        return verdict(claim, "c", "x", {"x": {"a": Difference(margin, 0.1, "seeds")}}, margin, note="noted")
 
-    assert note(0.1) == f"noted; {BY_CHANCE}"
-    assert note(0.04) == "noted" == note(0.5)
+    assert (found(0.1).outcome, found(0.1).reasons) == (UNDECIDED, (Reason(Kind.CHANCE), Reason(Kind.NOTE, "noted")))
+    assert (found(0.04).outcome, found(0.5).outcome) == (FAILS, HOLDS)
 
 
 @pytest.mark.parametrize(("first", "second", "said"), [(0.1, 0.05, True), (0.1, 0.0, True), (0.1, -0.05, False)])
@@ -424,18 +434,19 @@ def test_what_lies_the_other_way_round_is_not_as_claimed(first: float, second: f
     """Found: H7 has AB2 above RoPE, here it was 5 points below, and the row said "as claimed", since so few seeds cannot tell."""
     claim = Claim("X", "x > y > z", "", "1", All(Above("x", ("y",)), NotBelow("y", ("z",))))
     values = {"x": {"y": Difference(first, 0.1, "seeds")}, "y": {"z": Difference(second, 0.1, "seeds")}}
-    verdict = judge(Evidence(claim, "c", "x", values, 0.0))
-    assert verdict.verdict == FAILS and (BY_CHANCE in verdict.note) is said
+    found = verdict(claim, "c", "x", values, 0.0)
+    assert found.outcome == (UNDECIDED if said else FAILS)
 
 
 def test_a_number_that_is_none_decides_nothing():
     """Found: a mean over no prompts was NaN, and "does not hold" stood beside it."""
-    row = Evidence(BOTH[0], "a", "share", {"the share": np.nan}, np.nan, note="of 0 prompts")
-    assert judge(row) == Verdict(BOTH[0], "a", UNMEASURED, "share", note=f"{UNDEFINED}; of 0 prompts")
+    row = verdict(BOTH[0], "a", "share", {"the share": np.nan}, np.nan, note="of 0 prompts")
+    reasons = (Reason(Kind.UNDEFINED), Reason(Kind.NOTE, "of 0 prompts"))
+    assert row == Verdict(BOTH[0], "a", UNMEASURABLE, Estimate(None, "share"), reasons=reasons)
     claim = Claim("X1", "it is more", "here", "1", Above("x", ("a",)))
-    one = Evidence(claim, "c", "x", {"x": {"a": Difference(0.21, 0.1, "prompts")}}, 0.21)
-    none = Evidence(claim, "c", "x", {"x": {"a": Difference(np.nan, np.inf, "0 prompts")}}, np.nan)
-    assert [each.verdict for each in judge_together([one, none])] == [HOLDS, UNMEASURED], "it is no row to correct for"
+    one = verdict(claim, "c", "x", {"x": {"a": Difference(0.21, 0.1, "prompts")}}, 0.21)
+    none = verdict(claim, "c", "x", {"x": {"a": Difference(np.nan, np.inf, "0 prompts")}}, np.nan)
+    assert [each.outcome for each in corrected_together([one, none])] == [HOLDS, UNMEASURABLE], "it is no row to correct for"
 
 
 def test_where_there_are_no_twins_nothing_is_decided():
@@ -458,34 +469,14 @@ def test_a_checkpoint_beside_the_zoo_has_a_section_of_its_own(tmp_path):
     for data, share in (("code", 0.6), ("prose", 0.4)):
         of_data = paper(share)
         build = Build(of_data, Given(), of_data.options(), f"make {data}", tmp_path / "real" / data / "mine")
-        build.make(tmp_path / "cache", lambda text: None, Durations(tmp_path / "cache"))
+        build.make(tmp_path / "cache", lambda text: None)
     page = write_gallery(tmp_path, [mine]).read_text()
-    own = page.partition("## real")[2].partition("## Claims")[0]
-    assert "- *Depends on what it reads*: " in own and "(X1, code: holds, prose: does not hold)" in own
+    own = page.partition("## real")[2].partition("## Figures")[0]
     assert "| claim | what the paper says | paper's number | code | prose | zoo's primary |" in own
-    assert "| **holds**: 0.6 | " in own
-    assert "make code" in own and "real/prose/mine/shares.png" in own
+    assert "| **holds**: 0.6 | fails: 0.4 | not measured yet |" in own
+    assert "make code\nmake prose" in own and "real/prose/mine/shares.png" in own
     assert page_above(tmp_path / "real" / "code") == tmp_path
     assert page_above(tmp_path / "real" / "code" / "deeper") is None
-
-
-def test_what_one_page_of_a_checkpoint_could_not_measure_another_may_tell():
-    """Windows that are too short on one page are no dependence on the text; a page that was not asked is none either."""
-    mine = paper(0.6)
-    rows = {
-        verdict: {"claim": "X1", "checkpoint": "real", "verdict": verdict, "ours": "", "note": "too short"}
-        for verdict in (HOLDS, FAILS, UNMEASURED)
-    }
-
-    def told(**verdicts):
-        pages = {data: {"mine": [rows[verdict]] if verdict else []} for data, verdict in verdicts.items()}
-        return "".join(in_words(OwnSubject("real", pages), [mine]))
-
-    assert "- *Stands*: a statement (X1, on long alone)." in told(short=UNMEASURED, long=HOLDS)
-    assert "- *Stands*: a statement (X1)." in told(short=UNMEASURED, code=HOLDS, prose=HOLDS)
-    assert "- *Depends on what it reads*: a statement (X1, code: holds, prose: does not hold)." in told(code=HOLDS, prose=FAILS)
-    assert "- *Cannot be told here* (too short): a statement (X1)." in told(short=UNMEASURED, shorter=UNMEASURED)
-    assert "- *Stands*: a statement (X1, on code alone)." in told(code=HOLDS, other="")
 
 
 def test_a_claim_of_ours_stands_in_the_file_of_its_experiment_alone():
@@ -530,5 +521,6 @@ def test_a_claim_about_all_of_several_stands_on_all_of_them(paper_name: str, lab
     """Found: "all schemes near perfect" and "whatever the model's shape" were decided by the first scheme, and shape, alone."""
     of = named(())[paper_name]
     (claim,) = (each for each in of.claims if each.label == label)
-    verdicts = [Verdict(claim, name, HOLDS if name == checkpoints[0] else FAILS, "x", 1.0) for name in checkpoints]
-    assert standing(partial(primary_rows, rows_of(*verdicts), of), of, claim).outcome == IN_PART
+    verdicts = [judged(claim, name, HOLDS if name == checkpoints[0] else FAILS) for name in checkpoints]
+    whole = standing(partial(primary_rows, records(verdict_table(verdicts)), of), of, claim)
+    assert whole is not None and (whole.outcome, whole.reasons[0]) == (FAILS, Reason(Kind.PART, count=1, of=len(checkpoints)))

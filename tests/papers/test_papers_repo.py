@@ -18,10 +18,10 @@ from trained_tiny import left_by_training, trained
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import FAILS, HOLDS, UNMEASURED, Verdict, judge, verdict_rows
+from position_papers.kit.claims import FAILS, HOLDS, UNDECIDED, UNMEASURABLE, Kind, Reason, Verdict
 from position_papers.kit.differences import share_difference
 from position_papers.kit.experiment import run
-from position_papers.kit.outcomes import AS_WORDED, Standing, primary_rows, standing
+from position_papers.kit.outcomes import primary_rows, records, standing, verdict_table
 from position_papers.kit.paper_directory import write_paper
 from position_papers.kit.scores import Scored
 from position_papers.kit.subjects import Given, subject
@@ -142,17 +142,18 @@ def test_beside_the_papers_chunks_stands_with_how_many_others_the_rule_holds(hyb
         {"checkpoint": "a", "learned": [0]},
     )
     evidence, _ = CHUNKS.judge(data)
-    assert judge(evidence).verdict == (HOLDS if agreeing else FAILS)
-    assert f"the rule holds with {agreeing} of 4 pairs" in evidence.note
+    assert evidence.outcome == (HOLDS if agreeing else FAILS)
+    assert f"the rule holds with {agreeing} of 4 pairs" in "; ".join(evidence.notes)
 
 
 def test_attention_stands_where_it_holds_in_every_seed():
     """It compares schemes, of one model each, over prompts."""
-    holds = [Verdict(claim, "niah_keys/repo", HOLDS, "x", 1.0) for claim in attention.CLAIMS.values()]
+    holds = [Verdict(claim, "niah_keys/repo", HOLDS) for claim in attention.CLAIMS.values()]
     for claim in attention.CLAIMS.values():
         (over,) = (each for each in PAPER.claims if each.label == f"R4 ({claim.part_of_every_seed})")
-        rows = verdict_rows([*holds, Verdict(over, "niah_keys/repo", FAILS, "x", 1.0)])
-        assert standing(partial(primary_rows, rows, PAPER), PAPER, claim) == Standing(AS_WORDED, "not every seed")
+        rows = records(verdict_table([*holds, Verdict(over, "niah_keys/repo", FAILS)]))
+        whole = standing(partial(primary_rows, rows, PAPER), PAPER, claim)
+        assert whole is not None and (whole.outcome, whole.reasons) == (HOLDS, (Reason(Kind.LACKS, "every seed"),))
 
 
 def test_attention_wants_all_four_differences():
@@ -170,12 +171,12 @@ def test_attention_wants_all_four_differences():
         }
         known = {"found_by_nope": found, "why_not": "" if found < 0.9 else "NoPE finds them"}
         data = xr.Dataset({"mass_per_token": (("checkpoint", "rows", "prompt", "span"), means)}, coords, known)
-        return [judge(evidence).verdict for evidence in attention.judge(data)]
+        return [evidence.outcome for evidence in attention.judge(data)]
 
     assert verdict() == [HOLDS, HOLDS]
     for changed in ({"repo": (2.0, 1.0)}, {"nope": (2.0, 3.0)}, {"repo": (3.0, 2.0)}, {"nope": (1.0, 0.5)}):
         assert verdict(**changed) == [FAILS, FAILS]
-    assert verdict(found=0.9) == [UNMEASURED, UNMEASURED]
+    assert verdict(found=0.9) == [UNMEASURABLE, UNMEASURABLE]
 
 
 @pytest.mark.parametrize(
@@ -183,9 +184,9 @@ def test_attention_wants_all_four_differences():
     [
         (0.89, 0.5, 0.8, HOLDS),
         (0.2, 0.8, 0.5, FAILS),
-        (0.9, 0.5, 0.8, UNMEASURED),
+        (0.9, 0.5, 0.8, UNMEASURABLE),
         (None, 0.5, 0.8, HOLDS),
-        (0.2, 1.0, 1.0, UNMEASURED),
+        (0.2, 1.0, 1.0, UNMEASURABLE),
     ],
 )
 def test_needles_that_are_found_without_positions_say_nothing(nope, rope, repo, verdict):
@@ -201,11 +202,11 @@ def test_needles_that_are_found_without_positions_say_nothing(nope, rope, repo, 
         return Searched(subject(layout, zoo_path(f"niah/{layout}")), scores.to_dataset(name="score"), None)
 
     given = [found(layout, share) for layout, share in (("repo", repo), ("rope", rope), ("nope", nope)) if share is not None]
-    *verdicts, without_yarn = [judge(evidence) for evidence in HAYSTACK.judge(given)]
-    assert [each.verdict for each in verdicts] == [verdict, verdict]
-    assert without_yarn.verdict == (HOLDS if repo > rope else FAILS), "asked whether positions are needed or not"
+    *verdicts, without_yarn = HAYSTACK.judge(given)
+    assert [each.outcome for each in verdicts] == [verdict, verdict]
+    assert without_yarn.outcome == (HOLDS if repo > rope else FAILS), "asked whether positions are needed or not"
     if nope == 0.9:
-        assert all("nope finds 0.900 without positions" in each.note for each in verdicts)
+        assert all("nope finds 0.900 without positions" in "; ".join(each.notes) for each in verdicts)
     recorded = [dataclasses.replace(each, recorded=made_up_scores(each)) for each in given]
     assert ("no NoPE was given" in found_without_positions(recorded).why_not) is (nope is None)
 
@@ -302,17 +303,19 @@ def test_every_claim_has_a_verdict_and_those_without_a_checkpoint_say_why(result
     of_seeds = {label for label in missing if "every seed" in label}
     assert set(missing) - of_seeds == {*few_shot, *lines, "R2 (strength by seed)"}
     assert of_seeds == {label for label, _ in by_claim if "every seed" in label}  # one seed alone has weights here
-    assert all("weights of at least 2 training seeds" in missing[label].note for label in of_seeds)
-    assert all(verdict.verdict == UNMEASURED for verdict in missing.values())
-    assert "five examples" in missing["R8"].note and all("corpus" in missing[label].note for label in lines)
+    assert all("weights of at least 2 training seeds" in "; ".join(missing[label].notes) for label in of_seeds)
+    assert all(verdict.outcome == UNMEASURABLE for verdict in missing.values())
+    assert "five examples" in "; ".join(missing["R8"].notes) and all(
+        "corpus" in "; ".join(missing[label].notes) for label in lines
+    )
 
 
 def test_scores_of_other_seeds_count_and_give_the_spread(results):
     repo = verdicts(results[0])["R1 (trained lengths)", "reversal/repo"]
-    assert repo.ours == pytest.approx(0.75)
-    assert repo.spread == pytest.approx(np.sqrt(0.125))
-    assert repo.spread_over == "2 seeds"
-    assert repo.verdict == FAILS
+    assert repo.estimate.value == pytest.approx(0.75)
+    assert repo.interval.spread == pytest.approx(np.sqrt(0.125))
+    assert repo.interval.over == "2 seeds"
+    assert repo.outcome == FAILS
     table = drawn(results[0], "reversal_by_length").data
     assert table["score"].sel(checkpoint="reversal/repo", test_set=2).dropna("seed").values.tolist() == [1.0, 0.5]
     recorded = 1 + len(zoo_entry("reversal/rope").seeds)
@@ -323,22 +326,22 @@ def test_without_nope_reversal_does_not_hold_and_says_so(given):
     paths = {name: path for name, path in given.items() if name in ("reversal/repo", "reversal/rope")}
     (experiment,) = (each for each in PAPER.experiments if "R1" in [claim.label for claim in each.claims])
     found = verdicts(run(experiment, Given(paths).subjects(), TINY, Cache(), lambda text: None))
-    assert found["R1", "reversal/repo"].verdict == FAILS
-    assert "RoPE or NoPE is missing" in found["R1", "reversal/repo"].note
+    assert found["R1", "reversal/repo"].outcome == FAILS
+    assert "RoPE or NoPE is missing" in "; ".join(found["R1", "reversal/repo"].notes)
 
 
 def test_the_shipped_checkpoint_mirrors_and_random_weights_do_not(results):
     repo = verdicts(results[0])["R2", "reversal/repo"]
-    assert repo.verdict == HOLDS
-    assert repo.ours is not None and repo.ours <= 0.25
-    assert "(random weights: 0)" in repo.note
+    assert repo.outcome == HOLDS
+    assert repo.estimate.value is not None and repo.estimate.value <= 0.25
+    assert "(random weights: 0)" in "; ".join(repo.notes)
 
 
 def test_taking_the_mirror_away_breaks_reversal_and_flat_instructions_break_nothing(results):
     found = verdicts(results[0])
     mirror_taken, instruction_taken = found["R2 (cause)", "reversal/repo"], found["R3 (cause)", "reversal/repo"]
-    assert mirror_taken.verdict == HOLDS and mirror_taken.ours == pytest.approx(1, abs=0.05)
-    assert instruction_taken.verdict == FAILS and "not needed" in instruction_taken.note
+    assert mirror_taken.outcome == HOLDS and mirror_taken.estimate.value == pytest.approx(1, abs=0.05)
+    assert instruction_taken.outcome == FAILS and "not needed" in "; ".join(instruction_taken.notes)
     data = drawn(results[0], "causes_reversal_repo").data
     np.testing.assert_array_equal(data["plain"], 1)
     assert float(data["score"].sel(kind="frozen", where="layer 1").mean()) == pytest.approx(1)
@@ -370,24 +373,26 @@ def test_scores_under_changed_positions_are_drawn_from_0_to_1_with_the_error_of_
 
 def test_what_both_find_cannot_tell_them_apart(results):
     found = verdicts(results[0])
-    assert found["R9", "niah/repo"].verdict == found["R9 (longer)", "niah/repo"].verdict == UNMEASURED
-    assert "niah/nope finds 1.000 without positions" in found["R9", "niah/repo_from_1"].note
-    assert "niah/nope finds 1.000 without positions" in found["R4", "niah/repo"].note
+    assert found["R9", "niah/repo"].outcome == found["R9 (longer)", "niah/repo"].outcome == UNMEASURABLE
+    assert "niah/nope finds 1.000 without positions" in "; ".join(found["R9", "niah/repo_from_1"].notes)
+    assert "niah/nope finds 1.000 without positions" in "; ".join(found["R4", "niah/repo"].notes)
 
 
 def test_beyond_the_training_length_the_shipped_model_finds_what_nope_finds_and_rope_does_not(results):
     """Recorded scores of three seeds: RoPE loses needles where nothing is extended, RePo and NoPE keep them."""
     found = verdicts(results[0])["R9 (longer, without YaRN)", "niah/repo"]
-    assert found.verdict == HOLDS and found.ours is not None and found.ours > 0.95 and found.seeds == 3
-    assert "niah/nope" in found.note and "512: niah/repo 1.000, niah/rope 0." in found.note
+    assert (
+        found.outcome == HOLDS and found.estimate.value is not None and found.estimate.value > 0.95 and found.estimate.seeds == 3
+    )
+    assert "niah/nope" in "; ".join(found.notes) and "512: niah/repo 1.000, niah/rope 0." in "; ".join(found.notes)
 
 
 def test_the_start_layers_are_compared_where_there_are_several(results):
     start = verdicts(results[0])["R9 (start layer)", "niah/repo, niah/repo_from_1"]
-    assert start.verdict == UNMEASURED and "niah/nope finds 1.000 without positions" in start.note
+    assert start.outcome == UNMEASURABLE and "niah/nope finds 1.000 without positions" in "; ".join(start.notes)
     data = drawn(results[0], "haystack_start_layer").data
     needs_them = data.assign_attrs(found_by_nope=0.5, why_not="")
-    assert [judge(evidence).verdict for evidence in start_layer.judge(needs_them)] == [FAILS]
+    assert [evidence.outcome for evidence in start_layer.judge(needs_them)] == [FAILS]
     assert data["start"].values.tolist() == [0, 1]
     assert data["length"].values.tolist() == [256, 512, 1024]
 
@@ -414,7 +419,7 @@ def test_figures_are_written_with_their_data_and_a_second_time_comes_from_the_ca
     some = [drawn(found, name) for name in ("haystack_map_niah_256", "mirror_reversal_repo")]
     kept = [result for result in found if any(drawing is each for drawing in result.drawings for each in some)]
     files = {file.name for file in write_paper(tmp_path / "repo", PAPER.title, kept, given, "make figures", {})}
-    assert {f"{drawing.name}.{kind}" for drawing in some for kind in ("png", "svg", "pdf", "nc")} <= files
+    assert {f"{drawing.name}.{kind}" for drawing in some for kind in ("png", "csv")} <= files
     (again,) = run(EFFICIENCY, [], TINY, cache, lambda text: None)
     first, second = drawn(found, "efficiency").data, again.drawings[0].data
     assert_allclose(first["seconds"].values, second["seconds"].values, rtol=0)
@@ -431,12 +436,15 @@ def test_a_stronger_mirror_must_go_with_better_scores_more_than_in_other_orders_
     )
     assert_allclose(mirror_by_seed.strengths(data), [1, 2, 3, 4, 5])  # layer 0 does not count
     (evidence,) = mirror_by_seed.judge(data)
-    assert evidence.ours == pytest.approx(spearmanr(range(5), scores)[0])
-    assert judge(evidence).verdict == verdict and evidence.seeds == 5
-    assert evidence.note.count("mirrors in layers none") == 3 and evidence.note.count("mirrors in layers 1") == 2
+    assert evidence.estimate.value == pytest.approx(spearmanr(range(5), scores)[0])
+    assert evidence.outcome == verdict and evidence.estimate.seeds == 5
     assert (
-        max(np.abs(evidence.values[mirror_by_seed.TOGETHER].null)) <= 1
-        and len(evidence.values[mirror_by_seed.TOGETHER].null) == 120
+        "; ".join(evidence.notes).count("mirrors in layers none") == 3
+        and "; ".join(evidence.notes).count("mirrors in layers 1") == 2
+    )
+    assert (
+        max(np.abs(evidence.estimate.values[mirror_by_seed.TOGETHER].null)) <= 1
+        and len(evidence.estimate.values[mirror_by_seed.TOGETHER].null) == 120
     )
     (drawing,) = mirror_by_seed.draw(data)
     drawing.figure.savefig(tmp_path / "seeds.png")
@@ -507,17 +515,17 @@ def test_adapters_of_text_on_a_checkpoint_of_no_task_of_ours_are_asked_for_ruler
     data = attention.measure(subjects, TINY, cache)
     assert data.attrs["task"] == "text" and data.attrs["training_length"] == 320 and data.attrs["found_by_nope"] == 0
     evidence = list(attention.judge(data))
-    shown = [[rival.rsplit(" ", 1)[0] for rival in each.control.split(", ")] for each in evidence]
+    shown = [[rival.rsplit(" ", 1)[0] for rival in each.estimate.control.split(", ")] for each in evidence]
     assert shown == [["RoPE", "NoPE from layer 1"]] * 2
-    assert all("rope finds 0.000 of the needles" in each.unmeasurable for each in evidence), "its attention says nothing either"
+    assert all("rope finds 0.000 of the needles" in each.notes[0] for each in evidence), "its attention says nothing either"
     without = search(subjects[2], TINY, cache)
     assert without.scores["method"].values.tolist() == ["plain", "yarn"]  # layer 0 rotates
     assert found_without_positions([without]).share == 0 and not found_without_positions([without]).why_not
     assert without.lengths == [320] and longest_trained(subjects[2]) == 1280  # the base knows longer ones
     searched = [search(each, TINY, cache) for each in subjects]
-    at_length, *longer = [judge(evidence) for evidence in HAYSTACK.judge(searched)]
-    assert at_length.verdict == FAILS and len(longer) == 2
-    assert all(each.verdict == UNMEASURED and "trained on 1,280 tokens" in each.note for each in longer)
+    at_length, *longer = HAYSTACK.judge(searched)
+    assert at_length.outcome == FAILS and len(longer) == 2
+    assert all(each.outcome == UNMEASURABLE and "trained on 1,280 tokens" in "; ".join(each.notes) for each in longer)
     (drawn_by_length, _) = HAYSTACK.draw(searched)
     assert drawn_by_length.data["method"].values.tolist() == ["plain"] and "YaRN" not in drawn_by_length.caption
     ours = trained(tmp_path / "ours", "language", "repo@1", **{**tuned, "continue_from": str(zoo_path("language/rope"))})
@@ -534,9 +542,9 @@ def test_a_model_that_reads_text_is_asked_to_reverse_words_and_says_nothing_of_m
     own = subject("mine", checkpoint(tmp_path / "model", "repo@1", len(words), 320, words))
     assert mirror.MIRROR.needs.groups([own]) == [[own]] and not mirror_by_seed.MIRROR_BY_SEED.needs.groups([own])
     data = mirror.measure([own], TINY, Cache())
-    found = {each.claim.label: judge(each) for each in mirror.judge(data)}
-    assert found["R2"].verdict == UNMEASURED and reason in found["R2"].note
-    assert found["R3"].verdict != UNMEASURED or family == "words"
+    found = {each.claim.label: each for each in mirror.judge(data)}
+    assert found["R2"].outcome == UNMEASURABLE and reason in "; ".join(found["R2"].notes)
+    assert found["R3"].outcome != UNMEASURABLE or family == "words"
     example, source = data["example_text"].values, data["example_source"].values
     assert [example[at] for at in source[source >= 0]] == [example[at] for at in np.flatnonzero(source >= 0)]
     (figure,) = mirror.draw(data)
@@ -567,9 +575,9 @@ def test_heads_that_follow_examples_count_beyond_random_weights(followed, verdic
         {"weights": ["trained", "random 0", "random 1", "random 2"], "layer": [1, 2], "head": range(5)},
         {"checkpoint": "mine"},
     )
-    (judged,) = (judge(each) for each in segments.judge({"examples throughout": made_whole(data)}) if each.claim.part == "heads")
-    assert judged.ours == followed and judged.verdict == verdict and "random weights 3, 3, 3" in judged.control
-    assert "layer 1, head 0 follows them most: 0.0 %" in judged.note
+    (judged,) = (each for each in segments.judge({"examples throughout": made_whole(data)}) if each.claim.part == "heads")
+    assert judged.estimate.value == followed and judged.outcome == verdict and "random weights 3, 3, 3" in judged.estimate.control
+    assert "layer 1, head 0 follows them most: 0.0 %" in "; ".join(judged.notes)
 
 
 @pytest.mark.parametrize(("random", "verdict"), [(0.1, HOLDS), (0.5, FAILS)])
@@ -592,9 +600,9 @@ def test_segments_are_followed_beyond_random_weights(random, verdict):
         },
         attrs={"checkpoint": "mine"},
     )
-    worded, beside = map(judge, segments.judge({"lines": data}))
-    assert (worded.verdict, beside.verdict) == (HOLDS, verdict) and beside.claim.part == "lines of code, beyond random weights"
-    assert f"0.31 beside 2 of the null: mean {random:g}" in beside.note
+    worded, beside = segments.judge({"lines": data})
+    assert (worded.outcome, beside.outcome) == (HOLDS, verdict) and beside.claim.part == "lines of code, beyond random weights"
+    assert f"0.31 beside 2 of the null: mean {random:g}" in "; ".join(beside.notes)
 
 
 def made_whole(data: xr.Dataset) -> xr.Dataset:
@@ -612,9 +620,9 @@ def test_several_questions_about_keyed_needles_go_through_every_experiment(tmp_p
     }
     results = results_of(paths, Cache())
     found = verdicts(results)
-    assert {found[label, "niah_keys/repo"].verdict for label in ("R9", "R9 (longer)")} <= {HOLDS, FAILS}
+    assert {found[label, "niah_keys/repo"].outcome for label in ("R9", "R9 (longer)")} <= {HOLDS, FAILS, UNDECIDED}
     attention = [found[label, "niah_keys/repo"] for label in ("R4", "R4 (producing rows)")]
-    assert all(verdict.verdict == UNMEASURED and "finds 0" in verdict.note for verdict in attention)
+    assert all(verdict.outcome == UNMEASURABLE and "finds 0" in "; ".join(verdict.notes) for verdict in attention)
     assert {result.experiment.name for result in results if result.drawings} >= {
         "needles in a haystack",
         "attention mass",

@@ -13,7 +13,7 @@ from trained_tiny import trained
 
 import repo_interp as ri
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import BLIND, EVERY_SEED, SEEN, UNMEASURED
+from position_papers.kit.claims import BLIND, EVERY_SEED, SEEN, UNMEASURABLE
 from position_papers.kit.experiment import run
 from position_papers.kit.paper_directory import write_paper
 from position_papers.kit.subjects import Subject, subject
@@ -94,7 +94,7 @@ def test_every_claim_is_judged_where_it_can_be(made, results):
     assert judged["P6 (positions, 1 %)"] == judged["P6 (positions)"]
     assert judged["P6 (untouched)"] == judged["P6 (1 % within 1,000)"] == checkpoints
     assert set(judged) == {claim.label for claim in PAPER.claims}
-    measured = {place for place, verdict in verdicts.items() if verdict.verdict != UNMEASURED}
+    measured = {place for place, verdict in verdicts.items() if verdict.outcome != UNMEASURABLE}
     without = set(verdicts) - measured
     assert {name for label, name in without if label == "P6 (1 % within 1,000)"} == checkpoints  # of 32 tokens
     of_every_seed = {claim.label for claim in PAPER.claims if claim.part.endswith(EVERY_SEED)}
@@ -106,9 +106,11 @@ def test_every_claim_is_judged_where_it_can_be(made, results):
         "P6 (task, positions)",
         "P6 (learned)",
     }
-    assert all(np.isfinite(verdicts[place].ours) for place in measured)
-    assert all(verdicts[place].note for place in without)
-    assert "of 4 sequences, compared with the others" in verdicts["P7", "rope"].note  # half of the eight are the reference
+    assert all(np.isfinite(verdicts[place].estimate.value) for place in measured)
+    assert all("; ".join(verdicts[place].notes) for place in without)
+    assert "of 4 sequences, compared with the others" in "; ".join(
+        verdicts["P7", "rope"].notes
+    )  # half of the eight are the reference
 
 
 def test_figures_and_verdicts_are_written(made, results):
@@ -122,7 +124,7 @@ def test_figures_and_verdicts_are_written(made, results):
     files = {file.name for file in write_paper(home / "figures", PAPER.title, few, paths, "command", {})}
     assert {"README.md", "verdicts.csv"} < files
     for stem in ("fits", "perturbation"):
-        assert {f"{stem}_rope.png", f"{stem}_rope.svg", f"{stem}_rope.pdf", f"{stem}_rope.nc"} <= files
+        assert {f"{stem}_rope.png", f"{stem}_rope.csv"} <= files
     page = (home / "figures" / "README.md").read_text()
     assert "Position Generalization" in page and "is at most 2 %" in page and SEEN in page
 
@@ -143,14 +145,14 @@ def test_shorter_sequences_say_nothing_about_longer_ones(made):
     cut = dataclasses.replace(options, length=LENGTH)
     (result,) = run(EXTRAPOLATION, [longer], cut, Cache(), lambda _: None)
     (verdict,) = result.verdicts
-    assert (verdict.claim, verdict.verdict, result.drawings) == (P7, UNMEASURED, ())
-    assert f"{LENGTH} of its {2 * LENGTH} training tokens" in verdict.note
+    assert (verdict.claim, verdict.outcome, result.drawings) == (P7, UNMEASURABLE, ())
+    assert f"{LENGTH} of its {2 * LENGTH} training tokens" in "; ".join(verdict.notes)
 
 
 def test_without_checkpoints_every_claim_says_what_it_needs():
     verdicts = [verdict for result in measured([], Options(), Cache(), []) for verdict in result.verdicts]
     assert [verdict.claim for verdict in verdicts] == list(PAPER.claims)
-    assert all(verdict.verdict == UNMEASURED and verdict.note.startswith("needs ") for verdict in verdicts)
+    assert all(verdict.outcome == UNMEASURABLE and "; ".join(verdict.notes).startswith("needs ") for verdict in verdicts)
     assert {"language/rope", "language/repo", "niah_keys/rope", "niah_keys/repo"} <= set(PAPER.zoo)
 
 
@@ -213,24 +215,14 @@ def test_the_twin_is_a_rope_model_of_the_same_task_and_budget():
     assert twin(mixed, [given("longer", ("rope", "rope"), "language", True, 32)]) == [], "it would be given other prompts"
 
 
-def test_a_cost_is_known_before_anything_is_measured(made):
-    subjects, options, _ = made
-    rope = next(one for one in subjects if one.name == "rope")
-    assert TOLERANCE.cost is not None and EXTRAPOLATION.cost is not None
-    more = dataclasses.replace(options, sequences=400)
-    assert 0 < TOLERANCE.cost([rope], options) < TOLERANCE.cost([rope], more)
-    cut = dataclasses.replace(rope, training_length=2 * LENGTH)
-    assert EXTRAPOLATION.cost([rope], options) > EXTRAPOLATION.cost([cut], dataclasses.replace(options, length=LENGTH)) == 0
-
-
 def test_a_score_of_nothing_cannot_fall(made):
     """Found: a model that never reverses a word was said to tolerate every disturbance, or none."""
     subjects, options, home = made
     (reversal,) = (one for one in subjects if one.name == "reversal rope")
     results = list(run(TOLERANCE, [reversal], options, Cache(home / "cache"), lambda _: None))
     verdicts = results[0].verdicts
-    assert {verdict.verdict for verdict in verdicts} == {UNMEASURED}
-    assert all("0 undisturbed" in verdict.note for verdict in verdicts)
+    assert {verdict.outcome for verdict in verdicts} == {UNMEASURABLE}
+    assert all("0 undisturbed" in "; ".join(verdict.notes) for verdict in verdicts)
 
 
 def test_an_adapter_is_judged_in_the_tokens_of_its_base(made, tmp_path):

@@ -55,12 +55,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--cache", metavar="DIR", help="where measurements are kept for the next time (default: .cache in --out)")
     parser.add_argument(
-        "--data",
-        type=_named,
-        action="append",
-        default=[],
-        metavar="NAME=FILE",
-        help="a data set that cannot be shipped, in its own format, such as hybridqa=dev.json; may be repeated",
+        "--formats",
+        type=_formats,
+        default=("png",),
+        metavar="png,svg,pdf,nc",
+        help="what every figure is written as, beside the CSV of its numbers; nc: all that is drawn, as netCDF (default: png)",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace other figures of these papers that stand in --out")
     add_settings(
@@ -71,8 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Say what it will cost; measure, draw, write; print the verdicts."""
-    from position_papers.kit.build import Durations, measure_together
+    """Measure, draw, write; print the verdicts."""
+    from position_papers.kit.build import measure_together
     from repo_interp import processes
     from repo_interp.cli.console import Console
     from repo_interp.cli.progress import steps
@@ -82,22 +81,20 @@ def run(arguments: argparse.Namespace) -> int:
     out = Path(arguments.out)
     cache = Path(arguments.cache) if arguments.cache else out / ".cache"
     require_directory(cache)
-    durations = Durations(cache)
     builds = _builds(arguments, out)
     processes.meet()
     with steps(console) as step:
-        announced = processes.from_first(lambda: _announced(builds, durations, step))
-        for line in announced:
+        for line in processes.from_first(lambda: _announced(builds)):
             console.print(line, highlight=False, soft_wrap=True)
         wanted = [build for build in builds if arguments.overwrite or not build.is_up_to_date]
         measure_together(wanted, cache, lambda done, total: step("measuring, experiments on checkpoints", done, total))
     if not processes.is_first():
         return 0
     with processes.alone():
-        return _made(console, builds, arguments, cache, durations)
+        return _made(console, builds, arguments, cache)
 
 
-def _made(console, builds, arguments: argparse.Namespace, cache: Path, durations) -> int:
+def _made(console, builds, arguments: argparse.Namespace, cache: Path) -> int:
     """Measure what is not kept yet, draw and write; print the verdicts."""
     from position_papers.catalogue import named
     from position_papers.kit.gallery import page_above, write_gallery
@@ -113,7 +110,7 @@ def _made(console, builds, arguments: argparse.Namespace, cache: Path, durations
         try:
             with steps(console) as step:
                 step(build.name)
-                verdicts, files = build.make(cache, lambda doing, name=build.name, step=step: step(f"{name}: {doing}"), durations)
+                verdicts, files = build.make(cache, lambda doing, name=build.name, step=step: step(f"{name}: {doing}"))
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"what was measured is kept in {cache}; the same command goes on") from None
         _print(console, build.paper.title, verdicts)
@@ -130,7 +127,7 @@ def _made(console, builds, arguments: argparse.Namespace, cache: Path, durations
 def _builds(arguments: argparse.Namespace, out: Path):
     """Each paper with its checkpoints and options. Raises InputError for everything that can be known before measuring."""
     from position_papers.catalogue import named
-    from position_papers.kit.build import Build, stated_options, with_data, with_experiments
+    from position_papers.kit.build import Build, stated_options, with_experiments
     from position_papers.kit.gallery import require_own
     from position_papers.kit.paper_directory import require_free
     from position_papers.kit.subjects import given
@@ -142,18 +139,16 @@ def _builds(arguments: argparse.Namespace, out: Path):
     users = {name: find(path) for name, path in arguments.checkpoints}
     if len(users) < len(arguments.checkpoints):
         raise InputError("two checkpoints have the same name; give each its own: --checkpoint rope=... --checkpoint rope_2=...")
-    if len(dict(arguments.data)) < len(arguments.data):
-        raise InputError("two data sets have the same name; give each once: --data qasper=...")
     fields = {name: dict(paper.fast) if arguments.fast else {} for name, paper in papers.items()}
     values = [*arguments.options, ("seed", str(arguments.seed)), ("device", arguments.device)]
-    options = with_data(papers, stated_options(papers, values, fields), dict(arguments.data))
+    options = stated_options(papers, values, fields)
     require_own(out)
     if (out / RUN).exists():
         raise InputError(f"{out} holds an analysis ({RUN}); give another --out for figures of the papers")
     builds = []
     for name, paper in papers.items():
         checkpoints = given(paper.zoo if arguments.zoo else (), users)
-        build = Build(paper, checkpoints, options[name], _command(name, arguments), out / name)
+        build = Build(paper, checkpoints, options[name], _command(name, arguments), out / name, arguments.formats)
         require_free(build.directory)
         if build.directory.is_dir() and not build.is_up_to_date and not arguments.overwrite:
             raise InputError(f"{build.directory} holds other figures already; give another --out, or --overwrite to replace them")
@@ -180,75 +175,47 @@ def _require_asked(builds, users: dict[str, str]) -> None:
         )
 
 
-def _announced(builds, durations, step) -> list[str]:
-    """On what each paper is made, and how long it takes; `step` is told which paper is being timed."""
-    from repo_interp.values import duration
-
+def _announced(builds) -> list[str]:
+    """On what each paper is made that is not up to date."""
     lines = []
     for build in builds:
-        if build.is_up_to_date:
-            continue
-        count = len(build.given.paths)
-        previous = build.previous_duration(durations)
-        if previous is not None and previous.finished:
-            cost = f"{duration(previous.seconds)} last time; what is kept of it is not measured again"
-        else:
-            step(f"{build.name}: timing a part of it")
-            cost = _estimated(build, durations) if count else "nothing that takes long"
-            if previous is not None:
-                cost += f"; {duration(previous.seconds)} of it were done when it was interrupted"
-        lines.append(f"{build.name}: {count} checkpoint{'' if count == 1 else 's'}, {cost}")
-        if build.given.missing:
-            lines.append(f"  not in this package: {', '.join(build.given.missing)}")
+        if not build.is_up_to_date:
+            count = len(build.given.paths)
+            lines.append(f"{build.name}: {count} checkpoint{'' if count == 1 else 's'}")
+            if build.given.missing:
+                lines.append(f"  not in this package: {', '.join(build.given.missing)}")
     return lines
 
 
-def _estimated(build, durations) -> str:
-    from repo_interp.values import duration
-
-    estimate, elsewhere = build.estimate(), build.longest_other_duration(durations)
-    if estimate is not None:
-        return f"{duration(estimate)} or more, from a timed part of it"
-    if elsewhere is not None:
-        return f"not made so before; with other checkpoints or options it took {duration(elsewhere.seconds)}"
-    return "not made before, so the time is unknown"
-
-
 def _print(console, title: str, verdicts) -> None:
-    """Print verdicts in columns that fit into 80; checkpoints with the same verdict and number on a claim share a row."""
-    from itertools import groupby
-
+    """Print verdicts in columns that fit into 80; checkpoints with the same outcome and number on a claim share a row."""
     from rich.table import Table
     from rich.text import Text
 
-    from position_papers.kit.claims import verdict_rows
+    from position_papers.kit.outcomes import verdict_table
 
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), show_edge=False)
     table.add_column("claim")
-    table.add_column("verdict", no_wrap=True)
+    table.add_column("outcome", no_wrap=True)
     table.add_column("ours", no_wrap=True)
     table.add_column("checkpoint", overflow="fold", min_width=18)
-    for (claim, verdict, ours), rows in groupby(
-        verdict_rows(verdicts), key=lambda row: (row["claim"], row["verdict"], _ours(row))
-    ):
-        names = dict.fromkeys(row["checkpoint"] for row in rows)
-        table.add_row(Text(claim), Text(verdict), Text(ours), Text(", ".join(names)))
+    rows = verdict_table(verdicts)
+    rows["ours"] += rows["spread"].where(rows["spread"] == "", " ± " + rows["spread"])
+    columns = ["claim", "outcome", "ours"]
+    for _, own in rows.groupby(columns, sort=False):
+        table.add_row(*map(Text, own[columns].iloc[0]), Text(", ".join(dict.fromkeys(own["checkpoint"]))))
     console.print(table)
-
-
-def _ours(row: dict[str, str]) -> str:
-    """What was measured, with its spread."""
-    return f"{row['ours']} ± {row['spread']}" if row["ours"] and row["spread"] else row["ours"]
 
 
 def _command(paper: str, arguments: argparse.Namespace) -> str:
     """What makes this paper's figures again, wherever it is put."""
     words = ["repo-interp", "figures", paper]
-    for flag, pairs in (("--checkpoint", arguments.checkpoints), ("--data", arguments.data), ("--set", arguments.options)):
+    for flag, pairs in (("--checkpoint", arguments.checkpoints), ("--set", arguments.options)):
         words += [word for name, value in pairs for word in (flag, f"{name}={value}")]
     words += [word for name in arguments.experiments for word in ("--experiment", name)]
     words += [] if arguments.zoo else ["--no-zoo"]
     words += ["--fast"] if arguments.fast else []
+    words += ["--formats", ",".join(arguments.formats)] if arguments.formats != ("png",) else []
     words += ["--seed", str(arguments.seed)] if arguments.seed else []
     words += ["--device", arguments.device] if arguments.device != "cpu" else []
     return shlex.join(words)
@@ -259,3 +226,13 @@ def _named(text: str) -> tuple[str, str]:
     if not (name and equals and value):
         raise argparse.ArgumentTypeError(f"wanted NAME=VALUE, not {text!r}")
     return name, value
+
+
+def _formats(text: str) -> tuple[str, ...]:
+    from position_papers.kit.paper_directory import FORMATS
+
+    wanted = text.split(",")
+    unknown = [name for name in wanted if name not in FORMATS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"wanted some of {','.join(FORMATS)}, not {unknown[0]!r}")
+    return tuple(name for name in FORMATS if name in wanted)

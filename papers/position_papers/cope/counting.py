@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 import xarray as xr
 
-from position_papers.cope.error_bars import bars_caption, error_bars
 from position_papers.cope.errors import (
     COPE,
     IN_DISTRIBUTION,
@@ -26,13 +25,15 @@ from position_papers.cope.errors import (
     SCHEMES,
     LowerError,
     error_table,
+    errors_by_test_set,
+    errors_caption,
     errors_of,
     lower_error,
     needs,
 )
 from position_papers.cope.errors import measure as measure_errors
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import Claim, Evidence
+from position_papers.kit.claims import UNMEASURABLE, Claim, Verdict, unmeasured
 from position_papers.kit.differences import share_difference
 from position_papers.kit.experiment import Drawing, Experiment
 from position_papers.kit.samples import Sample
@@ -135,7 +136,7 @@ def measure_floors(task: Task, count: int, seed: int) -> xr.Dataset:
 # ---- judged ---------------------------------------------------------------------------------------------------------
 
 
-def judge(counted: Counted) -> Iterator[Evidence]:
+def judge(counted: Counted) -> Iterator[Verdict]:
     """What there is on C3, its contexts and balanced values, for each number of variables that a checkpoint with CoPE in every layer was
     trained with.
     """
@@ -152,19 +153,19 @@ def judge(counted: Counted) -> Iterator[Evidence]:
                 yield _beside_floor(C3_BALANCED, group, f"{BALANCED}{name}", contexts, floors)
 
 
-def _beside_floor(claim: Claim, group: Sequence[Scored], test_set: str, measured: str, floors: xr.DataArray) -> Evidence:
-    """The evidence on whether CoPE's error is below its rivals', with the floor beside it; none where nobody is below the floor."""
-    evidence, floor = lower_error(claim, group, test_set, measured), float(floors.sel(test_set=test_set))
+def _beside_floor(claim: Claim, group: Sequence[Scored], test_set: str, measured: str, floors: xr.DataArray) -> Verdict:
+    """Whether CoPE's error is below its rivals', with the floor beside it; not measurable where nobody is below the floor."""
+    judged, floor = lower_error(claim, group, test_set, measured), float(floors.sel(test_set=test_set))
     always = f"always the most frequent value {floor:.3g} %"
-    if evidence.unmeasurable:
-        return replace(evidence, unmeasurable=f"{evidence.unmeasurable}; {always}")
+    if judged.outcome == UNMEASURABLE:
+        return unmeasured(claim, judged.checkpoint, (*judged.notes, always))
     compared = [each for name in (COPE, *RIVALS) if (each := first_of(group, name)) is not None and test_set in each.test_sets]
     errors = {each.name: errors_of(each, [test_set]) for each in compared}
     assert isinstance(claim.rule, LowerCountingError)
     if not claim.rule.counts(errors.values(), floor / 100, floors.attrs["prompts"]):
         shown = ", ".join(f"{name} {100 * sample.mean:.3g} %" for name, sample in errors.items())
-        return replace(evidence, unmeasurable=f"{measured}: nobody counts, {always}; {shown}")
-    return replace(evidence, control=f"{evidence.control}; {always}")
+        return judged.without_a_number("nobody counts", always, shown)
+    return replace(judged, estimate=replace(judged.estimate, control=f"{judged.estimate.control}; {always}"))
 
 
 # ---- drawn ----------------------------------------------------------------------------------------------------------
@@ -193,9 +194,9 @@ def draw(counted: Counted) -> Iterator[Drawing]:
         f"Counting, up to {task.operations} operations: share of sequences whose value is wrong (CoPE table 3, 4), where the operation "
         f"pass, which changes no value, is drawn as often as in training (weight {task.pass_weight:g}), more often, so that contexts are "
         f"longer ({task.longer_pass_weight:g}), or less often, so that they are shorter ({task.shorter_pass_weight:g}); balanced: all "
-        f"values equally frequent. Dashed: the error of always saying the most frequent value. {bars_caption(scored)}"
+        f"values equally frequent. Dashed: the error of always saying the most frequent value. {errors_caption(scored)}"
     )
-    figure = error_bars({_variables(count): table for count, table in tables.items()})
+    figure = errors_by_test_set({_variables(count): table for count, table in tables.items()})
     data = together.assign_coords(variables=("checkpoint", numbers))
     yield Drawing(f"counting_{task.operations}", figure, caption, data.assign(floor=counted.floors.rename(variables="number")))
 

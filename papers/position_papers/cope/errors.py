@@ -9,18 +9,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import xarray as xr
+from matplotlib.lines import Line2D
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import Claim, Evidence
+from position_papers.kit.claims import Claim, Verdict, unmeasured, verdict
 from position_papers.kit.experiment import Needs, trained_alike
-from position_papers.kit.legends import in_layers
 from position_papers.kit.rules import Above
 from position_papers.kit.samples import Sample, between, in_words, numbers_of
-from position_papers.kit.scores import Scored, ScoreOptions, first_of, missing, note, of_tasks, score_subject, score_table
+from position_papers.kit.scores import (
+    Scored,
+    ScoreOptions,
+    first_of,
+    in_layers,
+    missing,
+    note,
+    of_tasks,
+    score_subject,
+    score_table,
+)
 from position_papers.kit.subjects import Subject
+from repo_interp.plots.marks.drawing import legend_below
+from repo_interp.plots.marks.scores import draw_scores, handles
+from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
 
 COPE = "cope"
 RIVALS = {"rope": "RoPE", "learned": "learned absolute positions"}
@@ -67,7 +81,7 @@ def errors_of(scored: Scored, test_sets: Sequence[str]) -> Sample:
     return Sample(1 - right.seeds, 1 - right.prompts, right.recorded, right.share)
 
 
-def lower_error(claim: Claim, scored: Sequence[Scored], test_set: str, measured: str) -> Evidence:
+def lower_error(claim: Claim, scored: Sequence[Scored], test_set: str, measured: str) -> Verdict:
     """What there is on whether CoPE's error on `test_set` is below those of its rivals.
 
     `claim` has a rule `LowerError`, and one of `scored` has CoPE in every layer.
@@ -75,21 +89,21 @@ def lower_error(claim: Claim, scored: Sequence[Scored], test_set: str, measured:
     cope, rule = first_of(scored, COPE), claim.rule
     assert cope is not None and isinstance(rule, LowerError)
     if test_set not in cope.test_sets:
-        return Evidence(claim, cope.name, "", unmeasurable=f"{cope.name} was not scored on a test set {test_set}")
+        return unmeasured(claim, cope.name, f"{cope.name} was not scored on a test set {test_set}")
     candidates = {name: first_of(scored, name) for name in RIVALS}
     rivals = {name: rival for name, rival in candidates.items() if rival is not None and test_set in rival.test_sets}
     absent = _absent(candidates, test_set, cope.configuration.task)
     if not rivals:
-        return Evidence(claim, cope.name, "", unmeasurable=absent)
+        return unmeasured(claim, cope.name, absent)
     samples = {name: errors_of(checkpoint, [test_set]) for name, checkpoint in {COPE: cope, **rivals}.items()}
     errors = {name: 100 * sample.mean for name, sample in samples.items()}
     if not rule.tells_apart(list(errors.values())):
         shown = ", ".join(f"{name} {error:.3g} %" for name, error in errors.items())
         easy = f"{measured}: {shown}; all at most {rule.apart:g} %, so the task is too easy here to tell them apart"
-        return Evidence(claim, cope.name, "", unmeasurable=easy)
+        return unmeasured(claim, cope.name, easy)
     differences = {name: between(samples[name], samples[COPE]) for name in rivals}
     within = f"in distribution {100 * errors_of(cope, [IN_DISTRIBUTION]).mean:.3g} %" if test_set != IN_DISTRIBUTION else ""
-    return Evidence(
+    return verdict(
         claim,
         cope.name,
         measured,
@@ -112,7 +126,7 @@ def _absent(candidates: Mapping[str, Scored | None], test_set: str, task: str) -
 
 
 def error_table(scored: Sequence[Scored], test_sets: Sequence[str] = ()) -> xr.Dataset:
-    """Errors [checkpoint, test_set, seed] in per cent, with their standard errors over prompts, as `error_bars` draws them.
+    """Errors [checkpoint, test_set, seed] in per cent, with their standard errors over prompts, as `errors_by_test_set` draws them.
 
     `test_sets`: all that a checkpoint has where none are named.
     """
@@ -129,3 +143,39 @@ def _error_of_recorded(scored: Scored, test_set: str) -> float:
     """The standard error over prompts that a recorded mean of one seed has at most; NaN where there are other seeds, or none."""
     sample = scored.sample([test_set]) if test_set in scored.test_sets else None
     return np.nan if sample is None or len(sample.seeds) != 1 or sample.spread is None else sample.spread
+
+
+# ---- drawn ----------------------------------------------------------------------------------------------------------
+
+_FLOOR: Mapping[str, Any] = {"color": "#222222", "linewidth": 0.7, "linestyle": "--"}
+
+
+@style()
+def errors_by_test_set(panels: Mapping[str, xr.Dataset]) -> PaperFigure:
+    """Every error table of `panels`, by its title, one row each (CoPE tables 2 to 4); dashed: `floor [test_set]`, where there is one."""
+    figure = paper_figure(PAGE_WIDTH, 0.45 + 1.55 * len(panels))
+    axes = figure.subplots(len(panels), 1, squeeze=False, sharey=True)[:, 0]
+    entries: dict[str, Line2D] = {}
+    for ax, (title, data) in zip(axes, panels.items(), strict=True):
+        draw_scores(ax, data).set_title(title)
+        entries |= {str(entry.get_label()): entry for entry in handles(data)}
+        for place, floor in enumerate(data["floor"].values if "floor" in data else ()):
+            ax.hlines(floor, place - 0.4, place + 0.4, **_FLOOR, gid="floor")
+            entries["floor"] = Line2D([], [], **_FLOOR, label="always the most frequent answer")
+    axes[0].set_ylim(bottom=-2)  # marks at 0 are seen whole
+    legend_below(figure, list(entries.values()))
+    return figure
+
+
+def errors_caption(scored: Sequence[Scored]) -> str:
+    """What a caption says of the training seeds and prompts behind the errors."""
+    samples = {checkpoint.name: checkpoint.sample(checkpoint.test_sets[:1]) for checkpoint in scored}
+    seeds = {name: len(sample.seeds) for name, sample in samples.items()}
+    same = len(set(seeds.values())) == 1
+    over = str(next(iter(seeds.values()))) if same else ", ".join(f"{name} {count}" for name, count in seeds.items())
+    prompts = sorted({sample.count for sample in samples.values()})
+    return (
+        f"Marks: means over training seeds ({over}); small dots: seeds; bars of a single seed: standard error over prompts, at most where "
+        "its mean alone is recorded; "
+        f"{' to '.join(str(count) for count in dict.fromkeys((prompts[0], prompts[-1])))} prompts each."
+    )

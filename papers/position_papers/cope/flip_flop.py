@@ -10,17 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from position_papers.cope.error_bars import bars_caption, error_bars
 from position_papers.cope.errors import (
     COPE,
     SCHEMES,
     LowerError,
     error_table,
+    errors_by_test_set,
+    errors_caption,
     lower_error,
     measure,
     needs,
 )
-from position_papers.kit.claims import SEEN, Claim, Evidence
+from position_papers.kit.claims import SEEN, Claim, Verdict
 from position_papers.kit.experiment import Drawing, Experiment
 from position_papers.kit.scale import Scale
 from position_papers.kit.scores import Scored, first_of
@@ -47,7 +48,7 @@ C1_LONG = Claim(
 )
 
 
-def judge(scored: Sequence[Scored]) -> Iterator[Evidence]:
+def judge(scored: Sequence[Scored]) -> Iterator[Verdict]:
     """What there is on C1, where a checkpoint has CoPE in every layer."""
     if first_of(scored, COPE) is not None:
         yield lower_error(C1, scored, SPARSE, f"error of reads on {SPARSE} test sequences, %")
@@ -62,9 +63,9 @@ def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
     caption = (
         f"Flip-flop: error of reads by test set (CoPE table 2, left). {100 * task.ignore:g} % of instructions are ignored in training, "
         f"{100 * task.sparse:g} % in sparse and {100 * task.dense:g} % in dense test sets; sequences have {task.length} tokens, in long "
-        f"test sets {task.longest_test}. {bars_caption(scored)}"
+        f"test sets {task.longest_test}. {errors_caption(scored)}"
     )
-    yield Drawing(f"flip_flop_{task.length}", error_bars({f"Flip-flop, {task.length} tokens": table}), caption, table)
+    yield Drawing(f"flip_flop_{task.length}", errors_by_test_set({f"Flip-flop, {task.length} tokens": table}), caption, table)
 
 
 FLIP_FLOP = Experiment(

@@ -18,14 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
-from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.lines import Line2D
 
 from position_papers.cope.perplexity import LANGUAGE
 from position_papers.cope.standing_out import Chosen, stands_out
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import EVERY_SEED, Claim, Evidence
+from position_papers.kit.claims import EVERY_SEED, Claim, Verdict, unmeasured, verdict
 from position_papers.kit.experiment import Drawing, Experiment, Needs, each
 from position_papers.kit.rules import All, AtLeast, AtMost, BeyondNull, Observed, beside_null
 from position_papers.kit.scores import of_tasks
@@ -34,7 +32,8 @@ from repo_interp.analysis.analyze import analyze
 from repo_interp.measures.gates import KINDS, Gates
 from repo_interp.measures.labels import described
 from repo_interp.plots.marks.drawing import legend_below
-from repo_interp.plots.style import COLUMN_WIDTH, SCHEME_COLOURS, PaperFigure, darker, paper_figure, style
+from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, scheme_colour, style
+from repo_interp.plots.views.gates import draw_gates, draw_map
 
 if TYPE_CHECKING:
     from position_papers.cope.options import Options
@@ -139,26 +138,27 @@ _PARTS = (
 )
 
 
-def judge(measured: tuple[str, xr.Dataset]) -> Iterator[Evidence]:
+def judge(measured: tuple[str, xr.Dataset]) -> Iterator[Verdict]:
     """What there is on C6: of the head whose gates mark separators most, and of the one whose attention stays in a segment most."""
     name, data = measured
     for part in _PARTS:
         trained, *random = (_chosen(data, part, str(weights)) for weights in data["weights"].values)
         twins = [twin for twin in random if twin is not None]
         if trained is None or not twins:
-            yield Evidence(part.claim, name, "", unmeasurable="too few of the texts have separators or segments")
+            yield unmeasured(part.claim, name, "too few of the texts have separators or segments")
             continue
         values, null = (gate_values if part.claim is C6 else attention_values)(trained, twins)
-        yield Evidence(
+        yield verdict(
             part.claim,
             name,
-            f"{part.measured}, in {_title(data, trained)}",
+            f"{part.measured}, in the head where it stands out most",
             values,
             trained.observed,
             float(trained.by_prompt.std(ddof=1)) if len(trained.by_prompt) > 1 else None,
             "texts",
             len(trained.by_prompt),
             f"{part.control} {trained.control:.3g}; random weights {', '.join(f'{twin.observed:.3g}' for twin in twins)}",
+            f"{_title(data, trained)}: "
             f"{trained.ratio:.2f} times {part.control}, which reach it in {100 * trained.chance:.3g} % of the draws; the head was chosen "
             f"among {_places(data[part.variables[0]])} on the other half of the texts; {beside_null(null, share=1)}",
         )
@@ -204,9 +204,6 @@ def _places(array: xr.DataArray) -> str:
 
 # ---- drawing: the map of one head above the gates of its keys, separators marked (fig. 4 and 6) -----------------------
 
-_MAP = LinearSegmentedColormap.from_list("attention", ["#FFFFFF", "#A5E5BF", "#1F9A52", "#06391B"])
-_SEPARATOR = "#D55E00"
-
 
 def draw(measured: tuple[str, xr.Dataset]) -> Iterator[Drawing]:
     """Attention from position alone, and gates, of the head that each claim is about."""
@@ -224,46 +221,20 @@ def draw(measured: tuple[str, xr.Dataset]) -> Iterator[Drawing]:
         yield Drawing(f"{part.stem}_{short}", position_attention_and_gates(shown, f"{short}, {title}"), caption, shown)
 
 
+@style()
 def position_attention_and_gates(data: xr.Dataset, title: str) -> PaperFigure:
     """`position_attention [query, key]` of one head above `gate_by_token [key]`, on one axis of keys; `separator [key]` is 1 where a token
     separates.
     """
-    with style():
-        figure = paper_figure(COLUMN_WIDTH, 4.3)
-        attention, gates = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-        separators = np.flatnonzero(data["separator"].values == 1)
-        _draw_position_attention(attention, data, separators)
-        _draw_gates(gates, data, separators)
-        attention.set_title(title)
-        legend_below(figure, [Line2D([], [], linestyle="none", marker="+", color=_SEPARATOR, markersize=4, label="separator")])
+    figure = paper_figure(COLUMN_WIDTH, 4.3)
+    attention, gates = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    separators, values = data["separator"].values == 1, data["position_attention"].transpose("query", "key").values
+    image = draw_map(attention, np.where(np.tri(*values.shape, dtype=bool), values, np.nan), np.flatnonzero(separators))
+    figure.colorbar(image, ax=attention, fraction=0.05, pad=0.02).set_label("attention from position alone (row maximum 1)")
+    attention.set(aspect="auto", xlabel="", title=title)
+    draw_gates(gates, data["gate_by_token"].values, separators, scheme_colour("cope")).set_xlabel("key (token)")
+    legend_below(figure, [Line2D([], [], linestyle="none", marker="+", color="black", markersize=4, label="separator")])
     return figure
-
-
-def _draw_position_attention(ax: Axes, data: xr.Dataset, separators: np.ndarray) -> None:
-    """Keys to the right, queries downwards; separators on the diagonal."""
-    values = data["position_attention"].transpose("query", "key").values.astype(float)
-    shown = np.where(np.tri(*values.shape, dtype=bool), values, np.nan)
-    image = ax.imshow(shown, cmap=_MAP, vmin=0, vmax=1, aspect="auto", interpolation="nearest", rasterized=True)
-    ax.plot(separators, separators, "+", color=_SEPARATOR, markersize=3, markeredgewidth=0.6, gid="separators")
-    ax.set_ylabel("query (token)")
-    figure = ax.get_figure(root=True)
-    assert figure is not None
-    bar = figure.colorbar(image, ax=ax, fraction=0.05, pad=0.02, aspect=30)
-    bar.set_label("attention from position alone\n(largest of a row: 1)")
-    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
-
-
-def _draw_gates(ax: Axes, data: xr.Dataset, separators: np.ndarray) -> None:
-    """One bar per token; those of separators in their colour."""
-    values = data["gate_by_token"].values.astype(float)
-    tokens = np.arange(len(values))
-    here = np.zeros(len(values), dtype=bool)
-    here[separators] = True
-    for chosen, colour, name in ((~here, darker(SCHEME_COLOURS["cope"], 0.75), "tokens"), (here, _SEPARATOR, "separators")):
-        ax.vlines(tokens[chosen], 0, values[chosen], color=colour, linewidth=max(0.4, 160 / len(values)), gid=f"gates {name}")
-    ax.plot(tokens[here], np.full(int(here.sum()), 1.05), "+", color=_SEPARATOR, markersize=3, markeredgewidth=0.6, clip_on=False)
-    ax.set(xlabel="key (token)", ylabel="mean gate", ylim=(0, 1.1), xlim=(-0.5, len(values) - 0.5))
-    ax.grid(axis="y")
 
 
 def _has_gates(subject: Subject) -> bool:

@@ -17,9 +17,8 @@ import numpy as np
 
 from position_papers.cope.errors import COPE, needs
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import Claim, Evidence
+from position_papers.kit.claims import Claim, Verdict, unmeasured, verdict
 from position_papers.kit.experiment import Drawing, Experiment, trained_alike
-from position_papers.kit.legends import in_layers
 from position_papers.kit.perplexities import (
     BEYOND_SEEDS,
     beyond_seeds,
@@ -27,7 +26,7 @@ from position_papers.kit.perplexities import (
     differences,
     differences_caption,
     errors_caption,
-    evidence_beyond_seeds,
+    judged_beyond_seeds,
     on_the_same_windows,
     perplexity_table,
     seed_spread,
@@ -36,7 +35,7 @@ from position_papers.kit.perplexities import (
 from position_papers.kit.rules import Above, All, AtMost
 from position_papers.kit.samples import MATERIAL, Sample, between, between_rises, in_words, numbers_of
 from position_papers.kit.scale import Scale
-from position_papers.kit.scores import PLAIN, Scored, ScoreOptions, first_of, missing, note, of_tasks, score_subject
+from position_papers.kit.scores import PLAIN, Scored, ScoreOptions, first_of, in_layers, missing, note, of_tasks, score_subject
 from position_papers.kit.subjects import Subject
 from repo_interp.plots.marks.perplexity import perplexity_by_length
 from repo_interp.plots.marks.scores import layout_name
@@ -97,17 +96,17 @@ def measure(subjects: Sequence[Subject], options: ScoreOptions, cache: Cache) ->
     return on_the_same_windows([score_subject(subject, options, cache) for subject in subjects])
 
 
-def judge(scored: Sequence[Scored]) -> Iterator[Evidence]:
+def judge(scored: Sequence[Scored]) -> Iterator[Verdict]:
     """What there is on C4, its p_max, and C5, where a checkpoint has CoPE in every layer."""
     gated = [each for each in scored if gates_of(each) != OPEN]
     cope, opened = first_of(gated, COPE), first_of([each for each in scored if gates_of(each) == OPEN], COPE)
     if cope is not None:
         ordered, degrades = _ordered(cope, gated), _degrades(cope, gated)
         yield ordered
-        yield evidence_beyond_seeds(ordered, C4_SEEDS, seed_spread(scored, lambda each: _of_seeds(each)[0]))
+        yield judged_beyond_seeds(ordered, C4_SEEDS, seed_spread(scored, lambda each: _of_seeds(each)[0]))
         yield from _few_positions([each for each in gated if gates_of(each) == gates_of(cope)])
         yield degrades
-        yield evidence_beyond_seeds(degrades, C5_SEEDS, seed_spread(scored, lambda each: np.subtract(*reversed(_of_seeds(each)))))
+        yield judged_beyond_seeds(degrades, C5_SEEDS, seed_spread(scored, lambda each: np.subtract(*reversed(_of_seeds(each)))))
     if cope is not None and opened is not None:
         yield _below_open(cope, opened)
         yield _degrades_less(cope, opened)
@@ -135,19 +134,19 @@ def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
     yield Drawing("perplexity", perplexity_by_length(table, f"trained at {length} tokens"), caption, table)
 
 
-def _ordered(cope: Scored, scored: Sequence[Scored]) -> Evidence:
+def _ordered(cope: Scored, scored: Sequence[Scored]) -> Verdict:
     """C4: whether log perplexity at the training length is lower with CoPE than with RoPE, and with RoPE than with learned positions."""
     given = {name: first_of(scored, name) for name in RIVALS}
     rivals = {name: rival for name, rival in given.items() if rival is not None}
     absent = missing([name for name in RIVALS if name not in rivals], "language")
     if absent:
-        return Evidence(C4, cope.name, "", unmeasurable=absent)
+        return unmeasured(C4, cope.name, absent)
     compared = {COPE: cope, **rivals}
     samples = {name: checkpoint.sample(shortest_and_longest(checkpoint)[:1]) for name, checkpoint in compared.items()}
     below_relative = between(samples[RELATIVE], samples[COPE])
     below_absolute = between(samples[ABSOLUTE], samples[RELATIVE])
     differences = {f"{COPE} below {RELATIVE}": below_relative, f"{RELATIVE} below {ABSOLUTE}": below_absolute}
-    return Evidence(
+    return verdict(
         C4,
         cope.name,
         "perplexity at the training length",
@@ -159,11 +158,11 @@ def _ordered(cope: Scored, scored: Sequence[Scored]) -> Evidence:
     )
 
 
-def _below_open(cope: Scored, opened: Scored) -> Evidence:
+def _below_open(cope: Scored, opened: Scored) -> Verdict:
     """C4 (against open gates): whether CoPE's log perplexity at the training length is below that of CoPE with every gate open."""
     samples = [each.sample(shortest_and_longest(each)[:1]) for each in (cope, opened)]
     difference = between(samples[1], samples[0])
-    return Evidence(
+    return verdict(
         C4_OPEN,
         cope.name,
         "perplexity at the training length",
@@ -175,14 +174,14 @@ def _below_open(cope: Scored, opened: Scored) -> Evidence:
     )
 
 
-def _degrades_less(cope: Scored, opened: Scored) -> Evidence:
+def _degrades_less(cope: Scored, opened: Scored) -> Verdict:
     """C5 (against open gates): whether CoPE's log perplexity rises less with the length than that of CoPE with every gate open."""
     short, long = shortest_and_longest(cope)
     if short == long or not {short, long} <= set(opened.test_sets):
-        return Evidence(C5_OPEN, cope.name, "", unmeasurable="no two checkpoints were scored beyond the training length")
+        return unmeasured(C5_OPEN, cope.name, "no two checkpoints were scored beyond the training length")
     mine, theirs = ((each.sample((short,)), each.sample((long,))) for each in (cope, opened))
     difference = between_rises(theirs, mine)
-    return Evidence(
+    return verdict(
         C5_OPEN,
         cope.name,
         f"change of log perplexity from {short} to {long} tokens, nats",
@@ -199,7 +198,7 @@ def gates_of(scored: Scored) -> str:
     return str(scored.configuration.scheme_options.get("gates", "keys"))
 
 
-def _few_positions(scored: Sequence[Scored]) -> Iterator[Evidence]:
+def _few_positions(scored: Sequence[Scored]) -> Iterator[Verdict]:
     """What there is on p_max, where two CoPE checkpoints differ in it."""
     by_positions = {p_max(checkpoint): checkpoint for checkpoint in reversed(scored) if checkpoint.layout == COPE}
     few, most = by_positions.get(POSITIONS), by_positions[max(by_positions)]
@@ -208,7 +207,7 @@ def _few_positions(scored: Sequence[Scored]) -> Iterator[Evidence]:
     samples = [checkpoint.sample(shortest_and_longest(checkpoint)[:1]) for checkpoint in (few, most)]
     ratio = float(np.exp(samples[0].mean - samples[1].mean))
     difference = between(*samples)
-    yield Evidence(
+    yield verdict(
         C4_POSITIONS,
         few.name,
         f"perplexity with p_max = {POSITIONS} over that with {p_max(most)}",
@@ -227,19 +226,19 @@ def p_max(scored: Scored) -> int:
     return int(scored.configuration.scheme_options.get("p_max", 0)) or scored.training_length
 
 
-def _degrades(cope: Scored, scored: Sequence[Scored]) -> Evidence:
+def _degrades(cope: Scored, scored: Sequence[Scored]) -> Verdict:
     """C5: whether CoPE's log perplexity rises less than RoPE's from the training length to the longest."""
     short, long = shortest_and_longest(cope)
     longer = {other.name: other for other in scored if other is not cope and {short, long} <= set(other.test_sets)}
     rope = first_of(scored, RELATIVE)
     if short == long or rope is None or rope.name not in longer:
         why = missing([RELATIVE], "language") if rope is None else "no checkpoint was scored beyond the training length"
-        return Evidence(C5, cope.name, "", unmeasurable=why)
+        return unmeasured(C5, cope.name, why)
     rises = {other.name: (other.sample((short,)), other.sample((long,))) for other in (cope, *longer.values())}
     difference = between_rises(rises[rope.name], rises[cope.name])
     changes = {name: after.mean - before.mean for name, (before, after) in rises.items()}
     smaller = [name for name, other in longer.items() if changes[name] < changes[cope.name] and other not in (rope, cope)]
-    return Evidence(
+    return verdict(
         C5,
         cope.name,
         f"change of log perplexity from {short} to {long} tokens, nats",

@@ -10,17 +10,18 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from position_papers.cope.error_bars import bars_caption, error_bars
 from position_papers.cope.errors import (
     COPE,
     IN_DISTRIBUTION,
     SCHEMES,
     error_table,
+    errors_by_test_set,
+    errors_caption,
     errors_of,
     measure,
     needs,
 )
-from position_papers.kit.claims import Claim, Evidence
+from position_papers.kit.claims import Claim, Verdict, unmeasured, verdict
 from position_papers.kit.experiment import Drawing, Experiment
 from position_papers.kit.rules import All, AtLeast, AtMost
 from position_papers.kit.samples import numbers_of
@@ -42,19 +43,19 @@ C2 = Claim(
 )
 
 
-def judge(scored: Sequence[Scored]) -> Iterator[Evidence]:
+def judge(scored: Sequence[Scored]) -> Iterator[Verdict]:
     """What there is on C2, where a checkpoint has CoPE in every layer."""
     cope, rope = first_of(scored, COPE), first_of(scored, "rope")
     if cope is None:
         return
     if rope is None:
-        yield Evidence(C2, cope.name, "", unmeasurable=missing(["rope"], "selective_copy"))
+        yield unmeasured(C2, cope.name, missing(["rope"], "selective_copy"))
         return
     sets = (IN_DISTRIBUTION, *OUTSIDE)
     # 100 (1 - 0.99) is a little more than 1, so errors are rounded before they are compared.
     own, other = (np.round([100 * errors_of(checkpoint, [name]).mean for name in sets], 9) for checkpoint in (cope, rope))
     worst = errors_of(cope, [sets[int(own.argmax())]])
-    yield Evidence(
+    yield verdict(
         C2,
         cope.name,
         "largest error of the three test sets, %",
@@ -78,9 +79,9 @@ def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
     caption = (
         f"Selective copy: share of sequences that are not copied exactly (CoPE table 2, right). {task.copied} of {task.symbols} symbols "
         f"are copied, with as many blanks as in training ({task.blanks}), half as many (dense) and twice as many (sparse). "
-        f"{bars_caption(scored)}"
+        f"{errors_caption(scored)}"
     )
-    yield Drawing("selective_copy", error_bars({"Selective copy": table}), caption, table)
+    yield Drawing("selective_copy", errors_by_test_set({"Selective copy": table}), caption, table)
 
 
 SELECTIVE_COPY = Experiment(

@@ -11,7 +11,6 @@ components show with random phases (`random_phases`), which are in their upper h
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 import xarray as xr
@@ -25,7 +24,7 @@ from position_papers.hope.random_phases import NAME, random_phases
 from position_papers.hope.replicates import Sampling
 from position_papers.hope.wording import OVER_REPLICATES, capped, labelled, named_bands, random_weights
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import SEEN, Claim, Evidence
+from position_papers.kit.claims import SEEN, Claim, Verdict, verdict
 from position_papers.kit.experiment import Drawing, Experiment
 from position_papers.kit.rules import All, AtLeast, BeyondNull, Observed, beside_null
 from position_papers.kit.subjects import Subject
@@ -100,13 +99,13 @@ def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> xr.
     )
 
 
-def judge(tree: xr.DataTree) -> Iterable[Evidence]:
-    """Evidence on the checkpoint, on the claim and on how it is worded, for both kinds of sequences."""
+def judge(tree: xr.DataTree) -> Iterable[Verdict]:
+    """Verdict on the checkpoint, on the claim and on how it is worded, for both kinds of sequences."""
     for kind, node in zip(replicates.KINDS, (tree, tree["repeated"]), strict=True):
         yield from _evidence(node["within"].to_dataset(), node["beyond"].to_dataset(), kind)
 
 
-def _evidence(within: xr.Dataset, beyond: xr.Dataset, kind: Kind) -> Iterator[Evidence]:
+def _evidence(within: xr.Dataset, beyond: xr.Dataset, kind: Kind) -> Iterator[Verdict]:
     near = within["first_layer_by_distance"]
     far = beyond["first_layer_by_distance"].sel(distance=slice(within.attrs["length"], None))
     activated = np.flatnonzero(bands(within)["activated"].values)
@@ -123,7 +122,7 @@ def _evidence(within: xr.Dataset, beyond: xr.Dataset, kind: Kind) -> Iterator[Ev
         by_weights = {str(weights): averaged(shares, weights=weights) for weights in near["weights"].values}
         of_replicates = [averaged(shares, weights="trained", repeat=repeat)[quantity] for repeat in near["repeat"].values]
         ours = by_weights["trained"]
-        evidence = Evidence(
+        judged = verdict(
             claim,
             within.attrs["checkpoint"],
             f"share of distances in [L, 2L) {where} the range within L",
@@ -138,11 +137,11 @@ def _evidence(within: xr.Dataset, beyond: xr.Dataset, kind: Kind) -> Iterator[Ev
             else "a cosine without phase passes its lowest value within L and cannot leave its range: only phases can",
             capped(within),
         )
-        yield evidence
+        yield judged
         null = _with_random_phases(within, activated, lambda curves, shares=shares, name=quantity: shares(*curves)[name])
         observed = Observed(ours[quantity], null)
         values = {**ours, BESIDE_PHASES: observed}
-        yield replace(evidence, claim=BESIDE_NULL[claim], values=values, note=beside_null(observed))
+        yield judged.on(BESIDE_NULL[claim], values, beside_null(observed))
 
 
 def _with_random_phases(

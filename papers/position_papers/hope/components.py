@@ -6,7 +6,6 @@ swing of a component   peak to peak of its mean curve C_r(t), smoothed over L/16
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 import xarray as xr
@@ -20,7 +19,7 @@ from position_papers.hope.random_phases import NAME, random_phases
 from position_papers.hope.replicates import Sampling
 from position_papers.hope.wording import OVER_REPLICATES, capped, named_bands, random_weights
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import EVERY_SEED, SEEN, Claim, Evidence
+from position_papers.kit.claims import EVERY_SEED, SEEN, Claim, Verdict, verdict
 from position_papers.kit.experiment import Drawing, Experiment
 from position_papers.kit.rules import All, AtMost, BeyondNull, Observed, beside_null
 from position_papers.kit.subjects import Subject
@@ -71,8 +70,8 @@ def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> xr.
     return replicates.within(subjects[0], options, cache)
 
 
-def judge(data: xr.Dataset) -> Iterable[Evidence]:
-    """Evidence on the checkpoint, where it has activated components and lower ones."""
+def judge(data: xr.Dataset) -> Iterable[Verdict]:
+    """Verdict on the checkpoint, where it has activated components and lower ones."""
     band, name = bands(data), data.attrs["checkpoint"]
     masks = band["activated"].values, band["low_frequency"].values
     if not (masks[0].any() and masks[1].any()):
@@ -88,8 +87,8 @@ def judge(data: xr.Dataset) -> Iterable[Evidence]:
     of_replicates = [swing(curves.sel(weights="trained", repeat=repeat)) for repeat in curves["repeat"].values]
     ours, spread = swings["trained"], float(np.std(of_replicates, ddof=1))
     numbers = (ours, spread, OVER_REPLICATES, data.attrs["sequences"], random_weights(swings))
-    evidence = Evidence(H5, name, measured, {SWING: ours}, *numbers, unmeasurable=capped(data))
-    yield evidence
+    judged = verdict(H5, name, measured, {SWING: ours}, *numbers, unmeasurable=capped(data))
+    yield judged
     twins = Observed(ours, [value for weights, value in swings.items() if weights != "trained"])
     of_phases = random_phases(
         band["frequency"].values, data.attrs["length"], lambda curves: float(np.median(relative_swing(curves, *masks)))
@@ -98,7 +97,7 @@ def judge(data: xr.Dataset) -> Iterable[Evidence]:
     values = {SWING: ours, SWING_BESIDE_TWINS: twins, SWING_BESIDE_PHASES: phases}
     note = f"random phases: {beside_null(phases, share=0.05)}"
     note = f"random weights: {beside_null(twins, share=0.05)}; {note}" if len(twins.null) else note
-    yield replace(evidence, claim=H5_NULLS, values=values, note=note)
+    yield judged.on(H5_NULLS, values, note)
 
 
 def draw(data: xr.Dataset) -> Iterator[Drawing]:

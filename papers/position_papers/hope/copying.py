@@ -24,7 +24,7 @@ from position_papers.hope.extended_scores import (
     with_methods,
 )
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import Claim, Evidence
+from position_papers.kit.claims import Claim, Verdict, unmeasured, verdict
 from position_papers.kit.experiment import Drawing, Experiment, Needs, trained_alike
 from position_papers.kit.rules import Above, All, AtLeast, NotBelow, Where
 from position_papers.kit.samples import Sample, between, in_words, numbers_of
@@ -90,11 +90,11 @@ def measure(subjects: Sequence[Subject], options: ScoreOptions, cache: Cache) ->
     return scores(subjects, options, cache)
 
 
-def judge(scored: Sequence[Scored]) -> Iterable[Evidence]:
-    """Evidence on the first checkpoint with HoPE, and on the ablations, where there are such."""
+def judge(scored: Sequence[Scored]) -> Iterable[Verdict]:
+    """Verdict on the first checkpoint with HoPE, and on the ablations, where there are such."""
     hope, rope = first_of(scored, HOPE), first_of(scored, ROPE)
     if hope is not None and rope is None:
-        yield Evidence(H6, hope.name, "", unmeasurable=missing([ROPE], "copying"))
+        yield unmeasured(H6, hope.name, missing([ROPE], "copying"))
     elif hope is not None and rope is not None:
         yield _ahead(H6, hope, [each for layout in RIVALS if (each := first_of(scored, layout)) is not None], PLAIN)
     if hope is not None:
@@ -103,7 +103,7 @@ def judge(scored: Sequence[Scored]) -> Iterable[Evidence]:
                 yield _ahead(claim, hope, [rope], method)
             else:
                 why = "needs the weights of a HoPE and a RoPE checkpoint trained on copying"
-                yield Evidence(claim, hope.name, "", unmeasurable=why)
+                yield unmeasured(claim, hope.name, why)
     ablations = {layout: each for layout in ABLATIONS if (each := first_of(scored, layout)) is not None}
     if rope is not None and {"hope_ab1", "hope_ab2"} <= set(ablations):
         yield from _ablations(rope, ablations)
@@ -172,11 +172,11 @@ COPYING = Experiment(
 )
 
 
-def _ahead(claim: Claim, hope: Scored, rivals: Sequence[Scored], method: str) -> Evidence:
+def _ahead(claim: Claim, hope: Scored, rivals: Sequence[Scored], method: str) -> Verdict:
     """Whether HoPE copies more than each rival beyond the training length."""
     sets = [name for name in sorted(hope.test_sets, key=int) if _tokens(hope, name) > hope.training_length]
     if not sets:
-        return Evidence(claim, hope.name, "", unmeasurable="no test set is longer than the training prompts")
+        return unmeasured(claim, hope.name, "no test set is longer than the training prompts")
     samples = {each.name: each.sample(sets, method) for each in (hope, *rivals)}
     inside = [name for name in hope.test_sets if name not in sets]
     trained = {each.name: each.sample(inside, method) for each in (hope, *rivals)} if inside else {}
@@ -184,12 +184,12 @@ def _ahead(claim: Claim, hope: Scored, rivals: Sequence[Scored], method: str) ->
     lowest = [each.sample([name], method) for each in (hope, *rivals) if each.layout in (HOPE, ROPE) for name in inside]
     copying = _copying(samples.values(), judged, lowest)
     if not COPIES.holds(copying):
-        return Evidence(claim, hope.name, "", unmeasurable=note([hope, *rivals], _nobody(sets, samples, inside, trained)))
+        return unmeasured(claim, hope.name, note([hope, *rivals], _nobody(sets, samples, inside, trained)))
     mine = samples.pop(hope.name)
     above = {each.name: between(mine, samples[each.name]) for each in rivals}
     within = _means(trained)
     absent = [layout for layout in RIVALS if layout not in [each.layout for each in rivals]] if method == PLAIN else []
-    return Evidence(
+    return verdict(
         claim,
         hope.name,
         f"exact match at {sets[0]} to {sets[-1]} sequences, beyond L, %"
@@ -207,7 +207,7 @@ def _ahead(claim: Claim, hope: Scored, rivals: Sequence[Scored], method: str) ->
     )
 
 
-def _ablations(rope: Scored, ablations: Mapping[str, Scored]) -> Iterator[Evidence]:
+def _ablations(rope: Scored, ablations: Mapping[str, Scored]) -> Iterator[Verdict]:
     """Whether the ablations are in the paper's order, over the test sets that all of them have. AB3 is in the second claim alone, so that
     whether it learned to copy decides nothing of the first.
     """
@@ -220,7 +220,7 @@ def _ablations(rope: Scored, ablations: Mapping[str, Scored]) -> Iterator[Eviden
     ab1, ab2, plain = (compared[layout].sample(sets) for layout in ("hope_ab1", "hope_ab2", ROPE))
     above = {"AB1 above AB2": between(ab1, ab2), "AB2 above RoPE": between(ab2, plain)}
     in_order = (in_words({names: each}, "", " points", 100).strip() for names, each in above.items())
-    yield Evidence(
+    yield verdict(
         H7,
         first.name,
         f"{measured} (AB1)",
@@ -232,13 +232,13 @@ def _ablations(rope: Scored, ablations: Mapping[str, Scored]) -> Iterator[Eviden
         unmeasurable=nobody and note([first, second, rope], nobody),
     )
     if third is None:
-        yield Evidence(H7_REMOVED, rope.name, "", unmeasurable=missing(["hope_ab3"], "copying"))
+        yield unmeasured(H7_REMOVED, rope.name, missing(["hope_ab3"], "copying"))
         return
     copying, nobody = _learned(compared, sets)
     samples = {layout: each.sample(sets) for layout, each in compared.items()}
     removed = samples.pop("hope_ab3")
     below = {layout: between(sample, removed) for layout, sample in samples.items()}
-    yield Evidence(
+    yield verdict(
         H7_REMOVED,
         third.name,
         f"{measured} (AB3)",
@@ -284,7 +284,7 @@ def _copying(longer: Iterable[Sample], trained: Iterable[Sample], single: Iterab
 def _nobody(beyond: Sequence[str], longer: Mapping[str, Sample], inside: Sequence[str], trained: Mapping[str, Sample]) -> str:
     return (
         f"nobody copies {', '.join(beyond) or 'more'} sequences, or one that is judged did not learn to copy "
-        f"{', '.join(inside) or 'fewer'}: {_means(longer)}; {_means(trained)}"
+        f"{', '.join(inside) or 'fewer'}; {_means(longer)}; {_means(trained)}"
     )
 
 

@@ -13,8 +13,7 @@ from typing import Any
 import xarray as xr
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.legends import in_layers
-from position_papers.kit.scores import PLAIN, Scored, ScoreOptions, score_subject
+from position_papers.kit.scores import PLAIN, Scored, ScoreOptions, in_layers, score_subject
 from position_papers.kit.subjects import Subject
 from repo_interp.plots.marks.scores import layout_name
 

@@ -15,7 +15,7 @@ A few waves at random phases fall and rise again, too: of RoPE both are asked be
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ from position_papers.hope.random_phases import NAME, random_phases
 from position_papers.hope.replicates import Sampling
 from position_papers.hope.wording import OVER_REPLICATES, capped, capped_caption, labelled, parts_caption, random_weights
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import BLIND, SEEN, Claim, Evidence
+from position_papers.kit.claims import BLIND, SEEN, Claim, Verdict, unmeasured, verdict
 from position_papers.kit.differences import Difference
 from position_papers.kit.experiment import Drawing, Experiment, Needs, together
 from position_papers.kit.rules import All, AtLeast, BeyondNull, Custom, Observed, Significant, beside_null
@@ -158,13 +158,13 @@ def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> lis
     return [xr.DataTree.from_dict({name: data for name, data in each.items() if data is not None}) for each in both]
 
 
-def judge(measured: Sequence[xr.DataTree]) -> Iterable[Evidence]:
-    """Evidence on every checkpoint with one of the schemes that the claim is about; why there is none for a scheme without any."""
+def judge(measured: Sequence[xr.DataTree]) -> Iterable[Verdict]:
+    """Verdict on every checkpoint with one of the schemes that the claim is about; why there is none for a scheme without any."""
     for scheme in U_SHAPED:
         if scheme not in [_scheme(tree["within"].to_dataset()) for tree in measured]:
             own = [claim for claims in CLAIMS.values() for claim in claims]
             for claim in (*own, *(BESIDE_NULL.values() if scheme == "rope" else ())):
-                yield Evidence(claim, scheme, "", unmeasurable=f"no checkpoint of scheme {scheme} was given")
+                yield unmeasured(claim, scheme, f"no checkpoint of scheme {scheme} was given")
     for name, kind in zip(("within", "repeated"), replicates.KINDS, strict=True):
         for tree in measured:
             if "repeated" in tree:
@@ -199,7 +199,6 @@ LOGIT_BY_DISTANCE = Experiment(
     measure,
     judge,
     draw,
-    cost=replicates.seconds,
 )
 _JOINED: Any = {"coords": "minimal", "compat": "override"}
 
@@ -232,7 +231,7 @@ def _by_length(lengths: Sequence[xr.Dataset]) -> xr.DataArray:
     return logits.expand_dims(checkpoint=[first.attrs["checkpoint"]]).assign_coords(named)
 
 
-def _evidence(data: xr.Dataset, kind: Kind) -> Iterator[Evidence]:
+def _evidence(data: xr.Dataset, kind: Kind) -> Iterator[Verdict]:
     """Whether the curve is a U, and whether it rises again before the last of the distances; of RoPE beside random phases."""
     length, curves = data.attrs["length"], data["logit"].mean("layer")
     of_replicates = curves.sel(weights="trained").values
@@ -254,7 +253,7 @@ def _evidence(data: xr.Dataset, kind: Kind) -> Iterator[Evidence]:
     yield from _shape(data, before, last, measured, note)
 
 
-def _shape(data: xr.Dataset, claim: Claim, last: int, measured: str, note: str) -> Iterator[Evidence]:
+def _shape(data: xr.Dataset, claim: Claim, last: int, measured: str, note: str) -> Iterator[Verdict]:
     """The evidence on `claim` from the curve over the distances below `last`, and of RoPE on the same beside random phases."""
     curves = data["logit"].mean("layer").isel(distance=slice(last))
     of_replicates = curves.sel(weights="trained").values
@@ -263,7 +262,7 @@ def _shape(data: xr.Dataset, claim: Claim, last: int, measured: str, note: str) 
     rises = {
         str(weights): u_shape(curves.sel(weights=weights).mean("repeat").values).rise for weights in curves["weights"].values
     }
-    evidence = Evidence(
+    judged = verdict(
         claim,
         data.attrs["checkpoint"],
         measured,
@@ -276,14 +275,9 @@ def _shape(data: xr.Dataset, claim: Claim, last: int, measured: str, note: str) 
         note,
         capped(data),
     )
-    yield evidence
+    yield judged
     if _scheme(data) == "rope":
         frequencies = bands(data)["frequency"].values
         null = random_phases(frequencies, data.attrs["length"], lambda waves: u_shape(waves.sum(0)[:last]).evenness)
         observed = Observed(shape.evenness, null)
-        yield replace(
-            evidence,
-            claim=BESIDE_NULL[claim],
-            values={**evidence.values, EVENNESS: observed},
-            note=f"{EVENNESS}: {beside_null(observed)}",
-        )
+        yield judged.on(BESIDE_NULL[claim], {EVENNESS: observed}, f"{EVENNESS}: {beside_null(observed)}")

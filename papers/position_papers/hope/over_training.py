@@ -25,7 +25,7 @@ from position_papers.hope.needs import NEEDS_ROPE
 from position_papers.hope.replicates import Sampling
 from position_papers.hope.wording import OVER_REPLICATES, capped, named_bands
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import Claim, Evidence
+from position_papers.kit.claims import Claim, Verdict, verdict
 from position_papers.kit.differences import Difference
 from position_papers.kit.experiment import Drawing, Experiment
 from position_papers.kit.rules import All, AtMost, Significant
@@ -164,15 +164,15 @@ def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> xr.
     return data.assign_attrs(checkpoint=subject.name, length=length, training_length=subject.training_length)
 
 
-def judge(data: xr.Dataset) -> Iterable[Evidence]:
-    """Evidence on the run."""
+def judge(data: xr.Dataset) -> Iterable[Verdict]:
+    """Verdict on the run."""
     name, vaf = data.attrs["checkpoint"], data["vaf"].transpose("step", "repeat", "component")
     measured = "change of the activated components' VAF from the first to the last third of steps, percentage points"
     course = fall(vaf.values[..., data["activated"].values.astype(bool)].mean(-1))
     first, *_, last = vaf["step"].values
     note = f"rank correlation with the step {course.correlation:.2f} over {vaf.sizes['step']} steps, {first} to {last}"
     numbers = (course.change, course.standard_error, f"{OVER_REPLICATES}, standard error", int(vaf.attrs["sequences"]))
-    yield Evidence(H3, name, measured, course.values, *numbers, note=note, unmeasurable=capped(data))
+    yield verdict(H3, name, measured, course.values, *numbers, note=note, unmeasurable=capped(data))
 
 
 def draw(data: xr.Dataset) -> Iterator[Drawing]:

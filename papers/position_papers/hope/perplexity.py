@@ -22,7 +22,7 @@ from position_papers.hope.extended_scores import (
     with_methods,
 )
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import Claim, Evidence
+from position_papers.kit.claims import Claim, Verdict, unmeasured, verdict
 from position_papers.kit.experiment import Drawing, Experiment, Needs, trained_alike
 from position_papers.kit.perplexities import (
     BEYOND_SEEDS,
@@ -31,7 +31,7 @@ from position_papers.kit.perplexities import (
     differences,
     differences_caption,
     errors_caption,
-    evidence_beyond_seeds,
+    judged_beyond_seeds,
     on_the_same_windows,
     perplexity_table,
     seed_spread,
@@ -62,15 +62,15 @@ def measure(subjects: Sequence[Subject], options: ScoreOptions, cache: Cache) ->
     return on_the_same_windows(scores(subjects, options, cache))
 
 
-def judge(scored: Sequence[Scored]) -> Iterable[Evidence]:
-    """Evidence on the first checkpoint with HoPE, where there is one."""
+def judge(scored: Sequence[Scored]) -> Iterable[Verdict]:
+    """Verdict on the first checkpoint with HoPE, where there is one."""
     hope, rope = first_of(scored, HOPE), first_of(scored, ROPE)
     if hope is None:
         return
     short, long = shortest_and_longest(hope)
     if rope is None or short == long or long not in rope.test_sets:
         why = missing([ROPE], "language") if rope is None else "no checkpoint was scored beyond the training length"
-        yield Evidence(H6_PERPLEXITY, hope.name, "", unmeasurable=why)
+        yield unmeasured(H6_PERPLEXITY, hope.name, why)
         return
     samples = {each.name: each.sample((long,)) for each in scored if long in each.test_sets}
     mine = samples[hope.name]
@@ -81,7 +81,7 @@ def judge(scored: Sequence[Scored]) -> Iterable[Evidence]:
         for method in METHODS
         if has_method(each, method)
     ]
-    evidence = Evidence(
+    judged = verdict(
         H6_PERPLEXITY,
         hope.name,
         f"perplexity at {long} tokens",
@@ -96,9 +96,9 @@ def judge(scored: Sequence[Scored]) -> Iterable[Evidence]:
             ", ".join(extended),
         ),
     )
-    yield evidence
+    yield judged
     have_long = [each for each in scored if long in each.test_sets]
-    yield evidence_beyond_seeds(evidence, H6_SEEDS, seed_spread(have_long, lambda each: each.sample((long,)).seeds))
+    yield judged_beyond_seeds(judged, H6_SEEDS, seed_spread(have_long, lambda each: each.sample((long,)).seeds))
 
 
 def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:

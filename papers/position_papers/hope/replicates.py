@@ -12,8 +12,6 @@ L, only the first layers are measured.
 
 from __future__ import annotations
 
-import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,9 +20,7 @@ import xarray as xr
 
 from position_papers.hope.analysed import has_rope_alone
 from position_papers.kit.cache import Cache
-from position_papers.kit.scale import scale_of
 from position_papers.kit.subjects import Subject
-from repo_interp.analysis.cost import estimate
 from repo_interp.analysis.observing import stream
 from repo_interp.errors import InputError
 from repo_interp.measures.components import Components
@@ -201,33 +197,3 @@ def _measures(length: int) -> tuple[Measure, ...]:
         Components(length, prompts="mean"),
         Components(length, prompts="mean", first_token=1, name="without_first"),
     )
-
-
-# ---- how long measuring takes ---------------------------------------------------------------------------------------
-
-
-def seconds(subjects: Sequence[Subject], options: Sampling) -> float:
-    """Seconds that the replicates of all `subjects` take, announced as analyses of one checkpoint per size are."""
-    sizes: dict[tuple[int | None, ...], list[Subject]] = {}
-    for subject in subjects:
-        scale = scale_of(subject.path)
-        sizes.setdefault((scale.layers, scale.width, scale.length), []).append(subject)
-    return sum(len(equal) * _of_one_size(equal[0], options) for equal in sizes.values())
-
-
-def _of_one_size(subject: Subject, options: Sampling) -> float:
-    """Seconds that the replicates of one checkpoint take: loading it, and its estimated analyses."""
-    start = time.monotonic()
-    bridge, length = load(subject.path, options.device), options.tokens_of(subject.training_length)
-    loading = time.monotonic() - start
-    wanted: Counter[tuple[int, int, int]] = Counter()
-    for kind in KINDS:
-        for tokens in (length,) if "learned" in subject.schemes else (length, 2 * length):  # a table ends at L
-            for weights, models in ((TRAINED, 1), ("random", twins(subject, options))):
-                part = extent(options, tokens, length, kind, weights)
-                wanted[tokens, part.layers or len(subject.schemes), part.sequences] += models
-    total = 2 * len(KINDS) * (1 + twins(subject, options)) * loading
-    for (tokens, layers, sequences), models in wanted.items():
-        (prompt,) = random_prompts(bridge, tokens, 1, options.seed)
-        total += models * estimate(bridge, [prompt] * sequences, _measures(length), layers=range(layers)).seconds
-    return total

@@ -6,7 +6,6 @@ VAF_r = 100 (1 - var(m - C_r) / var(m)) of the mean curves      height = (mean V
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 import xarray as xr
@@ -20,7 +19,7 @@ from position_papers.hope.random_phases import NAME, random_phases
 from position_papers.hope.replicates import Sampling
 from position_papers.hope.wording import OVER_REPLICATES, capped, named_bands, parts_caption, random_weights
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import EVERY_SEED, SEEN, Claim, Evidence
+from position_papers.kit.claims import EVERY_SEED, SEEN, Claim, Verdict, verdict
 from position_papers.kit.experiment import Drawing, Experiment
 from position_papers.kit.rules import All, AtLeast, BeyondNull, Observed, beside_null
 from position_papers.kit.subjects import Subject
@@ -63,8 +62,8 @@ def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> xr.
     return data if bands(data)["activated"].any() else None
 
 
-def judge(data: xr.Dataset) -> Iterable[Evidence]:
-    """Evidence on the checkpoint."""
+def judge(data: xr.Dataset) -> Iterable[Verdict]:
+    """Verdict on the checkpoint."""
     name, activated = data.attrs["checkpoint"], bands(data)["activated"].values
     shares = mean_curve_vaf(data["component_by_distance"])
     trained = shares.sel(weights="trained")
@@ -76,7 +75,7 @@ def judge(data: xr.Dataset) -> Iterable[Evidence]:
     ours = heights["trained"]
     twins = [height for weights, height in heights.items() if weights != "trained"]
     of_pairs = data["vaf"].sel(weights="trained").mean(("repeat", "layer", "head")).values[activated]
-    evidence = Evidence(
+    judged = verdict(
         H2,
         name,
         "activated above other components, in their standard deviations",
@@ -90,12 +89,12 @@ def judge(data: xr.Dataset) -> Iterable[Evidence]:
         f"over heads, of all pairs' logits: {_percent(of_pairs)}",
         capped(data),
     )
-    yield evidence
+    yield judged
     frequencies = bands(data)["frequency"].values
     null = random_phases(frequencies, data.attrs["length"], lambda curves: outstanding(curve_vaf(curves), activated))
     observed = Observed(ours, null)
-    values = {**evidence.values, BESIDE_PHASES: observed}
-    yield replace(evidence, claim=H2_PHASES, values=values, note=beside_null(observed))
+    values = {BESIDE_PHASES: observed}
+    yield judged.on(H2_PHASES, values, beside_null(observed))
 
 
 def draw(data: xr.Dataset) -> Iterator[Drawing]:

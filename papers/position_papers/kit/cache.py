@@ -14,7 +14,6 @@ import inspect
 import json
 import os
 import shutil
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,7 +27,6 @@ from repo_interp.run import write_netcdf
 Kept = TypeVar("Kept", xr.Dataset, xr.DataTree)
 Depends = Mapping[str, str | int | float | bool | None]
 _ENGINE = "h5netcdf"
-_SECONDS = "repo_interp_seconds"
 
 
 class Cache:
@@ -37,8 +35,6 @@ class Cache:
     def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
         """Keep measurements in `directory`."""
         self._directory = None if directory is None else Path(directory)
-        self.seconds = 0.0
-        """What all that was asked for took when it was measured, now or before."""
 
     def dataset(self, function: Callable[..., xr.Dataset], depends: Depends, *given: Any) -> xr.Dataset:
         """`function(*given)`, from the disk where the same function measured the same before.
@@ -62,43 +58,30 @@ class Cache:
         return self._directory / f"{_name(function)}-{_key(function, depends)}.{ending}"
 
     def _kept(
-        self, read: Callable[[Path], tuple[Kept, float]], function: Callable[..., Kept], depends: Depends, given: tuple[Any, ...]
+        self, read: Callable[[Path], Kept], function: Callable[..., Kept], depends: Depends, given: tuple[Any, ...]
     ) -> Kept:
         """What `function` gives, read from its file where that exists, else computed and written there."""
         if self._directory is None:
-            return self._timed(function, given)[0]
+            return function(*given)
         file = self._place(function, depends, "nc")
         if file.exists():
-            measured, seconds = read(file)
-            self.seconds += seconds
-            return measured
-        measured, seconds = self._timed(function, given)
+            return read(file)
+        measured = function(*given)
         self._directory.mkdir(parents=True, exist_ok=True)
         (self._directory / ".gitignore").write_text("*\n", encoding="utf-8")
-        measured.attrs[_SECONDS] = seconds
         write_netcdf(measured, file)
         shutil.rmtree(file.with_suffix(".points"), ignore_errors=True)
-        return read(file)[0]
-
-    def _timed(self, function: Callable[..., Kept], given: tuple[Any, ...]) -> tuple[Kept, float]:
-        """What `function` gives, and the seconds it took."""
-        start = time.monotonic()
-        measured = function(*given)
-        seconds = time.monotonic() - start
-        self.seconds += seconds
-        return measured, seconds
+        return read(file)
 
 
-def _read(file: Path) -> tuple[xr.Dataset, float]:
+def _read(file: Path) -> xr.Dataset:
     with xr.open_dataset(file, engine=_ENGINE) as stored:
-        dataset = stored.load()
-    return dataset, float(dataset.attrs.pop(_SECONDS))
+        return stored.load()
 
 
-def _read_tree(file: Path) -> tuple[xr.DataTree, float]:
+def _read_tree(file: Path) -> xr.DataTree:
     with xr.open_datatree(file, engine=_ENGINE) as stored:
-        tree = stored.load()
-    return tree, float(tree.attrs.pop(_SECONDS))
+        return stored.load()
 
 
 def _name(function: Callable[..., Any]) -> str:

@@ -1,15 +1,17 @@
-"""A claim of a paper, what was measured of it, and the verdict that its rule gives: rows of a table that nobody types.
+"""A claim of a paper, and the verdict on it: what came out, from which number, within which interval, and for what reasons.
 
-    evidence -> rule -> holds / does not hold / not measurable here
+    values -> rule of the claim -> Verdict(claim, checkpoint, outcome, estimate, interval, reasons)
 
-A claim that can come out differently in its parts is several claims with one id: "R1" and "R1 (trained lengths)" each have a row. Knows
-nothing about any paper.
+Outcomes and reasons are data: the templates of the pages (`pages/`) put them into words, and no code reads those words back. A claim that
+can come out differently in its parts is several claims with one id: "R1" and "R1 (trained lengths)" each have a row. Knows nothing about
+any paper.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
 import numpy as np
 
@@ -17,18 +19,57 @@ from position_papers.kit.differences import holm
 from position_papers.kit.rules import Rule, Values, chance, holds_but_for_chance
 from position_papers.kit.scale import Scale
 
-HOLDS = "holds"
-FAILS = "does not hold"
-UNMEASURED = "not measurable here"
-BY_CHANCE = "as claimed, but no more than chance may make it with so few samples"
-"""What a note ends with where a claim fails for its errors alone."""
-AFTER_HOLM = "holds by itself, but not after Holm's correction over"
-"""What the end of a note begins with where a row fails beside other rows of its claim alone."""
-UNDEFINED = "its number is not defined on what was measured"
-"""What a note begins with where a number is NaN."""
 EVERY_SEED = "every seed"
 BLIND, SEEN = "blind", "after results were seen"
 """When a rule was written."""
+
+
+class Outcome(StrEnum):
+    """What became of a claim."""
+
+    HOLDS = "holds"
+    FAILS = "fails"
+    UNDECIDED = "undecided"
+    """The numbers are as claimed, but chance alone may make them with so few samples."""
+    UNMEASURABLE = "not measurable"
+
+
+HOLDS, FAILS, UNDECIDED, UNMEASURABLE = Outcome
+
+
+class Kind(StrEnum):
+    """What a reason says. `count` and `of` are numbers of rows or of training seeds."""
+
+    WHY = "why"
+    """Why nothing can be said: `text`."""
+    UNDEFINED = "undefined"
+    """The number is NaN: a mean of nothing, a share of 0."""
+    CHANCE = "chance"
+    """Too few samples to tell the number from chance."""
+    HOLM = "holm"
+    """It holds by itself, but not after Holm's correction over the `of` rows of its claim."""
+    SEEDS = "seeds"
+    """The rule holds in `count` of `of` training seeds."""
+    PART = "part"
+    """Of the `of` rows that decide `count` hold."""
+    LACKS = "lacks"
+    """What has to hold beside it and does not: `text`, the part of the claim."""
+    UNTOLD = "untold"
+    """What has to hold beside it and cannot be told: `text`, the part of the claim."""
+    CAUSE = "cause"
+    """It holds, though nothing breaks without it in `count` of `of` seeds; of one model where `of` is 0."""
+    NOTE = "note"
+    """What an experiment says beside its number: `text`."""
+
+
+@dataclass(frozen=True)
+class Reason:
+    """One record of why a verdict is what it is."""
+
+    kind: Kind
+    text: str = ""
+    count: int = 0
+    of: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +81,7 @@ class Claim:
     statement: str
     source: str
     paper_number: str
-    """The paper's number; "figure" where it only draws."""
+    """The paper's number; "figure" where it only draws; "none" for a question of ours."""
     rule: Rule
     part: str = ""
     """Which part of the claim; empty for the claim itself."""
@@ -68,108 +109,127 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """What was measured of one claim on one checkpoint, or on several that are compared."""
+class Estimate:
+    """A number, what it is a number of, and what its claim's rule is given beside it."""
 
-    claim: Claim
-    checkpoint: str
-    measured: str
-    """What `ours` is, in words, with its unit."""
-    values: Values = field(default_factory=dict)
-    """The quantities that the claim's rule asks for."""
-    ours: float | None = None
-    spread: float | None = None
-    spread_over: str = ""
+    value: float | None
+    """None where nothing can be said."""
+    measured: str = ""
+    """What was measured, in words, with its unit."""
     n: int = 0
-    """Sequences, prompts or seeds behind `ours`."""
+    """Sequences, prompts or seeds behind the number."""
+    seeds: int = 0
+    """Training seeds behind it; 0 where nothing was trained."""
     control: str = ""
     """The same number where nothing was learned."""
-    note: str = ""
-    unmeasurable: str = ""
-    """Why nothing can be said here; empty where the rule decides."""
-    seeds: int = 1
-    """Training seeds behind `ours`; 0 where nothing was trained."""
+    values: Values = field(default_factory=dict, compare=False, repr=False)
+    """The quantities that the rule asks for, by name."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """How far a number spreads to both sides."""
+
+    spread: float
+    over: str
+    """What it spreads over: "3 seeds", "texts"."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a claim on one checkpoint."""
+    """What became of a claim on one checkpoint, or on several that are compared."""
 
     claim: Claim
     checkpoint: str
-    verdict: str
-    measured: str
-    ours: float | None = None
-    spread: float | None = None
-    spread_over: str = ""
-    n: int = 0
-    control: str = ""
-    note: str = ""
-    seeds: int = 0
+    outcome: Outcome
+    estimate: Estimate = Estimate(None)
+    interval: Interval | None = None
+    reasons: tuple[Reason, ...] = ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What its reasons say in words of the experiment."""
+        return tuple(reason.text for reason in self.reasons if reason.kind in (Kind.WHY, Kind.NOTE))
+
+    def on(self, claim: Claim, values: Values, *note: str, control: str | None = None) -> Verdict:
+        """The verdict on another claim about the same number, from its `values` and those here."""
+        known = self.estimate
+        if known.value is None:
+            return replace(self, claim=claim)
+        own = replace(known, values={**known.values, **values}, control=known.control if control is None else control)
+        return _judged(Verdict(claim, self.checkpoint, FAILS, own, self.interval, _notes(note)))
+
+    def without_a_number(self, *why: str) -> Verdict:
+        """The same, not measurable for these reasons; what is so already stays as it is, and so does everything without reasons."""
+        if self.outcome == UNMEASURABLE or not any(why):
+            return self
+        bare = Estimate(None, self.estimate.measured, control=self.estimate.control)
+        return Verdict(self.claim, self.checkpoint, UNMEASURABLE, bare, reasons=_whys(why))
 
 
-def judge(evidence: Evidence) -> Verdict:
-    """The verdict of the claim's rule. Raises ValueError for evidence that has no number and does not say why.
-
-    A number that is NaN - a mean of nothing, a share of 0 - decides nothing.
+def verdict(
+    claim: Claim,
+    checkpoint: str,
+    measured: str,
+    values: Values,
+    ours: float,
+    spread: float | None = None,
+    spread_over: str = "",
+    n: int = 0,
+    control: str = "",
+    note: str | Iterable[str] = (),
+    unmeasurable: str | Iterable[str] = (),
+    seeds: int = 1,
+) -> Verdict:
+    """The verdict of the claim's rule on `values`, with the number that is shown, `ours`. Not measurable for the reasons of `unmeasurable`,
+    where there are some, and where the number is NaN. Raises KeyError where a quantity of the rule is missing.
     """
-    undefined = evidence.ours is not None and np.isnan(evidence.ours)
-    why = evidence.unmeasurable or ("; ".join(filter(None, (UNDEFINED, evidence.note))) if undefined else "")
-    if why:
-        claim, name = evidence.claim, evidence.checkpoint
-        return Verdict(claim, name, UNMEASURED, evidence.measured, control=evidence.control, note=why)
-    if evidence.ours is None:
-        raise ValueError(f"{evidence.claim.label} on {evidence.checkpoint}: a verdict stands on a number")
-    verdict, note = HOLDS if evidence.claim.rule.holds(evidence.values) else FAILS, evidence.note
-    if verdict == FAILS and holds_but_for_chance(evidence.claim.rule, evidence.values):
-        note = "; ".join(filter(None, (note, BY_CHANCE)))
-    numbers = (evidence.ours, evidence.spread, evidence.spread_over, evidence.n, evidence.control, note, evidence.seeds)
-    return Verdict(evidence.claim, evidence.checkpoint, verdict, evidence.measured, *numbers)
+    estimate = Estimate(float(ours), measured, n, seeds, control, values)
+    interval = None if spread is None else Interval(float(spread), spread_over)
+    if why := _whys(unmeasurable):
+        return Verdict(claim, checkpoint, UNMEASURABLE, Estimate(None, measured, control=control), reasons=why)
+    return _judged(Verdict(claim, checkpoint, FAILS, estimate, interval, _notes(note)))
 
 
-def judge_together(evidence: Sequence[Evidence]) -> list[Verdict]:
-    """The verdict on every row, where several rows of one claim that hold by tests also have to hold after Holm's correction."""
-    verdicts = [judge(each) for each in evidence]
-    for claim in dict.fromkeys(each.claim for each in evidence):
-        rows = [place for place, each in enumerate(verdicts) if each.claim is claim and each.verdict != UNMEASURED]
-        tested = {place: own for place in rows if (own := chance(claim.rule, evidence[place].values)) is not None}
-        for place, corrected in zip(tested, holm(np.array(list(tested.values()))), strict=True):
-            if verdicts[place].verdict == HOLDS and corrected > 1:
-                note = f"{AFTER_HOLM} the {len(tested)} rows of this claim"
-                note = "; ".join(filter(None, (verdicts[place].note, note)))
-                verdicts[place] = replace(verdicts[place], verdict=FAILS, note=note)
-    return verdicts
+def unmeasured(claim: Claim, checkpoint: str, why: str | Iterable[str], measured: str = "") -> Verdict:
+    """The verdict that a claim cannot be measured, and why."""
+    return Verdict(claim, checkpoint, UNMEASURABLE, Estimate(None, measured), reasons=_whys(why))
 
 
-def unmeasured(claim: Claim, why: str, checkpoint: str = "none") -> Verdict:
-    """The verdict "not measurable here", and why."""
-    return Verdict(claim, checkpoint, UNMEASURED, "", note=why)
+def _judged(given: Verdict) -> Verdict:
+    """`given` with the outcome that its claim's rule gives."""
+    rule, values, number = given.claim.rule, given.estimate.values, given.estimate.value
+    if number is None or np.isnan(number):
+        bare = Estimate(None, given.estimate.measured, control=given.estimate.control)
+        return Verdict(given.claim, given.checkpoint, UNMEASURABLE, bare, reasons=(Reason(Kind.UNDEFINED), *given.reasons))
+    if rule.holds(values):
+        return replace(given, outcome=HOLDS)
+    if holds_but_for_chance(rule, values):
+        return replace(given, outcome=UNDECIDED, reasons=(Reason(Kind.CHANCE), *given.reasons))
+    return given
 
 
-_CLAIM = {"claim": "label", "statement": "statement", "source": "source", "paper": "paper_number", "written": "written"}
-_VERDICT = tuple(each.name for each in fields(Verdict) if each.name != "claim")
-ROW = (*_CLAIM, *_VERDICT, "rule")
-"""The columns of a verdict as text."""
+def corrected_together(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """The same verdicts, where several rows of one claim that hold by tests also have to hold after Holm's correction."""
+    corrected = list(verdicts)
+    for claim in dict.fromkeys(each.claim for each in verdicts):
+        rows = [place for place, each in enumerate(verdicts) if each.claim is claim and each.outcome != UNMEASURABLE]
+        tested = {place: own for place in rows if (own := chance(claim.rule, verdicts[place].estimate.values)) is not None}
+        for place, probable in zip(tested, holm(np.array(list(tested.values()))), strict=True):
+            own = verdicts[place]
+            if own.outcome == HOLDS and probable > 1:
+                reasons = (Reason(Kind.HOLM, of=len(tested)), *own.reasons)
+                corrected[place] = replace(own, outcome=UNDECIDED, reasons=reasons)
+    return corrected
 
 
-def verdict_rows(verdicts: Iterable[Verdict]) -> list[dict[str, str]]:
-    """Verdicts as plain text by column, for a table or a file."""
-    return [
-        {column: getattr(verdict.claim, name) for column, name in _CLAIM.items()}
-        | {name: _text(getattr(verdict, name)) for name in _VERDICT}
-        | {"rule": verdict.claim.rule.words}
-        for verdict in verdicts
-    ]
+def _notes(texts: str | Iterable[str]) -> tuple[Reason, ...]:
+    return _records(Kind.NOTE, texts)
 
 
-def markdown_table(rows: list[dict[str, str]], columns: Mapping[str, str]) -> str:
-    """A Markdown table of some of the rows' columns; `columns` maps their keys to what stands above them."""
-    lines = ["| " + " | ".join(columns.values()) + " |", "|" + "---|" * len(columns)]
-    lines += ["| " + " | ".join(row[key].replace("|", "\\|").replace("\n", " ") or "–" for key in columns) + " |" for row in rows]
-    return "\n".join(lines)
+def _whys(texts: str | Iterable[str]) -> tuple[Reason, ...]:
+    return _records(Kind.WHY, texts)
 
 
-def _text(value: object) -> str:
-    if value is None or (value == 0 and isinstance(value, int)):
-        return ""
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+def _records(kind: Kind, texts: str | Iterable[str]) -> tuple[Reason, ...]:
+    return tuple(Reason(kind, text) for text in ((texts,) if isinstance(texts, str) else texts) if text)

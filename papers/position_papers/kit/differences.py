@@ -13,14 +13,18 @@ Knows nothing about what is compared.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float
-from scipy import stats
+from scipy import optimize, stats
 
 SIGNIFICANT = 2.0
 """Standard errors of a normal sample that a difference has to be above; fewer degrees of freedom ask for more, at the same level."""
+
+
+RAREST = 38.0
+"""Standard errors beyond which a probability is 0 in floating point."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,8 @@ class Difference:
     """What the error is taken over, in words."""
     degrees: float = np.inf
     """Degrees of freedom of the standard error."""
+    of_seeds: bool = False
+    """Whether the error is one over training seeds."""
 
     def limits(self, errors: float = SIGNIFICANT) -> tuple[float, float]:
         """Lower and upper limit of the difference at the level of so many normal standard errors."""
@@ -72,11 +78,10 @@ class ShareDifference(Difference):
         """The level at which the lower limit reaches zero, one-sided."""
         if self.margin <= 0:
             return 1.0 if self.margin < 0 else 0.5
-        low, high = 0.0, 40.0
-        for _ in range(60):
-            middle = (low + high) / 2
-            low, high = (middle, high) if self.limits(middle)[0] > 0 else (low, middle)
-        return level(low)
+        if self.limits(RAREST)[0] > 0:
+            return level(RAREST)
+        found = optimize.root_scalar(lambda errors: self.limits(errors)[0], bracket=(0.0, RAREST), xtol=1e-12)
+        return level(found.root)
 
 
 def level(errors: float) -> float:
@@ -100,7 +105,7 @@ def share_difference(first: float, second: float, counts: tuple[int, int]) -> Sh
     """`first` minus `second`, shares of so many prompts."""
     one, other = ((high - low) / 2 for low, high in map(wilson, (first, second), counts))
     over = f"{counts[0]} and {counts[1]} prompts"
-    return ShareDifference(first - second, float(np.hypot(one, other)), over, np.inf, (first, second), counts)
+    return ShareDifference(first - second, float(np.hypot(one, other)), over, shares=(first, second), counts=counts)
 
 
 def welch_difference(first: Float[np.ndarray, " sample"], second: Float[np.ndarray, " sample"], over: str) -> Difference:
@@ -122,10 +127,10 @@ def seed_difference(first: Float[np.ndarray, " seed"], second: Float[np.ndarray,
     if max(counts) < 2:
         raise ValueError("neither has several seeds")
     if min(counts) > 1:
-        return welch_difference(first, second, over)
+        return replace(welch_difference(first, second, over), of_seeds=True)
     several = max(first, second, key=len)
     error = float(np.std(several, ddof=1) * np.sqrt(1 + 1 / len(several)))
-    return Difference(float(np.mean(first) - np.mean(second)), error, over, len(several) - 1)
+    return Difference(float(np.mean(first) - np.mean(second)), error, over, len(several) - 1, of_seeds=True)
 
 
 def paired_difference(first: Float[np.ndarray, " prompt"], second: Float[np.ndarray, " prompt"]) -> Difference:
@@ -133,7 +138,7 @@ def paired_difference(first: Float[np.ndarray, " prompt"], second: Float[np.ndar
     differences = np.asarray(first, dtype=float) - np.asarray(second, dtype=float)
     if len(differences) < 2:
         return Difference(float(differences.mean()), np.inf, f"{len(differences)} prompts")
-    error = float(differences.std(ddof=1) / np.sqrt(len(differences)))
+    error = float(stats.sem(differences))
     return Difference(float(differences.mean()), error, f"{len(differences)} prompts", len(differences) - 1)
 
 

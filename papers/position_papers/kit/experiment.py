@@ -1,10 +1,9 @@
 """An experiment of a paper: its claims with their rules, what it needs, how it is measured, judged and drawn - one object, in one file.
 
-    checkpoints -> needs.groups -> measure (kept by its own code) -> judge -> evidence -> rules -> verdicts
+    checkpoints -> needs.groups -> measure (kept by its own file) -> judge -> verdicts by the claims' rules
                                                                   -> draw  -> figures with captions and data
 
-Measuring is the only expensive part, and the only one that is kept: a new wording, caption or rule measures nothing again. Knows nothing
-about any paper.
+Measuring is the only expensive part, and the only one that is kept. Knows nothing about any paper.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import Claim, Evidence, Verdict, judge_together, unmeasured
+from position_papers.kit.claims import Claim, Verdict, corrected_together, unmeasured
 from position_papers.kit.scale import Scale
 from position_papers.kit.subjects import Subject
 
@@ -62,12 +61,10 @@ class Experiment:
     needs: Needs
     measure: Callable[[Sequence[Subject], Any, Cache], Any]
     """What is measured of one group of checkpoints, with the paper's options; expensive parts go through `Cache.dataset`."""
-    judge: Callable[[Any], Iterable[Evidence]]
+    judge: Callable[[Any], Iterable[Verdict]]
     draw: Callable[[Any], Iterator[Drawing]]
     scale: Scale = field(default_factory=Scale)
     """The model that the paper's claims are about."""
-    cost: Callable[[Sequence[Subject], Any], float] | None = None
-    """Seconds that one group takes at least, from a timed part of it; None where that is not known beforehand."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +78,6 @@ class Paper:
     """A frozen dataclass of how much is measured; every field has a default, `seed` and `device` among them."""
     fast: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the options for a quick look."""
-    data_sets: tuple[str, ...] = ()
-    """Names of data sets that users may give as files; the options then have `data`, a tuple of (name, file)."""
 
     @property
     def claims(self) -> tuple[Claim, ...]:
@@ -107,30 +102,29 @@ class Result:
 def run(
     experiment: Experiment, subjects: Sequence[Subject], options: Any, cache: Cache, progress: Callable[[str], None]
 ) -> Iterator[Result]:
-    """The result of `experiment` on every group of `subjects` that it is about, once all are measured: rows of a claim are judged together.
-
-    At the end come verdicts "not measurable here" on the claims of which nothing was said. `progress` is told what is being done.
+    """The result of `experiment` on every group of `subjects` that it is about, once all are measured: rows of a claim are corrected
+    together. At the end come verdicts "not measurable" on the claims of which nothing was said. `progress` is told what is being done.
     """
     drawings: list[tuple[Sequence[Subject], tuple[Drawing, ...]]] = []
-    evidence: list[list[Evidence]] = []
+    judged: list[list[Verdict]] = []
     for group in experiment.needs.groups(subjects):
         progress(f"{experiment.name}: {', '.join(subject.name for subject in group)}" if group else experiment.name)
         data = experiment.measure(group, options, cache)
         if data is None:
             continue
-        evidence.append(evidence_of(experiment, data, reasons_against(experiment, group, options, cache)))
+        judged.append(judge(experiment, data, reasons_against(experiment, group, options, cache)))
         drawings.append((group, tuple(experiment.draw(data))))
-    verdicts = iter(judge_together([each for of_group in evidence for each in of_group]))
-    for of_group, drawn in zip(evidence, _told_apart(drawings), strict=True):
-        yield Result(experiment, drawn, tuple(next(verdicts) for _ in of_group))
-    judged, needs = {each.claim for of_group in evidence for each in of_group}, experiment.needs
-    missing = [claim for claim in experiment.claims if claim not in judged]
+    corrected = iter(corrected_together([each for of_group in judged for each in of_group]))
+    for of_group, drawn in zip(judged, _distinct_names(drawings), strict=True):
+        yield Result(experiment, drawn, tuple(next(corrected) for _ in of_group))
+    known, needs = {each.claim for of_group in judged for each in of_group}, experiment.needs
+    missing = [claim for claim in experiment.claims if claim not in known]
     if missing:
         reasons = {claim: needs.otherwise_of.get(claim.label, needs.otherwise) for claim in missing}
-        yield Result(experiment, (), tuple(unmeasured(claim, reason, needs.checkpoint) for claim, reason in reasons.items()))
+        yield Result(experiment, (), tuple(unmeasured(claim, needs.checkpoint, reason) for claim, reason in reasons.items()))
 
 
-def _told_apart(drawings: Sequence[tuple[Sequence[Subject], tuple[Drawing, ...]]]) -> Iterator[tuple[Drawing, ...]]:
+def _distinct_names(drawings: Sequence[tuple[Sequence[Subject], tuple[Drawing, ...]]]) -> Iterator[tuple[Drawing, ...]]:
     """The drawings of every group; those of one name in several groups are also called by their group's first checkpoint."""
     names = Counter(drawing.name for _, drawn in drawings for drawing in drawn)
     for group, drawn in drawings:
@@ -145,9 +139,9 @@ def reasons_against(experiment: Experiment, group: Sequence[Subject], options: A
     return {subject.name: experiment.needs.why_not(subject, options, cache) for subject in group}
 
 
-def evidence_of(experiment: Experiment, data: Any, reasons: Mapping[str, str]) -> list[Evidence]:
-    """What `data` of one group say on the claims; rows of checkpoints with one of `reasons` cannot be judged."""
-    return [replace(each, unmeasurable=each.unmeasurable or reasons.get(each.checkpoint, "")) for each in experiment.judge(data)]
+def judge(experiment: Experiment, data: Any, reasons: Mapping[str, str]) -> list[Verdict]:
+    """The verdicts on `data` of one group; rows of checkpoints with one of `reasons` are not measurable."""
+    return [verdict.without_a_number(reasons.get(verdict.checkpoint, "")) for verdict in experiment.judge(data)]
 
 
 def each(fits: Callable[[Subject], bool]) -> Callable[[Sequence[Subject]], Sequence[Sequence[Subject]]]:

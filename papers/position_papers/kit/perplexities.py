@@ -18,11 +18,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import xarray as xr
 
-from position_papers.kit.claims import SEEN, Claim, Evidence
+from position_papers.kit.claims import SEEN, UNMEASURABLE, Claim, Verdict, unmeasured
 from position_papers.kit.differences import Difference, paired_difference
-from position_papers.kit.legends import in_layers
 from position_papers.kit.samples import between
-from position_papers.kit.scores import PLAIN, Scored, score_table
+from position_papers.kit.scores import PLAIN, Scored, in_layers, score_table
 from repo_interp.measures.labels import described
 
 
@@ -136,25 +135,24 @@ def beyond_seeds(claim: Claim) -> Claim:
     return replace(claim, statement=statement, paper_number="none", part=part, written=SEEN, also=())
 
 
-def evidence_beyond_seeds(evidence: Evidence, claim: Claim, spread: SeedSpread | None) -> Evidence:
-    """The evidence on `claim`, made by `beyond_seeds`, from that on the claim itself: its differences, with the error that seeds add."""
-    if evidence.unmeasurable or spread is None:
-        why = evidence.unmeasurable or "no checkpoint has several training seeds that were scored on the same windows"
-        return replace(evidence, claim=claim, unmeasurable=why)
+def judged_beyond_seeds(judged: Verdict, claim: Claim, spread: SeedSpread | None) -> Verdict:
+    """The verdict on `claim`, made by `beyond_seeds`, from that on the claim itself: its differences, with the error that seeds add."""
+    if judged.outcome == UNMEASURABLE:
+        return replace(judged, claim=claim)
+    if spread is None:
+        return unmeasured(
+            claim, judged.checkpoint, "no checkpoint has several training seeds that were scored on the same windows"
+        )
 
     def widened(difference: Difference) -> Difference:
-        if difference.over.endswith(" seeds"):  # seeds are among its errors
+        if difference.of_seeds:  # seeds are among its errors
             return difference
         error = float(np.hypot(difference.standard_error, np.sqrt(2) * spread.deviation))
         return Difference(difference.margin, error, f"{difference.over} and seeds", spread.degrees)
 
-    values = {
-        quantity: {rival: widened(difference) for rival, difference in differences.items()}
-        if isinstance(differences, Mapping)
-        else differences
-        for quantity, differences in evidence.values.items()
-    }
-    margins = [each for differences in values.values() if isinstance(differences, Mapping) for each in differences.values()]
+    compared = {quantity: known for quantity, known in judged.estimate.values.items() if isinstance(known, Mapping)}
+    values = {quantity: {rival: widened(each) for rival, each in known.items()} for quantity, known in compared.items()}
+    margins = [each for known in values.values() for each in known.values()]
     told = ", ".join(f"{each.margin:.3g} (standard error {each.standard_error:.2g})" for each in margins)
-    note = f"nats: {told}; deviation over seeds {spread.deviation:.2g}, as of {spread.of} ({spread.degrees} degrees of freedom)"
-    return replace(evidence, claim=claim, values=values, note=note)
+    deviation = f"deviation over seeds {spread.deviation:.2g}, as of {spread.of} ({spread.degrees} degrees of freedom)"
+    return judged.on(claim, values, f"nats: {told}", deviation)

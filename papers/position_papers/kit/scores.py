@@ -30,6 +30,7 @@ from repo_interp.experiments.task_scores import task_scores
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.configuration import tokens_of
 from repo_interp.models.interventions.extension import extended
+from repo_interp.positions.layouts import format_layout, parse_layout
 from repo_interp.tasks import Task
 from repo_interp.values import Count, Seed
 
@@ -207,6 +208,12 @@ def score_table(scored: Sequence[Scored], test_sets: Sequence[str] = (), method:
     )
 
 
+def in_layers(scored: Scored) -> str:
+    """The layout of a checkpoint; a start that training.toml gives as a share of the layers becomes the number of the layer."""
+    share = scored.layout.partition("@")[2]
+    return format_layout(parse_layout(scored.layout, scored.configuration.layers)) if "/" in share else scored.layout
+
+
 def first_of(scored: Iterable[Scored], scheme: str) -> Scored | None:
     """The first of `scored` with `scheme` in every layer; None where there is none."""
     return next((each for each in scored if each.layout == scheme), None)
@@ -248,11 +255,11 @@ def _live(path: Path, task: Task, length: int, count: int, options: ScoreOptions
     )
 
 
-def note(compared: Sequence[Scored], *texts: str) -> str:
-    """`texts` that are not empty, with the final losses of the checkpoints that are compared, and what differs in their budgets."""
+def note(compared: Sequence[Scored], *texts: str) -> tuple[str, ...]:
+    """`texts`, with the final losses of the checkpoints that are compared, and what differs in their budgets."""
     losses = final_losses({scored.name: scored.recorded for scored in compared})
     budgets = unequal_budgets({scored.name: scored.configuration for scored in compared})
-    return "; ".join(text for text in (*texts, losses, budgets) if text)
+    return tuple(text for text in (*texts, losses, budgets) if text)
 
 
 def missing(wanted: Iterable[str], task: str) -> str:

@@ -27,7 +27,6 @@ from position_papers.position_generalization.measured import (
     length_of,
     of_tokens,
     prompts_of,
-    seconds,
     task_of,
 )
 from repo_interp.experiments.perturbation import PAPER_KINDS, Disturbance, answers_at, perturbation
@@ -76,17 +75,6 @@ def groups_of_text(subject: Subject, options: Options) -> list[str]:
         return []
     length = length_of(subject, options)
     return [group for group, (_, (_, farthest)) in OF_TEXT.items() if farthest < length]
-
-
-def cost(subjects: Sequence[Subject], options: Options) -> float:
-    """Seconds that the passes over a checkpoint's prompts take: of every kind those of the grid and of the judged draws, and the
-    undisturbed one. Those of its twin are counted where it is the first.
-    """
-    subject, prompts = subjects[0], prompts_of(subjects[0], options)
-    judged = (len(PAPER_KINDS) + len(groups_of_text(subject, options))) * options.draws
-    drawn = len(PAPER_KINDS) * len(options.gammas) * len(options.l_maxes)
-    passes = (1 + judged) * len(prompts) + drawn * len(_drawn(subject, prompts))
-    return seconds(subject, options, {max(len(prompt.tokens) for prompt in prompts): passes})
 
 
 def measure_undisturbed(subject: Subject, options: Options) -> xr.Dataset:

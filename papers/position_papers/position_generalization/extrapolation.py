@@ -12,7 +12,7 @@ import numpy as np
 import xarray as xr
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import EVERY_SEED, Claim, Evidence
+from position_papers.kit.claims import EVERY_SEED, Claim, Verdict, unmeasured, verdict
 from position_papers.kit.experiment import Drawing, Experiment, Needs, each
 from position_papers.kit.learned_positions import why_not
 from position_papers.kit.rules import All, AtMost, Custom
@@ -26,7 +26,6 @@ from position_papers.position_generalization.measured import (
     is_language_model,
     length_of,
     prompts_of,
-    seconds,
     task_of,
 )
 from repo_interp.experiments.extrapolation import extrapolation, output_traces
@@ -78,20 +77,6 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> Meas
     return Measured(subject, length, xr.DataTree.from_dict(groups))
 
 
-def cost(subjects: Sequence[Subject], options: Options) -> float:
-    """Seconds of the passes over longer prompts, by every method and for the reference, and of those that are traced; 0 where sequences
-    are cut below the training length.
-    """
-    (subject,) = subjects
-    if length_of(subject, options) < subject.training_length:
-        return 0.0
-    methods, compared = len(allowed_methods(load_model(subject.path, options.device))), options.longer // 2
-    passes = dict.fromkeys(_lengths(subject, options), methods * compared)
-    passes[min(passes)] += compared + options.sequences
-    passes[max(passes)] += 1
-    return seconds(subject, options, passes)
-
-
 def measure_extrapolation(subject: Subject, options: Options, grid: ResumableGrid) -> xr.Dataset:
     """The group `extrapolation` by all methods that the checkpoint's positions allow; `grid` keeps what is finished."""
     model, task = load_model(subject.path, options.device), task_of(subject, options)
@@ -120,14 +105,14 @@ def _lengths(subject: Subject, options: Options) -> list[int]:
 # ---- judging and drawing ---------------------------------------------------------------------------------------------
 
 
-def judge(measured: Measured) -> Iterator[Evidence]:
+def judge(measured: Measured) -> Iterator[Verdict]:
     """What there is on P7, where distances can be capped."""
     length = measured.subject.training_length
     if "extrapolation" not in measured.run.children:
         cut_short = (
             f"sequences have {measured.length} of its {length} training tokens; --set position-generalization.length=0 has all"
         )
-        yield Evidence(P7, measured.name, "", unmeasurable=cut_short)
+        yield unmeasured(P7, measured.name, cut_short)
         return
     group = measured.group("extrapolation")
     if "lm_infinite" not in group["method"].values:
@@ -139,7 +124,7 @@ def judge(measured: Measured) -> Iterator[Evidence]:
     nats = group["log_perplexity"].sel(length=last)
     nats_plain, nats_capped = (float(nats.sel({"method": method})) for method in ("plain", "lm_infinite"))
     share = capped.mean() / plain.mean() if plain.mean() > 0 else np.inf
-    yield Evidence(
+    yield verdict(
         P7,
         measured.name,
         f"KL with LM-Infinite at {last} tokens above that at {first}, nats per head",
@@ -198,5 +183,4 @@ EXTRAPOLATION = Experiment(
     judge,
     draw,
     MODEL,
-    cost,
 )

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 import xarray as xr
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import SEEN, Claim, Evidence
+from position_papers.kit.claims import SEEN, Claim, Verdict, verdict
 from position_papers.kit.differences import paired_difference
 from position_papers.kit.experiment import Drawing, Experiment, Needs, each
 from position_papers.kit.learned_positions import why_not
@@ -32,7 +31,6 @@ from position_papers.position_generalization.measured import (
     Options,
     fits,
     is_language_model,
-    seconds_of_fits,
 )
 from repo_interp.plots.views.fake_distance import fake_distance_fit
 from repo_interp.plots.views.rotation import rotating_heads
@@ -97,25 +95,19 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> Meas
     return fits(subject, options, cache)
 
 
-def cost(subjects: Sequence[Subject], options: Options) -> float:
-    """Seconds that the fits of a checkpoint and its twins take, what the rotations are judged by among them."""
-    (subject,) = subjects
-    return seconds_of_fits(subject, options)
-
-
-def judge(measured: Measured) -> Iterator[Evidence]:
+def judge(measured: Measured) -> Iterator[Verdict]:
     """What there is on P1 and P3, and on P2 where some layer rotates."""
     yield from _three_axes(measured)
     yield _random_weights(measured)
     yield from _fake_distances(measured)
 
 
-def _three_axes(measured: Measured) -> Iterator[Evidence]:
+def _three_axes(measured: Measured) -> Iterator[Verdict]:
     """P1: r of the three-axis fit, alone and beside random weights and shuffled distances."""
     three, random = measured.group("three_axis"), _r_of_twins(measured)
     by_prompt, shuffled = _r_by_prompt(measured), three["r_shuffled"].mean(("layer", "head")).values
     r = float(by_prompt.mean())
-    evidence = Evidence(
+    judged = verdict(
         P1,
         measured.name,
         "mean r of the three-axis fit",
@@ -127,17 +119,17 @@ def _three_axes(measured: Measured) -> Iterator[Evidence]:
         f"random weights {random.mean():.3g}; distances shuffled {_mean(three['r_shuffled']):.3g}",
         f"R² on held-out rows {_mean(three['r2_held_out']):.3g}; heads {of_heads(three['r'])}",
     )
-    yield evidence
+    yield judged
     observed, above = Observed(r, random), paired_difference(by_prompt, shuffled)
-    values = {**evidence.values, R_BESIDE_TWINS: observed, R_ABOVE_SHUFFLED: above}
+    values = {R_BESIDE_TWINS: observed, R_ABOVE_SHUFFLED: above}
     note = f"{beside_null(observed)}; above shuffled distances by {above.margin:.3g} ± {above.standard_error:.2g}"
-    yield replace(evidence, claim=P1_NULL, values=values, note=note)
+    yield judged.on(P1_NULL, values, note)
 
 
-def _random_weights(measured: Measured) -> Evidence:
+def _random_weights(measured: Measured) -> Verdict:
     """P3: r of the three-axis fit of the twins with random weights."""
     random, r = _r_of_twins(measured), float(_r_by_prompt(measured).mean())
-    return Evidence(
+    return verdict(
         P3,
         measured.name,
         "mean r of the three-axis fit with random weights",
@@ -151,7 +143,7 @@ def _random_weights(measured: Measured) -> Evidence:
     )
 
 
-def _fake_distances(measured: Measured) -> Iterator[Evidence]:
+def _fake_distances(measured: Measured) -> Iterator[Verdict]:
     """P2: r of the fake-distance fit in the layers that rotate, alone and beside random weights; nothing where none rotates."""
     fake, rotating = measured.group("fake_distance"), rotating_layers(measured)
     if not rotating:
@@ -159,7 +151,7 @@ def _fake_distances(measured: Measured) -> Iterator[Evidence]:
     layers = fake["r"].mean(("prompt", "head")).sel(layer=rotating).values
     prompts = fake["r"].sel(layer=rotating).mean(("layer", "head")).values
     twins = [_mean(twin["r"].sel(layer=rotating)) for twin in measured.of_twins("fake_distance")]
-    evidence = Evidence(
+    judged = verdict(
         P2,
         measured.name,
         "mean r of the fake-distance fit",
@@ -171,9 +163,9 @@ def _fake_distances(measured: Measured) -> Iterator[Evidence]:
         f"random weights {np.mean(twins):.3g}",
         f"layers {layers.min():.3g} to {layers.max():.3g}",
     )
-    yield evidence
+    yield judged
     observed = Observed(float(layers.mean()), twins)
-    yield replace(evidence, claim=P2_NULL, values={**evidence.values, R_BESIDE_TWINS: observed}, note=beside_null(observed))
+    yield judged.on(P2_NULL, {R_BESIDE_TWINS: observed}, beside_null(observed))
 
 
 def draw(measured: Measured) -> Iterator[Drawing]:
@@ -247,5 +239,4 @@ FITS = Experiment(
     judge,
     draw,
     MODEL,
-    cost,
 )

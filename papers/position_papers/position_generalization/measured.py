@@ -11,9 +11,8 @@ claims and figures.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,15 +22,12 @@ from position_papers.kit.cache import Cache
 from position_papers.kit.scale import Scale
 from position_papers.kit.subjects import Subject
 from repo_interp.analysis.analyze import analyze
-from repo_interp.analysis.cost import estimate
 from repo_interp.errors import InputError
-from repo_interp.experiments.responses import forced_responses
 from repo_interp.measures.fake_distance import FakeDistance
 from repo_interp.measures.maps import Maps
 from repo_interp.measures.rotation import Rotation
 from repo_interp.measures.statistics import Measure
 from repo_interp.measures.three_axis import ThreeAxis
-from repo_interp.models.checkpoints import load_model
 from repo_interp.models.configuration import tokens_of
 from repo_interp.models.load import load, load_fresh
 from repo_interp.tasks import Prompt, Task, digest, make_task
@@ -194,38 +190,3 @@ def measures_of_twins(subject: Subject, options: Options) -> list[Measure]:
         Rotation(length, semantic="printed", name="rotation_printed"),
         Rotation(length, prominence=WIDER, name="rotation_wider"),
     ]
-
-
-def seconds_of_fits(subject: Subject, options: Options) -> float:
-    """Seconds that `fits` takes when nothing is kept: a load and an analysis of the model, and of each of its twins."""
-    start = time.monotonic()
-    bridge, prompts = load(subject.path, options.device), prompts_of(subject, options)
-    loading = time.monotonic() - start
-    few = of_tokens(prompts, TWIN_TOKENS)
-    own = estimate(bridge, prompts, measures(subject, options)).seconds
-    twins = estimate(bridge, few, measures_of_twins(subject, options)).seconds
-    return loading + own + options.controls * (loading + twins)
-
-
-def seconds(subject: Subject, options: Options, sequences: Mapping[int, int]) -> float:
-    """Seconds that forward passes over so many sequences, by their tokens, take: from one timed sequence, text of at most TIMED tokens.
-
-    It grows with the operations of a decoder: n (2 parameters + 4 n layers width) for n tokens, attention computed densely.
-    """
-    model, task = load_model(subject.path, options.device), task_of(subject, options)
-    prompt = prompts_of(subject, replace(options, sequences=2, prompts=2))[0]
-    if is_language_model(subject):
-        prompt = task.describe(prompt.tokens[:TIMED])
-    times = [time.monotonic()]
-    for _ in range(2):  # the first warms up
-        forced_responses(model, task, [prompt], 1)
-        times.append(time.monotonic())
-    taken = min(np.diff(times))
-    parameters = sum(weight.numel() for weight in model.parameters())
-    attention = 4 * model.config.num_hidden_layers * model.config.hidden_size
-
-    def operations(tokens: int) -> float:
-        return tokens * (2 * parameters + attention * tokens)
-
-    wanted = sum(count * operations(tokens) for tokens, count in sequences.items())
-    return float(taken) * wanted / operations(len(prompt.tokens))

@@ -14,7 +14,7 @@ import numpy as np
 import xarray as xr
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import EVERY_SEED, SEEN, Claim, Evidence
+from position_papers.kit.claims import EVERY_SEED, SEEN, Claim, Verdict, verdict
 from position_papers.kit.experiment import Drawing, Experiment, Needs, each
 from position_papers.kit.learned_positions import why_not
 from position_papers.kit.rules import All, AtLeast, AtMost, BeyondNull, Observed, beside_null
@@ -78,14 +78,14 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> Meas
     return measured if rotating_heads(measured.group("rotation")) else None
 
 
-def judge(measured: Measured) -> Iterator[Evidence]:
+def judge(measured: Measured) -> Iterator[Verdict]:
     """What there is on P4, and on P5 where a head has slow dominating components."""
     rotation = measured.group("rotation")
     layers = sorted({layer for layer, _ in rotating_heads(rotation)})
     heads, components = _slow_dominating(rotation, layers)
     twins = [_slow_dominating(twin, layers)[0] for twin in measured.of_twins("rotation")]
     sequences = rotation.sizes["prompt"]
-    yield Evidence(
+    yield verdict(
         P4,
         measured.name,
         "share of heads with slow dominating components",
@@ -101,7 +101,7 @@ def judge(measured: Measured) -> Iterator[Evidence]:
         if not np.isfinite(by_prompt).any():
             continue
         r = float(np.nanmean(closed.values))
-        evidence = Evidence(
+        judged = verdict(
             claim,
             measured.name,
             "mean r of logits and f + g",
@@ -114,13 +114,16 @@ def judge(measured: Measured) -> Iterator[Evidence]:
             f"heads {of_heads(closed)}; "
             f"{100 * float(np.isfinite(closed).mean()):.0f} % of heads and sequences have such components",
         )
-        yield evidence
+        yield judged
         if group == "rotation":
-            observed, values = Observed(r, twins), {CLOSED_FORM_R: r, R_BESIDE_TWINS: Observed(r, twins)}
+            observed = Observed(r, twins)
+            values = {R_BESIDE_TWINS: observed}
             few = f"{len(twins)} of {len(measured.twins)} twins with random weights have such components"
             why_not = few if 2 * len(twins) < len(measured.twins) or not twins else ""
-            note = beside_null(observed) if twins else ""
-            yield replace(evidence, claim=P5_NULL, values=values, note=note, unmeasurable=why_not)
+            if why_not:
+                yield replace(judged.without_a_number(why_not), claim=P5_NULL)
+            else:
+                yield judged.on(P5_NULL, values, beside_null(observed))
 
 
 def draw(measured: Measured) -> Iterator[Drawing]:

@@ -17,7 +17,7 @@ import xarray as xr
 from transformers import LlamaConfig
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import SEEN, Claim, Evidence
+from position_papers.kit.claims import SEEN, Claim, Verdict, verdict
 from position_papers.kit.experiment import Drawing, Experiment, Needs
 from position_papers.kit.rules import AtMost
 from position_papers.kit.subjects import Subject
@@ -96,7 +96,7 @@ def measure_shape(subject: Subject, options: Options, shape: Shape) -> xr.Datase
     return xr.Dataset({"r": described(xr.DataArray(correlations, dims="draw"), "mean r of the three-axis fit", "1")})
 
 
-def judge(data: xr.Dataset) -> Iterator[Evidence]:
+def judge(data: xr.Dataset) -> Iterator[Verdict]:
     """A row for each shape."""
     chance = float(np.sqrt(6 / TOKENS))
     for shape in data["shape"].values:
@@ -104,7 +104,7 @@ def judge(data: xr.Dataset) -> Iterator[Evidence]:
         excess, spread = float(r.mean() - chance), float(r.std(ddof=1)) if len(r) > 1 else None
         note = f"r {r.mean():.3g}, chance {chance:.2g}"
         measured = "r of the three-axis fit with random weights minus chance"
-        yield Evidence(
+        yield verdict(
             P3_EXCESS, str(shape), measured, {EXCESS: excess}, excess, spread, "draws of weights", len(r), note=note, seeds=0
         )
 

@@ -19,13 +19,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from position_papers.kit.claims import SEEN, Claim, Evidence
+from position_papers.kit.claims import SEEN, Claim, Verdict, unmeasured, verdict
 from position_papers.kit.differences import paired_difference
 from position_papers.kit.experiment import Drawing, Experiment, Needs
 from position_papers.kit.learned_positions import why_not
 from position_papers.kit.rules import Above, AtMost, Rule
 from position_papers.kit.subjects import Subject
-from position_papers.position_generalization.disturbed import OF_TEXT, POINTS, TEXT, cost, is_judged_by_text, measure
+from position_papers.position_generalization.disturbed import OF_TEXT, POINTS, TEXT, is_judged_by_text, measure
 from position_papers.position_generalization.measured import (
     MODEL,
     SOURCE,
@@ -121,14 +121,14 @@ P6_LEARNED = Claim(
 # ---- judging and drawing ---------------------------------------------------------------------------------------------
 
 
-def judge(measured: Sequence[Measured]) -> Iterator[Evidence]:
+def judge(measured: Sequence[Measured]) -> Iterator[Verdict]:
     """What there is on P6 of one checkpoint; of one with learned positions beside its RoPE twin, on P6 (learned) too."""
     yield from (_text(measured[0]) if is_judged_by_text(measured[0].subject) else _task_score(measured[0]))
     if len(measured) > 1:
         yield _beside_twin(*measured)
 
 
-def _text(measured: Measured) -> Iterator[Evidence]:
+def _text(measured: Measured) -> Iterator[Verdict]:
     """P6 from the rise of log perplexity, at every judged point."""
     judged = measured.group("judged")
     plain = float(judged["plain"])
@@ -146,11 +146,11 @@ def _text(measured: Measured) -> Iterator[Evidence]:
         else:
             farthest = OF_TEXT[group][1][1]
             short = f"its sequences have {measured.tokens}; more than {farthest:,} are needed to move tokens by {farthest:,}"
-            yield Evidence(claim, measured.name, "", unmeasurable=short)
+            yield unmeasured(claim, measured.name, short)
     for claim, of_kind, quantity, control in rows:
         of_all, untouched = (of_kind["log_perplexity"].values - plain), of_kind["log_perplexity_rise"].values
         rises = 100 * (untouched if claim is P6_UNTOUCHED else of_all) / plain
-        yield Evidence(
+        yield verdict(
             claim,
             measured.name,
             f"{quantity.removeprefix('the ')}, per cent",
@@ -170,24 +170,23 @@ def _of_perplexity(rise: float, plain: float) -> float:
     return 100 * float(np.expm1(rise * plain / 100))
 
 
-def _task_score(measured: Measured) -> Iterator[Evidence]:
+def _task_score(measured: Measured) -> Iterator[Verdict]:
     """P6 from the fall of a task's score, at every judged point."""
     judged = measured.group("judged")
     metric, count, plain = str(judged.attrs["metric"]), int(judged.attrs["prompts"]), float(judged["plain_score"])
     better = 1.0 if measured.group("perturbation").attrs["higher_is_better"] == "True" else -1.0
     for kind in _kinds(measured):
         if not plain:
-            yield Evidence(P6_TASK[kind], measured.name, "", unmeasurable=f"its {metric} is 0 undisturbed, so it cannot fall")
+            yield unmeasured(P6_TASK[kind], measured.name, f"its {metric} is 0 undisturbed, so it cannot fall")
             continue
         strongest = _strongest(measured, kind, "task_score", better)
         if _of_strongest(measured, kind, "task_score", better) <= MARGINAL:
-            yield Evidence(
-                P6_TASK[kind], measured.name, "", unmeasurable=f"the strongest disturbance changes nothing either: {strongest}"
-            )
+            why = f"the strongest disturbance changes nothing either: {strongest}"
+            yield unmeasured(P6_TASK[kind], measured.name, why)
             continue
         scores = judged["task_score"].sel(kind=kind).values
         falls = 100 * better * (plain - scores) / abs(plain)
-        yield Evidence(
+        yield verdict(
             P6_TASK[kind],
             measured.name,
             f"fall of {metric}, per cent of itself",
@@ -201,15 +200,15 @@ def _task_score(measured: Measured) -> Iterator[Evidence]:
         )
 
 
-def _beside_twin(own: Measured, twin: Measured) -> Evidence:
+def _beside_twin(own: Measured, twin: Measured) -> Verdict:
     """P6 (learned): whether targets that no move touched suffer less than in the RoPE twin."""
     rises = [each.group("judged")["rise"].sel(kind="text_order").mean("draw").dropna("prompt").values for each in (own, twin)]
     if not np.round(rises, _ROUNDING).any():
         same = f"nothing to compare: where no move touched them, neither its predictions nor those of {twin.name} change"
-        return Evidence(P6_LEARNED, own.name, "", unmeasurable=same)
+        return unmeasured(P6_LEARNED, own.name, same)
     less = paired_difference(rises[1], rises[0])  # the same tokens move in both
     plain = [float(each.group("judged")["plain"]) for each in (own, twin)]
-    return Evidence(
+    return verdict(
         P6_LEARNED,
         own.name,
         "rise of untouched targets' log perplexity, nats",
@@ -306,5 +305,4 @@ TOLERANCE = Experiment(
     judge,
     draw,
     MODEL,
-    cost,
 )

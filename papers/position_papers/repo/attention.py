@@ -9,16 +9,14 @@ finds the needles too, nothing is said: see `needles`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
-from matplotlib.lines import Line2D
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import EVERY_SEED, Claim, Evidence
-from position_papers.kit.differences import SIGNIFICANT, paired_difference
+from position_papers.kit.claims import EVERY_SEED, Claim, Verdict, verdict
+from position_papers.kit.differences import paired_difference
 from position_papers.kit.experiment import Drawing, Experiment, Needs, asked_the_same
 from position_papers.kit.learned_positions import why_not
 from position_papers.kit.rules import Above, All, Where
@@ -30,9 +28,7 @@ from repo_interp.analysis.analyze import analyze
 from repo_interp.measures.attention_mass import ROWS, AttentionMass
 from repo_interp.measures.labels import described
 from repo_interp.models.load import load
-from repo_interp.plots.marks.drawing import counted, legend_below, number
-from repo_interp.plots.marks.scores import handles, layout_name, looks
-from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
+from repo_interp.plots.marks.scores import layout_name, method_panels
 
 if TYPE_CHECKING:
     from position_papers.repo.options import Options
@@ -122,7 +118,7 @@ def _lost(called: str, subject: Subject, options: Options, cache: Cache) -> str:
 # ---- judged ---------------------------------------------------------------------------------------------------------
 
 
-def judge(data: xr.Dataset) -> Iterator[Evidence]:
+def judge(data: xr.Dataset) -> Iterator[Verdict]:
     """Every checkpoint with learned positions beside those of RoPE and NoPE, in both readings."""
     mass = data["mass_per_token"]
     layouts = dict(zip(mass["checkpoint"].values.tolist(), mass["layout"].values.tolist(), strict=True))
@@ -132,12 +128,12 @@ def judge(data: xr.Dataset) -> Iterator[Evidence]:
         rivals = {"RoPE": rope, "NoPE": nope}
         for checkpoint in mass["checkpoint"].values[mass["learned_layers"].values > 0].tolist():
             for rows, claim in CLAIMS.items():
-                evidence = _beside(mass.sel(rows=rows), checkpoint, rivals, claim)
-                values = {**evidence.values, NOPE: data.attrs["found_by_nope"]}
-                yield replace(evidence, values=values, unmeasurable=data.attrs["why_not"])
+                yield _beside(mass.sel(rows=rows), checkpoint, rivals, claim, data.attrs)
 
 
-def _beside(mass: xr.DataArray, checkpoint: str, rivals: Mapping[str, str], claim: Claim) -> Evidence:
+def _beside(
+    mass: xr.DataArray, checkpoint: str, rivals: Mapping[str, str], claim: Claim, attributes: Mapping[str, Any]
+) -> Verdict:
     def of(name: str, span: str) -> np.ndarray:
         return mass.sel(checkpoint=rivals.get(name, name), span=span).values
 
@@ -155,11 +151,11 @@ def _beside(mass: xr.DataArray, checkpoint: str, rivals: Mapping[str, str], clai
     own = of(checkpoint, "needle")
     layouts = {name: layout_name(str(mass.sel(checkpoint=rival)["layout"].item())) for name, rival in rivals.items()}
     query = ", ".join(f"{layout} {of(name, 'query').mean():.3f}" for name, layout in layouts.items())
-    return Evidence(
+    return verdict(
         claim,
         checkpoint,
         "needle mass per token, 0.01",
-        values,
+        {**values, NOPE: attributes["found_by_nope"]},
         float(own.mean()),
         float(own.std(ddof=1)),
         "prompts",
@@ -170,12 +166,13 @@ def _beside(mass: xr.DataArray, checkpoint: str, rivals: Mapping[str, str], clai
             f"{what}: {'yes' if difference.exceeds() else 'no'} ({difference.margin:+.3f}, standard error {difference.standard_error:.2g})"
             for what, difference in named.items()
         ),
+        attributes["why_not"],
     )
 
 
 # ---- drawn ----------------------------------------------------------------------------------------------------------
 
-_TITLES = {"producing": "Rows that produced the answer", "generated": "The answer's own rows"}
+_TITLES = {"producing": "Producing rows", "generated": "Own rows"}
 UNIT = 100.0
 """Table 4's unit is 10^-2."""
 
@@ -183,52 +180,19 @@ UNIT = 100.0
 def draw(data: xr.Dataset) -> Iterator[Drawing]:
     """Table 4."""
     length = data.attrs["training_length"]
+    mass, titles = data["mass_per_token"], {rows: title for rows, title in _TITLES.items() if rows in data["rows"].values}
+    by_rows = mass.sel(rows=list(titles)).rename(rows="method", span="test_set").assign_coords(method=list(titles.values()))
+    error = by_rows.std("prompt", ddof=1) / np.sqrt(by_rows.sizes["prompt"])
+    drawn = described(by_rows.mean("prompt"), "attention mass per token", "0.01").expand_dims("seed", -1).to_dataset(name="score")
     yield Drawing(
         f"attention_mass_{data.attrs['task']}_{length}",
-        _figure(data),
+        method_panels(drawn.assign(standard_error=error)),
         f"Attention mass per token on parts of the context (RePo table 4), mean over {data.sizes['prompt']} prompts of {length} tokens, "
-        "all layers and heads; bar: two standard errors over prompts. Left: the rows that produced the generated tokens, one earlier; "
-        f"right: rows of the generated tokens themselves, as the paper puts it. Dotted: even attention over {length} tokens.",
+        "all layers and heads; bar: standard error over prompts. Left: the rows that produced the generated tokens, one earlier; "
+        f"right: rows of the generated tokens themselves, as the paper puts it. Even attention over {length} tokens: "
+        f"{UNIT / length:.3g}.",
         data,
     )
-
-
-def _figure(data: xr.Dataset) -> PaperFigure:
-    """One panel per reading, one row per span, one dot per checkpoint."""
-    in_order = [rows for rows in _TITLES if rows in data["rows"].values]
-    mass = data["mass_per_token"].sel(rows=in_order).transpose("rows", "span", "checkpoint", "prompt")
-    by_checkpoint = looks(data)
-    with style():
-        figure = paper_figure(PAGE_WIDTH, 0.9 + 0.085 * mass.sizes["span"] * (2 + mass.sizes["checkpoint"]))
-        axes = figure.subplots(1, mass.sizes["rows"], sharex=True, sharey=True, squeeze=False)[0]
-        even = UNIT / data.attrs["training_length"]
-        chance = {"color": "#222222", "linewidth": 0.8, "linestyle": (0, (1, 1.5))}
-        for ax, rows, values in zip(axes, mass["rows"].values, mass.values, strict=True):
-            ax.axvline(even, **chance, zorder=1, gid="even attention")
-            for place, (name, look) in enumerate(by_checkpoint.items()):
-                y = np.arange(len(values)) + 0.7 * ((place + 0.5) / len(by_checkpoint) - 0.5)
-                means = values[:, place].mean(axis=-1)
-                errors = SIGNIFICANT * values[:, place].std(axis=-1, ddof=1) / np.sqrt(values.shape[-1])
-                ax.hlines(y, means - errors, means + errors, color=look["color"], linewidth=0.9)
-                ax.plot(means, y, look["marker"], color=look["color"], markersize=3, markeredgewidth=0, gid=f"mass {rows} {name}")
-                beside: Any = {"xytext": (3, 0), "textcoords": "offset points", "va": "center"}
-                for height, mean, error in zip(y, means, errors, strict=True):
-                    ax.annotate(number(mean), (max(mean + error, even), height), **beside, fontsize=4.6, color="#333333")
-            ax.set_title(f"{_TITLES.get(str(rows), str(rows))}, {counted(mass.sizes['prompt'], 'prompt')}")
-            ax.set_xlabel("attention mass per token (10⁻²)")
-            ax.grid(axis="x")
-        axes[0].set_xlim(0, 1.12 * float(mass.mean("prompt").max()))
-        axes[0].set_yticks(range(mass.sizes["span"]), [str(name) for name in mass["span"].values])
-        axes[0].set_ylim(mass.sizes["span"] - 0.45, -0.55)
-        legend_below(figure, [*_dots(data), Line2D([], [], **chance, label=f"even attention ({number(even)})")])
-    return figure
-
-
-def _dots(data: xr.Dataset) -> list[Line2D]:
-    entries = handles(data)
-    for entry in entries:
-        entry.set_linestyle("none")
-    return entries
 
 
 ATTENTION = Experiment(

@@ -17,15 +17,15 @@ import numpy as np
 import xarray as xr
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import SEEN, Claim, Evidence
+from position_papers.kit.claims import SEEN, Claim, Verdict, verdict
 from position_papers.kit.differences import Difference, paired_difference, share_difference
 from position_papers.kit.experiment import Drawing, Experiment, Needs, each
 from position_papers.kit.learned_positions import why_not
 from position_papers.kit.rules import All, AtLeast, Significant
 from position_papers.kit.subjects import Subject
 from position_papers.repo.checkpoints import GPT2, can_mirror
-from position_papers.repo.mirror import R2, R3, mirror_of_texts
-from position_papers.repo.mirror_by_seed import strengths_by_layer
+from position_papers.repo.mirror import R2, R3
+from position_papers.repo.mirror_by_seed import mirror_means, strengths_by_layer
 from position_papers.repo.ranges import R5
 from repo_interp.experiments.responses import forced_responses
 from repo_interp.measures.labels import described
@@ -85,8 +85,7 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.D
     (subject,) = subjects
     data = subject.measured(cache, _scores, options, prompts=options.prompts)
     if subject.kind == "reversal":
-        mirrors = subject.measured(cache, mirror_of_texts, options, prompts=options.prompts)
-        data = data.assign(mirror=strengths_by_layer(mirrors))
+        data = data.assign(mirror=strengths_by_layer(mirror_means(subject, options, cache)))
     return data.assign_attrs(checkpoint=subject.name, stem=subject.stem, kind=subject.kind)
 
 
@@ -128,7 +127,7 @@ def _scores(subject: Subject, options: Options) -> xr.Dataset:
 # ---- judged ---------------------------------------------------------------------------------------------------------
 
 
-def judge(data: xr.Dataset) -> Iterator[Evidence]:
+def judge(data: xr.Dataset) -> Iterator[Verdict]:
     """The mirror and the instruction of text reversal, the narrow ranges of other tasks."""
     if data.attrs["kind"] == "reversal":
         layer = f"layer {int(data['mirror']['layer'].values[int(data['mirror'].values.argmax())])}"
@@ -139,22 +138,23 @@ def judge(data: xr.Dataset) -> Iterator[Evidence]:
         yield _evidence(data, RANGE_NEEDED, OF_ALL, EVERYWHERE)
 
 
-def _evidence(data: xr.Dataset, claim: Claim, quantity: str, where: str) -> Evidence:
+def _evidence(data: xr.Dataset, claim: Claim, quantity: str, where: str) -> Verdict:
     """How far the score falls with every kind of change at the place `where`, as evidence on `claim`."""
     falls = {str(kind): fall(data, str(kind), where) for kind in data["kind"].values}
     linear = falls["linearised"]
     others = [f"{place} {_told(fall(data, 'linearised', place))}" for place in map(str, data["where"].values) if place != where]
-    return Evidence(
+    return verdict(
         claim,
         data.attrs["checkpoint"],
-        f"fall of {data.attrs['metric']}, {where} linearised",
+        f"fall of {data.attrs['metric']} with linearised positions",
         {quantity: linear.margin, f"{quantity}, over prompts,": linear},
         linear.margin,
         linear.standard_error,
         "prompts, standard error",
         data.sizes["prompt"],
         f"score as it is {float(data['plain'].mean()):.3g}",
-        ", ".join(f"{kind} {_told(falls[kind])}" for kind in falls if kind != "linearised")
+        f"{where}; "
+        + ", ".join(f"{kind} {_told(falls[kind])}" for kind in falls if kind != "linearised")
         + f"; linearised elsewhere: {', '.join(others)}"
         + ("" if linear.margin >= NEEDED else "; what the claim describes is not needed for the score"),
     )

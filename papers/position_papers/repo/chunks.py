@@ -7,7 +7,6 @@ weights.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +14,7 @@ import xarray as xr
 from jaxtyping import Bool, Float
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import EVERY_SEED, SEEN, Claim, Evidence
+from position_papers.kit.claims import EVERY_SEED, SEEN, Claim, Verdict, verdict
 from position_papers.kit.experiment import Drawing, Experiment, Needs, each
 from position_papers.kit.learned_positions import why_not
 from position_papers.kit.rules import All, AtLeast, AtMost, BeyondNull, Custom, Observed, beside_null
@@ -76,7 +75,7 @@ def _patterns(subject: Subject, options: Options) -> xr.Dataset:
     return trained.assign(random_share=described(random, "the same with random weights", "1"))
 
 
-def judge(data: xr.Dataset) -> Iterator[Evidence]:
+def judge(data: xr.Dataset) -> Iterator[Verdict]:
     """R6 on all learned heads together, and beside twins with random weights."""
     share = {pattern: float(data["pattern_share_all"].sel(pattern=pattern)) for pattern in PATTERNS}
     labels = data["chunk_pattern"].sel(layer=data.attrs["learned"])
@@ -84,7 +83,7 @@ def judge(data: xr.Dataset) -> Iterator[Evidence]:
     by_prompt = ((labels == PATTERNS.index("hybrid")).sum(axes) / (labels >= 0).sum(axes)).values
     agreement = same_as_claimed(data["sensitivity"].sel(pattern=list(PATTERNS)).transpose(..., "pattern").values.reshape(-1, 3))
     random = data["random_share"].sel(pattern=list(PATTERNS)).transpose("weights", "pattern").values
-    evidence = Evidence(
+    judged = verdict(
         R6,
         data.attrs["checkpoint"],
         "share of hybrid chunks, per cent",
@@ -101,10 +100,10 @@ def judge(data: xr.Dataset) -> Iterator[Evidence]:
         f"constant {100 * share['constant']:.1f} %, mono {100 * share['mono']:.1f} %; the rule holds with "
         f"{int(agreement.sum())} of {len(agreement)} pairs of chunk size and epsilon",
     )
-    yield evidence
+    yield judged
     hybrid = random[:, PATTERNS.index("hybrid")]
-    values = {**evidence.values, BESIDE_TWINS: Observed(share["hybrid"], hybrid)}
-    yield replace(evidence, claim=R6_NULL, values=values, note=beside_null(Observed(100 * share["hybrid"], 100 * hybrid)))
+    values = {BESIDE_TWINS: Observed(share["hybrid"], hybrid)}
+    yield judged.on(R6_NULL, values, beside_null(Observed(100 * share["hybrid"], 100 * hybrid)))
 
 
 def same_as_claimed(shares: Float[np.ndarray, "cell pattern"]) -> Bool[np.ndarray, " cell"]:

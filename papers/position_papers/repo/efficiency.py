@@ -17,11 +17,10 @@ import numpy as np
 import torch
 import xarray as xr
 from accelerate import init_empty_weights
-from matplotlib.axes import Axes
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import Claim, Evidence
+from position_papers.kit.claims import Claim, Verdict, verdict
 from position_papers.kit.experiment import Drawing, Experiment, Needs, without_checkpoints
 from position_papers.kit.rules import AtMost
 from position_papers.kit.subjects import Subject
@@ -29,8 +28,8 @@ from position_papers.repo.checkpoints import OLMO
 from repo_interp.measures.labels import described
 from repo_interp.models.generation import continue_greedily
 from repo_interp.models.reposition import added_parameters, reposition
-from repo_interp.plots.marks.drawing import counted
-from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, scheme_colour, scheme_name, style
+from repo_interp.plots.marks.scores import score_by_length
+from repo_interp.plots.style import PaperFigure
 
 if TYPE_CHECKING:
     from position_papers.repo.options import Options
@@ -169,11 +168,11 @@ def _timed_size(options: Options) -> dict[str, int | str]:
 # ---- judged ---------------------------------------------------------------------------------------------------------
 
 
-def judge(data: xr.Dataset) -> Iterator[Evidence]:
+def judge(data: xr.Dataset) -> Iterator[Verdict]:
     """The parameters at the paper's size, and the times here."""
     parameters = data["parameters"]
     rope, repo = (float(parameters.sel(size="OLMo-2 1B", scheme=scheme)) for scheme in ("rope", "repo"))
-    yield Evidence(
+    yield verdict(
         R7,
         "OLMo-2 1B (configuration)",
         "parameters added, per cent of those beside the input embedding",
@@ -187,7 +186,7 @@ def judge(data: xr.Dataset) -> Iterator[Evidence]:
     ratios = data["ratio"].values
     rope, repo = (1e3 * float(data["seconds"].sel(scheme=scheme).median()) for scheme in ("rope", "repo"))
     timed = data.attrs
-    yield Evidence(
+    yield verdict(
         R7_TIME,
         "fresh models",
         "median ratio of times a generated token, RePo over RoPE",
@@ -217,37 +216,23 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
         "efficiency",
         _figure(data),
         f"Time to generate a token with RoPE and RePo ({LAYOUT}) in turns (RePo table 6): {timed['layers']} layers of width "
-        f"{timed['width']}, a prompt of {timed['context']} tokens, {timed['tokens']} tokens per round; bar: median. "
+        f"{timed['width']}, a prompt of {timed['context']} tokens, {data.sizes['round']} rounds of {timed['tokens']} "
+        f"tokens; dots: rounds, mark: mean. "
         + "; ".join(_in_words(data["parameters"], str(size)) for size in data["size"].values),
         data,
     )
 
 
 def _figure(data: xr.Dataset) -> PaperFigure:
-    """Time per token of both schemes, round by round, and the ratio RePo / RoPE."""
-    seconds = 1e3 * data["seconds"].transpose("scheme", "round")
-    with style():
-        figure = paper_figure(COLUMN_WIDTH, 1.9)
-        left, right = figure.subplots(1, 2, width_ratios=(1.5, 1))
-        for place, scheme in enumerate(seconds["scheme"].values):
-            _dots(left, place, seconds.values[place], scheme_colour(str(scheme)))
-        left.set_xticks(range(seconds.sizes["scheme"]), [scheme_name(str(name)) for name in seconds["scheme"].values])
-        left.set(ylabel="time per token (ms)", ylim=(0, 1.12 * float(seconds.max())))
-        ratios = data["ratio"].values
-        _dots(right, 0, ratios, "#222222")
-        right.axhline(1.0, color="#222222", linewidth=0.6, linestyle="--")
-        right.set_xticks([0], ["RePo / RoPE"])
-        right.set_title(f"median {np.median(ratios):.3f}")
-        left.set_title(f"{counted(len(ratios), 'round')} in turns")
-    return figure
-
-
-def _dots(ax: Axes, place: int, values: np.ndarray, colour: str) -> None:
-    shifts = np.linspace(-0.2, 0.2, len(values))
-    ax.plot(place + shifts, values, "o", color=colour, markersize=2, markeredgewidth=0, alpha=0.7, gid=f"rounds {place}")
-    ax.hlines(np.median(values), place - 0.3, place + 0.3, color="#222222", linewidth=1.0)
-    ax.set_xlim(-0.5, place + 0.5)
-    ax.grid(axis="y")
+    """Time per token of both schemes, round by round."""
+    times = described(1e3 * data["seconds"].transpose("scheme", "round"), "time per token", "ms").rename(
+        scheme="checkpoint", round="seed"
+    )
+    table = times.expand_dims(test_set=["rounds in turns"]).to_dataset(name="score")
+    schemes = [str(scheme) for scheme in table["checkpoint"].values]
+    return score_by_length(
+        table.assign_coords(layout=("checkpoint", schemes)), f"median ratio {float(data['ratio'].median()):.3f}"
+    )
 
 
 EFFICIENCY = Experiment(

@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import SEEN, Claim, Evidence
+from position_papers.kit.claims import SEEN, Claim, Verdict, unmeasured, verdict
 from position_papers.kit.differences import Difference
 from position_papers.kit.experiment import Drawing, Experiment, Needs, asked_the_same
 from position_papers.kit.rules import Above, All, Below, Where
@@ -75,6 +75,8 @@ R9_WITHOUT_YARN = Claim(
 )
 
 
+NO_ROOM = "RoPE finds nearly all of them, so nothing can be above it"
+
 # ---- measured -------------------------------------------------------------------------------------------------------
 
 
@@ -86,7 +88,7 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> list
 # ---- judged ---------------------------------------------------------------------------------------------------------
 
 
-def judge(searched: Sequence[Searched]) -> Iterator[Evidence]:
+def judge(searched: Sequence[Searched]) -> Iterator[Verdict]:
     """Checkpoints with learned positions beside RoPE at L and beyond."""
     rope = next((each for each in searched if each.subject.layout == "rope"), None)
     without = found_without_positions(searched)
@@ -97,7 +99,7 @@ def judge(searched: Sequence[Searched]) -> Iterator[Evidence]:
             yield _without_yarn(each, searched, rope)
 
 
-def _at_training_length(own: Searched, rope: Searched, without: WithoutPositions) -> Evidence:
+def _at_training_length(own: Searched, rope: Searched, without: WithoutPositions) -> Verdict:
     """R9: needles found at the training length, beside RoPE."""
     length = own.subject.training_length
     mine, theirs = own.sample([length], PLAIN), rope.sample([length], PLAIN)
@@ -105,12 +107,9 @@ def _at_training_length(own: Searched, rope: Searched, without: WithoutPositions
     values = {NOPE: without.share, ROOM.quantity: theirs.mean, ABOVE.quantity: {"RoPE": difference}}
     text = f"above by {difference.margin:+.3f} (standard error {difference.standard_error:.2g} over {difference.over})"
     without_it = "holds" if difference.exceeds() else "does not hold"
-    full = (
-        f"RoPE finds nearly all of them, so nothing can be above it: {mine.mean:.3f} and {rope.name} {theirs.mean:.3f} (without this "
-        f"condition it {without_it})"
-    )
+    full = (NO_ROOM, f"{mine.mean:.3f} and {rope.name} {theirs.mean:.3f} (without this condition it {without_it})")
     has_room = ROOM.holds(values)
-    return Evidence(
+    return verdict(
         R9,
         own.name,
         f"share of needles found at {length} tokens",
@@ -119,15 +118,15 @@ def _at_training_length(own: Searched, rope: Searched, without: WithoutPositions
         **numbers_of(mine),
         control=f"{rope.name} {theirs.mean:.3f}",
         note=_with_budgets(text, own, rope),
-        unmeasurable=without.why_not or ("" if has_room else f"{full}; {_with_budgets(text, own, rope)}"),
+        unmeasurable=without.why_not or (() if has_room else (*full, *_with_budgets(text, own, rope))),
     )
 
 
-def _longer(own: Searched, rope: Searched, without: WithoutPositions) -> Evidence:
+def _longer(own: Searched, rope: Searched, without: WithoutPositions) -> Verdict:
     """R9 (longer): needles found at every longer length with YaRN, beside RoPE."""
     longer = _longer_lengths(own)
     if not longer:
-        return Evidence(R9_LONGER, own.name, "", unmeasurable=_trained_on_longer(own))
+        return unmeasured(R9_LONGER, own.name, _trained_on_longer(own))
     mine, theirs = own.sample(longer, YARN), rope.sample(longer, YARN)
     pairs = {length: (own.sample([length], YARN), rope.sample([length], YARN)) for length in longer}
     differences = {length: between(*pair) for length, pair in pairs.items()}
@@ -143,8 +142,8 @@ def _longer(own: Searched, rope: Searched, without: WithoutPositions) -> Evidenc
         f"{difference.standard_error:.2g})"
         for length, difference in differences.items()
     )
-    full = f"RoPE finds nearly all of them, so nothing can be above it: {mine.mean:.3f} and {rope.name} {theirs.mean:.3f}; {bare}"
-    return Evidence(
+    full = (NO_ROOM, f"{mine.mean:.3f} and {rope.name} {theirs.mean:.3f}; {bare}")
+    return verdict(
         R9_LONGER,
         own.name,
         f"share of needles found at {' and '.join(map(str, longer))} tokens with YaRN",
@@ -153,15 +152,15 @@ def _longer(own: Searched, rope: Searched, without: WithoutPositions) -> Evidenc
         **numbers_of(mine),
         control=f"{rope.name} {theirs.mean:.3f}",
         note=_with_budgets(f"{by_length}; {bare}", own, rope),
-        unmeasurable=f"{without.why_not}; {bare}" if without.why_not else "" if with_room else full,
+        unmeasurable=(without.why_not, bare) if without.why_not else () if with_room else full,
     )
 
 
-def _without_yarn(own: Searched, searched: Sequence[Searched], rope: Searched) -> Evidence:
+def _without_yarn(own: Searched, searched: Sequence[Searched], rope: Searched) -> Verdict:
     """R9 (longer, without YaRN): needles found beyond the training length with nothing extended, beside RoPE; NoPE's in the note."""
     longer = _longer_lengths(own)
     if not longer:
-        return Evidence(R9_WITHOUT_YARN, own.name, "", unmeasurable=_trained_on_longer(own))
+        return unmeasured(R9_WITHOUT_YARN, own.name, _trained_on_longer(own))
     mine, theirs = own.sample(longer, PLAIN), rope.sample(longer, PLAIN)
     difference = between(mine, theirs)
     compared = [own, rope, *(each for each in searched if omits_positions(each.subject.layout))]
@@ -172,7 +171,7 @@ def _without_yarn(own: Searched, searched: Sequence[Searched], rope: Searched) -
     text = (
         f"above by {difference.margin:+.3f} (standard error {difference.standard_error:.2g} over {difference.over}); {by_length}"
     )
-    return Evidence(
+    return verdict(
         R9_WITHOUT_YARN,
         own.name,
         f"share of needles found at {' and '.join(map(str, longer))} tokens without YaRN",
@@ -192,7 +191,7 @@ def _trained_on_longer(own: Searched) -> str:
     return f"it goes on from a model that was trained on {longest_trained(own.subject):,} tokens"
 
 
-def _with_budgets(text: str, *compared: Searched) -> str:
+def _with_budgets(text: str, *compared: Searched) -> tuple[str, ...]:
     """`text` with the final losses of the checkpoints compared, and what differs in their budgets of training."""
     return note([searched.recorded for searched in compared if searched.recorded is not None], text)
 

@@ -24,7 +24,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import EVERY_SEED, SEEN, Claim, Evidence
+from position_papers.kit.claims import EVERY_SEED, SEEN, Claim, Verdict, unmeasured, verdict
 from position_papers.kit.experiment import Drawing, Experiment, Needs, each
 from position_papers.kit.learned_positions import why_not
 from position_papers.kit.rules import All, AtLeast, AtMost, BeyondNull, Custom, Observed
@@ -141,13 +141,6 @@ def _of_texts(subject: Subject, options: Options) -> xr.Dataset:
     )
 
 
-def mirror_of_texts(subject: Subject, options: Options) -> xr.Dataset:
-    """`mirror [layer, kind]` of the trained weights, mean over texts as long as the longest trained on."""
-    prompts = reversals(subject, reversal_of(subject).longest, options.prompts, options.seed)
-    run = analyze(load(subject.path, options.device), prompts, ("positions",), subject.learned, batch_size=options.batch_size)
-    return _of_positions(run["positions"].to_dataset()["position"], prompts)[["mirror"]].mean("prompt", keep_attrs=True)
-
-
 def _of_positions(position: xr.DataArray, prompts: Sequence[Any]) -> xr.Dataset:
     """The statistics of every text, by layer, from `position [prompt, layer, head, token]`."""
     values = position.transpose("layer", "prompt", "head", "token").values.astype(float)
@@ -190,7 +183,7 @@ def _of_positions(position: xr.DataArray, prompts: Sequence[Any]) -> xr.Dataset:
 # ---- judged ---------------------------------------------------------------------------------------------------------
 
 
-def judge(data: xr.Dataset) -> Iterator[Evidence]:
+def judge(data: xr.Dataset) -> Iterator[Verdict]:
     """R2 from the distances of copies, R3 from the range of the instruction."""
     yield _mirror_effect(data)
     ranges = data[["instruction_range", "words_range"]].sel(weights="trained").mean("prompt")
@@ -203,10 +196,10 @@ def judge(data: xr.Dataset) -> Iterator[Evidence]:
     yield _near_constant(data, R3_OF_ALL, FLATNESS_OF_ALL, data["instruction_range"] / data["text_range"], "words and copies", {})
 
 
-def _mirror_effect(data: xr.Dataset) -> Evidence:
+def _mirror_effect(data: xr.Dataset) -> Verdict:
     """R2 from the layer, other than 0, whose copies are nearest to their source against other words."""
     if data["mirror"].sel(weights="trained", kind="random").notnull().all("layer").sum("prompt") < 2:
-        return Evidence(R2, data.attrs["checkpoint"], "", unmeasurable="its tokenizer does not tell the words apart")
+        return unmeasured(R2, data.attrs["checkpoint"], "its tokenizer does not tell the words apart")
     by_text = data["mirror"].sel(layer=data["layer"] > 0)
     means, ratios = by_text.mean("prompt"), _ratios(by_text)
     random = [str(name) for name in data["weights"].values if name != "trained"]
@@ -224,10 +217,10 @@ def _mirror_effect(data: xr.Dataset) -> Evidence:
 
     mirroring = [layer for layer, values in by_layer("trained").items() if MIRRORS.holds(values)]
     by_chance = sum(MIRRORS.holds(values) for name in random for values in by_layer(name).values())
-    return Evidence(
+    return verdict(
         R2,
         data.attrs["checkpoint"],
-        f"|dz| of copies over |dz| to other words, in layer {layer}",
+        "|dz| of copies over |dz| to other words, in the layer other than 0 where that is least",
         {LATER_LAYERS: list(by_layer("trained").values())},
         float(ratios.sel(weights="trained", layer=layer)),
         float(np.std(spread[np.isfinite(spread)], ddof=1)),
@@ -256,13 +249,13 @@ def _lost(data: xr.Dataset) -> str:
 
 def _near_constant(
     data: xr.Dataset, claim: Claim, quantity: str, ratios: xr.DataArray, others: str, remarks: Mapping[int, str]
-) -> Evidence:
+) -> Verdict:
     """R3 from `ratios [weights, layer, prompt]` of the instruction's range over that of `others`; `remarks` by layer go on the note."""
     ratios = ratios.sel(layer=data["layer"] > 0)
     median = ratios.mean("prompt").median("layer")
     trained = ratios.sel(weights="trained")
     by_layer = trained.mean("prompt")
-    return Evidence(
+    return verdict(
         claim,
         data.attrs["checkpoint"],
         f"range of the instruction's positions over that of {others}, median over {LATER_LAYERS}",

@@ -16,15 +16,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xarray as xr
 from jaxtyping import Float
-from scipy.stats import rankdata
+from scipy.stats import rankdata, spearmanr
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import Claim, Evidence
+from position_papers.kit.claims import Claim, Verdict, verdict
 from position_papers.kit.experiment import Drawing, Experiment, Needs, each
 from position_papers.kit.rules import BeyondNull, Observed, beside_null
 from position_papers.kit.subjects import Subject, records_of, seeds_of
 from position_papers.repo.checkpoints import GPT2, can_mirror, reversal_of
-from position_papers.repo.mirror import MIRRORS, QUANTITIES, R2, mirror_of_texts
+from position_papers.repo.mirror import MIRRORS, QUANTITIES, R2
+from position_papers.repo.mirror import measure as measure_mirror
 from position_papers.training.records import recorded_scores
 from repo_interp.measures.labels import described
 from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, scheme_colour, style
@@ -57,7 +58,7 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.D
         return None
     task = reversal_of(own)
     beyond = [str(length) for length in range(task.longest + 1, task.longest_test + 1)]
-    mirrors = [of_seeds[seed].measured(cache, mirror_of_texts, options, prompts=options.prompts) for seed in seeds]
+    mirrors = [mirror_means(of_seeds[seed], options, cache) for seed in seeds]
     score = [float(np.mean([scores[seed].means[length] for length in beyond])) for seed in seeds]
     data = xr.concat(mirrors, dim=xr.IndexVariable("seed", seeds))
     data = data.assign(
@@ -66,6 +67,12 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.D
     return data.assign_attrs(
         checkpoint=own.name, stem=own.stem, lengths=f"{beyond[0]} to {beyond[-1]} words", texts=options.prompts
     )
+
+
+def mirror_means(subject: Subject, options: Options, cache: Cache) -> xr.Dataset:
+    """`mirror [layer, kind]` of the trained weights, mean over texts as long as the longest trained on."""
+    data = measure_mirror([subject], options, cache)[["mirror"]].sel(weights="trained", drop=True)
+    return data.mean("prompt", keep_attrs=True)
 
 
 def strengths(data: xr.Dataset) -> Float[np.ndarray, " seed"]:
@@ -79,7 +86,7 @@ def strengths_by_layer(data: xr.Dataset) -> xr.DataArray:
     return described(means.sel(kind="random") / means.sel(kind="copies"), "strength of the mirror", "1")
 
 
-def judge(data: xr.Dataset) -> Iterator[Evidence]:
+def judge(data: xr.Dataset) -> Iterator[Verdict]:
     """R2 (strength by seed), with the layers that mirror in every seed."""
     score, strength = data["score"].values, strengths(data)
     observed = Observed(rank_correlation(strength, score), _null(strength, score))
@@ -88,7 +95,7 @@ def judge(data: xr.Dataset) -> Iterator[Evidence]:
         f"{', '.join(map(str, _mirroring(data.sel(seed=seed)))) or 'none'}"
         for seed, own, share in zip(data["seed"].values, strength, score, strict=True)
     ]
-    yield Evidence(
+    yield verdict(
         R2_STRENGTH,
         data.attrs["checkpoint"],
         f"rank correlation over seeds of the mirror's strength with the mean exact match at {data.attrs['lengths']}",
@@ -103,7 +110,7 @@ def judge(data: xr.Dataset) -> Iterator[Evidence]:
 
 def rank_correlation(first: Float[np.ndarray, " seed"], second: Float[np.ndarray, " seed"]) -> float:
     """Spearman's correlation."""
-    return float(np.corrcoef(rankdata(first), rankdata(second))[0, 1])
+    return float(spearmanr(first, second).statistic)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _null(first: Float[np.ndarray, " seed"], second: Float[np.ndarray, " seed"]) -> list[float]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +17,7 @@ from jaxtyping import Float
 from matplotlib.lines import Line2D
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import EVERY_SEED, SEEN, Claim, Evidence
+from position_papers.kit.claims import EVERY_SEED, SEEN, Claim, Verdict, verdict
 from position_papers.kit.differences import Difference, welch_difference
 from position_papers.kit.experiment import Drawing, Experiment, Needs, each
 from position_papers.kit.learned_positions import why_not
@@ -146,7 +145,7 @@ def spreading(
     return Spreading(growth, largest, float(heads.std() / heads.mean()) if heads.mean() > 0 else 0.0)
 
 
-def judge(data: xr.Dataset) -> Iterator[Evidence]:
+def judge(data: xr.Dataset) -> Iterator[Verdict]:
     """R5 at the training length, against half of it, and beside twins with random weights."""
     long = int(data.attrs["training_length"])
     short = long // 2
@@ -155,7 +154,7 @@ def judge(data: xr.Dataset) -> Iterator[Evidence]:
     spread = spreading(ranges.sel(length=short).values, at_length.values, short, long)
     means = ranges.mean(("prompt", "unit"))
     parts = {"grows": GROWS, "stays far below": FAR_BELOW, "uneven": UNEVEN}
-    evidence = Evidence(
+    judged = verdict(
         R5,
         data.attrs["checkpoint"],
         f"largest range of a head over the context length, {short} and {long} tokens",
@@ -172,14 +171,14 @@ def judge(data: xr.Dataset) -> Iterator[Evidence]:
             f"{float(mean):.3g} at {int(length)}" for length, mean in zip(means["length"].values, means.values, strict=True)
         ),
     )
-    yield evidence
+    yield judged
     twins = data["random_range"].transpose("weights", "judged", "prompt", "unit").values
     spreads = [spreading(at_short, at_long, short, long) for at_short, at_long in twins]
     growth = Observed(spread.growth.margin, [each.growth.margin for each in spreads])
     variation = Observed(spread.variation, [each.variation for each in spreads])
-    values = {**evidence.values, **dict(zip(BESIDE_TWINS, (growth, variation), strict=True))}
+    values: dict[str, Observed] = dict(zip(BESIDE_TWINS, (growth, variation), strict=True))
     note = f"growth in positions: {beside_null(growth)}; deviation over mean of heads: {beside_null(variation)}"
-    yield replace(evidence, claim=R5_NULL, values=values, control="twins with random weights", note=note)
+    yield judged.on(R5_NULL, values, note, control="twins with random weights")
 
 
 # ---- drawn ----------------------------------------------------------------------------------------------------------

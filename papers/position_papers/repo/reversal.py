@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import Claim, Evidence
+from position_papers.kit.claims import Claim, Verdict, verdict
 from position_papers.kit.experiment import Drawing, Experiment, Needs, trained_alike
 from position_papers.kit.rules import Above, AtLeast
 from position_papers.kit.samples import between, numbers_of
@@ -54,7 +54,7 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> list
     return [score_subject(subject, asked, cache) for subject in subjects]
 
 
-def judge(scored: Sequence[Scored]) -> Iterator[Evidence]:
+def judge(scored: Sequence[Scored]) -> Iterator[Verdict]:
     """Every checkpoint at the lengths trained on; RePo's beside those of RoPE and NoPE at longer ones."""
     lengths = _lengths(scored)
     if lengths.trained:
@@ -97,9 +97,9 @@ def _lengths(scored: Sequence[Scored]) -> _Lengths:
     return _Lengths(trained, sets[len(trained) :], task.longest)
 
 
-def _near_perfect(checkpoint: Scored, trained: Sequence[str]) -> Evidence:
+def _near_perfect(checkpoint: Scored, trained: Sequence[str]) -> Verdict:
     sample = checkpoint.sample(trained)
-    return Evidence(
+    return verdict(
         R1_TRAINED,
         checkpoint.name,
         f"mean exact match at {trained[0]} to {trained[-1]} words",
@@ -110,7 +110,7 @@ def _near_perfect(checkpoint: Scored, trained: Sequence[str]) -> Evidence:
     )
 
 
-def _above(checkpoint: Scored, rivals: Sequence[Scored], longer: Sequence[str]) -> Evidence:
+def _above(checkpoint: Scored, rivals: Sequence[Scored], longer: Sequence[str]) -> Verdict:
     own = checkpoint.sample(longer)
     samples = {rival.name: rival.sample(longer) for rival in rivals}
     differences = {name: between(own, sample) for name, sample in samples.items()}
@@ -120,7 +120,7 @@ def _above(checkpoint: Scored, rivals: Sequence[Scored], longer: Sequence[str]) 
         f"above {name} by {difference.margin:+.3f} (standard error {difference.standard_error:.2g} over {difference.over})"
         for name, difference in differences.items()
     ]
-    return Evidence(
+    return verdict(
         R1,
         checkpoint.name,
         f"mean exact match at {longer[0]} to {longer[-1]} words",

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import SEEN, Claim, Evidence
+from position_papers.kit.claims import SEEN, Claim, Verdict, verdict
 from position_papers.kit.differences import paired_difference
 from position_papers.kit.experiment import Drawing, Experiment, Needs, each
 from position_papers.kit.learned_positions import why_not
@@ -168,7 +167,7 @@ def _scores(subject: Subject, options: Options, kind: str, prompts: Sequence[Pro
 # ---- judged ---------------------------------------------------------------------------------------------------------
 
 
-def judge(by_kind: Mapping[str, xr.Dataset]) -> Iterator[Evidence]:
+def judge(by_kind: Mapping[str, xr.Dataset]) -> Iterator[Verdict]:
     """R8 by kind of prompt."""
     for kind, data in by_kind.items():
         yield from _aligned(data, kind)
@@ -176,14 +175,14 @@ def judge(by_kind: Mapping[str, xr.Dataset]) -> Iterator[Evidence]:
         yield _by_heads(by_kind[THROUGHOUT])
 
 
-def _by_heads(data: xr.Dataset) -> Evidence:
+def _by_heads(data: xr.Dataset) -> Verdict:
     """R8 (heads): how many follow the examples, beside as many of every twin with random weights."""
     chance = data["variance_between_chance"].mean("prompt", skipna=False).fillna(1.0)  # a constant head follows nothing
     counts = (chance <= FOLLOWS).sum(("layer", "head")).transpose("weights").values
     observed = Observed(float(counts[0]), counts[1:].astype(float))
     best = chance.sel(weights="trained").transpose("layer", "head")
     row, column = np.unravel_index(int(best.values.argmin()), best.shape)
-    return Evidence(
+    return verdict(
         R8_HEADS,
         data.attrs["checkpoint"],
         f"heads of {best.size} that follow the examples",
@@ -196,7 +195,7 @@ def _by_heads(data: xr.Dataset) -> Evidence:
     )
 
 
-def _aligned(data: xr.Dataset, kind: str) -> Iterator[Evidence]:
+def _aligned(data: xr.Dataset, kind: str) -> Iterator[Verdict]:
     """R8 for one kind of prompt: scores beside those of shuffled edges, over prompts; and how far above them beside random weights."""
     trained = data.sel(weights="trained")
     means = {name: trained[name].mean(("layer", "head")).values for score in SCORES for name in (score, f"{score}_shuffled")}
@@ -207,7 +206,7 @@ def _aligned(data: xr.Dataset, kind: str) -> Iterator[Evidence]:
         ", ".join(f"{float(data[score].sel(weights=name).mean()):.3f}" for score in SCORES) for name in data["weights"].values[1:]
     ]
     chance = trained["variance_between_chance"].mean("prompt")
-    evidence = Evidence(
+    judged = verdict(
         CLAIMS[kind],
         data.attrs["checkpoint"],
         f"share of position variance between {SEGMENTS_OF[kind]}, mean over learned heads",
@@ -223,16 +222,12 @@ def _aligned(data: xr.Dataset, kind: str) -> Iterator[Evidence]:
         f"{above['boundary_f1'].standard_error:.2g}); heads that beat 95 % of the shuffles on average: "
         f"{int((chance <= FOLLOWS).sum())} of {chance.size}",
     )
-    yield evidence
+    yield judged
     excess = {score: data[score] - data[f"{score}_shuffled"] for score in SCORES}
     by_weights = {score: each.isel(prompt=known).mean(("prompt", "layer", "head")) for score, each in excess.items()}
     beside = {score: Observed(float(each[0]), each.values[1:]) for score, each in by_weights.items()}
-    yield replace(
-        evidence,
-        claim=BESIDE_NULL[CLAIMS[kind]],
-        values={**evidence.values, **{BESIDE_TWINS[score]: observed for score, observed in beside.items()}},
-        note="; ".join(f"{BESIDE_TWINS[score]} {beside_null(observed)}" for score, observed in beside.items()),
-    )
+    values = {BESIDE_TWINS[score]: observed for score, observed in beside.items()}
+    yield judged.on(BESIDE_NULL[CLAIMS[kind]], values, *(f"{name} {beside_null(observed)}" for name, observed in values.items()))
 
 
 def _known(trained: xr.Dataset) -> np.ndarray:

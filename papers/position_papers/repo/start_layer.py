@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 
 from position_papers.kit.cache import Cache
-from position_papers.kit.claims import SEEN, Claim, Evidence
+from position_papers.kit.claims import SEEN, Claim, Verdict, verdict
 from position_papers.kit.experiment import Drawing, Experiment, Needs, asked_the_same
 from position_papers.kit.rules import All, AtMost, Below, Where
 from position_papers.kit.subjects import Subject
@@ -96,7 +96,7 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.D
     )
 
 
-def judge(data: xr.Dataset) -> Iterator[Evidence]:
+def judge(data: xr.Dataset) -> Iterator[Verdict]:
     """The means over all lengths, with YaRN, of all starting layers."""
     plain, yarn = data["score"].mean("length").values
     at_length = data["score"].values[0, :, 0]
@@ -112,7 +112,7 @@ def judge(data: xr.Dataset) -> Iterator[Evidence]:
     why_not = data.attrs["why_not"] or (
         "" if TOLD_APART.holds(values) else "all find nearly all of them, so they cannot be told apart"
     )
-    yield Evidence(
+    yield verdict(
         R9_START,
         ", ".join(data["checkpoint"].values.tolist()),
         "largest difference of the mean score over L, 2L, 4L between starting layers",
@@ -120,7 +120,7 @@ def judge(data: xr.Dataset) -> Iterator[Evidence]:
         float(np.ptp(yarn)),
         n=data.attrs["prompts"] * data.sizes["length"],
         note=text,
-        unmeasurable=f"{why_not}: {text}" if why_not else "",
+        unmeasurable=(why_not, text) if why_not else (),
     )
 
 

@@ -1,0 +1,25 @@
+"""The pages as jinja2 templates: one per kind of page, and the words that they share (`words.jinja`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from position_papers.kit.claims import Kind, Verdict
+
+LACKING = (Kind.LACKS, Kind.PART)
+
+
+def rendered(page: str, **context: Any) -> str:
+    """The page from the template of that name: "paper.md", "gallery.md", "numbers.md"."""
+    options: Any = {"trim_blocks": True, "undefined": StrictUndefined, "keep_trailing_newline": False}
+    environment = Environment(loader=FileSystemLoader(Path(__file__).parent), **options)
+    environment.tests["lacking"] = _is_lacking
+    return environment.get_template(f"{page}.jinja").render(**context).rstrip() + "\n"
+
+
+def _is_lacking(verdict: Verdict) -> bool:
+    """Whether something that has to hold too does not."""
+    return any(reason.kind in LACKING for reason in verdict.reasons)
