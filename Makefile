@@ -37,7 +37,7 @@ types: env
 # time goes on: what was measured is kept in figures/.cache.
 figures: env
 	$(BIN)/repo-interp analyze reversal/repo --length 12 --count 20 --formats png,svg,pdf --out runs/mirror --overwrite
-	cp runs/mirror/run.nc $(addprefix runs/mirror/figures/positions_of_all_heads.,png svg pdf) figures/first/
+	cp runs/mirror/figures/positions_of_all_heads.png figures/first/
 	$(BIN)/repo-interp figures all --out figures --overwrite
 
 # SmolLM2-135M beside the zoo: HoPE's claims on random tokens, Position Generalization's on code and on prose; and the adapters that come
