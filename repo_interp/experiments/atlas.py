@@ -168,8 +168,9 @@ class Atlas(Experiment):
     twins: CountOrNone = 0
     """Models with random weights that set the thresholds of names; 0: 10, or 3 where a model has more than 30 million parameters."""
     quantile: Share = 0.95
-    """Of the twins' largest scores, below which no head has a name."""
+    """Quantile of the random models' largest scores; no head below it has a name."""
     seed: Seed = 0
+    """Seed of the random tokens and the random models."""
     name: ClassVar[str] = "atlas"
 
     def plan(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], training_length: int) -> Plan:

@@ -282,13 +282,15 @@ class Effects(Experiment):
     draws: Count = 8
     """Controls: sets of as many other heads."""
     scale: Finite = 0.5
+    """Factor of the positions, for `scaled`."""
     step: Positive = 1.0
-    """What positions are rounded to multiples of."""
+    """Positions are rounded to multiples of this."""
     shift: Finite = 0.5
     """How far a span is shifted, in ranges of the head's positions."""
     span: str = ""
-    """Whose tokens are shifted; empty: the needle, else the first span."""
+    """Span whose tokens are shifted; empty: the needle, else the first span."""
     seed: Seed = 0
+    """Seed of permutations and controls."""
     name: ClassVar[str] = "effects"
 
     def plan(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], training_length: int) -> Plan:

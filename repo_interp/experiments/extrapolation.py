@@ -269,9 +269,9 @@ class Extrapolation(Experiment):
     """The experiment `extrapolation` (Position Generalization sec. 4.2)."""
 
     methods: tuple[Method, ...] = ()
-    """Empty: all that the model's positions allow."""
+    """Methods of extension; empty: all that the model's positions allow."""
     lengths: tuple[Tokens, ...] = ()
-    """In tokens; empty: the training length and its doublings up to four times it, or test sets of the task."""
+    """Lengths in tokens; empty: the training length and its doublings up to four times it, or test sets of the task."""
     sequences: Annotated[int, Interval(ge=LEAST, le=1_000_000)] = 32
     """Prompts of each length, of which half are measured; the other half of those of the training length are the reference."""
     judged: TokensOrNone = 0
@@ -279,9 +279,11 @@ class Extrapolation(Experiment):
     global_tokens: Tokens = GLOBAL_TOKENS
     """First tokens that LM-Infinite always shows."""
     traced_layer: Annotated[int, Interval(ge=-1, le=1_000_000)] = -1
-    """Whose outputs are traced over sliding windows; -1: the middle one."""
+    """Layer whose outputs are traced over sliding windows; -1: the middle one."""
     traced_queries: Count = 4
+    """Queries beyond the training length whose outputs are traced."""
     seed: Seed = 0
+    """Seed of the longer prompts."""
     name: ClassVar[str] = "extrapolation"
 
     def plan(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], training_length: int) -> Plan:

@@ -342,14 +342,17 @@ class Perturbation(Experiment):
     """The experiment `perturbation` (Position Generalization sec. 4.1)."""
 
     kinds: Annotated[tuple[Kind, ...], MinLen(1)] = PAPER_KINDS
+    """What is disturbed; also `feature_placement`: keys change places with each other's positions (ours)."""
     gammas: Annotated[tuple[Share, ...], MinLen(1)] = GAMMAS
     """Shares of tokens that are moved; none is always among them."""
     l_maxes: Annotated[tuple[Tokens, ...], MinLen(1)] = L_MAX
     """Farthest moves, in tokens."""
     layers: tuple[CountOrNone, ...] = ()
-    """Where features and positions are disturbed; empty: everywhere."""
+    """Layers whose features and positions are disturbed; empty: all."""
     offset_unit: OffsetUnit = "positions"
+    """`positions`, or `range`: offsets scaled by the reach of a head's positions."""
     seed: Seed = 0
+    """Seed of the moves."""
     name: ClassVar[str] = "perturbation"
 
     def plan(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt], training_length: int) -> Plan:

@@ -86,7 +86,7 @@ class AttentionMass(Measure):
     """The measure `attention_mass`."""
 
     rows: Rows = "producing"
-    """ "producing", or "generated": see the module."""
+    """`producing`: the rows that produced the generated tokens, one earlier each; `generated`: the rows of the generated tokens."""
     name: str = "attention_mass"
 
     @property

@@ -75,11 +75,11 @@ class Components(Measure):
     """The measure `components`."""
 
     training_length: Tokens | None = None
-    """L in tokens, for the caller to take from the checkpoint: nothing is measured without it."""
+    """L in tokens; none: `analyze` takes it from the checkpoint, and without it nothing is measured."""
     first_token: TokensOrNone = 0
     """Tokens left out at the start of each prompt: 1 drops the beginning of the sequence."""
     last_token: Tokens | None = None
-    """Tokens of a prompt from this number on are left out."""
+    """Tokens of a prompt from this number on are left out; none: to the end."""
     curves: Literal["mean", "head"] = "mean"
     """Components by distance: their "mean" over heads, or also each "head"."""
     prompts: Literal["each", "mean"] = "each"

@@ -50,7 +50,9 @@ class FakeDistance(Measure):
     queries: Count = 1
     """How many queries, from the last one back."""
     sign: Literal["causal", "printed"] = "causal"
+    """`causal`: as the model turns; `printed`: as the paper's formula does, literally."""
     distances: Literal["tokens", "positions"] = "tokens"
+    """`tokens`: $0 .. n-1$; `positions`: $n$ steps over those that the last query sees."""
     axes: Literal["none", "first_prompt"] = "first_prompt"
     """Whose axes are kept: "none", or those of the "first_prompt" of the analysis, prompt number 0."""
     nope_base: PositiveOrZero = 0.0

@@ -72,6 +72,7 @@ class Gates(SegmentMeasure):
     draws: Draws = 20
     """Random choices of separators, and shuffled layouts of segments, of the controls."""
     seed: Seed = 0
+    """Seed of the controls."""
     name: str = "gates"
 
     @property

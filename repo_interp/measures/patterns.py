@@ -90,8 +90,11 @@ class Patterns(Measure):
     """The measure `patterns`."""
 
     chunk_size: Annotated[int, Interval(ge=2, le=65_536)] = 16
+    """C, tokens of a chunk."""
     epsilon: PositiveOrZero = 0.2
+    """Tolerance of a constant chunk, in positions."""
     last_chunk: Literal["drop", "keep"] = "drop"
+    """`drop` or `keep` a last chunk of fewer tokens."""
     name: str = "patterns"
 
     @property

@@ -63,7 +63,7 @@ class PositionSources(SegmentMeasure):
     folds: Annotated[int, Interval(ge=LEAST, le=1000)] = 5
     """Parts of the prompts, each held out once; fewer where there are fewer prompts."""
     shrinkage: Positive = 1.0
-    """Of the effects: tokens without an effect that weigh as much."""
+    """Ridge penalty of the effects, in tokens without an effect that weigh as much."""
     tokens: Annotated[int, Interval(ge=LEAST, le=65_536)] = 1024
     """Most tokens of a prompt."""
     name: str = "position_sources"

@@ -81,13 +81,18 @@ class Rotation(Measure):
     """The measure `rotation`."""
 
     training_length: Tokens | None = None
-    """Tokens that the model was trained on: layers with index positions are not measured without it."""
+    """Tokens that the model was trained on; none: `analyze` takes it from the checkpoint, and without it layers with index
+    positions are not measured."""
     prominence: PositiveOrZero = 2.0
+    """Least norm product of a prominent component, in medians of its head."""
     stability: PositiveOrZero = 0.5
+    """Largest deviation of a stable component, in lengths of its mean key."""
     slow: PositiveOrZero = 2 * math.pi
     """Radians: at most one whole rotation."""
     still: PositiveOrZero = math.pi / 4
+    """Radians: how little a component that starts near $\\pi$ may turn."""
     near_pi: Annotated[float, Interval(ge=0, le=math.pi)] = math.pi / 4
+    """Radians: how near to $\\pi$ counts as near."""
     semantic: Semantic = "signed"
     """The g of the closed form: "signed" or "printed"."""
     name: str = "rotation"

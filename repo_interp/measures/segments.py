@@ -62,11 +62,13 @@ class Segments(SegmentMeasure):
     """The measure `segments`."""
 
     kinds: Kinds = KINDS
+    """Kinds of segments."""
     tolerance: TokensOrNone = 1
     """Tokens that a jump may be off an edge."""
     draws: Draws = 40
     """Shuffled layouts of the control, and orders of equal jumps."""
     seed: Seed = 0
+    """Seed of the shuffled edges."""
     name: str = "segments"
 
     @property

@@ -81,15 +81,17 @@ class ThreeAxis(Measure):
     axes: Literal["none", "first_prompt"] = "none"
     """Whose axes are kept: "none", or those of the "first_prompt" of the analysis, prompt number 0."""
     extras: tuple[Extra, ...] = ("position",)
-    """What else is measured, of "attention", "position", "shuffled", "held_out"."""
+    """Optional variables, of "attention", "position", "shuffled", "held_out"."""
     ridge: Positive = 1e-6
+    """Weight of the squared axes in the fit."""
     position_width: Positive = 1.0
     """Width of a cell of learned positions, in positions."""
     most_cells: Count = 4096
     """`r_position` is NaN for a head whose positions reach over more cells than this in a prompt."""
     held_out_share: Annotated[float, Interval(gt=0, lt=1)] = 0.5
+    """Share of the rows that is held out."""
     seed: Seed = 0
-    """Of the shuffled distances and the held-out rows."""
+    """Seed of the shuffled distances and the held-out rows."""
     name: str = "three_axis"
 
     @property

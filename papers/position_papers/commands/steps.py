@@ -9,14 +9,12 @@ import argparse
 
 from repo_interp.cli.options import count, seed
 
-SUMMARY = (
-    "Measure the saved steps of a training run (variance by rotary component, HoPE fig. 3b) and keep it beside the checkpoint."
-)
+SUMMARY = "Measure the saved steps of a training run (variance by rotary component, HoPE fig. 3b) and store the result with the checkpoint."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("run", metavar="RUN", help="a training run made with --checkpoint-every: its directory holds steps/")
+    parser.add_argument("run", metavar="RUN", help="directory of a training run with --checkpoint-every, which has steps/")
     parser.add_argument("--sequences", type=count, default=64, metavar="N", help="random sequences at each step (default: 64)")
     parser.add_argument("--repeats", type=count, default=4, metavar="N", help="independent replicates, at least 2 (default: 4)")
     parser.add_argument("--batch-size", type=count, default=8, metavar="N", help="sequences in one forward pass (default: 8)")

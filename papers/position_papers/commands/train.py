@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     Run = tuple[TrainingConfiguration, TrainingFolder]
 
-SUMMARY = "Train a small model on a task with any position scheme, or go on from a checkpoint with another scheme."
+SUMMARY = "Train a small model on a task with any position scheme, or continue a checkpoint with another scheme."
 
 _SHORT = {"index_share_until": ("--index-share-until", "--p-drop")}
 
@@ -29,21 +29,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     from position_papers.training.configuration import TrainingConfiguration
 
-    parser.add_argument("task", nargs="?", metavar="TASK", help="the task; --config or --resume may say it instead")
+    parser.add_argument("task", nargs="?", metavar="TASK", help="the task, unless --config or --resume names it")
     parser.add_argument(
         "--config",
         metavar="FILE",
         help="a TOML file of the options below (their names with _), such as a training.toml",
     )
-    parser.add_argument("--out", metavar="DIR", help="where the checkpoint goes (default: runs/TASK-SCHEME/seed-N)")
+    parser.add_argument("--out", metavar="DIR", help="directory of the checkpoint (default: runs/TASK-SCHEME/seed-N)")
     parser.add_argument(
         "--resume",
         action="store_true",
-        help="go on with what was interrupted in --out; begin where nothing was",
+        help="continue the interrupted training in --out, or start if there is none",
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace the training run that stands in --out")
+    parser.add_argument("--overwrite", action="store_true", help="replace the training run in --out")
     parser.add_argument("--seeds", type=number_list, metavar="0-2", help="one run per seed, in --out/seed-N")
-    parser.add_argument("--jobs", type=count, default=1, metavar="N", help="runs side by side, with --seeds (default: 1)")
+    parser.add_argument("--jobs", type=count, default=1, metavar="N", help="runs at a time, with --seeds (default: 1)")
     add_settings(
         parser, "task_options", "an option of the task, such as longest=20, or of the position scheme, such as scheme.p_max=64"
     )

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from repo_interp.cli.console import Console
 
 SHARED = True
-SUMMARY = "List the checkpoints that come with the package, show how far training them again is, or do it."
+SUMMARY = "List the checkpoints that come with the packages, show the progress of training them again, or train them."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,14 +23,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         choices=("list", "plan", "train"),
         default="list",
-        help="list what ships, show how far training is, or train (default: list)",
+        help="list the checkpoints, show the progress of training, or train (default: list)",
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="a task or TASK/NAME; may be repeated (default: all that ship)")
-    parser.add_argument("--jobs", type=count, default=1, metavar="N", help="train: runs side by side (default: 1)")
+    parser.add_argument("--jobs", type=count, default=1, metavar="N", help="train: runs at a time (default: 1)")
     parser.add_argument(
         "--into",
         metavar="DIR",
-        help="train: where what ships goes when it is finished (default: nowhere; it stays in runs/zoo)",
+        help="train: copy finished checkpoints that ship to DIR (default: they stay in runs/zoo)",
     )
 
 

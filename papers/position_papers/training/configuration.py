@@ -49,14 +49,16 @@ class TrainingConfiguration:
     """Choices within schemes, as `reposition` takes them: assignment (kv_head, head, layer), gates, p_max, ..."""
     continue_from: str = _option("", "a checkpoint to reposition and go on from; it keeps its size and weights")
     index_share_until: Share = _option(
-        0.0, "share of the steps over which learned positions go over from the token index to themselves"
+        0.0, "share of the steps during which positions move from the token index to the learned ones"
     )
 
     adapter: CountOrNone = _option(
-        0, "rank of an adapter: what the schemes learn, and LoRA on attention, change; the checkpoint stays as it is", alone=16
+        0,
+        "rank of an adapter, which trains the schemes' parameters and LoRA on attention and leaves the checkpoint as it is",
+        alone=16,
     )
     adapter_from: Annotated[int, Interval(ge=0, le=999)] = _option(
-        0, "first layer whose attention an adapter changes; those below stay the checkpoint's, and cost no backward pass"
+        0, "first layer whose attention an adapter changes; lower layers stay as they are and need no backward pass"
     )
 
     layers: Layers = _option(4, "layers of a fresh model")
@@ -65,9 +67,9 @@ class TrainingConfiguration:
     kv_heads: WidthOrNone = _option(0, "key-value heads of a fresh model; 0: one per head")
     feed_forward: WidthOrNone = _option(0, "width of its feed-forward layers; 0: 8/3 of the width, up to a multiple of 16")
     initial_deviation: Positive = _option(0.02, "standard deviation of a fresh model's random weights")
-    scheme_deviation: Positive = _option(0.02, "the same for what the position schemes learn")
+    scheme_deviation: Positive = _option(0.02, "standard deviation of the position schemes' random parameters")
 
-    steps: Annotated[int, Interval(ge=1, le=1_000_000_000)] = _option(1000, "changes of the weights")
+    steps: Annotated[int, Interval(ge=1, le=1_000_000_000)] = _option(1000, "optimizer steps")
     batch: Count = _option(32, "sequences of one forward pass")
     accumulation: Count = _option(1, "forward passes of one step")
     learning_rate: Positive = _option(2e-3, "largest learning rate, after the warm-up")
@@ -81,20 +83,20 @@ class TrainingConfiguration:
 
     seed: Seed = _option(0, "seed of weights and data")
     precision: Literal["float32", "bfloat16"] = _option(
-        "float32", "of products of matrices while training; weights, positions, losses and scores stay float32"
+        "float32", "precision of matrix products in training; weights, positions, losses and scores stay float32"
     )
     execution: Literal["eager", "compiled"] = _option(
-        "eager", "compiled: steps run as code that torch.compile makes of the decoder, which may change the last bits"
+        "eager", "compiled: torch.compile compiles the decoder, which may change the last bits"
     )
     device: Literal["cpu", "cuda"] = _option("cpu", "cpu or cuda")
     threads: Annotated[int, Interval(ge=1, le=1024)] = _option(
-        1, "CPU threads; another number adds in another order, so it may change the last bits"
+        1, "CPU threads; another number may change the last bits, because sums run in another order"
     )
 
-    checkpoint_every: CountOrNone = _option(0, "keep a checkpoint in steps/ every so many steps; 0: none but the last")
+    checkpoint_every: CountOrNone = _option(0, "steps between two checkpoints in steps/; 0: only the last")
     log_every: Count = _option(25, "steps between two records of the log")
     score_every: CountOrNone = _option(250, "steps between two scores; 0: only at the end")
-    score_prompts: Count = _option(200, "prompts a score is the mean over")
+    score_prompts: Count = _option(200, "prompts of each score")
 
     def __post_init__(self) -> None:
         """Raise InputError for what could not be carried out."""
