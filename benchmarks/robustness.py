@@ -33,17 +33,40 @@ HEAD = """# What was tried to break it
 
 Written by `make trust` (`python -m benchmarks.robustness`) from benchmarks/robustness.csv; `make trust PARTS="kills disk"` runs parts again
 and leaves the other rows as they were. A part that never ran is *not run*.
+
+## What this package never does
+
+- It runs no code that a checkpoint brings. A configuration that names code (`auto_map`) is refused in one line before any question is asked,
+  `trust_remote_code` is false wherever transformers reads a file, and no `.py` is downloaded. A chat template stays text.
+- It reads no pickle. Weights are safetensors or GGUF, and the state of a training run is read as tensors alone (`weights_only`).
+- It opens no connection, but for `repo-interp fetch` (PyPI, with a recorded SHA-256) and for a hub id that you name as a checkpoint.
+- It writes no file outside the directory you name with `--out`, `ri.save` or `--into`, and its own cache (`REPO_INTERP_CACHE`). A directory of
+  results or of a checkpoint is replaced whole, by one writer at a time.
 """
-PARITY = ("models/test_parity", "models/test_checkpoints", "models/test_broken_checkpoints")
+CATALOGUE = {
+    "bad inputs": ("cli/test_bad_inputs",),
+    "Hugging Face's logits, broken checkpoints": (
+        "models/test_parity",
+        "models/test_checkpoints",
+        "models/test_broken_checkpoints",
+    ),
+    "code from a checkpoint, at every loader": ("cli/test_own_code",),
+    "our checkpoints and adapters in other libraries": ("models/test_other_libraries",),
+    "GGUF files and adapters": ("models/test_gguf", "models/test_adapters"),
+    "interventions that end in any order": ("models/test_interventions",),
+    "two writers, full disks, damaged files": ("test_losing_nothing",),
+    "packages that fail": ("test_extension",),
+}
+"""Tests of the suite by what they try to break."""
 OFFICIAL = ("models/test_official", "models/test_parity", "analysis/test_run_goldens", "measures/test_components_official")
 RANGED = ("transformers", "transformer-lens")
 """Libraries whose oldest and newest versions are tried, by the ranges in pyproject.toml; torch is as in constraints.txt."""
 
 
 def catalogue(given: Namespace) -> Iterator[Row]:
-    """Every bad input is one line and exit code 2; wrong answers of the past, beside Hugging Face's logits."""
-    yield _tested("bad inputs", ["cli/test_bad_inputs"])
-    yield _tested("Hugging Face's logits, broken checkpoints", PARITY)
+    """Every bad input is refused in one line with exit code 2; no answer is silently wrong; nothing is lost; no code of a checkpoint runs."""
+    for what, tests in CATALOGUE.items():
+        yield _tested(what, tests)
 
 
 def fuzz(given: Namespace) -> Iterator[Row]:
