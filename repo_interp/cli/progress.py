@@ -38,7 +38,7 @@ def steps(console: Console, every: float = EVERY) -> Iterator[Step]:
 
 @contextmanager
 def _bar(console: Console) -> Iterator[Step]:
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[count]}"))
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[count]}", markup=False))
     with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True) as progress:
         bar = progress.add_task("", total=None, count="")
         current = ""
@@ -48,7 +48,7 @@ def _bar(console: Console) -> Iterator[Step]:
             if name != current:  # the time that remains is that of this step
                 progress.reset(bar, description=name, total=total, completed=0, count="")
                 current = name
-            progress.update(bar, completed=done, total=total, count=f"{_count(done, total)} {escape(text)}")
+            progress.update(bar, completed=done, total=total, count=f"{_count(done, total)} {text}")
 
         yield step
 

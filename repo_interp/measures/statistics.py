@@ -200,13 +200,12 @@ class _MeasureOfParts(Measure):
         self.name = parts.name
         for part, kind, wanted in (("required_spans", Iterable, "names"), ("parameters", Mapping, "values by name")):
             given = getattr(parts, part)
-            if not isinstance(given, kind):
+            if not isinstance(given, kind) or isinstance(given, str):
                 raise InputError(f"{called(MEASURES, self.name)} has a {type(given).__name__} as {part}; wanted {wanted}")
 
     @property
     def needs(self) -> Needs:
-        spans = self._parts.required_spans
-        return Needs(spans=spans if isinstance(spans, str) else tuple(spans))
+        return Needs(spans=tuple(self._parts.required_spans))
 
     @property
     def parameters(self) -> Mapping[str, Any]:
