@@ -1,18 +1,14 @@
-"""Prompts side by side: batches padded on the right with the masks of their spans, and the store of finished batches.
+"""Prompts side by side: batches padded on the right with the masks of their spans; and what a run says of its prompts.
 
-Prompts of similar length share a batch, the longest come first. A store belongs to one analysis, known by its fingerprint: the same
-checkpoint, prompts, measures and parameters; what another analysis left there is thrown away. Batches are written whole or not at all.
+Prompts of similar length share a batch, the longest come first.
 
 Brings together prompts and what measures ask of them; knows nothing about models.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -21,13 +17,10 @@ from jaxtyping import Bool
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from repo_interp import processes, side_by_side
-from repo_interp.errors import InputError, warn
-from repo_interp.experiments.resumable_grid import Damaged, belonging_to
+from repo_interp import side_by_side
 from repo_interp.inputs import Spans
 from repo_interp.measures.labels import described
-from repo_interp.measures.statistics import STATISTICS, Measure, Statistics
-from repo_interp.run import read_netcdf, write_netcdf
+from repo_interp.measures.statistics import Measure
 from repo_interp.side_by_side import BatchSize
 from repo_interp.tasks.prompt import Prompt
 from repo_interp.tasks.prompt.structure import prompt_structure
@@ -146,50 +139,3 @@ def _texts(prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None) -> Sequenc
     if tokenizer is None:
         return [""] * len(prompt.tokens)
     return [str(tokenizer.decode([token])) for token in prompt.tokens]
-
-
-class BatchStore:
-    """Statistics of finished batches on disk, by batch number and measure, so that an interrupted analysis goes on where it stopped.
-
-    Several processes write to one store, the first alone opens and clears it.
-    """
-
-    def __init__(self, directory: str | os.PathLike[str] | None, fingerprint: str) -> None:
-        """Open the store for the analysis `fingerprint`. Without a directory nothing is kept."""
-        self._directory = None if directory is None else processes.from_first(lambda: belonging_to(fingerprint, Path(directory)))
-
-    def has(self, number: int) -> bool:
-        """Whether batch `number` is kept."""
-        return self._directory is not None and self._file(number).is_file()
-
-    def read(self, number: int) -> dict[str, Statistics] | None:
-        """The statistics of batch `number` by measure, or None where they are not kept, or damaged."""
-        if not self.has(number):
-            return None
-        try:
-            tree = read_netcdf(self._file(number))
-        except InputError as damaged:
-            warn(f"{damaged}: batch {number} is observed again", Damaged)
-            return None
-        return {
-            name: Statistics(**{part: node[part].to_dataset() for part in node.children}) for name, node in tree.children.items()
-        }
-
-    def write(self, number: int, statistics: Mapping[str, Statistics]) -> bool:
-        """Keep the statistics of batch `number`. Returns whether there is a place for them."""
-        if self._directory is None:
-            return False
-        groups = {"/": xr.Dataset()}
-        for name, parts in statistics.items():
-            groups |= {f"/{name}/{part}": getattr(parts, part) for part in STATISTICS}
-        write_netcdf(xr.DataTree.from_dict(groups), self._file(number))
-        return True
-
-    def clear(self) -> None:
-        """Throw everything away: the analysis is done."""
-        if self._directory is not None and processes.is_first():
-            shutil.rmtree(self._directory, ignore_errors=True)
-
-    def _file(self, number: int) -> Path:
-        assert self._directory is not None
-        return self._directory / f"batch-{number:05d}.nc"

@@ -1,24 +1,45 @@
-"""What a model computes now: no name and no digest of files says that an intervention is under way, or that weights were edited.
+"""What is kept of finished work belongs to one question to one model, as it computes now.
 
-    round(100 mean_i h_i / max |mean_i h_i|),   h_i the last hidden state of token i of one prompt
+    question = SHA-256(checkpoint, versions, what the model computes, what is asked of it)
+    computes = round(100 mean_i h_i / max |mean_i h_i|),   h_i the last hidden state of token i of one prompt
 
-Coarse, so that another number of threads gives the same. What is kept of finished work belongs to a model that computes just this.
+No name and no digest of files says that an intervention is under way, or that weights were edited in memory. The hidden states are coarse,
+so that another number of threads gives the same.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
 import torch
 from torch import nn
 
+from repo_interp.files import path_of
 from repo_interp.models.capture import decode
+from repo_interp.models.provenance import identity
+from repo_interp.run import versions
+from repo_interp.store import Store
 from repo_interp.tasks.prompt import Prompt
 
 
-def computed(bridge: nn.Module, prompt: Prompt) -> list[float]:
-    """What a model makes of `prompt`, with the hooks and weights that it has now: no name says that an intervention is under way.
+def store_of(
+    bridge: nn.Module, prompt: Prompt, question: Mapping[str, Any], directory: str | Path | None, every: float = 0.0
+) -> Store:
+    """What `directory` keeps of just this `question` to just this model; `prompt` is one that it is asked. None: nothing is kept."""
 
-    The last hidden states, mean over tokens, in hundredths of the largest: coarse, so that another number of threads gives the same.
-    """
+    def digest() -> str:
+        decisive = {"model": identity(bridge), "computes": _computed(bridge, prompt), "versions": versions(), **question}
+        return hashlib.sha256(json.dumps(decisive, sort_keys=True, default=str).encode()).hexdigest()
+
+    return Store(None if directory is None else path_of(directory, "the directory of a store"), every, digest)
+
+
+def _computed(bridge: nn.Module, prompt: Prompt) -> list[float]:
+    """What a model makes of `prompt`, with the hooks and weights that it has now."""
     tokens = torch.tensor([prompt.tokens], device=next(bridge.parameters()).device)
     with torch.inference_mode():
         mean = decode(bridge, tokens, torch.ones_like(tokens, dtype=torch.bool)).float().mean((0, 1))

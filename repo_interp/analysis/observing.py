@@ -12,34 +12,30 @@ Knows nothing about how prompts are made or what is measured.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
 import xarray as xr
 from torch import nn
 
+from repo_interp import processes
 from repo_interp.analysis.batches import Batch, make_batches
 from repo_interp.analysis.finite import Faults, fault_in, fault_of_outputs
+from repo_interp.analysis.request import Request
 from repo_interp.entry_points import MEASURES, called
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, select_heads
 from repo_interp.measures.labels import Arrays, parameter_attributes
-from repo_interp.measures.statistics import (
-    Measure,
-    Statistics,
-    as_measure,
-    checked_statistics,
-    merge,
-    of_training_length,
-    require_declared,
-    share,
-)
+from repo_interp.measures.statistics import STATISTICS, Measure, Statistics, checked_statistics, merge, share
 from repo_interp.models.capture import decode, observing, predictions_of
-from repo_interp.models.provenance import length_trained
 from repo_interp.models.reposition import layout
-from repo_interp.run import checked_group, with_schemes
+from repo_interp.run import checked_group, read_netcdf, with_schemes, write_netcdf
+from repo_interp.store import Form, Store
 from repo_interp.tasks.prompt import Prompt
 
 
@@ -62,36 +58,72 @@ class MergedStatistics:
         return merge([*self._of_prompts, self._sums])
 
 
-def measures_for(bridge: nn.Module, measures: Sequence[Measure]) -> list[Measure]:
-    """`measures` - ours, or objects of other packages - for a model, with the length that it was trained on."""
-    chosen = [of_training_length(as_measure(measure), length_trained(bridge)) for measure in measures]
-    for measure in chosen:
-        require_declared(measure)
-    return chosen
+@dataclass
+class Observation:
+    """What came of one batch."""
+
+    statistics: dict[str, Statistics]
+    """By measure; of those that stopped, nothing."""
+    faults: Faults = field(default_factory=Faults)
+
+
+def _write_observation(observation: Observation, file: Path) -> None:
+    groups = {f"/{name}/{part}": getattr(of, part) for name, of in observation.statistics.items() for part in STATISTICS}
+    tree = xr.DataTree.from_dict({"/": xr.Dataset(), **groups})
+    tree.attrs["faults"] = json.dumps([observation.faults.stopped, observation.faults.outputs])
+    write_netcdf(tree, file)
+
+
+def _read_observation(file: Path) -> Observation:
+    tree = read_netcdf(file)
+    stopped, outputs = json.loads(tree.attrs.get("faults", "[{}, []]"))
+    statistics = {
+        name: Statistics(**{part: node[part].to_dataset() for part in node.children}) for name, node in tree.children.items()
+    }
+    return Observation(statistics, Faults(stopped, outputs))
+
+
+BATCHES = Form(".nc", _write_observation, _read_observation)
+"""How observations are kept, by measure and part."""
+
+
+def observations(request: Request, store: Store, stopped: Collection[str]) -> Iterator[Observation]:
+    """Every batch of `request` observed, in order; finished ones come from `store`.
+
+    One process observes each when it is asked for it, and leaves out what has `stopped` by then; several share them beforehand.
+    """
+    layers, progress, several = len(request.layers), request.execution.progress, processes.count() > 1
+    device = next(request.bridge.parameters()).device
+    batches = make_batches(request.prompts, request.size, device, request.structure) if request.measures else []
+
+    def tell(done: int) -> None:
+        if progress is not None:
+            progress(done, len(batches) * layers)
+
+    def observe(number: int) -> Observation:
+        return observe_batch(request, batches[number], lambda layer: None if several else tell(number * layers + layer), stopped)
+
+    computations = {f"batch-{number:05d}": partial(observe, number) for number in range(len(batches))}
+    return store.stream(computations, lambda done, _: tell(done * layers), BATCHES)
 
 
 @torch.no_grad()
 def observe_batch(
-    bridge: nn.Module,
-    batch: Batch,
-    measures: Sequence[Measure],
-    layers: Sequence[int],
-    heads: Sequence[int] | None = None,
-    advance: Callable[[int], None] | None = None,
-    faults: Faults | None = None,
-) -> dict[str, Statistics]:
-    """Statistics of one batch by measure, from one forward pass. `advance` is called with the number of layers observed.
+    request: Request, batch: Batch, advance: Callable[[int], None] = lambda observed: None, stopped: Collection[str] = ()
+) -> Observation:
+    """What one forward pass of `batch` shows. `advance` is called with the number of layers observed.
 
-    A measure that meets numbers that are not finite stops, and is told to `faults`; None: NotFinite is raised.
+    Measures that have `stopped` are left out; one that meets numbers that are not finite stops, and is told to the faults.
     """
+    measures, layers = [measure for measure in request.measures if measure.name not in stopped], request.layers
     parts: dict[str, list[Statistics]] = {measure.name: [] for measure in measures}
-    found, observed = Faults() if faults is None else faults, 0
+    found, observed = Faults(), 0
 
     def receive(inputs: AttentionInputs) -> None:
         nonlocal observed
         here = inputs.queries.device
         whole = replace(inputs, tokens=batch.tokens.to(here))
-        common = _of_heads(whole, heads)
+        common = _of_heads(whole, request.heads)
         sound = [
             measure
             for measure in measures
@@ -111,26 +143,22 @@ def observe_batch(
             if fault is not None:
                 found.stop(measure.name, fault)
         observed += 1
-        if advance is not None:
-            advance(observed)
+        advance(observed)
 
     numbers = torch.as_tensor(batch.numbers)
     reading = [measure for measure in measures if measure.needs.predictions]
-    with torch.no_grad():
-        with observing(bridge, batch.valid, numbers, receive, layers):
-            hidden = decode(bridge, batch.tokens, batch.valid, None if reading else max(layers, default=None))
-        fault = fault_of_outputs(hidden, batch.valid, batch.numbers)
-        if fault is not None and not found.stopped:
-            found.outputs.append(fault)
-        for measure in reading:
-            if fault is not None:
-                found.stop(measure.name, fault)
-                continue
-            predictions = predictions_of(bridge, hidden.to(batch.tokens.device), batch.tokens, batch.valid, numbers)
-            parts[measure.name].append(measure.observe_predictions(predictions, batch.spans))
-    if faults is None:
-        found.require_none()
-    return {name: merge(statistics) for name, statistics in parts.items() if name not in found.stopped}
+    with observing(request.bridge, batch.valid, numbers, receive, layers):
+        hidden = decode(request.bridge, batch.tokens, batch.valid, None if reading else max(layers, default=None))
+    fault = fault_of_outputs(hidden, batch.valid, batch.numbers)
+    if fault is not None and not found.stopped:
+        found.outputs.append(fault)
+    for measure in reading:
+        if fault is not None:
+            found.stop(measure.name, fault)
+            continue
+        predictions = predictions_of(request.bridge, hidden.to(batch.tokens.device), batch.tokens, batch.valid, numbers)
+        parts[measure.name].append(measure.observe_predictions(predictions, batch.spans))
+    return Observation({name: merge(statistics) for name, statistics in parts.items() if name not in found.stopped}, found)
 
 
 def group_of(measure: Measure, statistics: Statistics, schemes: Sequence[str]) -> xr.Dataset:
@@ -151,22 +179,24 @@ def stream(
 
     Raises InputError where there is no prompt, and for a measure that keeps something of every single one.
     """
-    schemes = layout(bridge)
-    measures = measures_for(bridge, measures)
-    device = next(bridge.parameters()).device
+    schemes, device = layout(bridge), next(bridge.parameters()).device
     merged = {measure.name: MergedStatistics() for measure in measures}
     source, begun = iter(prompts), 0
+    chosen: Sequence[Measure] = ()
     while some := list(itertools.islice(source, batch_size)):
+        request = Request(bridge, some, measures, layers)
+        chosen = request.measures
         (batch,) = make_batches(some, batch_size, device)
-        batch = replace(batch, numbers=tuple(begun + number for number in batch.numbers))
-        for name, statistics in observe_batch(bridge, batch, measures, range(len(schemes)) if layers is None else layers).items():
+        observation = observe_batch(request, replace(batch, numbers=tuple(begun + number for number in batch.numbers)))
+        observation.faults.require_none()
+        for name, statistics in observation.statistics.items():
             if kept := statistics.arrays["per_prompt"].values:
                 raise InputError(f"{name} keeps {', '.join(kept)} of every prompt: use analyze, or sums")
             merged[name].add(statistics)
         begun += len(some)
     if not begun:
         raise InputError("there are no prompts to measure")
-    return {measure.name: group_of(measure, merged[measure.name].total(), schemes) for measure in measures}
+    return {measure.name: group_of(measure, merged[measure.name].total(), schemes) for measure in chosen}
 
 
 @dataclass(frozen=True)

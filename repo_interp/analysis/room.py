@@ -57,29 +57,27 @@ def bytes_per_token(bridge: nn.Module) -> int:
     return weight.dtype.itemsize * (8 * config.hidden_size + 4 * config.intermediate_size)
 
 
-def bytes_of_run(
-    bridge: nn.Module, lengths: Sequence[int], batch_size: BatchSize | Literal["auto"] = 1, passes: Sequence[int] = ()
-) -> float:
-    """The most bytes that an analysis of prompts of `lengths` tokens holds: the peak so far, or that of running.
+def require_memory_for_run(bridge: nn.Module, lengths: Sequence[int], size: SideBySide, passes: Sequence[int] = ()) -> None:
+    """Raise InputError where an analysis of prompts of `lengths` tokens, `size` of them together, does not fit into memory.
 
-    `passes`: tokens of every prompt of every pass of the experiments. On an accelerator, what the model holds there.
+    `passes`: tokens of every prompt of every pass of the experiments. What an accelerator holds is not looked at.
     """
-    config, parameters, size = next(attentions(bridge)).config, list(bridge.parameters()), batch_limit(bridge, batch_size)
+    config, weight = next(attentions(bridge)).config, next(bridge.parameters())
+    if weight.device.type != "cpu":
+        return
     statistics = 8.0 * config.num_hidden_layers * config.num_attention_heads * sum(lengths)
-    longest, elements = max(lengths), parameters[0].element_size()
+    longest = max(lengths)
     together = min(len(lengths), size.of_length(longest))
     tokens = together * longest
     wide = min(tokens, block_of(config.intermediate_size)) * config.intermediate_size
-    activations = float(elements) * (8 * tokens * config.hidden_size + 3 * wide)
+    activations = float(weight.element_size()) * (8 * tokens * config.hidden_size + 3 * wide)
     logits = 20.0 * config.vocab_size * max(passes, default=0) * together
     running = max(activations, logits) + statistics
-    if parameters[0].device.type != "cpu":
-        return sum(parameter.numel() * parameter.element_size() for parameter in parameters) + running
-    held, peak = held_bytes(), _peak()
-    return max(peak, held + max(running, statistics + _DRAWING_BYTES))
+    needed = max(_peak(), _held() + max(running, statistics + _DRAWING_BYTES))
+    require_memory(needed * processes.beside(), "this analysis")
 
 
-def held_bytes() -> float:
+def _held() -> float:
     """Bytes that this process holds now; its peak where the system does not say."""
     return _of_status("VmRSS") or _peak()
 

@@ -9,9 +9,7 @@ A run of scores is a run like those of `analyze`: it is written, read, drawn and
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,19 +17,16 @@ import numpy as np
 import xarray as xr
 from torch import nn
 
-from repo_interp.analysis.computed import computed
+from repo_interp.analysis.computed import store_of
 from repo_interp.analysis.notes import notes_kept
 from repo_interp.analysis.room import batch_limit, require_memory_for_pass
 from repo_interp.analysis.trained_task import in_tokens_of, puts_into_any_tokens, trained_task
 from repo_interp.errors import InputError
 from repo_interp.experiments.generated_scores import needle_scores
-from repo_interp.experiments.resumable_grid import ResumableGrid, belonging_to
 from repo_interp.experiments.task_scores import sets_named, task_scores
-from repo_interp.files import path_of
 from repo_interp.models.bridge import model_of, tokenizer_of
 from repo_interp.models.provenance import identity, length_trained, loaded_from
 from repo_interp.models.reposition import attentions
-from repo_interp.processes import from_first
 from repo_interp.run import make_run, versions
 from repo_interp.side_by_side import BatchSize
 from repo_interp.tasks import Prompt, Task, make_task
@@ -77,8 +72,8 @@ def score(
         require_memory_for_pass(bridge, longest, min(count, size.of_length(longest)))
     asked = {"task": chosen.name, **chosen.options(), "test_sets": test_sets, "count": count, "seed": seed, "answers": answers}
     first = chosen.prompts(1, seed, str((test_sets or chosen.test_sets)[0]))
-    grid = _grid(bridge, first, store, store_every, {**asked, "batch_size": size})
-    scores = task_scores(model_of(bridge), chosen, test_sets, count, seed, answers, size, progress, grid)
+    kept = store_of(bridge, first[0], {**asked, "batch_size": size}, store, store_every)
+    scores = task_scores(model_of(bridge), chosen, test_sets, count, seed, answers, size, progress, kept)
     return _run(bridge, scores, [chosen.prompts(count, seed, str(name)) for name in scores["test_set"].values])
 
 
@@ -110,8 +105,9 @@ def score_needles(
     first, longest = (
         niah(tokenizer, variant, length, 1, seed, answer="none", **options) for length in (lengths[0], max(lengths))
     )
-    grid = _grid(bridge, first, store, store_every, {**asked, "longest": prompts_digest(longest), "batch_size": size})
-    scores = needle_scores(model_of(bridge), tokenizer, lengths, variant, count, seed, size, progress, grid, **options)
+    asked |= {"longest": prompts_digest(longest), "batch_size": size}
+    kept = store_of(bridge, first[0], asked, store, store_every)
+    scores = needle_scores(model_of(bridge), tokenizer, lengths, variant, count, seed, size, progress, kept, **options)
     return _run(bridge, scores, [niah(tokenizer, variant, length, count, seed, answer="none", **options) for length in lengths])
 
 
@@ -134,21 +130,6 @@ def task_of(bridge: nn.Module, name: str | None = None, size: str | None = None,
         return make_task(name, **trained.options() | options)
     made = make_task(name, size or "small", **options)
     return made if origin is None else in_tokens_of(made, origin.directory)
-
-
-def _grid(
-    bridge: nn.Module, prompts: Sequence[Prompt], store: str | Path | None, every: float, asked: Mapping[str, Any]
-) -> ResumableGrid:
-    """The answers that `store` keeps of just this question to just this model, as it computes now."""
-    if store is None or not prompts:
-        return ResumableGrid()
-
-    def directory() -> Path:
-        model = {**identity(bridge), "computes": computed(bridge, prompts[0]), "versions": versions()}
-        decisive = json.dumps({"model": model, **asked}, sort_keys=True, default=str)
-        return belonging_to(hashlib.sha256(decisive.encode()).hexdigest(), path_of(store, "the directory of a store"))
-
-    return ResumableGrid(from_first(directory), every)
 
 
 def _tokenizer(bridge: Any) -> Any:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import warnings
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from repo_interp.cli.options import (
@@ -25,13 +24,10 @@ from repo_interp.cli.options import (
 if TYPE_CHECKING:
     import xarray as xr
 
-    from repo_interp.analysis.publication import Published, Results
+    from repo_interp.analysis.publication import Results
+    from repo_interp.analysis.request import Request
     from repo_interp.cli.console import Console
     from repo_interp.cli.progress import Step
-    from repo_interp.experiments.experiment import Plan
-    from repo_interp.measures.statistics import Measure
-    from repo_interp.tasks import Task
-    from repo_interp.tasks.prompt import Prompt
 
 SUMMARY = "Measure what the heads of a checkpoint do with positions: a run file, figures and a report page."
 SHARED = True
@@ -123,55 +119,37 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.cli.checkpoint import DEFAULT, stem
     from repo_interp.cli.console import Console, plain
     from repo_interp.cli.progress import steps
-    from repo_interp.cli.results import asked_as_before, gone_on_with, print_results
+    from repo_interp.cli.results import Command, drawn, print_results
     from repo_interp.cli.tables import print_tables
 
     console, name = Console(), arguments.checkpoint or DEFAULT
-    if (code := gone_on_with(console, arguments, name, makes_scores=False)) is not None:
+    command = Command.of(arguments, name, "analysis")
+    if (code := command.resumed(console)) is not None:
         return code
-    question = _question(console, arguments, name)
-    with claimed(arguments.out, stem(name), arguments.overwrite or arguments.resume) as results:
-        _announced(console, arguments, name, question)
-        with asked_as_before(console, arguments.resume), steps(console) as step:
-            measured = _measured(arguments, question, results, step)
+    with steps(console) as step:
+        request = _request(arguments, name, step)
+    with claimed(command.out, stem(name), command.replaces) as results:
+        _announce(console, name, request)
+        with command.same_question(console), steps(console) as step:
+            run = _measured(request, results, step, command.asked)
             if not processes.is_first():
                 return 0
-            published = _published(arguments, results, measured, step)
-    print_tables(console, measured)
-    for line in measured.attrs.get("stopped", "").splitlines():
+            published = drawn(results, run, step, command.formats)
+    print_tables(console, run)
+    for line in run.attrs.get("stopped", "").splitlines():
         console.print(f"not measured: {line}", style="yellow", highlight=False)
     if results.has_batches:
         console.print(
             f"finished batches are kept; go on by --resume --out {plain(results.directory)}", style="yellow", highlight=False
         )
-    return print_results(console, results, published) or int("stopped" in measured.attrs)
+    return print_results(console, results, published) or int("stopped" in run.attrs)
 
 
-@dataclass(frozen=True)
-class _Question:
-    """What is measured of which model on which prompts."""
-
-    bridge: Any
-    prompts: list[Prompt]
-    task: Task | None
-    measures: list[Measure]
-    plans: list[Plan]
-    layers: list[int]
-    heads: list[int] | None
-
-    @property
-    def passes(self) -> list[int]:
-        """Tokens of every prompt that the experiments put through the model."""
-        return [length for plan in self.plans for length in plan.passes]
-
-
-def _question(console: Console, arguments: argparse.Namespace, name: str) -> _Question:
+def _request(arguments: argparse.Namespace, name: str, step: Step) -> Request:
     """What `arguments` ask of the checkpoint `name`. Raises InputError for what does not fit, unknown names before anything is read."""
-    from repo_interp.analysis.analyze import default_measures, measures_named, require_measurable
-    from repo_interp.analysis.observing import measures_for
+    from repo_interp.analysis.request import Execution, Request, default_measures, measures_named
     from repo_interp.cli.checkpoint import find
-    from repo_interp.cli.progress import steps
-    from repo_interp.experiments.catalogue import experiment_named, planned
+    from repo_interp.experiments.catalogue import experiment_named
     from repo_interp.measures.catalogue import measure_named
     from repo_interp.models.load import load
     from repo_interp.models.reposition import layout
@@ -183,79 +161,69 @@ def _question(console: Console, arguments: argparse.Namespace, name: str) -> _Qu
     experiments = [experiment_named(experiment) for experiment in arguments.experiments]
     for measure in arguments.measures or ():
         view_of(measure)  # one of another package that cannot be imported is refused here too
+    step("loading")
     path = find(name)
     bridge = load(path, **placed(arguments))
+    step("making prompts")
     if arguments.prompts is not None:
         _require_none_made(arguments)
         prompts, task = read_prompts(arguments.prompts, tokenizer=bridge.tokenizer, vocab_size=bridge.cfg.d_vocab), None
     else:
-        with steps(console) as step:
-            step("making prompts")
-            prompts, task = _make_prompts(arguments, bridge, path)
+        prompts, task = _make_prompts(arguments, bridge, path)
     wanted, parameters = arguments.measures or default_measures(prompts, layout(bridge), arguments.layers), arguments.parameters
     if arguments.save_maps is not None:
         wanted = tuple(dict.fromkeys((*wanted, "maps")))
         parameters = [*parameters, ("maps.heads", arguments.save_maps)]
     measures, experiments = _with_parameters(measures_named(wanted), experiments, parameters)
-    layers, heads = require_measurable(bridge, prompts, measures_for(bridge, measures), arguments.layers, arguments.heads)
-    return _Question(bridge, prompts, task, measures, planned(bridge, prompts, experiments, task), layers, heads)
+    execution = Execution(arguments.batch_size)
+    return Request(bridge, prompts, measures, arguments.layers, arguments.heads, experiments, task, execution)
 
 
-def _announced(console: Console, arguments: argparse.Namespace, name: str, question: _Question) -> None:
+def _announce(console: Console, name: str, request: Request) -> None:
     """Print what is measured, and the notes on it. Raises InputError where there is not enough memory."""
     from repo_interp import processes
     from repo_interp.analysis.notes import notes_on
-    from repo_interp.analysis.room import bytes_of_run, require_memory
+    from repo_interp.analysis.room import require_memory_for_run
     from repo_interp.cli.console import bold
 
-    prompts, measures, passes = question.prompts, question.measures, question.passes
-    lengths = [len(prompt.tokens) for prompt in prompts]
-    needed = bytes_of_run(question.bridge, lengths, arguments.batch_size, passes)
-    require_memory(needed * processes.beside() if arguments.device == "cpu" else 0, "this analysis")
-    for note in notes_on(question.bridge, prompts, measures):
+    require_memory_for_run(request.bridge, request.lengths, request.size, request.passes)
+    for note in notes_on(request.bridge, request.prompts, request.measures):
         console.print(note, style="yellow", highlight=False)
-    added = f", experiments {', '.join(arguments.experiments)} ({len(passes):,} more prompts)" if question.plans else ""
-    console.print(
-        bold(
-            name,
-            f": {len(prompts)} prompt{'s' if len(prompts) > 1 else ''} of up to {max(lengths)} tokens, "
-            f"measures {', '.join(measure.name for measure in measures)}{added}"
-            + (f", in {processes.count()} processes" if processes.count() > 1 else ""),
-        ),
-        highlight=False,
-    )
+    many = "s" if len(request.prompts) > 1 else ""
+    line = f": {len(request.prompts)} prompt{many} of up to {max(request.lengths)} tokens, measures "
+    line += ", ".join(measure.name for measure in request.measures)
+    if request.experiments:
+        line += f", experiments {', '.join(plan.experiment.name for plan in request.experiments)} ({len(request.passes):,} more prompts)"
+    if processes.count() > 1:
+        line += f", in {processes.count()} processes"
+    console.print(bold(name, line), highlight=False)
 
 
-def _measured(arguments: argparse.Namespace, question: _Question, results: Results, step: Step) -> xr.DataTree:
-    """The run, written to `results`."""
-    from repo_interp.analysis.analyze import analyze
+def _measured(request: Request, results: Results, step: Step, asked: str) -> xr.DataTree:
+    """The run, written to `results` with what was `asked`."""
+    from repo_interp.analysis.analyze import carried_out
     from repo_interp.analysis.notes import RoundedPositions
-    from repo_interp.cli.results import ASKED, KEEP_EVERY, asked
+    from repo_interp.analysis.request import Execution
+    from repo_interp.cli.results import ASKED, KEEP_EVERY
     from repo_interp.errors import InputError, Unfinished
     from repo_interp.failures import is_out_of_memory
 
     def write(run: xr.DataTree) -> None:
-        run.attrs[ASKED] = asked(arguments)
+        run.attrs[ASKED] = asked
         results.write(run)
 
+    execution = Execution(
+        request.execution.batch_size,
+        results.store,
+        KEEP_EVERY,
+        progress=lambda done, total: step("observing layers", done, total),
+        experiment_progress=step,
+        finished=write,
+    )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RoundedPositions)  # it was said above
+        warnings.simplefilter("ignore", RoundedPositions)  # the notes have it
         try:
-            return analyze(
-                question.bridge,
-                question.prompts,
-                question.measures,
-                layers=arguments.layers,
-                heads=arguments.heads,
-                batch_size=arguments.batch_size,
-                store=results.store,
-                progress=lambda done, total: step("observing layers", done, total),
-                experiments=question.plans,
-                task=question.task,
-                experiment_progress=step,
-                store_every=KEEP_EVERY,
-                finished=write,
-            )
+            return carried_out(replace(request, execution=execution))
         except (KeyboardInterrupt, Unfinished) as interruption:
             kept = "finished batches are kept; the same command goes on from there" if results.has_batches else ""
             raise type(interruption)("; ".join(filter(None, (str(interruption), kept)))) from None
@@ -263,19 +231,6 @@ def _measured(arguments: argparse.Namespace, question: _Question, results: Resul
             if is_out_of_memory(error):
                 raise InputError("not enough memory; give shorter prompts or a smaller --batch-size") from None
             raise
-
-
-def _published(arguments: argparse.Namespace, results: Results, measured: xr.DataTree, step: Step) -> Published:
-    """What was published: the run is written already, and stays whatever interrupts the drawing."""
-    from repo_interp.plots.pages.report import write_report
-
-    step("drawing")
-    try:
-        return results.draw(
-            measured, partial(write_report, formats=arguments.formats, drawn=lambda figure: step(f"drawing {figure}"))
-        )
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"while drawing; the numbers are in {results.data_file}") from None
 
 
 def _with_parameters(measures, experiments, parameters):

@@ -57,18 +57,24 @@ def _bar(console: Console) -> Iterator[Step]:
 def _lines(every: float) -> Iterator[Step]:
     """The lines come from a thread of their own: one operation may take longer than ten seconds."""
     lock, ended = Lock(), Event()
-    state = [("working", "")]
-    begun = time.monotonic()
+    name, done, total, text = "working", None, None, ""
+    begun = since = time.monotonic()
 
-    def step(name: str, done: int | None = None, total: int | None = None, text: str = "") -> None:
+    def step(what: str, so_far: int | None = None, in_all: int | None = None, more: str = "") -> None:
+        nonlocal name, done, total, text, since
         with lock:
-            state[:] = [(name, " ".join(filter(None, (_count(done, total), text))))]
+            since = since if what == name else time.monotonic()
+            name, done, total, text = what, so_far, in_all, more
 
     def tell() -> None:
         while not ended.wait(every):
+            now = time.monotonic()
             with lock:
-                name, count = state[0]
-            sys.stderr.write(f"{name}{' ' if count else ''}{count}, {duration(time.monotonic() - begun)} so far\n")
+                line = " ".join(filter(None, (name, _count(done, total), text)))
+                if done and total:
+                    line += f" ({100 * done // total} %), about {duration((now - since) * (total - done) / done)} left"
+                line += f", {duration(now - begun)} so far"
+            sys.stderr.write(f"{line}\n")
             sys.stderr.flush()
 
     thread = Thread(target=tell, daemon=True)

@@ -1,4 +1,4 @@
-"""Where the results are, and what could not be drawn: the last lines of analyze, score and compare; and how far they had come before.
+"""What analyze and score do with --out: refuse, resume, draw, and print where the results are.
 
 asked  the options of a command that decide its numbers, as JSON, an attribute of its run: `--resume` finishes no other question
 """
@@ -9,17 +9,19 @@ import argparse
 import hashlib
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     import xarray as xr
 
     from repo_interp.analysis.publication import Published, Results
     from repo_interp.cli.console import Console
+    from repo_interp.cli.progress import Step
 
 
 KEEP_EVERY = 10.0
@@ -40,63 +42,128 @@ _UNDECIDING = (
 )
 """Arguments that decide no number, or that are compared otherwise: a checkpoint by its files."""
 _SPELT = {"parameters": "set", "task_options": "set"}
+_REMEDY = "give --resume with the command that it was begun with, another --out, or --overwrite"
 
 
-def gone_on_with(console: Console, arguments: argparse.Namespace, checkpoint: str, makes_scores: bool) -> int | None:
-    """The exit code, where `--resume` finds that all is measured in `--out`, and draws what is not drawn yet; None where it is not.
+@dataclass(frozen=True)
+class Command:
+    """What a command does with --out, and what it is asked."""
 
-    Raises InputError for a `--resume` without `--out`, or beside `--overwrite`, and where what is measured there is not what is asked.
-    """
-    from repo_interp import processes
-    from repo_interp.analysis.publication import claimed, stage
-    from repo_interp.errors import InputError
-    from repo_interp.plots.pages.report import write_report
-    from repo_interp.run import read_run
+    checkpoint: str
+    out: str | None
+    resume: bool
+    overwrite: bool
+    asked: str
+    """Every option that decides a number, as JSON, files by their content: the same question from another folder is the same."""
+    makes: Literal["analysis", "scores"]
+    formats: Sequence[str]
+    """Of its figures."""
 
-    if not arguments.resume:
-        return None
-    if arguments.overwrite:
-        raise InputError("--resume goes on and --overwrite begins anew; give one of them")
-    if arguments.out is None:
-        raise InputError("--resume needs to know what; give --out DIR")
-    out = Path(arguments.out)
-    reached = processes.from_first(lambda: stage(out))
-    if reached in ("nothing", "begun"):
-        return None
-    if not processes.is_first():
-        return 0
-    _require_same(out, checkpoint, arguments, makes_scores)
-    if reached == "finished":
+    @classmethod
+    def of(cls, arguments: argparse.Namespace, checkpoint: str, makes: Literal["analysis", "scores"]) -> Command:
+        """That of `arguments`. Raises InputError for a `--resume` without `--out`, or beside `--overwrite`."""
+        from repo_interp.errors import InputError
+
+        if arguments.resume and arguments.overwrite:
+            raise InputError("--resume goes on and --overwrite begins anew; give one of them")
+        if arguments.resume and arguments.out is None:
+            raise InputError("--resume needs to know what; give --out DIR")
+        decisive = {name: value for name, value in vars(arguments).items() if name not in _UNDECIDING}
+        asked = json.dumps({name: _without_paths(value) for name, value in decisive.items()}, sort_keys=True)
+        return cls(checkpoint, arguments.out, arguments.resume, arguments.overwrite, asked, makes, arguments.formats)
+
+    @property
+    def replaces(self) -> bool:
+        """Whether the results that stand in --out may be replaced."""
+        return self.resume or self.overwrite
+
+    def resumed(self, console: Console) -> int | None:
+        """The exit code, where `--resume` finds all measured in --out, after drawing what is not drawn yet; else None.
+
+        Raises InputError where what is measured there is not what is asked.
+        """
+        from repo_interp import processes
+        from repo_interp.analysis.publication import claimed, stage
         from repo_interp.cli.console import plain
+        from repo_interp.plots.pages.report import write_report
+        from repo_interp.run import read_run
 
-        console.print(f"{plain(out)} is finished: {_held(read_run(out))}", highlight=False)
-        return 0
-    with processes.alone(), claimed(out, out.name, overwrite=True) as results:
-        published = results.draw(read_run(results.data_file), partial(write_report, formats=arguments.formats))
-    return print_results(console, results, published)
+        if not self.resume:
+            return None
+        out = Path(str(self.out))
+        reached = processes.from_first(lambda: stage(out))
+        if reached in ("nothing", "begun"):
+            return None
+        if not processes.is_first():
+            return 0
+        run = read_run(out)
+        self._require_same(run)
+        if reached == "finished":
+            console.print(f"{plain(out)} is finished: {_described(run)}", highlight=False)
+            return 0
+        with processes.alone(), claimed(out, out.name, overwrite=True) as results:
+            published = results.draw(run, partial(write_report, formats=self.formats))
+        return print_results(console, results, published)
+
+    def _require_same(self, run: xr.DataTree) -> None:
+        """Raise InputError where `run`, which --out holds, was made by another command, of another checkpoint, or with other options."""
+        from repo_interp.cli.checkpoint import find
+        from repo_interp.errors import InputError
+        from repo_interp.models.checkpoints import identify
+        from repo_interp.models.provenance import checkpoint_digest
+
+        held = "scores" if "scores" in run.children else "analysis"
+        if held != self.makes:
+            kind = "an analysis" if held == "analysis" else held
+            raise InputError(f"{self.out} holds {kind}, which --resume of this command cannot go on with; give another --out")
+        if run.attrs.get("checkpoint_digest") != checkpoint_digest(identify(find(self.checkpoint)).directory):
+            raise InputError(
+                f"{self.out} holds results of another checkpoint ({run.attrs.get('checkpoint')}); give another --out, or --overwrite"
+            )
+        if ASKED not in run.attrs:
+            raise InputError(
+                f"{self.out} holds a run that does not say what it was asked ({_described(run)}); give another --out, or --overwrite"
+            )
+        before, now = json.loads(run.attrs[ASKED]), json.loads(self.asked)
+        name = next((name for name in now if now[name] != before.get(name)), None)
+        if name is not None:
+            raise InputError(
+                f"{self.out} holds the answer to another question: --{_SPELT.get(name) or name.replace('_', '-')} was "
+                f"{_in_words(before.get(name))}, now {_in_words(now[name])}; {_REMEDY}"
+            )
+
+    @contextmanager
+    def same_question(self, console: Console) -> Iterator[None]:
+        """While the context lasts, what is kept of another question is thrown away with a line that says so; with --resume, refused.
+
+        Raises Taken, and what is kept stays then.
+        """
+        from repo_interp.errors import Taken
+        from repo_interp.store import OtherQuestion
+
+        def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+            if issubclass(category, OtherQuestion):
+                said = f"{message}: thrown away, all is measured from the beginning"
+                console.print(said, style="yellow", highlight=False)
+            else:
+                others(message, category, *place, **more)
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("error" if self.resume else "always", OtherQuestion)
+            others, warnings.showwarning = warnings.showwarning, show
+            try:
+                yield
+            except OtherQuestion as kept:
+                raise Taken(f"{kept}; {_REMEDY}") from None
 
 
-def _held(run: xr.DataTree) -> str:
+def _described(run: xr.DataTree) -> str:
     """What a finished run was asked, in words."""
     if "scores" in run.children:
         scores = run["scores"].to_dataset()
         sets = ", ".join(map(str, scores["test_set"].values))
         return f"scores of {scores.sizes['prompt']} prompts of {sets}, scaling {run.attrs.get('scaling', 'none')}"
     return f"{run.attrs['prompts']} prompts, {', '.join(run.children)}"
-
-
-def asked(arguments: argparse.Namespace) -> str:
-    """What `arguments` of analyze or score ask, as JSON: every option that decides a number, files by their content.
-
-    No path is kept: the same question from another folder is the same.
-    """
-    decisive = {name: value for name, value in vars(arguments).items() if name not in _UNDECIDING}
-    if (data := decisive.get("data")) and Path(data).is_dir():
-        files = {str(file.relative_to(data)): str(file) for file in sorted(Path(data).rglob("*")) if file.is_file()}
-        decisive["data"] = hashlib.sha256(
-            json.dumps([[name, _without_paths(file)] for name, file in files.items()]).encode()
-        ).hexdigest()
-    return json.dumps({name: _without_paths(value) for name, value in decisive.items()}, sort_keys=True)
 
 
 def _without_paths(value: Any) -> Any:
@@ -109,39 +176,8 @@ def _without_paths(value: Any) -> Any:
         return value
 
 
-def _require_same(out: Path, checkpoint: str, arguments: argparse.Namespace, makes_scores: bool) -> None:
-    """Raise InputError where the run in `out` was made by another command, of another checkpoint, or with other options."""
-    from repo_interp.cli.checkpoint import find
-    from repo_interp.errors import InputError
-    from repo_interp.models.checkpoints import identify
-    from repo_interp.models.provenance import checkpoint_digest
-    from repo_interp.run import read_run
-
-    run = read_run(out)
-    if ("scores" in run.children) is not makes_scores:
-        kind = "an analysis" if makes_scores else "scores"
-        raise InputError(f"{out} holds {kind}, which --resume of this command cannot go on with; give another --out")
-    if run.attrs.get("checkpoint_digest") != checkpoint_digest(identify(find(checkpoint)).directory):
-        raise InputError(
-            f"{out} holds results of another checkpoint ({run.attrs.get('checkpoint')}); give another --out, or --overwrite"
-        )
-    if ASKED not in run.attrs:
-        raise InputError(
-            f"{out} holds a run that does not say what it was asked ({_held(run)}); give another --out, or --overwrite"
-        )
-    before, now = json.loads(run.attrs[ASKED]), json.loads(asked(arguments))
-    differing = [name for name in now if now[name] != before.get(name)]
-    if differing:
-        name: str = differing[0]
-        option = _SPELT.get(name) or name.replace("_", "-")
-        raise InputError(
-            f"{out} holds the answer to another question: --{option} was {_in_words(before.get(name))}, "
-            f"now {_in_words(now[name])}; give --resume with the command that it was begun with, another --out, or --overwrite"
-        )
-
-
 def _in_words(value: Any) -> str:
-    """The value of an option as it is typed; files and folders are told apart by the beginning of their digest."""
+    """The value of an option as it is typed; files are told apart by the beginning of their digest."""
     if value is None or value == []:
         return "not given"
     if isinstance(value, list):
@@ -149,29 +185,15 @@ def _in_words(value: Any) -> str:
     return f"another file or folder ({value[:12]}...)" if isinstance(value, str) and len(value) == 64 else str(value)
 
 
-@contextmanager
-def asked_as_before(console: Console, resume: bool) -> Iterator[None]:
-    """While the context lasts, what is kept of another question is thrown away with a line that says so; refused, where it is to go on.
+def drawn(results: Results, run: xr.DataTree, step: Step, formats: Sequence[str]) -> Published:
+    """What was published of `run`, which is written already, and stays whatever interrupts the drawing."""
+    from repo_interp.plots.pages.report import write_report
 
-    Raises Taken, and what is kept stays then.
-    """
-    from repo_interp.errors import Taken
-    from repo_interp.experiments.resumable_grid import OtherQuestion
-
-    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
-        if issubclass(category, OtherQuestion):
-            said = f"{message}: thrown away, all is measured from the beginning"
-            console.print(said, style="yellow", highlight=False)
-        else:
-            others(message, category, *place, **more)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error" if resume else "always", OtherQuestion)
-        others, warnings.showwarning = warnings.showwarning, show
-        try:
-            yield
-        except OtherQuestion as kept:
-            raise Taken(f"{kept}; give --resume with the command that it was begun with, another --out, or --overwrite") from None
+    step("drawing")
+    try:
+        return results.draw(run, partial(write_report, formats=formats, drawn=lambda figure: step(f"drawing {figure}")))
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"while drawing; the numbers are in {results.data_file}") from None
 
 
 def print_results(console: Console, results: Results, published: Published) -> int:
@@ -180,15 +202,10 @@ def print_results(console: Console, results: Results, published: Published) -> i
 
     if results.page in published.files:
         console.print(bold(results.page, "  the page to look at"), highlight=False)
-    drawn = f"{published.figures} figure{'' if published.figures == 1 else 's'}"
-    console.print(
-        f"{plain(results.data_file)}  the numbers; {plain(results.figures)}  {drawn}",
-        highlight=False,
-    )
+    figures = f"{published.figures} figure{'' if published.figures == 1 else 's'}"
+    console.print(f"{plain(results.data_file)}  the numbers; {plain(results.figures)}  {figures}", highlight=False)
     if published.tables:
         console.print(f"{', '.join(plain(file) for file in published.tables)}  the atlas of heads as a table", highlight=False)
-    for note in published.notes:
-        console.print(note, style="yellow", highlight=False)
-    for failure in published.failures:
-        console.print(f"not drawn: {failure}", style="yellow", highlight=False)
+    for line in (*published.notes, *(f"not drawn: {failure}" for failure in published.failures)):
+        console.print(line, style="yellow", highlight=False)
     return 1 if published.failures else 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -80,44 +79,42 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.cli.checkpoint import find
     from repo_interp.cli.console import Console
     from repo_interp.cli.progress import steps
-    from repo_interp.cli.results import ASKED, asked, asked_as_before, gone_on_with, print_results
+    from repo_interp.cli.results import ASKED, Command, drawn, print_results
     from repo_interp.cli.tables import print_tables
     from repo_interp.models.checkpoints import identify
     from repo_interp.models.families import training_length
     from repo_interp.models.load import load
-    from repo_interp.plots.pages.report import write_report
 
     console = Console()
     _require_fitting_options(arguments)
-    if (code := gone_on_with(console, arguments, arguments.checkpoint, makes_scores=True)) is not None:
+    command = Command.of(arguments, arguments.checkpoint, "scores")
+    if (code := command.resumed(console)) is not None:
         return code
     path = find(arguments.checkpoint)
     scaling = _scaling(arguments.scaling, training_length(identify(path).config))
     bridge = load(path, rope_scaling=scaling, **placed(arguments))
     for note in notes_on(bridge):
         console.print(note, style="yellow", highlight=False)
-    scored = _asked(arguments, bridge)
-    replacing = arguments.overwrite or arguments.resume
+    scored = _scoring(arguments, bridge)
     with (
-        claimed(arguments.out, f"score-{stem(arguments.checkpoint)}", replacing) as results,
-        asked_as_before(console, arguments.resume),
+        claimed(command.out, f"score-{stem(arguments.checkpoint)}", command.replaces) as results,
+        command.same_question(console),
         steps(console) as step,
     ):
         step("scoring")
         scores = scored(results.store, lambda done, total: step("scoring, batches", done, total))
-        scores.attrs |= {"scaling": arguments.scaling or "none", ASKED: asked(arguments)}
+        scores.attrs |= {"scaling": arguments.scaling or "none", ASKED: command.asked}
         if not processes.is_first():
             return 0
         results.write(scores)
         results.withdraw()
-        step("drawing")
-        published = results.draw(scores, partial(write_report, formats=arguments.formats))
+        published = drawn(results, scores, step, command.formats)
     print_tables(console, scores)
     _print_map(console, scores["scores"])
     return print_results(console, results, published)
 
 
-def _asked(arguments: argparse.Namespace, bridge) -> Callable[[Path, Callable[[int, int], None]], xr.DataTree]:
+def _scoring(arguments: argparse.Namespace, bridge) -> Callable[[Path, Callable[[int, int], None]], xr.DataTree]:
     """A function that scores the task or ruler, given where to keep answers and a function to report progress to.
 
     Raises InputError beforehand.

@@ -25,9 +25,9 @@ from repo_interp.errors import InputError
 from repo_interp.experiments.experiment import Experiment, Plan, Progress
 from repo_interp.experiments.head_names import RULES, joined, name_heads, null_of
 from repo_interp.experiments.head_scores import SCORES, head_scores, repeated_tokens
-from repo_interp.experiments.resumable_grid import ResumableGrid
 from repo_interp.models.load import fresh_twin
 from repo_interp.models.reposition import layout, longest_prompt
+from repo_interp.store import NOT_KEPT, Store
 from repo_interp.tasks.prompt import Prompt
 from repo_interp.tasks.task import Scoring
 from repo_interp.values import Count, CountOrNone, Seed, Share
@@ -76,14 +76,13 @@ def atlas(
     model: PreTrainedModel,
     asked: Asked,
     progress: Callable[[int, int], None] | None = None,
-    grid: ResumableGrid | None = None,
+    store: Store = NOT_KEPT,
 ) -> xr.Dataset:
     """The group `atlas` of a run: every score over [layer, head] as `head_scores.SCORES` describes it, `name`, and
 
     `named [label, layer, head]`, `null [label, twin]`, `threshold [label]`, NaN for names whose rule no head of this run can meet.
-    `progress` is called with models measured and in all; `grid` keeps each of them for when it is called again.
+    `progress` is called with models measured and in all; `store` keeps each of them for when it is called again.
     """
-    grid = ResumableGrid() if grid is None else grid
     schemes, config = layout(model), model.config
     tokens = repeated_tokens(
         asked.sequences, asked.half, config.vocab_size, _special(config), first_token(asked.prompts), asked.seed
@@ -100,7 +99,7 @@ def atlas(
         "model": lambda: {name: values.tolist() for name, values in measured(model).items()}
     }
     points |= {f"twin-{twin}": partial(of_twin, asked.seed + twin) for twin in range(asked.twins)}
-    computed = grid.get_or_compute(points, progress)
+    computed = store.get_or_compute(points, progress)
     scores = {name: np.array(values, dtype=np.float64) for name, values in computed.pop("model").items()}
     nulls = np.full((len(RULES), asked.twins), np.nan)
     for twin, largest in enumerate(computed.values()):
@@ -182,7 +181,7 @@ class Atlas(Experiment):
         asked = Asked(chosen, self.sequences, half, self.rows, self.top, twins, self.quantile, self.seed)
         lengths = (*(len(prompt.tokens) for prompt in chosen), *[1 + 2 * half] * self.sequences)
 
-        def run(batch_size: int, grid: ResumableGrid, progress: Progress | None) -> dict[str, xr.Dataset]:
-            return {self.name: atlas(model, asked, progress, grid)}
+        def run(batch_size: int, store: Store, progress: Progress | None) -> dict[str, xr.Dataset]:
+            return {self.name: atlas(model, asked, progress, store)}
 
         return Plan(self, lengths * (1 + twins), run)

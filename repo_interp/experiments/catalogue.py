@@ -6,12 +6,12 @@ that returns an `experiment.Experiment`. Knows nothing about how an experiment w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from torch import nn
 
 from repo_interp.entry_points import EXPERIMENTS, called, made, names
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, one_line
 from repo_interp.experiments.experiment import Experiment, Plan
 from repo_interp.experiments.prompt_sets import scoring_of
 from repo_interp.models.bridge import model_of
@@ -42,10 +42,18 @@ def planned(
 ) -> list[Plan]:
     """What `experiments` - names, objects, or plans already made - will do on `prompts` of `task`; None: as `scoring_of` scores them.
 
-    Raises InputError where one cannot work on them, and for a task in other tokens than the model's.
+    Raises InputError for what is no experiment, where one cannot work on the prompts, and for a task in other tokens than the model's.
     """
-    if not experiments:
+    if not isinstance(experiments, str | Iterable):
+        raise InputError(f"experiments are {one_line(repr(experiments), 160)}; wanted names, or objects like an Experiment")
+    given = [experiments] if isinstance(experiments, str) else list(experiments)
+    if not given:
         return []
+    for each in given:
+        if isinstance(each, type):
+            raise InputError(f"the experiment {each.__name__} is a class; make one, {each.__name__}(), or give its name")
+        if not isinstance(each, str | Experiment | Plan):
+            raise InputError(f"{one_line(repr(each), 160)} is no experiment; wanted names, or objects like an Experiment")
     vocabulary = int(next(attentions(bridge)).config.vocab_size)
     if task is not None and task.vocabulary_size > vocabulary:
         raise InputError(
@@ -53,16 +61,16 @@ def planned(
             "wanted a model trained on it, or another task"
         )
     scoring, model, length = scoring_of(prompts) if task is None else task, model_of(bridge), length_trained(bridge)
-    plans = []
-    for chosen in experiments:
-        if not isinstance(chosen, Plan):
-            experiment = experiment_named(chosen) if isinstance(chosen, str) else chosen
-            chosen = experiment.plan(model, scoring, prompts, length)
-            passes = chosen.passes if isinstance(chosen, Plan) else None
-            if not isinstance(passes, Sequence) or not all(isinstance(tokens, int) for tokens in passes):
-                raise InputError(
-                    f"{called(EXPERIMENTS, experiment.name)} plans a {type(chosen).__name__}; wanted a repo_interp.experiments.Plan, "
-                    "with the tokens of every prompt of every pass as whole numbers"
-                )
-        plans.append(chosen)
-    return plans
+
+    def plan_of(experiment: Experiment) -> Plan:
+        plan = experiment.plan(model, scoring, prompts, length)
+        passes = plan.passes if isinstance(plan, Plan) else None
+        if not isinstance(passes, Sequence) or not all(isinstance(tokens, int) for tokens in passes):
+            raise InputError(
+                f"{called(EXPERIMENTS, experiment.name)} plans a {type(plan).__name__}; wanted a repo_interp.experiments.Plan, "
+                "with the tokens of every prompt of every pass as whole numbers"
+            )
+        return plan
+
+    named = (experiment_named(each) if isinstance(each, str) else each for each in given)
+    return [each if isinstance(each, Plan) else plan_of(each) for each in named]

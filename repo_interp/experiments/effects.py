@@ -32,10 +32,10 @@ from repo_interp.experiments.attribution import SCREENINGS
 from repo_interp.experiments.experiment import PATH_TOKENS, Experiment, Plan, Progress, require_targets
 from repo_interp.experiments.position_changes import PositionChange, Strength, default_kinds, require_kinds
 from repo_interp.experiments.readings import READINGS, Heads, Measurement
-from repo_interp.experiments.resumable_grid import ResumableGrid
 from repo_interp.models.interventions.replacing import heads_with_positions
 from repo_interp.models.reposition import attentions, layout
 from repo_interp.run import with_schemes
+from repo_interp.store import NOT_KEPT, Store
 from repo_interp.tasks import Prompt
 from repo_interp.tasks.task import Scoring
 from repo_interp.values import Count, CountOrNone, Finite, Positive, Seed
@@ -57,19 +57,19 @@ def effects(
     draws: int = 8,
     batch_size: int = 16,
     progress: Callable[[int, int], None] | None = None,
-    grid: ResumableGrid | None = None,
+    store: Store = NOT_KEPT,
 ) -> xr.Dataset:
     """The group `effects` of a run: changes of log-probability, logit difference and score, per head, layer and set of heads.
 
     `kinds` of `position_changes`, made by `strength`. `top`: heads measured exactly, with as many others (0: all up to `ALL`, else `TOP`).
-    `set_size`: heads of the most needed set and of each of its `draws` controls (0: as many as a layer has). `grid` keeps finished
+    `set_size`: heads of the most needed set and of each of its `draws` controls (0: as many as a layer has). `store` keeps finished
     points for when it is called again. Raises InputError for kinds, prompts and numbers that cannot be measured.
     """
     strength = Strength() if strength is None else strength
     require_effects(model, scoring, prompts, kinds, strength, top, set_size, draws)
     heads = heads_with_positions(model)
     layers = sorted({layer for layer, _ in heads})
-    measurement = Measurement(model, scoring, prompts, strength, batch_size, ResumableGrid() if grid is None else grid)
+    measurement = Measurement(model, scoring, prompts, strength, batch_size, store)
     measurement.announce(1 + len(kinds) * (len(layers) + 1), progress)
     clean, screened = measurement.screen(kinds)
     jobs, confirmed = {}, {}
@@ -300,9 +300,9 @@ class Effects(Experiment):
         require_effects(model, scoring, prompts, kinds, strength, self.top, self.set_size, self.draws)
         lengths = tuple(len(prompt.tokens) for prompt in prompts)
 
-        def run(batch_size: int, grid: ResumableGrid, progress: Progress | None) -> dict[str, xr.Dataset]:
+        def run(batch_size: int, store: Store, progress: Progress | None) -> dict[str, xr.Dataset]:
             size = max(batch_size, PATH_TOKENS // max(lengths))
             options = (kinds, strength, self.top, self.set_size, self.draws)
-            return {self.name: effects(model, scoring, prompts, *options, batch_size=size, progress=progress, grid=grid)}
+            return {self.name: effects(model, scoring, prompts, *options, batch_size=size, progress=progress, store=store)}
 
         return Plan(self, lengths * whole_passes(model, len(kinds), self.top, self.draws), run)

@@ -1,7 +1,7 @@
 """What an experiment is: a measurement that needs several forward passes, with its parameters, which plans before anything is run.
 
     experiment.plan(model, scoring, prompts, training_length)     refuses what cannot work; how many passes, of how many tokens
-    plan.run(batch_size, grid, progress)                          groups of a run, by name
+    plan.run(batch_size, store, progress)                         groups of a run, by name
 
 Prompts and scores are a task's; prompts that were given are scored as `prompt_sets.scoring_of` says.
 """
@@ -17,7 +17,7 @@ import xarray as xr
 from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
-from repo_interp.experiments.resumable_grid import ResumableGrid
+from repo_interp.store import Progress, Store
 from repo_interp.tasks import Prompt
 from repo_interp.tasks.task import Scoring
 from repo_interp.values import check_fields
@@ -27,8 +27,6 @@ TOKENS = 2048
 PATH_TOKENS = 512
 """The same where activations are kept for a backward pass."""
 
-Progress = Callable[[int, int], None]
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -37,8 +35,8 @@ class Plan:
     experiment: Experiment
     passes: tuple[int, ...]
     """Tokens of every prompt of every forward pass."""
-    run: Callable[[int, ResumableGrid, Progress | None], dict[str, xr.Dataset]]
-    """Returns groups of a run; takes the number of prompts side by side, the grid of finished points, and a function of progress."""
+    run: Callable[[int, Store, Progress | None], dict[str, xr.Dataset]]
+    """Returns groups of a run; takes the number of prompts side by side, the store of finished points, and a function of progress."""
 
 
 class Experiment(ABC):

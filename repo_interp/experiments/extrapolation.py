@@ -41,12 +41,12 @@ from repo_interp.experiments.experiment import Experiment, Plan, Progress, side_
 from repo_interp.experiments.gaussians import VectorSums, gaussian_divergence, principal_plane, vector_sums
 from repo_interp.experiments.prompt_sets import LEAST, prompts_by_length
 from repo_interp.experiments.responses import forced_responses
-from repo_interp.experiments.resumable_grid import ResumableGrid
 from repo_interp.models.capture import decode
 from repo_interp.models.interventions.extension import GLOBAL_TOKENS, METHODS, Method, allowed_methods, extended
 from repo_interp.models.outputs import attention_outputs, layer_tensors, outputs_over_windows
 from repo_interp.models.reposition import attentions, layout, longest_prompt
 from repo_interp.run import with_schemes
+from repo_interp.store import NOT_KEPT, Store
 from repo_interp.tasks import Prompt
 from repo_interp.tasks.task import Scoring
 from repo_interp.values import Count, Seed, Tokens, TokensOrNone
@@ -65,20 +65,19 @@ def extrapolation(
     global_tokens: int = GLOBAL_TOKENS,
     batch_size: int = 4,
     progress: Callable[[int, int], None] | None = None,
-    grid: ResumableGrid | None = None,
+    store: Store = NOT_KEPT,
 ) -> xr.Dataset:
     """The group `extrapolation` of a run: `prompts` by length in tokens (see `prompt_sets`; the training length must be among them, with at
     least 4 prompts). Variables `kl [method, length, layer]` in nats, `log_perplexity [method, length]` of the judged tokens in nats,
     `task_score [method, length]` with `task_score_error` over prompts.
 
-    `judged`: how many tokens at the end of a prompt; None: a quarter of the training length. `grid` keeps finished points for when it is
+    `judged`: how many tokens at the end of a prompt; None: a quarter of the training length. `store` keeps finished points for when it is
     called again. Raises InputError for methods that the model cannot use.
     """
     judged = max(2, training_length // 4) if judged is None else judged
     if training_length not in prompts or len(prompts[training_length]) < 4:
         raise InputError(f"at least 4 prompts of the training length, {training_length} tokens, were wanted to compare with")
     lengths = sorted(prompts)
-    grid = ResumableGrid() if grid is None else grid
     layers = [attention.layer_idx for attention in attentions(model)]
     reference = _reference(model, scoring, prompts[training_length][::2], judged, batch_size)
     compared = partial(_compared, model, scoring, reference, judged, batch_size)
@@ -91,7 +90,7 @@ def extrapolation(
         length = lengths[column]
         context = extended(model, methods[row], length, training_length, global_tokens)
         points[f"{methods[row]}-{length}"] = partial(compared, prompts[length][1::2], context)
-    for (row, column), point in zip(places, grid.get_or_compute(points, progress).values(), strict=True):
+    for (row, column), point in zip(places, store.get_or_compute(points, progress).values(), strict=True):
         kl[row, column] = point["kl"]
         for name, array in values.items():
             array[row, column] = point[name]
@@ -309,10 +308,10 @@ class Extrapolation(Experiment):
         reference = [len(prompt.tokens) for prompt in by_length[first]]
         traced = "lm_infinite" in allowed
 
-        def run(batch_size: int, grid: ResumableGrid, progress: Progress | None) -> dict[str, xr.Dataset]:
+        def run(batch_size: int, store: Store, progress: Progress | None) -> dict[str, xr.Dataset]:
             size = side_by_side(batch_size, last)
             divergences = extrapolation(
-                model, judge, by_length, first, methods, self.judged or None, self.global_tokens, size, progress, grid
+                model, judge, by_length, first, methods, self.judged or None, self.global_tokens, size, progress, store
             )
             groups = {self.name: divergences}
             if traced:

@@ -17,13 +17,13 @@ import xarray as xr
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from repo_interp.errors import InputError
-from repo_interp.experiments.resumable_grid import ResumableGrid
-from repo_interp.experiments.task_scores import score_map
+from repo_interp.experiments.task_scores import labelled_scores, score_map
 from repo_interp.measures.labels import described
 from repo_interp.models.generation import continue_greedily
 from repo_interp.models.interventions.replacing import require_named_tokens
 from repo_interp.models.reposition import longest_prompt
 from repo_interp.side_by_side import BatchSize, batches
+from repo_interp.store import NOT_KEPT, Store
 from repo_interp.tasks import Prompt, niah, niah_scores
 
 
@@ -36,45 +36,24 @@ def needle_scores(
     seed: int = 0,
     batch_size: BatchSize = 8,
     progress: Callable[[int, int], None] | None = None,
-    grid: ResumableGrid | None = None,
+    store: Store = NOT_KEPT,
     **options: Any,
 ) -> xr.Dataset:
     """Scores of `count` prompts of every length. Variables as `task_scores` names them, with answers "generated":
 
     `score [test_set, prompt]`, `mean_score`, `standard_error`, `tokens` [test_set]; `score_map [depth, length]` for variants that ask
     for one needle. `options`: those of `tasks.niah` (dialect, essay, depth). `progress` is called with batches done and in all;
-    `grid` keeps the answers of finished ones. Raises InputError for what `tasks.niah` refuses, and for lengths beyond a learned
+    `store` keeps the answers of finished ones. Raises InputError for what `tasks.niah` refuses, and for lengths beyond a learned
     table.
     """
     longest = longest_prompt(model)
     if longest is not None and max(lengths) > longest:
         raise InputError(f"{max(lengths)} tokens were asked for, the model's learned table has {longest}; give shorter lengths")
-    by_length: list[list[Prompt]] = [
-        niah(tokenizer, variant, length, count, seed, answer="none", **options) for length in lengths
-    ]
-    flat = [prompt for prompts in by_length for prompt in prompts]
-    texts = generated_texts(model, tokenizer, flat, batch_size, grid, progress)
-    scores = (niah_scores(texts, flat) / 100).reshape(len(lengths), count)
-    deviation = scores.std(axis=1, ddof=1) if count > 1 else np.full(len(lengths), np.nan)
-    axes, label = {"test_set": [str(length) for length in lengths]}, "share of the needles found"
-    result = xr.Dataset(
-        {
-            "score": described(
-                xr.DataArray(scores, axes | {"prompt": np.arange(count)}, ("test_set", "prompt")),
-                f"{label}, of every prompt",
-                "1",
-            ),
-            "mean_score": described(xr.DataArray(scores.mean(axis=1), axes, ("test_set",)), f"{label}, mean over prompts", "1"),
-            "standard_error": described(
-                xr.DataArray(deviation / np.sqrt(count), axes, ("test_set",)), "standard error of the mean score", "1"
-            ),
-            "tokens": described(
-                xr.DataArray([max(len(prompt.tokens) for prompt in prompts) for prompts in by_length], axes, ("test_set",)),
-                "tokens of the longest prompt",
-                "tokens",
-            ),
-        }
-    )
+    asked = {str(length): niah(tokenizer, variant, length, count, seed, answer="none", **options) for length in lengths}
+    flat = [prompt for prompts in asked.values() for prompt in prompts]
+    texts = generated_texts(model, tokenizer, flat, batch_size, store, progress)
+    scores, label = (niah_scores(texts, flat) / 100).reshape(len(lengths), count), "share of the needles found"
+    result = labelled_scores(asked, scores, label, f"{label}, of every prompt", "1")
     if all(prompt.attributes.get("depth") is not None for prompt in flat):
         mapped = score_map(flat, scores.ravel(), ("depth", "length"))
         assert mapped is not None  # every prompt has both
@@ -95,7 +74,7 @@ def generated_texts(
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[Prompt],
     batch_size: BatchSize = 8,
-    grid: ResumableGrid | None = None,
+    store: Store = NOT_KEPT,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[str]:
     """The model's greedy answer to each prompt, in at most as many tokens as the prompt's attribute `new_tokens` says."""
@@ -112,7 +91,7 @@ def generated_texts(
 
     cut = {f"batch-{place}": some for place, some in enumerate(batches(order, lengths, batch_size))}
     points = {name: partial(answers, cut[name]) for name in reversed(cut)}  # the longest first
-    found = (ResumableGrid() if grid is None else grid).get_or_compute(points, progress)
+    found = store.get_or_compute(points, progress)
     texts = {number: text for name, some in cut.items() for number, text in zip(some, found[name]["texts"], strict=True)}
     return [texts[number] for number in range(len(prompts))]
 

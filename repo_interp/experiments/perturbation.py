@@ -43,10 +43,10 @@ from transformers import PreTrainedModel
 from repo_interp.errors import InputError, numbered
 from repo_interp.experiments.experiment import Experiment, Plan, Progress, require_targets, side_by_side
 from repo_interp.experiments.responses import forced_responses
-from repo_interp.experiments.resumable_grid import ResumableGrid
 from repo_interp.models.interventions import Shift, exchanged_keys, moved_keys
 from repo_interp.models.interventions.keys import has_keys_to_move
 from repo_interp.models.reposition import attentions
+from repo_interp.store import NOT_KEPT, Store
 from repo_interp.tasks import Prompt, Response
 from repo_interp.tasks.task import Scoring
 from repo_interp.values import CountOrNone, Seed, Share, Tokens
@@ -85,7 +85,7 @@ def perturbation(
     seed: int = 0,
     batch_size: int = 16,
     progress: Callable[[int, int], None] | None = None,
-    grid: ResumableGrid | None = None,
+    store: Store = NOT_KEPT,
     undisturbed: Sequence[Response] | None = None,
 ) -> xr.Dataset:
     """The group `perturbation` of a run: `prompts`, teacher-forced, for every kind, share and reach. Variables over
@@ -94,13 +94,12 @@ def perturbation(
 
     `layers`: where features and positions are disturbed; None: all. Costs a forward pass per prompt and point, and one for gamma = 0,
     unless `undisturbed` responses are given.
-    `grid` keeps finished points for when it is called again. Raises InputError for unknown kinds and layers, and shares or reaches
+    `store` keeps finished points for when it is called again. Raises InputError for unknown kinds and layers, and shares or reaches
     that are none.
     """
     shares = sorted({0.0, *gammas})
     require_grid(model, prompts, kinds, shares, l_maxes, layers, offset_unit)
     chosen = tuple(range(len(list(attentions(model)))) if layers is None else sorted(set(layers)))
-    grid = ResumableGrid() if grid is None else grid
     plain = forced_responses(model, scoring, prompts, batch_size) if undisturbed is None else undisturbed
     of_plain = Answers(list(prompts), list(plain), [np.zeros(1)], [0.0]).summary(scoring)
     shape = (len(kinds), len(shares), len(l_maxes))
@@ -115,7 +114,7 @@ def perturbation(
         if gamma > 0:
             point = Disturbance(kind, gamma, l_max, chosen, offset_unit, seed)
             points[f"{kind}-{gamma:g}-{l_max}"] = partial(numbers_at, point)
-    computed = grid.get_or_compute(points, progress)
+    computed = store.get_or_compute(points, progress)
     for (first, kind), (second, gamma), (third, l_max) in places:
         for name, value in (of_plain if gamma == 0 else computed[f"{kind}-{gamma:g}-{l_max}"]).items():
             measured[name][first, second, third] = value
@@ -363,9 +362,9 @@ class Perturbation(Experiment):
         points = len(self.kinds) * len(set(self.gammas) - {0.0}) * len(self.l_maxes)
         lengths = tuple(len(prompt.tokens) for prompt in prompts)
 
-        def run(batch_size: int, grid: ResumableGrid, progress: Progress | None) -> dict[str, xr.Dataset]:
+        def run(batch_size: int, store: Store, progress: Progress | None) -> dict[str, xr.Dataset]:
             size = side_by_side(batch_size, max(lengths))
             options = (self.kinds, self.gammas, self.l_maxes, layers, self.offset_unit, self.seed)
-            return {self.name: perturbation(model, scoring, prompts, *options, batch_size=size, progress=progress, grid=grid)}
+            return {self.name: perturbation(model, scoring, prompts, *options, batch_size=size, progress=progress, store=store)}
 
         return Plan(self, lengths * (1 + points), run)

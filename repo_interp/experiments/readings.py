@@ -5,7 +5,7 @@
     score               the task's, of the likeliest tokens
 
 Candidates are the tokens of the prompt's span `distractor` that stand neither in its `needle` nor among the targets - the values of other
-needles -, where it has such, else all other tokens. Readings of a batch are finished points of a `ResumableGrid`. What enters each layer is
+needles -, where it has such, else all other tokens. Readings of a batch are finished points of a `Store`. What enters each layer is
 kept for the batch at hand, so that a change in layer l costs the layers from l on. Knows nothing about which heads are changed, and why.
 """
 
@@ -24,9 +24,9 @@ from transformers import PreTrainedModel
 from repo_interp.experiments.attribution import attributed
 from repo_interp.experiments.position_changes import Strength, placed
 from repo_interp.experiments.responses import Question, logits_at, padded, target_logits, to_question
-from repo_interp.experiments.resumable_grid import ResumableGrid
 from repo_interp.models.interventions.replacing import replaced
 from repo_interp.models.resuming import Recording, recorded, resumed
+from repo_interp.store import Store
 from repo_interp.tasks import Prompt, Response
 from repo_interp.tasks.task import Scoring
 
@@ -45,9 +45,9 @@ class Measurement:
         prompts: Sequence[Prompt],
         strength: Strength,
         batch_size: int,
-        grid: ResumableGrid,
+        store: Store,
     ) -> None:
-        self.model, self.scoring, self.prompts, self.strength, self.grid = model, scoring, prompts, strength, grid
+        self.model, self.scoring, self.prompts, self.strength, self.store = model, scoring, prompts, strength, store
         order = sorted(range(len(prompts)), key=lambda number: len(prompts[number].tokens))
         self.batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
         self._announced: tuple[int, Callable[[int, int], None] | None] = (0, None)
@@ -83,7 +83,7 @@ class Measurement:
     def _computed(self, points: Mapping[str, Callable[[], dict[str, Any]]]) -> dict[str, dict[str, Any]]:
         (total, progress), before = self._announced, self._done
         self._done += len(points)
-        return self.grid.get_or_compute(points, None if progress is None else lambda done, _: progress(before + done, total))
+        return self.store.get_or_compute(points, None if progress is None else lambda done, _: progress(before + done, total))
 
     def _joined(self, values: Sequence[Any]) -> np.ndarray:
         """Batches along their last axis, the prompts, in the order of the prompts."""

@@ -40,13 +40,13 @@ from repo_interp.errors import InputError
 from repo_interp.experiments.attribution import frozen_weights
 from repo_interp.experiments.experiment import PATH_TOKENS, Experiment, Plan, Progress, require_targets
 from repo_interp.experiments.responses import target_logits, to_question
-from repo_interp.experiments.resumable_grid import ResumableGrid
 from repo_interp.measures.labels import described
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.reposition import attentions, layout
 from repo_interp.positions.logits import exact
 from repo_interp.positions.rotary import expand_heads
 from repo_interp.run import with_schemes
+from repo_interp.store import NOT_KEPT, Store
 from repo_interp.tasks import Batch, Prompt
 from repo_interp.tasks.task import Scoring
 from repo_interp.values import CountOrNone
@@ -79,18 +79,17 @@ def saliency(
     steps: int = 64,
     tokens_at_once: int = 512,
     progress: Callable[[int, int], None] | None = None,
-    grid: ResumableGrid | None = None,
+    store: Store = NOT_KEPT,
 ) -> xr.Dataset:
     """The group `saliency` of a run. `saliency` and `integrated_gradients` [prompt, layer, head, token], in nats per position and nats;
     `saliency_size` and `integrated_size` [prompt, layer, head] (mean, and sum, of their sizes over tokens); `log_probability`,
     `baseline_log_probability` and `completeness_error` [prompt], nats; and the prompts' tokens.
 
     `steps`: points of the path from `baseline`; 0: no path, and NaN in its place. As many of them are run side by side as have
-    `tokens_at_once` tokens. Costs a forward and a backward pass per prompt and step. `grid` keeps finished prompts for when it is called
+    `tokens_at_once` tokens. Costs a forward and a backward pass per prompt and step. `store` keeps finished prompts for when it is called
     again. Raises InputError as `require_positions`.
     """
     require_positions(model, baseline, steps)
-    grid = ResumableGrid() if grid is None else grid
     layers, heads = _rotating(model), next(attentions(model)).config.num_attention_heads
     names = layout(model)
     longest = max(len(prompt.tokens) for prompt in prompts)
@@ -101,7 +100,7 @@ def saliency(
         f"prompt-{number}": partial(_of_prompt, model, scoring, prompt, baseline, steps, tokens_at_once)
         for number, prompt in enumerate(prompts)
     }
-    for number, values in enumerate(grid.get_or_compute(points, progress).values()):
+    for number, values in enumerate(store.get_or_compute(points, progress).values()):
         for name, kept in by_token.items():
             kept[number, places, :, : len(prompts[number].tokens)] = values[name]
         for name, kept in by_prompt.items():
@@ -290,8 +289,8 @@ class Saliency(Experiment):
         require_positions(model, self.baseline, self.steps)
         require_targets(self.name, scoring, prompts)
 
-        def run(batch_size: int, grid: ResumableGrid, progress: Progress | None) -> dict[str, xr.Dataset]:
+        def run(batch_size: int, store: Store, progress: Progress | None) -> dict[str, xr.Dataset]:
             at_once = max(PATH_TOKENS, batch_size * max(len(prompt.tokens) for prompt in prompts))
-            return {self.name: saliency(model, scoring, prompts, self.baseline, self.steps, at_once, progress, grid)}
+            return {self.name: saliency(model, scoring, prompts, self.baseline, self.steps, at_once, progress, store)}
 
         return Plan(self, tuple(len(prompt.tokens) for prompt in prompts) * (BACKWARD * (1 + self.steps)), run)

@@ -15,14 +15,15 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
+from jaxtyping import Float
 from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError, numbered
 from repo_interp.experiments.responses import forced_responses, generated_responses
-from repo_interp.experiments.resumable_grid import ResumableGrid
 from repo_interp.models.interventions.replacing import require_named_tokens
 from repo_interp.models.reposition import longest_prompt
 from repo_interp.side_by_side import BatchSize, batches
+from repo_interp.store import NOT_KEPT, Store
 from repo_interp.tasks import Prompt, Response, Task
 from repo_interp.tasks.task import PlainText
 
@@ -39,14 +40,14 @@ def task_scores(
     answers: str = "forced",
     batch_size: BatchSize = 32,
     progress: Callable[[int, int], None] | None = None,
-    grid: ResumableGrid | None = None,
+    store: Store = NOT_KEPT,
 ) -> xr.Dataset:
     """The group `scores` of a run: `count` prompts of every test set (default: all that the task has).
 
     `score [test_set, prompt]`, `mean_score`, `standard_error`, `tokens` (of the longest prompt) [test_set]; with forced answers
     `log_perplexity [test_set]` in nats per target; `score_map` over the task's own axes where its prompts have them. Test sets that
     nobody named and that are longer than a learned position table are left out, and named in the attribute `left_out`. `progress` is
-    called with batches done and in all; `grid` keeps the answers of finished ones for when it is called again. Raises InputError for
+    called with batches done and in all; `store` keeps the answers of finished ones for when it is called again. Raises InputError for
     unknown test sets, prompts that the model cannot take, and answers that cannot be generated.
     """
     if answers not in ANSWERS:
@@ -63,7 +64,7 @@ def task_scores(
     if not asked:
         raise InputError(f"every prompt of {task.name} is longer than the {longest} tokens that the model's learned table has")
     require_named_tokens(model, count, [len(prompt.tokens) for prompts in asked.values() for prompt in prompts])
-    answered = _responses(model, task, asked, answers, batch_size, ResumableGrid() if grid is None else grid, progress)
+    answered = _responses(model, task, asked, answers, batch_size, store, progress)
     options = {f"task_{name}": value if isinstance(value, str) else repr(value) for name, value in task.options().items()}
     attributes: dict[str, Any] = {
         "task": task.name,
@@ -83,23 +84,30 @@ def _scored(
 ) -> xr.Dataset:
     """Scores of the responses to as many prompts of every test set, labelled."""
     by_prompt = np.stack([np.asarray(task.score(answered[test_set], asked[test_set]), dtype=np.float64) for test_set in asked])
-    count = by_prompt.shape[1]
-    deviation = by_prompt.std(axis=1, ddof=1) if count > 1 else np.full(len(asked), np.nan)
-    tokens = np.array([_longest(prompts) for prompts in asked.values()])
-    variables = {
-        "score": _described(("test_set", "prompt"), by_prompt, f"{task.metric} of every prompt", task.units),
-        "mean_score": _described(("test_set",), by_prompt.mean(axis=1), f"{task.metric}, mean over prompts", task.units),
-        "standard_error": _described(("test_set",), deviation / np.sqrt(count), "standard error of the mean score", task.units),
-        "tokens": _described(("test_set",), tokens, "tokens of the longest prompt", "tokens"),
-    }
+    result = labelled_scores(asked, by_prompt, task.metric, f"{task.metric} of every prompt", task.units)
     if answers == "forced":
         mean = np.array([_log_perplexity(responses) for responses in answered.values()])
-        variables["log_perplexity"] = _described(("test_set",), mean, "mean of -log p over all targets", "nat")
-    result = xr.Dataset(variables, coords={"test_set": list(asked), "prompt": np.arange(count)})
+        result["log_perplexity"] = _described(("test_set",), mean, "mean of -log p over all targets", "nat")
     mapped = score_map([prompt for prompts in asked.values() for prompt in prompts], by_prompt.ravel(), task.axes)
     if mapped is not None:
         result["score_map"] = mapped.assign_attrs(long_name=f"{task.metric} by {' and '.join(task.axes)}", units=task.units)
     return result
+
+
+def labelled_scores(
+    asked: Mapping[str, Sequence[Prompt]], scores: Float[np.ndarray, "test_set prompt"], metric: str, of_every: str, units: str
+) -> xr.Dataset:
+    """`scores` of the prompts of every test set with their means, standard errors, axes, units and long names."""
+    count = scores.shape[1]
+    deviation = scores.std(axis=1, ddof=1) if count > 1 else np.full(len(asked), np.nan)
+    tokens = np.array([_longest(prompts) for prompts in asked.values()])
+    variables = {
+        "score": _described(("test_set", "prompt"), scores, of_every, units),
+        "mean_score": _described(("test_set",), scores.mean(axis=1), f"{metric}, mean over prompts", units),
+        "standard_error": _described(("test_set",), deviation / np.sqrt(count), "standard error of the mean score", units),
+        "tokens": _described(("test_set",), tokens, "tokens of the longest prompt", "tokens"),
+    }
+    return xr.Dataset(variables, coords={"test_set": list(asked), "prompt": np.arange(count)})
 
 
 def _longest(prompts: Sequence[Prompt]) -> int:
@@ -149,7 +157,7 @@ def _responses(
     asked: Mapping[str, Sequence[Prompt]],
     answers: str,
     batch_size: BatchSize,
-    grid: ResumableGrid,
+    store: Store,
     progress: Callable[[int, int], None] | None,
 ) -> dict[str, list[Response]]:
     """Responses to the prompts of every test set, batch by batch, the longest prompts first."""
@@ -161,7 +169,7 @@ def _responses(
     longest_first = sorted(cut, key=lambda name: -max(len(asked[cut[name][0]][number].tokens) for number in cut[name][1]))
     points = {name: partial(_respond, model, task, *cut[name], asked[cut[name][0]], answers) for name in longest_first}
     found: dict[str, dict[int, Response]] = {test_set: {} for test_set in asked}
-    for name, point in grid.get_or_compute(points, progress).items():
+    for name, point in store.get_or_compute(points, progress).items():
         test_set, numbers = cut[name]
         for number, predicted, known in zip(numbers, point["tokens"], point["log_probabilities"], strict=True):
             found[test_set][number] = Response(tuple(predicted), tuple(known))

@@ -11,7 +11,7 @@ import pytest
 import xarray as xr
 
 from position_papers.kit.cache import Cache
-from repo_interp.experiments.resumable_grid import ResumableGrid
+from repo_interp.store import Store
 
 DEPENDS = {"checkpoint": "abc", "seed": 0}
 
@@ -56,7 +56,7 @@ def test_groups_are_kept_together_and_come_back_as_they_were(tmp_path):
     assert again["shorter"].sizes["step"] == 2 and not again.attrs
 
 
-def by_points(grid: ResumableGrid, stop_at: int) -> xr.Dataset:
+def by_points(store: Store, stop_at: int) -> xr.Dataset:
     """A measurement of four points that is stopped at one of them."""
 
     def point(number: int) -> dict[str, float]:
@@ -66,7 +66,7 @@ def by_points(grid: ResumableGrid, stop_at: int) -> xr.Dataset:
         return {"value": number / 3}
 
     points = {str(number): partial(point, number) for number in range(4)}
-    return xr.Dataset({"x": ("point", [found["value"] for found in grid.get_or_compute(points).values()])})
+    return xr.Dataset({"x": ("point", [found["value"] for found in store.get_or_compute(points).values()])})
 
 
 MADE: list[int] = []

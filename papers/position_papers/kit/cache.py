@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 import xarray as xr
 
 from repo_interp import __version__
-from repo_interp.experiments.resumable_grid import ResumableGrid
 from repo_interp.run import write_netcdf
+from repo_interp.store import Store
 
 Kept = TypeVar("Kept", xr.Dataset, xr.DataTree)
 Depends = Mapping[str, str | int | float | bool | None]
@@ -49,9 +49,9 @@ class Cache:
         """The same of a function that measures several groups at once: the tree of them."""
         return self._kept(_read_tree, function, depends, given)
 
-    def points(self, function: Callable[..., xr.Dataset], depends: Depends) -> ResumableGrid:
+    def points(self, function: Callable[..., xr.Dataset], depends: Depends) -> Store:
         """What keeps the finished points of `function` until the whole is there; measurements of hours take it as an argument."""
-        return ResumableGrid(None if self._directory is None else self._place(function, depends, "points"))
+        return Store(None if self._directory is None else self._place(function, depends, "points"))
 
     def _place(self, function: Callable[..., Any], depends: Depends, ending: str) -> Path:
         assert self._directory is not None

@@ -30,12 +30,12 @@ from position_papers.position_generalization.measured import (
 )
 from repo_interp.experiments.extrapolation import extrapolation, output_traces
 from repo_interp.experiments.prompt_sets import cut
-from repo_interp.experiments.resumable_grid import ResumableGrid
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.interventions.extension import allowed_methods
 from repo_interp.models.reposition import attentions
 from repo_interp.plots.views.extrapolation import extrapolation_by_length
 from repo_interp.plots.views.extrapolation import output_traces as traces_in_plane
+from repo_interp.store import Store
 from repo_interp.tasks import Prompt, digest
 
 DIVERGENCE = "at the longest length, the KL above that at the training length, over the plain model's"
@@ -77,12 +77,12 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> Meas
     return Measured(subject, length, xr.DataTree.from_dict(groups))
 
 
-def measure_extrapolation(subject: Subject, options: Options, grid: ResumableGrid) -> xr.Dataset:
-    """The group `extrapolation` by all methods that the checkpoint's positions allow; `grid` keeps what is finished."""
+def measure_extrapolation(subject: Subject, options: Options, store: Store) -> xr.Dataset:
+    """The group `extrapolation` by all methods that the checkpoint's positions allow; `store` keeps what is finished."""
     model, task = load_model(subject.path, options.device), task_of(subject, options)
     by_length = cut(task.describe, longer_prompts(subject, options), _lengths(subject, options))
     methods = allowed_methods(model)
-    return extrapolation(model, task, by_length, length_of(subject, options), methods, batch_size=options.batch_size, grid=grid)
+    return extrapolation(model, task, by_length, length_of(subject, options), methods, batch_size=options.batch_size, store=store)
 
 
 def measure_traces(subject: Subject, options: Options) -> xr.Dataset:

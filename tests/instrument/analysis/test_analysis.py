@@ -21,7 +21,7 @@ from places import SUPPORT
 
 import repo_interp as ri
 from repo_interp.cli import main
-from repo_interp.experiments.resumable_grid import OtherQuestion
+from repo_interp.store import OtherQuestion
 
 ANALYSIS = np.load(OFFICIAL / "expected_analysis.npz")
 
@@ -394,19 +394,38 @@ def test_a_run_of_a_changed_model_says_so():
     assert said() == ""
 
 
-def test_a_store_of_another_analysis_is_not_used(tmp_path):
-    from repo_interp.analysis.batches import BatchStore
+def test_a_store_gives_back_what_was_computed_and_nothing_of_another_question(tmp_path):
+    from repo_interp.analysis.finite import Faults
+    from repo_interp.analysis.observing import BATCHES, Observation
     from repo_interp.measures.statistics import Statistics
+    from repo_interp.store import Damaged, Store
 
     statistics = {"m": Statistics(sums=xr.Dataset({"s": ("layer", [1.0])}, {"layer": [0]}))}
-    store = BatchStore(tmp_path / "s", "one")
-    store.write(0, statistics)
-    read = BatchStore(tmp_path / "s", "one").read(0)
-    assert read is not None
-    xr.testing.assert_identical(read["m"].sums, statistics["m"].sums)
+    observation = Observation(statistics, Faults({"n": "NaN"}, ["the pass of prompt 0 ended in NaN"]))
+    values = {"batch-0": lambda: observation}, {"point": lambda: {"x": [0.1, float("nan")]}}
+
+    def never():
+        raise AssertionError
+
+    def of(question: str):
+        return Store(tmp_path / "s", question=lambda: question)
+
+    first = of("one")
+    first.get_or_compute(values[0], form=BATCHES)
+    first.part("experiment").get_or_compute(values[1])
+    again = of("one")
+    (read,) = again.stream({"batch-0": never}, form=BATCHES)
+    xr.testing.assert_identical(read.statistics["m"].sums, statistics["m"].sums)
+    assert read.faults == observation.faults
+    found = again.part("experiment").get_or_compute({"point": never})["point"]["x"]
+    assert found[0] == 0.1 and found[1] != found[1]
+    file = tmp_path / "s" / "experiment" / "point.json"
+    file.write_bytes(file.read_bytes().replace(b"0.1", b"0.2"))
+    with pytest.warns(Damaged, match=r"point.json is damaged"):
+        assert again.part("experiment").get_or_compute({"point": lambda: {"x": 1}}) == {"point": {"x": 1}}
     with pytest.warns(OtherQuestion, match="another question"):
-        other = BatchStore(tmp_path / "s", "two")
-    assert other.read(0) is None
+        other = of("two")
+    assert other.get_or_compute({"batch-0": lambda: Observation({})}, form=BATCHES)["batch-0"].statistics == {}
 
 
 def test_half_a_run_file_is_never_left(tmp_path, monkeypatch):

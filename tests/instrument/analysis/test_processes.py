@@ -20,8 +20,9 @@ from repo_interp import processes
 from repo_interp.analysis.publication import stage
 from repo_interp.cli import main
 from repo_interp.errors import InputError
-from repo_interp.experiments.resumable_grid import OtherQuestion
+from repo_interp.files import unsealed
 from repo_interp.side_by_side import SideBySide, batches
+from repo_interp.store import Damaged, OtherQuestion
 from repo_interp.tasks import make_task
 
 ANALYZE = (
@@ -195,7 +196,7 @@ def test_answers_that_are_kept_are_not_asked_for_again(tmp_path):
     kept = sorted(store.glob("*.json"))
     assert [path.name for path in kept] == ["0-0.json", "0-1.json"]
     for path in kept:
-        answers = json.loads(path.read_text())
+        answers = json.loads(unsealed(path.read_bytes(), path))
         path.write_text(json.dumps({**answers, "tokens": [[0] * len(tokens) for tokens in answers["tokens"]]}))
     assert float(whole["scores"]["mean_score"][0]) > 0
     assert float(ri.score(bridge, **asked, store=store)["scores"]["mean_score"][0]) == 0
@@ -317,5 +318,6 @@ def test_a_batch_that_was_damaged_is_observed_again(tmp_path):
     first, *others = sorted((tmp_path / "store").glob("batch-*.nc"))
     assert others
     first.write_bytes(first.read_bytes()[:100])
-    again = ri.analyze(bridge, given, ["positions"], store=tmp_path / "store")
+    with pytest.warns(Damaged, match=r"batch-00000.nc is damaged"):
+        again = ri.analyze(bridge, given, ["positions"], store=tmp_path / "store")
     xr.testing.assert_identical(again, ri.analyze(bridge, given, ["positions"]))

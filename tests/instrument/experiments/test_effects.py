@@ -23,10 +23,10 @@ from repo_interp.experiments.position_changes import KINDS, Strength, default_ki
 from repo_interp.experiments.prompt_sets import scoring_of
 from repo_interp.experiments.readings import Batch
 from repo_interp.experiments.responses import forced_responses
-from repo_interp.experiments.resumable_grid import ResumableGrid
 from repo_interp.models.reposition import decoder_of
 from repo_interp.models.resuming import recorded, resumed
 from repo_interp.plots.views.effects import VIEW, effect_tables
+from repo_interp.store import Store
 from repo_interp.tasks import Prompt, make_task
 
 TASK = make_task("reversal", longest=6, longest_test=12)
@@ -279,11 +279,11 @@ def test_stopped_in_the_midst_it_goes_on_with_finished_points(model, tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        effects(model, TASK, PROMPTS, ("frozen",), draws=2, batch_size=2, progress=stop, grid=ResumableGrid(tmp_path))
+        effects(model, TASK, PROMPTS, ("frozen",), draws=2, batch_size=2, progress=stop, store=Store(tmp_path))
     assert len(list(tmp_path.glob("*.json"))) == 5 and seen[-1] == (5, 10)
     passes = []
     handle = decoder_of(model).embed_tokens.register_forward_hook(lambda *_: passes.append(1))
-    again = effects(model, TASK, PROMPTS, ("frozen",), draws=2, batch_size=2, grid=ResumableGrid(tmp_path))
+    again = effects(model, TASK, PROMPTS, ("frozen",), draws=2, batch_size=2, store=Store(tmp_path))
     resumed_passes, _ = len(passes), passes.clear()
     effects(model, TASK, PROMPTS, ("frozen",), draws=2, batch_size=2)
     handle.remove()
@@ -299,7 +299,7 @@ def test_the_cost_that_is_said_is_near_what_is_run(model):
         layer.self_attn.register_forward_hook(lambda module, arguments, output: layers.append(len(output[0])))
         for layer in model.model.layers
     ]
-    plan.run(1, ResumableGrid(), None)
+    plan.run(1, Store(), None)
     for handle in handles:
         handle.remove()
     backward = 2 * len(PROMPTS)  # as much as two passes

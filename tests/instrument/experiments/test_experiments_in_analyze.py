@@ -20,9 +20,10 @@ from repo_interp.experiments import Extrapolation, Perturbation
 from repo_interp.experiments.catalogue import experiment_named, experiment_names, planned
 from repo_interp.experiments.perturbation import perturbation
 from repo_interp.experiments.prompt_sets import prompts_by_length, scoring_of
-from repo_interp.experiments.resumable_grid import ResumableGrid
+from repo_interp.files import unsealed
 from repo_interp.models.checkpoints import identify, load_model
 from repo_interp.models.reposition import decoder_of
+from repo_interp.store import Store
 from repo_interp.tasks import Prompt, Response, Task, make_task
 
 TASK = make_task("reversal", longest=6, longest_test=12)
@@ -182,7 +183,7 @@ def test_an_experiment_stopped_in_the_middle_leaves_no_hook_and_goes_on(name, st
     assert hooks_of(bridge) == before
     kept = sorted((tmp_path / "s" / name).glob("*.json"))
     assert kept and {which for which, _, _ in seen} == {name}
-    marked = json.loads(kept[0].read_text())
+    marked = json.loads(unsealed(kept[0].read_bytes(), kept[0]))
     marked["task_score"] = 0.123456
     kept[0].write_text(json.dumps(marked))
     again = ri.analyze(bridge, prompts, (), store=tmp_path / "s", experiments=(asked,), task=TASK)
@@ -222,7 +223,7 @@ def test_the_passes_that_are_said_are_those_that_are_made(name, bridge):
     rows = []
     embed = decoder_of(bridge).embed_tokens
     handle = embed.register_forward_hook(lambda module, arguments, out: rows.append(len(out)))
-    plan.run(2, ResumableGrid(), None)
+    plan.run(2, Store(), None)
     handle.remove()
     assert sum(rows) == len(plan.passes)
 

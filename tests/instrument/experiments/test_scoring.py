@@ -16,13 +16,13 @@ from repo_interp import cli
 from repo_interp.analysis.score import task_of
 from repo_interp.errors import InputError, Note
 from repo_interp.experiments.responses import generated_responses
-from repo_interp.experiments.resumable_grid import OtherQuestion
 from repo_interp.experiments.task_scores import task_scores
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.provenance import identity
 from repo_interp.plots.views.task_scores import figures_of_scores, score_grid, score_table, task_perplexity
 from repo_interp.plots.views.task_scores import task_scores as draw_task_scores
 from repo_interp.shipped import zoo_path
+from repo_interp.store import OtherQuestion
 from repo_interp.tasks import make_task
 
 YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 256}

@@ -1,0 +1,230 @@
+"""Values by key on the disk, from which interrupted work goes on: batches of an analysis, points of an experiment, answers, measurements.
+
+    store.get_or_compute({key: compute, ...})     {key: value, ...}: what `compute` returns, or what it returned before
+    store.stream({key: compute, ...})             the values alone, one after the other, for those that do not fit into memory together
+    DIRECTORY/KEY.json, DIRECTORY/KEY.nc          a value, by its `Form`: written whole or not at all, with a seal
+
+A value comes back as it was, to the last bit; one whose file is damaged is computed again, with a note. Several processes share the keys
+(`processes.spread`). Whether writing pays is decided by the time that has passed: a short analysis writes nothing, and one that is
+interrupted writes what it still holds. Without a directory nothing is kept. Knows nothing about what is computed.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from copy import copy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from repo_interp import processes
+from repo_interp.errors import Note, warn
+from repo_interp.files import replaced, sealed, unsealed, write_text
+
+_WRITING_SHARE = 0.1
+"""Of the time, at most, that goes into writing where writing takes long beside computing, as with small batches of a small model."""
+_MOST_WAITING = 256
+"""Values that one of several processes holds at most before it writes them, however long that takes."""
+Progress = Callable[[int, int], None]
+"""Called with how many values there are so far, and in all."""
+
+
+class OtherQuestion(Note):
+    """What is kept belongs to another question, and is thrown away."""
+
+
+class Damaged(Note):
+    """What is kept is damaged, and is computed again."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """How values of one kind are written. `read` raises ValueError or OSError for a damaged file."""
+
+    suffix: str
+    write: Callable[[Any, Path], None]
+    read: Callable[[Path], Any]
+
+
+def _write_point(point: dict[str, Any], file: Path) -> None:
+    with replaced(file) as unfinished:
+        unfinished.write_bytes(sealed(json.dumps(point).encode()))
+
+
+def _read_point(file: Path) -> dict[str, Any]:
+    point = json.loads(unsealed(file.read_bytes(), file))
+    if not isinstance(point, dict):
+        raise ValueError("no point")
+    return point
+
+
+POINTS = Form(".json", _write_point, _read_point)
+"""Numbers and lists of numbers by name."""
+
+
+@dataclass
+class _Computed:
+    """A value, or None where it is on the disk alone."""
+
+    value: Any
+
+
+@dataclass
+class _Waiting:
+    """Computed values that are not written yet, and how long writing has taken."""
+
+    every: float
+    values: dict[Path, tuple[Form, _Computed]] = field(default_factory=dict)
+    begun: float = field(default_factory=time.monotonic)
+    writing: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.last = self.begun
+
+    def add(self, file: Path, form: Form, computed: _Computed) -> None:
+        self.values[file] = form, computed
+        while processes.launched() > 1 and len(self.values) > _MOST_WAITING:
+            self.write_first()
+        if time.monotonic() - self.last < self.every:
+            return
+        while self.values and (self.every == 0 or self.writing < _WRITING_SHARE * (time.monotonic() - self.begun)):
+            self.write_first()
+        self.last = time.monotonic()
+
+    def write_first(self) -> None:
+        start, file = time.monotonic(), next(iter(self.values))
+        form, computed = self.values[file]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        form.write(computed.value, file)
+        del self.values[file]
+        computed.value = None
+        self.writing += time.monotonic() - start
+
+    def write_all(self) -> None:
+        while self.values:
+            self.write_first()
+
+
+class Store:
+    """Values by key. As a context, it writes what it still holds when the context ends with an error or an interruption."""
+
+    def __init__(
+        self, directory: str | Path | None = None, every: float = 0.0, question: Callable[[], str] | None = None
+    ) -> None:
+        """Values are written to `directory` together, once `every` seconds have passed since the last were (0: each at once).
+
+        `question` returns a digest of all that decides the values; what the directory keeps of another one is thrown away, with a
+        warning OtherQuestion before. None: the keys say it.
+        """
+        self._directory = None if directory is None else Path(directory)
+        self._waiting = _Waiting(every)
+        if directory is not None and question is not None:
+            processes.from_first(lambda: _make_room(question(), Path(directory)))
+
+    def part(self, name: str) -> Store:
+        """The values of a part of the work, in a folder of their own: they wait and are written with all others."""
+        part = copy(self)
+        part._directory = None if self._directory is None else self._directory / name
+        return part
+
+    def get_or_compute(
+        self, computations: Mapping[str, Callable[[], Any]], progress: Progress | None = None, form: Form = POINTS
+    ) -> dict[str, Any]:
+        """The value of each key: what its function returns, or what it returned before. Of several processes each computes some."""
+        return dict(zip(computations, self.stream(computations, progress, form), strict=True))
+
+    def stream(
+        self, computations: Mapping[str, Callable[[], Any]], progress: Progress | None = None, form: Form = POINTS
+    ) -> Iterator[Any]:
+        """The values that `get_or_compute` returns, in the order of the keys. One process computes each when it is asked for it."""
+        shared = self._computed_together(computations, progress, form) if processes.count() > 1 else {}
+        return self._in_order(computations, shared, None if shared else progress, form)
+
+    def clear(self) -> None:
+        """Throw everything away: the work is done."""
+        if self._directory is not None and processes.is_first():
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    def write(self) -> None:
+        """Write all that waits."""
+        self._waiting.write_all()
+
+    def __enter__(self) -> Store:
+        """The store itself."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        """Write all that waits after an error."""
+        if kind not in (None, GeneratorExit):
+            with suppress(OSError):  # the disk may be full: then that is what is raised
+                self.write()
+
+    def _computed_together(
+        self, computations: Mapping[str, Callable[[], Any]], progress: Progress | None, form: Form
+    ) -> dict[str, _Computed]:
+        """What was not there, computed by all processes; a value that was written is not sent to the others."""
+        missing = processes.from_first(lambda: [key for key in computations if self._read(key, form) is None])
+        there, total = len(computations) - len(missing), len(computations)
+
+        def compute(key: str) -> _Computed:
+            return self._keep(key, _Computed(computations[key]()), form)
+
+        def tell(done: int, _: int) -> None:
+            if progress is not None:
+                progress(there + done, total)
+
+        with self:
+            return dict(zip(missing, processes.spread(missing, compute, tell), strict=True))
+
+    def _in_order(
+        self,
+        computations: Mapping[str, Callable[[], Any]],
+        shared: dict[str, _Computed],
+        progress: Progress | None,
+        form: Form,
+    ) -> Iterator[Any]:
+        for done, (key, compute) in enumerate(computations.items(), 1):
+            with self:
+                value = shared.pop(key, _Computed(None)).value
+                value = self._read(key, form) if value is None else value
+                if value is None:
+                    value = compute()
+                    self._keep(key, _Computed(value), form)
+                if progress is not None:
+                    progress(done, len(computations))
+            yield value
+
+    def _keep(self, key: str, computed: _Computed, form: Form) -> _Computed:
+        if self._directory is not None:
+            self._waiting.add(self._directory / f"{key}{form.suffix}", form, computed)
+        return computed
+
+    def _read(self, key: str, form: Form) -> Any:
+        """The value of `key`; None where it is not kept, or damaged."""
+        if self._directory is None or not (file := self._directory / f"{key}{form.suffix}").is_file():
+            return None
+        try:
+            return form.read(file)
+        except (OSError, ValueError, RecursionError):
+            warn(f"{file} is damaged: what it kept is measured again", Damaged)
+            return None
+
+
+NOT_KEPT = Store()
+"""A store without a directory."""
+
+
+def _make_room(question: str, directory: Path) -> None:
+    """Make `directory`, emptied where it holds what belongs to another `question`."""
+    mark = directory / "fingerprint"
+    if mark.is_file() and mark.read_text(encoding="utf-8") == question:
+        return
+    if mark.is_file() and any(path.is_file() and path != mark for path in directory.rglob("*")):
+        warn(f"{directory} keeps finished parts of another question (prompts, measures or options differ)", OtherQuestion)
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    write_text(mark, question)
