@@ -76,8 +76,10 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.cli.console import Console
     from repo_interp.cli.progress import steps
     from repo_interp.files import require_directory
+    from repo_interp.models.checkpoints import device_named
 
     console = Console()
+    device_named(arguments.device)
     out = Path(arguments.out)
     cache = Path(arguments.cache) if arguments.cache else out / ".cache"
     require_directory(cache)

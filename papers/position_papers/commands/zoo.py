@@ -88,7 +88,7 @@ def _list(console: Console, names: list[str]) -> None:
         name for name in shipped_names() if not names or any(f"{name}/".startswith(f"{wanted.rstrip('/')}/") for wanted in names)
     ]
     if not shown:
-        raise InputError(f"no checkpoint {' or '.join(names)} comes with the package; these do: {', '.join(shipped_names())}")
+        raise InputError(f"no checkpoint {' or '.join(names)} is installed; these are: {', '.join(shipped_names())}")
     table = Table(box=None, padding=(0, 1, 0, 0), show_edge=False)
     for column in ("name", "layout"):
         table.add_column(column, no_wrap=True)

@@ -329,7 +329,7 @@ def test_arguments_of_another_kind_are_refused_in_one_line(niah, task_prompts, t
         (lambda: ri.compare([run, 3]), "a path was wanted, a run.nc or its directory, beside runs; got 3"),
         (lambda: ri.load(None), "a path was wanted, a checkpoint's directory or its name, such as niah/repo; got None"),
         (lambda: ri.load("niah/repo", device=None), "device None is not available here"),
-        (lambda: ri.zoo(3), "a checkpoint of the package has a name such as niah/repo; got 3"),
+        (lambda: ri.zoo(3), "a checkpoint that ships has a name such as niah/repo; got 3"),
     ):
         with pytest.raises(InputError, match=line) as refused:
             call()

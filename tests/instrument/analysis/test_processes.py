@@ -87,7 +87,7 @@ def contents(directory: Path) -> dict[str, bytes]:
 def test_two_processes_leave_the_bytes_of_one(launched, tmp_path, name, command):
     assert main([*command, "--out", str(tmp_path / name)]) == 0
     alone, together = contents(tmp_path / name), contents(launched[0] / name)
-    assert len(alone) > 4 and together.keys() == alone.keys()
+    assert len(alone) >= 3 and together.keys() == alone.keys()
     assert [path for path in alone if together[path] != alone[path]] == []
 
 

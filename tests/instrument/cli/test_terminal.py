@@ -152,9 +152,8 @@ def test_names_are_printed_as_they_are(name, tmp_path, capsys):
     assert captured.get().count(name) >= 8
     assert name in capsys.readouterr().out.replace("\n", "")
     shown = OurConsole(width=300, color_system=None, force_terminal=True, file=io.StringIO())
-    with training_bars(shown, [name], 3) as bars:
-        bars.ended_steps(name)
     with steps(shown) as step:
+        show(step, 3, {name: [{"step": 3, "loss": 0.5, "score": None}]})
         step(name)
     assert name in shown.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
 
