@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -81,8 +82,6 @@ class Request:
     task: Task | None
     """What experiments score the prompts by."""
     execution: Execution
-    structure: list[dict[str, tuple[int, ...]]] | None
-    """Separators and segments of every prompt, where a measure needs them."""
 
     def __init__(
         self,
@@ -114,11 +113,16 @@ class Request:
             _require_chosen(measure, observed, model.num_attention_heads)
         _require_prompts(given, chosen, int(model.vocab_size))
         plans = planned(bridge, given, experiments, task)
-        structure = structure_for(given, chosen, tokenizer_of(bridge))
-        values = (bridge, given, chosen, observed, of_heads, plans, task, execution, structure)
+        structure_for(given[:1], chosen, tokenizer_of(bridge))  # refuses kinds of segments that are not known
+        values = (bridge, given, chosen, observed, of_heads, plans, task, execution)
         for name, value in zip(_FIELDS, values, strict=True):
             object.__setattr__(self, name, value)
         require_named_tokens(bridge, len(given), [*(self.lengths if chosen else ()), *self.passes])
+
+    @cached_property
+    def structure(self) -> list[dict[str, tuple[int, ...]]] | None:
+        """Separators and segments of every prompt, where a measure needs them."""
+        return structure_for(self.prompts, self.measures, tokenizer_of(self.bridge))
 
     @property
     def lengths(self) -> list[int]:
