@@ -391,9 +391,7 @@ def test_nothing_else_lists_the_tasks():
         assert place.startswith("repo_interp.tasks.") and set(make_task(name, "paper").options()) == set(
             make_task(name).options()
         )
-    listed = {"entry_points.py", "training/recipes.py"}
-    of_the_zoo = {"training/shipping.py"}  # what its page says of tasks that ship; of another task it says its docstring
-    assert enumerations(set(OWN[TASKS])) == listed | of_the_zoo
+    assert enumerations(set(OWN[TASKS])) == {"entry_points.py"}
 
 
 def test_a_scheme_of_ours_is_its_file_and_two_lines(tmp_path, monkeypatch):
