@@ -19,6 +19,8 @@ from transformers import (
 )
 
 import repo_interp as ri
+from repo_interp.models.reposition import scheme_modules
+from repo_interp.positions.layouts import SCHEMES
 
 TINY = {
     "vocab_size": 64,
@@ -56,6 +58,19 @@ def tiny(family: str) -> PreTrainedModel:
     config = CONFIGS[family]()
     config.initializer_range = 0.2
     return AutoModelForCausalLM.from_config(config).eval()
+
+
+VARIANTS = {scheme: {} for scheme in SCHEMES} | {
+    "hope_ab1": {"training_length": 400},  # so that a component lies in the narrow activated band
+    "cope separate keys": {"gates": "separate_keys"},
+    "cope values": {"gates": "values"},
+    "cope open": {"gates": "open", "p_max": 4},
+    "cope one map": {"map": "model"},
+    "cope p_max": {"p_max": 4},
+    "cope_rope separate keys": {"gates": "separate_keys"},
+    "repo head": {"assignment": "head"},
+    "repo layer": {"assignment": "layer"},
+}
 
 
 def repositioned(variant, family="llama"):

@@ -6,27 +6,15 @@ import dataclasses
 
 import pytest
 import torch
-from families import repositioned, tiny
+from families import VARIANTS, repositioned, tiny
 from torch.testing import assert_close
 
 import repo_interp as ri
 from repo_interp.models.capture import capture
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.reposition import attentions, scheme_modules
-from repo_interp.positions.layouts import SCHEMES
 
 TOKENS = torch.randint(3, 64, (2, 20), generator=torch.Generator().manual_seed(1))
-VARIANTS = {scheme: {} for scheme in SCHEMES} | {
-    "hope_ab1": {"training_length": 400},  # so that a component lies in the narrow activated band
-    "cope separate keys": {"gates": "separate_keys"},
-    "cope values": {"gates": "values"},
-    "cope open": {"gates": "open", "p_max": 4},
-    "cope one map": {"map": "model"},
-    "cope p_max": {"p_max": 4},
-    "cope_rope separate keys": {"gates": "separate_keys"},
-    "repo head": {"assignment": "head"},
-    "repo layer": {"assignment": "layer"},
-}
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
