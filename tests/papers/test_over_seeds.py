@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import platform
 import shutil
 from functools import partial
 
@@ -21,6 +22,7 @@ from position_papers.kit.scores import ScoreOptions, score_subject
 from position_papers.kit.subjects import records_of, seeds_of, subject
 from position_papers.repo.mirror import MIRROR
 from position_papers.repo.options import Options
+from position_papers.training.records import on_texts_of_seed_0, recorded_scores
 from position_papers.zoo import zoo_path
 from position_papers.zoo_directory import DIRECTORY as ZOO
 
@@ -178,5 +180,15 @@ def test_other_seeds_of_a_language_model_are_scored_on_the_texts_of_the_first():
             assert run.means[name] == float(alone.live["score"].sel({"method": "plain", "test_set": name}).mean())
     without = score_subject(subject("records", ZOO / "language" / "nope"), options, Cache())
     assert [run.seed for run in without.recorded] == [0]
-    recorded = score_subject(subject("recorded", zoo_path("language/repo")), options, Cache()).recorded
-    assert [(run.seed, run.means == run.same_texts) for run in recorded] == [(0, False), (1, False), (2, True)]
+
+
+def test_a_seed_without_weights_counts_by_what_was_recorded_on_the_texts_of_the_first():
+    """Found: means over 64 windows stood beside means over the 2 that were asked for, and windows differ by more than seeds do."""
+    learned = subject("learned", zoo_path("language/learned"))
+    for count, seed, counted in ((2, 0, [0, 1, 2]), (2, 1, [0]), (65, 0, [0])):
+        runs = score_subject(learned, ScoreOptions(language_count=count, seed=seed), Cache()).recorded
+        assert [run.seed for run in runs] == counted
+        for other in runs[1:]:
+            assert other.means == {"256": pytest.approx(np.mean(other.same_texts["scores"]["256"][:count]))}
+    runs = recorded_scores(zoo_path("language/learned"))
+    assert on_texts_of_seed_0(runs[1], "2.7.18", 2) is None and on_texts_of_seed_0(runs[0], platform.python_version(), 2) is None

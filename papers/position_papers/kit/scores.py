@@ -23,7 +23,7 @@ from position_papers.kit.recorded_scores import final_losses, unequal_budgets
 from position_papers.kit.samples import Sample
 from position_papers.kit.subjects import Subject, records_of, seeds_of, texts_of
 from position_papers.training.configuration import TrainingConfiguration
-from position_papers.training.records import Recorded, recorded_scores
+from position_papers.training.records import Recorded, on_texts_of_seed_0, recorded_scores
 from position_papers.training.trained import configured_task
 from repo_interp.errors import InputError
 from repo_interp.experiments.task_scores import task_scores
@@ -172,8 +172,8 @@ def _on_the_same_texts(subject: Subject, recorded: Sequence[Recorded], options: 
             scores = _scored(others[run.seed], run.configuration, options, cache, ())["score"].sel({"method": PLAIN})
             means = scores.mean("prompt")
             yield replace(run, means={str(name): float(means.sel(test_set=name)) for name in means["test_set"].values})
-        elif run.same_texts is not None:
-            yield replace(run, means=run.same_texts)
+        elif options.seed == 0 and (means := on_texts_of_seed_0(run, texts_of(subject.task), options.language_count)) is not None:
+            yield replace(run, means=means)
 
 
 def score_table(scored: Sequence[Scored], test_sets: Sequence[str] = (), method: str = PLAIN) -> xr.Dataset:

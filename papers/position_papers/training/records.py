@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from position_papers.training.configuration import TrainingConfiguration
 from position_papers.training.trained import RUNS, configured, read_runs, seed_of, trained_configuration, zoo_runs
 from repo_interp.errors import InputError
@@ -24,7 +26,7 @@ from repo_interp.files import write_text
 
 SAME_TEXTS = "scores_on_texts_of_seed_0"
 """Key of a line about another seed of a language model whose weights do not ship: training scores every seed on other windows of the
-held-out text, which differ by more than seeds do."""
+held-out text, which differ by more than seeds do. {"python": whose sources are the text, "scores": one per window, by test set}"""
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,8 @@ class Recorded:
     configuration: TrainingConfiguration
     loss: float = float("nan")
     """Of the last steps of training, nats per target; NaN where there is no log."""
-    same_texts: Mapping[str, float] | None = None
-    """Mean scores on the texts that seed 0 is scored on, where they are recorded."""
+    same_texts: Mapping[str, Any] | None = None
+    """What `SAME_TEXTS` records, where it is recorded."""
 
 
 def recorded_scores(directory: str | os.PathLike[str]) -> list[Recorded]:
@@ -64,10 +66,21 @@ def recorded_scores(directory: str | os.PathLike[str]) -> list[Recorded]:
     return runs
 
 
-def add_run(zoo: Path, name: str, run: Path, same_texts: Mapping[str, float] | None = None) -> Path:
+def on_texts_of_seed_0(run: Recorded, texts: str, count: int) -> Mapping[str, float] | None:
+    """The mean scores of a run on the first `count` windows that seed 0 is scored on, by test set; None where they are not recorded.
+
+    `texts`: the version of Python whose sources the windows are cut from.
+    """
+    if run.same_texts is None or run.same_texts["python"] != texts:
+        return None
+    scores: Mapping[str, list[float]] = run.same_texts["scores"]
+    return None if count > min(map(len, scores.values())) else {name: float(np.mean(own[:count])) for name, own in scores.items()}
+
+
+def add_run(zoo: Path, name: str, run: Path, same_texts: Mapping[str, Any] | None = None) -> Path:
     """Record the finished training run in the directory `run` in the zoo as TASK/NAME, in the place of an earlier one of its seed.
 
-    `same_texts`: its mean scores on the texts that seed 0 is scored on. Returns the file of records.
+    `same_texts`: see `SAME_TEXTS`. Returns the file of records.
     """
     task, _, own = name.partition("/")
     stated = tomllib.loads((run / "training.toml").read_text(encoding="utf-8"))

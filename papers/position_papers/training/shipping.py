@@ -12,6 +12,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
+import platform
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -88,7 +89,7 @@ def install(run: PlannedRun, zoo: Path) -> Path:
     """
     same_texts = None
     if run.planned.task == "language" and run.seed and run.seed not in run.planned.weights:
-        same_texts = _mean_scores(run.directory, WINDOWS, seed=0)
+        same_texts = {"python": platform.python_version(), "scores": _scores(run.directory, WINDOWS, seed=0)}
     records = add_run(zoo, run.planned.name, run.directory, same_texts)
     if run.seed not in run.planned.weights:
         return records
@@ -109,11 +110,11 @@ def install(run: PlannedRun, zoo: Path) -> Path:
     return target
 
 
-def _mean_scores(checkpoint: Path, count: int, seed: int) -> dict[str, float]:
+def _scores(checkpoint: Path, count: int, seed: int) -> dict[str, list[float]]:
     task = trained_task(checkpoint)
     assert task is not None, checkpoint
-    scores = task_scores(load_model(checkpoint), task, None, count, seed)["mean_score"]
-    return {str(name): float(scores.sel(test_set=name)) for name in scores["test_set"].values}
+    scores = task_scores(load_model(checkpoint), task, None, count, seed)["score"]
+    return {str(name): scores.sel(test_set=name).values.round(6).tolist() for name in scores["test_set"].values}
 
 
 def _store_rounded(source: Path, target: Path) -> None:
