@@ -155,6 +155,7 @@ def test_names_are_printed_as_they_are(name, tmp_path, capsys):
     with steps(shown) as step:
         show(step, 3, {name: [{"step": 3, "loss": 0.5, "score": None}]})
         step(name)
+        show(step, 3, {name: [{"step": 1, "loss": 1.0, "score": None}]})
     assert name in shown.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
 
 
