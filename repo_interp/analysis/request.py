@@ -107,10 +107,10 @@ class Request:
         chosen = [of_training_length(as_measure(measure), length_trained(bridge)) for measure in named]
         observed = _within(layers, len(layout(bridge)), "layer")
         of_heads = None if heads is None else _within(heads, model.num_attention_heads, "head")
-        _require_seen(bridge, chosen)
         for measure in chosen:
             require_declared(measure)
             _require_chosen(measure, observed, model.num_attention_heads)
+        _require_seen(bridge, chosen)
         _require_prompts(given, chosen, int(model.vocab_size))
         plans = planned(bridge, given, experiments, task)
         structure_for(given[:1], chosen, tokenizer_of(bridge))  # refuses kinds of segments that are not known

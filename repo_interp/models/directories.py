@@ -63,7 +63,6 @@ def _directory_of(path: str | os.PathLike[str], hub: Mapping[str, Any]) -> Path:
     except (OSError, ValueError) as error:
         raise InputError(f"{text[:80]!r} names no checkpoint directory: {one_line(error)}") from None
     if directory.suffix == SUFFIX and directory.is_file():
-        require_no_code(directory.parent)  # its reader looks at what stands beside it
         return converted(directory)
     if exists:
         raise InputError(f"{path} is a file; wanted a checkpoint directory with config.json and safetensors, or a GGUF file")

@@ -254,7 +254,7 @@ OF_FAILING = {
     "m_number": "the measure 'm_number' of the package broken-extras is a int; wanted a callable without arguments",
     "m_init": RAISED,
     "m_observe": RAISED,
-    "m_conclude": RAISED,
+    "m_conclude": "m_conclude stopped: it cannot conclude (KeyError: 'of the plug-in')",
     "m_needs": RAISED,
     "m_no_needs": "the measure 'm_no_needs' of the package broken-extras needs a NoneType; wanted a record Needs",
     "m_none": "the measure 'm_none' of the package broken-extras observes NoneType; wanted Statistics",

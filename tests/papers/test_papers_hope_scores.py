@@ -82,7 +82,8 @@ def test_hope_must_be_above_every_rival_beyond_training():
     assert "; ".join(h6.notes).count("above") == 4 and "within L: copying/hope 90 %" in "; ".join(h6.notes)
     assert verdicts(made("hope", 1.0, 0.5), *rivals)["H6"] == FAILS
     assert verdicts(made("hope", 1.0, 0.5), *rivals[1:])["H6"] == UNMEASURABLE
-    assert "no checkpoint of alibi, kerple, fire" in judged([made("hope", 1.0, 0.5), rivals[0]])["H6"].notes
+    notes = judged([made("hope", 1.0, 0.5), rivals[0]])["H6"].notes
+    assert any(note.startswith("no checkpoint of alibi, kerple, fire") for note in notes)
 
 
 def test_who_does_not_copy_is_not_compared():

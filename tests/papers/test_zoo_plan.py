@@ -155,7 +155,7 @@ def test_the_command_lists_what_ships(capsys):
     listed = capsys.readouterr().out
     assert all(name in listed for name in zoo_names())
     assert cli.main(["zoo", "list", "no/such"]) == 2
-    assert "no checkpoint no/such comes with the package; these do: " in capsys.readouterr().err
+    assert "no checkpoint no/such is installed; these are: " in capsys.readouterr().err
     assert cli.main(["zoo", "train", "no/such"]) == 2
     assert "give a task, one of" in capsys.readouterr().err
 

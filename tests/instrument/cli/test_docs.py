@@ -98,15 +98,12 @@ def test_the_commands_of_a_page_are_commands(page):
 
 def test_the_commands_of_the_readme_run(tmp_path, monkeypatch, capsys):
     """On a checkpoint that ships, and beside the run that `make figures` leaves; what `make analyze` calls is tested as its default."""
-    import shutil
-
     import repo_interp as ri
     from repo_interp.cli import main
 
     readme = DOCS.parent / "README.md"
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs" / "first").mkdir(parents=True)
-    shutil.copy(DOCS.parent / "figures" / "first" / "run.nc", tmp_path / "runs" / "first")
+    assert main(["analyze", "reversal/repo", "--length", "8", "--count", "2", "--out", "runs/first"]) == 0
     ri.write_prompts(ri.tasks.make_task("reversal").prompts(2, test_set="5"), tmp_path / "prompts.jsonl")
     lines = [line for block in blocks(readme, "") for line in block.splitlines() if line.startswith("repo-interp ")]
     inline = re.findall(r"`(repo-interp (?!fetch|train)[^`]+)`", readme.read_text(encoding="utf-8"))  # a network, or minutes

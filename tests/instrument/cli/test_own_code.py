@@ -115,12 +115,12 @@ def test_an_adapter_on_a_base_with_code_is_refused(tmp_path, mark, yes, capsys):
     refused(["inspect", str(tmp_path / "adapter")], tmp_path / "adapter" / "tokenizer_config.json", mark, capsys)
 
 
-def test_a_gguf_file_beside_code_is_refused(tmp_path, mark, yes, capsys, monkeypatch):
+def test_a_gguf_file_is_read_without_the_code_beside_it(tmp_path, mark, yes, capsys, monkeypatch):
     monkeypatch.setenv("REPO_INTERP_CACHE", str(tmp_path / "cache"))
     checkpoint = evil(tmp_path / "checkpoint", mark)
     (checkpoint / "model.gguf").write_bytes(b"GGUF")
-    refused(["inspect", str(checkpoint / "model.gguf")], checkpoint / "tokenizer_config.json", mark, capsys)
-    assert not (tmp_path / "cache").exists()
+    assert main(["inspect", str(checkpoint / "model.gguf")]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1 and not mark.exists()
 
 
 def test_a_fetched_model_with_code_is_refused(tmp_path, mark, yes, capsys, monkeypatch):

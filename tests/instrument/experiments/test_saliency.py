@@ -16,6 +16,7 @@ from repo_interp.errors import InputError
 from repo_interp.experiments import Saliency
 from repo_interp.experiments.catalogue import planned
 from repo_interp.experiments.saliency import saliency
+from repo_interp.files import sealed, unsealed
 from repo_interp.models.bridge import model_of
 from repo_interp.plots.views import saliency as view
 from repo_interp.tasks import Prompt, make_task
@@ -206,9 +207,9 @@ def test_a_finished_prompt_is_not_taken_again_and_nothing_is_left_behind(bridge,
     with pytest.raises(Stopped):
         ri.analyze(bridge, prompts, (), store=tmp_path / "s", experiments=(Saliency(steps=2),), experiment_progress=stop)
     (kept,) = (tmp_path / "s" / "saliency").glob("*.json")
-    marked = json.loads(kept.read_text())
+    marked = json.loads(unsealed(kept.read_bytes(), kept))
     marked["log_probability"] = -0.125
-    kept.write_text(json.dumps(marked))
+    kept.write_bytes(sealed(json.dumps(marked).encode()))
     again = ri.analyze(bridge, prompts, (), store=tmp_path / "s", experiments=(Saliency(steps=2),))["saliency"].to_dataset()
     assert again["log_probability"].values.tolist() == [-0.125, float(whole["log_probability"][1])]
     np.testing.assert_array_equal(again["saliency"], whole["saliency"])

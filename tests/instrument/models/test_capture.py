@@ -33,7 +33,7 @@ def test_logits_from_inputs_are_the_scores_of_attention(family, layout):
         scores = cache[f"blocks.{inputs.layer}.attn.hook_attn_scores"][:, :, rows]
         logits = inputs.logits(rows)
         visible = torch.isfinite(logits)
-        assert_close(logits[visible], scores[visible], atol=1e-5, rtol=1e-5)
+        assert_close(logits[visible], scores[visible], atol=1e-4, rtol=1e-5)  # float32, by the processor's products
         assert (scores[~visible] < -1e30).all()
         assert_close(
             torch.softmax(logits, -1),

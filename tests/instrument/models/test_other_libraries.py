@@ -129,7 +129,7 @@ def test_a_layout_that_names_no_layers_is_refused(made, tmp_path, layout):
 def test_every_shipped_checkpoint_is_written_so(made):
     files = [file for directory in shipped_directories() for file in directory.rglob("config.json")]
     stated = [json.loads(file.read_text()) for file in files]
-    assert len(files) > 70
+    assert len(files) >= 60
     for file, raw in zip(files, stated, strict=True):
         own = raw["model_type"] == "repo_interp"
         assert (raw["num_hidden_layers"] == COUNTED) is own

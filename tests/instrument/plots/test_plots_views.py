@@ -188,5 +188,5 @@ def test_a_figure_needs_a_plain_name_of_its_own(run, other_package, tmp_path, na
 
 def test_what_is_no_view_is_refused_by_name(run, other_package):
     other_package("NEITHER")
-    with pytest.raises(InputError, match="the view of 'mean_norm' is a int; wanted a View, or a function"):
+    with pytest.raises(InputError, match="the plot 'mean_norm' of the package norm-views is a int; wanted a View, or a function"):
         views_of(with_norms(run))
