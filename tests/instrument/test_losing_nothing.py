@@ -65,7 +65,7 @@ def test_of_two_trainings_at_once_one_wins_and_its_weights_are_of_its_seed(tmp_p
         subprocess.Popen([*words, "run", "--seed", seed], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for seed in ("1", "2")
     ]
-    said = [each.communicate(timeout=300)[1] for each in both]
+    said = [each.communicate(timeout=600)[1] for each in both]
     assert sorted(each.returncode for each in both) == [0, 2]
     won = [each.returncode for each in both].index(0)
     assert any(text in said[1 - won] for text in ("another process writes to run", "has an interrupted", "has a finished"))

@@ -15,7 +15,7 @@ from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 """Under which a Chromium may be installed."""
-PATIENCE = 60.0
+PATIENCE = 600.0
 """Seconds that a page may take to answer."""
 
 

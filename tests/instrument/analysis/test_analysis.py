@@ -300,8 +300,8 @@ ri.write_run(run, sys.argv[2])
     killed.communicate()
     assert len(list((tmp_path / "s2").glob("batch-*.nc"))) in (2, 3)
     again = start(tmp_path / "s2", tmp_path / "two.nc")
-    shown, _ = again.communicate(timeout=120)
-    undisturbed.communicate(timeout=120)
+    shown, _ = again.communicate(timeout=600)
+    undisturbed.communicate(timeout=600)
     assert again.returncode == undisturbed.returncode == 0
     assert shown.splitlines()[0] != "1 18", "the finished batches were computed again"
     assert (tmp_path / "two.nc").read_bytes() == (tmp_path / "one.nc").read_bytes()

@@ -74,7 +74,7 @@ def launched(tmp_path_factory):
         )
         for rank in range(2)
     ]
-    said = [process.communicate(timeout=300) for process in both]
+    said = [process.communicate(timeout=600) for process in both]
     return directory, [process.returncode for process in both], said
 
 

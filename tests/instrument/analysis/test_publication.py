@@ -57,7 +57,7 @@ def test_processes_without_out_choose_different_directories(tmp_path, monkeypatc
     chosen = [process.stdout.readline().strip() for process in processes if process.stdout is not None]
     assert sorted(chosen) == ["runs/niah-repo", *(f"runs/niah-repo-{number}" for number in range(2, 4))]
     for process in processes:
-        process.communicate("\n", timeout=60)
+        process.communicate("\n", timeout=600)
         assert process.returncode == 0
     assert not list(tmp_path.glob("runs/*"))  # nothing was published, so nothing is left
 
@@ -94,7 +94,7 @@ def test_two_analyses_at_once_leave_two_whole_results(tmp_path):
         subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)
     ]
     for process in processes:
-        errors = process.communicate(timeout=300)[1].splitlines()
+        errors = process.communicate(timeout=600)[1].splitlines()
         assert [line for line in errors if not line.endswith(" so far")] == [] and process.returncode == 0
     first, second = tree(tmp_path / "runs" / "reversal-repo"), tree(tmp_path / "runs" / "reversal-repo-2")
     assert first == second and {"run.nc", "report.html"} < set(first)
