@@ -79,6 +79,8 @@ class AttentionInputs:
     """x_j of CoPE: what decides, with a query, which tokens that query counts; None where nothing is counted."""
     tokens: Int[Tensor, "prompt token"] | None = None
     """Token ids; None where the pass was not one of tokens."""
+    sinks: Float[Tensor, "head"] | None = None
+    """A logit of each head that takes a part of the softmax and moves no value (gpt-oss); None: there is none."""
     largest_position: float = math.inf
     """Contextual positions beyond this one are taken for it (CoPE's p_max - 1)."""
 
@@ -191,6 +193,17 @@ class AttentionInputs:
             logits = logits + self.position_logits(rows)
         return logits.masked_fill(~self.visible(rows)[:, None], float("-inf"))
 
+    def pattern(self, rows: Int[Tensor, "row"]) -> Float[Tensor, "prompt head row key"]:
+        """Attention of the queries at `rows`: the softmax of their logits, over keys and the sink; keys alone are returned."""
+        return with_sinks(self.logits(rows), self.sinks).softmax(-1)[..., : self.valid.shape[1]]
+
+
+def with_sinks(logits: Float[Tensor, "prompt head row key"], sinks: Float[Tensor, "head"] | None) -> Tensor:
+    """Logits with a last column for the sink; as they are where there is none."""
+    if sinks is None:
+        return logits
+    return torch.cat([logits, sinks.to(logits).view(1, -1, 1, 1).expand(*logits.shape[:3], 1)], dim=-1)
+
 
 def _wide(tensor: Tensor) -> torch.dtype | None:
     """The precision in which numbers are summed: whole numbers are no numbers to torch's norms."""
@@ -229,4 +242,5 @@ def select_heads(inputs: AttentionInputs, heads: Sequence[int]) -> AttentionInpu
         positions=None if inputs.head_positions is None else inputs.head_positions[:, chosen],
         position_logits=None if position_logits is None else lambda rows: position_logits(rows)[:, chosen],
         gate_features=None if inputs.gate_features is None else expand_heads(inputs.gate_features, inputs.heads)[:, chosen],
+        sinks=None if inputs.sinks is None else inputs.sinks[chosen],
     )

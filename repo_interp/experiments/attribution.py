@@ -68,13 +68,13 @@ class _Watched:
     positions: Tensor = field(default_factory=lambda: torch.empty(0))
     """[prompt, head, token]: a copy for each head."""
     output: Tensor = field(default_factory=lambda: torch.empty(0))
-    """[prompt, token, head x d_head], before the output projection."""
+    """[prompt, token, head, d_value], before the output projection."""
 
     def attach(self, hooks: ExitStack) -> None:
         """Note them in the next pass."""
-        hooks.callback(self.attention.register_forward_pre_hook(self._call, with_kwargs=True).remove)
+        hooks.callback(self.attention.module.register_forward_pre_hook(self._call, with_kwargs=True, prepend=True).remove)
         hooks.callback(self.attention.sites.positions.register_forward_hook(self._copy).remove)
-        hooks.callback(self.attention.o_proj.register_forward_pre_hook(self._output).remove)
+        hooks.callback(self.attention.sites.attended.register_forward_hook(self._output).remove)
 
     def first_order(self, by_position: Tensor, by_output: Tensor) -> Float[Tensor, "screening head prompt"]:
         """Gradients times changes, under the change that is in force."""
@@ -82,25 +82,24 @@ class _Watched:
         arguments, keywords = self.called
         with ExitStack() as hooks:
             self.attach(hooks)
-            self.attention(*arguments, **keywords)
+            self.attention.module(*arguments, **keywords)
         (positions, output), (self.positions, self.output) = (self.positions, self.output), before
-        prompts, heads, tokens = positions.shape
         moved = (by_position.double() * (positions - self.positions)).sum(-1)
-        changed = (by_output.double() * (output - self.output)).view(prompts, tokens, heads, -1).sum((1, 3))
+        changed = (by_output.double() * (output - self.output)).sum((1, 3))
         return torch.stack([moved.T, changed.T])
 
     def _call(self, module: nn.Module, arguments: tuple, keywords: dict[str, Any]) -> None:
         self.called = arguments, keywords
 
     def _copy(self, module: nn.Module, arguments: tuple, positions: Tensor) -> Tensor:
-        positions = expand_heads(exact(positions), self.attention.config.num_attention_heads)
+        positions = expand_heads(exact(positions), self.attention.heads)
         if torch.is_grad_enabled() and not positions.requires_grad:  # the token index
             positions = positions.detach().requires_grad_()
         self.positions = positions
         return positions
 
-    def _output(self, module: nn.Module, arguments: tuple) -> None:
-        (self.output,) = arguments
+    def _output(self, module: nn.Module, arguments: tuple, attended: Tensor) -> None:
+        self.output = attended
 
 
 @contextmanager

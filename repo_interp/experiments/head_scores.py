@@ -39,7 +39,7 @@ from repo_interp.measures.kernels.head_patterns import (
 from repo_interp.measures.kernels.mirror import mirror, mirror_score
 from repo_interp.measures.patterns import PATTERNS, chunk_patterns
 from repo_interp.measures.positions import position_range
-from repo_interp.models.capture import decode, observing
+from repo_interp.models.capture import decode, next_token_logits, observing
 from repo_interp.models.direct_path import DirectPath, direct_path
 from repo_interp.models.reposition import attentions
 from repo_interp.positions.layouts import LEARNED
@@ -210,7 +210,7 @@ def _finish(
     scores: Mapping[str, np.ndarray],
 ) -> None:
     """Retrieval and contribution, which need the end of the pass."""
-    said = path.model.lm_head(hidden[0, answers.rows]).argmax(-1) == answers.tokens
+    said = next_token_logits(path.model, hidden[0, answers.rows]).argmax(-1) == answers.tokens
     copied = answers.same.any(-1)
     for layer, values in moved.items():
         scores["contribution"][layer] = path.contributions(layer, values, answers.rows, answers.tokens).mean(0).cpu().numpy()

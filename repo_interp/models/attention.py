@@ -1,16 +1,25 @@
-"""The one attention module of a repositioned layer.
+"""A stock attention module whose positions come from a scheme.
 
     z = assign(h)                                   positions, or none
     S = logit_scale * rotate(q, z) rotate(k, z)^T + position_logits(q, k, ...)       masked to the past
-    out = softmax(S) v Wo
+    out = softmax(S) v
 
-It takes over the projections (and QK-norms) of a stock Hugging Face attention module, so their weights keep their names and values.
+The stock module stays in place and computes everything else: projections, norms, gates, the output. `RepositionedAttention` stands on it
+by two hooks and by the attention function of transformers:
+
+    before the module    positions are assigned from the hidden states; the module's tables are replaced by the identity, so that queries,
+                         keys and the key-value cache stay unrotated; positions of keys are cached beside them (`cached`)
+    attention function   queries and keys are put into half-split order, rotated by the positions, and attend
+    after the module     the tensors of the pass are dropped
+
 A scheme is a choice of three parts: an assigner of positions, frequencies to rotate by, and logits to add; each may be absent.
 Knows nothing about layouts, checkpoints or measures.
 """
 
 from __future__ import annotations
 
+import copy
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,10 +30,16 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from repo_interp.errors import InputError
-from repo_interp.models.families import Kernel, kernel
+from repo_interp.models.cached import CacheOfPositions
+from repo_interp.models.rotation import TABLES, Rotation, identity
 from repo_interp.positions.hope import keep_components
 from repo_interp.positions.logits import PositionLogits, soft_capped
 from repo_interp.positions.rotary import expand_heads, rotation_tables, turn
+
+NAME = "repo_interp"
+"""Of our attention function among those of transformers, in the configuration of a stock attention module."""
+_ATTACHED = "repositioned"
+"""The attribute of a stock attention module that holds its `RepositionedAttention`."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +59,7 @@ class SchemeParts:
 
 
 Observer = Callable[["RepositionedAttention", Tensor, Tensor, Tensor | None, "LogitsOfRows | None"], None]
-"""Shown the layer, its queries and keys before rotation, its positions and what it adds to the logits, before attention is computed."""
+"""Called with the layer, its queries and keys before rotation, its positions and what it adds to the logits, before it attends."""
 
 
 @dataclass(frozen=True)
@@ -89,12 +104,15 @@ class HookSites:
     """
 
     queries: nn.Module = field(default_factory=nn.Identity)
-    """After any QK-norm, before rotation, in the layout in which the norm works."""
+    """[batch, head, token, d_head], after everything that the module does to them, before rotation."""
     keys: nn.Module = field(default_factory=nn.Identity)
+    """[batch, kv_head, token, d_head], those of this pass."""
+    values: nn.Module = field(default_factory=nn.Identity)
+    """[batch, kv_head, token, d_value], those of this pass."""
     positions: nn.Module = field(default_factory=nn.Identity)
     """[batch, P, token], P in {1, key-value heads, heads}."""
     cosines: nn.Module = field(default_factory=nn.Identity)
-    """[batch, P, token, d_head/2]."""
+    """[batch, P, token, d_head/2], of this pass."""
     sines: nn.Module = field(default_factory=nn.Identity)
     rotated_queries: nn.Module = field(default_factory=nn.Identity)
     """[batch, head, token, d_head]."""
@@ -105,6 +123,8 @@ class HookSites:
     """[batch, head, query, key], before the softmax, masked."""
     pattern: nn.Module = field(default_factory=nn.Identity)
     """[batch, head, query, key], after the softmax."""
+    attended: nn.Module = field(default_factory=nn.Identity)
+    """[batch, token, head, d_value]: weighted values, before the output projection."""
 
     @property
     def needs_eager(self) -> bool:
@@ -112,43 +132,70 @@ class HookSites:
         return any(site._forward_hooks or site._backward_hooks for site in (self.scores, self.pattern))
 
 
-class RepositionedAttention(nn.Module):
-    """Causal self-attention whose positions come from a scheme. Same weights, same interface as the stock module it replaces."""
+@dataclass
+class Pass:
+    """What one call of the module is about, from the hook before it to the hook after it."""
 
-    def __init__(self, stock: Any, scheme: SchemeParts) -> None:
-        """Take over the projections of `stock`, a Hugging Face attention module with q_proj, k_proj, v_proj, o_proj."""
-        super().__init__()
+    hidden_states: Float[Tensor, "batch token d_model"]
+    attention_mask: Tensor | None
+    index: Int[Tensor, "any token"]
+    start: int
+    """Tokens that stand in the cache, before those of this pass."""
+    positions: Float[Tensor, "batch P token"] | None = None
+    gate_keys: Tensor | None = None
+    sinks: Float[Tensor, "head"] | None = None
+    new_keys: Tensor | None = None
+    """Keys and values of this pass alone, where there are cached ones."""
+    new_values: Tensor | None = None
+    key_positions: Float[Tensor, "batch P key"] | None = None
+    """Positions of all keys, cached ones too."""
+    attended: bool = False
+
+
+class RepositionedAttention:
+    """Positions from a scheme for one stock attention module, which goes on with the same weights and the same interface."""
+
+    def __init__(self, stock: Any, scheme: SchemeParts, rotation: Rotation) -> None:
+        """Attach `scheme` to `stock`, a Hugging Face attention module that turns as `rotation` says, in place of an earlier scheme."""
+        detach(stock)
+        self.module: Any = stock
         self.config: Any = stock.config
+        """The decoder's own, with the implementation of attention that the user chose."""
         self.layer_idx: int = stock.layer_idx
-        self.scheme = scheme.name
-        self.d_head: int = stock.d_head if isinstance(stock, RepositionedAttention) else stock.head_dim
-        settings = stock.kernel if isinstance(stock, RepositionedAttention) else kernel(stock)
-        self.scaling: float = settings.scaling
-        self.sliding_window: int | None = settings.window
-        self.attn_logit_softcapping: float | None = settings.softcap
-        self.attention_dropout: float = stock.attention_dropout
+        self.rotation = rotation
+        self.heads, self.kv_heads = rotation.heads, rotation.kv_heads
+        self.d_head = 2 * len(rotation.frequencies)
+        self.order = rotation.order
+        self.scaling: float = rotation.scaling
+        self.sliding_window: int | None = rotation.window
+        self.attn_logit_softcapping: float | None = rotation.softcap
         self.is_causal = True
-        self.num_key_value_groups: int = stock.num_key_value_groups
-        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (
-            stock.q_proj,
-            stock.k_proj,
-            stock.v_proj,
-            stock.o_proj,
-        )
-        self.q_norm: nn.Module | None = getattr(stock, "q_norm", None)
-        self.k_norm: nn.Module | None = getattr(stock, "k_norm", None)
-        weight: Tensor | None = getattr(self.q_norm, "weight", None)  # pyright: ignore[reportAssignmentType]
-        self.norm_spans_heads = weight is not None and weight.shape[-1] != self.d_head
-        self.assigner: nn.Module | None = scheme.assigner
+        self.num_key_value_groups = self.heads // self.kv_heads
+        self.scheme = scheme.name
+        # Modules of the scheme are the stock module's children, so that they are trained, moved and saved with it.
+        stock.assigner = scheme.assigner
+        stock.position_logits = scheme.position_logits
         # Not a buffer: `.to(bfloat16)` would round it, and angles at position 4096 with it.
         self.frequencies = scheme.frequencies
         self.attention_scaling = scheme.attention_scaling
         self.components = scheme.components
-        self.position_logits: PositionLogits | None = scheme.position_logits
         self.sites = HookSites()
         self.observers: list[Observer] = []
         self.interventions: list[object] = []
         """The contexts under way that change what this layer computes (`interventions.lasting`)."""
+        self.now: Pass | None = None
+        self._parameters = list(inspect.signature(type(stock).forward).parameters)[1:]
+        # Attention modules ask their configuration which function attends; the model's own stays the user's.
+        stock.config = copy.copy(self.config)
+        stock.config._attn_implementation_internal = NAME
+        setattr(stock, _ATTACHED, self)
+        self._handles = [
+            stock.register_forward_pre_hook(self._before, with_kwargs=True),
+            stock.register_forward_hook(self._after, always_call=True),
+        ]
+        projection = next((module for module in stock.modules() if isinstance(getattr(module, "weight", None), nn.Parameter)), None)
+        if projection is not None:
+            self._handles.append(projection.register_forward_pre_hook(self._require_running))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """What `copy` and `pickle` are given. Raises InputError inside an intervention, whose changes a copy would keep for good."""
@@ -159,47 +206,75 @@ class RepositionedAttention(nn.Module):
         return super().__reduce_ex__(protocol)
 
     @property
-    def head_dim(self) -> int:
-        """Raises InputError: code that reads it re-implements attention, and would silently rotate by the token index."""
-        raise InputError(
-            f"layer {self.layer_idx} assigns positions by {self.scheme!r}, which a stock TransformerLens adapter would lose; "
-            "make the bridge with repo_interp.load(path) or repo_interp.bridge(model)"
-        )
+    def assigner(self) -> nn.Module | None:
+        """Gives positions; None where the scheme has none."""
+        return self.module.assigner
 
     @property
-    def kernel(self) -> Kernel:
-        """Scale, window and soft cap of this layer."""
-        return Kernel(self.scaling, self.sliding_window, self.attn_logit_softcapping)
+    def position_logits(self) -> PositionLogits | None:
+        """Adds to the logits; None where the scheme adds nothing."""
+        return self.module.position_logits
 
-    def forward(
-        self,
-        hidden_states: Float[Tensor, "batch token d_model"],
-        position_embeddings: object = None,
-        attention_mask: Tensor | None = None,
-        past_key_values: Any = None,
-        position_ids: Int[Tensor, "batch token"] | None = None,
-        **kwargs,
-    ) -> tuple[Float[Tensor, "batch token d_model"], Tensor | None]:
-        """Outputs of attention, and the pattern where it was materialised.
+    @property
+    def training(self) -> bool:
+        """Whether the module is in training mode: kernels ask."""
+        return self.module.training
 
-        `position_embeddings`, the stock model's tables of the token index, are ignored: the scheme makes its own.
-        """
-        batch, tokens, _ = hidden_states.shape
-        queries, keys, values = self.project(hidden_states)
-        index = self.token_index(hidden_states, position_ids, past_key_values)
-        positions = None if self.assigner is None else self._assign(hidden_states, index)
-        content = Content(queries, keys, values, self._gate_keys(hidden_states))
-        for observe in self.observers:
-            observe(self, queries, keys, positions, self._logits_of_rows(content, index))
-        if positions is not None and positions.shape[1] > keys.shape[1]:
-            # One position per head: heads that share a key need it rotated each in its own way.
-            keys, values = expand_heads(keys, positions.shape[1]), expand_heads(values, positions.shape[1])
-        queries, keys = self.rotate(queries, keys, positions)
-        if past_key_values is not None:
-            keys, values, content = self._cached(keys, values, content, past_key_values)
-        added = self._added(content, index, keys.shape[2], attention_mask)
-        attended, pattern = self.attend(queries, keys, values, attention_mask, added, kwargs)
-        return self.o_proj(attended.reshape(batch, tokens, -1)), pattern
+    @property
+    def output_projection(self) -> nn.Module:
+        """What maps the heads' weighted values to the model's width. Raises InputError where a family has no such module."""
+        for name in ("o_proj", "out_proj", "dense", "c_proj", "wo"):
+            if (projection := getattr(self.module, name, None)) is not None:
+                return projection
+        raise InputError(f"layer {self.layer_idx} ({type(self.module).__name__}) has no output projection that is known here")
+
+    @property
+    def running(self) -> Pass:
+        """The pass under way."""
+        assert self.now is not None
+        return self.now
+
+    def _require_running(self, projection: nn.Module, arguments: tuple) -> None:
+        if self.now is None:
+            raise InputError(
+                f"layer {self.layer_idx} assigns positions by {self.scheme!r}, and other code, such as a stock TransformerLens adapter, computes "
+                "its attention without them; make the bridge with repo_interp.load(path) or repo_interp.bridge(model)"
+            )
+
+    def _before(self, module: nn.Module, arguments: tuple, keywords: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        """Assign positions, and let the module compute without rotation."""
+        given = dict(zip(self._parameters, arguments, strict=False)) | keywords
+        hidden_states: Tensor = given["hidden_states"]
+        cache = given.get("past_key_values")
+        index = self.token_index(hidden_states, given, cache)
+        start = 0 if cache is None else int(cache.get_seq_length(self.layer_idx))
+        self._follow()
+        self.now = Pass(hidden_states, given.get("attention_mask"), index, start)
+        try:
+            self.now.positions = None if self.assigner is None else self._assign(hidden_states, index)
+            self.now.gate_keys = None if self.position_logits is None else self.position_logits.gate_keys(hidden_states)
+        except BaseException:
+            self.now = None
+            raise
+        if given.get(TABLES) is not None:
+            given[TABLES] = _identity(given[TABLES])
+        if cache is not None:
+            given["past_key_values"] = CacheOfPositions(cache, self)
+        return (), given
+
+    def _after(self, module: nn.Module, arguments: tuple, output: Any) -> None:
+        now, self.now = self.now, None
+        if now is not None and output is not None and not now.attended:
+            raise InputError(
+                f"layer {self.layer_idx} attended without the attention function of its scheme {self.scheme!r}, so positions were ignored"
+            )
+
+    def _follow(self) -> None:
+        """Take frequencies that depend on the length of a pass from the rotary module, as it has them in this pass."""
+        source = self.rotation.source
+        if source is not None and source.changes and self.frequencies is not None and not self.interventions:
+            live, self.attention_scaling = source.frequencies(fresh=False)
+            self.frequencies = torch.cat([live, live.new_zeros(self.d_head // 2 - len(live))])
 
     def _assign(self, hidden_states: Tensor, index: Tensor) -> Float[Tensor, "batch any token"]:
         assert self.assigner is not None
@@ -208,28 +283,69 @@ class RepositionedAttention(nn.Module):
             positions = positions.detach().requires_grad_()  # the token index: without this the hook would never be called
         return self.sites.positions(positions)
 
-    def project(
-        self, hidden_states: Float[Tensor, "batch token d_model"]
-    ) -> tuple[
-        Float[Tensor, "batch head token d_head"],
-        Float[Tensor, "batch kv_head token d_head"],
-        Float[Tensor, "batch kv_head token d_head"],
-    ]:
-        """Queries and keys after any QK-norm, and values, split into heads."""
-        queries = self._normed(self.q_proj(hidden_states), self.q_norm, self.sites.queries)
+    def entering(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of this pass as they enter attention, or a cache: in half-split order, after the hooks on them."""
+        if self.order is not None:
+            keys = keys[..., self.order.to(keys.device)]
+        self.running.new_keys, self.running.new_values = self.sites.keys(keys), self.sites.values(values)
+        return self.running.new_keys, self.running.new_values
+
+    def attention(
+        self, queries: Tensor, keys: Tensor, values: Tensor, attention_mask: Tensor | None, keywords: dict[str, Any]
+    ) -> tuple[Float[Tensor, "batch token head d_head"], Tensor | None]:
+        """What the stock module calls to attend, with unrotated queries and keys; cached keys went through `entering` already."""
+        now = self.running
+        now.attended = True
+        if now.new_keys is None:
+            keys, values = self.entering(keys, values)
+        assert now.new_keys is not None and now.new_values is not None
+        if self.order is not None:
+            queries = queries[..., self.order.to(queries.device)]
+        queries = self.sites.queries(queries)
         if self.components is not None:  # a pair that is 0 stays 0 when rotated
             queries = keep_components(queries, self.components.to(queries.device))
-        keys = self._normed(self.k_proj(hidden_states), self.k_norm, self.sites.keys)
-        return queries, keys, self.split_heads(self.v_proj(hidden_states))
+        self.scaling = queries.shape[-1] ** -0.5 if keywords.get("scaling") is None else keywords["scaling"]
+        self.sliding_window, self.attn_logit_softcapping = keywords.get("sliding_window"), keywords.get("softcap")
+        now.sinks = keywords.get("s_aux")
+        new = Content(queries, now.new_keys, now.new_values, now.gate_keys)
+        for observe in self.observers:
+            observe(self, queries, now.new_keys, now.positions, self._logits_of_rows(new, now.index))
+        content = Content(queries, keys, values, now.gate_keys)
+        positions, key_positions = now.positions, self._positions_of_keys(keys)
+        if positions is not None and positions.shape[1] > keys.shape[1]:
+            # One position per head: heads that share a key need it rotated each in its own way.
+            keys, values = expand_heads(keys, positions.shape[1]), expand_heads(values, positions.shape[1])
+        queries, keys = self.rotate(queries, keys, positions, key_positions)
+        added = self._added(content, now.index, keys.shape[2], attention_mask)
+        attended, pattern = self.attend(queries, keys, values, attention_mask, added, keywords)
+        return self.sites.attended(attended), pattern
 
-    def rotate(self, queries: Tensor, keys: Tensor, positions: Float[Tensor, "batch any token"] | None) -> tuple[Tensor, Tensor]:
+    def _positions_of_keys(self, keys: Tensor) -> Tensor | None:
+        """Positions of all keys: cached with them, or, of keys that another layer computed, counted back from the last token."""
+        now = self.running
+        if now.key_positions is not None or now.positions is None or now.positions.shape[-1] == keys.shape[2]:
+            return now.positions if now.key_positions is None else now.key_positions
+        if self.scheme != "rope":
+            raise InputError(f"layer {self.layer_idx} ({self.scheme}) reads keys of another layer, which have no positions of its own")
+        count = keys.shape[2]
+        return (torch.arange(1 - count, 1, device=keys.device) + now.index[:, -1:])[:, None].to(now.positions.dtype)
+
+    def rotate(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        positions: Float[Tensor, "batch any token"] | None,
+        key_positions: Float[Tensor, "batch any key"] | None,
+    ) -> tuple[Tensor, Tensor]:
         """Queries and keys turned by their positions; as they are where the scheme does not rotate."""
-        if positions is not None and self.frequencies is not None:
+        if positions is not None and key_positions is not None and self.frequencies is not None:
             if self.frequencies.device != queries.device:
                 self.frequencies = self.frequencies.to(queries.device)
-            cosines, sines = rotation_tables(positions, self.frequencies, self.attention_scaling, queries.dtype)
-            cosines, sines = self.sites.cosines(cosines), self.sites.sines(sines)
+            tables = rotation_tables(positions, self.frequencies, self.attention_scaling, queries.dtype)
+            cosines, sines = self.sites.cosines(tables[0]), self.sites.sines(tables[1])
             queries = turn(queries, expand_heads(cosines, queries.shape[1]), expand_heads(sines, queries.shape[1]))
+            if key_positions is not positions:
+                cosines, sines = rotation_tables(key_positions, self.frequencies, self.attention_scaling, keys.dtype)
             keys = turn(keys, expand_heads(cosines, keys.shape[1]), expand_heads(sines, keys.shape[1]))
         return self.sites.rotated_queries(queries), self.sites.rotated_keys(keys)
 
@@ -245,29 +361,20 @@ class RepositionedAttention(nn.Module):
         values: Tensor,
         attention_mask: Tensor | None,
         added: Float[Tensor, "batch head row key"] | None,
-        kwargs: dict,
+        keywords: dict[str, Any],
     ) -> tuple[Float[Tensor, "batch token head d_head"], Tensor | None]:
         """Weighted values of every query, and the pattern where it was materialised. `added` goes onto the scaled logits."""
         implementation = self.config._attn_implementation
-        dropout = self.attention_dropout if self.training else 0.0
-        if implementation == "eager" or self.attn_logit_softcapping is not None or self.sites.needs_eager:
-            return self.attend_eager(queries, keys, values, attention_mask, added, dropout)
+        sinks = self.running.sinks
+        if implementation == "eager" or self.attn_logit_softcapping is not None or sinks is not None or self.sites.needs_eager:
+            dropout = keywords.get("dropout") or 0.0
+            return self.attend_eager(queries, keys, values, attention_mask, added, dropout, sinks)
         if added is not None:
             # Fused kernels take one additive mask, with a row of it for every head.
             attention_mask = masked(added, attention_mask).to(queries.dtype)
             keys, values = expand_heads(keys, queries.shape[1]), expand_heads(values, queries.shape[1])
         self.num_key_value_groups = queries.shape[1] // keys.shape[1]  # read by the kernel
-        return ALL_ATTENTION_FUNCTIONS[implementation](
-            self,
-            queries,
-            keys,
-            values,
-            attention_mask,
-            dropout=dropout,
-            scaling=self.scaling,
-            sliding_window=self.sliding_window,
-            **kwargs,
-        )
+        return ALL_ATTENTION_FUNCTIONS[implementation](self, queries, keys, values, attention_mask, **keywords)
 
     def attend_eager(
         self,
@@ -277,9 +384,10 @@ class RepositionedAttention(nn.Module):
         attention_mask: Tensor | None,
         added: Float[Tensor, "batch head row key"] | None,
         dropout: float,
+        sinks: Float[Tensor, "head"] | None = None,
     ) -> tuple[Float[Tensor, "batch token head d_head"], Float[Tensor, "batch head token key"]]:
         """As `attend`, with scores and pattern materialised so that hooks can read or edit them."""
-        return self.weigh(self.scores(queries, keys, attention_mask, added), values, dropout)
+        return self.weigh(self.scores(queries, keys, attention_mask, added), values, dropout, sinks)
 
     def scores(
         self,
@@ -296,11 +404,22 @@ class RepositionedAttention(nn.Module):
         return masked(scores, attention_mask)
 
     def weigh(
-        self, scores: Float[Tensor, "batch head row key"], values: Float[Tensor, "batch any key d_head"], dropout: float
+        self,
+        scores: Float[Tensor, "batch head row key"],
+        values: Float[Tensor, "batch any key d_head"],
+        dropout: float,
+        sinks: Float[Tensor, "head"] | None = None,
     ) -> tuple[Float[Tensor, "batch row head d_head"], Float[Tensor, "batch head row key"]]:
-        """Values weighted by the softmax of `scores`, and these weights, the pattern; hooks see, and may replace, both."""
+        """Values weighted by the softmax of `scores`, and these weights, the pattern; hooks see, and may replace, both.
+
+        `sinks`: a logit of each head that takes a part of the softmax and moves no value.
+        """
         scores = self.sites.scores(scores)
-        pattern = torch.softmax(scores, dim=-1, dtype=torch.float32).to(values.dtype)
+        if sinks is None:
+            pattern = torch.softmax(scores, dim=-1, dtype=torch.float32).to(values.dtype)
+        else:
+            with_sinks = torch.cat([scores, sinks.to(scores).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)], dim=-1)
+            pattern = torch.softmax(with_sinks, dim=-1, dtype=torch.float32)[..., :-1].to(values.dtype)
         pattern = self.sites.pattern(torch.dropout(pattern, dropout, train=dropout > 0.0))
         return (pattern @ expand_heads(values, scores.shape[1])).transpose(1, 2), pattern
 
@@ -329,39 +448,61 @@ class RepositionedAttention(nn.Module):
     def _logits_of_rows(self, content: Content, index: Tensor) -> LogitsOfRows | None:
         return None if self.position_logits is None else LogitsOfRows(self.position_logits, content, index, self.scaling)
 
-    def _gate_keys(self, hidden_states: Tensor) -> Tensor | None:
-        return None if self.position_logits is None else self.position_logits.gate_keys(hidden_states)
-
-    def _cached(self, keys: Tensor, values: Tensor, content: Content, past_key_values) -> tuple[Tensor, Tensor, Content]:
-        """Keys and values of all tokens so far. What position logits read of a key is cached beside it, in one wider key."""
-        rotated = self.frequencies is not None
-        beside = [content.keys] if self.position_logits is not None and rotated else []
-        beside += [] if content.gate_keys is None else [content.gate_keys]
-        beside = [
-            expand_heads(each, keys.shape[1]) for each in beside
-        ]  # heads that share a key may rotate it each in its own way
-        stored, values = past_key_values.update(torch.cat([keys, *beside], dim=-1), values, self.layer_idx)
-        keys, *rest = stored.split(self.d_head, dim=-1)
-        unrotated = rest.pop(0) if self.position_logits is not None and rotated else keys
-        return keys, values, Content(content.queries, unrotated, values, rest[0] if rest else None)
-
-    def _normed(self, flat: Tensor, norm: nn.Module | None, site: nn.Module) -> Tensor:
-        if norm is None:
-            return self.split_heads(flat)
-        if self.norm_spans_heads:  # OLMo-2: one norm over all heads jointly
-            return self.split_heads(site(norm(flat)))
-        return site(norm(self.split_heads(flat)))  # Qwen3, Gemma 3: one norm, head by head
-
-    def split_heads(self, flat: Float[Tensor, "batch token width"]) -> Float[Tensor, "batch any token d_head"]:
-        """What a projection gives, split into the heads that stand side by side in it."""
-        return flat.view(*flat.shape[:2], -1, self.d_head).transpose(1, 2)
-
-    def token_index(self, hidden_states: Tensor, position_ids: Tensor | None, past_key_values) -> Int[Tensor, "any token"]:
-        """The number of every token of this pass in its prompt: as given, else counted on from what the cache holds."""
-        if position_ids is not None:
-            return position_ids
-        start = 0 if past_key_values is None else past_key_values.get_seq_length(self.layer_idx)
+    def token_index(self, hidden_states: Tensor, given: dict[str, Any], cache: Any) -> Int[Tensor, "any token"]:
+        """The number of every token of this pass in its prompt: as given to the module, else as its tables were made for, else counted."""
+        index = given.get("position_ids")
+        if index is None:
+            index = getattr(_first(given.get(TABLES)), "token_index", None)
+        if index is not None and index.ndim == 2 and index.shape[-1] == hidden_states.shape[1]:
+            return index
+        start = 0 if cache is None else cache.get_seq_length(self.layer_idx)
         return torch.arange(start, start + hidden_states.shape[1], device=hidden_states.device)[None]
+
+
+def attached(module: nn.Module) -> RepositionedAttention | None:
+    """What stands on a stock attention module; None where nothing does."""
+    return vars(module).get(_ATTACHED)
+
+
+def detach(stock: Any) -> None:
+    """Make a stock attention module as it was before a scheme was attached to it."""
+    present = attached(stock)
+    if present is None:
+        return
+    for handle in present._handles:
+        handle.remove()
+    stock.config = present.config
+    del stock.assigner, stock.position_logits
+    delattr(stock, _ATTACHED)
+
+
+def _attend(module: nn.Module, queries: Tensor, keys: Tensor, values: Tensor, attention_mask: Tensor | None = None, **keywords: Any) -> Any:
+    """The attention function of a module with a scheme."""
+    present = attached(module)
+    assert present is not None
+    return present.attention(queries, keys, values, attention_mask, keywords)
+
+
+ALL_ATTENTION_FUNCTIONS.register(NAME, _attend)
+
+
+def _first(tables: Any) -> Any:
+    return tables[0] if isinstance(tables, tuple | list) else tables
+
+
+def _identity(tables: Any) -> Any:
+    """Identity tables like `tables`, made once per pass: all layers are given the same tables."""
+    first = _first(tables)
+    if "repo_interp_identity" not in vars(first):
+        first.repo_interp_identity = identity(tables)
+    return first.repo_interp_identity
+
+
+def remember_index(rotary: nn.Module, arguments: tuple, keywords: dict[str, Any], tables: Any) -> None:
+    """A hook on a rotary module: its tables know the index of the tokens that they were made for."""
+    index = keywords.get("position_ids", arguments[1] if len(arguments) > 1 else None)
+    if index is not None:
+        _first(tables).token_index = index
 
 
 def visible(rows: int, keys: int, attention_mask: Tensor | None, device: torch.device) -> Bool[Tensor, "batch 1 row key"]:

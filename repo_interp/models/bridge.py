@@ -23,9 +23,8 @@ from transformer_lens.model_bridge.sources import build_bridge_from_module
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from repo_interp.errors import InputError, warn
-from repo_interp.models.attention import HookSites, RepositionedAttention
+from repo_interp.models.attention import HookSites, attached
 from repo_interp.models.changes import unchanged_computation
-from repo_interp.models.families import FAMILIES
 from repo_interp.models.reposition import attentions
 
 
@@ -64,26 +63,34 @@ class RepositionedBridge(TransformerBridge):
         return tokens
 
 
-class RepositionedAttentionBridge(PositionEmbeddingsAttentionBridge):
-    """TransformerLens' view of a `RepositionedAttention`: its hook points are the attention's hook sites."""
+class _Heads(nn.Module):
+    """A hook point [batch, token, head, d_head] at a tensor [batch, head, token, d_head]."""
+
+    def __init__(self, point: nn.Module) -> None:
+        super().__init__()
+        self.point = point
+
+    def forward(self, tensor: Tensor) -> Tensor:
+        """The tensor after the hooks."""
+        return self.point(tensor.transpose(1, 2)).transpose(1, 2)
+
+
+class RepositionedAttentionBridge:
+    """Mixed into the attention of an adapter of TransformerLens: the stock module runs, and its hook points are our hook sites."""
 
     rope_optional = True
 
-    def __init__(self, name: str, config: Any, submodules: dict[str, Any]) -> None:
-        super().__init__(name, config, submodules)
-        self.hook_positions = _hook(pos_dim=2)
-        self.hook_position_logits = _hook(pos_dim=2)
-        self.hook_cos.pos_dim = self.hook_sin.pos_dim = 2  # [batch, P, token, d_head/2]
-
-    def set_original_component(self, component: nn.Module) -> None:
-        """Make the hook points the hook sites of `component`. Raises InputError for any other attention module."""
-        if not isinstance(component, RepositionedAttention):
+    def set_original_component(self: Any, component: nn.Module) -> None:
+        """Make the hook points the hook sites of `component`. Raises InputError for a module without a scheme."""
+        attention = attached(component)
+        if attention is None:
             raise InputError(f"{self.name} is a {type(component).__name__}; reposition the model before bridging it")
-        super().set_original_component(component)
-        silent = nn.Identity()
-        component.sites = HookSites(
-            queries=getattr(self, "hook_q_normed", silent),
-            keys=getattr(self, "hook_k_normed", silent),
+        super().set_original_component(component)  # pyright: ignore[reportAttributeAccessIssue]
+        for name in _POINTS:
+            if not hasattr(self, name):
+                setattr(self, name, _hook(pos_dim=2))
+        self.hook_cos.pos_dim = self.hook_sin.pos_dim = 2  # [batch, P, token, d_head/2]
+        attention.sites = HookSites(
             positions=self.hook_positions,
             cosines=self.hook_cos,
             sines=self.hook_sin,
@@ -93,23 +100,28 @@ class RepositionedAttentionBridge(PositionEmbeddingsAttentionBridge):
             scores=self.hook_attn_scores,
             pattern=self.hook_pattern,
         )
+        normed = getattr(component, "q_norm", None) is not None
+        if normed and hasattr(self, "hook_q_normed"):
+            spans_heads = self._qk_norm_phase == "pre_reshape"
+            attention.sites.queries = _Flat(self.hook_q_normed) if spans_heads else self.hook_q_normed
+            attention.sites.keys = _Flat(self.hook_k_normed) if spans_heads else self.hook_k_normed
+        if any(getattr(component, name, None) is None for name in ("q_proj", "k_proj", "v_proj")):
+            # Projections are fused: the hooks on single ones fire where the parts arrive.
+            self.hook_aliases = {alias: at for alias, at in self.hook_aliases.items() if alias not in ("hook_q", "hook_k", "hook_v")}
+            self.hook_q, self.hook_k, self.hook_v = HookPoint(), HookPoint(), HookPoint()
+            attention.sites.queries, attention.sites.keys = _Heads(self.hook_q), _Heads(self.hook_k)
+            attention.sites.values = _Heads(self.hook_v)
 
-    def _decide_qk_norm_phase(self, hf_attn: nn.Module) -> str | None:
-        if getattr(hf_attn, "q_norm", None) is None:
-            return None
-        return "pre_reshape" if hf_attn.norm_spans_heads else "post_reshape"
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the wrapped attention between hook_in and hook_out; the hooks inside it fire at its hook sites."""
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run the stock module between hook_in and hook_out; the hooks inside it fire at its hook sites."""
         for switch in ("use_attn_result", "use_split_qkv_input", "use_attn_in"):
             if getattr(self.config, switch, False):
                 raise InputError(
                     f"{switch} is not offered by repositioned attention; read hook_z, hook_q, hook_k, hook_v instead"
                 )
         hidden_states = kwargs.pop("hidden_states") if "hidden_states" in kwargs else args[0]
-        attention: Any = self.original_component
-        output, pattern = attention(self.hook_in(hidden_states), **kwargs)
-        return self.hook_out(output), pattern
+        output, *more = self.original_component(self.hook_in(hidden_states), *args[1:], **kwargs)
+        return self.hook_out(output), *more
 
 
 def bridge(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> TransformerBridge:
@@ -121,7 +133,7 @@ def bridge(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = N
     implementation = model.config._attn_implementation
     wrapped = build_bridge_from_module(
         model,
-        FAMILIES[model.config.model_type],
+        type(model).__name__,
         hf_config=model.config,
         model_name=model.config.name_or_path or model.config.model_type,
         post_adapter_hook=_exchange_attention,
@@ -166,12 +178,31 @@ def special_tokens_around(tokenizer: PreTrainedTokenizerBase) -> tuple[bool, boo
 
 def _exchange_attention(adapter: Any) -> None:
     adapter.supports_fold_ln = False  # ln1 would be folded into q, k, v but not into the maps of f_phi
-    blocks = adapter.component_mapping["blocks"]
-    stock = blocks.submodules["attn"]
-    submodules = dict(stock.submodules)
+    stock = adapter.component_mapping["blocks"].submodules["attn"]
+    kind = type(stock)
+    stock.__class__ = type(f"Repositioned{kind.__name__}", (RepositionedAttentionBridge, kind), {"__module__": __name__})
     for learned in ("gate_map", "content_map", "final_map", "dynamic_map"):
-        submodules[learned] = LinearBridge(name=f"assigner.{learned}", optional=True)
-    blocks.submodules["attn"] = RepositionedAttentionBridge(stock.name, stock.config, submodules)
+        stock.submodules[learned] = LinearBridge(name=f"assigner.{learned}", optional=True)
+
+
+_POINTS = (
+    *("hook_positions", "hook_position_logits", "hook_cos", "hook_sin", "hook_rot_q", "hook_rot_k"),
+    *("hook_attn_scores", "hook_pattern"),
+)
+"""Hook points that every attention has, with its own or ours."""
+
+
+class _Flat(nn.Module):
+    """A hook point [batch, token, head x d_head] at a tensor [batch, head, token, d_head]: a norm that spans all heads."""
+
+    def __init__(self, point: nn.Module) -> None:
+        super().__init__()
+        self.point = point
+
+    def forward(self, tensor: Tensor) -> Tensor:
+        """The tensor after the hooks."""
+        heads = tensor.shape[1]
+        return self.point(tensor.transpose(1, 2).flatten(2)).unflatten(2, (heads, -1)).transpose(1, 2)
 
 
 def _hook(pos_dim: int) -> HookPoint:

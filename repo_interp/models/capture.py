@@ -21,9 +21,9 @@ from repo_interp.inputs import AttentionInputs, Predictions
 from repo_interp.models.attention import LogitsOfRows, RepositionedAttention
 from repo_interp.models.feed_forward import in_blocks
 from repo_interp.models.padding import padding_known
-from repo_interp.models.reposition import attentions, decoder_of
+from repo_interp.models.reposition import attentions, blocks, decoder_of
 from repo_interp.positions.contextual import ContextualPositions
-from repo_interp.positions.logits import exact, soft_capped
+from repo_interp.positions.logits import exact
 
 
 @torch.no_grad()
@@ -69,20 +69,22 @@ def decode(
 
 
 def _decoded(model: nn.Module, tokens: Tensor, valid: Tensor, last_layer: int | None) -> Tensor:
-    decoder = decoder_of(model)
+    decoder, layers = decoder_of(model), blocks(model)
     starts_late = not bool(valid[:, 0].all())
     # Right padding needs no mask, since no token sees a later one: then the fused causal kernel runs.
     mask = valid.to(torch.long) if starts_late else None
     index = (valid.cumsum(1) - 1).clamp_min(0) if starts_late else None
-    if last_layer is None or last_layer + 1 >= len(decoder.layers):
-        return decoder(input_ids=tokens, attention_mask=mask, position_ids=index, use_cache=False).last_hidden_state
+    inputs = {"input_ids": tokens, "attention_mask": mask, "position_ids": index, "use_cache": False}
+    inputs = {name: value for name, value in inputs.items() if value is not None}
+    if last_layer is None or last_layer + 1 >= len(layers):
+        return decoder(**inputs).last_hidden_state
 
     def finish(layer: nn.Module, arguments: tuple, keywords: dict) -> None:
         raise _Finished(arguments[0] if arguments else keywords["hidden_states"])
 
-    handle = decoder.layers[last_layer + 1].register_forward_pre_hook(finish, with_kwargs=True)
+    handle = layers[last_layer + 1].register_forward_pre_hook(finish, with_kwargs=True)
     try:
-        decoder(input_ids=tokens, attention_mask=mask, position_ids=index, use_cache=False)
+        decoder(**inputs)
     except _Finished as finished:
         return finished.args[0]
     finally:
@@ -93,8 +95,31 @@ def _decoded(model: nn.Module, tokens: Tensor, valid: Tensor, last_layer: int | 
 def next_token_logits(model: nn.Module, hidden: Float[Tensor, "row width"]) -> Float[Tensor, "row token_id"]:
     """Logits of the next token, float32, from last hidden states that `decode` gave."""
     owner: Any = getattr(model, "original_model", model)  # of a bridge
-    logits = owner.lm_head(hidden).float()
-    return soft_capped(logits, getattr(owner.config, "final_logit_softcapping", None))
+    decoder = decoder_of(model)
+
+    def given(*arguments: Any, **keywords: Any) -> _GivenStates:
+        return _GivenStates(hidden[None])
+
+    # The head's own forward does what a family does with logits: soft caps, scales, biases.
+    object.__setattr__(decoder, "forward", given)
+    try:
+        return owner(inputs_embeds=hidden[None], use_cache=False).logits[0].float()
+    finally:
+        object.__delattr__(decoder, "forward")
+
+
+class _GivenStates(tuple):
+    """What a decoder returns, with these last hidden states and nothing else."""
+
+    last_hidden_state: Tensor
+
+    def __new__(cls, hidden: Tensor) -> _GivenStates:
+        made = super().__new__(cls, (hidden,))
+        made.last_hidden_state = hidden
+        return made
+
+    def __getattr__(self, name: str) -> None:
+        return None
 
 
 def predictions_of(
@@ -140,6 +165,7 @@ def observing(
             prompts=prompts,
             window=attention.sliding_window,
             softcap=attention.attn_logit_softcapping,
+            sinks=attention.running.sinks,
         )
         if logits_of_rows is not None:
             visible = inputs.visible

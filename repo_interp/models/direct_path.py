@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from repo_interp.models.bridge import model_of
 from repo_interp.models.outputs import attention_values
-from repo_interp.models.reposition import attentions, decoder_of
+from repo_interp.models.reposition import attentions, blocks, decoder_of
 
 NORMS_OUTPUT = ("olmo2", "olmo3", "gemma2", "gemma3_text")
 """Families whose `post_attention_layernorm` norms what attention gives; of the others it stands before the MLP."""
@@ -63,7 +63,7 @@ class DirectPath:
             if norm is not None:
                 directions = directions * norm.gain * norm.factor[rows, None]
         (attention,) = [one for one in attentions(self.model) if one.layer_idx == layer]
-        written = directions @ inner(attention.o_proj).weight.float()
+        written = directions @ inner(attention.output_projection).weight.float()
         return (written.unflatten(-1, (-1, attention.d_head)) * moved.float()).sum(-1)
 
 
@@ -88,7 +88,7 @@ def direct_path(model: nn.Module) -> Iterator[DirectPath]:
     with ExitStack() as hooks:
         hooks.enter_context(attention_values(model, path.values.__setitem__))
         if path.model.config.model_type in NORMS_OUTPUT:
-            for number, layer in enumerate(decoder.layers):
+            for number, layer in enumerate(blocks(model)):
                 after = remember_norm(lambda norm, number=number: path.after_attention.__setitem__(number, norm))
                 hooks.callback(layer.post_attention_layernorm.register_forward_hook(after).remove)
         hooks.callback(decoder.norm.register_forward_hook(remember_norm(store_final)).remove)

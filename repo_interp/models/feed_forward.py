@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from repo_interp.models.reposition import decoder_of
+from repo_interp.models.reposition import blocks
 
 _CELLS = 2**22
 """Numbers of one array of intermediate size at a time."""
@@ -31,12 +31,18 @@ def block_of(intermediate: int) -> int:
 def in_blocks(model: nn.Module) -> Iterator[None]:
     """While the context lasts, feed-forward parts of a repositioned model or bridge work in blocks of tokens."""
     with ExitStack() as stack:
-        for layer in decoder_of(model).layers:
-            part = getattr(layer.mlp, "_original_component", layer.mlp)  # of a bridge
+        for layer in blocks(model):
+            mlp = getattr(layer, "mlp", None)
+            part = getattr(mlp, "_original_component", mlp)  # of a bridge
             size = getattr(part, "intermediate_size", None)
-            if isinstance(size, int) and not _is_watched(part):
+            if isinstance(part, nn.Module) and isinstance(size, int) and _is_plain(part) and not _is_watched(part):
                 stack.enter_context(_one_in_blocks(part, block_of(size)))
         yield
+
+
+def _is_plain(part: nn.Module) -> bool:
+    """Whether `part` maps each token by itself and returns one tensor: three matrices and an activation, no experts."""
+    return all(hasattr(part, name) for name in ("gate_proj", "up_proj", "down_proj")) and not hasattr(part, "experts")
 
 
 def _is_watched(part: nn.Module) -> bool:

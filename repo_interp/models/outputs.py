@@ -34,14 +34,14 @@ def attention_outputs(
     """Every pass hands the outputs of `layers` (None: all) to `receive`: sum_j w_ij v_j, a layer's heads side by side, before Wo."""
     with ExitStack() as hooks:
         for attention in attentions(model) if layers is None else attentions_of(model, layers):
-            handle = attention.o_proj.register_forward_pre_hook(_hand_on(attention.layer_idx, receive))
+            handle = attention.sites.attended.register_forward_hook(_hand_on(attention.layer_idx, receive))
             hooks.callback(handle.remove)
         yield
 
 
 def _hand_on(layer: int, receive: Callable[[int, Tensor], None]) -> Callable:
-    def hook(module: nn.Module, arguments: tuple) -> None:
-        receive(layer, arguments[0])
+    def hook(module: nn.Module, arguments: tuple, attended: Tensor) -> None:
+        receive(layer, attended.flatten(2))
 
     return hook
 
@@ -55,14 +55,14 @@ def attention_values(
     """Every pass hands the values v_j of `layers` (None: all) to `receive`."""
 
     def hand_on(attention: RepositionedAttention) -> Callable:
-        def hook(module: nn.Module, arguments: tuple, flat: Tensor) -> None:
-            receive(attention.layer_idx, attention.split_heads(flat))
+        def hook(module: nn.Module, arguments: tuple, values: Tensor) -> None:
+            receive(attention.layer_idx, values)
 
         return hook
 
     with ExitStack() as hooks:
         for attention in attentions(model) if layers is None else attentions_of(model, layers):
-            hooks.callback(attention.v_proj.register_forward_hook(hand_on(attention)).remove)
+            hooks.callback(attention.sites.values.register_forward_hook(hand_on(attention)).remove)
         yield
 
 
@@ -78,7 +78,7 @@ def parity_errors(model: nn.Module, tokens: Int[Tensor, "1 token"]) -> list[floa
     errors: dict[int, float] = {}
 
     def receive_inputs(inputs: AttentionInputs) -> None:
-        pattern = inputs.logits(torch.arange(tokens.shape[1], device=tokens.device)).softmax(-1)
+        pattern = inputs.pattern(torch.arange(tokens.shape[1], device=tokens.device))
         of_heads = expand_heads(exact(values.pop(inputs.layer)), inputs.heads)
         expected[inputs.layer] = (pattern.to(of_heads.dtype) @ of_heads).transpose(1, 2).flatten(2)
 
@@ -141,10 +141,10 @@ def outputs_over_windows(
         else:
             at = here = None if tensors.positions is None else index[:, None].to(torch.float32)
             here = None if here is None else here[..., -1:]
-        turned = attention.rotate(asked, keys[:, :, :1], here)[0]
+        turned = attention.rotate(asked, keys[:, :, :1], here, here)[0]
         if at is not None and at.shape[1] > keys.shape[1]:
             keys = expand_heads(keys, at.shape[1])
-        logits = turned @ expand_heads(attention.rotate(keys, keys, at)[1], heads).mT * attention.scaling
+        logits = turned @ expand_heads(attention.rotate(keys, keys, at, at)[1], heads).mT * attention.scaling
         logits = soft_capped(logits, attention.attn_logit_softcapping)
         if attention.position_logits is not None:
             seen = torch.ones(1, 1, 1, window, dtype=torch.bool, device=asked.device)

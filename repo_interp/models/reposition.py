@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,9 +21,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError, one_line
-from repo_interp.models.attention import RepositionedAttention
+from repo_interp.models.attention import RepositionedAttention, attached, remember_index
 from repo_interp.models.configuration import repositioned
-from repo_interp.models.families import require_family, rotations
+from repo_interp.models.families import require_family
+from repo_interp.models.rotation import Prober, Rotation, attention_modules, rotary_of
 from repo_interp.models.schemes import SchemeBuilder, require_useful, scheme_options
 from repo_interp.positions.assigners import MixedAssigner
 from repo_interp.positions.embedding import AbsoluteEmbedding
@@ -58,15 +60,13 @@ def with_layout(model: PreTrainedModel, layout: str, **options: str | float) -> 
     schemes = _schemes(model, layout)
     builder = SchemeBuilder(model.config, scheme_options(options))
     learn_absolute_positions(model, builder.length if "learned" in schemes else None, builder.deviation)
-    for layer, rotation in zip(model.model.layers, rotations(model), strict=True):
-        stock = layer.self_attn
-        d_head = stock.d_head if isinstance(stock, RepositionedAttention) else stock.head_dim
-        parts = builder.build(schemes[stock.layer_idx], rotation, d_head)
+    rotations = _rotations(model)
+    for stock, rotation in rotations.items():
+        parts = builder.build(schemes[stock.layer_idx], rotation, 2 * len(rotation.frequencies))
         if parts.assigner is not None:
             initialise(parts.assigner, builder.deviation)
-        attention = RepositionedAttention(stock, parts)
-        attention.train(stock.training)
-        layer.self_attn = attention
+            parts.assigner.train(stock.training)
+        RepositionedAttention(stock, parts, rotation)
     _settle(model)
     _declare_shared(model)
     repositioned(model.config, schemes, builder.stated())
@@ -74,6 +74,23 @@ def with_layout(model: PreTrainedModel, layout: str, **options: str | float) -> 
     share = 100 * added / max(1, sum(p.numel() for p in model.parameters()) - added)
     logger.info("layout %s adds %d parameters (%.2f %%)", format_layout(schemes), added, share)
     return model
+
+
+def _rotations(model: PreTrainedModel) -> dict[Any, Rotation]:
+    """How every attention module of the model's layers rotates. A layer that does not takes the frequencies of one that does."""
+    decoder = decoder_of(model)
+    prober = Prober(decoder)
+    measured = {stock: prober.measured(stock) for stock in attention_modules(decoder)}
+    turning = {len(each.frequencies): each for each in reversed(measured.values()) if each.rotates}
+    for stock, rotation in measured.items():
+        like = turning.get(len(rotation.frequencies))
+        if not rotation.rotates and like is not None:
+            taken = {"frequencies": like.frequencies, "unscaled": like.unscaled, "order": like.order, "source": like.source}
+            measured[stock] = replace(rotation, attention_scaling=like.attention_scaling, **taken)
+    rotary = rotary_of(decoder)
+    if rotary is not None and remember_index not in rotary._forward_hooks.values():
+        rotary.register_forward_hook(remember_index, with_kwargs=True)
+    return measured
 
 
 def _schemes(model: PreTrainedModel, layout: str) -> tuple[str, ...]:
@@ -98,7 +115,8 @@ def initialise(scheme: nn.Module, deviation: float) -> None:
 def attentions(model: nn.Module) -> Iterator[RepositionedAttention]:
     """The attention modules of a repositioned model - or of the bridge around it - from the first layer to the last."""
     require_model(model)
-    modules = {module.layer_idx: module for module in model.modules() if isinstance(module, RepositionedAttention)}
+    found = (attached(module) for module in model.modules())
+    modules = {attention.layer_idx: attention for attention in found if attention is not None}
     if not modules:
         raise InputError(
             "this model was never repositioned; call repo_interp.reposition(model, layout) or load it with repo_interp.load"
@@ -168,25 +186,32 @@ def mix_with_index(model: nn.Module, share: float) -> None:
 
 def decoder_of(model: Any) -> Any:
     """The decoder without its unembedding, of a model or of the bridge around it."""
-    return getattr(model, "original_model", model).model
+    return getattr(model, "original_model", model).base_model
+
+
+def blocks(model: nn.Module) -> nn.ModuleList:
+    """The layers of a decoder, with and without attention."""
+    decoder, config = decoder_of(model), getattr(model, "original_model", model).config
+    lists = [child for child in decoder.children() if isinstance(child, nn.ModuleList)]
+    return next(each for each in lists if len(each) == config.num_hidden_layers)
 
 
 def _declare_shared(model: PreTrainedModel) -> None:
     """Tell Hugging Face which parameters layers share (one map of CoPE for all), else its save_pretrained refuses them."""
     owners: dict[int, str] = {}
     for attention in attentions(model):
-        names = {name: f"layers.{attention.layer_idx}.{name}" for name, _ in attention.named_parameters()}
+        names = {name: f"layers.{attention.layer_idx}.{name}" for name, _ in attention.module.named_parameters()}
         shared = {
             name: owners[id(parameter)]
-            for name, parameter in attention.named_parameters()
+            for name, parameter in attention.module.named_parameters()
             if owners.setdefault(id(parameter), names[name]) != names[name]
         }
-        attention._tied_weights_keys = shared  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
+        attention.module._tied_weights_keys = shared  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
 
 
 def _settle(model: PreTrainedModel) -> None:
     """Move what the schemes brought in to where the decoder is, in its dtype."""
-    reference: Tensor = decoder_of(model).embed_tokens.weight
+    reference: Tensor = model.get_input_embeddings().weight  # pyright: ignore[reportAssignmentType]
     if reference.device.type != "meta":
         for module in scheme_modules(model):
             module.to(device=reference.device, dtype=reference.dtype)

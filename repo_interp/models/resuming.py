@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from repo_interp.models.reposition import decoder_of
+from repo_interp.models.reposition import blocks, decoder_of
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def recorded(model: nn.Module, tokens: Int[Tensor, "prompt token"]) -> Recording
         residuals.append(arguments[0] if arguments else keywords["hidden_states"])
 
     with ExitStack() as hooks:
-        for layer in decoder.layers:
+        for layer in blocks(model):
             hooks.callback(layer.register_forward_pre_hook(keep, with_kwargs=True).remove)
         last_hidden = decoder(input_ids=tokens, use_cache=False).last_hidden_state
     return Recording(tokens, tuple(residuals), last_hidden)
@@ -57,10 +57,10 @@ def resumed(model: nn.Module, recording: Recording, first_layer: int) -> Float[T
         return (recording.residuals[first_layer], *arguments[1:]), keywords
 
     with ExitStack() as undo:
-        for layer in decoder.layers[:first_layer]:
+        for layer in blocks(model)[:first_layer]:
             object.__setattr__(layer, "forward", _hand_on)  # a bridge's own __setattr__ would give it to the layer inside
             undo.callback(object.__delattr__, layer, "forward")
-        undo.callback(decoder.layers[first_layer].register_forward_pre_hook(enter, with_kwargs=True, prepend=True).remove)
+        undo.callback(blocks(model)[first_layer].register_forward_pre_hook(enter, with_kwargs=True, prepend=True).remove)
         return decoder(input_ids=recording.tokens, use_cache=False).last_hidden_state
 
 

@@ -32,7 +32,8 @@ from repo_interp.entry_points import SCHEMES as SCHEME_GROUP
 from repo_interp.entry_points import called, find
 from repo_interp.errors import InputError
 from repo_interp.models.attention import SchemeParts
-from repo_interp.models.families import Rotation, training_length
+from repo_interp.models.families import training_length
+from repo_interp.models.rotation import Rotation
 from repo_interp.positions import hope
 from repo_interp.positions.assigners import LearnedPositions, LinearPositions, TokenIndex
 from repo_interp.positions.biases import FIRE, ALiBi, KerpleLog
@@ -108,8 +109,6 @@ class SchemeBuilder:
         self.length = options.training_length or training_length(config)
         self.deviation: float = options.scheme_deviation or config.initializer_range
         """Of what a layer's parts learn, as it is drawn."""
-        self.heads: int = config.num_attention_heads
-        self.kv_heads: int = config.num_key_value_heads
         self._maps: dict[str, PositionMap] = {}
 
     def stated(self) -> dict[str, Any]:
@@ -130,7 +129,7 @@ class SchemeBuilder:
                 scheme,
                 TokenIndex(),
                 frequencies=None,
-                position_logits=_ADDITIVE[scheme](self.heads, self.length),
+                position_logits=_ADDITIVE[scheme](rotation.heads, self.length),
             )
         if scheme in CONTEXTUAL:
             rotated = scheme == "cope_rope"
@@ -139,7 +138,7 @@ class SchemeBuilder:
                 TokenIndex() if rotated else None,
                 rotation.frequencies if rotated else None,
                 rotation.attention_scaling if rotated else 1.0,
-                position_logits=self._contextual(scheme, d_head),
+                position_logits=self._contextual(scheme, d_head, rotation),
             )
         frequencies, components = rotation.frequencies, None
         try:
@@ -149,7 +148,7 @@ class SchemeBuilder:
                 components = hope.high_components(rotation.unscaled, self.length)
         except ValueError as error:
             raise InputError(str(error)) from None
-        return SchemeParts(scheme, self._assigner(scheme), frequencies, rotation.attention_scaling, components)
+        return SchemeParts(scheme, self._assigner(scheme, rotation), frequencies, rotation.attention_scaling, components)
 
     def _from_another_package(self, scheme: str, rotation: Rotation, d_head: int) -> SchemeParts:
         build = find(SCHEME_GROUP, scheme)
@@ -162,27 +161,27 @@ class SchemeBuilder:
             )
         return dataclasses.replace(parts, name=scheme)
 
-    def _assigner(self, scheme: str) -> nn.Module:
+    def _assigner(self, scheme: str, rotation: Rotation) -> nn.Module:
         width = self.config.hidden_size
-        rows = {"kv_head": self.kv_heads, "head": self.heads, "layer": 1}[self.options.assignment]
+        rows = {"kv_head": rotation.kv_heads, "head": rotation.heads, "layer": 1}[self.options.assignment]
         if scheme == "repo":
             return LearnedPositions(width, rows)
         if scheme == "multihead_continuous":
             return LinearPositions(width, rows)
         return LinearPositions(width, 1) if scheme == "continuous" else TokenIndex()
 
-    def _contextual(self, scheme: str, d_head: int) -> PositionLogits:
+    def _contextual(self, scheme: str, d_head: int, rotation: Rotation) -> PositionLogits:
         if self.options.map == "model":
-            position_map = self._maps.setdefault(scheme, self._position_map(scheme, d_head))
+            position_map = self._maps.setdefault(scheme, self._position_map(scheme, d_head, rotation.heads))
         else:
-            position_map = self._position_map(scheme, d_head)
+            position_map = self._position_map(scheme, d_head, rotation.heads)
         if self.options.gates == "separate_keys":
-            return SeparatelyGatedPositions(position_map, self.config.hidden_size, self.kv_heads, d_head, self.deviation)
+            return SeparatelyGatedPositions(position_map, self.config.hidden_size, rotation.kv_heads, d_head, self.deviation)
         return ContextualPositions(position_map, self.options.gates)
 
-    def _position_map(self, scheme: str, d_head: int) -> PositionMap:
+    def _position_map(self, scheme: str, d_head: int, heads: int) -> PositionMap:
         if scheme == "cope_alibi":
-            return FixedSlopes(self.heads)
+            return FixedSlopes(heads)
         if scheme == "cope_mlp":
             return PositionMLP(d_head)
         positions = self.options.p_max or self.length

@@ -165,7 +165,7 @@ class _Lambda:
         values: Tensor,
         attention_mask: Tensor | None,
         added: Tensor | None,
-        kwargs: dict,
+        keywords: dict,
     ) -> tuple[Float[Tensor, "batch token head d_head"], Tensor | None]:
         """In place of the layer's own `attend`: every row over its window and the global keys; the pattern where a hook asks for one."""
         assert self.seen is not None
@@ -178,7 +178,7 @@ class _Lambda:
                 "LM-Infinite shows the first tokens of every prompt, and one is padded there; pad prompts on the right"
             )
         index = torch.arange(tokens, device=queries.device)
-        dropout = attention.attention_dropout if attention.training else 0.0
+        dropout, sinks = keywords.get("dropout") or 0.0, attention.running.sinks
         whole = attention.sites.needs_eager
         parts, pattern = [], None
         for rows in index.split(tokens if whole else ROWS):
@@ -198,7 +198,7 @@ class _Lambda:
             for key in range(min(self.global_tokens, end)):
                 far, capped = self._global_scores(raw_queries[:, :, begin:end], raw_keys, positions, rows, key)
                 scores[..., key] = torch.where(far & seen[..., key], capped.to(scores.dtype), scores[..., key])
-            attended, of_rows = attention.weigh(scores, values[:, :, shown], dropout)
+            attended, of_rows = attention.weigh(scores, values[:, :, shown], dropout, sinks)
             parts.append(attended)
             pattern = of_rows if whole else None
         return torch.cat(parts, dim=1), pattern

@@ -43,7 +43,7 @@ def exchanged_keys(model: nn.Module, orders: Mapping[int, Int[Tensor, "batch tok
     with lasting(model) as hooks:
         for attention in attentions_of(model, orders):
             order = orders[attention.layer_idx]
-            _attach(hooks, attention.k_proj.register_forward_hook(_exchange(order)))
+            _attach(hooks, attention.sites.keys.register_forward_hook(_exchange(order)))
         yield
 
 
@@ -74,9 +74,9 @@ def has_keys_to_move(attention: RepositionedAttention) -> bool:
 
 def _exchange(order: Int[Tensor, "batch token"]) -> Callable:
     def hook(module: nn.Module, arguments: tuple, keys: Tensor) -> Tensor:
-        if keys.shape[:2] != order.shape:
-            raise InputError(f"an order of {tuple(order.shape)} prompts and tokens came to keys of {tuple(keys.shape[:2])}")
-        return keys.gather(1, order.to(keys.device)[..., None].expand_as(keys))
+        if (len(keys), keys.shape[2]) != tuple(order.shape):
+            raise InputError(f"an order of {tuple(order.shape)} prompts and tokens came to keys of {(len(keys), keys.shape[2])}")
+        return keys.gather(2, order.to(keys.device)[:, None, :, None].expand_as(keys))
 
     return hook
 

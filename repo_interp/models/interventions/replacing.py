@@ -25,7 +25,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from repo_interp.errors import InputError, one_line, warn
-from repo_interp.models.attention import RepositionedAttention
+from repo_interp.models.attention import RepositionedAttention, attached
 from repo_interp.models.interventions.lasting import lasting
 from repo_interp.models.padding import valid_tokens
 from repo_interp.models.reposition import attentions, attentions_of
@@ -94,7 +94,6 @@ def replaced(
         for attention in attentions_of(model, chosen):
             place = _Place(attention, chosen[attention.layer_idx], change, table, rows, prompts)
             places.append(place)
-            hooks.callback(attention.register_forward_pre_hook(place.remember, with_kwargs=True).remove)
             hooks.callback(attention.sites.positions.register_forward_hook(place.put).remove)
         yield
     longest = max(place.longest for place in places)
@@ -112,7 +111,7 @@ def require_named_tokens(model: nn.Module, count: int, lengths: Sequence[int], g
     Also where it is of prompts one by one, and `count` others are measured together, or prompts of several lengths, which pass the model in
     another order than they were given in.
     """
-    layers = [module for module in model.modules() if isinstance(module, RepositionedAttention)]  # none in a stock decoder
+    layers = [layer for module in model.modules() if (layer := attached(module)) is not None]  # none in a stock decoder
     hooks = [hook for layer in layers for hook in layer.sites.positions._forward_hooks.values()]
     owners = [getattr(hook, "__self__", None) for hook in hooks]
     for place in [owner for owner in owners if isinstance(owner, _Place)] if lengths else ():
@@ -180,7 +179,7 @@ def finite_positions(given: Any, positions: Tensor, what: str) -> Tensor:
 
 @dataclass
 class _Place:
-    """A change in one layer; between the two calls of a pass it holds the index of its tokens."""
+    """A change in one layer."""
 
     attention: RepositionedAttention
     heads: frozenset[int]
@@ -188,47 +187,36 @@ class _Place:
     tokens: Bool[Tensor, "prompt token"] | None
     least: int
     prompts: int = 1
-    index: Tensor | None = None
-    valid: Tensor | None = None
-    start: int = 0
     longest: int = 0
     """Tokens of the longest prompt that passed so far, where some are named."""
 
-    def remember(self, module: nn.Module, arguments: tuple, keywords: dict[str, Any]) -> None:
-        """Note which tokens this pass is about."""
-        hidden_states = arguments[0] if arguments else keywords["hidden_states"]
-        cache = keywords.get("past_key_values")
-        self.start = 0 if cache is None else cache.get_seq_length(self.attention.layer_idx)
-        index = self.attention.token_index(hidden_states, keywords.get("position_ids"), cache)
-        self.index = index.expand(len(hidden_states), -1)
-        self.valid = valid_tokens(hidden_states, keywords.get("attention_mask"), self.start)
-
     def put(self, module: nn.Module, arguments: tuple, positions: Tensor) -> Tensor:
         """Positions [prompt, row, token] with the chosen ones replaced."""
-        assert self.index is not None
-        heads = self.attention.config.num_attention_heads
-        rows = _rows(positions.shape[1], self.attention.config.num_key_value_heads, heads, self.heads, self.least)
-        positions = expand_heads(exact(positions), rows).expand(len(self.index), -1, -1)
+        now = self.attention.running
+        index = now.index.expand(len(now.hidden_states), -1)
+        heads = self.attention.heads
+        rows = _rows(positions.shape[1], self.attention.kv_heads, heads, self.heads, self.least)
+        positions = expand_heads(exact(positions), rows).expand(len(index), -1, -1)
         firsts = [row * (heads // rows) for row in range(rows)]
         selected = [row for row, first in enumerate(firsts) if first in self.heads]
-        here = Here(self.attention.layer_idx, tuple(firsts[row] for row in selected), self.index, self.start, self._chosen())
+        valid = valid_tokens(now.hidden_states, now.attention_mask, now.start)
+        here = Here(self.attention.layer_idx, tuple(firsts[row] for row in selected), index, now.start, self._chosen(index, valid))
         new = changed_rows(positions[:, selected], self.change, here)
         if len(selected) == rows:
             return new
         parts = dict(zip(selected, new.unbind(1), strict=True))
         return torch.stack([parts.get(row, own) for row, own in enumerate(positions.unbind(1))], dim=1)
 
-    def _chosen(self) -> Bool[Tensor, "prompt token"] | None:
+    def _chosen(self, index: Int[Tensor, "prompt token"], valid: Tensor | None) -> Bool[Tensor, "prompt token"] | None:
         if self.tokens is None:
-            return self.valid
-        assert self.index is not None
-        self.longest = max(self.longest, int(self.index.max()) + 1)
+            return valid
+        self.longest = max(self.longest, int(index.max()) + 1)
         prompts, longest = self.tokens.shape
-        if prompts not in (1, len(self.index)):
-            raise InputError(f"tokens of {prompts} prompts were named, but {len(self.index)} prompts came; name those of each")
-        table = self.tokens.to(self.index.device).expand(len(self.index), -1)
-        chosen = table.gather(1, self.index.clamp(0, longest - 1)) & (self.index < longest)
-        return chosen if self.valid is None else chosen & self.valid
+        if prompts not in (1, len(index)):
+            raise InputError(f"tokens of {prompts} prompts were named, but {len(index)} prompts came; name those of each")
+        table = self.tokens.to(index.device).expand(len(index), -1)
+        chosen = table.gather(1, index.clamp(0, longest - 1)) & (index < longest)
+        return chosen if valid is None else chosen & valid
 
 
 def _named(table: Bool[Tensor, "prompt token"], beyond: int) -> list[int]:

@@ -1,0 +1,67 @@
+"""Positions in a key-value cache: they travel inside the keys, as further columns.
+
+    cached key of token j:   [ k_j | z_j | gate keys ]        k_j unrotated
+
+So whatever a cache does to keys - growing, reordering for beams, cropping, sliding windows - it does to their positions. A cached position
+keeps all its bits: where keys are of half precision, it takes two columns of theirs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from repo_interp.positions.rotary import expand_heads
+
+
+class CacheOfPositions:
+    """A layer's view of a cache: `update` stores positions beside keys; everything else is the cache's own."""
+
+    def __init__(self, cache: Any, attention: Any) -> None:
+        """`attention`: the `RepositionedAttention` whose pass this is."""
+        self._cache, self._attention = cache, attention
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cache, name)
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, *arguments: Any, **keywords: Any) -> tuple[Tensor, Tensor]:
+        """Keys and values of all tokens so far, as those of a stock cache; positions and gate keys go to the pass."""
+        now = self._attention.running
+        keys, values = self._attention.entering(keys, values)
+        parts = [keys]
+        rows = 0 if now.positions is None else now.positions.shape[1]
+        if now.positions is not None:
+            parts.append(_columns(now.positions.expand(len(keys), -1, -1), keys))
+        if now.gate_keys is not None:
+            parts.append(expand_heads(now.gate_keys, keys.shape[1]))
+        sizes = [part.shape[-1] for part in parts]
+        stored, values = self._cache.update(torch.cat(parts, dim=-1), values, layer, *arguments, **keywords)
+        keys, *beside = stored.split(sizes, dim=-1)
+        if now.positions is not None:
+            fresh = stored.shape[2] == now.positions.shape[-1]  # with their gradient, which bits do not have
+            now.key_positions = now.positions if fresh else _rows(beside.pop(0), now.positions.dtype, rows)
+        if now.gate_keys is not None:
+            now.gate_keys = beside[-1]
+        return keys, values
+
+
+def _columns(positions: Tensor, keys: Tensor) -> Tensor:
+    """Positions [batch, P, token] as columns [batch, kv_head, token, column] of the keys' dtype, without rounding."""
+    kv_heads = keys.shape[1]
+    groups = max(1, positions.shape[1] // kv_heads)  # heads that share a key
+    by_key = expand_heads(positions, kv_heads * groups).unflatten(1, (kv_heads, groups)).transpose(2, 3)
+    if positions.dtype == keys.dtype:
+        return by_key
+    if positions.dtype.itemsize < keys.dtype.itemsize:
+        return by_key.to(keys.dtype)
+    return by_key.detach().contiguous().view(keys.dtype)
+
+
+def _rows(columns: Tensor, dtype: torch.dtype, rows: int) -> Tensor:
+    """The inverse of `_columns`: [batch, P, token] with P = `rows`."""
+    if columns.dtype.itemsize < dtype.itemsize:
+        columns = columns.contiguous().view(dtype)
+    by_head = columns.to(dtype).transpose(2, 3).flatten(1, 2)
+    return by_head[:, :1] if rows == 1 else by_head

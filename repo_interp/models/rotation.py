@@ -1,0 +1,312 @@
+"""How a stock attention module turns queries and keys, measured on a copy of it with random weights.
+
+    x_e  <-  cos(a_c) x_e -+ sin(a_c) x_p        e, p: the two entries of a pair; c: the column of the table that turns them
+
+A module is run twice on a few tokens: with tables of angle 0, then with another angle a_c in every column. Least squares over tokens and
+heads give, for each entry that moved, its partner p, the sign and the angle, hence the column. So nothing of a family is known here:
+half-split and interleaved pairs, partial rotation and latent attention are found, not declared. A module whose result is no such turn
+(a norm with gains after the rotation) is refused.
+
+    order[r], order[r + d_head/2]     the entries of pair r: a permutation to half-split pairs; entries that do not turn form pairs too,
+                                      of frequency 0
+    theta_r                           the frequency of column c of pair r, from the model's rotary module, in float32
+
+Random weights make the copy independent of the model's precision, device and training, also on "meta". Knows no scheme.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from repo_interp.errors import InputError, one_line
+
+TABLES = "position_embeddings"
+"""The argument in which a decoder gives its tables to an attention module: cosines and sines, or complex numbers."""
+_RECORD = "repo_interp_record"
+_TOKENS = 5
+_CHANGING = ("dynamic", "longrope")
+"""Kinds of rotary embeddings whose frequencies depend on the length of a pass."""
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """How one layer turns by the token index, and the shapes that attention has there."""
+
+    frequencies: Float[Tensor, "component"]
+    """float32, radians per token; 0 for pairs that do not turn."""
+    attention_scaling: float
+    unscaled: Float[Tensor, "component"]
+    """The frequencies before position interpolation, YaRN or the like."""
+    order: Int[Tensor, "d_head"] | None
+    """Entries of a head in half-split order; None where they are in it."""
+    rotates: bool
+    """Whether the stock module rotates at all; if not, the frequencies are those of the model's other layers."""
+    heads: int
+    kv_heads: int
+    scaling: float
+    """Factor of the dot products of queries and keys."""
+    window: int | None
+    softcap: float | None
+    source: Source | None
+    """Where the frequencies come from; None where the model has no rotary module."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A rotary module of a decoder, and which of its frequencies a layer uses."""
+
+    rotary: nn.Module
+    prefix: str
+    """Of its buffers: the type of the layer, where it keeps frequencies by type."""
+    config: Any
+
+    @property
+    def changes(self) -> bool:
+        """Whether the frequencies depend on the length of the pass."""
+        kinds = getattr(self.rotary, "rope_type", "default")
+        kind = kinds.get(self.prefix.removesuffix("_"), "default") if isinstance(kinds, Mapping) else kinds
+        return kind in _CHANGING
+
+    def tables(self, like: Tensor, index: Tensor) -> Any:
+        """What the rotary module gives for token indices [1, token]."""
+        keywords = {"layer_type": self.prefix.removesuffix("_")} if self.prefix else {}
+        return self.rotary(like, index, **keywords)
+
+    def frequencies(self, fresh: bool) -> tuple[Tensor, float]:
+        """Frequencies as the module has them now, or computed anew from the configuration: `.to(bfloat16)` rounds buffers."""
+        module = self.rotary
+        if fresh and not self.changes:
+            try:
+                module = type(self.rotary)(self.config)
+            except Exception:  # a constructor with other arguments: its buffers are what there is
+                module = self.rotary
+        scaling = getattr(module, f"{self.prefix}attention_scaling", 1.0)
+        return getattr(module, f"{self.prefix}inv_freq").detach().float().cpu(), float(scaling)
+
+
+def rotary_of(decoder: nn.Module) -> nn.Module | None:
+    """The module that makes a decoder's tables."""
+    found = [m for name, m in decoder.named_modules() if any(n.endswith("inv_freq") for n in dir(m) if "inv_freq" in n)]
+    return found[0] if found else None
+
+
+def source_of(decoder: nn.Module, stock: Any, config: Any) -> Source | None:
+    """The rotary module that the tables of the attention module `stock` come from."""
+    rotary = rotary_of(decoder)
+    if rotary is None:
+        return None
+    kinds = getattr(config, "layer_types", None)
+    kind = getattr(stock, "layer_type", None) or (kinds[stock.layer_idx] if kinds else None)
+    prefix = f"{kind}_" if kind is not None and hasattr(rotary, f"{kind}_inv_freq") else ""
+    return Source(rotary, prefix, config)
+
+
+class Prober:
+    """Measures the layers of one decoder, each kind of attention module once."""
+
+    def __init__(self, decoder: nn.Module) -> None:
+        self.decoder = decoder
+        self.known: dict[Any, Rotation] = {}
+
+    def measured(self, stock: Any) -> Rotation:
+        """How `stock` turns. Raises InputError where that is no rotation of pairs."""
+        config = stock.config
+        source = source_of(self.decoder, stock, config)
+        plain = {name: value for name, value in vars(stock).items() if isinstance(value, int | float | str | bool | None)}
+        plain.pop("layer_idx", None)
+        shapes = tuple((name, tuple(parameter.shape)) for name, parameter in stock.named_parameters())
+        key = (type(stock), tuple(sorted(plain.items(), key=repr)), shapes, source and source.prefix)
+        if key not in self.known:
+            self.known[key] = _measured(stock, source)
+        return self.known[key]
+
+
+def _measured(stock: Any, source: Source | None) -> Rotation:
+    name = type(stock).__name__
+    replica = _replica(stock)
+    width = stock.config.hidden_size
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(1, _TOKENS, width, generator=generator)
+    if source is None:
+        queries, keys, call = _passed(replica, hidden, None, name)
+        return _unrotated(queries, keys, call)
+    index = torch.arange(_TOKENS)[None]
+    with torch.no_grad():
+        given = source.tables(hidden, index)
+    columns = given.shape[-1] if isinstance(given, Tensor) else given[0].shape[-1]
+    angles = torch.linspace(0.2, 1.3, columns, dtype=torch.float64)
+    queries, keys, call = _passed(replica, hidden, _tables(given, torch.zeros(columns, dtype=torch.float64)), name)
+    turned, _, _ = _passed(replica, hidden, _tables(given, angles), name)
+    entries = _pairs(queries[0].double(), turned[0].double(), angles, name)
+    frequencies, scaling = source.frequencies(fresh=True)
+    theta = _by_column(source, frequencies, columns)
+    unscaled = _unscaled(source, len(frequencies))[_column_order(source, frequencies, columns)]
+    d_head = queries.shape[-1]
+    firsts, seconds = [e for e, _, _ in entries], [p for _, p, _ in entries]
+    rest = [e for e in range(d_head) if e not in {*firsts, *seconds}]
+    if len(rest) % 2:
+        raise InputError(f"{name} rotates {d_head - len(rest)} of {d_head} entries of a head, which leaves an odd number; not supported")
+    half = len(rest) // 2
+    order = torch.tensor([*firsts, *rest[:half], *seconds, *rest[half:]])
+    still = torch.zeros(half)
+    chosen = torch.tensor([column for _, _, column in entries], dtype=torch.long)
+    return Rotation(
+        frequencies=torch.cat([theta[chosen], still]),
+        attention_scaling=scaling,
+        unscaled=torch.cat([unscaled[chosen], still]),
+        order=None if torch.equal(order, torch.arange(d_head)) else order,
+        rotates=bool(entries),
+        heads=queries.shape[1],
+        kv_heads=keys.shape[1],
+        source=source,
+        **_kernel(queries, call),
+    )
+
+
+def _unrotated(queries: Tensor, keys: Tensor, call: Mapping[str, Any]) -> Rotation:
+    still = torch.zeros(queries.shape[-1] // 2)
+    return Rotation(still, 1.0, still, None, False, queries.shape[1], keys.shape[1], source=None, **_kernel(queries, call))
+
+
+def _kernel(queries: Tensor, call: Mapping[str, Any]) -> dict[str, Any]:
+    """What the module gives the function that attends: a configuration may name a window that its family ignores."""
+    scaling = call.get("scaling")
+    return {
+        "scaling": queries.shape[-1] ** -0.5 if scaling is None else float(scaling),
+        "window": call.get("sliding_window"),
+        "softcap": call.get("softcap"),
+    }
+
+
+def _replica(stock: nn.Module) -> Any:
+    """A copy of `stock` in float32 on the processor, with other weights, and without its hooks."""
+    generator = torch.Generator().manual_seed(1)
+    memo: dict[int, Any] = {}
+    for parameter in stock.parameters():
+        values = torch.randn(parameter.shape, generator=generator)
+        values = values * parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 1.0 + 0.3 * values
+        memo[id(parameter)] = nn.Parameter(values, requires_grad=False)
+    replica: Any = copy.deepcopy(stock, memo)
+    for module in replica.modules():
+        for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks):
+            hooks.clear()
+    replica.config = copy.copy(replica.config)
+    replica.config._attn_implementation_internal = _RECORD
+    return replica.float().eval()
+
+
+def _passed(replica: Any, hidden: Tensor, tables: Any, name: str) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """Queries and keys that reach the attention function, and the arguments that it is called with."""
+    seen: dict[str, Any] = {}
+
+    def record(module: nn.Module, queries: Tensor, keys: Tensor, values: Tensor, mask: Any = None, *more: Any, **keywords: Any) -> tuple:
+        seen.update(keywords, queries=queries, keys=keys)
+        heads = queries.shape[1] // values.shape[1]
+        return values.repeat_interleave(heads, 1)[:, : queries.shape[1]].transpose(1, 2).contiguous(), None
+
+    wanted = inspect.signature(replica.forward).parameters
+    known = {"hidden_states": hidden, TABLES: tables, "position_ids": torch.arange(hidden.shape[1])[None]}
+    keywords = {key: known.get(key) for key, p in wanted.items() if key in known or p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD}
+    keywords |= {"shared_kv_states": {}} if "shared_kv_states" in wanted else {}
+    ALL_ATTENTION_FUNCTIONS[_RECORD] = record
+    try:
+        with torch.no_grad():
+            replica(**keywords)
+    except Exception as error:
+        raise InputError(f"{name} does not run on its own ({one_line(error)}), so how it rotates cannot be measured") from None
+    finally:
+        del ALL_ATTENTION_FUNCTIONS[_RECORD]
+    if "queries" not in seen:
+        raise InputError(f"{name} does not call the attention interface of transformers, so its attention cannot be observed")
+    return seen.pop("queries"), seen.pop("keys"), seen
+
+
+def _tables(given: Any, angles: Float[Tensor, "column"]) -> Any:
+    """Tables like `given`, with the same angles at every token."""
+    if isinstance(given, Tensor):
+        return torch.polar(torch.ones_like(angles), angles).to(given.dtype).expand_as(given)
+    return tuple(table.to(torch.float32).expand_as(given[0]) for table in (angles.cos(), angles.sin()))
+
+
+def identity(given: Any) -> Any:
+    """Tables like `given` that turn nothing."""
+    if isinstance(given, Tensor):
+        return torch.ones_like(given)
+    return torch.ones_like(given[0]), torch.zeros_like(given[1])
+
+
+def _pairs(
+    plain: Float[Tensor, "head token d_head"], turned: Float[Tensor, "head token d_head"], angles: Tensor, name: str
+) -> list[tuple[int, int, int]]:
+    """(first entry, second entry, column) of every pair, in the order of first entries."""
+    x, y = plain.flatten(0, 1).T, turned.flatten(0, 1).T  # [entry, sample]
+    moved = ((y - x).abs().amax(1) > 1e-5 * x.abs().amax()).nonzero().flatten().tolist()
+    gram, mixed = x @ x.T, y @ x.T
+    found = []
+    for entry in moved:
+        # For every partner p: the least squares fit y_e = alpha x_e + beta x_p.
+        determinant = (gram[entry, entry] * gram.diagonal() - gram[entry] ** 2).clamp_min(1e-12)
+        alpha = (mixed[entry, entry] * gram.diagonal() - mixed[entry] * gram[entry]) / determinant
+        beta = (mixed[entry] * gram[entry, entry] - mixed[entry, entry] * gram[entry]) / determinant
+        residual = (y[entry] - alpha[:, None] * x[entry] - beta[:, None] * x).square().sum(1)
+        residual[entry] = torch.inf
+        partner = int(residual.argmin())
+        angle = torch.atan2(beta[partner].abs(), alpha[partner])
+        column = int((angles - angle).abs().argmin())
+        if residual[partner] > 1e-6 * y[entry].square().sum() or abs(float(angles[column] - angle)) > 1e-3:
+            raise InputError(
+                f"{name} does something after rotating queries that is no rotation (a norm, say), so positions cannot be exchanged there"
+            )
+        if beta[partner] < 0:
+            found.append((entry, partner, column))
+    if 2 * len(found) != len(moved):
+        raise InputError(f"{name} turns entries of a head that form no pairs; not supported")
+    return found
+
+
+def _column_order(source: Source, frequencies: Tensor, columns: int) -> Tensor:
+    """Which frequency each column of a table has: as many columns as frequencies, or two of each, in either order."""
+    count = len(frequencies)
+    first = torch.zeros(1, 2, 1)
+    with torch.no_grad():
+        given = source.tables(first, torch.tensor([[0, 1]]))
+    angle = (given.angle() if isinstance(given, Tensor) else torch.atan2(given[1].float(), given[0].float()))[0, 1].double().cpu()
+    orders = [torch.arange(columns) % count, torch.arange(columns) * count // columns]
+    live, _ = source.frequencies(fresh=False)
+    wrong = [float((torch.atan2(live[o].sin(), live[o].cos()).double() - angle).abs().max()) for o in orders]
+    best = 0 if wrong[0] <= wrong[1] else 1
+    if not wrong[best] < 1e-2:
+        raise InputError(f"{type(source.rotary).__name__} makes tables that its frequencies do not explain; not supported")
+    return orders[best]
+
+
+def _by_column(source: Source, frequencies: Tensor, columns: int) -> Tensor:
+    return frequencies[_column_order(source, frequencies, columns)]
+
+
+def _unscaled(source: Source, count: int) -> Tensor:
+    """theta_r = rope_theta^(-2 r / d): the frequencies of training."""
+    parameters = getattr(source.config, "rope_parameters", None) or {}
+    kind = source.prefix.removesuffix("_")
+    parameters = parameters.get(kind, parameters) if kind else parameters
+    theta = parameters.get("rope_theta") or getattr(source.config, "rope_theta", None)
+    if theta is None:
+        return source.frequencies(fresh=True)[0]
+    return 1.0 / theta ** (torch.arange(count, dtype=torch.float32) / count)
+
+
+def attention_modules(model: nn.Module) -> Iterator[Any]:
+    """The stock self-attention modules of a decoder: those with a layer's number that read hidden states."""
+    for module in model.modules():
+        number = getattr(module, "layer_idx", None)
+        if isinstance(number, int) and "ttention" in type(module).__name__ and hasattr(module, "config"):
+            yield module
