@@ -56,12 +56,12 @@ def _columns(positions: Tensor, keys: Tensor) -> Tensor:
         return by_key
     if positions.dtype.itemsize < keys.dtype.itemsize:
         return by_key.to(keys.dtype)
-    return by_key.detach().contiguous().view(keys.dtype)
+    return by_key.detach().clone(memory_format=torch.contiguous_format).view(keys.dtype)
 
 
 def _rows(columns: Tensor, dtype: torch.dtype, rows: int) -> Tensor:
     """The inverse of `_columns`: [batch, P, token] with P = `rows`."""
     if columns.dtype.itemsize < dtype.itemsize:
-        columns = columns.contiguous().view(dtype)
+        columns = columns.clone(memory_format=torch.contiguous_format).view(dtype)
     by_head = columns.to(dtype).transpose(2, 3).flatten(1, 2)
     return by_head[:, :1] if rows == 1 else by_head

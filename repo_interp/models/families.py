@@ -66,17 +66,8 @@ def require_family(config: PretrainedConfig) -> None:
 
 def native_layout(config: PretrainedConfig) -> tuple[str, ...]:
     """The schemes of the stock decoder: RoPE, but for layers whose modules do not rotate (SmolLM3's `no_rope_layers`)."""
-    named = getattr(config, "no_rope_layers", None)
-    return _native_layout(config.model_type, tuple(named)) if named else ("rope",) * config.num_hidden_layers
-
-
-@cache
-def _native_layout(family: str, no_rope_layers: tuple[int, ...]) -> tuple[str, ...]:
-    """Which layers of a `family` rotate where its configuration has these `no_rope_layers`, which most families ignore."""
-    config = AutoConfig.for_model(family, num_hidden_layers=len(no_rope_layers), no_rope_layers=list(no_rope_layers))
-    with init_empty_weights():
-        decoder = AutoModel.from_config(config)
-    return tuple("rope" if _passed(layer.self_attn)[1] else "nope" for layer in decoder.layers)
+    named = getattr(config, "no_rope_layers", None) if config.model_type == "smollm3" else None
+    return tuple("rope" if each else "nope" for each in named) if named else ("rope",) * config.num_hidden_layers
 
 
 def training_length(config: PretrainedConfig) -> int:

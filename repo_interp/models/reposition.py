@@ -32,6 +32,8 @@ from repo_interp.positions.layouts import format_layout, parse_layout
 
 logger = logging.getLogger(__name__)
 
+NO_ATTENTION = "-"
+"""Stands in a layout for a layer without attention, in a hybrid."""
 TABLE = "position_table"
 """Name of a decoder's table of learned absolute positions."""
 _HANDLE = "_position_table_hook"
@@ -51,16 +53,20 @@ def reposition(model: PreTrainedModel, layout: str, **options: str | float) -> P
     return with_layout(model, layout, **options)
 
 
-def with_layout(model: PreTrainedModel, layout: str, **options: str | float) -> PreTrainedModel:
-    """`model` with the schemes of `layout`, as `reposition` returns it; `options` may hold what the layout has no use for.
+def with_layout(model: PreTrainedModel, layout: str | None, **options: str | float) -> PreTrainedModel:
+    """`model` with the schemes of `layout`, as `reposition` returns it; None: those that its own modules were measured to have.
+
+    `options` may hold what the layout has no use for.
 
     A stored configuration states every option, and a recipe is for all schemes.
     """
-    require_family(model.config)
-    schemes = _schemes(model, layout)
+    schemes = () if layout is None else _schemes(model, layout)
     builder = SchemeBuilder(model.config, scheme_options(options))
     learn_absolute_positions(model, builder.length if "learned" in schemes else None, builder.deviation)
     rotations = _rotations(model)
+    if layout is None:
+        measured = {stock.layer_idx: "rope" if rotation.rotates else "nope" for stock, rotation in rotations.items()}
+        schemes = tuple(measured.get(layer, NO_ATTENTION) for layer in range(model.config.num_hidden_layers))
     for stock, rotation in rotations.items():
         parts = builder.build(schemes[stock.layer_idx], rotation, 2 * len(rotation.frequencies))
         if parts.assigner is not None:
@@ -219,7 +225,7 @@ def _settle(model: PreTrainedModel) -> None:
 
 def learn_absolute_positions(model: PreTrainedModel, length: int | None, deviation: float) -> None:
     """Give `model` a table of `length` positions, drawn with a standard `deviation`, in place of any that it has; None: no table."""
-    decoder = model.model
+    decoder = decoder_of(model)
     if getattr(decoder, TABLE, None) is not None:
         decoder.__dict__.pop(_HANDLE).remove()
         delattr(decoder, TABLE)

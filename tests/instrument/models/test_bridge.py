@@ -13,6 +13,7 @@ from torch.testing import assert_close
 from transformer_lens.model_bridge.sources import build_bridge_from_module
 
 import repo_interp as ri
+from repo_interp.models.reposition import attentions
 from repo_interp.models.families import FAMILIES
 
 TOKENS = torch.randint(3, 64, (2, 20), generator=torch.Generator().manual_seed(1))
@@ -89,8 +90,7 @@ def test_a_constant_added_to_positions_changes_nothing_a_permutation_does(layout
 def test_scores_and_pattern_are_made_only_where_somebody_listens():
     wrapped = bridged()
     made = []
-    for layer, block in enumerate(wrapped.original_model.model.layers):
-        attention = block.original_component.self_attn.original_component
+    for layer, attention in enumerate(attentions(wrapped)):
         openly = attention.attend_eager
 
         def spy(*arguments, _layer=layer, _openly=openly):
@@ -165,7 +165,7 @@ def test_a_copied_bridge_is_independent():
 @pytest.mark.parametrize("family", ["llama", "olmo2", "qwen3"])
 def test_a_stock_adapter_that_would_lose_positions_is_refused(family):
     model = ri.reposition(tiny(family), "repo")
-    with pytest.raises(ri.InputError, match=r"positions by 'repo', which a stock TransformerLens adapter would lose"):
+    with pytest.raises(ri.InputError, match=r"positions by 'repo', and other code, such as a stock TransformerLens adapter"):
         build_bridge_from_module(model, FAMILIES[family], hf_config=model.config)(TOKENS)
     gc.collect()
 

@@ -84,7 +84,7 @@ def test_a_pass_ends_after_the_last_layer_that_is_asked_for(wrap, padding):
     wrapped = wrap(model)
     passed = []
     handles = [
-        attention.o_proj.register_forward_hook(lambda module, inputs, output, layer=attention.layer_idx: passed.append(layer))
+        attention.sites.attended.register_forward_hook(lambda *given, layer=attention.layer_idx: passed.append(layer))
         for attention in attentions(wrapped)
     ]
     tokens = torch.cat([torch.zeros(2, padding, dtype=torch.long), TOKENS], 1)

@@ -16,6 +16,10 @@ ROWS = torch.tensor([3, 9])
 ANSWERS = torch.tensor([7, 20])
 
 
+def hooks_of(model):
+    return [hook for module in model.modules() for hook in module._forward_hooks]
+
+
 def written_by_attention(model, tokens) -> dict[int, torch.Tensor]:
     """What attention adds to the residual stream in each layer [token, width], after any norm of its output."""
     added: dict[int, torch.Tensor] = {}
@@ -42,6 +46,7 @@ def test_contributions_of_all_heads_and_keys_are_those_of_attention(family):
         for name, parameter in model.named_parameters():
             if "norm" in name:
                 parameter.add_(0.3 * torch.randn_like(parameter))
+    before = hooks_of(model)
     tokens = torch.randint(3, 64, (1, 12))
     moved: dict[int, torch.Tensor] = {}
 
@@ -65,4 +70,4 @@ def test_contributions_of_all_heads_and_keys_are_those_of_attention(family):
         expected = (added[layer][ROWS] * directions).sum(-1)
         torch.testing.assert_close(contributions.sum(-1), expected.detach(), rtol=2e-4, atol=2e-5)
     assert set(found) == {attention.layer_idx for attention in attentions(model)}
-    assert not any(module._forward_hooks for module in model.modules())
+    assert hooks_of(model) == before

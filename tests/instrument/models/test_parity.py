@@ -98,7 +98,7 @@ def test_layers_without_rotation_are_those_whose_modules_do_not_rotate(tmp_path)
 def test_loading_refuses_a_layer_that_measures_would_see_otherwise():
     model = ri.reposition(tiny("llama"), "repo")
     require_parity(model)
-    list(attentions(model))[1].sliding_window = 4  # the mask that the decoder makes has no window
+    list(attentions(model))[1].sites.attended.register_forward_hook(lambda module, arguments, attended: 1.1 * attended)
     with pytest.raises(ri.InputError, match=r"layer 1 \(repo\) attends otherwise than its captured") as error:
         require_parity(model)
     assert "\n" not in str(error.value)
