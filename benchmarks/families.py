@@ -47,10 +47,12 @@ SMALL = {
     "linear_value_head_dim": 16,
 }
 """The sizes of every family, under the names that its configuration has."""
+LATENT = {"head_dim": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16, "q_lora_rank": 24, "kv_lora_rank": 16}
+"""The sizes of latent attention: a head is 16 entries that do not turn and 8 that do."""
 EXCEPTIONS: dict[str, dict[str, Any]] = {}
 """What else a family needs to be small."""
 LISTS = ("layer_types", "mlp_layer_types", "no_rope_layers")
-SECONDS = 120
+SECONDS = 60
 COLUMNS = ("logits", "attention", "generation", "intervention", "bridge")
 
 
@@ -61,6 +63,8 @@ def small_configuration(family: str) -> Any:
     kind = CONFIG_MAPPING[family]
     default = kind()
     small = {name: value for name, value in SMALL.items() if hasattr(default, name)}
+    if hasattr(default, "qk_rope_head_dim"):
+        small |= {name: value for name, value in LATENT.items() if hasattr(default, name)}
     for name in LISTS:
         named = getattr(default, name, None)
         if isinstance(named, list | tuple):

@@ -312,6 +312,9 @@ class RepositionedAttention:
             observe(self, queries, now.new_keys, now.positions, self._logits_of_rows(new, now.index))
         content = Content(queries, keys, values, now.gate_keys)
         positions, key_positions = now.positions, self._positions_of_keys(keys)
+        if positions is not None and key_positions is not None and self.frequencies is not None and self.frequencies.ndim == 3:
+            # Each head has frequencies of its own, [head, 1, component]: `interventions.rescaled`.
+            positions, key_positions = expand_heads(positions, self.heads), expand_heads(key_positions, self.heads)
         if positions is not None and positions.shape[1] > keys.shape[1]:
             # One position per head: heads that share a key need it rotated each in its own way.
             keys, values = expand_heads(keys, positions.shape[1]), expand_heads(values, positions.shape[1])
@@ -344,7 +347,7 @@ class RepositionedAttention:
             tables = rotation_tables(positions, self.frequencies, self.attention_scaling, queries.dtype)
             cosines, sines = self.sites.cosines(tables[0]), self.sites.sines(tables[1])
             queries = turn(queries, expand_heads(cosines, queries.shape[1]), expand_heads(sines, queries.shape[1]))
-            if key_positions is not positions:
+            if key_positions.shape[-1] != positions.shape[-1]:
                 cosines, sines = rotation_tables(key_positions, self.frequencies, self.attention_scaling, keys.dtype)
             keys = turn(keys, expand_heads(cosines, keys.shape[1]), expand_heads(sines, keys.shape[1]))
         return self.sites.rotated_queries(queries), self.sites.rotated_keys(keys)

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from repo_interp.errors import NotFinite
+from repo_interp.errors import InputError, NotFinite
 from repo_interp.inputs import AttentionInputs, Predictions
 from repo_interp.models.attention import LogitsOfRows, RepositionedAttention
 from repo_interp.models.feed_forward import in_blocks
@@ -151,6 +151,11 @@ def observing(
         positions: Tensor | None,
         logits_of_rows: LogitsOfRows | None,
     ) -> None:
+        if attention.frequencies is not None and attention.frequencies.ndim == 3:
+            raise InputError(
+                f"single heads of layer {attention.layer_idx} are rescaled, and measures read one set of frequencies per layer; rescale "
+                "the whole layer, or leave this layer out"
+            )
         here = queries.device  # of several that hold the model, the one with this layer
         inputs = AttentionInputs(
             layer=attention.layer_idx,

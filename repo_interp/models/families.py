@@ -78,6 +78,6 @@ def training_length(config: PretrainedConfig) -> int:
 
 
 def _rope_parameters(config: PretrainedConfig) -> list[dict]:
-    parameters = config.rope_parameters
+    parameters = getattr(config, "rope_parameters", None) or {}
     by_layer_type = [value for value in parameters.values() if isinstance(value, dict)]
     return by_layer_type or [parameters]

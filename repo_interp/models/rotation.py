@@ -206,28 +206,29 @@ def _replica(stock: nn.Module) -> Any:
 
 def _passed(replica: Any, hidden: Tensor, tables: Any, name: str) -> tuple[Tensor, Tensor, dict[str, Any]]:
     """Queries and keys that reach the attention function, and the arguments that it is called with."""
-    seen: dict[str, Any] = {}
-
-    def record(module: nn.Module, queries: Tensor, keys: Tensor, values: Tensor, mask: Any = None, *more: Any, **keywords: Any) -> tuple:
-        seen.update(keywords, queries=queries, keys=keys)
-        heads = queries.shape[1] // values.shape[1]
-        return values.repeat_interleave(heads, 1)[:, : queries.shape[1]].transpose(1, 2).contiguous(), None
-
     wanted = inspect.signature(replica.forward).parameters
     known = {"hidden_states": hidden, TABLES: tables, "position_ids": torch.arange(hidden.shape[1])[None]}
     keywords = {key: known.get(key) for key, p in wanted.items() if key in known or p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD}
     keywords |= {"shared_kv_states": {}} if "shared_kv_states" in wanted else {}
-    ALL_ATTENTION_FUNCTIONS[_RECORD] = record
+    replica.seen = {}
     try:
         with torch.no_grad():
             replica(**keywords)
     except Exception as error:
         raise InputError(f"{name} does not run on its own ({one_line(error)}), so how it rotates cannot be measured") from None
-    finally:
-        del ALL_ATTENTION_FUNCTIONS[_RECORD]
+    seen = replica.seen
     if "queries" not in seen:
         raise InputError(f"{name} does not call the attention interface of transformers, so its attention cannot be observed")
     return seen.pop("queries"), seen.pop("keys"), seen
+
+
+def _record(module: Any, queries: Tensor, keys: Tensor, values: Tensor, mask: Any = None, *more: Any, **keywords: Any) -> tuple:
+    """The attention function of a replica: what it is called with is kept, and the output is of the right shape."""
+    module.seen = {**keywords, "queries": queries, "keys": keys}
+    return values.repeat_interleave(queries.shape[1] // values.shape[1], 1).transpose(1, 2).contiguous(), None
+
+
+ALL_ATTENTION_FUNCTIONS.register(_RECORD, _record)
 
 
 def _tables(given: Any, angles: Float[Tensor, "column"]) -> Any:

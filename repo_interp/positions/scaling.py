@@ -26,6 +26,21 @@ def interpolate(frequencies: Float[Tensor, "component"], factor: float) -> Float
     return frequencies / _positive(factor, "factor")
 
 
+def with_base(
+    frequencies: Float[Tensor, "component"], unscaled: Float[Tensor, "component"], theta: float
+) -> Float[Tensor, "component"]:
+    """`frequencies` for the base `theta` instead of that of `unscaled`, theta_r = base^(-r/n); a frequency of 0 stays 0.
+
+    A scaling that `frequencies` have over `unscaled` is kept. ValueError for fewer than two different frequencies.
+    """
+    logs = unscaled[unscaled > 0].double().log().unique()
+    if len(logs) < 2:
+        raise ValueError("a base is defined by at least two different frequencies")
+    log_base = float(logs[-1] - logs[0]) / (len(logs) - 1) * len(logs)
+    other = unscaled.double().where(unscaled > 0, 1.0) ** (math.log(_positive(theta, "base")) / log_base)
+    return (frequencies.double() / unscaled.double().where(unscaled > 0, 1.0) * other).to(frequencies)
+
+
 def yarn_attention_scaling(factor: float) -> float:
     """What YaRN multiplies cosines and sines with: 0.1 ln factor + 1; 1 where nothing is extended."""
     return 1.0 if _positive(factor, "factor") <= 1.0 else 0.1 * math.log(factor) + 1.0

@@ -5,14 +5,14 @@
     positions    linearised, frozen, permuted, swapped, scaled, rounded, clipped, shifted, transplanted, set
     patching     positions patched from a clean prompt into a corrupted one, as TransformerLens does
     keys         keys exchanged or moved alone, as the experiment `perturbation` needs it
-    extension    position interpolation, YaRN, LM-Infinite
+    extension    position interpolation, YaRN, LM-Infinite; other frequencies for single heads
 
 Each is a context manager; what it changes is undone when it ends, also when the pass raised. They nest, `with frozen(...), shifted(...):`,
 and end in any order. While one lasts, its model cannot be copied (`copy.deepcopy`): the copy would keep what it changes for good.
 They work on repositioned models and the bridges around them. Knows no task and no measure.
 """
 
-from repo_interp.models.interventions.extension import interpolated, lm_infinite, yarn
+from repo_interp.models.interventions.extension import interpolated, lm_infinite, rescaled, yarn
 from repo_interp.models.interventions.keys import Shift, exchanged_keys, moved_keys
 from repo_interp.models.interventions.patching import get_act_patch_positions_all_pos, get_act_patch_positions_by_pos
 from repo_interp.models.interventions.positions import (
@@ -48,6 +48,7 @@ __all__ = [
     "permuted",
     "positions_of",
     "replaced",
+    "rescaled",
     "rounded",
     "scaled",
     "set_positions",

@@ -30,12 +30,13 @@ from torch import Tensor, nn
 
 from repo_interp.errors import InputError, one_line
 from repo_interp.models.attention import RepositionedAttention, visible
+from repo_interp.models.families import training_length
 from repo_interp.models.interventions.lasting import lasting, put
-from repo_interp.models.reposition import attentions
+from repo_interp.models.reposition import attentions, attentions_of
 from repo_interp.positions.biases import PositionBias
 from repo_interp.positions.logits import soft_capped
 from repo_interp.positions.rotary import expand_heads, rotate
-from repo_interp.positions.scaling import interpolate, yarn_attention_scaling, yarn_frequencies
+from repo_interp.positions.scaling import interpolate, with_base, yarn_attention_scaling, yarn_frequencies
 
 Method = Literal["plain", "lm_infinite", "interpolation", "yarn"]
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -107,6 +108,61 @@ def yarn(model: nn.Module, factor: float, training_length: int) -> Iterator[None
         for attention in rotating:
             _retune(undo, attention, lambda frequencies: yarn_frequencies(frequencies, factor, training_length), scaling)
         yield
+
+
+@contextmanager
+def rescaled(
+    model: nn.Module,
+    layer: int,
+    head: int | None = None,
+    *,
+    yarn: float | None = None,
+    theta: float | None = None,
+    linear: float | None = None,
+) -> Iterator[None]:
+    """While the context lasts, one head of `layer` (None: all) rotates by other frequencies.
+
+    `yarn`, `linear`: the factor of YaRN (from the model's training length) or of position interpolation. `theta`: another base,
+    theta_r = theta^(-r/n) of n pairs. Raises InputError unless one of them is given, and where the layer does not rotate.
+    """
+    given = {name: value for name, value in (("yarn", yarn), ("theta", theta), ("linear", linear)) if value is not None}
+    if len(given) != 1:
+        raise InputError(f"one of yarn, theta and linear was wanted; got {', '.join(given) or 'none'}")
+    ((name, value),) = given.items()
+    value = _factor(value)
+    (attention,) = attentions_of(model, [layer])
+    if attention.frequencies is None or attention.assigner is None:
+        raise InputError(f"layer {layer} ({attention.scheme}) does not rotate, so it has no frequencies to change")
+    if head is not None and not (isinstance(head, int) and 0 <= head < attention.heads):
+        raise InputError(f"head {head!r} was named; the heads of layer {layer} are 0 to {attention.heads - 1}")
+    length = training_length(attention.config)
+    changes: Mapping[str, Callable[[Tensor], Tensor]] = {
+        "yarn": lambda frequencies: yarn_frequencies(frequencies, value, length),
+        "linear": lambda frequencies: interpolate(frequencies, value),
+        "theta": lambda frequencies: with_base(frequencies, attention.rotation.unscaled.to(frequencies), value),
+    }
+    scaling = yarn_attention_scaling(value) if name == "yarn" else 1.0
+    with lasting(model) as undo:
+        if head is None:
+            _retune(undo, attention, lambda present: _by_row(present, changes[name], None), scaling)
+        else:
+            put(undo, attention, "frequencies", lambda present: _by_row(_per_head(present, attention.heads), changes[name], head))
+            factors = torch.ones(attention.heads, 1, 1)
+            factors[head] = scaling
+            put(undo, attention, "attention_scaling", lambda present: present * factors)
+        yield
+
+
+def _per_head(frequencies: Tensor, heads: int) -> Float[Tensor, "head 1 component"]:
+    return frequencies if frequencies.ndim == 3 else frequencies.expand(heads, 1, -1).clone()
+
+
+def _by_row(frequencies: Tensor, change: Callable[[Tensor], Tensor], head: int | None) -> Tensor:
+    """Frequencies of a layer, or of each of its heads, with those of one head (None: all) changed."""
+    if frequencies.ndim == 1:
+        return change(frequencies)
+    rows = [change(row[0]) if head in (None, number) else row[0] for number, row in enumerate(frequencies)]
+    return torch.stack(rows)[:, None]
 
 
 @contextmanager

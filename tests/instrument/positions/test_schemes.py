@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 from families import VARIANTS, repositioned, tiny
 from torch.testing import assert_close
 
@@ -120,14 +121,15 @@ def test_one_map_for_all_layers_is_one_module():
 
 
 def test_hope_chooses_by_the_frequencies_of_training_then_scales():
-    from repo_interp.models.families import rotations
+    from repo_interp.models.rotation import Prober
     from repo_interp.models.schemes import SchemeBuilder, scheme_options
 
     model = tiny("llama")
     model.config.rope_parameters = {
         "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 128, "attention_factor": 1.0,
     }  # fmt: skip
-    rotation = rotations(model)[0]
+    model = AutoModelForCausalLM.from_config(model.config)
+    rotation = Prober(model.model).measured(model.model.layers[0].self_attn)
     builder = SchemeBuilder(model.config, scheme_options({}))
     high = rotation.unscaled >= 2 * torch.pi / 128
     assert 0 < high.sum() < len(high)
@@ -144,9 +146,12 @@ def test_dropped_components_leave_the_dot_product():
     kept = torch.cat([attention.components, attention.components])
     assert 0 < kept.sum() < len(kept)
     hidden, positions = torch.randn(1, 6, 32), torch.arange(6.0).view(1, 1, 6)
-    queries, keys, _ = attention.project(hidden)
-    got_queries, got_keys = attention.rotate(queries, keys, positions)
-    plain = attention.q_proj(hidden).view(1, 6, 4, 8).transpose(1, 2)
+    seen = {}
+    for name in ("queries", "keys", "rotated_queries", "rotated_keys"):
+        site = getattr(attention.sites, name)
+        site.register_forward_hook(lambda module, arguments, tensor, name=name: seen.update({name: tensor}))
+    attention.module(hidden, position_embeddings=(torch.ones(1, 6, 8), torch.zeros(1, 6, 8)), attention_mask=None)
+    plain, keys, got_queries, got_keys = (seen[name] for name in ("queries", "keys", "rotated_queries", "rotated_keys"))
     turned = rotate(keys, positions, attention.frequencies).repeat_interleave(2, 1).mT
     expected = (rotate(plain, positions, attention.frequencies) * kept) @ turned
     assert_close(got_queries @ got_keys.repeat_interleave(2, 1).mT, expected)
