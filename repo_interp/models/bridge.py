@@ -23,6 +23,7 @@ from transformer_lens.model_bridge.sources import build_bridge_from_module
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from repo_interp.errors import InputError, warn
+from repo_interp.models.any_adapter import architecture_of, has_hook
 from repo_interp.models.attention import HookSites, attached
 from repo_interp.models.changes import unchanged_computation
 from repo_interp.models.reposition import attentions
@@ -87,7 +88,7 @@ class RepositionedAttentionBridge:
             raise InputError(f"{self.name} is a {type(component).__name__}; reposition the model before bridging it")
         super().set_original_component(component)  # pyright: ignore[reportAttributeAccessIssue]
         for name in _POINTS:
-            if not hasattr(self, name):
+            if not has_hook(self, name):
                 setattr(self, name, _hook(pos_dim=2))
         self.hook_cos.pos_dim = self.hook_sin.pos_dim = 2  # [batch, P, token, d_head/2]
         attention.sites = HookSites(
@@ -105,9 +106,13 @@ class RepositionedAttentionBridge:
             spans_heads = self._qk_norm_phase == "pre_reshape"
             attention.sites.queries = _Flat(self.hook_q_normed) if spans_heads else self.hook_q_normed
             attention.sites.keys = _Flat(self.hook_k_normed) if spans_heads else self.hook_k_normed
-        if any(getattr(component, name, None) is None for name in ("q_proj", "k_proj", "v_proj")):
-            # Projections are fused: the hooks on single ones fire where the parts arrive.
-            self.hook_aliases = {alias: at for alias, at in self.hook_aliases.items() if alias not in ("hook_q", "hook_k", "hook_v")}
+        if "o" not in self.submodules:
+            self.hook_z = HookPoint()
+            attention.sites.attended = self.hook_z
+        if "q" not in self.submodules or any(getattr(component, name, None) is None for name in ("q_proj", "k_proj", "v_proj")):
+            # Projections are fused, or unknown to the adapter: the hooks on single ones fire where the parts arrive.
+            aliases = getattr(self, "hook_aliases", {})
+            self.hook_aliases = {alias: at for alias, at in aliases.items() if alias not in ("hook_q", "hook_k", "hook_v")}
             self.hook_q, self.hook_k, self.hook_v = HookPoint(), HookPoint(), HookPoint()
             attention.sites.queries, attention.sites.keys = _Heads(self.hook_q), _Heads(self.hook_k)
             attention.sites.values = _Heads(self.hook_v)
@@ -133,7 +138,7 @@ def bridge(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = N
     implementation = model.config._attn_implementation
     wrapped = build_bridge_from_module(
         model,
-        type(model).__name__,
+        architecture_of(model),
         hf_config=model.config,
         model_name=model.config.name_or_path or model.config.model_type,
         post_adapter_hook=_exchange_attention,

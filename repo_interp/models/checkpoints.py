@@ -35,6 +35,7 @@ from repo_interp.errors import InputError, one_line
 from repo_interp.files import is_left_behind, path_of, replaced, require_directory, write_text
 from repo_interp.models.adapters import adapted, base_of, fitting_changes
 from repo_interp.models.configuration import (
+    HUGGING_FACE,
     OURS,
     Checkpoint,
     RepositionedConfig,
@@ -47,6 +48,7 @@ from repo_interp.models.configuration import (
     tokens_of,
     written_configuration,
 )
+from repo_interp.models.converted import is_converted, loaded_by_transformers
 from repo_interp.models.directories import is_of_checkpoint
 from repo_interp.models.dispatch import DeviceMap, MostMemory, device_of_weights, dispatched, is_dispatched, weights_in_place
 from repo_interp.models.families import FAMILIES
@@ -97,6 +99,9 @@ def load_model(
     if rope_scaling is not None:
         config = scaled_configuration(config, rope_scaling)
     model, stored = _skeleton(checkpoint, config)
+    if stored is None:
+        placement = {"device_map": place if device_map is None else device_map, "max_memory": most_memory}
+        return with_layout(loaded_by_transformers(checkpoint.directory, config, precision, **placement), None).eval()
     placed = None if device_map is None else device_of_weights(model, device_map, most_memory, precision)
     exact, values = assigner_parameters(model), {}
     for names, wanted in ((stored.keys() - exact.keys(), precision), (stored.keys() & exact.keys(), of_positions)):
@@ -213,16 +218,22 @@ def _keep_others(directory: Path, unfinished: Path) -> None:
         shutil.copytree(directory, unfinished, symlinks=True, ignore=of_checkpoint, copy_function=link, dirs_exist_ok=True)
 
 
-def _skeleton(checkpoint: Checkpoint, config: PretrainedConfig) -> tuple[PreTrainedModel, dict[str, StoredWeight]]:
-    model = _empty_model(config, checkpoint.layout, checkpoint.options)
+def _skeleton(checkpoint: Checkpoint, config: PretrainedConfig) -> tuple[PreTrainedModel, dict[str, StoredWeight] | None]:
+    """The model without weights, and where each is stored; None for weights that only transformers can read."""
+    stock = checkpoint.format == HUGGING_FACE
+    model = _empty_model(config, None if stock else checkpoint.layout, checkpoint.options)
+    if stock and is_converted(model, checkpoint.directory):
+        return model, None
     described = f"the layout {format_layout(checkpoint.layout)}"
     return model, fitting_weights(model, checkpoint.directory, described)
 
 
-def _empty_model(config: PretrainedConfig, schemes: tuple[str, ...], options: Mapping[str, Any]) -> PreTrainedModel:
+def _empty_model(
+    config: PretrainedConfig, schemes: tuple[str, ...] | None, options: Mapping[str, Any]
+) -> PreTrainedModel:
     with init_empty_weights(include_buffers=False), no_init_weights():
         model = AutoModelForCausalLM.from_config(copy.deepcopy(config))
-        return with_layout(model, ",".join(schemes), **options)
+        return with_layout(model, None if schemes is None else ",".join(schemes), **options)
 
 
 def _tie(model: PreTrainedModel, values: dict[str, Tensor]) -> None:
@@ -234,8 +245,8 @@ def _tie(model: PreTrainedModel, values: dict[str, Tensor]) -> None:
             del values[unembedding]
         else:
             model.config.tie_word_embeddings = False
-    elif stored == ["lm_head.weight"]:
-        values["model.embed_tokens.weight"] = values.pop("lm_head.weight")
+    elif len(stored) == 1 and stored[0] == tied_parameters(model)[1]:
+        values[tied_parameters(model)[0]] = values.pop(stored[0])
 
 
 def _stored_form(decoder: PreTrainedModel) -> dict[str, Tensor]:
@@ -246,8 +257,8 @@ def _stored_form(decoder: PreTrainedModel) -> dict[str, Tensor]:
         names = _empty_model(plain(config), layout(decoder), own_layout_of(config)[1]).state_dict().keys()
         before = {name.replace(_BRIDGED, ""): tensor for name, tensor in state.items()}
         state = {name: before[name] for name in names}
-    if decoder.config.tie_word_embeddings:
-        state.pop("lm_head.weight", None)
+    for unembedding in tied_parameters(decoder)[1:]:
+        state.pop(unembedding, None)
     weights: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in state.items():

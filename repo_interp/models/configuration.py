@@ -33,6 +33,7 @@ from repo_interp.records import modelled, read_json, shown
 from repo_interp.shipped import shipped_directories
 
 OURS = "repo_interp"
+HUGGING_FACE = "hugging face"
 COUNTED = "one for each scheme of position_layout; load it with repo_interp, since no other class has its positions"
 """What config.json of our format has as num_hidden_layers: no class of another library can be built with it."""
 _OF_OURS = ("pe_config", "position_layout", "base_model_type", "adapter")

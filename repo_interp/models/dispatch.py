@@ -108,7 +108,8 @@ def is_dispatched(model: nn.Module) -> bool:
 def _resident(model: PreTrainedModel) -> set[str]:
     """Names of the weights that are never offloaded."""
     schemes = {id(parameter) for module in scheme_modules(model) for parameter in module.parameters()}
-    tied = set(tied_parameters(model)) | {"model.embed_tokens.weight"}
+    embedding = model.get_input_embeddings().weight
+    tied = {*tied_parameters(model), *(name for name, weight in model.named_parameters() if weight is embedding)}
     return {
         name
         for name, weight in model.state_dict(keep_vars=True).items()

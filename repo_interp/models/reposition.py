@@ -243,7 +243,7 @@ def _add_vectors(decoder: Any, arguments: tuple, keywords: dict[str, Any]) -> tu
     inputs = dict(zip(names, arguments, strict=False)) | keywords
     tokens, embeddings = inputs.get("input_ids"), inputs.get("inputs_embeds")
     if embeddings is None:
-        embeddings = decoder.embed_tokens(tokens)
+        embeddings = decoder.get_input_embeddings()(tokens)
     index = inputs.get("position_ids")
     if index is None:
         cache = inputs.get("past_key_values")

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from pydantic import AfterValidator, BaseModel, ConfigDict
@@ -88,10 +89,12 @@ def fitting_weights(model: nn.Module, directory: Path, described: str) -> dict[s
     parameters = {file_key(name): name for name in shapes}
     stored: dict[str, StoredWeight] = {}
     unexpected = []
+    patterns = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
     for weight in stored_weights(directory):
         name = parameters.get(file_key(weight.key))
         if name is None or name in stored:
-            unexpected += [] if weight.key.endswith(_REMADE) else [weight.key]
+            ignored = weight.key.endswith(_REMADE) or any(re.search(pattern, weight.key) for pattern in patterns)
+            unexpected += [] if ignored else [weight.key]
             continue
         if weight.shape != shapes[name]:
             raise InputError(f"{directory}: {weight.key} has shape {list(weight.shape)}, {described} wants {list(shapes[name])}")
@@ -107,9 +110,10 @@ def fitting_weights(model: nn.Module, directory: Path, described: str) -> dict[s
     return stored
 
 
-def tied_parameters(model: nn.Module) -> tuple[str, ...]:
+def tied_parameters(model: Any) -> tuple[str, ...]:
     """Names of the embedding and unembedding where the configuration ties them; empty where it does not."""
-    return ("model.embed_tokens.weight", "lm_head.weight") if model.config.tie_word_embeddings else ()  # pyright: ignore
+    tied = model._tied_weights_keys if model.config.tie_word_embeddings else None
+    return next(((embedding, unembedding) for unembedding, embedding in (tied or {}).items()), ())
 
 
 def read_weights(stored: Mapping[str, StoredWeight], device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -145,6 +149,14 @@ def stored_weights(directory: Path) -> Iterator[StoredWeight]:
             raise InputError(f"{file} cannot be read as safetensors: {' '.join(str(error).split())[:300]}") from None
 
 
+def require_finite_weight(values: Tensor, key: str, directory: Path) -> tuple[Tensor, Tensor]:
+    """The smallest and the largest of `values`. Raises InputError where one is NaN or infinite."""
+    smallest, largest = values.aminmax()  # one pass; NaN in either where there is one
+    if not (torch.isfinite(smallest) and torch.isfinite(largest)):
+        raise InputError(f"{directory}: {key} holds values that are not finite; the checkpoint is damaged")
+    return smallest, largest
+
+
 def _read(weight: StoredWeight, device: torch.device, dtype: torch.dtype, memory: Tensor) -> Tensor:
     values = torch.empty(weight.shape, device=device, dtype=dtype)
     flat, chunk = values.view(-1), memory.view(weight.dtype)
@@ -155,11 +167,7 @@ def _read(weight: StoredWeight, device: torch.device, dtype: torch.dtype, memory
             bytes_read = stream.readinto(part.view(torch.uint8).numpy())  # pyright: ignore[reportArgumentType]
             if bytes_read != part.numel() * weight.dtype.itemsize:
                 raise InputError(f"{weight.file} ends within {weight.key}; the checkpoint was changed while it was read")
-            smallest, largest = part.aminmax()  # one pass; NaN in either where there is one
-            if not (torch.isfinite(smallest) and torch.isfinite(largest)):
-                raise InputError(
-                    f"{weight.file.parent}: {weight.key} holds values that are not finite; the checkpoint is damaged"
-                )
+            smallest, largest = require_finite_weight(part, weight.key, weight.file.parent)
             if max(-float(smallest), float(largest)) > torch.finfo(dtype).max:
                 raise InputError(f"{weight.file.parent}: {weight.key} holds values too large for {dtype}; load it in float32")
             flat[start : start + part.numel()].copy_(part)
