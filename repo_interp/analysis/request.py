@@ -31,7 +31,7 @@ from repo_interp.measures.three_axis import ThreeAxis
 from repo_interp.models.bridge import tokenizer_of
 from repo_interp.models.interventions.replacing import require_named_tokens
 from repo_interp.models.provenance import length_trained
-from repo_interp.models.reposition import attentions, layout
+from repo_interp.models.reposition import attentions, attentions_of, layout
 from repo_interp.positions.layouts import CONTEXTUAL, FIXED, ROTATED_BY_INDEX
 from repo_interp.side_by_side import BatchSize, SideBySide
 from repo_interp.store import Progress
@@ -105,7 +105,9 @@ class Request:
             raise InputError(f"task is {one_line(repr(task), 80)}; wanted a task, as ri.tasks.make_task returns it")
         named = measures_named(default_measures(given, (), layers) if measures is None else measures)
         chosen = [of_training_length(as_measure(measure), length_trained(bridge)) for measure in named]
-        observed = _within(layers, len(layout(bridge)), "layer")
+        attending = [attention.layer_idx for attention in attentions(bridge)]
+        observed = attending if layers is None else _within(layers, len(layout(bridge)), "layer")
+        attentions_of(bridge, observed)  # refuses a layer without attention
         of_heads = None if heads is None else _within(heads, model.num_attention_heads, "head")
         for measure in chosen:
             require_declared(measure)

@@ -28,12 +28,10 @@ from repo_interp.models.rotation import Prober, Rotation, attention_modules, rot
 from repo_interp.models.schemes import SchemeBuilder, require_useful, scheme_options
 from repo_interp.positions.assigners import MixedAssigner
 from repo_interp.positions.embedding import AbsoluteEmbedding
-from repo_interp.positions.layouts import format_layout, parse_layout
+from repo_interp.positions.layouts import NO_ATTENTION, format_layout, parse_layout
 
 logger = logging.getLogger(__name__)
 
-NO_ATTENTION = "-"
-"""Stands in a layout for a layer without attention, in a hybrid."""
 TABLE = "position_table"
 """Name of a decoder's table of learned absolute positions."""
 _HANDLE = "_position_table_hook"
@@ -67,6 +65,9 @@ def with_layout(model: PreTrainedModel, layout: str | None, **options: str | flo
     if layout is None:
         measured = {stock.layer_idx: "rope" if rotation.rotates else "nope" for stock, rotation in rotations.items()}
         schemes = tuple(measured.get(layer, NO_ATTENTION) for layer in range(model.config.num_hidden_layers))
+    else:
+        attending = {stock.layer_idx for stock in rotations}
+        schemes = tuple(scheme if layer in attending else NO_ATTENTION for layer, scheme in enumerate(schemes))
     for stock, rotation in rotations.items():
         parts = builder.build(schemes[stock.layer_idx], rotation, 2 * len(rotation.frequencies))
         if parts.assigner is not None:
@@ -142,13 +143,20 @@ def attentions_of(model: nn.Module, layers: Collection[int]) -> list[Repositione
     modules = {attention.layer_idx: attention for attention in attentions(model)}
     for layer in layers:
         if layer not in modules:
-            raise InputError(f"layer {layer} was asked for; the model's are 0 to {len(modules) - 1}")
+            raise InputError(f"layer {layer} was asked for; the model's are {_listed(modules)}")
     return [modules[layer] for layer in sorted(layers)]
 
 
+def _listed(layers: Collection[int]) -> str:
+    """Numbers of layers, for messages."""
+    whole = list(layers) == list(range(len(layers)))
+    return f"0 to {len(layers) - 1}" if whole else f"{', '.join(map(str, layers))} (others have no attention)"
+
+
 def layout(model: nn.Module) -> tuple[str, ...]:
-    """The position scheme of every layer of a repositioned model or bridge."""
-    return tuple(attention.scheme for attention in attentions(model))
+    """The position scheme of every layer of a repositioned model or bridge; "-" for a layer without attention."""
+    schemes = {attention.layer_idx: attention.scheme for attention in attentions(model)}
+    return tuple(schemes.get(layer, NO_ATTENTION) for layer in range(len(blocks(model))))
 
 
 def scheme_modules(model: nn.Module) -> Iterator[nn.Module]:

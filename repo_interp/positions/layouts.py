@@ -53,6 +53,9 @@ ROTATED_BY_INDEX = ("rope", "rope_high", "hope", "hope_ab1", "hope_ab2", "hope_a
 FIXED = tuple(scheme for scheme in SCHEMES if scheme not in (*LEARNED, *CONTEXTUAL))
 """Schemes of ours whose positions are the token index, or none, whatever the text."""
 
+NO_ATTENTION = "-"
+"""Stands for a layer without attention, in a hybrid: it has no scheme, whatever the layout."""
+
 _PERIODS = {"r2n1": ("rope", "rope", "nope"), "n2r1": ("nope", "nope", "rope")}
 
 
@@ -100,17 +103,21 @@ def named_schemes(text: str) -> tuple[str, ...]:
 
 
 def format_layout(schemes: tuple[str, ...]) -> str:
-    """The shortest text that `parse_layout` reads back as `schemes`."""
+    """The shortest text that `parse_layout` reads back as `schemes`, but for layers without attention."""
     layers = len(schemes)
     for name in (*SCHEMES, *_PERIODS):
-        if parse_layout(name, layers) == schemes:
+        if _fit(parse_layout(name, layers), schemes):
             return name
-    start = next(layer for layer, scheme in enumerate(schemes) if scheme != "rope")  # all rope has a name
+    start = next(layer for layer, scheme in enumerate(schemes) if scheme not in ("rope", NO_ATTENTION))  # all rope has a name
     for name, period in ((schemes[start], (schemes[start],)), *_PERIODS.items()):
         first = start - next(place for place, scheme in enumerate(period) if scheme != "rope")
-        if first >= 0 and _repeated(period, first, layers) == schemes:
+        if first >= 0 and _fit(_repeated(period, first, layers), schemes):
             return f"{name}@{first}" if first else name
     return ",".join(schemes)
+
+
+def _fit(named: tuple[str, ...], schemes: tuple[str, ...]) -> bool:
+    return all(scheme in (name, NO_ATTENTION) for name, scheme in zip(named, schemes, strict=True))
 
 
 def _repeated(period: tuple[str, ...], start: int, layers: int) -> tuple[str, ...]:
@@ -118,12 +125,12 @@ def _repeated(period: tuple[str, ...], start: int, layers: int) -> tuple[str, ..
 
 
 def _known(scheme: str) -> None:
-    if scheme not in SCHEMES and scheme not in scheme_names():
+    if scheme not in SCHEMES and scheme != NO_ATTENTION and scheme not in scheme_names():
         raise ValueError(f"unknown position scheme {scheme!r:.80}; known are {', '.join((*scheme_names(), *_PERIODS))}")
 
 
 def _whole(schemes: tuple[str, ...], layout: str) -> None:
-    if "learned" in schemes and set(schemes) != {"learned"}:
+    if "learned" in schemes and not set(schemes) <= {"learned", NO_ATTENTION}:
         raise ValueError(
             f"layout {layout!r}: learned absolute positions enter at the model's input, so they are for all layers or none"
         )
