@@ -406,7 +406,7 @@ def test_figures_on_tiny_models_end_to_end(checkpoints, tmp_path):
     names = {"logit_by_distance", "turns_repo"} | {
         f"{name}_rope" for name in ("components", "vaf", "vaf_over_training", "beyond_training_length", "norms", "pair")
     }
-    of_page = {"README.md", "verdicts.csv", "figures.csv", "numbers.csv.gz", "provenance.json"}
+    of_page = {"README.md", "verdicts.csv", "page.json", "numbers.csv.gz"}
     assert {file.name for file in out.iterdir()} == of_page | {f"{name}.{kind}" for name in names for kind in ("png", "nc")}
     with (out / "verdicts.csv").open() as stream_of_rows:
         rows = list(csv.DictReader(stream_of_rows))

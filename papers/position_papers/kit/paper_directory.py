@@ -2,9 +2,9 @@
 
     NAME.png                a figure; NAME.svg, .pdf and .nc (its whole dataset) where `formats` lists them
     numbers.csv.gz          the numbers behind all figures, one per row; pandas.read_csv opens it
-    figures.csv             name and caption of every figure, in order, and its variables that are too large for numbers.csv.gz
     verdicts.csv            every verdict, every column, with how the checkpoint differs in scale and the command that gives the row
-    provenance.json         what it was made from: the same again gives the same bytes
+    page.json               provenance: what the page was made from, and the same again gives the same bytes; figures: name and caption of
+                            each, in order, and its variables that are too large for numbers.csv.gz
     README.md               the table of verdicts, the figures with captions, the command, by the template `pages/paper.md.jinja`
 
 The directory is written whole or not at all: it is made beside its place and moved there. Knows nothing about any paper.
@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -31,7 +32,7 @@ from repo_interp.files import replaced
 from repo_interp.plots.style import save_figure
 from repo_interp.run import write_netcdf
 
-VERDICTS, FIGURES, NUMBERS, PROVENANCE = "verdicts.csv", "figures.csv", "numbers.csv.gz", "provenance.json"
+VERDICTS, NUMBERS, PAGE = "verdicts.csv", "numbers.csv.gz", "page.json"
 FORMATS = ("png", "svg", "pdf", "nc")
 """The formats of a figure."""
 LARGEST = 2_000
@@ -43,11 +44,15 @@ REPLICATES = ("prompt", "repeat", "draw", "point", "round")
 
 def is_made_from(directory: Path, provenance: Mapping[str, str]) -> bool:
     """Whether `directory` holds figures made from just this."""
-    file = directory / PROVENANCE
     try:
-        return json.loads(file.read_text(encoding="utf-8")) == dict(provenance)
-    except (OSError, ValueError):
+        return read_page(directory)["provenance"] == dict(provenance)
+    except (OSError, ValueError, KeyError, TypeError):
         return False
+
+
+def read_page(directory: Path) -> dict[str, Any]:
+    """The page.json of `directory`."""
+    return json.loads((directory / PAGE).read_text(encoding="utf-8"))
 
 
 def require_free(directory: Path) -> None:
@@ -92,9 +97,6 @@ def write_paper(
         scales = [scale_beside(own.claim.scale or experiment.scale, own.checkpoint, paths) for experiment, own in told]
         verdicts = verdict_table((own for _, own in told), scales, command)
         verdicts.to_csv(unfinished / VERDICTS, index=False, lineterminator="\n")
-        pd.DataFrame(figures, columns=["figure", "caption", "left_out"]).to_csv(
-            unfinished / FIGURES, index=False, lineterminator="\n"
-        )
         write_numbers(pd.concat(tables), unfinished / NUMBERS)
         rows = records(verdicts)
         page = rendered(
@@ -108,7 +110,8 @@ def write_paper(
             figures=figures,
             provenance=provenance,
         )
-        texts = {PROVENANCE: json.dumps(dict(provenance), indent=1) + "\n", "README.md": page}
+        facts = {"provenance": dict(provenance), "figures": figures}
+        texts = {PAGE: json.dumps(facts, indent=1, ensure_ascii=False) + "\n", "README.md": page}
         for name, text in texts.items():
             (unfinished / name).write_text(text, encoding="utf-8", newline="\n")
     return sorted(directory.iterdir())
