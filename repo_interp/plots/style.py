@@ -217,13 +217,13 @@ def with_palette(png: bytes) -> bytes:
     """
     with Image.open(io.BytesIO(png)) as picture:
         pixels, dots_per_inch = picture.convert("RGBA"), picture.info.get("dpi")
-    if pixels.getextrema()[3] != (255, 255):
+    if pixels.getchannel("A").getextrema() != (255, 255):
         return png
     found = sorted(cast(Any, pixels.getcolors(pixels.width * pixels.height)), key=lambda one: (-one[0], one[1]))
     count, colours = np.array([number for number, _ in found]), np.array([colour[:3] for _, colour in found])
     chosen, nearest = _palette(colours, count)
     entry = np.zeros(1 << 24, np.uint8)  # by red + 256 green + 65536 blue, as the bytes of a pixel read as one number
-    entry[colours @ (1, 1 << 8, 1 << 16)] = nearest
+    entry[colours @ np.array([1, 1 << 8, 1 << 16])] = nearest
     smaller = Image.fromarray(entry[np.asarray(pixels).view("<u4")[..., 0] & 0xFFFFFF])
     smaller.putpalette(colours[chosen].astype(np.uint8).tobytes())
     content = io.BytesIO()
