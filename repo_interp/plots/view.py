@@ -7,7 +7,7 @@ another package gives its own: "module:object", under the name of the group.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources.abc import Traversable
 from typing import Any
@@ -47,36 +47,17 @@ class Interactive:
     """Files of JavaScript that run before `script`."""
 
 
-def _no_figures(run: xr.DataTree) -> Iterator[tuple[str, Figure]]:
-    yield from ()
-
-
-def _no_tables(run: xr.DataTree) -> Sequence[Table]:
-    return ()
-
-
-def _no_head_maps(run: xr.DataTree) -> Sequence[HeadMap]:
-    return ()
-
-
-def _no_head_charts(run: xr.DataTree) -> Sequence[HeadChart]:
-    return ()
-
-
-def _describes_nothing(run: xr.DataTree) -> str:
-    return ""
-
-
-def _always(run: xr.DataTree) -> bool:
-    return True
+def _nothing(run: xr.DataTree) -> Iterator[Any]:
+    """What a view gives that has no figures, no tables, no maps or no charts."""
+    return iter(())
 
 
 @dataclass(frozen=True)
 class Beside:
     """What a view shows of a tree with an axis `run`, beside the variables in `View.compared`."""
 
-    figures: Figures = _no_figures
-    tables: Callable[[xr.DataTree], Sequence[Table]] = _no_tables
+    figures: Figures = _nothing
+    tables: Callable[[xr.DataTree], Iterable[Table]] = _nothing
 
 
 @dataclass(frozen=True)
@@ -87,16 +68,16 @@ class View:
     title: str
     lead: str | Callable[[xr.DataTree], str]
     """A sentence, or a function of the run that gives it: what is shown, and what it does not say."""
-    figures: Figures = _no_figures
-    tables: Callable[[xr.DataTree], Sequence[Table]] = _no_tables
+    figures: Figures = _nothing
+    tables: Callable[[xr.DataTree], Iterable[Table]] = _nothing
     """The same rows for the page, the terminal and the notebook."""
-    head_maps: Callable[[xr.DataTree], Sequence[HeadMap]] = _no_head_maps
+    head_maps: Callable[[xr.DataTree], Iterable[HeadMap]] = _nothing
     """Maps of heads for the page: a click opens the head in the explorer, where the run has positions."""
-    head_charts: Callable[[xr.DataTree], Sequence[HeadChart]] = _no_head_charts
+    head_charts: Callable[[xr.DataTree], Iterable[HeadChart]] = _nothing
     """Charts for the page that follow the head, prompt and token chosen in the explorer."""
-    informative: Callable[[xr.DataTree], bool] = _always
+    informative: Callable[[xr.DataTree], bool] = lambda run: True
     """Whether figures and tables say anything about this run; ranges and patterns of token indices do not, and the page folds them."""
-    describe: Callable[[xr.DataTree], str] = _describes_nothing
+    describe: Callable[[xr.DataTree], str] = lambda run: ""
     """What a run with this group is about, as the title of its page; "" where another group or the title of a section says it."""
     interactive: Interactive | None = None
     compared: tuple[str, ...] | None = None

@@ -25,7 +25,7 @@ from matplotlib.colors import LogNorm, TwoSlopeNorm
 from matplotlib.lines import Line2D
 
 from repo_interp.plots.marks.arrays import nanmean, over_prompts
-from repo_interp.plots.marks.drawing import legend_below, name_ticks, plain_decades, scheme_swatches
+from repo_interp.plots.marks.drawing import colour_bar, legend_below, name_ticks, plain_decades, scheme_swatches
 from repo_interp.plots.marks.heads import MISSING, reach, scale
 from repo_interp.plots.marks.reading import ordered_spans, schemes, unit_label
 from repo_interp.plots.marks.runs import BESIDE, Runs, runs_with_values, spread
@@ -287,12 +287,10 @@ def _map(ax: Axes, data: np.ndarray, gid: str, title: str, look: Mapping[str, An
 
 def _bar(figure: PaperFigure, image: Any, axes: Sequence[Axes], label: str, data: np.ndarray) -> None:
     beyond = bool(np.nanmax(np.abs(data)) > image.norm.vmax * (1 + 1e-9))
-    bar = figure.colorbar(image, ax=list(axes), pad=0.02, fraction=0.04, aspect=18, extend="both" if beyond else "neither")
-    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+    look = {"pad": 0.02, "fraction": 0.04, "aspect": 18, "extend": "both" if beyond else "neither"}
+    bar = colour_bar(figure, image, list(axes), label, **look)
     if isinstance(image.norm, LogNorm):
         plain_decades(bar.ax.yaxis)
-    if label:
-        bar.set_label(label)
 
 
 def _quartiles(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

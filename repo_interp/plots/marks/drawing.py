@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.figure import Figure
+from matplotlib.cm import ScalarMappable
+from matplotlib.colorbar import Colorbar
+from matplotlib.figure import Figure, FigureBase
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FuncFormatter, NullFormatter
@@ -83,6 +85,15 @@ def legend_below(figure: Figure, handles: Sequence[Patch | Line2D], length: floa
         rows = int(np.ceil(needed / figure.get_figwidth()))
         columns = -(-len(handles) // rows)
         figure.legend(handles=list(handles), loc="outside lower center", ncols=columns, borderpad=0.1, handlelength=length)
+
+
+def colour_bar(
+    figure: FigureBase, image: ScalarMappable, axes: Axes | Sequence[Axes], label: str = "", **options: Any
+) -> Colorbar:
+    """A colour bar of `image` beside `axes` without a frame; `options` go to matplotlib's `colorbar`."""
+    bar = figure.colorbar(image, ax=axes, label=label, **options)
+    cast(Any, bar.outline).set_visible(False)
+    return bar
 
 
 def scheme_swatches(ax: Axes, schemes: Mapping[int, str], axis: Literal["x", "y"]) -> None:

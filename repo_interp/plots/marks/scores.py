@@ -33,7 +33,7 @@ from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 from matplotlib.transforms import offset_copy
 
-from repo_interp.plots.marks.drawing import legend_below, write_cells
+from repo_interp.plots.marks.drawing import colour_bar, legend_below, write_cells
 from repo_interp.plots.marks.reading import unit_label
 from repo_interp.plots.style import (
     COLUMN_WIDTH,
@@ -204,9 +204,8 @@ def score_maps(maps: xr.DataArray, training_length: int, counts: xr.DataArray | 
             ax.set_yticks(range(depths)[::2], [f"{depth:g}" for depth in maps["depth"].values[::2]])
             ax.set_ylabel(str(maps["method"].values[row]))
     assert image is not None
-    bar: Any = figure.colorbar(image, ax=list(axes.flat), pad=0.01, fraction=0.03, aspect=22)
-    bar.outline.set_visible(False)
-    bar.set_label(unit_label(str(maps.attrs.get("long_name", "score")), maps))
+    label = unit_label(str(maps.attrs.get("long_name", "score")), maps)
+    colour_bar(figure, image, list(axes.flat), label, pad=0.01, fraction=0.03, aspect=22)
     figure.supxlabel("context length (tokens)", fontsize=7)
     figure.supylabel("depth of the needle (% of the context before it)", fontsize=7)
     return figure

@@ -23,7 +23,7 @@ from matplotlib.patches import Patch
 from scipy.cluster.hierarchy import dendrogram, linkage
 from scipy.spatial.distance import squareform
 
-from repo_interp.plots.marks.drawing import legend_below, name_ticks, scheme_swatches
+from repo_interp.plots.marks.drawing import colour_bar, legend_below, name_ticks, scheme_swatches
 from repo_interp.plots.marks.heads import MISSING, HeadMap
 from repo_interp.plots.marks.reading import group, schemes, unit_label
 from repo_interp.plots.marks.runs import BESIDE, has_runs, runs_of, spread
@@ -176,9 +176,8 @@ def atlas_overview(run: xr.DataTree) -> PaperFigure | None:
         _name_stretches(ax, [names[place] for place in order])
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
-    bar = figure.colorbar(image, ax=ax, location="top", pad=0.01, fraction=0.03, aspect=50, extend="both")
-    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
-    bar.set_label("deviations from the mean over heads")
+    look = {"location": "top", "pad": 0.01, "fraction": 0.03, "aspect": 50, "extend": "both"}
+    colour_bar(figure, image, ax, "deviations from the mean over heads", **look)
     return figure
 
 

@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from repo_interp.plots.marks.arrays import over_prompts, ranked_heads
+from repo_interp.plots.marks.arrays import focused_range, global_range, over_prompts, ranked_heads
 from repo_interp.plots.marks.drawing import contiguous
-from repo_interp.plots.marks.outliers import focused_range, global_range
 from repo_interp.plots.marks.reading import (
     PromptTokens,
     group,

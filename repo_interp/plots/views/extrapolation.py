@@ -17,7 +17,7 @@ from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator
 
-from repo_interp.plots.marks.drawing import legend_below, name_ticks, plain_decades, scheme_swatches
+from repo_interp.plots.marks.drawing import colour_bar, legend_below, name_ticks, plain_decades, scheme_swatches
 from repo_interp.plots.marks.reading import group, schemes, unit_label
 from repo_interp.plots.marks.table import Table, cells
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
@@ -112,9 +112,7 @@ def output_traces(run: xr.DataTree) -> PaperFigure:
         ax.set_visible(False)
     figure.supxlabel(f"first component ({shares[0]:.0f} % of variance)", fontsize=7)
     figure.supylabel(f"second component ({shares[1]:.0f} %)", fontsize=7)
-    bar = figure.colorbar(ScalarMappable(steps, shades), ax=list(axes.flat), pad=0.01, fraction=0.02)
-    bar.set_label("window starts at token")
-    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+    colour_bar(figure, ScalarMappable(steps, shades), list(axes.flat), "window starts at token", pad=0.01, fraction=0.02)
     layer, window = dataset.attrs["layer"], dataset.attrs["window"]
     figure.suptitle(
         f"Layer {layer}, windows of {window} keys; dots: outputs at the training length", x=0.01, ha="left", fontsize=7.5

@@ -20,7 +20,7 @@ from matplotlib.patches import Patch
 
 from repo_interp.errors import InputError
 from repo_interp.plots.marks.arrays import over_prompts, ranked_heads
-from repo_interp.plots.marks.drawing import counted, legend_below, name_tokens, scheme_handles, thin
+from repo_interp.plots.marks.drawing import colour_bar, counted, legend_below, name_tokens, scheme_handles, thin
 from repo_interp.plots.marks.heads import HeadMap, control_handle, draw_with_control
 from repo_interp.plots.marks.reading import described_prompts, group, pick, prompt_tokens, schemes
 from repo_interp.plots.marks.table import Cell, Table, cells
@@ -62,9 +62,7 @@ def position_attention(run: xr.DataTree, layer: int, head: int, prompt: int = 0)
     figure = paper_figure(COLUMN_WIDTH, COLUMN_WIDTH * 0.94)
     ax = figure.subplots()
     shown = draw_map(ax, values.values[: _count(separators), : _count(separators)], np.flatnonzero(separators == 1))
-    bar = figure.colorbar(shown, ax=ax, pad=0.02, fraction=0.05)
-    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
-    bar.set_label("attention from position alone (row maximum 1)")
+    colour_bar(figure, shown, ax, "attention from position alone (row maximum 1)", pad=0.02, fraction=0.05)
     ax.set_title(f"Layer {layer}, head {head} ({scheme_name(schemes(dataset)[layer])}), prompt {prompt}")
     if (separators == 1).any():
         marks = Line2D([], [], linestyle="none", marker="+", color="black", markersize=4, label="separator")

@@ -16,7 +16,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
 
-from repo_interp.plots.marks.arrays import over_prompts, ranked_heads
+from repo_interp.plots.marks.arrays import FEWEST, fences, global_range, over_prompts, ranked_heads
 from repo_interp.plots.marks.beside import name_columns
 from repo_interp.plots.marks.drawing import (
     contiguous,
@@ -33,7 +33,6 @@ from repo_interp.plots.marks.drawing import (
     token_label,
 )
 from repo_interp.plots.marks.heads import HeadMap
-from repo_interp.plots.marks.outliers import FEWEST, fences, global_range
 from repo_interp.plots.marks.reading import (
     LEARNED_SCHEMES,
     PromptTokens,

@@ -21,7 +21,7 @@ from matplotlib.patches import Rectangle
 
 from repo_interp.errors import InputError
 from repo_interp.plots.marks.arrays import over_prompts, ranked_heads
-from repo_interp.plots.marks.drawing import contiguous, counted, legend_below, number, token_label
+from repo_interp.plots.marks.drawing import colour_bar, contiguous, counted, legend_below, number, token_label
 from repo_interp.plots.marks.head_charts import HeadCurves
 from repo_interp.plots.marks.heads import HeadMap, head_grid_figure
 from repo_interp.plots.marks.reading import PromptTokens, group, pick, prompt_tokens, schemes
@@ -70,10 +70,9 @@ def saliency_text(run: xr.DataTree, layer: int, head: int, prompt: int = 0, valu
     ax.set_title(
         f"{VALUES[value]} of {named}; log p of the answer {number(float(dataset['log_probability'].sel(prompt=prompt)))}"
     )
-    bar = figure.colorbar(ScalarMappable(norm, COLOURS), ax=ax, pad=0.01, fraction=0.012, aspect=max(6, 2.2 * len(lines)))
-    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+    aspect, units = max(6, 2.2 * len(lines)), str(dataset[value].attrs["units"])
+    bar = colour_bar(figure, ScalarMappable(norm, COLOURS), ax, units, pad=0.01, fraction=0.012, aspect=aspect)
     bar.set_ticks([-reach, 0, reach], labels=[number(-reach), "0", number(reach)])
-    bar.set_label(str(dataset[value].attrs["units"]))
     legend_below(
         figure, [Line2D([], [], color="black", linewidth=1.2, label="underlined: the answer, whose log-probability is taken")]
     )

@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 
 from repo_interp.errors import InputError
 from repo_interp.plots.marks.arrays import nanmean, over_prompts, ranked_heads
-from repo_interp.plots.marks.drawing import counted, envelope, legend_below, number, scheme_handles
+from repo_interp.plots.marks.drawing import colour_bar, counted, envelope, legend_below, number, scheme_handles
 from repo_interp.plots.marks.head_charts import HeadChart, HeadCurves, HeadImage, HeadNumber
 from repo_interp.plots.marks.heads import HeadMap, head_grid, layer_table
 from repo_interp.plots.marks.reading import first_prompt, group, has_groups, pick, schemes
@@ -102,7 +102,7 @@ def three_axis_fit(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
     limits = map_limits(shown.values)
     draw_map(left.subplots(), shown.values, tokens, limits, "Logits", "key", "query")
     image = draw_map(right.subplots(), rebuilt, tokens, limits, f"Sum of the axes, r = {r_of(fit, layer, head)}", "key", "query")
-    right.colorbar(image, ax=right.axes, pad=0.02, fraction=0.05, label="logits").outline.set_visible(False)  # pyright: ignore
+    colour_bar(right, image, right.axes, "logits", pad=0.02, fraction=0.05)
     colour = scheme_colour(schemes(fit)[layer])
     for ax, (name, values) in zip(np.ravel(np.asarray(middle.subplots(3, 1))), axes.items(), strict=True):
         draw_axis(ax, values, colour, name)

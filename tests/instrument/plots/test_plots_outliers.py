@@ -7,7 +7,7 @@ import pytest
 from numpy.testing import assert_allclose
 from run_fixture import OFFICIAL
 
-from repo_interp.plots.marks.outliers import focused_range, global_range
+from repo_interp.plots.marks.arrays import focused_range, global_range
 
 DEMO = json.loads((OFFICIAL / "repo_mha" / "demo_expected.json").read_text())
 

@@ -14,8 +14,8 @@ from run_fixture import AWKWARD, large_run, small_run
 from repo_interp.errors import InputError
 from repo_interp.plots import report_page
 from repo_interp.plots.catalogue import figures_of
+from repo_interp.plots.marks.arrays import focused_range
 from repo_interp.plots.marks.heads import MISSING, HeadMap
-from repo_interp.plots.marks.outliers import focused_range
 from repo_interp.plots.pages.frame import json_script
 from repo_interp.plots.view import PageOptions
 from repo_interp.plots.views.attention_mass import mass_table

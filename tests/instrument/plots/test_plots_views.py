@@ -15,7 +15,7 @@ from repo_interp.entry_points import MEASURES, OWN, VIEWS
 from repo_interp.errors import InputError
 from repo_interp.plots import paper_figure, report_page, style, tables, write_figures
 from repo_interp.plots.catalogue import figures_of, view_of, views_of
-from repo_interp.plots.pages.frame import MOST_SVG, picture_html
+from repo_interp.plots.pages.frame import MOST_SVG
 from repo_interp.plots.pages.report import write_report
 from repo_interp.plots.style import rendered
 
