@@ -36,7 +36,9 @@ def texts(figure: Figure) -> list[str]:
 
 @contextmanager
 def without_pictures() -> Iterator[None]:
-    """A context in which pages draw their figures and do not render them: their files and pictures are empty."""
+    """A context in which pages draw their figures and do not render them: each file and picture is an empty SVG."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "rendered", lambda figure, formats: dict.fromkeys(formats, b""))
+        patch.setattr(
+            report, "rendered", lambda figure, formats: dict.fromkeys(formats, b'<svg xmlns="http://www.w3.org/2000/svg"/>')
+        )
         yield

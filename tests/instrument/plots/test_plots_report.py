@@ -16,6 +16,7 @@ from repo_interp.errors import InputError
 from repo_interp.plots import report_page
 from repo_interp.plots.catalogue import figures_of
 from repo_interp.plots.marks.arrays import focused_range
+from repo_interp.plots.marks.head_charts import NOTHING, HeadImage
 from repo_interp.plots.marks.heads import MISSING, HeadMap
 from repo_interp.plots.pages.frame import json_script
 from repo_interp.plots.view import PageOptions
@@ -187,3 +188,15 @@ def test_layers_without_positions_are_embedded_as_such(small):
     data, _ = embed(xr.DataTree.from_dict({"/positions": positions}), PageOptions())
     block = data["prompts"][0]["layers"][0]
     assert np.isnan(unpack_layer(block)).all() and block["global"] == [None] and block["focused"] == [None]
+
+
+def test_images_of_heads_are_coarsened_until_they_fit():
+    logits = np.where(np.tri(2001, dtype=bool), np.arange(2001.0), np.nan)
+    values = xr.DataArray(logits[None, None], dims=("layer", "head", "row", "column"), coords={"layer": [0], "head": [0]})
+    image = HeadImage("logits", "key", "query", values, 1, 2001, 0).data()
+    assert (image["rows"], image["columns"], image["size"]) == (1001, 1001, 2)
+    levels = np.frombuffer(base64.b64decode(image["values"]), dtype="<u2").reshape(1001, 1001)
+    decoded = np.where(levels == NOTHING, np.nan, image["low"][0][0] + image["spread"][0][0] * levels / (NOTHING - 1))
+    assert np.isnan(decoded[0, 1:]).all() and decoded[0, 0] == pytest.approx(1 / 3, abs=0.02)  # the mean of its three pairs
+    assert decoded[500, :500] == pytest.approx(np.arange(500) * 2 + 0.5, abs=0.05)
+    assert decoded[-1, -1] == pytest.approx(2000, abs=0.05)
