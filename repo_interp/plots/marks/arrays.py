@@ -38,7 +38,7 @@ def nanmean(values: np.ndarray, axis: int | tuple[int, ...] | None = None) -> np
 def over_prompts(values: xr.DataArray) -> xr.DataArray:
     """`values` as the mean over their prompts; NaN where no prompt has a value. As they are where they have no prompts.
 
-    A mean of several prompts says so in its attribute `MEAN`, so that no reader takes it for a value of the prompt that stands beside it.
+    The attribute `MEAN` of a mean of several prompts tells how many, so that no reader takes it for a value of one prompt.
     """
     if "prompt" not in values.dims:
         return values

@@ -3,7 +3,7 @@
     map    a cell per layer and head; values of both signs diverge from 0
     dot    mean over prompts of the head's score        grey bar   the same of the control
 
-Heads stand from left to right within their layer. Knows nothing about what the values are.
+Heads go from left to right within their layer. Knows nothing about what the values are.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CONTROL = "#8A8A8A"
 WRITTEN = (16, 8)
 """Most layers and heads of a map whose values are written in its cells."""
 SHADES = 9
-"""Colours that stand for the scale in the page."""
+"""Colours of the scale in the page."""
 MISSING = "#D9D9D9"
 """Colour of a head without a value."""
 FEW, CLIPPED = 1024, 99.5
@@ -108,7 +108,7 @@ def head_grid_figure(values: xr.DataArray) -> PaperFigure:
 
 
 def draw_with_control(ax: Axes, scores: xr.DataArray, control: xr.DataArray) -> Axes:
-    """Draw `scores` and `control` [layer, head], shares of 1, on `ax`; layers without scores are left empty and say so."""
+    """Draw `scores` and `control` [layer, head], shares of 1, on `ax`; layers without scores are marked "none"."""
     named = schemes(scores)
     values, below = scores.transpose("layer", "head").values, control.transpose("layer", "head").values
     heads = values.shape[1]

@@ -72,7 +72,7 @@ def _plotly() -> str:
 
 
 def json_script(data: Any) -> str:
-    """`data` as JSON that may stand inside a script element whatever texts it holds. Raises ValueError for NaN."""
+    """`data` as JSON that is safe inside a script element, whatever texts it holds. Raises ValueError for NaN."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -85,5 +85,5 @@ def packaged(name: str) -> str:
 
 
 def _inline(script: str) -> str:
-    """A script that may stand inside a script element."""
+    """`script` without what would end its script element."""
     return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")

@@ -20,7 +20,7 @@ from repo_interp.plots.pages.frame import page_scripts, template
 from repo_interp.plots.view import Interactive, PageOptions
 
 SIDES = 2
-"""Runs that stand side by side."""
+"""Runs that are shown side by side."""
 BUDGET = 8_000_000
 """Bytes of positions of one side."""
 

@@ -2,7 +2,7 @@
 
     section = figures and tables of a group's view in plain HTML + its map of heads and its interactive part, brought to life by scripts
 
-A section for every view that shows something of the run (`catalogue`); other groups are named. Everything stands in one file: the files of
+A section for every view that shows something of the run (`catalogue`); other groups are named. Everything is in one file: the files of
 `page/`, those of the views, arrays as base64 float32, and plotly.js from the plotly package where an interactive part may use it. Knows
 how a page is put together; knows nothing about what a section shows.
 """
@@ -31,7 +31,7 @@ from repo_interp.plots.style import FORMATS, rendered, write_pictures
 from repo_interp.plots.view import Interactive, PageOptions, View
 
 BUDGET = 16.0
-"""Megabytes of positions that are embedded unless more are asked for."""
+"""Megabytes of positions that are embedded by default."""
 _EMBEDDED = ("png", "svg")
 """What a figure is rendered as for the page: its SVG, or where that is large its PNG."""
 
@@ -52,7 +52,7 @@ def report_page(
 ) -> Path:
     """Write the page of `run`, one run or several, to `path` and return the path. The same run gives the same bytes.
 
-    `prompts`: numbers of the prompts to embed, in order; as many as fit into `megabytes` are, and the page says which are left
+    `prompts`: numbers of the prompts to embed, in order; as many as fit into `megabytes` are, and the page names those left
     out. A group without a section is named. Raises InputError when the run has no group, or not one of
     `prompts`.
     """
@@ -72,8 +72,8 @@ def write_report(
 ) -> list[str]:
     """Write the page of `run`, one run or several, to `path`, and every figure in `formats` into `directory`; return one line per failure.
 
-    `drawn` is called with the name of each figure, which is drawn once. What one view cannot draw or say costs its figures or its section
-    alone. Raises OSError where a file cannot be written.
+    `drawn` is called with the name of each figure, which is drawn once. A view that fails loses only its own
+    figures or section. Raises OSError where a file cannot be written.
     """
     directory.mkdir(parents=True, exist_ok=True)
     failures: list[str] = []
@@ -116,7 +116,7 @@ def _page(run: xr.DataTree, options: PageOptions, pictures: Sequence[tuple[str, 
 
 
 def _title(run: xr.DataTree, sections: Sequence[Section]) -> str:
-    """What the page is about: the runs that are compared, what the first view says that says something, or the first section."""
+    """What the page is about: the runs that are compared, else the description by the first view that has one, else the first section."""
     if has_runs(run):
         runs = runs_of(run)
         return f"Compared: {', '.join(runs.title(name) for name in runs.names)}"
@@ -160,7 +160,7 @@ def _scripts(sections: Sequence[Section]) -> list[str]:
 
 
 def _facts(run: xr.DataTree, sections: Sequence[Section]) -> list[tuple[str, str]]:
-    """What stands below the title: a label and a text each."""
+    """The facts below the title: a label and a text each."""
     facts = {"layout": "layout", "training_length": "trained on (tokens)", "dtype": "dtype", "prompts": "prompts"}
     given = [(label, run.attrs[name]) for name, label in facts.items() if name in run.attrs]
     given = [(label, _stretches(value) if label == "layout" else value) for label, value in given]

@@ -1,4 +1,4 @@
-"""What single rotary components stand for: shares of the logits' variance, norms, a pair of tokens, turns (HoPE fig. 3b, 7).
+"""What single rotary components do: shares of the logits' variance, norms, a pair of tokens, turns (HoPE fig. 3b, 7).
 
     VAF = 100 (1 - var(y - C_r) / var(y))      per cent, by component r; r = 0 turns fastest
 
@@ -24,7 +24,7 @@ from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, sty
 from repo_interp.plots.views.component_curves import BAND_COLOURS, BAND_NAMES, band_of
 
 MOST_NAMED = 16
-"""Layers whose rows have their number beside them."""
+"""Layers whose rows are numbered."""
 COMPONENT = "component r (0 turns fastest)"
 VAF = "VAF (%)"
 _STEPS = "viridis"

@@ -102,7 +102,7 @@ VIEW = View(
     "fake_distance",
     "Position and semantics: fake distance",
     "Correlation of the logits that the last query would give every key at every distance with a part for the distance and one for the "
-    "key, added up (Position Generalization, sec. 3.2). Without rotation it is 1, and says nothing.",
+    "key, added up (Position Generalization, sec. 3.2). Without rotation it is 1 by construction.",
     _figures,
     tables=correlation_tables("fake_distance", CORRELATIONS),
     head_maps=correlation_maps("fake_distance", CORRELATIONS),

@@ -75,7 +75,7 @@ def draw_grid(ax: Axes, cells: xr.DataArray, worse: np.ndarray, reach: float):
 
 
 def values_to_show(run: xr.DataTree) -> tuple[str, ...]:
-    """The values of perturbation that say different things: the task's score is left out where it is the log perplexity."""
+    """The values of perturbation that differ: the task's score is left out where it is the log perplexity."""
     dataset = group(run, "perturbation")
     same = np.allclose(dataset["task_score"], dataset["log_perplexity"], equal_nan=True)
     return VALUES[:-1] if same else VALUES
@@ -112,7 +112,7 @@ VIEW = View(
     "perturbation",
     "Tolerance to moved tokens and positions",
     "A share of the tokens, of the keys or of the positions is moved by up to a few tokens; how much worse the model then predicts "
-    "(Position Generalization, fig. 5, table 1). Reordered text is judged as it then stands.",
+    "(Position Generalization, fig. 5, table 1). Targets of reordered text are those of the new order.",
     _figures,
     tables=perturbation_tables,
     compared=("log_perplexity_rise", "task_score"),

@@ -69,7 +69,7 @@ PIXELS = 1800
 MOST_DOTS = 400
 """Tokens above which a line has no dots."""
 NAMED_OUTLIERS = 5
-"""Outliers that are named beside their point."""
+"""Outliers that are named at their point."""
 
 
 @style()
@@ -146,7 +146,7 @@ def _by_worth(values: np.ndarray, tokens: PromptTokens) -> Iterator[int]:
 
 
 def _name_outliers(ax: Axes, values: np.ndarray, tokens: PromptTokens) -> None:
-    """The text of the farthest tokens outside the fences beside their points, where they do not collide."""
+    """The text of the farthest tokens outside the fences at their points, where they do not collide."""
     finite = values[np.isfinite(values)]
     if tokens.texts is None or finite.size < FEWEST:
         return
@@ -324,7 +324,7 @@ def _lead(run: xr.DataTree) -> str:
     )
     return (
         f"{drawn} index in the prompt against the position that the head gives to it, in positions. The range of a head, its largest "
-        "minus its smallest position, stands beside the context length (RePo, fig. 2)."
+        "minus its smallest position, is compared with the context length (RePo, fig. 2)."
     )
 
 

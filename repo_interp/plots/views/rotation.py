@@ -46,7 +46,7 @@ CHOICES = (
     "Coloured: slow dominating by the means over all prompts. r: logits and the closed form f + g, whose components are chosen in each "
     "prompt by its own means, so that r and colours need not go together."
 )
-"""How slow dominating components are chosen for the two things that stand side by side."""
+"""How slow dominating components are chosen for the colours and for r."""
 TITLE = (
     "Mean pairs, all heads on one scale. Coloured: slow dominating by the means over all prompts.\n"
     "r: logits and the closed form f + g, from the components that are slow dominating within a prompt"
@@ -122,7 +122,7 @@ def _reach(pairs: xr.Dataset, numbered: int) -> float:
 
 def draw_pairs(ax: Axes, pairs: xr.Dataset, colour: str, numbered: int, reach: float | None = None) -> Axes:
     """Draw the mean pairs of one head - variables [component] of the group `rotation` - on `ax`, from -reach to reach: so far that circles
-    are whole, where it is not given. Where it is, arrows too short to be told apart have no number.
+    are whole, where it is not given. Where it is, arrows that are too short have no number.
     """
     arrows, deviation = _arrows(pairs)
     short = 0.0 if reach is None else SHORT * reach

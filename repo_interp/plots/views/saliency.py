@@ -1,4 +1,4 @@
-"""Which positions an answer hangs on: the prompt's text, token by token in the colour of one head's derivatives, and every head's size.
+"""Which positions an answer depends on: the prompt's text, token by token in the colour of one head's derivatives, and every head's size.
 
     shaded text    d log p(answer) / d z of each token, or its integrated gradient; both signs diverge from white     underlined: the answer
 
@@ -58,7 +58,9 @@ def saliency_text(run: xr.DataTree, layer: int, head: int, prompt: int = 0, valu
     tokens = prompt_tokens(dataset, prompt)
     values = pick(dataset[value], prompt=prompt, layer=layer, head=head).values[: tokens.count].astype(float)
     if not np.isfinite(values).all():
-        raise InputError(f"layer {layer} has no {value} in prompt {prompt}: it rotates by no positions, or no path was asked for")
+        raise InputError(
+            f"layer {layer} has no {value} in prompt {prompt}: it rotates by no positions, or the run followed no path"
+        )
     answer = np.flatnonzero(dataset["answer"].sel(prompt=prompt).values[: tokens.count] == 1)
     lines = text_lines(tokens, shown_tokens(values, answer))
     figure = paper_figure(PAGE_WIDTH, 0.75 + LINE * len(lines))
@@ -187,7 +189,7 @@ def completeness_table(run: xr.DataTree) -> Table:
     columns = ("prompt", "log p", "at the baseline", "difference", "error")
     note = (
         f"Nats. Baseline: {dataset.attrs.get('baseline')} positions; {dataset.attrs.get('steps')} steps. Error: what the sum of all "
-        "integrated gradients misses of the difference; where it is not small beside it, more steps are needed."
+        "integrated gradients misses of the difference; where it is not small against the difference, more steps are needed."
     )
     return Table("completeness", "What all positions add to the answer", columns, tuple(rows), note)
 

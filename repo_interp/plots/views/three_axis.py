@@ -48,14 +48,14 @@ CORRELATIONS = {
     "r_shuffled": "r, distances shuffled",
     "r2_held_out": "R² on held-out rows",
 }
-"""Variables [prompt, layer, head] that say how well the fit holds, the main one first, and what they are called."""
+"""Variables [prompt, layer, head] that measure how well the fit holds, the main one first, and their labels."""
 
 
 @style()
 def fit_correlations(run: xr.DataTree) -> PaperFigure:
-    """r over layers and heads of each fit that the run has, the mean over prompts, from 0 (or -1) to 1; layers beside their schemes.
+    """r over layers and heads of each fit that the run has, the mean over prompts, from 0 (or -1) to 1; bars show the schemes of layers.
 
-    A head that fits exactly, since its logits are a sum of these axes by construction, is grey: r = 1 says nothing there. Raises
+    A head that fits exactly, since its logits are a sum of these axes by construction, is grey: r = 1 is no finding there. Raises
     InputError when the run has neither `three_axis` nor `fake_distance`.
     """
     present = [name for name in FITS if has_groups(run, [name])]
@@ -198,7 +198,7 @@ def heads_with_maps(run: xr.DataTree, fit: xr.Dataset) -> list[tuple[int, int]]:
 
 
 def correlations(dataset: xr.Dataset, names: Mapping[str, str]) -> dict[str, xr.DataArray]:
-    """Those variables of `names` that `dataset` has [layer, head], the mean over prompts, by what they are called."""
+    """Those variables of `names` that `dataset` has [layer, head], the mean over prompts, by their labels."""
     present = {label: over_prompts(dataset[name]) for name, label in names.items() if name in dataset}
     return {label: values.assign_attrs(long_name=label, units="1") for label, values in present.items()}
 

@@ -119,7 +119,7 @@ def test_a_run_without_text_has_no_scores_to_draw():
             draw(run)
     assert list(segments.figures_of_segments(run)) == []
     assert [name.split("_")[0] for name, _ in gates.figures_of_gates(run)] == ["gates"] * gates.HEADS
-    assert not segments.VIEW.head_maps(run) and not gates.VIEW.head_maps(run)
+    assert not list(segments.VIEW.head_maps(run)) and not list(gates.VIEW.head_maps(run))
     assert (
         segments.segment_table(run).rows == () and len(gates.gate_table(run).rows) == len(gates.own_segment_table(run).rows) == 0
     )
@@ -207,7 +207,7 @@ def test_maps_of_heads_carry_their_control(run):
     assert [one["title"].split()[-1] for one in of_segments] == ["paragraph", "line", "sentence"]
     for shown, name in ((share["values"], "separator_share"), (share["control"], "separator_share_shuffled")):
         assert_allclose(np.array(shown, dtype=float), group[name].mean("prompt"), rtol=1e-5)
-    assert len(segments.VIEW.head_maps(run)) == 2
+    assert len(list(segments.VIEW.head_maps(run))) == 2
 
 
 def test_figures_and_sections_follow_the_groups_there_are(run, no_pictures, tmp_path):
