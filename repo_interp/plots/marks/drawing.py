@@ -96,6 +96,21 @@ def colour_bar(
     return bar
 
 
+def note(ax: Axes, text: str, point: tuple[float, float], offset: tuple[float, float], size: float, **look: Any) -> None:
+    """Write `text` on `ax` at `offset` from `point`, in points of the paper, with letters of `size`; centred vertically."""
+    ax.annotate(text, point, xytext=offset, textcoords="offset points", fontsize=size, **{"va": "center", **look})
+
+
+def length_axis(ax: Axes, lengths: np.ndarray, training_length: float, label: str) -> None:
+    """Lengths that double along x, each named, with a dotted line at the training length."""
+    ax.axvline(training_length, color="#222222", linewidth=0.6, linestyle=(0, (1, 1.5)), gid="training length")
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(lengths, [f"{length:,.0f}" for length in lengths])
+    ax.minorticks_off()
+    ax.set_xlabel(label)
+    ax.grid(axis="y")
+
+
 def scheme_swatches(ax: Axes, schemes: Mapping[int, str], axis: Literal["x", "y"]) -> None:
     """A bar beside every layer of `axis` ("x" or "y"), whose unit steps are layers, in the colour of its scheme; none where that is ""."""
     along = ax.get_yaxis_transform() if axis == "y" else ax.get_xaxis_transform()

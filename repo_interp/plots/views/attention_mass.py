@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from repo_interp.plots.marks.arrays import nanmean, over_prompts, ranked
-from repo_interp.plots.marks.drawing import counted, legend_below, number, plain_decades, scheme_handles
+from repo_interp.plots.marks.drawing import counted, legend_below, note, number, plain_decades, scheme_handles
 from repo_interp.plots.marks.heads import HeadMap, head_grid_figure
 from repo_interp.plots.marks.reading import BACKGROUND, group, has_groups, ordered_spans, pick, schemes
 from repo_interp.plots.marks.table import Table, cells
@@ -95,15 +95,7 @@ def draw_mass(ax: Axes, per_token: np.ndarray, table: np.ndarray, named: Mapping
         prompts = nanmean(values, axis=(1, 2))
         ax.plot(prompts, np.full(prompts.shape, row), "|", color="#333333", alpha=0.6, markersize=6, gid=f"prompts {row}")
         ax.plot(table[row], row, "D", color="black", markersize=3.6, zorder=4, gid=f"mean {row}")
-        ax.annotate(
-            number(table[row]),
-            (table[row], row),
-            xytext=(0, 5),
-            textcoords="offset points",
-            ha="center",
-            va="bottom",
-            fontsize=6.2,
-        )
+        note(ax, number(table[row]), (table[row], row), (0, 5), 6.2, ha="center", va="bottom")
     ax.grid(axis="x")
     ax.tick_params(axis="y", length=0)
     return ax

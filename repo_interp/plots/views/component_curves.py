@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from repo_interp.errors import InputError
-from repo_interp.plots.marks.drawing import legend_below
+from repo_interp.plots.marks.drawing import legend_below, note
 from repo_interp.plots.marks.scores import layout_name
 from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, scheme_colour, style
 
@@ -205,16 +205,9 @@ def _name_activated(ax: Axes, swing: xr.DataArray, bands: np.ndarray) -> None:
         close = groups and ends[place] - ends[groups[-1][-1]] < NAME_HEIGHT * (high - low)
         groups[-1].append(place) if close else groups.append([place])
     for group in groups:
-        ax.annotate(
-            f"r = {', '.join(str(swing['component'].values[place]) for place in sorted(group))}",
-            (float(swing["distance"][-1]), float(np.mean([ends[place] for place in group]))),
-            xytext=(2, 0),
-            textcoords="offset points",
-            color=BAND_COLOURS["activated"],
-            fontsize=6,
-            va="center",
-            annotation_clip=False,
-        )
+        name = f"r = {', '.join(str(swing['component'].values[place]) for place in sorted(group))}"
+        end = float(swing["distance"][-1]), float(np.mean([ends[place] for place in group]))
+        note(ax, name, end, (2, 0), 6, color=BAND_COLOURS["activated"], annotation_clip=False)
 
 
 def _line(band: str) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from repo_interp.plots.marks.drawing import (
     envelope,
     legend_below,
     name_tokens,
+    note,
     number,
     part_ribbon,
     scheme_handles,
@@ -162,16 +163,8 @@ def _name_outliers(ax: Axes, values: np.ndarray, tokens: PromptTokens) -> None:
             named.append(token)
     for token in named[:NAMED_OUTLIERS]:
         right = token > 0.85 * tokens.count
-        ax.annotate(
-            token_label(tokens.text(token)),
-            (token, values[token]),
-            xytext=(-3 if right else 3, 0),
-            textcoords="offset points",
-            ha="right" if right else "left",
-            va="center",
-            fontsize=5.2,
-            color="#333333",
-        )
+        look = {"ha": "right" if right else "left", "color": "#333333"}
+        note(ax, token_label(tokens.text(token)), (token, values[token]), (-3 if right else 3, 0), 5.2, **look)
 
 
 @style()

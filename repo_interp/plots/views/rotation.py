@@ -21,7 +21,7 @@ from matplotlib.patches import Arc, Circle
 
 from repo_interp.errors import InputError
 from repo_interp.plots.marks.arrays import ranked
-from repo_interp.plots.marks.drawing import number
+from repo_interp.plots.marks.drawing import note, number
 from repo_interp.plots.marks.head_charts import HeadArrows, HeadChart, HeadNumber
 from repo_interp.plots.marks.reading import group, pick, schemes
 from repo_interp.plots.style import (
@@ -191,17 +191,8 @@ def _around(ax: Axes, tip: complex, deviation: float, rotation: float, colour: s
     arc.set(edgecolor=colour, linewidth=0.5 if whole else 0.9, linestyle=(0, (1, 2)) if whole else "-", gid=f"arc {component}")
     ax.add_patch(arc)
     outward = tip / radius if radius > 0 else 1.0
-    ax.annotate(
-        named,
-        (tip.real, tip.imag),
-        xytext=(5 * outward.real, 5 * outward.imag),
-        textcoords="offset points",
-        ha="center",
-        va="center",
-        fontsize=6,
-        color=colour if colour != OTHERS else "#444444",
-        gid=f"number {component}",
-    )
+    look = {"ha": "center", "color": colour if colour != OTHERS else "#444444", "gid": f"number {component}"}
+    note(ax, named, (tip.real, tip.imag), (5 * outward.real, 5 * outward.imag), 6, **look)
 
 
 def _correlation(dataset: xr.Dataset, layer: int, head: int) -> str:
